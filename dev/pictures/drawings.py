@@ -7,18 +7,18 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from specbench.reporting.charts import mark_of
+
 STYLE = """
   text { font: 14px system-ui, 'DejaVu Sans', sans-serif; fill: #1f2328 }
   .small { font-size: 12px; fill: #59636e } .mid { text-anchor: middle } .end { text-anchor: end }
   .ground { fill: #ffffff } .line { stroke: #8c959f; fill: none } .grid { stroke: #d1d9e0 }
   .done { fill: #d1d9e0 } .draft { fill: #ffffff; stroke: #0072b2; stroke-dasharray: 4 3 }
   .yes { fill: #cfe8f7; stroke: #0072b2 } .no { fill: #fbe3d2; stroke: #d55e00 } .new { fill: #d5f0e3; stroke: #009e73 }
-  .lossless { fill: #0072b2; stroke: #0072b2 } .lossy { fill: #d55e00; stroke: #d55e00 }
   @media (prefers-color-scheme: dark) {
     text { fill: #e6edf3 } .small { fill: #9198a1 } .ground { fill: #151b23 } .grid { stroke: #3d444d }
     .done { fill: #3d444d } .draft { fill: #151b23; stroke: #56b4e9 } .yes { fill: #12384f; stroke: #56b4e9 }
     .no { fill: #50290f; stroke: #f0883e } .new { fill: #0f3b2c; stroke: #2fbf8f }
-    .lossless { fill: #56b4e9; stroke: #56b4e9 } .lossy { fill: #f0883e; stroke: #f0883e }
   }
 """
 CELL, GAP, LEFT = 54, 8, 196
@@ -45,11 +45,14 @@ def speedups(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
         parts.append(_text(16, y, "lossless: AR's distribution" if name == "lossless" else "lossy", "small"))
         for row in sorted(members, key=lambda row: -row["speedup"]):
             y += height
+            mark = mark_of(row["decoder"])
             low, high = x(row["speedup_low"]), x(row["speedup_high"])
             parts += [
                 _text(start - 12, y + 5, row["label"].split(",")[0], "end"),
-                f'<path class="{name}" stroke-width="2" d="M{low:.1f} {y}H{high:.1f}"/>',
-                f'<circle class="{name}" cx="{x(row["speedup"]):.1f}" cy="{y}" r="5"/>',
+                f'<path stroke="{mark.colour}" stroke-width="2" d="M{low:.1f} {y}H{high:.1f}"/>',
+                f'<circle fill="{mark.colour}" cx="{x(row["speedup"]):.1f}" cy="{y}" r="5"/>'
+                if mark.symbol == "circle"
+                else f'<rect fill="{mark.colour}" x="{x(row["speedup"]) - 5:.1f}" y="{y - 5}" width="10" height="10"/>',
                 _text(high + 10, y + 5, f"{row['speedup']:.2f}"),
             ]
         y += 30

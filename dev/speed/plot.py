@@ -18,12 +18,16 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-PARTS = {
-    "target": ("target forward", "#9ecae1"),
-    "draft": ("draft", "#a1d99b"),
-    "verify": ("sample and verify", "#fdd0a2"),
-    "host": ("host", "#d9d9d9"),
-}
+from specbench.reporting.charts import PART_COLOURS, mark_of
+
+PARTS = dict(
+    zip(
+        ("target", "draft", "verify", "host"),
+        zip(("target forward", "draft", "sample and verify", "host"), PART_COLOURS[::-1], strict=True),
+        strict=True,
+    )
+)
+"""Labels and colours, those of the HTML page."""
 
 
 def read(folder: Path, name: str) -> dict | None:
@@ -68,8 +72,8 @@ def draw_windows(axes: Axes, rows: Sequence[dict]) -> None:
     windows = sorted(int(name.split()[1]) for name in contenders if name.startswith("forward "))
     steps = [sum(part_ms(contenders[f"sjd {window}"], part) for part in PARTS) for window in windows]
     forwards = [statistics.median(row["wall_ms"] for row in contenders[f"forward {window}"]) for window in windows]
-    axes.plot(windows, steps, "o-", color="#e6955c", label="whole step (SJD, mean over an image)")
-    axes.plot(windows, forwards, "o-", color="#6baed6", label="target forward (full window)")
+    axes.plot(windows, steps, "o-", color=mark_of("sjd").colour, label="whole step (SJD, mean over an image)")
+    axes.plot(windows, forwards, "o-", color=mark_of("ar").colour, label="target forward (full window)")
     axes.set_xscale("log", base=2)
     axes.set_xticks(windows, [str(window) for window in windows])
     axes.set_ylim(bottom=0)

@@ -54,6 +54,7 @@ _Protocol = Annotated[
 _CrossCheck = Annotated[
     bool, switch("--cross-check", "Look for the packages of score --cross-check, and say how to get them.")
 ]
+_All = Annotated[bool, switch("--all", "Print every check, also packages, models and peaks that are in order.")]
 _Samples = Annotated[int, option("--samples", "N", "Images per decoder.", min=1000)]
 _Seed = Annotated[int, option("--seed", "N", "Random seed of the models and of the decoding noise.", min=0)]
 _Compile = Annotated[bool, switch("--compile", "Also audit compiled steps (a minute or more per decoder).")]
@@ -93,6 +94,7 @@ def doctor(
     protocol: _Protocol = None,
     cross_check: _CrossCheck = False,
     python: Annotated[Path | None, python_option("Python that should have these packages.")] = None,
+    everything: _All = False,
     out: Out = "results",
     json: Json = False,
 ) -> None:
@@ -110,14 +112,30 @@ def doctor(
     rows = check_machine(model, Path(out), choice, metrics, measure)
     require_python(python)
     rows += readiness(python) if cross_check or python else []
-    print_json(rows) if json else _print_readiness(rows)
+    shown = rows if everything else _in_short(rows)
+    print_json(rows) if json else _print_readiness(shown)
     missing = dict.fromkeys(row["name"] for row in rows if row["status"] == MISSING)
     if missing:
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
     if not json:
         best = f"--model {model or 'janus'} --decoder ar,sjd,gsd --limit 4"
         gpu = best_device() != "cpu"
-        console.say(f"ready; type next: specbench {f'run {best}' if model or gpu else 'demo'}")
+        more = "" if everything else f" ({len(rows)} checks: doctor --all)"
+        console.say(f"ready{more}; type next: specbench {f'run {best}' if model or gpu else 'demo'}")
+
+
+def _in_short(rows: Sequence[Mapping]) -> list[Mapping]:
+    """The rows that tell this machine from others, and what is not in order; models that are not here are one row."""
+    names = ("python", "torch", "GPU", "limits", "results folder")
+    kinds = ("model ", "memory", "metric ", "plug-in ", "cross-check ")
+    shown = [row for row in rows if row["status"] != "ok" or row["name"] in names or row["name"].startswith(kinds)]
+    shown += [row for row in rows if row["name"].startswith("peak ") and "unknown" not in row["detail"]]
+    absent = [row for row in shown if row["name"].startswith("model ") and row["status"] == "warning"]
+    if len(absent) < 2:
+        return shown
+    detail = f"{len(absent)} not on this disk: {', '.join(row['name'].removeprefix('model ') for row in absent)}"
+    others = {"name": "other models", "status": "ok", "detail": detail, "fix": "specbench fetch NAME"}
+    return [row for row in shown if row not in absent] + [others]
 
 
 def _print_readiness(rows: Sequence[Mapping]) -> None:

@@ -234,8 +234,8 @@ def _decoder_help(option: Option) -> str:
             defaults.setdefault(own.default, []).append(name)
     shown = {value: _default(value) for value in defaults}
     rare = [f"{'/'.join(names)} {shown[value]}".strip() for value, names in defaults.items() if len(names) <= 4]
-    common = [f"default {shown[value]}" for value, names in defaults.items() if len(names) > 4 and shown[value]]
-    owners = ", ".join([*common, *rare]) or ("" if defaults else "used by no preset")
+    common = " or ".join(shown[value] for value, names in defaults.items() if len(names) > 4 and shown[value])
+    owners = ", ".join([*([f"default {common}"] if common else []), *rare]) or ("" if defaults else "used by no preset")
     return _sentence(option.help) + (f" [dim]({escape(owners)})[/dim]" if owners else "")
 
 

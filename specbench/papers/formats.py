@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from specbench.errors import unknown_name
 from specbench.papers.cells import Cell
-from specbench.papers.join import Line, PaperTable, definition
+from specbench.papers.join import Line, PaperTable, definition, plain_name
 from specbench.papers.table import Column
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
 from specbench.reporting.text_formats import LATEX_NEEDS, escape, inert, tex
@@ -62,15 +62,16 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
     """The joined table with the named columns, in that order.
 
     Args:
-        names: names of columns in the table's file, or their headings, in any case.
+        names: what reports of runs call the numbers ("steps"), the headings here, or the names in the table's file.
 
     Raises:
         SpecbenchError: no such column.
     """
-    known = {text.lower(): one for one in joined.table.columns for text in (one.header, one.name)}
+    usual = {plain_name(column): column for column in joined.table.columns}
+    known = {text.lower(): one for one in joined.table.columns for text in (one.header, one.name)} | usual
     for name in names:
         if name.strip().lower() not in known:
-            raise unknown_name("column", name, [column.name for column in joined.table.columns])
+            raise unknown_name("column", name, usual)
     columns = tuple(known[name.strip().lower()] for name in names)
     cells = ({column.name: line.cells[column.name] for column in columns} for line in joined.lines)
     return replace(

@@ -351,6 +351,13 @@ def definition(column: Column) -> str:
     return text if text.lower().startswith(f"{column.header.lower()}:") else f"{column.header}: {text}"
 
 
+def plain_name(column: Column) -> str:
+    """What reports of runs call a number, whatever a paper calls it: "steps", "speed-up", "clip"."""
+    if column.score or not column.measurable:
+        return column.name.removeprefix("score:")
+    return _meaning(column).partition(":")[0].lower()
+
+
 def _meaning(column: Column) -> str:
     if not column.measurable:
         return "as printed; specbench does not measure it."

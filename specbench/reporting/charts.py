@@ -27,8 +27,11 @@ _FIRST = ("sjd", "jacobi", "sjd-isp", "sjd++", "gsd", "scd-mc", "scd-gs", "predi
 """Decoders that are circles, then squares; the others follow in the order of the presets."""
 _SPAN_LABELS = dict(zip(STEP_SPANS, ("target forward", "draft", "verify + sample", "host gap"), strict=True))
 _PARTS = ("steps saved", "window cost", "overhead", "speed-up")
-_PART_COLOURS = ("#00694b", "#d27869", "#b469b4", "#0096ff")
-_DASH = "5,4"
+PART_COLOURS = ("#00694b", "#d27869", "#b469b4", "#0096ff")
+DASH = "5,4"
+"""Of what was not measured: a paper's lines, steps saved."""
+_DASHES = (None, "9,3", "3,2", "9,3,2,3", "1,2", "14,4")
+"""Lines of decoders by their shape: those that share a colour have different ones."""
 _ROOM = 0.1
 """Share of the only value of an axis that is shown on both sides of it."""
 MOST_NUMBERS = 100
@@ -91,7 +94,7 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Seq
         if curve.measured:
             layers += _bars(points)
         if not categories:
-            layers.append(_lines(points, None if curve.measured else _DASH))
+            layers.append(_lines(points, None if curve.measured else DASH))
         layers.append(_dots(points, curve.measured))
     x = {"label": x_label, "type": "point", "domain": categories} if categories else _number_axis(curves, x_label)
     marks = {name: _mark(place) for place, name in enumerate(named.values())}
@@ -220,7 +223,7 @@ def parts_chart(rows: Mapping[str, Mapping]) -> Chart:
             "x": {"label": "times as fast as AR", "type": "log", "grid": True, "ticks": 6, "tickFormat": "~g"},
             "y": {"label": None, "domain": list(_PARTS), "axis": None},
             "fy": {"label": None, "domain": list(rows)},
-            "color": {"domain": list(_PARTS), "range": _PART_COLOURS, "legend": True},
+            "color": {"domain": list(_PARTS), "range": PART_COLOURS, "legend": True},
         },
         [
             _one(),
@@ -285,7 +288,7 @@ def sweep_chart(option: str, curves: Mapping[str, Sequence[tuple[object, Estimat
             **_scales(marks),
         },
         [
-            *(*_bars(solid), _lines(dashed, _DASH), _lines(solid, None), _dots(dashed, False, r=3), _dots(solid)),
+            *(*_bars(solid), _lines(dashed, DASH), _lines(solid, None), _dots(dashed, False, r=3), _dots(solid)),
             _ends(solid),
         ],
     )  # fmt: skip
@@ -311,7 +314,7 @@ def offsets_chart(rates: Mapping[str, Sequence[float | None]], marks: Marks) -> 
             "y": {"label": "acceptance", "domain": [0, 1], "grid": True},
             **_scales(marks, rates),
         },
-        [_lines(points, None), _dots(points, r=2.5), _ends(points)],
+        [*_own_lines(points, marks), _dots(points, r=2.5), _ends(points)],
     )
 
 
@@ -329,7 +332,7 @@ def time_chart(step_ms: Mapping[str, Mapping[str, float]]) -> Chart:
         {
             "x": {"label": "milliseconds per step", "grid": True},
             "y": {"label": None, "domain": list(step_ms)},
-            "color": {"domain": list(_SPAN_LABELS.values()), "range": _PART_COLOURS[::-1], "legend": True},
+            "color": {"domain": list(_SPAN_LABELS.values()), "range": PART_COLOURS[::-1], "legend": True},
         },
         [_layer("barX", points, x="x", y="y", fill="span", order="span", title="told", tip=True)],
         rows=len(step_ms),
@@ -354,7 +357,7 @@ def logp_chart(shares: Mapping[str, np.ndarray], marks: Marks) -> Chart:
             "y": {"label": "% of free tokens", "type": "log", "grid": True, "ticks": 4, "tickFormat": "~g"},
             **_scales(marks, shares),
         },
-        [_lines(points, None), _dots(points, r=1.5), _ends(points)],
+        [*_own_lines(points, marks), _dots(points, r=1.5), _ends(points)],
     )
 
 
@@ -408,6 +411,14 @@ def _bars(points: Points) -> list[dict[str, object]]:
 
 def _lines(points: Points, dash: str | None) -> dict[str, object]:
     return _layer("line", points, x="x", y="y", stroke="run", strokeDasharray=dash, strokeWidth=1.6)
+
+
+def _own_lines(points: Points, marks: Marks) -> list[dict[str, object]]:
+    by_dash: dict[str | None, list[Mapping[str, object]]] = {}
+    for point in points:
+        dash = _DASHES[list(_SYMBOLS).index(marks[str(point["run"])].symbol)]
+        by_dash.setdefault(dash, []).append(point)
+    return [_lines(own, dash) for dash, own in by_dash.items()]
 
 
 def _dots(points: Points, filled: bool = True, r: float = 4.5) -> dict[str, object]:

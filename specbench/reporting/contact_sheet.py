@@ -1,4 +1,4 @@
-"""Contact sheet as PNG: one row per prompt, one column per run, same sample; NFE below each image."""
+"""Contact sheet as PNG: one row per prompt, one column per run, same sample; steps below each image."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 
 from specbench.errors import SpecbenchError
+from specbench.reporting.charts import mark_of
 from specbench.reporting.report_rows import label
 from specbench.store.run_store import RunStore, read_image
 from specbench.system.console import printable
@@ -35,15 +36,16 @@ def contact_sheet(folders: Sequence[Path], path: Path, limit: int = 8, sample: i
         SpecbenchError: no images, a damaged image, or a file that cannot be written.
     """
     columns = [_column(Path(folder), sample) for folder in folders]
-    prompts = list(dict.fromkeys(key for _, rows in columns for key in rows))[:limit]
+    prompts = list(dict.fromkeys(key for *_, rows in columns for key in rows))[:limit]
     if not prompts:
         raise SpecbenchError("these runs have no images to show", "decode some with `specbench run`")
-    head = LINE * max(len(lines) for lines, _ in columns) + _GAP
+    head = LINE * max(len(lines) for lines, _, _ in columns) + 2 * _GAP
     size = (TEXT_WIDTH + len(columns) * (TILE + _GAP) + _GAP, head + len(prompts) * (TILE + LINE + _GAP) + _GAP)
     sheet = Image.new("RGB", size, _PAPER)
     draw = ImageDraw.Draw(sheet)
-    for number, (lines, rows) in enumerate(columns):
+    for number, (lines, colour, rows) in enumerate(columns):
         left = TEXT_WIDTH + number * (TILE + _GAP)
+        draw.rectangle((left, head - _GAP, left + TILE - 1, head - _GAP // 2), fill=colour)
         _write(draw, (left, _GAP // 2), lines, _INK)
         for place, prompt in enumerate(prompts):
             _tile(sheet, draw, (left, head + place * (TILE + LINE + _GAP)), rows.get(prompt))
@@ -56,8 +58,8 @@ def contact_sheet(folders: Sequence[Path], path: Path, limit: int = 8, sample: i
     return Path(path)
 
 
-def _column(folder: Path, sample: int) -> tuple[list[str], dict[tuple[str, str], dict]]:
-    """Read the heading lines of a run, and its rows by (prompt id, prompt)."""
+def _column(folder: Path, sample: int) -> tuple[list[str], str, dict[tuple[str, str], dict]]:
+    """Read the heading lines of a run, the colour of its decoder, and its rows by (prompt id, prompt)."""
     store = RunStore(folder)
     info = store.info()
     window = dict(info.spec.decoder.options).get("window")
@@ -65,7 +67,7 @@ def _column(folder: Path, sample: int) -> tuple[list[str], dict[tuple[str, str],
     rows = store.samples(["prompt", "status", "nfe", "image", "image_sha256"])
     rows = rows[rows["sample"] == sample]
     found = {(row.prompt_id, row.prompt): {**row._asdict(), "folder": folder} for row in rows.itertuples(index=False)}
-    return textwrap.wrap(printable(heading), 17), found
+    return textwrap.wrap(printable(heading), 17), mark_of(info.spec.decoder.name).colour, found
 
 
 def _tile(sheet: Image.Image, draw: ImageDraw.ImageDraw, corner: tuple[int, int], row: dict | None) -> None:

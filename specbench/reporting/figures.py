@@ -13,7 +13,7 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import unknown_name
-from specbench.reporting.charts import Chart
+from specbench.reporting.charts import DASH, Chart
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,7 +132,7 @@ def _draw_layer(axes: Axes, layer: Mapping, looks: Mapping[str, Mapping], places
             axes.scatter(at("x"), at("y"), s=14, marker=look["marker"], facecolors=face, edgecolors=colour,
                          linewidths=0.9, label=name, zorder=3)  # fmt: skip
         elif mark == "line":
-            dash = ":" if options.get("strokeDasharray") else look["dash"]
+            dash = ":" if options.get("strokeDasharray") == DASH else look["dash"]
             axes.plot(at("x"), at("y"), color=colour, linestyle=dash, linewidth=1)
         elif mark == "ruleY":
             axes.hlines(at("y"), at("x1"), at("x2"), color=colour, linewidth=0.9)

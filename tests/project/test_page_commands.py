@@ -26,6 +26,7 @@ PAGES = [page for page in refresh_docs.pages() if blocks(page)]
 FIRST = "specbench run --decoder ar,sjd --window 16 --limit 8 --threads 1"
 """The first command of several pages, which is decoded once."""
 OTHER_PROGRAMS = ("echo ", "cat ", "cp ", "ls ", "mkdir ")
+SLOW_PAGES = [page for page in PAGES if any(block.mark == "run slow" for block in blocks(page))]
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -104,7 +105,7 @@ def test_what_a_page_runs_works_and_prints_what_it_shows(page, typist):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if any(b.mark == "run slow" for b in blocks(page))])
+@pytest.mark.parametrize("page", SLOW_PAGES, ids=lambda page: page.name)
 def test_what_takes_minutes_works_too(page, typist):
     for block in blocks(page):
         if block.mark.startswith("run"):
