@@ -212,12 +212,14 @@ def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:
 
 def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], as_json: bool) -> None:
     from specbench.runs.dry_run import distinct_outlooks, joint_obstacle
-    from specbench.runs.sweep import sweep_plans, sweep_values
+    from specbench.runs.plan import Shared
+    from specbench.runs.sweep import check_effects, sweep_values
 
-    found = distinct_outlooks(sweep_values(values, axes))
+    shared = Shared()
+    found = distinct_outlooks(sweep_values(values, axes), shared)
     obstacles = [one for outlook in found for one in outlook.obstacles]
-    if axes and not obstacles:
-        sweep_plans(values, axes)  # an axis without effect is refused
+    if not obstacles:
+        check_effects(values, axes, shared)
     rows = [dict(one.row) for one in found]
     problem = joint_obstacle(obstacles)
     if as_json:

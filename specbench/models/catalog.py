@@ -85,14 +85,14 @@ class ModelInfo(ModelFacts):
     @property
     def size(self) -> Size | None:
         """Memory reads and operations of a forward; None unless the configuration has the sizes of a Llama."""
-        network = self._read_config()["network"]
+        network = self._content["network"]
         names = ("width", "inner", "layers", "heads", "codes")
         return llama_size(*(network[name] for name in names)) if all(name in network for name in names) else None
 
     @property
     def layers(self) -> int:
         """Number of layers of the network."""
-        return self._read_config()["network"]["layers"]
+        return self._content["network"]["layers"]
 
     @property
     def stream(self) -> int:
@@ -151,11 +151,11 @@ class ModelInfo(ModelFacts):
     @property
     def v_image(self) -> int:
         """Size of the image vocabulary."""
-        return self._read_config()["network"]["codes"]
+        return self._content["network"]["codes"]
 
     def sampling(self) -> Sampling:
         """The sampling the model is meant to be used with."""
-        given = self._read_config().get("sampling", {})
+        given = self._content.get("sampling", {})
         return Sampling(**{name: given[name] for name in Sampling.__dataclass_fields__ if name in given})
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
@@ -171,7 +171,8 @@ class ModelInfo(ModelFacts):
                     f"prompt '{prompt.id}': {error}", f"'{self.name}' knows a small vocabulary only"
                 ) from None
 
-    def _read_config(self) -> Mapping:
+    @functools.cached_property
+    def _content(self) -> Mapping:
         with plugins.naming_plugin("model", self.name, self.target):
             if not self.config.is_file():
                 self.require_weights()

@@ -10,6 +10,7 @@ from specbench.errors import SpecbenchError
 from specbench.papers.reproduce import PlannedCell, one_row_per_run, without_replaced_choices
 from specbench.papers.table import CellSettings, Row, Table
 from specbench.runs.dry_run import ON_DISK, ROW, Outlook, outlooks
+from specbench.runs.plan import Shared
 from specbench.specs.options import plain
 from specbench.system.console import duration
 
@@ -27,10 +28,10 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
     """
     table = without_replaced_choices(table, planned)
     rows = _rows_of(one_row_per_run(table, planned, model) if model else table)
-    digests: dict[str, str] = {}
+    shared = Shared()
     found: dict[object, dict[str, object]] = {}
     for place, one in enumerate(one for one in planned if one.settings in rows):
-        row = _row(one, rows[one.settings], digests)
+        row = _row(one, rows[one.settings], shared)
         same = found.setdefault(row["run_id"] or place, row)
         if same is not row:  # cells of several columns or groups are one run
             same["rows"] = ", ".join(dict.fromkeys((*str(same["rows"]).split(", "), *str(row["rows"]).split(", "))))
@@ -100,21 +101,21 @@ def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
     return found
 
 
-def _row(one: PlannedCell, rows: Sequence[Row], digests: dict[str, str]) -> dict[str, object]:
+def _row(one: PlannedCell, rows: Sequence[Row], shared: Shared) -> dict[str, object]:
     about = {"rows": ", ".join(dict.fromkeys(row.label for row in rows))}
     about |= {"chosen": list(dict.fromkeys(text for row in rows for text in row.chosen))}
-    found = _outlook(one, digests).row
+    found = _outlook(one, shared).row
     return (
         about | dict(found) | {"on_disk": found["weights"] == ON_DISK, "problem": next(iter(found["obstacles"]), None)}
     )
 
 
-def _outlook(one: PlannedCell, digests: dict[str, str]) -> Outlook:
+def _outlook(one: PlannedCell, shared: Shared) -> Outlook:
     """The outlook of a cell; of refused settings little more than the reason."""
     problem = one.problem
     try:
         if one.values:
-            return outlooks(one.values, digests)[0]
+            return outlooks(one.values, shared)[0]
     except SpecbenchError as error:
         problem = error
     known = {name: getattr(one.settings, name) for name in ("model", "decoder", "prompts")}

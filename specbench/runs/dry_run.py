@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,7 +19,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.catalog import check_model
 from specbench.models.draft_head_files import find_head, require_head
 from specbench.models.facts import ModelFacts
-from specbench.prompts import PromptSet, downloadable, load_prompts, public_names
+from specbench.prompts import downloadable, public_names
 from specbench.runs.compiler import settle_precision
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders
 from specbench.runs.executors.ray_cluster import require_ray
@@ -28,6 +27,7 @@ from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.plan import (
     SAMPLING_SETTINGS,
     Plan,
+    Shared,
     make_plan,
     plan_drawing,
     plan_model,
@@ -66,23 +66,19 @@ class Outlook:
     obstacles: tuple[SpecbenchError, ...]
 
 
-def outlooks(
-    values: Mapping[str, Value],
-    kept: dict[object, object] | None = None,
-    load: Callable[[str], PromptSet] = load_prompts,
-) -> list[Outlook]:
+def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[Outlook]:
     """The runs of merged settings, one for each decoder.
 
     Args:
-        kept: what is the same for many runs (digests of weights, stored paces), for further calls.
-        load: how to load the prompts.
+        shared: for callers with several settings.
 
     Raises:
         SpecbenchError: settings that no installation or download would make usable.
     """
-    model, sampling = plan_model(values), plan_sampling(plan_model(values), values)
+    model, shared = plan_model(values), shared or Shared()
+    sampling = plan_sampling(model, values)
     problems: list[SpecbenchError] = []
-    plan = make_plan(values, problems, load)
+    plan = make_plan(values, problems, shared)
     device = str(values["device"].value)
     problems += _caught(lambda: require_device(device))
     workers = plan_workers(values)
@@ -90,24 +86,22 @@ def outlooks(
         problems += _caught(lambda: require_ray(workers.address))
     if values["weights"].value and model.ready:  # files that no one has checked, as those of official weights are
         problems += _caught(lambda: check_model(model))
-    kept = {} if kept is None else kept
-    digest = _once(kept, model.name, model.weights_sha256) if model.ready else None
+    digest = shared.once(("digest", model), model.weights_sha256) if model.ready else None
     chosen = plan.decoders if plan else plan_decoders(values["decoder"].value, values)
     heads = [{str(error) for error in _caught(lambda one=one: _require_own_head(model, one))} for one in chosen]
     of_heads = set().union(*heads)
     return [
         _outlook(
-            one, model, sampling, plan, digest, values, kept, [p for p in problems if str(p) not in of_heads - own]
+            one, model, sampling, plan, digest, values, shared, [p for p in problems if str(p) not in of_heads - own]
         )
         for one, own in zip(chosen, heads, strict=True)
     ]
 
 
-def distinct_outlooks(settings: Iterable[Mapping[str, Value]]) -> list[Outlook]:
+def distinct_outlooks(settings: Iterable[Mapping[str, Value]], shared: Shared | None = None) -> list[Outlook]:
     """The distinct runs of several merged settings."""
-    kept: dict[object, object] = {}
-    load = cache(load_prompts)
-    found = [one for values in settings for one in outlooks(values, kept, load)]
+    shared = shared or Shared()
+    found = [one for values in settings for one in outlooks(values, shared)]
     return list({json.dumps(one.row, default=str): one for one in reversed(found)}.values())[::-1]
 
 
@@ -125,12 +119,6 @@ def _require_own_head(model: ModelFacts, planned: PlannedDecoder) -> None:
         require_head(given, model.name, model.heads.get(planned.spec.head_kind))
 
 
-def _once(kept: dict[object, object], key: object, make: Callable[[], object]) -> object:
-    if key not in kept:
-        kept[key] = make()
-    return kept[key]
-
-
 def _caught(work) -> list[SpecbenchError]:
     try:
         work()
@@ -146,19 +134,20 @@ def _outlook(
     plan: Plan | None,
     digest: str | None,
     values: Mapping[str, Value],
-    kept: dict[object, object],
+    shared: Shared,
     problems: Sequence[SpecbenchError],
 ) -> Outlook:
     value = {name: held.value for name, held in values.items()}
     device = value["device"]
     dtype, _, _ = settle_precision(value["dtype"], model.dtype, value["compile"], device)
-    images = len(plan.requests) if plan else _expected_images(values)
+    images = plan.images if plan else _expected_images(values)
     run_id = None if planned.auto_window else _run_id(plan, planned, digest)
-    wanted = {request.key for request in plan.requests} if plan else set()
-    done = len(wanted & RunStore(plan.out / run_id).completed(plan.trace)) if run_id else 0
+    there = run_id is not None and (plan.out / run_id).is_dir()
+    stored = RunStore(plan.out / run_id).completed(plan.trace) if there else set()
+    done = len(stored & {request.key for request in plan.requests}) if stored else 0
     alike = Path(value["out"]), model.name, planned.spec.name, device
     own = seconds_per_image(*alike, run_id) if done else None
-    pace = own or _once(kept, alike, lambda: seconds_per_image(*alike))
+    pace = own or shared.once(alike, lambda: seconds_per_image(*alike))
     batch = plan.batch if plan else value["batch"]
     need = footprint(model, planned.spec, sampling, dtype, device)
     height, width = model.resolution
@@ -166,7 +155,8 @@ def _outlook(
     missing = None if images is None else images - done
     megabytes = None if missing is None else size * missing / 1e6
     bytes_needed = need.total(batch if isinstance(batch, int) else 1) if need else None
-    found = (*problems, *_too_large(bytes_needed, device), *_too_full(megabytes, Path(value["out"])))
+    free = shared.once(("free", device), lambda: free_memory(device)) if need else None
+    found = (*problems, *_too_large(bytes_needed, free, device), *_too_full(megabytes, Path(value["out"])))
     row = {
         "run_id": run_id,
         "model": model.name,
@@ -238,9 +228,8 @@ def _count_and_pace(folder: Path) -> tuple[int, float | None]:
     return (0, None) if rows is None else (len(rows), stats.throughput(rows))
 
 
-def _too_large(need: int | None, device: str) -> list[SpecbenchError]:
-    free = None if need is None else free_memory(device)
-    if free is None or need <= free:
+def _too_large(need: int | None, free: int | None, device: str) -> list[SpecbenchError]:
+    if need is None or free is None or need <= free:
         return []
     what = f"memory: the estimate is more than the {free // 2**30} GiB free on {device}"
     return [SpecbenchError(what, "another device, a smaller batch or a smaller model")]

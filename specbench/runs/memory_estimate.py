@@ -210,9 +210,11 @@ def settle_batch(
     Raises:
         SpecbenchError: the batch does not fit, or "auto" with unknown sizes or free memory.
     """
+    if batch == 1:
+        return 1, None
     needs = [need for decoder in decoders if (need := footprint(model, decoder, sampling, dtype, device))]
     free = free_memory(device) if needs else None
-    if batch == 1 or free is None:
+    if free is None:
         if batch == "auto":
             raise SpecbenchError(f"--batch auto: the memory use of {model.name} is unknown", "--batch N")
         return int(batch), None

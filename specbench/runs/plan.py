@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
@@ -134,6 +135,12 @@ class Plan:
         return {name: self.settings[name].value for name in names if self.settings[name].given}
 
     @property
+    def images(self) -> int:
+        """Number of `requests`."""
+        number, shards = self.shard
+        return len(range(number - 1, len(self.chosen) * self.samples, shards))
+
+    @property
     def requests(self) -> list[Request]:
         """Images to generate; of a shard, every n-th one."""
         number, shards = self.shard
@@ -188,37 +195,54 @@ class Plan:
         )
 
 
+class Shared:
+    """What the plans of one command have in common, each part found out once: prompts, digests, paces.
+
+    Args:
+        load: how to load prompts.
+    """
+
+    def __init__(self, load: Callable[[str], PromptSet] = load_prompts):
+        self.load = load
+        self._found: dict[object, object] = {}
+
+    def once(self, key: object, make: Callable[[], object]) -> Any:
+        if key not in self._found:
+            self._found[key] = make()
+        return self._found[key]
+
+
 def make_plan(
-    values: Mapping[str, Value],
-    obstacles: list[SpecbenchError] | None = None,
-    load: Callable[[str], PromptSet] = load_prompts,
+    values: Mapping[str, Value], obstacles: list[SpecbenchError] | None = None, shared: Shared | None = None
 ) -> Plan | None:
     """Make the plan of a `run` from its merged settings.
 
     Args:
         obstacles: receives everything that must be installed, downloaded or changed first, instead of the first such
             thing being raised; there is no plan then.
-        load: how to load the prompts, for callers that plan several runs of one set.
+        shared: for callers that make several plans.
 
     Raises:
         SpecbenchError: unknown, out-of-range or unusable values; exit code 5 if something must be installed first.
     """
     value = {name: held.value for name, held in values.items()}
-    tried = _Tried(obstacles)
+    tried, shared = _Tried(obstacles), shared or Shared()
     model, decoders = plan_model(values), plan_decoders(value["decoder"], values)
     workers, shard = plan_workers(values), plan_shard(value["shard"])
     drawing, prompts, chosen = plan_drawing(values), None, ()
     with tried:
-        prompts = load(value["prompts"])
-        chosen = tuple(drawing.of(prompts))
+        prompts = shared.once(("prompts", value["prompts"]), lambda: shared.load(value["prompts"]))
+        chosen = shared.once((value["prompts"], drawing), lambda: tuple(drawing.of(prompts)))
         _check_images(len(chosen), value["samples"], shard)
-    _require_files(model, decoders, chosen, tried)
+    _require_weights(model, decoders, tried)
+    with tried:
+        shared.once((model, value["prompts"], drawing), lambda: model.check_prompts(chosen))
     sampling, device = plan_sampling(model, values), value["device"]
     check_decoding_device(device)
     dtype, compiled, unmet = compiler.settle_precision(value["dtype"], model.dtype, value["compile"], device)
     out = Path(value["out"]) / shard_folder(*shard)
     with tried:
-        check_writable(out)
+        shared.once(("out", out), lambda: check_writable(out))
     if obstacles:
         return None
     plan = Plan(
@@ -233,7 +257,7 @@ def make_plan(
         batch=value["batch"],
         dtype=dtype,
         device=device,
-        threads=value["threads"] or max(1, available_threads() // (workers.count or 1)),
+        threads=value["threads"] or max(1, shared.once("threads", available_threads) // (workers.count or 1)),
         compiled=compiled,
         out=out,
         trace=value["trace"],
@@ -248,13 +272,10 @@ def make_plan(
     return None
 
 
-def _require_files(
-    model: ModelFacts, decoders: Sequence[PlannedDecoder], chosen: Sequence[Prompt], tried: _Tried
-) -> None:
-    """Require the weights of the model and of the draft heads, and prompts that the model reads."""
+def _require_weights(model: ModelFacts, decoders: Sequence[PlannedDecoder], tried: _Tried) -> None:
+    """Require the weights of the model and of the draft heads."""
     with tried:
         model.require_weights()
-        model.check_prompts(chosen)
     for decoder in decoders:
         if (head := dict(decoder.spec.options).get("head")) is not None:
             with tried:
@@ -304,8 +325,8 @@ def _settle_batch(plan: Plan) -> Plan:
     specs = [planned.widest for planned in plan.decoders]
     earlier = _earlier_batch(plan) if plan.batch == "auto" else None
     batch, estimate = settle_batch(earlier or plan.batch, plan.model, specs, plan.sampling, plan.dtype, plan.device)
-    images = max(1, len(plan.requests))
     if plan.batch == "auto" and not earlier:
+        images = max(1, plan.images)
         batch = min(batch, images)
         estimate = dict(estimate or {}) | {"batch": batch, "images": images}
     return replace(plan, batch=batch, memory=estimate)

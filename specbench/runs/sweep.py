@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from functools import cache
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import fetched_prompts, load_prompts
-from specbench.runs.plan import RUN_ORIGINS, Plan, make_plan
+from specbench.runs.plan import RUN_ORIGINS, Plan, Shared, make_plan
 from specbench.runs.settings import Setting, Value, decoder_settings, run_settings, split_list
 from specbench.system import console
 
 _MANY = 1000
-"""Runs that are planned without a word; each takes some milliseconds."""
+"""Runs that are planned without a word; each takes a millisecond."""
 
 
 def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
@@ -45,49 +45,49 @@ def sweep_plans(
         SpecbenchError: an axis that is not a setting, does not identify a run or has no effect, a value out of range,
             or any error of `make_plan`.
     """
-    known, combinations = _combined(axes)
-    load = cache(fetched_prompts if download else load_prompts)
-    if len(combinations) > _MANY:
-        console.say(f"planning {len(combinations):,} runs")
-    plans = [make_plan(_with(values, one), load=load) for one in combinations]
-    for name, choices in known.items():
-        _check_effect(name, choices, combinations, plans)
-    return plans
+    shared = Shared(fetched_prompts if download else load_prompts)
+    check_effects(values, axes, shared)
+    return [make_plan(one, shared=shared) for one in sweep_values(values, axes)]
 
 
-def sweep_values(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> list[dict[str, Value]]:
-    """The settings of each combination of the axes' values, without plans."""
-    return [_with(values, one) for one in _combined(axes)[1]]
+def sweep_values(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> Iterator[dict[str, Value]]:
+    """The settings of each combination of the axes' values, without plans; says how far it is where there are many.
+
+    Raises:
+        SpecbenchError: an axis that is not a setting or does not identify a run, a value out of range.
+    """
+    known = _parsed_axes(axes)
+    total = math.prod(map(len, known.values()))
+    for number, chosen in enumerate(itertools.product(*known.values())):
+        if total > _MANY and number % _MANY == 0 and console.progress_shown():
+            console.say(f"planned {number:,} of {total:,} runs")
+        yield {**values, **dict(zip(known, chosen, strict=True))}
 
 
-def _combined(axes: Mapping[str, Sequence[object]]) -> tuple[dict[str, list[object]], list[dict[str, object]]]:
-    """The axes with parsed values, and every combination of those."""
+def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Value]]:
     settings = {setting.name: setting for setting in run_settings()}
-    known = {name: _parsed(settings, name, texts) for name, texts in axes.items()}
-    return known, [dict(zip(known, chosen, strict=True)) for chosen in itertools.product(*known.values())]
+    return {name: _parsed(settings, name, texts) for name, texts in axes.items()}
 
 
-def _with(values: Mapping[str, Value], chosen: Mapping[str, object]) -> dict[str, Value]:
-    return {**values, **{name: Value(value, "sweep") for name, value in chosen.items()}}
-
-
-def _parsed(settings: Mapping[str, Setting], name: str, values: Sequence[object]) -> list[object]:
+def _parsed(settings: Mapping[str, Setting], name: str, values: Sequence[object]) -> list[Value]:
     swept = [*RUN_ORIGINS, *(setting.name for setting in decoder_settings())]
     if name not in swept:
         if name in settings:
             raise SpecbenchError(f"--sweep {name}: not what tells one run from another", f"set it once, with --{name}")
         raise unknown_name("setting to sweep", name, swept)
-    return list(dict.fromkeys(settings[name].parse(value) for value in values))
+    return [Value(one, "sweep") for one in dict.fromkeys(settings[name].parse(value) for value in values)]
 
 
-def _check_effect(name: str, choices: Sequence[object], combinations: Sequence[Mapping], plans: Sequence[Plan]) -> None:
+def check_effects(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], shared: Shared) -> None:
     """Reject an axis without effect, for example one overridden by a decoder's inline option."""
-    if len(choices) < 2:
-        return
-    first, second = ({**combinations[0], name: choice} for choice in choices[:2])
-    one, other = (plans[combinations.index(combination)] for combination in (first, second))
-    if _runs(one) == _runs(other):
-        raise SpecbenchError(f"--sweep {name}: changes nothing here", f"--decoder sets {name} itself; omit it there")
+    known = _parsed_axes(axes)
+    first = {**values, **{name: choices[0] for name, choices in known.items()}}
+    for name, choices in known.items():
+        one, *others = (_runs(make_plan({**first, name: choice}, shared=shared)) for choice in choices[:2])
+        if one in others:
+            raise SpecbenchError(
+                f"--sweep {name}: changes nothing here", f"--decoder sets {name} itself; omit it there"
+            )
 
 
 def _runs(plan: Plan) -> tuple:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from specbench.specs.presets import DecoderSpec
 
@@ -70,10 +70,8 @@ class RunSpec:
 
     def content(self) -> dict[str, object]:
         """Nested dicts of the spec, without unset fields."""
-        content = {name: value for name, value in asdict(self).items() if value is not None}
-        return content | {
-            "sampling": {name: value for name, value in asdict(self.sampling).items() if value is not None}
-        }
+        parts = {"decoder": dict(vars(self.decoder)), "sampling": _given(self.sampling)}
+        return _given(self) | parts
 
     def identity(self) -> dict[str, object]:
         """`content` without what may differ between the invocations of a run."""
@@ -101,6 +99,10 @@ class RunSpec:
             _as_id(self.model, self.decoder.name, self.digest),
             *(_as_id(self.model, name, before) for name in (self.decoder.full_name, self.decoder.name)),
         )
+
+
+def _given(spec: RunSpec | Sampling) -> dict[str, object]:
+    return {name: value for name, value in vars(spec).items() if value is not None}
 
 
 def _hashed(content: Mapping[str, object]) -> str:

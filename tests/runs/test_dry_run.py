@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import pkgutil
 
 import checkpoints
 import pytest
 
 from specbench import api
 from specbench.prompts import loading
-from specbench.runs.dry_run import ROW
+from specbench.runs.dry_run import ROW, distinct_outlooks
+from specbench.runs.plan import Shared
 from specbench.runs.settings import merge, run_settings
-from specbench.runs.sweep import sweep_plans
+from specbench.runs.sweep import check_effects, sweep_plans, sweep_values
 from specbench.specs.presets import PRESETS, resolve
 
 
@@ -84,3 +86,23 @@ def test_a_prompt_file_is_read_once_for_all_runs_of_a_command(tmp_path, cli, mon
     assert len(sweep_plans(values, {"seed": ["1", "2", "3"]})) == 3 and len(read) == 2
     assert len(api.dry_run(prompts=tmp_path / "mine.txt", out=tmp_path, sweep={"seed": [1, 2, 3]})) == 6
     assert len(read) == 3
+
+
+def test_many_runs_are_planned_at_once_with_their_progress(tmp_path, cli, monkeypatch):
+    """What all runs share is found out once: a sweep of 1,000 seeds took 27 s, one of 20,000 was silent for minutes."""
+    calls = []
+    for name in ("models.shapes.captions.encode", "runs.dry_run.free_memory", "runs.plan.available_threads"):
+        place = f"specbench.{name}"
+        monkeypatch.setattr(place, spied(calls, pkgutil.resolve_name(place)))
+    values = merge(run_settings(), {"decoder": ["ar"], "limit": 4, "out": str(tmp_path)}, env={})
+    check_effects(values, {"seed": range(3)}, shared := Shared())
+    assert len(distinct_outlooks(sweep_values(values, {"seed": range(3)}), shared)) == 3
+    assert len(calls) == 4 + 1 + 1
+    monkeypatch.setattr("specbench.runs.sweep._MANY", 2)
+    seeds = ("--sweep", "seed=0,1,2,3,4")
+    outcome = cli("run", "--decoder", "ar", "--dry-run", "--out", tmp_path, *seeds)
+    assert outcome.err.split("\n")[:3] == [f"planned {number} of 5 runs" for number in (0, 2, 4)]
+
+
+def spied(calls, honest):
+    return lambda *given: calls.append(honest) or honest(*given)
