@@ -104,6 +104,26 @@ def _llamagen(name: str, side: int, file: str) -> HubModel:
     )
 
 
+def _llamagen_class(size: str, side: int, guidance: float, only: bool = True) -> HubModel:
+    """`only`: whether it is the only grid that is published for the size, or the first of two."""
+    ending = "" if only else f"-{16 * side}"
+    return HubModel(
+        name=f"llamagen-c2i-{size}{ending}",
+        summary=f"LlamaGen {size.upper()} by class at {16 * side} px",
+        target="specbench.models.families.llamagen_class:load",
+        source=Source(
+            "the model", "FoundationVision/LlamaGen", (f"c2i_{size.upper()}_{16 * side}.pt", "vq_ds16_c2i.pt"), "MIT"
+        ),
+        grid=(side, side),
+        v_image=16384,
+        classes=1000,
+        defaults=Sampling(guidance=guidance),
+        network=sizes.LLAMAGEN_CLASS[size],
+        other_bytes=170_332_684,
+        pixel_numbers=_VQGAN_NUMBERS,
+    )
+
+
 def _janus(name: str, billions: str, size: sizes.NetworkSize) -> HubModel:
     tokenizer = ("tokenizer.json", "tokenizer_config.json")
     published = Source(
@@ -215,6 +235,13 @@ MODELS = (
     ),
     _llamagen("llamagen", 16, "t2i_XL_stage1_256.pt"),
     _llamagen("llamagen-512", 32, "t2i_XL_stage2_512.pt"),
+    _llamagen_class("b", 24, 2.0),
+    _llamagen_class("b", 16, 2.0, only=False),
+    _llamagen_class("l", 24, 2.0),
+    _llamagen_class("l", 16, 2.0, only=False),
+    _llamagen_class("xl", 24, 1.75),
+    _llamagen_class("xxl", 24, 1.75),
+    _llamagen_class("3b", 24, 1.65),
     _janus("janus", "1B", sizes.JANUS_1B),
     _janus("janus-7b", "7B", sizes.JANUS_7B),
     _simplear("simplear", "0.5B", sizes.SIMPLEAR_05B),
