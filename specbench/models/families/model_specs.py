@@ -29,6 +29,8 @@ _VQ = Source(
 )
 _VQGAN_NUMBERS = 387
 """Numbers per pixel while a VQGAN draws: three maps of 128 channels, and little else."""
+_MOVQ_NUMBERS = 1569
+"""The same for MoVQGAN and Emu3's decoder: three maps of 512 channels, and slices."""
 _T5 = Source(
     "the text encoder",
     "google/flan-t5-xl",
@@ -201,7 +203,7 @@ MODELS = (
         defaults=Sampling(guidance=4.0, top_k=4096),
         network=sizes.LUMINA2_7B,
         other_bytes=644_735_068,
-        pixel_numbers=2900,
+        pixel_numbers=_MOVQ_NUMBERS,
     ),
     HubModel(
         name="anole",
@@ -317,7 +319,7 @@ MODELS = (
         defaults=Sampling(guidance=3.0, top_k=2048),
         network=sizes.EMU3_8B,
         other_bytes=645_007_932,
-        pixel_numbers=10_385,
+        pixel_numbers=_MOVQ_NUMBERS,
     ),
     HubModel(
         name="emu3.5",
