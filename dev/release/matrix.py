@@ -61,6 +61,7 @@ EXTRAS: dict[str, str] = {
     "gpu": "import pynvml",
     "hpsv2": "import hpsv2, clint, requests",
     "diffusion": "import diffusers",
+    "quant": "import torchao",
     "dev": "import pytest, xdist, hatchling, hypothesis, ray, mypy, importlinter",
     "docs": "import mkdocs, material, mkdocstrings",
 }

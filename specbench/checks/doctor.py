@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import check_model, find_model, models
 from specbench.models.facts import AS_PUBLISHED, ModelChoice, ModelFacts
+from specbench.models.hub_model import HubModel
 from specbench.runs import compiler
 from specbench.runs.memory_estimate import Footprint, footprint, free_memory
 from specbench.runs.plan import available_threads, check_writable
@@ -193,7 +195,12 @@ def _memory(info: ModelFacts) -> list[dict[str, str]]:
     detail = f"about {needs[0].total(1) / 2**30:.1f} GiB in {dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
     detail += f"; {_per_image(needs)}" + (f"; {info.size_note}" if info.size_note else "")
     if needs[0].total(1) > size:
-        return [_row("memory", WARNING, detail, "use another device, or a smaller model")]
+        fix = "use another device, or a smaller model"
+        if isinstance(info, HubModel):
+            light = replace(info, choice=replace(info.choice, eight_bits=True))
+            less = footprint(light, resolve("ar"), info.sampling(), dtype, device).total(1)
+            fix += f"; --dtype int8wo needs about {less / 2**30:.1f} GiB"
+        return [_row("memory", WARNING, detail, fix)]
     return [_row("memory", OK, detail)]
 
 

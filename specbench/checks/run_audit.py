@@ -18,7 +18,7 @@ import pandas as pd
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model, recorded_model
-from specbench.models.facts import ModelFacts
+from specbench.models.facts import BYTES, EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.models.interface import ImageModel
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.stats.rosenblatt import LEVEL, Deviation, RosenblattResult, Tokens, audit_tokens
@@ -76,12 +76,13 @@ def audit_runs(
     weights: str | None = None,
     revision: str | None = None,
     device: str = "cpu",
+    dtype: str | None = None,
 ) -> list[dict[str, object]]:
     """Test whether the tokens of runs are exact samples of their model, and store the verdicts for reports.
 
     Args:
         runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
-        recompute, weights, revision, device: as for `audit_run`.
+        recompute, weights, revision, device, dtype: as for `audit_run`.
 
     Returns:
         One dict per run, as of `audit_run`.
@@ -89,7 +90,8 @@ def audit_runs(
     Raises:
         SpecbenchError: an unknown or damaged run, or one that cannot be audited.
     """
-    return [audit_run(folder, recompute, weights, revision, device) for folder in find_runs(out, runs)]
+    folders = find_runs(out, runs)
+    return [audit_run(folder, recompute, weights, revision, device, dtype=dtype) for folder in folders]
 
 
 def audit_run(
@@ -100,6 +102,7 @@ def audit_run(
     device: str = "cpu",
     level: float = LEVEL,
     keep: bool = True,
+    dtype: str | None = None,
 ) -> dict[str, object]:
     """Test whether the tokens of a run are exact samples of its model.
 
@@ -107,7 +110,9 @@ def audit_run(
         recompute: take p from the model instead of the recorded values.
         weights, revision: the checkpoint to recompute with, if it is no longer where the run found it.
         level: share of exact runs that are flagged.
-        keep: store the result with the run, for reports.
+        keep: store the result with the run, for reports; never that of another target.
+        dtype: of a run in eight bits, recompute p with the same weights in this number format ("float32", "bfloat16" or
+            "float16") instead: how far is its target from that one?
 
     Returns:
         A flat dict: `run_id, decoder, declared, verdict` (CONSISTENT, DEVIATES, IMPOSSIBLE or OTHERS, the last that
@@ -116,7 +121,8 @@ def audit_run(
         `p_value` (smallest, corrected), `level, order, kind, group` (of the test with the smallest p-value),
         `place, entropy` (the place in the window and the range of entropy that deviate most, None where none does),
         `detectable` (see `specbench.stats.rosenblatt.detectable`), `images, tokens, tests, by_order`, `recomputed`,
-        `unavailable` (orders without values), `fingerprint` (of the rows, see `specbench.store.run_audits`), and where
+        `target` (`dtype`, or None for the run's own), `unavailable` (orders without values), `fingerprint` (of the
+        rows, see `specbench.store.run_audits`), and where
         p was recomputed: `impossible_tokens, impossible_images` (tokens of probability 0 given all tokens before them,
         and the images with one), `nll_gap, nll_gap_se` (of the possible tokens, in nats), `agreement` (of recorded
         values with those recomputed, by value: mean distance `mean`, the share `beyond` 0.01, `rounding` (the mean
@@ -130,7 +136,9 @@ def audit_run(
     store = RunStore(folder)
     info, rows = store.info(), _decoded(store)
     found: dict[str, object] = {}
-    if recompute:
+    if dtype:
+        values, found = _under_other_target(info, rows, *_checkpoint(info, weights, revision), device, dtype)
+    elif recompute:
         values, found = _recomputed(info.spec, rows, *_checkpoint(info, weights, revision), device)
     else:
         rows = _with_values(rows, folder)
@@ -140,11 +148,14 @@ def audit_run(
     except ValueError as error:
         raise SpecbenchError(f"run '{folder.name}': {error} to test", "decode more images") from None
     described = _described(info, result) | {
-        "recomputed": recompute,
+        "recomputed": recompute or dtype is not None,
+        "target": dtype,
         "unavailable": [PRINTED_ORDERS[name] for name in PRINTED_ORDERS if name not in values.u],
         "fingerprint": images_fingerprint(rows),
         **found,
     }
+    if dtype:
+        return described | {"failed": False}  # it claims to be an exact sampler of its own target alone
     if found.get("impossible_tokens"):
         described |= {"verdict": IMPOSSIBLE, "deviates": True, "failed": described["declared"] == "lossless"}
     if any(held["differs"] for held in found.get("agreement", {}).values()):
@@ -294,6 +305,25 @@ def _recomputed(
         "nll_gap_se": error,
         "agreement": agreement,
     }
+
+
+def _under_other_target(
+    info: RunInfo, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str, dtype: str
+) -> tuple[Values, dict[str, object]]:
+    """Values of a teacher-forced pass with the weights of a run in eight bits as they were before, and what they say of
+    the run (see `audit_run`)."""
+    spec = info.spec
+    if dtype not in BYTES:
+        raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(BYTES)}")
+    if not ModelChoice.of_name(spec.model)[1].eight_bits:
+        what = f"--dtype {dtype}: run '{info.run_id}' was not decoded with --dtype {EIGHT_BITS}"
+        raise SpecbenchError(what, "omit it: such runs are recomputed in float32")
+    _model_of(spec, weights, revision)
+    plain = recorded_model(spec.model.replace(f"+{EIGHT_BITS}", ""), weights, revision)
+    values = teacher_forced_values(load_model(plain, device, dtype), rows, spec.sampling)
+    impossible = (np.isneginf(values.logp) & _free(rows)).sum(1)
+    counts = {"impossible_tokens": int(impossible.sum()), "impossible_images": int((impossible > 0).sum())}
+    return values, {**counts, "agreement": {}}
 
 
 _COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import logging
 import os
 import re
 import sys
@@ -123,6 +124,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if arguments[:1] == ["--"]:
         del arguments[0]
     warnings.showwarning = _show_warning
+    for name in ("torchao", "torch.utils._pytree"):  # transformers imports torchao, which names kernels it cannot load
+        logging.getLogger(name).setLevel(logging.ERROR)
     if next(iter(arguments), None) in _BRIEF:
         gc.set_threshold(_COLLECT_AFTER)
     try:

@@ -71,6 +71,15 @@ _StoredRuns = Annotated[
 _Recompute = Annotated[bool, switch("--recompute", "With --run: recompute p, teacher-forced in float32.")]
 _RunWeights = Annotated[str | None, weights_option("With --recompute: the run's checkpoint, if not official.")]
 _RunRevision = Annotated[str | None, revision_option("With --recompute: revision of its hub repository.")]
+_Target = Annotated[
+    str | None,
+    option(
+        "--dtype",
+        "TYPE",
+        "For runs of --dtype int8wo: recompute p with the same weights in this number format (float32, bfloat16 or "
+        "float16), so that tv says how far the two targets are apart at least.",
+    ),
+]
 _TestedPrompts = Annotated[
     str | None, prompts_option("Test this prompt set, and use its prompts for the model and the metric.")
 ]
@@ -180,14 +189,16 @@ def audit(
     weights: _RunWeights = None,
     revision: _RunRevision = None,
     device: Annotated[str, device_option("With --recompute: torch device.")] = AUTO,
+    dtype: _Target = None,
     out: Out = "results",
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    _check_audit(decoders or (), bool(run), compiled, thorough, bool(recompute or weights or revision), device)
+    recomputed = bool(recompute or weights or revision or dtype)
+    _check_audit(decoders or (), bool(run), compiled, thorough, recomputed, device)
     require_decoders(decoders or ())
     if run:
-        return audit_runs(run, out, recompute, weights, revision, device, json, quiet)
+        return audit_runs(run, out, recompute, weights, revision, device, dtype, json, quiet)
     rows = _audit_decoders(decoders or (), samples, seed, compiled, thorough, quiet)
     print_json(rows) if json else _print_audit(rows)
     from specbench.checks.losslessness import LOSSLESS, LOSSY
@@ -212,7 +223,7 @@ def _check_audit(
     if runs and thorough:
         raise SpecbenchError("--thorough and --run exclude each other")
     if recomputed and not runs:
-        raise SpecbenchError("--recompute, --weights and --revision require --run")
+        raise SpecbenchError("--recompute, --weights, --revision and --dtype require --run")
     if device != AUTO and not runs:
         raise SpecbenchError(f"--device {device} requires --run", "models to enumerate run on the CPU")
 
@@ -264,6 +275,7 @@ def audit_runs(
     weights: str | None,
     revision: str | None,
     device: str,
+    dtype: str | None,
     as_json: bool,
     quiet: bool,
 ) -> None:
@@ -275,7 +287,7 @@ def audit_runs(
     """
     from specbench.checks import run_audit
 
-    rows = run_audit.audit_runs(runs, out, recompute, weights, revision, chosen_device(device))
+    rows = run_audit.audit_runs(runs, out, recompute, weights, revision, chosen_device(device), dtype)
     if as_json:
         print_json(rows)
     else:
@@ -310,10 +322,11 @@ def _cells(row: Mapping) -> dict[str, object]:
     from specbench.reporting.columns import number, with_interval
 
     deviates = row["p_value"] < row["level"]
+    verdict = f"{row['verdict']} from {row['target']}" if row["target"] and row["deviates"] else row["verdict"]
     return {
         "run": row["run_id"],
         "declared": row["declared"],
-        "verdict": row["verdict"] if row["recomputed"] else f"{row['verdict']}, as recorded",
+        "verdict": verdict if row["recomputed"] else f"{verdict}, as recorded",
         "tv at least": with_interval(row["tv"], row["tv_low"], row["tv_high"], 4),
         "p_value": f"{row['p_value']:.2g}",
         "order": row["order"] if deviates else "-",
@@ -328,14 +341,15 @@ def notes(row: Mapping) -> list[str]:
     """Results that have no column in the table, one line each."""
     lines = []
     if row["recomputed"]:
-        lines.append(f"p recomputed in float32; orders that need q are unavailable: {', '.join(row['unavailable'])}")
+        target = f"{row['target']}, another target than the run's" if row["target"] else "float32"
+        lines.append(f"p recomputed in {target}; orders that need q are unavailable: {', '.join(row['unavailable'])}")
         lines += [
             f"recorded {name}: {held['mean']:.2g} from the recomputed value on average, {held['beyond']:.2%} of the "
             "tokens more than 0.01"
             + (f"; rounding explains {held['rounding']:.2g}" if held["rounding"] is not None else "")
             for name, held in row["agreement"].items()
         ]
-        if not row["agreement"]:
+        if not row["agreement"] and not row["target"]:
             lines.append("this loop records no p given all tokens before, so there is nothing to compare")
         if row["impossible_tokens"]:
             lines.append(

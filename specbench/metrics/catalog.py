@@ -96,6 +96,11 @@ METRICS: dict[str, MetricEntry] = {
         for front_end, resize in _FRONT_ENDS.items()
         for crop, cropped in _CROPS.items()
     },
+    "fid[tf1+bicubic256]": MetricEntry(
+        "specbench.metrics.fid:Fid",
+        _FID.format(_FRONT_ENDS["tf1"], " after a bicubic resize to 256"),
+        "tf1+bicubic256",
+    ),
     **{
         f"cmmd[{variant}]": MetricEntry("specbench.metrics.cmmd:Cmmd", _CMMD.format(shape, estimate), variant)
         for variant, shape, estimate in (
@@ -182,17 +187,20 @@ PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "cool-sd": ("fid[clean+center256]", "clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"),
     "zipar": ("vqascore[clip-flant5-xxl]", "hpsv2[v2.1]", "imagereward", "aesthetic[sac+logos+ava1]", "clip[l14]"),
     "mulo-sd": ("geneval[hf-m2f]", "hpsv2[v2.1]"),
+    "fid-50k": ("fid[tf1+bicubic256]",),
 }
 """The metric variants behind published numbers. They differ in nearly every step, so numbers of one protocol never
 compare with numbers of the other. `sjd`: SJD, GSD, SJD++. `cool-sd`: Cool-SD, LANTERN, LANTERN++. The first group
 prints CLIP times 100. `zipar` and `mulo-sd` have the scores that these papers print; no variant was read in their code.
-DPG-Bench, which MuLo-SD prints besides, comes from its program (`IMPORTED`)."""
+DPG-Bench, which MuLo-SD prints besides, comes from its program (`IMPORTED`). `fid-50k`: LlamaGen by class and what
+builds on it, against a folder of ImageNet (`--reference`); their script resizes before it clamps and rounds."""
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "": PROTOCOLS["sjd"][1:],
     "coco": PROTOCOLS["sjd"][:1],
     "geneval": ("geneval[hf-m2f]",),
     "geneval2": ("geneval2[qwen3-vl-8b]",),
+    "imagenet": PROTOCOLS["fid-50k"],
     "t2i-compbench": tuple(name for name in METRICS if name.startswith("compbench[")),
 }
 """What is computed of models other than `shapes` where no metric is named, by prompt set: what the papers of protocol
@@ -299,7 +307,8 @@ def default_metrics(model: str, prompts: str | None = None) -> list[str]:
     """List the metrics of a model's images where none is named, those for a prompt set or all."""
     if model == "shapes":
         return bundled_metrics()
-    sets = DEFAULTS if prompts is None else ("", prompts.partition("/")[0])
+    own = prompts and prompts.partition("/")[0]
+    sets = DEFAULTS if prompts is None else (own,) if own == "imagenet" else ("", own)
     return bundled_metrics() + [name for one in sets for name in DEFAULTS.get(one, ())]
 
 

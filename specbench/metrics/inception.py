@@ -75,13 +75,23 @@ def center256(pixels: np.ndarray) -> np.ndarray:
     return np.asarray(square.resize((256, 256), Image.Resampling.LANCZOS))
 
 
+def bicubic256(pixels: np.ndarray) -> np.ndarray:
+    """Resize uint8 [H, W, 3] to [256, 256, 3], bicubic without antialiasing, and truncate as LlamaGen's script."""
+    resized = F.interpolate(_planes(pixels)[None], (256, 256), mode="bicubic", align_corners=False)[0]
+    return resized.clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+
+
 FRONT_ENDS: Mapping[str, Callable[[np.ndarray], Tensor]] = {
     "pytorch-fid": pytorch_fid,
     "tf1": tf1,
     "tm-aa": tm_aa,
     "clean": clean,
 }
-CROPS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {"none": whole, "center256": center256}
+CROPS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "none": whole,
+    "center256": center256,
+    "bicubic256": bicubic256,
+}
 
 
 def _planes(pixels: np.ndarray) -> Tensor:

@@ -6,11 +6,12 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
+from specbench.models.eight_bits import quantise_network, require_torchao
 from specbench.models.facts import ModelChoice, ModelFacts
 from specbench.models.families.model_specs import MODELS
 from specbench.models.hub_model import HubModel
@@ -41,6 +42,7 @@ class ModelInfo(ModelFacts):
         forced_slots: stream slots of one image whose tokens the grammar forces, such as row ends.
         slot_numbers: numbers that are held per row and stream slot to embed image tokens with.
         pixel_numbers: float32 numbers per pixel alive at once while images are decoded, a whole batch of them together.
+        eight_bits: matrices of the layers in eight bits, of models that are a `TransformerModel`.
     """
 
     name: str
@@ -59,6 +61,7 @@ class ModelInfo(ModelFacts):
     forced_slots: int = 0
     slot_numbers: int = 0
     pixel_numbers: int = 0
+    eight_bits: bool = False
 
     renders_together = True
     guided = True
@@ -80,14 +83,18 @@ class ModelInfo(ModelFacts):
                 f"model '{self.name}' has one set of weights and one size",
                 "omit --weights, --revision, --random-weights, --scale and --size",
             )
-        return self
+        return replace(self, name=choice.name(self.name), eight_bits=choice.eight_bits) if choice.eight_bits else self
 
     @property
     def size(self) -> Size | None:
         """Memory reads and operations of a forward; None unless the configuration has the sizes of a Llama."""
         network = self._content["network"]
         names = ("width", "inner", "layers", "heads", "codes")
-        return llama_size(*(network[name] for name in names)) if all(name in network for name in names) else None
+        if not all(name in network for name in names):
+            return None
+        size = llama_size(*(network[name] for name in names))
+        matrices = size.weights - network["codes"] * network["width"]
+        return replace(size, eight_bits=matrices * self.eight_bits)
 
     @property
     def layers(self) -> int:
@@ -119,6 +126,10 @@ class ModelInfo(ModelFacts):
                 getattr(loaded, part)
             if not isinstance(loaded.weights_sha256, str):
                 raise TypeError(f"weights_sha256 = {loaded.weights_sha256!r:.40}")
+        if self.eight_bits:
+            if not isinstance(getattr(loaded, "backbone", None), torch.nn.Module):
+                raise SpecbenchError(f"--dtype int8wo: '{self.name}' has no transformer as its backbone", "omit it")
+            quantise_network(loaded.backbone)
         return loaded
 
     @property
@@ -128,6 +139,8 @@ class ModelInfo(ModelFacts):
 
     def require_weights(self) -> None:
         """Raise a SpecbenchError with exit code 5 that names the first missing file."""
+        if self.eight_bits:
+            require_torchao()
         for path in (self.config, *self.weights):
             if not path.is_file():
                 raise SpecbenchError(

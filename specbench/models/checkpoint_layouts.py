@@ -141,6 +141,9 @@ LAYOUTS = {
     "llamagen": LayoutMark(
         "llamagen", "llamagen or llamagen-512", "LlamaGen text-to-image", _any("t2i_*.pt", "vq_ds16_t2i.pt")
     ),
+    "llamagen-c2i": LayoutMark(
+        "llamagen_class", "llamagen-c2i-b to llamagen-c2i-3b", "LlamaGen by class", _any("c2i_*.pt", "vq_ds16_c2i.pt")
+    ),
     "glm": LayoutMark("glm", "glm-image", "GLM-Image", _any("vision_language_encoder/config.json")),
     "liquid": LayoutMark("liquid", "liquid", "Liquid", _model_type("gemma")),
     "simplear": LayoutMark("simplear", "simplear or simplear-1.5b", "SimpleAR", _model_type("qwen2")),

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, read_json
+from specbench.models.eight_bits import quantise
 from specbench.models.script_archive import read_script_tensors
 
 
@@ -127,7 +128,12 @@ def build_network(
 
 
 def fill(
-    network: nn.Module, tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str, dtype: torch.dtype
+    network: nn.Module,
+    tensors: Mapping[str, Tensor],
+    found: CheckpointFiles,
+    device: str,
+    dtype: torch.dtype,
+    eight_bits: bool = False,
 ) -> nn.Module:
     """Give every parameter of a built network its stored value, in evaluation mode.
 
@@ -135,6 +141,7 @@ def fill(
         tensors: exactly the network's parameters; shared ones may be left out.
         found: the files they come from, for messages.
         device: "meta" leaves the values in their files, after all checks.
+        eight_bits: store the matrices of layers so, see `specbench.models.eight_bits`.
 
     Raises:
         SpecbenchError: a parameter without tensor, a tensor without parameter, or a shape that differs.
@@ -153,28 +160,39 @@ def fill(
         if name in tensors and not torch.equal(tensors[name], tensors[source]):
             raise found.refusal(f": {name} differs from {source}, which the configuration ties it to")
     network.load_state_dict(tensors, strict=False, assign=True)
-    return _finish(network, device, dtype)
+    _finish(network, device)
+    for name, module in network.named_modules() if device != "meta" else ():
+        for parameter in module.parameters(recurse=False):
+            parameter.data = parameter.data.to(device=device, dtype=dtype)
+        if eight_bits:
+            quantise(module, name)
+    return network
 
 
-def randomise(network: nn.Module, device: str, dtype: torch.dtype, seed: int = 0) -> nn.Module:
+def randomise(
+    network: nn.Module, device: str, dtype: torch.dtype, seed: int = 0, eight_bits: bool = False
+) -> nn.Module:
     """Draw every parameter of a built network: norms are 1, biases 0, matrices keep the variance of their input.
 
     On the device "meta" the network has shapes and no values.
     """
-    network.to(dtype).to_empty(device=device)
+    network.to(dtype)
     if device == "meta":
         return network.requires_grad_(False).eval()
     generator = torch.Generator(device).manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
+    for path, module in network.named_modules():
+        module.to_empty(device=device, recurse=False).requires_grad_(False)
+        for name, parameter in module.named_parameters(path, recurse=False):
             if parameter.dim() > 1 and "norm" not in name:
                 parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
             else:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-    return _finish(network, device, dtype)
+        if eight_bits:
+            quantise(module, path)
+    return _finish(network, device)
 
 
-def _finish(network: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
+def _finish(network: nn.Module, device: str) -> nn.Module:
     if hasattr(network, "tie_weights"):
         network.tie_weights()
     renew_rotary(network)
@@ -184,8 +202,6 @@ def _finish(network: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
     network.requires_grad_(False).eval()
     if device == "meta":
         return network
-    for parameter in network.parameters():
-        parameter.data = parameter.data.to(device=device, dtype=dtype)
     for module in network.modules():
         for name, buffer in module.named_buffers(recurse=False):
             # Rotary frequencies stay float32 in every dtype.

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number by dtype."""
+EIGHT_BITS = "int8wo"
+"""Value of `--dtype` for matrices in eight bits; activations and all other weights keep the model's own dtype."""
+DTYPES = (*BYTES, EIGHT_BITS)
+"""Values of `--dtype`."""
 
 
 RANDOM = "+random"
@@ -38,6 +42,7 @@ class ModelChoice:
         prompt_form: "official", or "released" for the words that SJD's released script writes before the prompt.
         guidance_schedule: "official" for a constant scale, or "released" for what the family's code makes of it.
         size: WIDTHxHEIGHT in pixels; the model's own if None.
+        eight_bits: matrices of the layers in eight bits, see `specbench.models.eight_bits`.
     """
 
     weights: str | None = None
@@ -48,6 +53,7 @@ class ModelChoice:
     prompt_form: str = "official"
     guidance_schedule: str = "official"
     size: str | None = None
+    eight_bits: bool = False
 
     def __post_init__(self) -> None:
         for name in ("weights", "revision", "size"):
@@ -82,7 +88,7 @@ class ModelChoice:
         forms = ("released" if one in found else "official" for one in released)
         sized = re.fullmatch(r"(.*)\+(\d+x\d+)", name)
         name, size = sized.groups() if sized else (name, None)
-        return name, cls(weights, revision, "random" in found, "tiny" in found, *forms, size)
+        return name, cls(weights, revision, "random" in found, "tiny" in found, *forms, size, "eight_bits" in found)
 
 
 AS_PUBLISHED = ModelChoice()
@@ -93,6 +99,7 @@ _ENDINGS = {
     "+released-rows": "released_rows",
     "+released-prompt": "released_prompt",
     "+released-guidance": "released_guidance",
+    f"+{EIGHT_BITS}": "eight_bits",
 }
 """Endings of a model's name in records, by what they record of a `ModelChoice`, in their order."""
 
@@ -201,7 +208,7 @@ class ModelFacts(Protocol):
 
     def step_bytes(self, dtype: str | None = None) -> int | None:
         """Weight bytes that one forward reads, however wide its window; None if not counted."""
-        return self.size and self.size.weights * BYTES[dtype or self.dtype]
+        return self.size and self.size.read(1, 1, 0, BYTES[dtype or self.dtype])
 
     def kv_bytes(self, dtype: str | None = None) -> int | None:
         """KV cache bytes of one token of one row (two rows per image with guidance); None if not counted."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder, read_json
 from specbench.models.checkpoint_layouts import Layout, find_marks, locate, missing_files, recognise, require_known
+from specbench.models.eight_bits import require_torchao
 from specbench.models.facts import AS_PUBLISHED, BYTES, TINY_BEFORE, TINY_GRID, ModelChoice, ModelFacts
 from specbench.models.network_sizes import NetworkSize, stored_size
 from specbench.models.transformer.size import Size
@@ -80,6 +81,7 @@ class HubModel(ModelFacts):
         row_ends: whether the grammar closes every row with a forced token.
         sizes: image sizes besides that of `grid`; None if there are none.
         guided: whether it has an unconditional prompt, as guidance needs it.
+        classes: number of class labels, which are the prompts; 0 where these are texts.
         before: gives the grids before the last one in the stream from its height and width.
         v_image: image vocabulary.
         defaults: the official sampling.
@@ -106,6 +108,7 @@ class HubModel(ModelFacts):
     row_ends: bool = False
     sizes: Sizes | None = None
     guided: bool = True
+    classes: int = 0
     before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
     dtype: str = "bfloat16"
     choice: ModelChoice = AS_PUBLISHED
@@ -228,6 +231,8 @@ class HubModel(ModelFacts):
 
     def require_weights(self) -> None:
         """Raise a SpecbenchError with exit code 5 for files that are not on this disk and may not be downloaded."""
+        if self.choice.eight_bits:
+            require_torchao()
         try:
             self.find()
         except SpecbenchError:
@@ -242,7 +247,13 @@ class HubModel(ModelFacts):
         return missing_files(self.name, self.family, self._layouts, choice.weights, choice.revision)
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Accepts any text."""
+        """Accepts any text; of a model by class, the number of a class."""
+        for prompt in prompts if self.classes else ():
+            if not (prompt.text.isdecimal() and int(prompt.text) < self.classes):
+                raise SpecbenchError(
+                    f"prompt '{prompt.id:.40}': {prompt.text!r:.40} is no class of '{self.name}'",
+                    f"a number from 0 to {self.classes - 1}, as --prompts imagenet has them",
+                )
 
     def sampling(self) -> Sampling:
         """The sampling the model is meant to be used with; where the authors leave it to a file of generation
@@ -254,11 +265,18 @@ class HubModel(ModelFacts):
     @property
     def size(self) -> Size | None:
         """What a forward reads and computes; None at tiny scale, whose sizes vary."""
-        return None if self.choice.tiny else Size(self.step_parameters, self.kv_numbers, self.attention_numbers)
+        counts = self.step_parameters, self.kv_numbers, self.attention_numbers
+        return None if self.choice.tiny else Size(*counts, self._in_eight_bits)
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Weights, image decoder and text encoder in memory."""
-        return self.parameters * BYTES[dtype or self.dtype] + self.other_bytes
+        itemsize = BYTES[dtype or self.dtype]
+        return self.parameters * itemsize - self._in_eight_bits * (itemsize - 1) + self.other_bytes
+
+    @property
+    def _in_eight_bits(self) -> int:
+        """Weights that are stored in eight bits; norms, one in a thousand, count as matrices."""
+        return self.network.trunk * self.choice.eight_bits
 
     @property
     def size_note(self) -> str | None:

@@ -115,6 +115,12 @@ def llamagen(
     return NetworkSize(codes, width, inner, layers, heads, heads, extra=caption_parameters, head_rows=codes)
 
 
+def llamagen_class(codes: int, width: int, inner: int, layers: int, classes: int = 1000) -> NetworkSize:
+    """LlamaGen by class: learned vectors of the classes and of none."""
+    heads = width // {3200: 100, 4096: 128}.get(width, 64)
+    return NetworkSize(codes, width, inner, layers, heads, heads, extra=(classes + 1) * width, head_rows=codes)
+
+
 def janus(
     words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, codes: int = 16_384
 ) -> NetworkSize:
@@ -161,6 +167,13 @@ CHAMELEON_34B = chameleon(65_536, 8192, 22_016, 48, 64, 8)
 LUMINA2_7B = chameleon(171_384, 4096, 11_008, 32, 32, 32)
 """The fewest words that hold the image tokens; how many more its configuration has was not seen."""
 LLAMAGEN_XL = llamagen(16_384, 1280, 3584, 36)
+LLAMAGEN_CLASS = {
+    "b": llamagen_class(16_384, 768, 2048, 12),
+    "l": llamagen_class(16_384, 1024, 2816, 24),
+    "xl": llamagen_class(16_384, 1280, 3584, 36),
+    "xxl": llamagen_class(16_384, 1536, 4096, 48),
+    "3b": llamagen_class(16_384, 3200, 8704, 24),
+}
 JANUS_1B = janus(102_400, 2048, 5632, 24, 16, 16)
 JANUS_7B = janus(102_400, 4096, 11_008, 30, 32, 32)
 SIMPLEAR_05B = qwen(215_672, 896, 4864, 24, 14, 2)
@@ -174,6 +187,7 @@ OFFICIAL = {
     "lumina": {"lumina": CHAMELEON_7B, "lumina-34b": CHAMELEON_34B},
     "lumina2": {"lumina2": LUMINA2_7B},
     "llamagen": {"llamagen": LLAMAGEN_XL},
+    "llamagen_class": {f"llamagen-c2i-{name}": size for name, size in LLAMAGEN_CLASS.items()},
     "janus": {"janus": JANUS_1B, "janus-7b": JANUS_7B},
     "simplear": {"simplear": SIMPLEAR_05B, "simplear-1.5b": SIMPLEAR_15B},
     "emu3": {"emu3": EMU3_8B},
@@ -211,7 +225,7 @@ def stored_size(family: str, official: NetworkSize, folder: Path, weights: str |
         SpecbenchError: it has the published size of another model of the family.
     """
     try:
-        size = _llamagen_size(folder) if family == "llamagen" else _configured_size(family, folder)
+        size = _llamagen_size(folder) if family.startswith("llamagen") else _configured_size(family, folder)
     except _DOES_NOT_TELL:
         return None
     if size != official:
@@ -257,19 +271,21 @@ def _llamagen_size(folder: Path) -> NetworkSize:
 
     import torch  # only for LlamaGen's pickled files
 
-    paths = sorted(folder.glob("t2i_*.pt"))
+    paths = sorted([*folder.glob("t2i_*.pt"), *folder.glob("c2i_*.pt")])
     if not paths:
-        raise ValueError("no t2i_*.pt")
+        raise ValueError("no t2i_*.pt or c2i_*.pt")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             held = torch.load(paths[0], map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch promises nothing about damaged files
         raise ValueError(str(error)) from error
-    tensors = held["model"] if "model" in held else held["module"] if "module" in held else held["state_dict"]
+    tensors = next((held[name] for name in ("model", "module", "state_dict") if name in held), held)
     codes, width = tensors["output.weight"].shape
     layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
-    caption, text_width = tensors["cls_embedding.uncond_embedding"].shape
     inner = len(tensors["layers.0.feed_forward.w1.weight"])
+    if (classes := tensors.get("cls_embedding.embedding_table.weight")) is not None:
+        return llamagen_class(codes, width, inner, layers, len(classes) - 1)
+    caption, text_width = tensors["cls_embedding.uncond_embedding"].shape
     return llamagen(codes, width, inner, layers, text_width, caption)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
-from specbench.models.facts import BYTES, ModelFacts
+from specbench.models.facts import BYTES, DTYPES, EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.papers.table import CellSettings, Row, Table
 from specbench.papers.table_files import load_table, load_tables, refuse_mistyped, table_names
 from specbench.reporting.forecast import (
@@ -77,9 +77,10 @@ def forecast(
     models = sorted({one.model for one in accepted})
     if not model and len(models) > 1:
         raise SpecbenchError(f"these are of several models ({', '.join(models)})", "choose one with --model")
-    facts = find_model(model or models[0])
+    name, choice = ModelChoice.of_name(model or models[0])
+    facts = find_model(name).configured(replace(choice, eight_bits=choice.eight_bits or dtype == EIGHT_BITS))
     accepted = [one if one.model == facts.name else replace(one, printed=printed_elsewhere(one)) for one in accepted]
-    chosen, guidance = dtype or facts.dtype, facts.sampling().guidance
+    chosen, guidance = dtype if dtype in BYTES else facts.dtype, facts.sampling().guidance
     peak = peak_of(on, chosen, threads)
     setting = ForecastSetting(facts, peak, chosen, guidance, batch, bandwidth, flops, overhead_ms)
     return forecast_rows(accepted, setting)
@@ -88,8 +89,8 @@ def forecast(
 def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range, overhead_ms: Range | None) -> None:
     if not 1 <= batch <= MOST_IMAGES:
         raise SpecbenchError(f"--batch {batch}: at least 1, at most {MOST_IMAGES:,}")
-    if dtype not in (None, *BYTES):
-        raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(BYTES)}")
+    if dtype not in (None, *DTYPES):
+        raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(DTYPES)}")
     for name, (low, high) in (("bandwidth-share", bandwidth), ("flops-share", flops)):
         if not 0 < low <= high <= 1:
             raise SpecbenchError(f"--{name} {low:g},{high:g}: no shares", "LOW,HIGH with 0 < LOW <= HIGH <= 1")

@@ -11,7 +11,7 @@ from pathlib import Path
 from specbench import prompts, stats
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.models.facts import ModelChoice
+from specbench.models.facts import EIGHT_BITS, ModelChoice
 from specbench.papers.cells import (
     NOT_SCORED,
     OVER_BASELINE,
@@ -205,8 +205,9 @@ def _unlike(settings: CellSettings, info: RunInfo) -> tuple[str, ...]:
     """How a run differs from what the table asks for, each as "model shapes instead of lumina"."""
     spec = info.spec
     released = {name: getattr(settings, name) for name in ("guidance_rows", "prompt_form") if getattr(settings, name)}
-    asked = {"model": ModelChoice(**released).name(settings.model)}
-    asked |= {name: getattr(settings, name) for name in ("prompts", "dtype")}
+    light = settings.dtype == EIGHT_BITS
+    asked = {"model": ModelChoice(**released, eight_bits=light).name(settings.model)}
+    asked |= {"prompts": settings.prompts, "dtype": None if light else settings.dtype}
     asked |= {name.replace("_", "-"): value for name, value in settings.sampling}
     there = {**vars(spec), **{name.replace("_", "-"): value for name, value in vars(spec.sampling).items()}}
     differing = [

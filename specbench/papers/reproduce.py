@@ -22,6 +22,7 @@ from specbench.errors import BAD_INPUT, INTERRUPTED, MISSING_PREREQUISITE, Specb
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.score_store import read_scores
 from specbench.models.catalog import find_model
+from specbench.models.facts import EIGHT_BITS
 from specbench.papers.join import PaperTable, join
 from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chosen_setting, takes, with_runs
 from specbench.prompts import load_prompts
@@ -358,6 +359,7 @@ def wanted_fields(values: Mapping[str, Value]) -> dict[str, object]:
     model, (planned,) = plan_model(values), plan_decoders(value["decoder"], values)
     fields = {"model": model.name, "prompts": value["prompts"], "seed": value["seed"], "batch": value["batch"]}
     fields |= {"sampling": plan_sampling(model, values), "decoder": without_options(planned.spec, "head")}
+    value["dtype"] = model.dtype if value["dtype"] == EIGHT_BITS else value["dtype"]
     return fields | {name: value[name] for name in ("dtype", "device", "threads") if values[name].given}
 
 

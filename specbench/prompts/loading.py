@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import public
-from specbench.prompts.prompt_set import PromptSet, build_prompt_set
+from specbench.prompts.prompt_set import Prompt, PromptSet, build_prompt_set
 from specbench.prompts.readers import read_file
 from specbench.system import plugins
 from specbench.system.downloads import Progress, fetch_all, offline
 from specbench.system.files import data_folder
 
+LABELS, _LABEL_SEED = "imagenet", 0
+"""Name of the set of class labels, and the seed that they are drawn with."""
+
 
 def prompt_set_names() -> list[str]:
     """List the prompt sets known by name; public ones must be fetched once."""
-    return sorted({*_shipped(), *plugins.plugins("prompts"), *public_names()})
+    return sorted({*_shipped(), *plugins.plugins("prompts"), *public_names(), LABELS})
 
 
 def public_names() -> list[str]:
@@ -69,7 +73,9 @@ def fetch_prompts(
 
 
 def default_prompts(model: str) -> str:
-    """The prompt set of a model's name if there is one, else PartiPrompts."""
+    """The prompt set of a model's name if there is one, class labels for models by class, else PartiPrompts."""
+    if model.startswith("llamagen-c2i"):
+        return LABELS
     return model if model in prompt_set_names() else "parti"
 
 
@@ -90,6 +96,8 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
     name = str(name_or_path)
     if name in _shipped():
         return build_prompt_set(name, read_file(_shipped()[name]))
+    if name == LABELS:
+        return build_prompt_set(name, class_labels())
     if name in plugins.plugins("prompts"):
         return build_prompt_set(name, read_file(_plugin_path(name)))
     if name in public.published_names():
@@ -111,6 +119,14 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
             )
         raise unknown_name("prompt set", name, prompt_set_names())
     return build_prompt_set(name, read_file(path))
+
+
+def class_labels(count: int = 50_000, classes: int = 1000) -> list[Prompt]:
+    """Labels drawn one by one, as LlamaGen's `sample_c2i_ddp.py` draws those of FID-50k (with another generator), so
+    that classes are not equally frequent."""
+    draw = random.Random(_LABEL_SEED).random
+    labels = [int(classes * draw()) for _ in range(count)]
+    return [Prompt(f"{number:05d}", str(label), meta={"class": label}) for number, label in enumerate(labels)]
 
 
 def _shipped() -> dict[str, Path]:

@@ -9,6 +9,7 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
+from specbench.models.facts import EIGHT_BITS
 from specbench.system.torch_device import emulates_bfloat16
 
 MODES = ("auto", "on", "off")
@@ -33,8 +34,10 @@ def settle_precision(asked: str | None, default: str, mode: str, device: str) ->
     """Decide number format and compilation on `device`; returns them and the notes on what cannot be had.
 
     Args:
-        asked: number format that the user wants; None for the model's `default`.
+        asked: number format that the user wants; None for the model's `default`, which all but the matrices of
+            "int8wo" have, too.
     """
+    asked = None if asked == EIGHT_BITS else asked
     dtype = asked or default
     if not emulates_bfloat16(device):
         compiled, note = should_compile(mode, device)

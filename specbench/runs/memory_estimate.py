@@ -197,7 +197,7 @@ def fitting_windows(
     if not fitting:
         raise SpecbenchError(
             f"--window auto: a window of {windows[0]} does not fit into the {_gib(free)} free on {device}",
-            "another device, or a smaller model",
+            "--dtype int8wo, another device, or a smaller model",
         )
     return tuple(fitting)
 
@@ -225,7 +225,7 @@ def settle_batch(
         raise SpecbenchError(
             f"--batch {batch}: {_gib(heaviest.weights)} of weights and {_gib(heaviest.per_image)} per image{drawing} "
             f"do not fit into {MARGIN:.0%} of the {_gib(free)} free on {device}",
-            f"--batch {most} fits" if most > 0 else "another device, or a smaller model",
+            f"--batch {most} fits" if most > 0 else "--dtype int8wo, another device, or a smaller model",
         )
     chosen = min(most, _MOST) if batch == "auto" else int(batch)
     return chosen, {"batch": chosen, "largest": most, "free": free, "margin": MARGIN} | asdict(heaviest)

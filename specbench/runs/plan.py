@@ -17,7 +17,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import find_head, missing_head, require_head
-from specbench.models.facts import ModelChoice, ModelFacts
+from specbench.models.facts import EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.prompt_set import Drawing
 from specbench.runs import compiler
@@ -422,6 +422,7 @@ def plan_model(values: Mapping[str, Value]) -> ModelFacts:
         value["prompt-form"],
         value["guidance-schedule"],
         value["size"],
+        value["dtype"] == EIGHT_BITS,
     )
     return find_model(value["model"]).configured(choice, download=True)
 

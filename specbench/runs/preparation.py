@@ -151,11 +151,11 @@ def roofline_facts(
     if size is None or peak is None:
         return None
     return {
-        "size": asdict(size),
+        "size": {name: count for name, count in asdict(size).items() if count},
         "itemsize": BYTES[dtype],
         "rows_per_image": 1 if guidance == 1 else 2,
         "device": peak.name,
-        "bytes_per_s": peak.bandwidth(size.weights * BYTES[dtype]),
+        "bytes_per_s": peak.bandwidth(size.read(1, 1, 0, BYTES[dtype])),
         "flops": peak.flops,
         "source": peak.source,
     }

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
+from specbench.models.facts import DTYPES
 from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
 from specbench.specs.options import Option, parse_size
@@ -135,7 +136,6 @@ def _panel(panel: str, default_unset: str = "") -> Callable[..., Setting]:
     return setting
 
 
-_DTYPES = ("float32", "bfloat16", "float16")
 _MODES = ("latency", "throughput")
 _what, _where, _model = _panel("What to run"), _panel("Where to run"), _panel("Model")
 _sampling, _output = _panel("Sampling", "the model"), _panel("Output")
@@ -237,7 +237,12 @@ _MODEL = (
         choices=("full", "tiny"),
     ),
     _model(
-        "dtype", "float32", f"number format of the weights: {', '.join(_DTYPES)}", "TYPE", "the model", choices=_DTYPES
+        "dtype",
+        "float32",
+        f"number format of the weights: {', '.join(DTYPES)} (matrices in eight bits, by torchao: another target)",
+        "TYPE",
+        "the model",
+        choices=DTYPES,
     ),
     _model("device", AUTO, "torch device: cpu, cuda, cuda:1, or auto: CUDA where torch finds a GPU", "DEVICE"),
     _model("threads", 0, "CPU threads; 0 uses all that are available to this process", "N", minimum=0, maximum=1024),

@@ -70,13 +70,13 @@ def forward_work(forward: Forward) -> dict[str, Work]:
     """Bytes and operations by part: `weights, attention, between, logits`."""
     size, rows, columns = forward.size, forward.rows, forward.columns
     seen = forward.context + columns
-    attention = size.read(0, rows, seen) + rows * columns * size.kv
+    attention = size.read(0, rows, seen, forward.itemsize) + forward.itemsize * rows * columns * size.kv
     moved = rows * columns * forward.layers * size.layer(forward.layers, forward.v_image).moved
     logits = rows * columns * forward.v_image
     mixed = 4 + 4 / 2 if forward.guided else 0  # float32: both rows are read, one is written
     return {
-        "weights": Work(forward.itemsize * size.read(1, rows, 0), size.operations(columns, rows, 0)),
-        "attention": Work(forward.itemsize * attention, size.operations(0, rows, columns * seen)),
+        "weights": Work(size.read(1, rows, 0, forward.itemsize), size.operations(columns, rows, 0)),
+        "attention": Work(attention, size.operations(0, rows, columns * seen)),
         "between": Work(forward.itemsize * moved, 0.0),
         "logits": Work(logits * (2 * forward.itemsize + 4 + mixed), 0.0),
     }

@@ -169,7 +169,8 @@ def floor_ms(rows: pd.DataFrame, floor: Mapping) -> pd.Series:
     nfe = rows["nfe"]
     visible = nfe * rows["stream_tokens"] - rows["committed_step_sum"] + nfe
     columns = (nfe + rows["drafted_sum"]).clip(lower=rows["stream_tokens"])
-    read_ms = floor["itemsize"] * size.read(nfe / rows["batch"], rows_per_image, visible) / floor["bytes_per_s"] * 1e3
+    read = size.read(nfe / rows["batch"], rows_per_image, visible, floor["itemsize"])
+    read_ms = read / floor["bytes_per_s"] * 1e3
     computed_ms = size.operations(columns, rows_per_image, visible * columns / nfe) / floor["flops"] * 1e3
     return pd.concat([read_ms, computed_ms], axis=1).max(axis=1)
 

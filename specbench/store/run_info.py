@@ -337,9 +337,9 @@ def _check_optional(content: Mapping[str, object]) -> None:
     if not all(isinstance(point, dict) for point in content.get("window_curve") or ()):
         raise TypeError("window_curve")
     if (facts := content.get("floor")) is not None:
-        size = Size(**facts["size"])
+        Size(**facts["size"])
         counts = (
-            *vars(size).values(),
+            *facts["size"].values(),
             *(facts[name] for name in ("itemsize", "rows_per_image", "bytes_per_s", "flops")),
         )
         if not all(isinstance(count, int | float) and 0 < float(count) < math.inf for count in counts):

@@ -17,7 +17,7 @@ from specbench.system.version import __version__
 
 BUILD_RECORD = Path(__file__).with_name("build.json")
 """Added to wheels and source distributions by `dev/release/build_hook.py`; absent in a checkout."""
-_PACKAGES = ("torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors")
+_PACKAGES = ("torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors", "torchao")
 
 
 def now() -> str:

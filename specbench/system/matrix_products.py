@@ -23,7 +23,8 @@ _READ_AS_FLOAT = (torch.float32, torch.bfloat16)
 
 def linear_output(layer: nn.Linear, hidden: Tensor) -> Tensor:
     """Output [R, T, o] of a linear layer for hidden states [R, T, d]."""
-    return product(hidden, layer.weight, layer.bias) if type(layer) is nn.Linear else layer(hidden)
+    plain = type(layer) is nn.Linear and type(layer.weight) in (Tensor, nn.Parameter)  # none in eight bits
+    return product(hidden, layer.weight, layer.bias) if plain else layer(hidden)
 
 
 def product(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

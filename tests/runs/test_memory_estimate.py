@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
+from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
 from specbench.decoding.loop import Loop, begin, decode
 from specbench.decoding.timing import Spans
 from specbench.models.catalog import ModelInfo, find_model, load_model
-from specbench.models.families import vq_decoder
+from specbench.models.checkpoint_loading import randomise
+from specbench.models.families import emu3, vq_decoder
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.kv_cache import PositionLayer
 from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
@@ -147,6 +149,19 @@ def test_drawing_a_picture_takes_what_the_catalog_says():
     with torch.inference_mode(), BENCH["Live"]() as live:
         vq_decoder.render_codes(decoder, torch.zeros(2, 4, 4, dtype=torch.long))
     assert 4 * 64 * 64 * find_model("lumina").pixel_numbers == pytest.approx(live.most, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["lumina2", "emu3"])
+def test_drawing_with_movqgan_takes_what_the_catalog_says(name):
+    """One frame of Emu3's decoder, and norms in slices; on the meta device, with the published sizes."""
+    if name == "emu3":
+        decoder = vq_decoder.Emu3Decoder(randomise(emu3.image_network(Emu3VQVAEConfig()), "meta", torch.float32))
+    else:
+        network = randomise(vq_decoder.movq_network(vq_decoder.MOVQ), "meta", torch.float32)
+        decoder = vq_decoder.MovqDecoder(network)
+    with torch.inference_mode(), BENCH["Live"]() as live:
+        vq_decoder.render_codes(decoder, torch.zeros(1, 8, 8, dtype=torch.long, device="meta"))
+    assert 4 * 64 * 64 * find_model(name).pixel_numbers == pytest.approx(live.most, rel=0.01)
 
 
 @pytest.mark.parametrize(

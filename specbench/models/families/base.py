@@ -24,6 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
 from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.checkpoint_loading import fill, randomise
 from specbench.models.families import vq_decoder
 from specbench.models.hub_model import HubModel, digest
 from specbench.models.interface import TokenLayout
@@ -60,6 +61,14 @@ class LoadRequest:
         if self.info.row_ends:
             return TokenLayout.with_row_ends(*self.info.grid, v_image)
         return TokenLayout.plain(*self.info.grid, v_image, self.info.grids_before)
+
+    def fill(self, network: nn.Module, tensors: Mapping[str, Tensor], found: CheckpointFiles) -> nn.Module:
+        """Give the language model its stored values; see `specbench.models.checkpoint_loading.fill`."""
+        return fill(network, tensors, found, self.device, self.dtype, self.info.choice.eight_bits)
+
+    def randomise(self, network: nn.Module) -> nn.Module:
+        """Draw the language model; see `specbench.models.checkpoint_loading.randomise`."""
+        return randomise(network, self.device, self.dtype, eight_bits=self.info.choice.eight_bits)
 
     def sized(self, full: Mapping[str, object], tiny: Mapping[str, object]) -> dict[str, object]:
         """Settings of an architecture at the size that was asked for."""

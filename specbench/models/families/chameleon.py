@@ -19,8 +19,6 @@ from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import (
     build_network,
     drop,
-    fill,
-    randomise,
     read_model_config,
     read_tensors,
     read_tokenizer,
@@ -95,7 +93,7 @@ def _filled(
     for name, stored in tensors.items():
         if count := heads.get(name.split(".")[-2]):
             tensors[name] = stored.repeat_interleave(max(count // len(stored), 1), dim=0)
-    return fill(network, tensors, files, request.device, request.dtype)
+    return request.fill(network, tensors, files)
 
 
 def _random_trunk(request: LoadRequest, ids: range, specials: Mapping[str, int]) -> Trunk:
@@ -103,7 +101,7 @@ def _random_trunk(request: LoadRequest, ids: range, specials: Mapping[str, int])
     config = ChameleonConfig(
         **request.sized_network(swin, _TINY | {"num_key_value_heads": 4}), vocabulary_map={"<image>": 8711}
     )
-    network = randomise(_language_model(config), request.device, request.dtype)
+    network = request.randomise(_language_model(config))
     return _trunk(network, stand_in_tokenizer(specials, first_byte=10_000), ids, {})
 
 

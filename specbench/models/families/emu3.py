@@ -95,8 +95,8 @@ def load(request: LoadRequest) -> Emu3:
         config = read_model_config(files, Emu3Config)
         language, image_config, image_files = _language_model(config.text_config, files), config.vq_config, files
         language_tensors, image_tensors = _parts(read_tensors(files), files)
-    image = _image_network(image_config, image_files)
-    fill(language, language_tensors, files, request.device, request.dtype)
+    image = image_network(image_config, image_files)
+    request.fill(language, language_tensors, files)
     fill(image, drop(image_tensors, vq_decoder.ENCODER_SIDE), image_files, request.device, torch.float32)
     words = language.config.vocab_size
     tokenizer = ranked_tokenizer(files, words) if published else _converted_tokenizer(files)
@@ -107,8 +107,8 @@ def load(request: LoadRequest) -> Emu3:
 def _random(request: LoadRequest) -> Emu3:
     tiny_text = _TINY | {"num_key_value_heads": 2}
     language = build_network(Emu3ForCausalLM, Emu3TextConfig(**request.sized_network({}, tiny_text)))
-    image = _image_network(Emu3VQVAEConfig(**request.sized({}, _TINY_VQ)))
-    randomise(language, request.device, request.dtype)
+    image = image_network(Emu3VQVAEConfig(**request.sized({}, _TINY_VQ)))
+    request.randomise(language)
     randomise(image, request.device, torch.float32)
     ids = range(FIRST_CODE, FIRST_CODE + request.info.v_image)
     return _model(request, stand_in_tokenizer(SPECIALS, first_byte=0), language, ids, image)
@@ -158,7 +158,7 @@ def _published_image_config(files: CheckpointFiles) -> Emu3VQVAEConfig:
         return Emu3VQVAEConfig(**settings, hidden_size=widest)
 
 
-def _image_network(config: Emu3VQVAEConfig, found: CheckpointFiles | None = None) -> nn.Module:
+def image_network(config: Emu3VQVAEConfig, found: CheckpointFiles | None = None) -> nn.Module:
     network = build_network(Emu3VQVAE, config, found=found)
     del network.encoder, network.quant_conv
     return network

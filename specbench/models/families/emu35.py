@@ -12,7 +12,7 @@ from dataclasses import replace
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from specbench.models.checkpoint_files import read_json
-from specbench.models.checkpoint_loading import build_network, fill, randomise, read_tensors, token_id
+from specbench.models.checkpoint_loading import build_network, read_tensors, token_id
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.emu3 import (
@@ -66,13 +66,13 @@ def load(request: LoadRequest) -> Emu35:
         config = _CONFIG | read_json(files.source, files.named("config.json"))
         config["rope_theta"] = float(config["rope_theta"])
         network = build_network(lambda: Qwen3ForCausalLM(Qwen3Config.from_dict(config)), found=files)
-        fill(network, read_tensors(files), files, request.device, request.dtype)
+        request.fill(network, read_tensors(files), files)
         tokenizer = ranked_tokenizer(words, network.config.vocab_size)
         decoder = vq_decoder.load_chameleon_vq(read_tensors(vq_files), vq_files, request.device)
         ids = visual_ids(tokenizer, len(decoder.codebook), words, VISION_TOKENS)
     else:
         config = Qwen3Config(**_CONFIG | request.sized_network({}, _TINY))
-        network = randomise(build_network(Qwen3ForCausalLM, config), request.device, request.dtype)
+        network = request.randomise(build_network(Qwen3ForCausalLM, config))
         tokenizer, ids = (
             stand_in_tokenizer(_SPECIALS, first_byte=0),
             range(FIRST_CODE, FIRST_CODE + request.info.v_image),

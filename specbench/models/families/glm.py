@@ -22,9 +22,7 @@ from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import (
     build_network,
     drop,
-    fill,
     named_token,
-    randomise,
     read_model_config,
     read_tensors,
     read_tokenizer,
@@ -161,7 +159,7 @@ def load(request: LoadRequest) -> GlmImage:
         text = request.sized_network({}, _TINY)
         section = [2, 1, 1] if request.info.choice.tiny else [8, 12, 12]
         config = GlmImageConfig(text_config={**text, "rope_parameters": {**_ROTARY, "mrope_section": section}})
-        network = randomise(_network(config), request.device, request.dtype)
+        network = request.randomise(_network(config))
         codebook = torch.randn(config.vq_config.num_embeddings, 8, generator=torch.Generator().manual_seed(0))
         tokenizer = stand_in_tokenizer(_SPECIALS, first_byte=17_000)
         model = GlmImage(request, tokenizer, network, codebook, tuple(_SPECIALS), None)
@@ -172,7 +170,7 @@ def load(request: LoadRequest) -> GlmImage:
     network, codebook = _network(config, files), tensors.get(CODEBOOK)
     if codebook is None:
         raise files.refusal(f" lacks '{CODEBOOK}'")
-    fill(network, drop(tensors, ("model.visual.", "model.vqmodel.")), files, request.device, request.dtype)
+    request.fill(network, drop(tensors, ("model.visual.", "model.vqmodel.")), files)
     names = [named_token(files, role) for role in _ROLES]
     template = files.named("chat_template.jinja").read_text(encoding="utf-8")
     model = GlmImage(request, read_tokenizer(files), network, codebook, names, template)

@@ -21,9 +21,7 @@ from specbench.models.checkpoint_files import CheckpointFiles, read_json
 from specbench.models.checkpoint_loading import (
     build_network,
     drop,
-    fill,
     named_token,
-    randomise,
     read_model_config,
     read_tensors,
     read_tokenizer,
@@ -80,7 +78,7 @@ class Janus(FamilyModel):
 
 def load(request: LoadRequest) -> Janus:
     if not request.found:
-        network = randomise(_network(_random_config(request)), request.device, request.dtype)
+        network = request.randomise(_network(_random_config(request)))
         start, pad, _ = _SPECIALS
         return Janus(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, start, pad)
     files = request.found[0]
@@ -95,7 +93,7 @@ def load(request: LoadRequest) -> Janus:
             named_token(files, "pad_token"),
         )
     network = _network(config, files)
-    fill(network, drop(tensors, UNUSED), files, request.device, request.dtype)
+    request.fill(network, drop(tensors, UNUSED), files)
     return Janus(request, read_tokenizer(files), network, start, pad)
 
 

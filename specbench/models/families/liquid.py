@@ -10,8 +10,6 @@ from transformers import GemmaConfig, GemmaForCausalLM
 
 from specbench.models.checkpoint_loading import (
     build_network,
-    fill,
-    randomise,
     read_model_config,
     read_tensors,
     read_tokenizer,
@@ -36,12 +34,12 @@ class Liquid(FamilyModel):
 def load(request: LoadRequest) -> Liquid:
     if not request.found:
         config = GemmaConfig(**request.sized_network({}, _TINY))
-        network = randomise(build_network(GemmaForCausalLM, config), request.device, request.dtype)
+        network = request.randomise(build_network(GemmaForCausalLM, config))
         tokenizer = stand_in_tokenizer(_SPECIALS, first_byte=1000)
         return Liquid.after_words(request, tokenizer, network, _WORDS, random_decoder(request))
     files, vq_files = request.found
     network = build_network(GemmaForCausalLM, read_model_config(files, GemmaConfig), found=files)
-    fill(network, read_tensors(files), files, request.device, request.dtype)
+    request.fill(network, read_tensors(files), files)
     tokenizer = read_tokenizer(files)
     decoder = vq_decoder.load_chameleon_vq(read_tensors(vq_files), vq_files, request.device)
     return Liquid.after_words(request, tokenizer, network, tokenizer.get_vocab_size(with_added_tokens=True), decoder)

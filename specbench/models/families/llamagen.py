@@ -47,7 +47,7 @@ HEAD = 64
 VQ_FILE = "vq_ds16_t2i.pt"
 HEAD_GRIDS = {"t2i": 16, "t2i2": 32}
 """Side of the grid that a published draft head was trained on, by the `input_type` of its configuration."""
-_TINY = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
+TINY = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
 _T5_XL = {
     "vocab_size": 32_128,
     "d_model": 2048,
@@ -58,7 +58,7 @@ _T5_XL = {
     "feed_forward_proj": "gated-gelu",
 }
 _TINY_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4}
-_TINY_VQ = {"latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
+TINY_VQ = {"latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
 
 
 class LlamaGen(FamilyModel):
@@ -156,14 +156,14 @@ class GridRotary(nn.Module):
     the last.
     """
 
-    def __init__(self, height: int, width: int, base: float = 10_000.0, caption: int = CAPTION):
+    def __init__(self, height: int, width: int, base: float = 10_000.0, caption: int = CAPTION, head: int = HEAD):
         super().__init__()
-        half = HEAD // 2
+        half = head // 2
         frequencies = base ** -(torch.arange(0, half, 2) / half)
         rows = torch.outer(torch.arange(height), frequencies)[:, None].expand(-1, width, -1)
         columns = torch.outer(torch.arange(width), frequencies)[None].expand(height, -1, -1)
         angles = torch.cat([rows, columns], dim=-1).reshape(height * width, half).repeat(1, 2)
-        nothing = torch.zeros(caption, HEAD)
+        nothing = torch.zeros(caption, head)
         self.register_buffer("cos", torch.cat([nothing, angles.cos()]), persistent=False)
         self.register_buffer("sin", torch.cat([nothing, angles.sin()]), persistent=False)
 
@@ -189,8 +189,8 @@ def load(request: LoadRequest) -> LlamaGen:
     files, text_files = request.found
     language, image = files.only("t2i_*.pt"), files.only(VQ_FILE)
     tensors = convert(read_tensors(language), language)
-    network = build_network(Network, _config(tensors, language), tensors["uncond_embedding"].shape[-1])
-    fill(network, tensors, language, request.device, request.dtype)
+    network = build_network(Network, stored_config(tensors, language), tensors["uncond_embedding"].shape[-1])
+    request.fill(network, tensors, language)
     encoder = build_network(T5EncoderModel, read_model_config(text_files, T5Config), found=text_files)
     text_tensors = drop(read_tensors(text_files), ["decoder.", "lm_head."])
     fill(encoder, text_tensors, text_files, request.device, _text_dtype(request))
@@ -199,14 +199,14 @@ def load(request: LoadRequest) -> LlamaGen:
 
 
 def _random(request: LoadRequest) -> LlamaGen:
-    config = _llama(request.sized_network({}, _TINY))
+    config = llama_config(request.sized_network({}, TINY))
     text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
-    network = randomise(build_network(Network, config, text_config.d_model), request.device, request.dtype)
+    network = request.randomise(build_network(Network, config, text_config.d_model))
     encoder = randomise(build_network(T5EncoderModel, text_config), request.device, _text_dtype(request))
     tokenizer = stand_in_tokenizer({"</s>": 1}, first_byte=3)
     tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     decoder = vq_decoder.random_taming(
-        request.sized(vq_decoder.LLAMAGEN_VQ, _TINY_VQ), normalise=True, attention=True, device=request.device
+        request.sized(vq_decoder.LLAMAGEN_VQ, TINY_VQ), normalise=True, attention=True, device=request.device
     )
     return LlamaGen(request, network, encoder, tokenizer, decoder)
 
@@ -216,13 +216,13 @@ def _text_dtype(request: LoadRequest) -> torch.dtype:
     return torch.float32 if request.dtype == torch.float16 else request.dtype
 
 
-def _llama(sizes: Mapping[str, int]) -> LlamaConfig:
-    heads = sizes["hidden_size"] // HEAD
+def llama_config(sizes: Mapping[str, int], head: int = HEAD) -> LlamaConfig:
+    heads = sizes["hidden_size"] // head
     sizes = {**sizes, "num_attention_heads": heads, "num_key_value_heads": heads}
     return LlamaConfig(**sizes, rms_norm_eps=1e-5)
 
 
-def _config(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> LlamaConfig:
+def stored_config(tensors: Mapping[str, Tensor], found: CheckpointFiles, head: int = HEAD) -> LlamaConfig:
     """The architecture that converted tensors were made with."""
     try:
         vocabulary, width = tensors["output.weight"].shape
@@ -231,7 +231,7 @@ def _config(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> LlamaConfi
         raise found.refusal(f" lacks {error}") from None
     layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
     sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": vocabulary}
-    return _llama(sizes)
+    return llama_config(sizes, head)
 
 
 _NAMES = {
@@ -250,25 +250,28 @@ _LAYER_NAMES = {
 }
 
 
-def convert(tensors: Mapping[str, Tensor], found: CheckpointFiles) -> dict[str, Tensor]:
-    """Official tensors under the names and in the order of `Network`."""
+def convert(
+    tensors: Mapping[str, Tensor], found: CheckpointFiles, condition: str = "uncond_embedding", head: int = HEAD
+) -> dict[str, Tensor]:
+    """Official tensors under the names and in the order of `Network`, of heads of `head`; the name of the learned
+    `condition` must be among them."""
     converted: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         layer, inner = re.fullmatch(r"(layers\.\d+\.)?(.*)", name).groups()
         if layer and inner == "attention.wqkv.weight":
-            if len(tensor) % (3 * HEAD):
-                raise found.refusal(f": {name} has {len(tensor)} rows, not three times heads of {HEAD}")
+            if len(tensor) % (3 * head):
+                raise found.refusal(f": {name} has {len(tensor)} rows, not three times heads of {head}")
             for part, matrix in zip("qkv", tensor.chunk(3), strict=True):
                 converted[f"model.{layer}self_attn.{part}_proj.weight"] = (
-                    matrix if part == "v" else rotary_halves(matrix, HEAD)
+                    matrix if part == "v" else rotary_halves(matrix, head)
                 )
             continue
         prefix = f"model.{layer}" if layer else ""
         names = _LAYER_NAMES if layer else _NAMES
         old = next((old for old in names if inner.startswith(old)), "")
         converted[prefix + names.get(old, "") + inner.removeprefix(old)] = tensor
-    if "uncond_embedding" not in converted:
-        raise found.refusal(" lacks 'cls_embedding.uncond_embedding'")
+    if condition not in converted:
+        raise found.refusal(f" lacks 'cls_embedding.{condition}'")
     return converted
 
 

@@ -29,6 +29,8 @@ _VQ = Source(
 )
 _VQGAN_NUMBERS = 387
 """Numbers per pixel while a VQGAN draws: three maps of 128 channels, and little else."""
+_MOVQ_NUMBERS = 1569
+"""The same for MoVQGAN and Emu3's decoder: three maps of 512 channels, and slices."""
 _T5 = Source(
     "the text encoder",
     "google/flan-t5-xl",
@@ -100,6 +102,26 @@ def _llamagen(name: str, side: int, file: str) -> HubModel:
         defaults=Sampling(guidance=7.5, top_k=1000),
         network=sizes.LLAMAGEN_XL,
         other_bytes=170_332_684 + 2_447_054_848,
+        pixel_numbers=_VQGAN_NUMBERS,
+    )
+
+
+def _llamagen_class(size: str, side: int, guidance: float, only: bool = True) -> HubModel:
+    """`only`: whether it is the only grid that is published for the size, or the first of two."""
+    ending = "" if only else f"-{16 * side}"
+    return HubModel(
+        name=f"llamagen-c2i-{size}{ending}",
+        summary=f"LlamaGen {size.upper()} by class at {16 * side} px",
+        target="specbench.models.families.llamagen_class:load",
+        source=Source(
+            "the model", "FoundationVision/LlamaGen", (f"c2i_{size.upper()}_{16 * side}.pt", "vq_ds16_c2i.pt"), "MIT"
+        ),
+        grid=(side, side),
+        v_image=16384,
+        classes=1000,
+        defaults=Sampling(guidance=guidance),
+        network=sizes.LLAMAGEN_CLASS[size],
+        other_bytes=170_332_684,
         pixel_numbers=_VQGAN_NUMBERS,
     )
 
@@ -181,7 +203,7 @@ MODELS = (
         defaults=Sampling(guidance=4.0, top_k=4096),
         network=sizes.LUMINA2_7B,
         other_bytes=644_735_068,
-        pixel_numbers=2900,
+        pixel_numbers=_MOVQ_NUMBERS,
     ),
     HubModel(
         name="anole",
@@ -215,6 +237,13 @@ MODELS = (
     ),
     _llamagen("llamagen", 16, "t2i_XL_stage1_256.pt"),
     _llamagen("llamagen-512", 32, "t2i_XL_stage2_512.pt"),
+    _llamagen_class("b", 24, 2.0),
+    _llamagen_class("b", 16, 2.0, only=False),
+    _llamagen_class("l", 24, 2.0),
+    _llamagen_class("l", 16, 2.0, only=False),
+    _llamagen_class("xl", 24, 1.75),
+    _llamagen_class("xxl", 24, 1.75),
+    _llamagen_class("3b", 24, 1.65),
     _janus("janus", "1B", sizes.JANUS_1B),
     _janus("janus-7b", "7B", sizes.JANUS_7B),
     _simplear("simplear", "0.5B", sizes.SIMPLEAR_05B),
@@ -290,7 +319,7 @@ MODELS = (
         defaults=Sampling(guidance=3.0, top_k=2048),
         network=sizes.EMU3_8B,
         other_bytes=645_007_932,
-        pixel_numbers=10_385,
+        pixel_numbers=_MOVQ_NUMBERS,
     ),
     HubModel(
         name="emu3.5",

@@ -10,8 +10,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from specbench.models.checkpoint_loading import (
     build_network,
-    fill,
-    randomise,
     read_model_config,
     read_tensors,
     read_tokenizer,
@@ -63,7 +61,7 @@ class SimpleAR(FamilyModel):
 def load(request: LoadRequest) -> SimpleAR:
     if not request.found:
         config = Qwen2Config(**request.sized_network(_QWEN, _TINY))
-        network = randomise(build_network(Qwen2ForCausalLM, config), request.device, request.dtype)
+        network = request.randomise(build_network(Qwen2ForCausalLM, config))
         decoder = cosmos.random_cosmos(cosmos.TINY if request.info.choice.tiny else cosmos.PUBLISHED, request.device)
         return SimpleAR.after_words(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, _WORDS, decoder)
     files, decoder_files = request.found
@@ -72,7 +70,7 @@ def load(request: LoadRequest) -> SimpleAR:
     if config.use_sliding_window:
         raise files.refusal(": sliding-window attention is not supported", files.named("config.json"))
     network = build_network(Qwen2ForCausalLM, config, found=files)
-    fill(network, read_tensors(files), files, request.device, request.dtype)
+    request.fill(network, read_tensors(files), files)
     tokenizer = read_tokenizer(files)
     decoder = cosmos.load_cosmos(decoder_files, request.device)
     words = tokenizer.get_vocab_size(with_added_tokens=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Emu3VQVAE, JanusVQVAEConfig
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
+from transformers.models.emu3.modeling_emu3 import Emu3VQVAESpatialNorm
 from transformers.models.janus.modeling_janus import JanusVQVAE
 
 from specbench.models.checkpoint_files import CheckpointFiles
@@ -169,6 +171,10 @@ MOVQ |= {"channel_multiplier": [1, 2, 2, 4], "attn_resolutions": [3], "hidden_si
 """Settings of ai-forever's MoVQGAN of 270 M parameters."""
 
 
+_SLICE = 64
+"""Channels of a slice of `spatial_norm`."""
+
+
 class MovqDecoder:
     """The decoder of MoVQGAN: that of Emu3's video tokenizer without its layers over time.
 
@@ -179,10 +185,24 @@ class MovqDecoder:
     def __init__(self, network: nn.Module):
         self._network = network
         self.codebook = network.quantize.embedding.weight.float()
+        for module in network.decoder.modules():
+            if isinstance(module, Emu3VQVAESpatialNorm):
+                module.forward = partial(spatial_norm, module)
 
     def decode(self, codes: Tensor) -> Tensor:
         latents = self.codebook[codes].permute(0, 3, 1, 2)
         return self._network.decoder(self._network.post_quant_conv(latents)[:, None], latents[:, None])
+
+
+def spatial_norm(norm: Emu3VQVAESpatialNorm, hidden: Tensor, latents: Tensor) -> Tensor:
+    """Its own forward, in slices of channels: three maps of the picture's size less are alive at once."""
+    normed, size = norm.norm_layer(hidden), hidden.shape[-2:]
+    scale, shift = norm.conv_y(latents), norm.conv_b(latents)  # before they are enlarged, which repeats pixels
+    for start in range(0, normed.shape[1], _SLICE):
+        part = slice(start, start + _SLICE)
+        normed[:, part] *= functional.interpolate(scale[:, part], size=size, mode="nearest")
+        normed[:, part] += functional.interpolate(shift[:, part], size=size, mode="nearest")
+    return normed
 
 
 def movq_network(settings: Mapping[str, object]) -> nn.Module:
@@ -218,16 +238,26 @@ def load_movq(tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str
     return MovqDecoder(fill(movq_network(settings), kept, found, device, torch.float32))
 
 
-class Emu3Decoder:
-    """Emu3's video tokenizer used on one frame.
+class Emu3Decoder(MovqDecoder):
+    """Emu3's video tokenizer used for one picture. Its layers over time make several frames, of which the first is the
+    picture; nothing after them mixes frames, so that only the first is drawn.
 
     Args:
         network: an `Emu3VQVAE`; only its codebook, `post_quant_conv` and decoder are used.
     """
 
     def __init__(self, network: nn.Module):
-        self._network = network
-        self.codebook = network.quantize.embedding.weight.float()
+        super().__init__(network)
+        decoder = network.decoder
+        self._mixing, self._growing = decoder.time_res_stack, decoder.time_conv
+        decoder.time_res_stack, decoder.time_conv = nn.ModuleList(), nn.ModuleList()
 
     def decode(self, codes: Tensor) -> Tensor:
-        return self._network.decode(codes)
+        latents = self.codebook[codes].permute(0, 3, 1, 2)[:, :, None]
+        frames = torch.cat([self._network.post_quant_conv(latents), latents])
+        for layer in self._mixing:
+            frames = layer(frames)
+        for layer in self._growing:
+            frames = functional.silu(layer(frames))
+        hidden, latents = frames[:, :, :1].permute(0, 2, 1, 3, 4).chunk(2)
+        return self._network.decoder(hidden, latents)

@@ -24,11 +24,13 @@ class Size:
         weights: parameters that one forward reads: no input embedding, image rows of the head only.
         kv: numbers cached per token and row.
         attention: width of the queries, summed over layers.
+        eight_bits: of the weights, those that are stored in one byte each.
     """
 
     weights: int
     kv: int
     attention: int
+    eight_bits: int = 0
 
     def layer(self, layers: int, outputs: int) -> Layer:
         """Size of one of its `layers`, if the head is linear with `outputs` and queries are as wide as hidden
@@ -39,9 +41,11 @@ class Size:
         projections = 2 * width * (width + self.kv // (2 * layers))
         return Layer(width, (weights - projections) // (3 * width), weights)
 
-    def read(self, forwards: float, rows: int, visible: float) -> float:
-        """Numbers read by `forwards` that attend to `visible` cached tokens in each row, summed over forwards."""
-        return forwards * self.weights + rows * visible * self.kv
+    def read(self, forwards: float, rows: int, visible: float, itemsize: int) -> float:
+        """Bytes read by `forwards` that attend to `visible` cached tokens in each row, summed over forwards; `itemsize`
+        is that of a number not stored in eight bits."""
+        weights = itemsize * self.weights - (itemsize - 1) * self.eight_bits
+        return forwards * weights + itemsize * rows * visible * self.kv
 
     def operations(self, columns: float, rows: int, seen: float) -> float:
         """Floating-point operations of the matrix products of `columns` per row that attend to `seen` tokens, both

@@ -59,26 +59,43 @@ def write(folder: Path, file: str, text_folder: str = "flan-t5-xl") -> Tiny:
     return Tiny(folder, logits, range(CODES), lambda codes: image.decode(codes), seen, tensors["output.weight"])
 
 
-def official_features(tensors: dict[str, Tensor], caption: Tensor, padding: int, stream: list[int]) -> Tensor:
-    """Last hidden states [120 + len(stream), d]: captions left-padded, one position and one head at a time."""
-    fc1, fc2 = (tensors[f"cls_embedding.cap_proj.{name}.weight"] for name in ("fc1", "fc2"))
-    x = functional.gelu(caption @ fc1.T, approximate="tanh") @ fc2.T
+def write_by_class(folder: Path, file: str, bare: bool = False) -> dict[str, Tensor]:
+    """A class-conditional checkpoint; `bare`: as FSDP saves it. Returns its tensors."""
+    tensors = {name: tensor for name, tensor in _tensors().items() if not name.startswith("cls_embedding.")}
+    table = torch.randn(1001, WIDTH, generator=torch.Generator().manual_seed(6))
+    tensors["cls_embedding.embedding_table.weight"] = table
+    torch.save(tensors if bare else {"model": tensors}, folder / file)
+    torch.save({"model": _official_vq(vq_network(CODES, 8))}, folder / "vq_ds16_c2i.pt")
+    return tensors
+
+
+def official_features(
+    tensors: dict[str, Tensor], caption: Tensor | None, padding: int, stream: list[int], label: int | None = None
+) -> Tensor:
+    """Last hidden states [120 + len(stream), d]: captions left-padded, one position and one head at a time; by class
+    [1 + len(stream), d]."""
+    if label is None:
+        fc1, fc2 = (tensors[f"cls_embedding.cap_proj.{name}.weight"] for name in ("fc1", "fc2"))
+        x = functional.gelu(caption @ fc1.T, approximate="tanh") @ fc2.T
+    else:
+        x = tensors["cls_embedding.embedding_table.weight"][label][None]
+    start = len(x)
     x = torch.cat([x, tensors["tok_embeddings.weight"][torch.tensor(stream, dtype=torch.long)]])
     for layer in range(LAYERS):
         held = {name.removeprefix(f"layers.{layer}."): t for name, t in tensors.items() if f"layers.{layer}." in name}
-        x = x + _attention(held, _rms(x, held["attention_norm.weight"]), padding)
+        x = x + _attention(held, _rms(x, held["attention_norm.weight"]), padding, start)
         h = _rms(x, held["ffn_norm.weight"])
         gated = functional.silu(h @ held["feed_forward.w1.weight"].T) * (h @ held["feed_forward.w3.weight"].T)
         x = x + gated @ held["feed_forward.w2.weight"].T
     return _rms(x, tensors["norm.weight"])
 
 
-def _attention(held: dict[str, Tensor], x: Tensor, padding: int) -> Tensor:
+def _attention(held: dict[str, Tensor], x: Tensor, padding: int, caption: int) -> Tensor:
     q, k, v = (x @ held["attention.wqkv.weight"].T).split(WIDTH, dim=-1)
     heads = []
     for start in range(0, WIDTH, HEAD):
         part = slice(start, start + HEAD)
-        queries, keys = (torch.stack([rotate(row, at) for at, row in enumerate(m[:, part])]) for m in (q, k))
+        queries, keys = (torch.stack([rotate(row, at, caption) for at, row in enumerate(m[:, part])]) for m in (q, k))
         scores = queries @ keys.T / HEAD**0.5
         sees = torch.ones(len(x), len(x), dtype=torch.bool).tril()
         sees[:, :padding] = False

@@ -1,0 +1,114 @@
+"""`--dtype int8wo` from the command line to the audit: names, memory, quantised modules, bad input. torchao is an
+extra: a stand-in rounds where only the way to it is tested."""
+
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from specbench import api
+from specbench.checks.run_audit import audit_run
+from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE
+from specbench.models import eight_bits
+from specbench.models.catalog import find_model, load_model, models, recorded_model
+from specbench.models.facts import ModelChoice
+from specbench.runs.memory_estimate import footprint
+from specbench.specs.presets import resolve
+
+LIGHT = ModelChoice(eight_bits=True)
+with_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao (extra `quant`) is not installed")
+
+
+@pytest.fixture
+def rounding(monkeypatch):
+    """A stand-in for torchao that rounds the weights of each layer to 255 steps and keeps their dtype."""
+
+    def quantize_(module, config):
+        scale = module.weight.abs().amax(1, keepdim=True) / 127
+        module.weight.data = (module.weight / scale).round() * scale
+        rounded.append(module)
+
+    rounded = []
+    stand_in = SimpleNamespace(Int8WeightOnlyConfig=object, quantize_=quantize_)
+    monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(quantization=stand_in, __spec__=None))
+    monkeypatch.setitem(sys.modules, "torchao.quantization", stand_in)
+    monkeypatch.setattr(eight_bits, "require_torchao", lambda: None)
+    monkeypatch.setattr("specbench.models.catalog.require_torchao", lambda: None)
+    monkeypatch.setattr("specbench.models.hub_model.require_torchao", lambda: None)
+    return rounded
+
+
+def test_a_model_in_eight_bits_has_a_name_of_its_own_that_leads_back_to_it():
+    light = find_model("lumina").configured(replace(LIGHT, random=True))
+    assert light.name == "lumina+random+int8wo"
+    assert recorded_model(light.name) == light != find_model("lumina").configured(ModelChoice(random=True))
+    assert recorded_model("shapes+int8wo").eight_bits and not find_model("shapes").eight_bits
+
+
+@pytest.mark.parametrize(("name", "gib"), [("janus-7b", 8), ("lumina", 11), ("lumina-34b", 46), ("emu3.5", 46)])
+def test_memory_is_planned_for_one_byte_per_weight_of_a_layer(name, gib):
+    """7B on cards of 8 to 12 GB, 34B on one of 48 GB."""
+    full, light = find_model(name), find_model(name).configured(LIGHT)
+    assert full.fixed_bytes() - light.fixed_bytes() == full.step_bytes() - light.step_bytes() == full.network.trunk
+    assert light.kv_bytes() == full.kv_bytes()
+    assert footprint(light, resolve("ar"), light.sampling(), light.dtype).total(1) < gib * 2**30
+
+
+@pytest.mark.parametrize("name", [name for name in models() if name != "shapes"])
+def test_matrices_of_layers_are_quantised_in_every_family_and_nothing_else(name, rounding):
+    choice = ModelChoice(random=True, tiny=True)
+    plain = load_model(find_model(name).configured(choice), "cpu", "float32")
+    light = load_model(find_model(name).configured(replace(choice, eight_bits=True)), "cpu", "float32")
+    layers = light.backbone.layers
+    assert len(rounding) == sum(type(part) is torch.nn.Linear for layer in layers for part in layer.modules()) > 0
+    names = {id(part): name for name, part in light.backbone.named_modules()}
+    changed = {name for (name, one), other in zip(light.backbone.named_parameters(), plain.backbone.parameters(),
+                                                  strict=True) if not torch.equal(one, other)}  # fmt: skip
+    assert changed == {f"{names[id(part)]}.weight" for part in rounding}
+
+
+def test_a_run_is_another_model_and_the_audit_measures_how_far_it_is_from_the_plain_one(tmp_path, rounding):
+    check_run(tmp_path)
+
+
+@with_torchao
+def test_the_same_with_torchao(tmp_path):
+    assert type(load_model(recorded_model("shapes+int8wo")).backbone.layers[0].mlp.up_proj.weight) is not torch.Tensor
+    check_run(tmp_path)
+
+
+def check_run(out):
+    given = {"limit": 8, "batch": 8, "threads": 1, "out": str(out), "quiet": True}
+    light = api.run(decoder=["ar", "sjd"], dtype="int8wo", **given)
+    (plain,) = api.run(decoder=["ar"], **given).folders
+    assert [folder.name.rpartition("-")[0] for folder in light.folders] == ["shapes+int8wo-ar", "shapes+int8wo-sjd"]
+    rows = {row["run_id"]: row for row in api.report(out=str(out))}
+    assert {row["model"] for row in rows.values()} == {"shapes", "shapes+int8wo"}
+    own = audit_run(light.folders[1], recompute=True)
+    assert own["verdict"] == "consistent" and own["target"] is None
+    other = audit_run(light.folders[1], dtype="float32")
+    assert other["target"] == "float32" and other["recomputed"] and not other["failed"] and not other["agreement"]
+    assert 0 <= other["tv_low"] <= other["tv"] <= other["tv_high"] < 0.2
+    with pytest.raises(api.SpecbenchError, match="was not decoded with --dtype int8wo"):
+        audit_run(plain, dtype="float32")
+    with pytest.raises(api.SpecbenchError, match="--dtype int4: unknown"):
+        audit_run(light.folders[0], dtype="int4")
+
+
+@pytest.mark.skipif(find_spec("torchao") is not None, reason="torchao is installed")
+@pytest.mark.parametrize(
+    "model", [(), ("--model", "janus", "--random-weights", "--scale", "tiny", "--prompts", "shapes")]
+)
+def test_without_torchao_one_line_says_how_to_get_it(cli, tmp_path, model):
+    found = cli("run", "--dtype", "int8wo", "--limit", "1", "--out", tmp_path, *model)
+    assert found.code == MISSING_PREREQUISITE
+    assert found.err == "error: --dtype int8wo needs torchao, which is not installed (pip install 'torchao>=0.18')\n"
+
+
+def test_bad_values(cli):
+    assert cli("run", "--dtype", "int8").code == BAD_INPUT
+    found = cli("audit", "--dtype", "float32")
+    assert found.code == BAD_INPUT and "require --run" in found.err

@@ -1,0 +1,101 @@
+"""LlamaGen by class: the official computation step by step, labels, published layouts, sizes, every decoder."""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+import torch
+from checkpoints import llamagen
+
+from specbench.decoding.loop import decode_tokens
+from specbench.errors import BAD_INPUT, SpecbenchError
+from specbench.metrics.catalog import default_metrics
+from specbench.metrics.clip import Clip
+from specbench.metrics.inception import bicubic256
+from specbench.models.catalog import find_model, load_model
+from specbench.models.facts import ModelChoice
+from specbench.models.network_sizes import llamagen_class
+from specbench.prompts import Prompt, Request, default_prompts, load_prompts
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+
+WIDE = llamagen_class(512, 200, 48, 2)
+"""A network with heads of 100, as 3B has them."""
+
+
+@pytest.fixture(scope="module", params=[("b", 128, 64), ("3b", 200, 100)], ids=["heads of 64", "heads of 100"])
+def loaded(request, tmp_path_factory):
+    size, width, head = request.param
+    folder = tmp_path_factory.mktemp(size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(llamagen, "WIDTH", width)
+        patch.setattr(llamagen, "HEAD", head)
+        tensors = llamagen.write_by_class(folder, f"c2i_{size.upper()}_384.pt", bare=size == "3b")
+    info = find_model(f"llamagen-c2i-{size}")
+    info = replace(info, network=replace(WIDE, heads=2, kv_heads=2)) if head == 100 else info
+    return tensors, width, head, load_model(info.configured(ModelChoice(str(folder), tiny=True)), "cpu", "float32")
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("scale", [1.0, 1.75])
+def test_logits_are_those_of_the_official_computation(loaded, scale, monkeypatch):
+    tensors, width, head, model = loaded
+    monkeypatch.setattr(llamagen, "WIDTH", width)
+    monkeypatch.setattr(llamagen, "HEAD", head)
+    stream = torch.randint(model.layout.v_image, (1, 16), generator=torch.Generator().manual_seed(4))
+    session = model.begin(model.encode(["7"]), scale, columns=16)
+    found = session.forward(torch.nn.functional.pad(stream[:, :-1], (1, 0)), torch.arange(16)[None])[0]
+    rows = [
+        llamagen.official_features(tensors, None, 0, stream[0, :-1].tolist(), label) @ tensors["output.weight"].T
+        for label in (7, 1000)
+    ]
+    torch.testing.assert_close(found, rows[1] + scale * (rows[0] - rows[1]), atol=1e-4, rtol=1e-4)
+
+
+def test_every_decoder_decodes_it(loaded):
+    model = loaded[-1]
+    requests = [Request("3", "3"), Request("999", "999")]
+    greedy = Sampling(guidance=2.0, top_k=1)
+    ar = decode_tokens(model, requests, resolve("ar"), greedy, seed=0).tolist()
+    for name in ("sjd", "gsd", "jacobi", "scd-mc", "zipar", "pjd"):
+        found = decode_tokens(model, requests, resolve(name), greedy, seed=0)
+        assert found.shape == (2, 16)
+        assert name in ("zipar", "pjd") or not resolve(name).lossless or found.tolist() == ar, name
+
+
+def test_labels_are_drawn_one_by_one_and_stay_the_same():
+    labels = load_prompts("imagenet")
+    texts = [prompt.text for prompt in labels.prompts]
+    assert len(texts) == 50_000 and {int(text) for text in texts} == set(range(1000))
+    assert hashlib.sha256(" ".join(texts).encode()).hexdigest()[:12] == "7b1ff633f2b5"
+    assert not Clip("b16").accepts(None, labels.prompts[0].meta)
+    assert default_metrics("llamagen-c2i-b", "imagenet")[-1] == "fid[tf1+bicubic256]"
+    assert "clip[b16+299]" not in default_metrics("llamagen-c2i-b", "imagenet")
+    assert default_prompts("llamagen-c2i-3b") == "imagenet"
+
+
+@pytest.mark.parametrize("text", ["1000", "-1", "a cat", "", "7.0", "٣" * 400])
+def test_what_is_no_class_is_one_line(text):
+    with pytest.raises(SpecbenchError, match="is no class of 'llamagen-c2i-b'") as refused:
+        find_model("llamagen-c2i-b").check_prompts([Prompt("one", text)])
+    assert refused.value.exit_code == BAD_INPUT and len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize(("size", "millions"), [("b", 111), ("l", 343), ("xl", 775), ("xxl", 1400), ("3b", 3100)])
+def test_parameters_are_those_of_the_readme(size, millions):
+    """Which counts the network as trained: the token table, the head and the learned classes included."""
+    assert find_model(f"llamagen-c2i-{size}").parameters / 1e6 == pytest.approx(millions, rel=0.02)
+
+
+def test_a_folder_with_another_size_names_its_model(tmp_path):
+    llamagen.write_by_class(tmp_path, "c2i_L_384.pt")
+    info = find_model("llamagen-c2i-l").configured(ModelChoice(weights=str(tmp_path)))
+    assert (info.layers, info.network.width) == (llamagen.LAYERS, llamagen.WIDTH)
+    with pytest.raises(SpecbenchError, match="holds LlamaGen by class, not 'llamagen'"):
+        find_model("llamagen").configured(ModelChoice(weights=str(tmp_path))).files()
+
+
+def test_images_of_384_are_reduced_as_in_the_authors_script():
+    pixels = torch.randint(256, (384, 384, 3), dtype=torch.uint8)
+    wanted = torch.nn.functional.interpolate(pixels.permute(2, 0, 1)[None].float(), (256, 256), mode="bicubic")
+    assert bicubic256(pixels.numpy()).tolist() == wanted[0].clamp(0, 255).byte().permute(1, 2, 0).tolist()
