@@ -141,9 +141,9 @@ AUDIT_SETTINGS = (
         share=0.5,
     ),
     AuditSetting(
-        "1x4 of 5, T by entropy, top-n-sigma 1.2, min-p 0.5, window 2",
+        "1x4 of 5, T by entropy, top-n-sigma 1.2, min-p 0.4, window 2",
         TokenLayout.plain(1, 4, 5),
-        Sampling(1.0, entropy_scale=1.0, min_p=0.5, top_n_sigma=1.2),
+        Sampling(1.0, entropy_scale=0.5, min_p=0.4, top_n_sigma=1.2),
         window=2,
         share=0.5,
     ),
