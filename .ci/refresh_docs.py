@@ -372,7 +372,8 @@ def audit_settings(page: Path, argument: str) -> str:
         sampling, layout = setting.sampling, setting.layout
         grammar = len(layout.forced) - layout.height * layout.width
         drawn = {"guidance": (sampling.guidance, 1.0), "T": (sampling.temperature, 1.0), "top-k": (sampling.top_k, 0)}
-        drawn |= {"top-p": (sampling.top_p, 1.0)}
+        drawn |= {"top-p": (sampling.top_p, 1.0), "entropy scale": (sampling.entropy_scale, None)}
+        drawn |= {"top-n-sigma": (sampling.top_n_sigma, None), "min-p": (sampling.min_p, None)}
         also = [f"{name} {plain(value)}" for name, (value, off) in drawn.items() if value != off]
         also += (
             ["ties"] * bool(setting.grain)

@@ -296,8 +296,13 @@ def largest(counts: list[Counts]) -> float:
 
 def try_again(one: dict, pairs: list[tuple[str, AuditSetting]]) -> Iterator[dict]:
     """Parts of the row of a mutation that survived: check, the whole audit of its settings, probes, tests."""
-    differ = [pair for pair in pairs if f"{pair[0]}, {pair[1].name}" in one["differ"]]
-    decoder = Counter(decoder for decoder, _ in differ).most_common(1)[0][0]
+    decoder = Counter(pair.partition(", ")[0] for pair in one["differ"]).most_common(1)[0][0]
+    differ = []
+    for setting in AUDIT_SETTINGS:
+        clean = clean_tokens(decoder, setting) if [decoder, setting.name] in one["pairs"] else None
+        if clean is not None and not np.array_equal(clean, few_tokens(decoder, setting, FEW)):
+            differ.append((decoder, setting))
+        yield {}
     tv, noticed = one.get("tv", 0.0), {}
     for part in audited(differ, 1.0):
         noticed = noticed | part
@@ -340,7 +345,7 @@ def in_fork(pipe, attempt: Callable, one: dict, pairs: list[tuple[str, AuditSett
 
 def outcome(attempt: Callable, one: dict, row: dict) -> dict:
     """The row of one mutation after an attempt in a fork; `endless` where that ended without a result."""
-    pairs = chosen_pairs(one)
+    pairs = chosen_pairs(one) if attempt is try_one else []
     for pair in pairs:
         clean_tokens(*pair)
     start = time.time()

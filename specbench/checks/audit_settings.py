@@ -140,6 +140,13 @@ AUDIT_SETTINGS = (
         grain=1.0,
         share=0.5,
     ),
+    AuditSetting(
+        "1x4 of 5, T by entropy, top-n-sigma 1.2, min-p 0.4, window 2",
+        TokenLayout.plain(1, 4, 5),
+        Sampling(1.0, entropy_scale=0.5, min_p=0.4, top_n_sigma=1.2),
+        window=2,
+        share=0.5,
+    ),
     LONE_SETTING,
     AuditSetting("8x1 of 3, one-token rows, window 2", TokenLayout.with_row_ends(8, 1, 3), window=2),
     _TRANSFORMER,

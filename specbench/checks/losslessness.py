@@ -38,7 +38,7 @@ from specbench.specs.presets import PRESETS, DecoderSpec, Preset, decoder_name, 
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 
-AUDIT_SAMPLES = 280_000
+AUDIT_SAMPLES = 290_000
 """Images per decoder: 20,000 of each setting, times its share."""
 _BATCH = 10_000
 THOROUGH = 10

@@ -37,7 +37,7 @@ from specbench.system.torch_device import AUTO, best_device, chosen_device
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 
-_DEFAULT_SAMPLES = 280_000
+_DEFAULT_SAMPLES = 290_000
 _RandomWeights = Annotated[
     bool, switch("--random-weights", "Do not require its checkpoint, as run --random-weights does not.")
 ]

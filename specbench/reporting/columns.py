@@ -161,11 +161,14 @@ FAILED_AUDIT = "NOT LOSSLESS: fails its audit"
 
 def failed_audit(row: Mapping) -> bool:
     """Whether the decoder is declared lossless and the audit of this run found otherwise."""
-    return bool((row.get("audit") or {}).get("failed"))
+    return bool(row["lossless"] and (row.get("audit") or {}).get("failed"))
 
 
 def _label(row: Mapping) -> str:
-    return f"{row['label']} ({FAILED_AUDIT})" if failed_audit(row) else row["label"]
+    """A lossy decoder fails its audit where its recorded values are not the model's; the verdict says so."""
+    if not (row.get("audit") or {}).get("failed"):
+        return row["label"]
+    return f"{row['label']} ({FAILED_AUDIT if row['lossless'] else row['audit']['verdict']})"
 
 
 def audit_cell(row: Mapping) -> str:
@@ -302,8 +305,14 @@ def _score_cell(name: str, fingerprint: str) -> Callable[[Mapping], str]:
     return cell
 
 
+_OF_PROPORTIONS = ("geneval", "shapes-detector")
+"""Metrics that are means of `specbench.stats.proportion_interval`."""
+
+
 def _summary(metric: str, bounded: bool) -> str | None:
     interval = ", with 95 % confidence interval" if bounded else ""
+    if bounded and metric.partition("[")[0] in _OF_PROPORTIONS:
+        interval += " (Wilson of each part, its n from the variance over prompts with n - 1; combined by MOVER)"
     try:
         return f"{metric}: {metric_catalog.metric_summary(metric)}{interval}."
     except SpecbenchError:  # the metric belongs to a plug-in that is not installed

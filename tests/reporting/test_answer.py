@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specbench.reporting.answer import _gaps, answer
+from specbench.reporting.columns import DECODER
 from specbench.reporting.compare import verdict
 
 
@@ -73,7 +74,7 @@ def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
 
 
 def test_a_failed_audit_takes_the_title():
-    cheat = row("cheat", 2.0, 1.9, 2.1, audit={"failed": True})
+    cheat = row("cheat", 2.0, 1.9, 2.1, audit={"failed": True, "verdict": "deviates"})
     found = answer([AR, row("sjd", 1.3, 1.2, 1.4), cheat])
     assert found[0].startswith("sjd") and "NOT LOSSLESS" in found[1]
 
@@ -115,3 +116,9 @@ def test_a_gap_beyond_its_error_is_one_of_so_many_looked_at():
     rows = [row("ar", 0.001), row("sjd", -0.015), row("gsd", 0.4, lossless=False), row("eagle", None, nll_gap_se=None)]
     (said,) = _gaps(rows)
     assert "1 of 2 lossless decoders: sjd (-0.015 ± 0.006)" in said and _gaps(rows[:1]) == []
+
+
+def test_a_lossy_decoder_that_fails_its_audit_is_labelled_by_the_verdict():
+    failed = {"failed": True, "verdict": "recorded p is not the model's"}
+    assert DECODER.cell(row("gsd", lossless=False, audit=failed)) == "gsd (recorded p is not the model's)"
+    assert "NOT LOSSLESS" in DECODER.cell(row("sjd", audit=failed))

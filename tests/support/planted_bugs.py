@@ -83,7 +83,7 @@ def _bug(part: str, what: str, function: str, old: str, new: str, decoder: str, 
 
 WIDE, EIGHT, GUIDED, GRAMMAR, REFILL = "1x3 of 6", "2x4 of 2, window", "2x4 of 3 with row ends", "3x4 of 2", "4x4 of 2"
 FOUR, SEVERAL_DRAFTS = "1x5 of 4", "2x4 of 2 with a row end"
-STEADY, TOP_P_TIES, LONE, LONG_WINDOW = "1x4 of 8", "2x2 of 4", "2x3 of 2", "1x10 of 2"
+STEADY, TOP_P_TIES, LONE, LONG_WINDOW, FILTERS = "1x4 of 8", "2x2 of 4", "2x3 of 2", "1x10 of 2", "1x4 of 5"
 TIES, TOP_P, TRANSFORMER = "2x4 of 3, guided, T 0.7", "4x3 of 2", "2x4 of 2 with row ends, transformer"
 
 BUGS = (
@@ -258,6 +258,13 @@ BUGS = (
     # Grammar and sampling
     _bug("grammar", "forced tokens are expected one slot early", _DECODING + "sampling:Target.__call__",
          "self.forced_at(positions)", "self.forced_at(positions + 1)", "sjd", GRAMMAR),
+    _bug("sampling", "min-p is a share of the smallest probability", _DECODING + "sampling:truncate",
+         "logits.amax(-1, keepdim=True) + math", "logits.amin(-1, keepdim=True) + math", "ar", FILTERS),
+    _bug("sampling", "top-n-sigma is counted from the mean", _DECODING + "sampling:truncate",
+         "logits.amax(-1, keepdim=True) - sampling", "mean - sampling", "ar", FILTERS),
+    _bug("sampling", "the temperature by entropy multiplies", _DECODING + "sampling:truncate",
+         "logits / (sampling.temperature * entropy_factor", "logits * (sampling.temperature * entropy_factor", "ar",
+         FILTERS),
     _bug("sampling", "ties at top-k are dropped", _DECODING + "sampling:truncate",
          "logits < kth_largest(logits, sampling.top_k)",
          "~torch.zeros_like(logits, dtype=torch.bool).scatter(-1, logits.topk(sampling.top_k).indices, True)",
