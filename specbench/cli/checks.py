@@ -121,15 +121,14 @@ def doctor(
     rows = check_machine(model, Path(out), choice, metrics, measure)
     require_python(python)
     rows += readiness(python) if cross_check or python else []
-    shown = rows if everything else _in_short(rows)
-    print_json(rows) if json else _print_readiness(shown)
+    print_json(rows) if json else _print_readiness(rows if everything else _in_short(rows))
     missing = dict.fromkeys(row["name"] for row in rows if row["status"] == MISSING)
     if missing:
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
     if not json:
         best = f"--model {model or 'janus'} --decoder ar,sjd,gsd --limit 4"
         gpu = best_device() != "cpu"
-        more = "" if everything else f" ({len(rows)} checks: doctor --all)"
+        more = "" if everything else f" (all {len(rows)} checks: specbench doctor --all)"
         console.say(f"ready{more}; type next: specbench {f'run {best}' if model or gpu else 'demo'}")
 
 

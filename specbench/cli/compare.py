@@ -79,11 +79,11 @@ def _described(run: str, out: str) -> str:
 
 
 def _markdown(rows: list[dict], a: str, b: str) -> str:
-    from specbench.reporting.compare import FIELDS, directions, verdict
+    from specbench.reporting.compare import HEADINGS, comparison_lines, directions, reasons, verdict
 
-    said = "\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows)))
-    rounded = [{name: _rounded(value) for name, value in row.items()} for row in rows]
-    return f"{said}\n\n{markdown_table(rounded, FIELDS)}\n"
+    said = "\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows), *reasons(rows)))
+    table = [dict(zip(HEADINGS, line, strict=True)) for line in comparison_lines(rows)]
+    return f"{said}\n\n{markdown_table(table, HEADINGS)}\n"
 
 
 def _print_comparison(rows: list[dict], a: str, b: str) -> None:
@@ -94,7 +94,3 @@ def _print_comparison(rows: list[dict], a: str, b: str) -> None:
     screen.print(*(Text(line) for line in lines[:-1]), Text(verdict(rows), style="bold"), Text(), sep="\n")
     screen.print(fitted(HEADINGS, comparison_lines(rows), screen.width, right=range(1, len(HEADINGS))))
     screen.print(*(Text(line, style="dim") for line in (lines[-1], *reasons(rows))), sep="\n")
-
-
-def _rounded(value: object) -> object:
-    return float(f"{value:.4g}") if isinstance(value, float) else value

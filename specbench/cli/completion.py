@@ -115,10 +115,6 @@ def _prompt_ids(ctx) -> Iterable[str]:
     return [prompt.id for prompt in _prompts(ctx)]
 
 
-def _categories(ctx) -> Iterable[str]:
-    return dict.fromkeys(prompt.category for prompt in _prompts(ctx) if prompt.category)
-
-
 def _prompts(ctx):
     from specbench.prompts import load_prompts
 
@@ -137,7 +133,7 @@ prompt_sets = _from(_named("specbench.prompts:prompt_set_names"))
 runs = _from(_run_names)
 runs_or_tables = _from(lambda ctx: [*_run_names(ctx), *_table_names(ctx)])
 prompt_ids = _from_list(_prompt_ids)
-categories = _from_list(_categories)
+categories = _from_list(lambda ctx: dict.fromkeys(prompt.category for prompt in _prompts(ctx) if prompt.category))
 fetchable = _from(_named("specbench.papers.downloads:fetchable"))
 
 

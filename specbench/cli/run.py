@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -241,7 +241,8 @@ def print_dry_run(rows: Sequence[Mapping], first: Sequence[str] = (), notes: Seq
 
     notes = (*notes, "obstacles")
     texts = {name: list(dict.fromkeys(text for row in rows for text in row[name])) for name in notes}
-    marks = {name: dict(zip(found, _marks(name), strict=False)) for name, found in texts.items()}
+    signs = {name: ascii_lowercase if name == "obstacles" else map(str, count(1)) for name in texts}
+    marks = {name: dict(zip(found, signs[name], strict=False)) for name, found in texts.items()}
     shown = [
         {
             **row,
@@ -270,10 +271,6 @@ def _print_lines(lines: Sequence[str]) -> None:
             console.stdout().print(Text(console.one_line(line)))
         else:
             print(console.one_line(line))
-
-
-def _marks(name: str) -> Iterable[str]:
-    return ascii_lowercase if name == "obstacles" else map(str, count(1))
 
 
 def _short(value: float | None) -> float | None:

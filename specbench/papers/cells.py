@@ -111,7 +111,7 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
         return replace(printed, why=why, notes=notes)
     shown = without_few(estimate, min(n or 0, measured.prompts))
     too_few = few or shown.low != estimate.low
-    value, low, high = (_scaled(x, column.scale) for x in (shown.value, shown.low, shown.high))
+    value, low, high = (x if x is None else x * column.scale for x in (shown.value, shown.low, shown.high))
     incomplete = measured.partial or measured.expected is None
     biased = incomplete and not measured.unlike and column.score is not None and lower_is_better(column.score)
     if biased and printed.paper is not None:
@@ -291,7 +291,3 @@ def _words(text: str) -> frozenset[str]:
 
 def _bounds(estimate: Estimate) -> tuple[float | None, float | None]:
     return estimate.low, estimate.high
-
-
-def _scaled(value: float | None, scale: float) -> float | None:
-    return None if value is None else value * scale

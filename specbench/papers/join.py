@@ -239,7 +239,8 @@ def _line(
     notes = [f"Not run: {why}." for why in missing if why != NOT_RUN]
     notes += [row.notes["row"]] if "row" in row.notes else []
     notes += _mixed(there)
-    notes += [f"{FAILED_AUDIT}: its images are no exact samples of the model."] if any(map(_failed, there)) else []
+    if any(failed_audit(one.row) for one in there):
+        notes.append(f"{FAILED_AUDIT}: its images are no exact samples of the model.")
     shared = table.shared_choices()
     notes += [text for text in row.chosen if text not in shared]
     return Line(
@@ -260,10 +261,6 @@ def _mixed(there: Sequence[Measured]) -> list[str]:
     few, many = min(map(len, sets)), max(map(len, sets))
     which = f"of {few:,} to {many:,} of them" if few < many else f"of {few:,} each, which differ"
     return [f"Its cells are not of the same images: {which}, from several runs."]
-
-
-def _failed(one: Measured) -> bool:
-    return failed_audit(one.row)
 
 
 def _heading(table: Table) -> str:

@@ -23,7 +23,8 @@ _COSTLY_WINDOW = 1.1
 
 def answer(rows: Sequence[Mapping]) -> list[str]:
     """Sentences about the report rows of one section, the most important first; none for AR alone."""
-    timed = sorted((row for row in rows if row["speedup"] is not None and row["decoder"] != "ar"), key=_slowness)
+    timed = [row for row in rows if row["speedup"] is not None and row["decoder"] != "ar"]
+    timed.sort(key=lambda row: -row["speedup"])
     exact = [row for row in timed if _exact(row)]
     faster = [row for row in timed[:1] if not _exact(row)]
     chosen = [*exact[:1], *faster]
@@ -85,10 +86,6 @@ def disturbances(rows: Sequence[Mapping]) -> list[str]:
 
 def _exact(row: Mapping) -> bool:
     return row["lossless"] and not failed_audit(row)
-
-
-def _slowness(row: Mapping) -> float:
-    return -row["speedup"]
 
 
 def _name(row: Mapping) -> str:

@@ -311,9 +311,7 @@ def verdict(rows: Sequence[Mapping]) -> str:
         if row["value"] is None or (row["name"] in _NAMES and row["name"] != "speedup"):
             continue
         real = row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT
-        said[real].append(
-            _speed(row) if real and row["name"] == "speedup" else _score(row) if real else _open(row, tests)
-        )
+        said[real].append(_told(row) if real else _open(row, tests))
     real = f"Real: {', '.join(said[True])}" if said[True] else "No difference is shown to be real"
     open_ = f"; not told apart: {', '.join(said[False])}" if said[False] else ""
     if said[True] or said[False]:
@@ -324,12 +322,10 @@ def verdict(rows: Sequence[Mapping]) -> str:
     return f"Only steps could be compared: A takes {number(steps)} times as many as B."
 
 
-def _speed(row: Mapping) -> str:
-    way = "faster" if row["value"] > 1 else "slower"
-    return f"B is {way} than A, {_value(row)} times its speed{_interval(row)}"
-
-
-def _score(row: Mapping) -> str:
+def _told(row: Mapping) -> str:
+    if row["name"] == "speedup":
+        way = "faster" if row["value"] > 1 else "slower"
+        return f"B is {way} than A, {_value(row)} times its speed{_interval(row)}"
     return f"B scores {'higher' if row['value'] > 0 else 'lower'} in {row['name']}, by {_value(row)}{_interval(row)}"
 
 

@@ -64,13 +64,10 @@ def _model(info: RunInfo) -> str:
     where = [f"{name} at commit {commit[:12]}" for name, commit in commits.items()]
     where += [info.source_text] if info.source_text else []
     facts = tex("; ".join([*where, f"SHA-256 of the weights {spec.weights_sha256[:12]}"]))
-    return rf"\texttt{{{tex(spec.model)}}} ({facts}) in {tex(spec.dtype)}, {_batch(spec.batch)}" + (
+    at_a_time = "one image at a time" if spec.batch == 1 else f"{spec.batch} images at a time"
+    return rf"\texttt{{{tex(spec.model)}}} ({facts}) in {tex(spec.dtype)}, {at_a_time}" + (
         ", with compiled steps" if spec.compiled else ""
     )
-
-
-def _batch(batch: int) -> str:
-    return "one image at a time" if batch == 1 else f"{batch} images at a time"
 
 
 def _sampling(info: RunInfo) -> str:

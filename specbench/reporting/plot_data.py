@@ -131,7 +131,8 @@ def sweeps(rows: Sequence[Mapping]) -> dict[str, Sweep]:
             for curve, members in _curves(decoder, runs, [name for name in varied if name != option]).items():
                 if len({_value(row, option) for row in members}) > 1:
                     points = [(_value(row, option), _speed(row), row["step_ratio"]) for row in members]
-                    found.setdefault(option, {})[curve] = sorted(points, key=_by_value)
+                    points.sort(key=lambda one: (0, one[0]) if isinstance(one[0], int | float) else (1, str(one[0])))
+                    found.setdefault(option, {})[curve] = points
     return found
 
 
@@ -146,8 +147,3 @@ def _curves(decoder: str, runs: Sequence[Mapping], others: Sequence[str]) -> dic
         name = " ".join([decoder, *(f"{other}={plain(_value(row, other))}" for other in others)])
         curves.setdefault(name, []).append(row)
     return curves
-
-
-def _by_value(point: tuple) -> tuple:
-    number = isinstance(point[0], int | float)
-    return not number, point[0] if number else 0, str(point[0])

@@ -69,7 +69,8 @@ def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section
         SpecbenchError: a name that is in no table of any section.
     """
     found = list(found)
-    known = [{_plain_heading(column): column for one in section.tables for column in one.columns} for section in found]
+    columns_of = ([column for one in section.tables for column in one.columns] for section in found)
+    known = [{one.heading.lower().removesuffix(" [95 %]"): one for one in columns} for columns in columns_of]
     short = [_short_names(columns) | columns for columns in known]
     wanted = [name.strip().lower() for name in names if name.strip().lower() != DECODER.heading]
     for name in wanted:
@@ -86,10 +87,6 @@ def _short_names(columns: Mapping[str, ReportColumn]) -> dict[str, ReportColumn]
     its variant."""
     keys = {column.source.__name__: column for column in columns.values() if callable(column.source)}
     return {heading.partition("[")[0]: column for heading, column in columns.items() if "[" in heading} | keys
-
-
-def _plain_heading(column: ReportColumn) -> str:
-    return column.heading.lower().removesuffix(" [95 %]")
 
 
 def definitions(found: Sequence[Section]) -> list[str]:
@@ -159,7 +156,7 @@ def _section(runs: list[Mapping]) -> Section:
     tables = [
         ReportTable(speed),
         ReportTable(quality, remark=_score_remark(runs)),
-        *([ReportTable(DRAFTS)] if any(_says_more_of_drafts(row) for row in runs) else ()),
+        *([ReportTable(DRAFTS)] if any("head" in row["options"] or row["theorem2_bound"] for row in runs) else ()),
         *(ReportTable((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
     if any("against" in row for row in runs):
@@ -196,10 +193,6 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> list[R
                 ReportColumn(f"over {base} [95 %]", over, f"Over: latency of {base} over that of the run. {MARKED}")
             )
     return found
-
-
-def _says_more_of_drafts(row: Mapping) -> bool:
-    return "head" in row["options"] or bool(row["theorem2_bound"])
 
 
 def _heading(runs: Sequence[Mapping]) -> str:

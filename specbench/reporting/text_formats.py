@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
-from specbench.reporting.columns import ReportColumn
 from specbench.reporting.compare import HEADINGS, comparison_lines, verdict
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.sections import ReportTable, Section, circumstances, definitions, sections, with_columns
@@ -57,15 +56,12 @@ def markdown(rows: Sequence[Mapping], found: Sequence[Section]) -> str:
         blocks.append("\n".join(f"- {_prose(text)}" for text in section.answer))
         for table in section.tables:
             blocks += [f"{escape(table.title)}:"] if table.title else []
-            blocks.append(_table(table.columns, section.runs))
+            cells = [[column.cell(row) for column in table.columns] for row in section.runs]
+            blocks.append(markdown_lines([column.heading for column in table.columns], cells))
             blocks += [_prose(table.remark)] if table.remark else []
     blocks.append("\n".join(f"- {_prose(text)}" for text in definitions(found)))
     blocks.append("\n".join(_prose(text) for text in circumstances(rows)))
     return "\n\n".join(block for block in blocks if block) + "\n"
-
-
-def _table(columns: Sequence[ReportColumn], rows: Sequence[Mapping]) -> str:
-    return markdown_lines([column.heading for column in columns], [[c.cell(row) for c in columns] for row in rows])
 
 
 def markdown_lines(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:

@@ -44,3 +44,10 @@ def test_what_a_gpu_needs_has_a_row_each(monkeypatch):
     rows = {row["name"]: row for row in doctor._acceleration()}
     assert "GPU" not in rows and rows["nvidia-ml-py"]["fix"] == "pip install 'specbench[gpu]'"
     assert "triton" in rows["compilation"]["detail"] and "--compile off" in rows["compilation"]["fix"]
+
+
+def test_the_first_screen_is_short_and_the_rest_is_a_flag_away(cli, tmp_path):
+    short, everything = (cli("doctor", "--out", tmp_path, *flags) for flags in ((), ("--all",)))
+    assert len(short.out.splitlines()) <= 16 and "| other models " in short.out and "| transformers " not in short.out
+    assert "| transformers " in everything.out and "| model emu3 " in everything.out
+    assert short.err.count("\n") == 1 and "specbench doctor --all" in short.err

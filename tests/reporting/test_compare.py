@@ -302,3 +302,6 @@ def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_f
     assert json.loads(cli("compare", runs[0], runs[1], "--json").out)[0]["name"] == "speedup"
     refused = cli("report", "--out", tmp_path, "--columns", "steps,sped", "--format", "latex")
     assert refused.code == 2 and "unknown column 'sped'" in refused.err
+    paper = ("report", "gsd-1", "--out", tmp_path, "--format", "latex", "--columns")
+    tables = [cli(*paper, names).out for names in ("steps,steps saved,clip", "nfe,step_ratio,score:clip")]
+    assert tables[0] == tables[1] and "NFE" in tables[0], "what reports of runs call a number, or the table's file"
