@@ -85,7 +85,7 @@ def _floor(model: ModelFacts, peak: Peak, settings: Mapping, columns: int) -> tu
     guidance = settings.get("sampling", {}).get("guidance", model.sampling().guidance)
     rows, context = (1 if guidance == 1 else 2), PROMPT_TOKENS + model.stream / 2
     bandwidth = peak.bandwidth(item * size.weights)
-    read = item * size.read(1, rows, context + columns) / bandwidth
+    read = size.read(1, rows, context + columns, item) / bandwidth
     computed = size.operations(columns, rows, columns * (context + columns)) / peak.flops
     return 1e3 * item * size.weights / bandwidth, 1e3 * max(read, computed)
 

@@ -50,7 +50,9 @@ def metric_option(help: str) -> Any:
 
 
 def protocol_option(help: str) -> Any:
-    return option("--protocol", "NAME", help, autocompletion=completion.of("sjd", "cool-sd", "zipar", "mulo-sd"))
+    return option(
+        "--protocol", "NAME", help, autocompletion=completion.of("sjd", "cool-sd", "zipar", "mulo-sd", "fid-50k")
+    )
 
 
 def prompts_option(help: str, **more: Any) -> Any:

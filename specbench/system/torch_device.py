@@ -18,6 +18,9 @@ _NAME = re.compile(r"(?P<kind>cpu|mps|cuda)(:(?P<index>\d{1,3}))?")
 
 def check_device_name(device: str) -> None:
     """Raise a SpecbenchError for a name that no machine has."""
+    if "," in device:
+        advice = "--dtype int8wo halves its weights; --workers and --ray give each GPU a model of its own"
+        raise SpecbenchError(f"--device {device:.40}: a model decodes on one device", advice)
     named = _NAME.fullmatch(device)
     if not named or (named["index"] and named["kind"] != "cuda"):
         raise SpecbenchError(f"--device {device:.40}: not a device", "valid: auto, cpu, cuda, cuda:0, cuda:1, ..., mps")

@@ -270,6 +270,8 @@ def test_official_sampling_is_the_default():
         "lumina-512": 3.0, "lumina": 3.0, "lumina-1024": 3.0, "lumina-34b": 3.0, "anole": 3.0, "llamagen": 7.5,
         "llamagen-512": 7.5, "janus": 5.0, "janus-7b": 5.0, "simplear": 6.0, "simplear-1.5b": 6.0, "emu3": 3.0,
         "lumina2": 4.0, "liquid": 7.0, "glm-image": 1.0, "emu3.5": 5.0,
+        "llamagen-c2i-b": 2.0, "llamagen-c2i-b-256": 2.0, "llamagen-c2i-l": 2.0, "llamagen-c2i-l-256": 2.0,
+        "llamagen-c2i-xl": 1.75, "llamagen-c2i-xxl": 1.75, "llamagen-c2i-3b": 1.65,
     }  # fmt: skip
     assert {name: sampling.top_k for name, sampling in given.items() if sampling.top_k} == {
         "lumina-512": 2000, "lumina": 2000, "lumina-1024": 2000, "lumina-34b": 2000, "llamagen": 1000,
@@ -308,14 +310,14 @@ def test_facts_agree_with_the_architecture(name, monkeypatch):
     """Parameters, bytes of a step and of a cached token, counted on the full-size networks without memory."""
     networks = []
 
-    def without_memory(network, device, dtype, seed=0):
+    def without_memory(network, device, dtype, seed=0, eight_bits=False):
         checkpoint_loading.renew_rotary(network)
         getattr(network, "tie_weights", lambda: None)()
         networks.append(network)
         return network
 
     module = import_module(INFO[name].target.partition(":")[0])
-    for owner in (module, vq_decoder, cosmos, import_module("specbench.models.families.chameleon")):
+    for owner in (module, vq_decoder, cosmos, base):
         if hasattr(owner, "randomise"):
             monkeypatch.setattr(owner, "randomise", without_memory)
     info = INFO[name].configured(ModelChoice(random=True))
@@ -345,7 +347,7 @@ def test_facts_need_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     facts, heavy = json.loads(done.stdout)
-    assert heavy == [] and len(facts) == 16
+    assert heavy == [] and len(facts) == 23
     sizes = {name: tuple(resolution) for name, resolution, *_ in facts}
     assert sizes["lumina"] == (768, 768) and sizes["emu3"] == (720, 720) and sizes["simplear"] == (1024, 1024)
     gib = {name: memory / 2**30 for name, _, _, memory, *_ in facts}

@@ -54,10 +54,10 @@ def load(request: LoadRequest) -> LlamaGenClass:
     head = request.info.network.one_head
     if not request.found:
         sizes = request.sized_network({}, TINY)
-        network = build_network(ClassNetwork, llama_config(sizes, head), request.info.classes)
+        network = request.randomise(build_network(ClassNetwork, llama_config(sizes, head), request.info.classes))
         settings = request.sized(vq_decoder.LLAMAGEN_VQ, TINY_VQ)
         decoder = vq_decoder.random_taming(settings, normalise=True, attention=True, device=request.device)
-        return LlamaGenClass(request, request.randomise(network), decoder)
+        return LlamaGenClass(request, network, decoder)
     [files] = request.found
     language, image = files.only("c2i_*.pt"), files.only(VQ_FILE)
     tensors = convert(drop(read_tensors(language), ["freqs_cis"]), language, "embedding_table.weight", head)
