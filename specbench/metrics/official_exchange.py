@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.metrics.base import Metric, Sample, Score
+from specbench.metrics.base import Metric, Sample, Score, fingerprint
 from specbench.metrics.compbench_rules import THREE_IN_ONE, three_in_one
 from specbench.metrics.dpg_bench import OfficialDpgBench, read_verdict, write_grids
 from specbench.metrics.export_folder import export_folder
@@ -105,10 +105,8 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     outcome = score_with(images, metric)
     if outcome.skipped:
         raise SpecbenchError(f"the results cannot be scores of {outcome.run_id}: {outcome.skipped}")
-    scores = scores_to_show(run, images.rows["prompt_id"])
-    names = (metric.name, f"{metric.name}[released]")
-    own = (row for row in scores if str(row["metric"]).partition(":")[0] in names)
-    return [{"run_id": images.name, **row} for row in own]
+    scores, own = scores_to_show(run, images.rows["prompt_id"]), fingerprint(metric)
+    return [{"run_id": images.name, **row} for row in scores if row["fingerprint"] == own]
 
 
 def export_geneval(run: Path, target: Path) -> int:
@@ -378,6 +376,8 @@ def _read_dpg_bench(path: Path) -> dict[tuple[str, int], dict[str, str]]:
             answers = found.setdefault((item, sample), {})
             _refuse_contradiction(path, f"'{question:.80}'", answer, answers.get(question, answer))
             answers[question] = answer
+        if found and not any({"yes", "no"} & {*answers.values()} for answers in found.values()):
+            raise ValueError("no answer in it is yes or no")
     return found
 
 

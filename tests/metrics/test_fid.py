@@ -200,7 +200,7 @@ def test_inception_score_is_that_of_its_definition_and_a_change_of_one_percent_s
 
 
 def test_kid_error_is_its_spread():
-    reference, values, errors = cloud(300, 6, 0), [], []
+    reference, values, errors = cloud(150, 6, 0), [], []
     for seed in range(40):
         x = np.random.default_rng(seed).normal(0.5, 1, (150, 6))
         values.append(kid(x, reference))
