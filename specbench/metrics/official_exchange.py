@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.metrics.base import Metric, Sample, Score, fingerprint
+from specbench.metrics.base import Metric, Sample, Score, fingerprint, part_scores
 from specbench.metrics.compbench_rules import THREE_IN_ONE, three_in_one
 from specbench.metrics.dpg_bench import OfficialDpgBench, read_verdict, write_grids
 from specbench.metrics.export_folder import export_folder
@@ -27,7 +27,6 @@ from specbench.metrics.geneval import JudgedMetric
 from specbench.metrics.score_store import scores_to_show
 from specbench.metrics.scoring import run_images, score_with
 from specbench.prompts.public_files import COMPBENCH_CATEGORIES, official_row
-from specbench.stats import mean_interval
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import image_name, read_meta
 from specbench.system.downloads import digest_of
@@ -192,7 +191,6 @@ class OfficialGenEval(JudgedMetric):
     """Verdicts of the official GenEval evaluator, joined by folder and file name."""
 
     name = "geneval[official]"
-    summary = "share of right images by the official evaluator, mean over tags"
 
     def __init__(self, results: Path):
         super().__init__()
@@ -225,7 +223,6 @@ class OfficialCompBench(Metric):
     """
 
     name = "compbench[official]"
-    summary = "answers of the official T2I-CompBench++ scripts, mean over images, per category"
     columns: ClassVar = {"value": pa.float32()}
 
     def __init__(self, results: Path, samples: int):
@@ -269,10 +266,7 @@ class OfficialCompBench(Metric):
         return self._answers[name][number]
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        return [
-            Score(f"{self.name}:{category}", mean_interval(rows["value"], rows["prompt_id"]), len(rows))
-            for category, rows in statistics.groupby("category", sort=True)
-        ]
+        return part_scores(self.name, statistics, "category", "value")
 
 
 @dataclass(frozen=True)
