@@ -97,7 +97,7 @@ class Metric:
 
     Attributes:
         name: what users type and tables print.
-        summary: one line for `specbench list metrics`.
+        summary: one line for `specbench list metrics`, of a plug-in; those of specbench's own are in the catalogue.
         batch: images given to `features` at a time.
         class_reference: where the class of a plug-in is, "package.module:NAME"; None for specbench's own.
         columns: name and arrow type of what `features` keeps of an image.
@@ -225,11 +225,19 @@ class PerImageMetric(Metric):
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         if statistics.empty:
             return []
-        values = statistics["value"].astype("float64")
-        return [Score(self.name, mean_interval(values, statistics["prompt_id"]), len(statistics))]
+        return [Score(self.name, mean_interval(statistics["value"], statistics["prompt_id"]), len(statistics))]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return column_difference(features, baseline, "value")
+
+
+def part_scores(
+    name: str, rows: pd.DataFrame, by: str, column: str, interval: Callable[..., Estimate] = mean_interval
+) -> list[Score]:
+    """Scores "name:part" of the rows that have each value of the column `by`: means of `column`, with intervals over
+    prompts."""
+    parts = rows.groupby(by, sort=True, dropna=False)
+    return [Score(f"{name}:{part}", interval(own[column], own["prompt_id"]), len(own)) for part, own in parts]
 
 
 def column_difference(

@@ -220,6 +220,8 @@ def require_metric(name: str) -> None:
         metric(name)
     if not variants:
         raise unknown_name("metric", name, metric_names())
+    if len(variants) == 1:
+        raise SpecbenchError(f"metric '{name}' has its variant in its name", f"--metric '{variants[0]}'")
     papers = [f"{one} (--protocol {paper})" for paper, names in PROTOCOLS.items() for one in names if one in variants]
     wanted = f"the papers': {', '.join(papers)}" if papers else f"one of {', '.join(variants)}"
     raise SpecbenchError(f"metric '{name}' has {len(variants)} variants, which give different numbers", wanted)

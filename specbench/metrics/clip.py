@@ -21,6 +21,7 @@ from specbench.metrics.base import PerImageMetric, Sample, Settings, described
 from specbench.metrics.inception import center256
 from specbench.metrics.openclip import (
     OPENCLIP_PACKAGES,
+    Tokenize,
     image_embeddings,
     load_openai,
     normalised,
@@ -71,19 +72,28 @@ class CosineMetric(PerImageMetric):
     """Cosine of the embeddings of image and caption under a network with open_clip's `encode_image` and `encode_text`.
 
     Attributes:
+        tokenize: texts to ids; CLIP's own if None.
         prefix: text before every caption.
         scale: factor on the cosine.
     """
 
     packages = OPENCLIP_PACKAGES
     network: torch.nn.Module
+    tokenize: Tokenize | None = None
     prefix = ""
     scale = 1.0
+
+    def identity(self) -> Mapping[str, str]:
+        return {"resize": described("short side, Pillow bicubic, centre", short_side_centre), **clip_versions()}
+
+    def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
+        size = self.network.visual.image_size
+        return normalised(short_side_centre(pixels, size[0] if isinstance(size, tuple) else size))
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         images = image_embeddings(self.network, self.preprocessed(samples), self.settings.device)
         captions = [self.prefix + sample.prompt for sample in samples]
-        texts = text_embeddings(self.network, captions, self.settings.device)
+        texts = text_embeddings(self.network, captions, self.settings.device, self.tokenize)
         return [{"value": value} for value in (self.scale * (images * texts).sum(1)).tolist()]
 
 
@@ -91,7 +101,6 @@ class Clip(CosineMetric):
     """CLIP score (Hessel et al. 2021, without their factor 2.5): cosine of image and caption, -1 to 1. Captions over
     77 tokens are cut and keep the end token."""
 
-    summary = "cosine of CLIP's image and caption embeddings, mean over images"
     batch = 32
 
     def __init__(self, variant: str, settings: Settings | None = None):
@@ -105,8 +114,7 @@ class Clip(CosineMetric):
             "weights": checkpoints.CHECKPOINTS[self.variant.checkpoint].digest,
             "prefix": self.variant.prefix,
             "prepare": described(self.variant.prepare.__name__, self.variant.prepare),
-            "resize": described("short side, Pillow bicubic, centre", short_side_centre),
-            **clip_versions(),
+            **super().identity(),
         }
 
     @cached_property
@@ -115,7 +123,7 @@ class Clip(CosineMetric):
         return load_openai(path, self.settings.device)
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
-        return normalised(short_side_centre(self.variant.prepare(pixels), self.network.visual.image_size[0]))
+        return super().preprocess(self.variant.prepare(pixels))
 
 
 def clip_versions() -> dict[str, str]:

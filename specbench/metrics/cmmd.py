@@ -45,7 +45,6 @@ class Cmmd(ReferenceMetric):
     """CMMD (Jayasumana et al. 2024): squared MMD to the reference images in CLIP embeddings under a Gaussian kernel
     of width 10, times 1000."""
 
-    summary = "squared MMD to the reference images in CLIP embeddings (Gaussian kernel of width 10, x 1000)"
     batch = 16
     columns: ClassVar = {"feature": pa.list_(pa.float32())}
     checkpoints = ("clip-l14-336",)

@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import PerImageMetric, Sample, Score, Settings, described
+from specbench.metrics.base import PerImageMetric, Sample, Score, Settings, described, part_scores
 from specbench.metrics.blip import (
     DECODE_TOKEN,
     ENCODE_TOKEN,
@@ -33,7 +32,7 @@ from specbench.metrics.blip import (
 from specbench.metrics.clip import Clip
 from specbench.metrics.compbench_rules import SPACY_PACKAGES, Grammar, spacy_versions
 from specbench.metrics.openclip import normalised, squashed
-from specbench.stats import Difference, mean_interval
+from specbench.stats import Difference
 
 YES, NO = 2748, 2053
 MOST_QUESTIONS = 8
@@ -60,12 +59,7 @@ class CategoryMetric(PerImageMetric):
         return category in self.categories and "line" in meta
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        return [
-            Score(
-                f"{self.name}:{category}", mean_interval(rows["value"].astype("float64"), rows["prompt_id"]), len(rows)
-            )
-            for category, rows in statistics.groupby("category", sort=True)
-        ]
+        return part_scores(self.name, statistics, "category", "value")
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return super().difference(features, baseline) if features["category"].nunique() == 1 else None
@@ -74,7 +68,6 @@ class CategoryMetric(PerImageMetric):
 class CompBenchClip(CategoryMetric, Clip):
     """Cosine under CLIP ViT-B/32 with the unmodified prompt."""
 
-    summary = "cosine of CLIP ViT-B/32, mean over images of non-spatial prompts"
     categories = ("non_spatial",)
 
     def __init__(self, settings: Settings | None = None):
@@ -115,17 +108,11 @@ class VqaNetwork(nn.Module):
         return torch.sigmoid(logits_BV[:, YES] - logits_BV[:, NO])
 
 
-def load_vqa(path: Path, device: str) -> VqaNetwork:
-    """Build BLIP-VQA and load the authors' checkpoint."""
-    return VqaNetwork(load_weights(path)).float().eval().requires_grad_(False).to(device)
-
-
 class BlipVqa(CategoryMetric):
     """BLIP-VQA score of T2I-CompBench (Huang et al. 2023): product of the probabilities of "yes" over the noun
     phrases of the prompt, each rounded to four digits; 0 to 1."""
 
     name = "compbench[blip-vqa]"
-    summary = "BLIP's yes to every noun phrase, mean over images of colour, shape and texture prompts"
     categories = ("color", "shape", "texture")
     batch = 8
     checkpoints = ("blip-vqa", "bert-vocabulary")
@@ -142,7 +129,8 @@ class BlipVqa(CategoryMetric):
 
     @cached_property
     def network(self) -> VqaNetwork:
-        return load_vqa(checkpoints.require_weights_file("blip-vqa", self.settings.offline), self.settings.device)
+        weights = load_weights(checkpoints.require_weights_file("blip-vqa", self.settings.offline))
+        return VqaNetwork(weights).float().eval().requires_grad_(False).to(self.settings.device)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -16,24 +16,9 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
+from specbench.metrics import compbench_rules as rules
 from specbench.metrics.base import Metric, Sample, Settings, described
 from specbench.metrics.compbench import BlipVqa, CategoryMetric, CompBenchClip
-from specbench.metrics.compbench_rules import (
-    DEPTH_SIGNS,
-    SPACY_MODEL,
-    SPACY_PACKAGES,
-    SPATIAL_RELATIONS,
-    THREE_IN_ONE,
-    Box,
-    Grammar,
-    around_preposition,
-    numeracy,
-    relation,
-    spacy_versions,
-    spatial,
-    spatial_3d,
-    three_in_one,
-)
 from specbench.metrics.depth_anything import DEPTH_REPOSITORY as DEPTH
 from specbench.metrics.depth_anything import Depth, depth_input
 from specbench.metrics.geneval_rules import Found
@@ -57,7 +42,7 @@ class Detected(CategoryMetric):
     repositories: ClassVar[Mapping[str, str]] = {"detector": OWLV2_REPOSITORY}
     objects: ClassVar[str] = "first and last noun"
     resizes: ClassVar[tuple[Callable, ...]] = (owlv2_input,)
-    packages: ClassVar = {**OPENCLIP_PACKAGES, **SPACY_PACKAGES}
+    packages: ClassVar = {**OPENCLIP_PACKAGES, **rules.SPACY_PACKAGES}
 
     def identity(self) -> Mapping[str, str]:
         weights = {
@@ -70,7 +55,7 @@ class Detected(CategoryMetric):
             "query": QUERY,
             "threshold": f"{THRESHOLD}, duplicates above {DUPLICATE}",
             "resize": described("black to a square, tensor bilinear, antialiased", *self.resizes),
-            **(spacy_versions() if SPACY_MODEL in self.packages else {}),
+            **(rules.spacy_versions() if rules.SPACY_MODEL in self.packages else {}),
             **{package: version(package) for package in ("transformers", "torch", "pillow")},
             "open_clip": version("open_clip_torch"),
         }
@@ -80,8 +65,8 @@ class Detected(CategoryMetric):
         return Owl(hub_folder(OWLV2_REPOSITORY, self.settings.offline), self.settings.device)
 
     @cached_property
-    def grammar(self) -> Grammar:
-        return Grammar()
+    def grammar(self) -> rules.Grammar:
+        return rules.Grammar()
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         asked = [self.names(sample) for sample in samples]
@@ -104,12 +89,11 @@ class Spatial2d(Detected):
     """2D spatial relation of two objects."""
 
     name = "compbench[spatial-owlv2]"
-    summary = "T2I-CompBench++'s 2D rules on what OWLv2 finds, mean over images of spatial prompts"
     categories = ("spatial",)
 
     def judge(self, sample: Sample, names: Sequence[str], seen: Seen) -> float:
-        asked = relation(sample.prompt, SPATIAL_RELATIONS)
-        return spatial(*_two_best(names, seen), asked, min(sample.pixels.shape[:2]))
+        asked = rules.relation(sample.prompt, rules.SPATIAL_RELATIONS)
+        return rules.spatial(*_two_best(names, seen), asked, min(sample.pixels.shape[:2]))
 
 
 class SpatialOfComplex(Spatial2d):
@@ -119,14 +103,13 @@ class SpatialOfComplex(Spatial2d):
     objects = "around the preposition"
 
     def names(self, sample: Sample) -> list[str]:
-        return list(dict.fromkeys(around_preposition(self.grammar.words(sample.prompt)) or ()))
+        return list(dict.fromkeys(rules.around_preposition(self.grammar.words(sample.prompt)) or ()))
 
 
 class Spatial3d(Detected):
     """3D spatial relation of two objects."""
 
     name = "compbench[3d-spatial-owlv2]"
-    summary = "T2I-CompBench++'s 3D rules on what OWLv2 and Depth Anything V2 find, mean over images of 3D prompts"
     categories = ("3d_spatial",)
     repositories: ClassVar = {"detector": OWLV2_REPOSITORY, "depth": DEPTH}
     resizes: ClassVar = (owlv2_input, depth_input)
@@ -138,19 +121,18 @@ class Spatial3d(Detected):
     def judge(self, sample: Sample, names: Sequence[str], seen: Seen) -> float:
         near: list[np.ndarray] = []
 
-        def nearness(box: Box) -> float:
+        def nearness(box: rules.Box) -> float:
             if not near:
                 near.append(self.depth(sample.pixels))
             return mean_in(near[0], box)
 
-        return spatial_3d(*_two_best(names, seen), relation(sample.prompt, DEPTH_SIGNS), nearness)
+        return rules.spatial_3d(*_two_best(names, seen), rules.relation(sample.prompt, rules.DEPTH_SIGNS), nearness)
 
 
 class Numeracy(Detected):
     """Counts of the objects that the prompt names."""
 
     name = "compbench[numeracy-owlv2]"
-    summary = "T2I-CompBench++'s counting rules on what OWLv2 finds, mean over images of numeracy prompts"
     categories = ("numeracy",)
     objects = "as counted in the prompt"
     packages = OPENCLIP_PACKAGES
@@ -162,7 +144,7 @@ class Numeracy(Detected):
         return list(sample.meta["counts"])
 
     def judge(self, sample: Sample, names: Sequence[str], seen: Seen) -> float:
-        return numeracy(sample.meta["counts"], seen)
+        return rules.numeracy(sample.meta["counts"], seen)
 
 
 class ThreeInOne(CategoryMetric):
@@ -170,11 +152,10 @@ class ThreeInOne(CategoryMetric):
     spatial score, or both."""
 
     name = "compbench[3-in-1-owlv2]"
-    summary = "T2I-CompBench++'s 3-in-1 with OWLv2 for the 2D part, mean over images of complex prompts"
     categories = ("complex",)
     batch = 8
     columns: ClassVar = {"value": pa.float32(), **dict.fromkeys(("blip", "clip", "spatial"), pa.float32())}
-    packages: ClassVar = {**OPENCLIP_PACKAGES, **SPACY_PACKAGES}
+    packages: ClassVar = {**OPENCLIP_PACKAGES, **rules.SPACY_PACKAGES}
 
     def __init__(self, settings: Settings | None = None):
         super().__init__(settings)
@@ -185,8 +166,8 @@ class ThreeInOne(CategoryMetric):
         self.repositories = {"detector": OWLV2_REPOSITORY}
 
     @cached_property
-    def grammar(self) -> Grammar:
-        return Grammar()
+    def grammar(self) -> rules.Grammar:
+        return rules.Grammar()
 
     def identity(self) -> Mapping[str, str]:
         return {f"{name}.{key}": value for name, part in self.parts.items() for key, value in part.identity().items()}
@@ -196,22 +177,23 @@ class ThreeInOne(CategoryMetric):
             part.prepare()
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return super().accepts(category, meta) and str(meta.get("kind")) in THREE_IN_ONE
+        return super().accepts(category, meta) and str(meta.get("kind")) in rules.THREE_IN_ONE
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         plain = [replace(sample, prompt=self.grammar.without_adjectives(sample.prompt)) for sample in samples]
         rows: list[dict[str, object]] = [dict.fromkeys(self.columns) for _ in samples]
+        wanted = [rules.THREE_IN_ONE[sample.meta["kind"]] for sample in samples]
         for name, part in self.parts.items():
-            needing = [number for number, sample in enumerate(samples) if name in THREE_IN_ONE[sample.meta["kind"]]]
+            needing = [number for number, parts in enumerate(wanted) if name in parts]
             shown = [(plain if name == "clip" else samples)[number] for number in needing]
             for number, found in zip(needing, part.features(shown) if shown else (), strict=True):
                 rows[number][name] = found["value"]
         for row, sample in zip(rows, samples, strict=True):
-            row["value"] = three_in_one(sample.meta["kind"], row)
+            row["value"] = rules.three_in_one(sample.meta["kind"], row)
         return rows
 
 
-def mean_in(values: np.ndarray, box: Box) -> float:
+def mean_in(values: np.ndarray, box: rules.Box) -> float:
     """Mean of a map [H, W] inside a box, of at least one pixel."""
     height, width = values.shape
     x1, y1 = min(int(box[0]), width - 1), min(int(box[1]), height - 1)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specbench.metrics.mask2former import MEAN, STD
+from specbench.metrics.openclip import centred, scaled
 
 DEPTH_REPOSITORY = "depth-anything/Depth-Anything-V2-Small-hf"
 SHORT, PATCH = 518, 14
@@ -22,8 +23,7 @@ def depth_input(pixels: np.ndarray) -> Tensor:
     scale = SHORT / min(height, width)
     size = [PATCH * round(side * scale / PATCH) for side in (width, height)]
     resized = Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC)
-    x_CHW = torch.from_numpy(np.array(resized)).permute(2, 0, 1).to(torch.float32) / 255
-    return (x_CHW - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    return centred(scaled(np.asarray(resized)), MEAN, STD)
 
 
 class Depth:

@@ -20,7 +20,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import Metric, Sample, Score, column_difference
+from specbench.metrics.base import Metric, Sample, Score, column_difference, part_scores
 from specbench.metrics.export_folder import ExportFolder
 from specbench.stats import Difference, mean_interval
 from specbench.store.schema import read_meta
@@ -156,7 +156,6 @@ class OfficialDpgBench(Metric):
     """
 
     name = "dpg-bench"
-    summary = "fraction of a prompt's questions that the official judge answers by yes, mean over images"
     columns: ClassVar = {"value": pa.float32(), "released": pa.float32(), "answers": pa.string()}
 
     def __init__(self, verdicts: Mapping[tuple[str, int], Mapping[str, str]], digest: str, rows: pd.DataFrame):
@@ -220,9 +219,8 @@ class OfficialDpgBench(Metric):
         if column == "released":
             rows = rows[rows["sample"] == rows["sample"].max()]
         kept = [(row.prompt_id, *one) for row in rows.itertuples() for one in json.loads(row.answers)[column]]
-        parts = pd.DataFrame(kept, columns=["prompt_id", "category", "yes"]).groupby("category", sort=True)
-        means = [(part, mean_interval(mine["yes"], mine["prompt_id"]), len(mine)) for part, mine in parts]
-        return found + [Score(f"{name}:{part}", estimate, n) for part, estimate, n in means]
+        answers = pd.DataFrame(kept, columns=["prompt_id", "category", "yes"])
+        return found + part_scores(name, answers, "category", "yes")
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return column_difference(features.dropna(subset="value"), baseline.dropna(subset="value"), "value")

@@ -27,8 +27,12 @@ class ExportFolder:
         Raises:
             SpecbenchError: a name is not one path component, or the file exists.
         """
-        for part in parts:
-            check_component(part)
+        for name in parts:
+            if name in ("", ".", "..") or "/" in name or "\0" in name:
+                raise SpecbenchError(f"'{name[:80]}' cannot be the name of an exported file", "it would be a path")
+            if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
+                what = f"'{name[:40]}...' cannot be the name of an exported file"
+                raise SpecbenchError(what, f"it has more than {MAX_NAME_BYTES} bytes")
         path = self._root.joinpath(*parts)
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -36,15 +40,6 @@ class ExportFolder:
                 file.write(data)
         except FileExistsError:
             raise SpecbenchError(f"two exported files would have the name {'/'.join(parts)}") from None
-
-
-def check_component(name: str) -> None:
-    """Raise a SpecbenchError unless `name` is the name of one file, in the folder that it is put into."""
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise SpecbenchError(f"'{name[:80]}' cannot be the name of an exported file", "it would be a path")
-    if len(name.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES:
-        raise SpecbenchError(f"'{name[:40]}...' cannot be the name of an exported file",
-                             f"it has more than {MAX_NAME_BYTES} bytes")  # fmt: skip
 
 
 @contextmanager

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Score, Settings, described
 from specbench.metrics.inception import CROPS, FRONT_ENDS, INCEPTION_FEATURES, Inception, load_inception
-from specbench.metrics.precision_recall import K_NEAREST, NearestNeighbours, neighbourhood
+from specbench.metrics.precision_recall import K_NEAREST, NearestNeighbours, neighbourhood, squared_distances
 from specbench.metrics.reference import ReferenceMetric, distance_difference, feature_matrix, with_influence
 from specbench.metrics.torchvision_stub import torchvision_if_it_loads
 from specbench.stats import Difference, Estimate, mean_interval, proportion_interval
@@ -47,7 +48,6 @@ class Fid(ReferenceMetric):
     """FID (Heusel et al. 2017) with FID-infinity (Chong & Forsyth 2020) and KID (Binkowski et al. 2018); values of
     other front ends, crops or n do not compare."""
 
-    summary = "distance to the reference images in Inception features; the other scores of these features beside it"
     batch = 32
     columns: ClassVar = {"feature": pa.list_(pa.float32(), INCEPTION_FEATURES)}
     checkpoints = ("inception",)
@@ -302,25 +302,29 @@ def kid(images: np.ndarray, reference: np.ndarray) -> float:
     """KID in float64: mean over 100 pairs of subsets of at most 1000 rows, drawn with a fixed seed."""
     size = min(_KID_SUBSET_SIZE, len(images), len(reference))
     subsets = 1 if size == len(images) == len(reference) else _KID_SUBSETS
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # features being kept in memory is what is wanted here
+    with _drawing_apart():
         states = _torchmetrics("kid").KernelInceptionDistance(FeaturesAsImages(images.shape[1]), subsets, size)
         states.update(torch.tensor(reference).double(), real=True)
         states.update(torch.tensor(images).double(), real=False)
-        torch.manual_seed(_KID_SEED)
-        mean, _ = states.compute()
-    return mean.item()
+        return states.compute()[0].item()
 
 
 def inception_score(logits: Tensor) -> tuple[float, float]:
     """Inception score of logits [n, classes]: mean over 10 splits in a fixed order, and their standard deviation."""
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")
+    with _drawing_apart():
         states = _torchmetrics("inception").InceptionScore(nn.Identity(), _IS_SPLITS)
         states.update(logits.double())
-        torch.manual_seed(_KID_SEED)
         mean, deviation = states.compute()
     return mean.item(), deviation.item()
+
+
+@contextmanager
+def _drawing_apart() -> Iterator[None]:
+    """Context of torchmetrics' sums with drawn subsets or splits: a fixed seed, and the user's random numbers stay."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # features being kept in memory is what is wanted here
+        torch.manual_seed(_KID_SEED)
+        yield
 
 
 class FeaturesAsImages(nn.Module):
@@ -367,8 +371,7 @@ def gaussian_mmd(images: np.ndarray, reference: np.ndarray, sigma: float) -> Mmd
     """Squared MMD under a Gaussian kernel of width sigma."""
 
     def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        squares = np.square(x).sum(1)[:, None] + np.square(y).sum(1)[None] - 2 * x @ y.T
-        return np.exp(-np.clip(squares, 0, None) / (2 * sigma**2))
+        return np.exp(-squared_distances(x, y) / (2 * sigma**2))
 
     return _mmd2(images, reference, kernel)
 

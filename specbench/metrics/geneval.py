@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Metric, Sample, Score, column_difference, described, paired_features
+from specbench.metrics.base import Metric, Sample, Score, column_difference, described, paired_features, part_scores
 from specbench.metrics.clip import clip_versions
 from specbench.metrics.geneval_rules import GENEVAL_COLORS, Found, confident, judge_image
 from specbench.metrics.mask2former import Instance, Mask2Former, mask2former_input
@@ -54,10 +54,7 @@ class JudgedMetric(Metric):
         return category is not None and "include" in meta
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        parts = [
-            Score(f"{self.name}:{tag}", proportion_interval(rows["correct"], rows["prompt_id"]), len(rows))
-            for tag, rows in statistics.groupby("category", sort=True)
-        ]
+        parts = part_scores(self.name, statistics, "category", "correct", proportion_interval)
         if not parts:
             return []
         overall = mean_of_estimates([part.estimate for part in parts])
@@ -76,7 +73,6 @@ class GenEval(JudgedMetric):
     """GenEval (Ghosh et al. 2023): detect objects, classify colours where the prompt names them, apply the rules."""
 
     name = "geneval[hf-m2f]"
-    summary = "share of images in which the asked-for objects are found by transformers' Mask2Former, mean over tags"
     batch = 4
     checkpoints = ("clip-l14",)
     repositories: ClassVar = {"detector": GENEVAL_REPOSITORY}

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import Metric, Sample, Score, column_difference
+from specbench.metrics.base import Metric, Sample, Score, column_difference, part_scores
 from specbench.metrics.published_weights import GENEVAL2_JUDGE, folder_identity, hub_folder
 from specbench.stats import Difference, mean_interval
 
@@ -70,7 +70,6 @@ class GenEval2(Metric):
     parts are its skills."""
 
     name = "geneval2[qwen3-vl-8b]"
-    summary = "Soft-TIFA: probability of right answers by Qwen3-VL-8B, geometric mean per prompt, mean over images"
     batch = 4
     columns: ClassVar = {"value": pa.float32(), "atoms": pa.float32(), "answers": pa.string()}
     repositories: ClassVar = {"judge": GENEVAL2_JUDGE}
@@ -110,9 +109,8 @@ class GenEval2(Metric):
             for name, column in ((self.name, "value"), (f"{self.name}:atoms", "atoms"))
         ]
         kept = [(row.prompt_id, *one) for row in statistics.itertuples() for one in json.loads(row.answers)]
-        parts = pd.DataFrame(kept, columns=["prompt_id", "skill", "share"]).groupby("skill", sort=True)
-        means = [(skill, mean_interval(rows["share"], rows["prompt_id"]), len(rows)) for skill, rows in parts]
-        return found + [Score(f"{self.name}:{skill}", estimate, n) for skill, estimate, n in means]
+        atoms = pd.DataFrame(kept, columns=["prompt_id", "skill", "share"])
+        return found + part_scores(self.name, atoms, "skill", "share")
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return column_difference(features, baseline, "value")

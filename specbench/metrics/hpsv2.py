@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from specbench.metrics import published_weights
 from specbench.metrics.base import Settings, described
 from specbench.metrics.clip import CosineMetric, clip_versions
-from specbench.metrics.openclip import MEAN, STD, untrained_model
+from specbench.metrics.openclip import centred, scaled, untrained_model
 
 ARCHITECTURE = "ViT-H-14"
 _SIZE = 224
@@ -27,7 +27,7 @@ _SIZE = 224
 
 def hps_input(pixels: np.ndarray) -> Tensor:
     """Preprocess uint8 [H, W, 3] for HPSv2: normalised float32 [3, 224, 224]."""
-    x_BCHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32)[None] / 255
+    x_BCHW = scaled(pixels)[None]
     height, width = x_BCHW.shape[2:]
     scale = _SIZE / max(height, width)
     target = (round(height * scale), round(width * scale))
@@ -35,7 +35,7 @@ def hps_input(pixels: np.ndarray) -> Tensor:
         x_BCHW = F.interpolate(x_BCHW, target, mode="bicubic", antialias=True, align_corners=False)
     down, across = _SIZE - target[0], _SIZE - target[1]
     x_BCHW = F.pad(x_BCHW, (across // 2, across - across // 2, down // 2, down - down // 2))
-    return (x_BCHW[0] - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    return centred(x_BCHW[0])
 
 
 def load_hpsv2(path: Path, device: str, architecture: str = ARCHITECTURE) -> torch.nn.Module:
@@ -48,8 +48,6 @@ def load_hpsv2(path: Path, device: str, architecture: str = ARCHITECTURE) -> tor
 
 class Hpsv2(CosineMetric):
     """HPSv2 (Wu et al. 2023): cosine of image and caption, -1 to 1, in float32."""
-
-    summary = "human preference score: cosine of image and caption under the HPSv2 network, mean over images"
 
     def __init__(self, variant: str, settings: Settings | None = None):
         super().__init__(settings)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -40,16 +39,10 @@ class RewardNetwork(nn.Module):
         return (self.head(states_BTD[:, 0])[:, 0] - MEAN) / STD
 
 
-def load_imagereward(path: Path, device: str) -> RewardNetwork:
-    """Build the network and load the authors' checkpoint, whose digest the caller has checked."""
-    return RewardNetwork(load_weights(path)).float().eval().requires_grad_(False).to(device)
-
-
 class ImageReward(PerImageMetric):
     """ImageReward (Xu et al. 2023): reward of image and caption; unbounded, usually between -2 and 2."""
 
     name = "imagereward"
-    summary = "learned human preference, mean reward over images"
     checkpoints = ("imagereward", "bert-vocabulary")
 
     def identity(self) -> Mapping[str, str]:
@@ -62,9 +55,8 @@ class ImageReward(PerImageMetric):
 
     @cached_property
     def network(self) -> RewardNetwork:
-        return load_imagereward(
-            checkpoints.require_weights_file("imagereward", self.settings.offline), self.settings.device
-        )
+        weights = load_weights(checkpoints.require_weights_file("imagereward", self.settings.offline))
+        return RewardNetwork(weights).float().eval().requires_grad_(False).to(self.settings.device)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -20,7 +20,6 @@ from specbench.metrics.base import code_version
 
 INCEPTION_FEATURES = 2048
 INCEPTION_SIZE = 299
-Fork = tuple[str, ...]
 
 
 def pytorch_fid(pixels: np.ndarray) -> Tensor:
@@ -138,13 +137,10 @@ class Inception(nn.Module):
         self.fc = nn.Linear(INCEPTION_FEATURES, 1008)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        x = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x_BCHW)))
-        x = self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(F.max_pool2d(x, 3, 2)))
-        x = F.max_pool2d(x, 3, 2)
-        for block in (self.Mixed_5b, self.Mixed_5c, self.Mixed_5d, self.Mixed_6a, self.Mixed_6b, self.Mixed_6c):
-            x = block(x)
-        for block in (self.Mixed_6d, self.Mixed_6e, self.Mixed_7a, self.Mixed_7b, self.Mixed_7c):
-            x = block(x)
+        x = x_BCHW
+        for name, layer in self.named_children():
+            if name != "fc":
+                x = layer(F.max_pool2d(x, 3, 2) if name in ("Conv2d_3b_1x1", "Mixed_5b") else x)
         return x.mean((2, 3))
 
     @torch.inference_mode()
@@ -163,7 +159,6 @@ def load_inception(path: Path, device: str = "cpu") -> Inception:
 def _block_35(channels: int, pooled: int) -> _Block:
     return _Block(
         "average",
-        [["branch1x1"], ["branch5x5_1", "branch5x5_2"], ["branch3x3dbl_1", "branch3x3dbl_2", "branch3x3dbl_3"]],
         {
             "branch1x1": _Conv(channels, 64, 1),
             "branch5x5_1": _Conv(channels, 48, 1),
@@ -179,7 +174,6 @@ def _block_35(channels: int, pooled: int) -> _Block:
 def _reduce_35(channels: int) -> _Block:
     return _Block(
         "reduce",
-        [["branch3x3"], ["branch3x3dbl_1", "branch3x3dbl_2", "branch3x3dbl_3"]],
         {
             "branch3x3": _Conv(channels, 384, 3, 2),
             "branch3x3dbl_1": _Conv(channels, 64, 1),
@@ -191,10 +185,8 @@ def _reduce_35(channels: int) -> _Block:
 
 def _block_17(channels: int, inner: int) -> _Block:
     row, column = {"kernel": (1, 7), "padding": (0, 3)}, {"kernel": (7, 1), "padding": (3, 0)}
-    double = [f"branch7x7dbl_{number}" for number in range(1, 6)]
     return _Block(
         "average",
-        [["branch1x1"], ["branch7x7_1", "branch7x7_2", "branch7x7_3"], double],
         {
             "branch1x1": _Conv(channels, 192, 1),
             "branch7x7_1": _Conv(channels, inner, 1),
@@ -213,7 +205,6 @@ def _block_17(channels: int, inner: int) -> _Block:
 def _reduce_17(channels: int) -> _Block:
     return _Block(
         "reduce",
-        [["branch3x3_1", "branch3x3_2"], [f"branch7x7x3_{number}" for number in range(1, 5)]],
         {
             "branch3x3_1": _Conv(channels, 192, 1),
             "branch3x3_2": _Conv(192, 320, 3, 2),
@@ -229,11 +220,6 @@ def _block_8(channels: int, pool: str) -> _Block:
     row, column = {"kernel": (1, 3), "padding": (0, 1)}, {"kernel": (3, 1), "padding": (1, 0)}
     return _Block(
         pool,
-        [
-            ["branch1x1"],
-            ["branch3x3_1", ("branch3x3_2a", "branch3x3_2b")],
-            ["branch3x3dbl_1", "branch3x3dbl_2", ("branch3x3dbl_3a", "branch3x3dbl_3b")],
-        ],
         {
             "branch1x1": _Conv(channels, 320, 1),
             "branch3x3_1": _Conv(channels, 384, 1),
@@ -249,27 +235,29 @@ def _block_8(channels: int, pool: str) -> _Block:
 
 
 class _Block(nn.Module):
-    """Branches side by side. A branch is a chain of layers, the last of which may be a fork of several.
+    """Branches side by side. A branch is a chain of layers, named by their places in it; two layers of one place, the
+    last, fork.
 
     `pool` names what the last branch starts with: "average", "maximum", or "reduce" (a maximum with stride 2, alone).
     """
 
-    def __init__(self, pool: str, branches: list[list[str | Fork]], layers: dict[str, _Conv]):
+    def __init__(self, pool: str, layers: dict[str, _Conv]):
         super().__init__()
-        self.pool, self.branches = pool, branches
+        self.pool, self.chains = pool, {}
         for name, layer in layers.items():
             self.add_module(name, layer)
+            branch, _, place = name.partition("_")
+            if place != "pool":
+                self.chains.setdefault(branch, {}).setdefault(place[:1], []).append(name)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        parts = [part for branch in self.branches for part in self._branch(branch, x_BCHW)]
+        parts = [part for chain in self.chains.values() for part in self._branch(list(chain.values()), x_BCHW)]
         return torch.cat([*parts, self._pooled(x_BCHW)], 1)
 
-    def _branch(self, branch: list[str | Fork], x: Tensor) -> list[Tensor]:
-        for step in branch:
-            if isinstance(step, tuple):
-                return [getattr(self, name)(x) for name in step]
-            x = getattr(self, step)(x)
-        return [x]
+    def _branch(self, chain: list[list[str]], x: Tensor) -> list[Tensor]:
+        for (name,) in chain[:-1]:
+            x = getattr(self, name)(x)
+        return [getattr(self, name)(x) for name in chain[-1]]
 
     def _pooled(self, x: Tensor) -> Tensor:
         if self.pool == "reduce":

@@ -14,6 +14,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from specbench.metrics.openclip import centred, scaled
+
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SHORT, LONG, DIVISOR = 800, 1333, 32
 MOST_INSTANCES = 100
@@ -36,8 +38,7 @@ def mask2former_input(pixels: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
     scale = min(SHORT / min(height, width), LONG / max(height, width))
     size = (int(height * scale + 0.5), int(width * scale + 0.5))
     resized = Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    x_CHW = torch.from_numpy(np.array(resized)).permute(2, 0, 1).to(torch.float32) / 255
-    x_CHW = (x_CHW - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    x_CHW = centred(scaled(np.asarray(resized)), MEAN, STD)
     return F.pad(x_CHW, (0, -size[1] % DIVISOR, 0, -size[0] % DIVISOR)), size
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.metrics.base import Metric, Sample, Score
+from specbench.metrics.base import Metric, Sample, Score, fingerprint, part_scores
 from specbench.metrics.compbench_rules import THREE_IN_ONE, three_in_one
 from specbench.metrics.dpg_bench import OfficialDpgBench, read_verdict, write_grids
 from specbench.metrics.export_folder import export_folder
@@ -27,7 +27,6 @@ from specbench.metrics.geneval import JudgedMetric
 from specbench.metrics.score_store import scores_to_show
 from specbench.metrics.scoring import run_images, score_with
 from specbench.prompts.public_files import COMPBENCH_CATEGORIES, official_row
-from specbench.stats import mean_interval
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import image_name, read_meta
 from specbench.system.downloads import digest_of
@@ -105,10 +104,8 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     outcome = score_with(images, metric)
     if outcome.skipped:
         raise SpecbenchError(f"the results cannot be scores of {outcome.run_id}: {outcome.skipped}")
-    scores = scores_to_show(run, images.rows["prompt_id"])
-    names = (metric.name, f"{metric.name}[released]")
-    own = (row for row in scores if str(row["metric"]).partition(":")[0] in names)
-    return [{"run_id": images.name, **row} for row in own]
+    scores, own = scores_to_show(run, images.rows["prompt_id"]), fingerprint(metric)
+    return [{"run_id": images.name, **row} for row in scores if row["fingerprint"] == own]
 
 
 def export_geneval(run: Path, target: Path) -> int:
@@ -194,7 +191,6 @@ class OfficialGenEval(JudgedMetric):
     """Verdicts of the official GenEval evaluator, joined by folder and file name."""
 
     name = "geneval[official]"
-    summary = "share of right images by the official evaluator, mean over tags"
 
     def __init__(self, results: Path):
         super().__init__()
@@ -227,7 +223,6 @@ class OfficialCompBench(Metric):
     """
 
     name = "compbench[official]"
-    summary = "answers of the official T2I-CompBench++ scripts, mean over images, per category"
     columns: ClassVar = {"value": pa.float32()}
 
     def __init__(self, results: Path, samples: int):
@@ -271,10 +266,7 @@ class OfficialCompBench(Metric):
         return self._answers[name][number]
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        return [
-            Score(f"{self.name}:{category}", mean_interval(rows["value"], rows["prompt_id"]), len(rows))
-            for category, rows in statistics.groupby("category", sort=True)
-        ]
+        return part_scores(self.name, statistics, "category", "value")
 
 
 @dataclass(frozen=True)
@@ -378,6 +370,8 @@ def _read_dpg_bench(path: Path) -> dict[tuple[str, int], dict[str, str]]:
             answers = found.setdefault((item, sample), {})
             _refuse_contradiction(path, f"'{question:.80}'", answer, answers.get(question, answer))
             answers[question] = answer
+        if found and not any({"yes", "no"} & {*answers.values()} for answers in found.values()):
+            raise ValueError("no answer in it is yes or no")
     return found
 
 

@@ -75,10 +75,19 @@ def folder_tokenizer(folder: Path) -> Tokenize:
     return import_open_clip().get_tokenizer(f"local-dir:{folder}")
 
 
+def scaled(pixels: np.ndarray) -> Tensor:
+    """Scale uint8 [H, W, 3] to float32 [3, H, W] from 0 to 1."""
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32) / 255
+
+
+def centred(x_CHW: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
+    """Subtract a mean per channel and divide by a deviation, CLIP's if none are given."""
+    return (x_CHW - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
+
+
 def normalised(pixels: np.ndarray) -> Tensor:
     """Normalise uint8 [H, W, 3] to CLIP's float32 [3, H, W]."""
-    x_CHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32) / 255
-    return (x_CHW - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    return centred(scaled(pixels))
 
 
 def short_side_centre(pixels: np.ndarray, size: int) -> np.ndarray:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from specbench.metrics.compbench_rules import distinct, overlap
 from specbench.metrics.geneval_rules import Found
-from specbench.metrics.openclip import MEAN, STD, import_open_clip
+from specbench.metrics.openclip import centred, import_open_clip, scaled
 
 OWLV2_REPOSITORY = "google/owlv2-base-patch16-ensemble"
 QUERY = "a photo of a {name}"
@@ -26,10 +26,8 @@ def owlv2_input(pixels: np.ndarray, size: int) -> Tensor:
     antialiased."""
     height, width = pixels.shape[:2]
     side = max(height, width)
-    x_CHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32) / 255
-    square = F.pad(x_CHW, (0, side - width, 0, side - height))[None]
-    x_CHW = F.interpolate(square, (size, size), mode="bilinear", align_corners=False, antialias=True)[0]
-    return (x_CHW - torch.tensor(MEAN)[:, None, None]) / torch.tensor(STD)[:, None, None]
+    square = F.pad(scaled(pixels), (0, side - width, 0, side - height))[None]
+    return centred(F.interpolate(square, (size, size), mode="bilinear", align_corners=False, antialias=True)[0])
 
 
 class Owl:

@@ -175,7 +175,6 @@ class VqaScore(PackageMetric):
     """VQAScore (Lin et al. 2024): probability that CLIP-FlanT5 answers yes to "Does this figure show the caption?"."""
 
     name = "vqascore[clip-flant5-xxl]"
-    summary = "probability that CLIP-FlanT5-XXL sees the caption in the image, by t2v-metrics, mean over images"
     package, model = "t2v-metrics", "clip-flant5-xxl"
     hub = (
         "zhiqiulin/clip-flant5-xxl",
@@ -189,6 +188,5 @@ class Hpsv3(PackageMetric):
     """HPSv3 (Ma et al. 2025): human preference reward of Qwen2-VL-7B; unbounded."""
 
     name = "hpsv3"
-    summary = "human preference score v3, by hpsv3, mean over images"
     package, model = "hpsv3", "HPSv3_7B"
     hub = ("MizzenAI/HPSv3", "Qwen/Qwen2-VL-7B-Instruct")

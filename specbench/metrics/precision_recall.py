@@ -41,7 +41,7 @@ def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = K_NEAREST)
     around = np.empty(len(images), np.int64)
     for start in range(0, len(images), _ROWS):
         rows = slice(start, start + _ROWS)
-        distance = _distances(images[rows], reference)
+        distance = np.sqrt(squared_distances(images[rows], reference))
         inside = distance < radii
         around[rows] = inside.sum(1)
         covered |= inside.any(0)
@@ -53,9 +53,12 @@ def _radii(x: np.ndarray, k: int) -> np.ndarray:
     """Distance of each row to its k-th nearest other row, [n]."""
     starts = range(0, len(x), _ROWS)
     # The smallest distance is that of the row to itself.
-    return np.concatenate([np.partition(_distances(x[at : at + _ROWS], x), k, axis=1)[:, k] for at in starts])
+    return np.concatenate(
+        [np.partition(np.sqrt(squared_distances(x[at : at + _ROWS], x)), k, axis=1)[:, k] for at in starts]
+    )
 
 
-def _distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def squared_distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Squared distances of the rows of x and y, [len(x), len(y)]."""
     squares = np.square(x).sum(1)[:, None] + np.square(y).sum(1)[None] - 2 * x @ y.T
-    return np.sqrt(np.clip(squares, 0, None))
+    return np.clip(squares, 0, None)

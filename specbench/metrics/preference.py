@@ -10,16 +10,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Sample, Settings, described
+from specbench.metrics.base import Sample, Settings
 from specbench.metrics.blip import linear_layers, load_weights, part_of
-from specbench.metrics.clip import Clip, CosineMetric, clip_versions
-from specbench.metrics.openclip import image_embeddings, normalised, short_side_centre
+from specbench.metrics.clip import Clip, CosineMetric
+from specbench.metrics.openclip import image_embeddings
 
 PICKSCORE_REPOSITORY = "yuvalkirstain/PickScore_v1"
 
@@ -48,15 +47,13 @@ class PickScore(CosineMetric):
     """PickScore (Kirstain et al. 2023): cosine of image and caption times the learned scale, about 15 to 25."""
 
     name = "pickscore"
-    summary = "preference learned from Pick-a-Pic: scaled cosine of image and caption, mean over images"
     repositories: ClassVar = {"network": PICKSCORE_REPOSITORY}
 
     def identity(self) -> Mapping[str, str]:
         return {
             "weights": checkpoints.folder_identity(checkpoints.hub_folder(PICKSCORE_REPOSITORY, self.settings.offline)),
-            "resize": described("short side, Pillow bicubic, centre", short_side_centre),
             "transformers": version("transformers"),
-            **clip_versions(),
+            **super().identity(),
         }
 
     @cached_property
@@ -68,26 +65,18 @@ class PickScore(CosineMetric):
     def scale(self) -> float:
         return self.network.model.logit_scale.exp().item()
 
-    def preprocess(self, pixels: np.ndarray) -> Tensor:
-        return normalised(short_side_centre(pixels, self.network.visual.image_size[0]))
-
 
 class Aesthetic(Clip):
     """LAION aesthetic predictor V2 (Schuhmann 2022): linear layers on the unit CLIP ViT-L/14 embedding, about 1 to
     10."""
-
-    summary = "LAION aesthetic predictor V2 on CLIP ViT-L/14 (how much people like a picture), mean over images"
 
     def __init__(self, settings: Settings | None = None):
         super().__init__("l14", settings)
         self.name, self.checkpoints = "aesthetic[sac+logos+ava1]", ("aesthetic", "clip-l14")
 
     def identity(self) -> Mapping[str, str]:
-        return {
-            **{name: checkpoints.CHECKPOINTS[name].digest for name in self.checkpoints},
-            "resize": described("short side, Pillow bicubic, centre", short_side_centre),
-            **clip_versions(),
-        }
+        digests = {name: checkpoints.CHECKPOINTS[name].digest for name in self.checkpoints}
+        return {**digests, **CosineMetric.identity(self)}
 
     @cached_property
     def head(self) -> nn.Module:

@@ -43,11 +43,6 @@ class ReferenceImages:
         what = f"reference folder {self.own} does not exist" if self.own else "COCO's images are not on this disk"
         return [(what, "specbench fetch coco --images, or name a folder with --reference")]
 
-    def require(self) -> None:
-        """Raise a SpecbenchError with exit code 5 unless the images are there."""
-        for what, hint in self.missing():
-            raise SpecbenchError(what, hint, MISSING_PREREQUISITE)
-
     def fits(self, meta: Mapping[str, object]) -> bool:
         """Tell whether these images are the reference of a prompt: chosen by the user, or for captions of COCO."""
         return self.own is not None or str(meta.get("image", "")).endswith(".jpg")
@@ -91,7 +86,8 @@ class ReferenceMetric(Metric):
         return super().missing() + self.reference.missing()
 
     def prepare(self) -> None:
-        self.reference.require()
+        for problem in self.reference.missing():
+            raise SpecbenchError(*problem, MISSING_PREREQUISITE)
         super().prepare()
 
     def downloads(self) -> list[Download]:

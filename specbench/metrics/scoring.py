@@ -141,7 +141,7 @@ def score_images(
     fitting = []
     for images, names in zip(shown, by_images, strict=True):
         wanted = {*names, *_made(where_they_fit, settings), *required}  # a reference is made under its own name
-        fitting.append({name: one for name, one in made.items() if name in wanted and _fits(images, one)})
+        fitting.append({name: one for name, one in made.items() if name in wanted and any(_accepted(images.rows, one))})
     lacking = _fetch(shown, fitting, settings, reporter)
     if metrics is not None or all(name in lacking for own in fitting for name in own):
         problems += lacking.values()
@@ -162,10 +162,6 @@ def score_images(
                 break
         outcomes += [_left_out(images, name, lacking[name], reporter) for name in own if name in lacking]
     return outcomes
-
-
-def _fits(images: Images, metric: Metric) -> bool:
-    return any(_accepted(images.rows, metric))
 
 
 def _fetch(

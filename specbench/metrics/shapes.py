@@ -20,20 +20,11 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
-from specbench.metrics.base import Metric, PerImageMetric, Sample, Score, column_difference, described
-from specbench.metrics.clip import clip_versions
+from specbench.metrics.base import Metric, Sample, Score, column_difference, part_scores
+from specbench.metrics.clip import CosineMetric
 from specbench.metrics.fid import Gaussian, fid_difference, fid_estimate, warn_of_few
 from specbench.metrics.inception import whole
-from specbench.metrics.openclip import (
-    OPENCLIP_PACKAGES,
-    Tokenize,
-    folder_tokenizer,
-    image_embeddings,
-    load_folder_model,
-    normalised,
-    short_side_centre,
-    text_embeddings,
-)
+from specbench.metrics.openclip import Tokenize, folder_tokenizer, load_folder_model
 from specbench.metrics.reference import ReferenceImages, damaged_features, feature_matrix, kept_features
 from specbench.models.shapes import detector, features, reading_order, render, scene
 from specbench.models.shapes.network import WEIGHTS
@@ -52,7 +43,6 @@ class ShapesDetector(Metric):
     categories."""
 
     name = "shapes-detector"
-    summary = "fraction of images that match their caption by the exact detector of `shapes`, mean over categories"
     batch = 16
     columns: ClassVar = {
         **dict.fromkeys(("correct", "shape", "color", "bound", "count", "position"), pa.bool_()),
@@ -69,19 +59,8 @@ class ShapesDetector(Metric):
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         return [self._judge(sample) for sample in samples]
 
-    def statistics(self, features: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """Group the judgements by category."""
-        return {str(category): group for category, group in features.groupby("category", sort=True, dropna=False)}
-
-    def scores(self, statistics: Mapping[str, pd.DataFrame]) -> list[Score]:
-        parts = [
-            Score(
-                f"{self.name}:{category}",
-                proportion_interval(group["correct"], group["prompt_id"]),
-                len(group),
-            )
-            for category, group in statistics.items()
-        ]
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        parts = part_scores(self.name, statistics, "category", "correct", proportion_interval)
         overall = mean_of_estimates([part.estimate for part in parts])
         return [Score(self.name, overall, sum(part.n for part in parts)), *parts]
 
@@ -95,20 +74,17 @@ class ShapesDetector(Metric):
         return {**vars(verdict), "objects": len(found)}
 
 
-class ShapesClip(PerImageMetric):
+class ShapesClip(CosineMetric):
     """`shapes-clip`: cosine of image and caption under the small CLIP of `shapes`, -1 to 1."""
 
     name = "shapes-clip"
-    summary = "cosine similarity of image and caption under the small CLIP of `shapes`, mean over images"
     batch = 64
-    packages = OPENCLIP_PACKAGES
 
     def identity(self) -> Mapping[str, str]:
         return {
             "weights": digest_of(CLIP_FOLDER / "open_clip_model.safetensors"),
             "words": digest_of(CLIP_FOLDER / "tokenizer.json"),
-            "resize": described("short side, Pillow bicubic, centre", short_side_centre),
-            **clip_versions(),
+            **super().identity(),
         }
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
@@ -122,24 +98,12 @@ class ShapesClip(PerImageMetric):
     def tokenize(self) -> Tokenize:
         return folder_tokenizer(CLIP_FOLDER)
 
-    def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
-        return normalised(short_side_centre(pixels, self.network.visual.image_size))
-
-    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        device = self.settings.device
-        images = image_embeddings(self.network, self.preprocessed(samples), device)
-        texts = text_embeddings(self.network, [sample.prompt for sample in samples], device, self.tokenize)
-        return [{"value": value} for value in (images * texts).sum(1).tolist()]
-
 
 class ShapesFrechet(Metric):
     """`shapes-frechet`: Frechet distance between generated images and renders of their captions, or a folder of
     reference images; no interval up to 64 images."""
 
     name = "shapes-frechet"
-    summary = (
-        "Frechet distance to renders of the same captions in 64 features of a small network; no interval up to n = 64"
-    )
     batch = 64
     columns: ClassVar = {"scene": pa.string(), "feature": pa.list_(pa.float32(), features.FEATURES)}
 

@@ -7,7 +7,6 @@ from specbench.prompts.loading import (
     fetched_prompts,
     load_prompts,
     prompt_set_names,
-    public_names,
 )
 from specbench.prompts.prompt_set import (
     Prompt,
@@ -19,6 +18,7 @@ from specbench.prompts.prompt_set import (
     select,
     text_id,
 )
+from specbench.prompts.public import public_names
 
 __all__ = [
     "Prompt",

@@ -20,12 +20,7 @@ LABELS, _LABEL_SEED = "imagenet", 0
 
 def prompt_set_names() -> list[str]:
     """List the prompt sets known by name; public ones must be fetched once."""
-    return sorted({*_shipped(), *plugins.plugins("prompts"), *public_names(), LABELS})
-
-
-def public_names() -> list[str]:
-    """List the public prompt sets of the papers, see `specbench.prompts.public`."""
-    return public.published_names()
+    return sorted({*_shipped(), *plugins.plugins("prompts"), *public.public_names(), LABELS})
 
 
 def downloadable(name: str) -> public.PublicSet:
@@ -34,10 +29,10 @@ def downloadable(name: str) -> public.PublicSet:
     Raises:
         SpecbenchError: no such set, or one that needs no download.
     """
-    if name not in public.published_names():
+    if name not in public.public_names():
         if name in prompt_set_names():
             raise SpecbenchError(f"prompts '{name}' need no download", f"specbench prompts show {name}")
-        raise unknown_name("public prompt set", name, public.published_names())
+        raise unknown_name("public prompt set", name, public.public_names())
     return public.find(name)[0]
 
 
@@ -99,8 +94,9 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
     if name == LABELS:
         return build_prompt_set(name, class_labels())
     if name in plugins.plugins("prompts"):
-        return build_prompt_set(name, read_file(_plugin_path(name)))
-    if name in public.published_names():
+        found = plugins.load_object(plugins.plugins("prompts")[name].value, f"prompt set {name}")
+        return build_prompt_set(name, read_file(_path_of(found, name)))
+    if name in public.public_names():
         return build_prompt_set(name, public.read(name))
     path = Path(name)
     if not _exists(path):
@@ -111,7 +107,7 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
                 f"'{name}' is neither a prompt set nor a file; is it a caption?",
                 "write captions of your own into a text file, one per line: --prompts mine.txt",
             )
-        if parts := [known for known in public.published_names() if known.startswith(f"{path.parts[0]}/")]:
+        if parts := [known for known in public.public_names() if known.startswith(f"{path.parts[0]}/")]:
             raise unknown_name("prompt set", name, parts)
         if path.suffix or len(path.parts) > 1:
             raise SpecbenchError(
@@ -131,10 +127,6 @@ def class_labels(count: int = 50_000, classes: int = 1000) -> list[Prompt]:
 
 def _shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(data_folder("prompts").glob("*.jsonl"))}
-
-
-def _plugin_path(name: str) -> Path:
-    return _path_of(plugins.load_object(plugins.plugins("prompts")[name].value, f"prompt set {name}"), name)
 
 
 def _path_of(found: object, name: str) -> Path:

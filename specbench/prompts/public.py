@@ -92,12 +92,8 @@ class PublicSet:
 @cache
 def public_sets() -> dict[str, PublicSet]:
     """Read the shipped manifest: sets by name."""
-    return read_manifest(data_folder("prompts") / "manifest.toml")
-
-
-def read_manifest(path: Path) -> dict[str, PublicSet]:
-    """Read a manifest file: sets by name."""
-    return {name: _entry(name, entry) for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items()}
+    manifest = tomllib.loads((data_folder("prompts") / "manifest.toml").read_text(encoding="utf-8"))
+    return {name: _entry(name, entry) for name, entry in manifest.items()}
 
 
 def _entry(name: str, entry: dict) -> PublicSet:
@@ -115,7 +111,7 @@ def _entry(name: str, entry: dict) -> PublicSet:
     )  # fmt: skip
 
 
-def published_names() -> list[str]:
+def public_names() -> list[str]:
     """List the public sets, and their categories that are also sets."""
     sets = public_sets().values()
     return [name for found in sets for name in (found.name, *(f"{found.name}/{part}" for part in found.categories))]
@@ -166,7 +162,7 @@ def missing_set(name: str, images: bool = False) -> list[Download]:
     """The download of a public set, or of its reference images; empty where it is on this disk, or `name` is no such
     set.
     """
-    if name not in published_names():
+    if name not in public_names():
         return []
     found, _ = find(name)
     if images:
@@ -189,16 +185,13 @@ def fetch_set(found: PublicSet, progress: Progress | None = None, forbidden: boo
     if found.archive is None or os.environ.get(MIRROR):
         for name, remote in found.files.items():
             fetch_file(_mirrored(found, remote, name), found.folder / name, progress, forbidden)
-    elif any(not _is_right(found, name) for name in found.files):
-        _fetch_from_archive(found, found.archive, progress, forbidden)
-    return found.folder
-
-
-def _fetch_from_archive(found: PublicSet, archive: Remote, progress: Progress | None, forbidden: bool) -> None:
-    if forbidden or offline() or not _unpack_remote(found, archive, progress):
-        local = fetch_file(archive, found.folder / "archive.zip", progress, forbidden)
+    elif any(not _is_right(found, name) for name in found.files) and (
+        forbidden or offline() or not _unpack_remote(found, found.archive, progress)
+    ):
+        local = fetch_file(found.archive, found.folder / "archive.zip", progress, forbidden)
         _unpack(found, local, local)
         local.unlink()
+    return found.folder
 
 
 def _mirrored(found: PublicSet, remote: Remote, name: str) -> Remote:

@@ -6,7 +6,6 @@ import csv
 import hashlib
 import itertools
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -95,8 +94,7 @@ def test_scores_are_those_of_the_rule_and_of_the_released_program(tmp_path, cli,
     assert "dpg-bench[released]:attribute" not in found
     flipped = (tmp_path / "d.txt").read_text().replace("beside it?, yes", "beside it?, no")
     (tmp_path / "e.txt").write_text(flipped)
-    shutil.rmtree(run / "scores")
-    assert imported(cli, run, tmp_path / "e.txt") != found
+    assert imported(cli, run, tmp_path / "e.txt") != found, "of the file that is imported, not of the one before"
 
 
 def test_a_question_below_a_no_counts_as_no_down_to_its_grandchildren():
@@ -114,6 +112,7 @@ def changed(lines: list[str], kind: str) -> list[str]:
         "another question": [line.replace("Are they beside it?", "Are they above it?") for line in lines],
         "no quarter": [line.replace("(8, 8, 16, 16)", "(8, 8, 24, 24)") for line in lines],
         "another form": [*lines, "DPG-Bench score: 84.2"],
+        "another scale": [line.replace(", yes", ", 0.9").replace(", no", ", 0.2") for line in lines],
         "two answers": [*lines, lines[0].rpartition(",")[0] + ", maybe"],
         "nothing": [],
     }[kind]
@@ -121,7 +120,7 @@ def changed(lines: list[str], kind: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "kind", ["a grid is missing", "an image is missing", "other prompts", "another question", "no quarter",
-             "another form", "two answers", "nothing"],
+             "another form", "another scale", "two answers", "nothing"],
 )  # fmt: skip
 def test_other_answers_and_answers_about_other_images_are_refused_whole(tmp_path, cli, prompts, kind):
     run = a_run(tmp_path, prompts)

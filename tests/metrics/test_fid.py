@@ -16,6 +16,7 @@ from scipy import linalg
 from specbench.metrics import (
     compbench,
     compbench_detected,
+    compbench_rules,
     depth_anything,
     fid,
     geneval,
@@ -80,13 +81,6 @@ def published(weights, monkeypatch, tmp_path):
 def test_distance_equals_scipy_with_more_and_with_fewer_images_than_dimensions(sizes):
     x, y = cloud(sizes[0], 40, 1), cloud(sizes[1], 40, 2, 0.0)
     assert frechet_distance(Gaussian(x), Gaussian(y)) == pytest.approx(by_scipy(x, y), rel=1e-6)
-
-
-def test_few_images_and_many_take_different_paths_to_one_number(monkeypatch):
-    x, y = cloud(30, 40, 1), cloud(300, 40, 2)
-    few = frechet_distance(Gaussian(x), Gaussian(y))
-    monkeypatch.setattr(Gaussian, "d", 0)
-    assert frechet_distance(Gaussian(x), Gaussian(y)) == pytest.approx(few, rel=1e-6)
 
 
 def test_distance_to_itself_is_zero_and_a_shift_is_its_square():
@@ -200,7 +194,7 @@ def test_inception_score_is_that_of_its_definition_and_a_change_of_one_percent_s
 
 
 def test_kid_error_is_its_spread():
-    reference, values, errors = cloud(300, 6, 0), [], []
+    reference, values, errors = cloud(150, 6, 0), [], []
     for seed in range(40):
         x = np.random.default_rng(seed).normal(0.5, 1, (150, 6))
         values.append(kid(x, reference))
@@ -257,15 +251,6 @@ def test_rows_in_blocks_or_at_once_are_one_number(monkeypatch):
     monkeypatch.setattr(fid, "_ROWS", 7)
     in_blocks = fid.gaussian_mmd(x, y, 3.0)
     assert in_blocks[:2] == pytest.approx(at_once[:2]) and np.allclose(in_blocks.influence, at_once.influence)
-
-
-def test_front_ends_differ_measurably_on_one_picture():
-    pixels = calibrated.images(1, 480, 640)[0]
-    seen = {name: prepare(pixels) for name, prepare in FRONT_ENDS.items()}
-    for name, x_CHW in seen.items():
-        assert x_CHW.shape == (3, 299, 299) and x_CHW.dtype == torch.float32 and x_CHW.abs().max() < 1.4
-        for other in seen.keys() - {name}:
-            assert (x_CHW - seen[other]).std() > 0.005, (name, other)
 
 
 def test_clean_is_pillows_bicubic_clipped_and_not_rounded():
@@ -348,7 +333,7 @@ def test_every_network_of_several_says_which_version_prepared_its_images(name, f
         monkeypatch.setattr(module, "hub_folder", lambda *_: None)
         monkeypatch.setattr(module, "folder_identity", lambda _: "weights")
     monkeypatch.setattr(published_weights, "file_digest", lambda _: "digest")
-    for module in (compbench, compbench_detected):
+    for module in (compbench, compbench_rules):
         monkeypatch.setattr(module, "spacy_versions", dict)
     now = feature_fingerprint(metric(name)(Settings()))
     monkeypatch.setattr(function, "code_version", 2, raising=False)

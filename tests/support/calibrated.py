@@ -32,7 +32,7 @@ def save_inception(path: Path) -> Path:
         if isinstance(layer, nn.BatchNorm2d):
             layer.momentum = None
     network.train()
-    pixels = torch.from_numpy(np.stack(images(8, 299, 299))).permute(0, 3, 1, 2)
+    pixels = torch.from_numpy(np.stack(images(3, 299, 299))).permute(0, 3, 1, 2)
     with torch.no_grad():
         network(pixels.float() / 128 - 1)
     torch.save(network.state_dict(), path)
