@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbench.errors import unknown_name
-from specbench.papers.cells import Cell
+from specbench.papers.cells import OVER_BASELINE, Cell
 from specbench.papers.join import Line, PaperTable, definition
-from specbench.papers.table import Column
+from specbench.papers.table import SCORE, Column
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
 from specbench.reporting.text_formats import LATEX_NEEDS, escape, inert, tex
 from specbench.system.json_values import nonfinite_as_null
@@ -62,12 +62,14 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
     """The joined table with the named columns, in that order.
 
     Args:
-        names: names of columns in the table's file, or their headings, in any case.
+        names: names of columns in the table's file, of their numbers or metrics, or headings, in any case; speed-ups
+            over a baseline stay.
 
     Raises:
         SpecbenchError: no such column.
     """
-    known = {text.lower(): one for one in joined.table.columns for text in (one.header, one.name)}
+    known = {text.lower(): one for one in joined.table.columns for text in _names(one)}
+    names = [*names, *(name for name in (OVER_BASELINE,) if name in known and name not in names)]
     for name in names:
         if name.strip().lower() not in known:
             raise unknown_name("column", name, [column.name for column in joined.table.columns])
@@ -79,6 +81,12 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
         lines=tuple(replace(line, cells=kept) for line, kept in zip(joined.lines, cells, strict=True)),
         definitions=tuple(map(definition, columns)),
     )
+
+
+def _names(column: Column) -> tuple[str, ...]:
+    """What a column may be called: its heading, its name, and that of its number or metric."""
+    metric = column.key.removeprefix(SCORE)
+    return metric, column.key, column.header, column.name
 
 
 def table_latex(joined: PaperTable, notes: bool = False) -> str:
