@@ -20,7 +20,7 @@ from specbench.papers.cells import OVER_BASELINE, Cell
 from specbench.papers.join import Line, PaperTable, definition
 from specbench.papers.table import SCORE, Column
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
-from specbench.reporting.text_formats import LATEX_NEEDS, escape, inert, tex
+from specbench.reporting.text_formats import LATEX_NEEDS, escape, inert, latex_room, tex
 from specbench.system.json_values import nonfinite_as_null
 
 PAPER, HERE, OWN, INTERVAL, DIFFERENCE = "paper", "here", "own", "95 %", "diff."
@@ -93,6 +93,7 @@ def table_latex(joined: PaperTable, notes: bool = False) -> str:
     """Format as a booktabs `tabular` in a `table*`; with `notes`, footnotes and notes follow it."""
     columns = joined.table.columns
     rows = [r"\toprule", " & & " + " & ".join(tex(heading(column)) for column in columns) + r" \\"]
+    plain = [["", "", *map(heading, columns)]]
     for group, members in by_group(joined.lines):
         rows.append(r"\midrule")
         if group:
@@ -100,12 +101,13 @@ def table_latex(joined: PaperTable, notes: bool = False) -> str:
         for one in members:
             for text in texts(joined, one, footnoted=notes):
                 cells = [rf"\textbf{{{tex(cell)}}}" if best else tex(cell) for cell, best in _with_best(text)]
+                plain.append([text.label, text.kind, *text.texts])
                 rows.append(" & ".join((tex(text.label), tex(text.kind), *cells)) + r" \\")
     body = "\n".join(rows)
     foot = "\n\n".join(tex(text) for text in below(joined))
     return (
         f"{LATEX_NEEDS}\\begin{{table*}}\n\\caption{{{tex(joined.heading)}}}\n\\label{{tab:{joined.table.name}}}\n"
-        f"\\centering\\small\\setlength{{\\tabcolsep}}{{4pt}}\n"
+        f"\\centering{latex_room(plain)[1]}\\setlength{{\\tabcolsep}}{{4pt}}\n"
         f"\\begin{{tabular}}{{@{{}}ll{'r' * len(columns)}@{{}}}}\n{body}\n"
         "\\bottomrule\n\\end{tabular}\n\\end{table*}\n" + (f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else "")
     )
