@@ -18,7 +18,7 @@ from specbench import prompts as prompt_sets
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import merge, run_settings
 from specbench.runs.sweep import sweep_plans, sweep_values
-from specbench.store.run_folders import find_runs
+from specbench.store.run_folders import find_run, find_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -229,7 +229,7 @@ def differences(
     from specbench.metrics import score_store  # brings pandas
     from specbench.metrics.catalog import metric
 
-    (reference,) = find_runs(out, [baseline])
+    reference = find_run(out, baseline)
     folders = [folder for folder in find_runs(out, runs) if folder.resolve() != reference.resolve()]
     chosen = [metric(name)(settings) for name in metrics]
     rows = [score_store.difference(folder, reference, one) for folder in folders for one in chosen]
@@ -251,8 +251,7 @@ def compare(run_a: str, run_b: str, out: str | Path = "results", settings: Setti
     """
     from specbench.reporting.compare import compare_runs  # brings pandas and scipy
 
-    (a,), (b,) = find_runs(out, [run_a]), find_runs(out, [run_b])
-    return compare_runs(a, b, settings)
+    return compare_runs(find_run(out, run_a), find_run(out, run_b), settings)
 
 
 def report(runs: Sequence[str] = (), out: str | Path = "results") -> Rows:
@@ -405,7 +404,7 @@ def load(run: str, out: str | Path = "results") -> pd.DataFrame:
     from specbench.store.run_store import RunStore  # brings pandas
     from specbench.store.schema import KEY
 
-    store = RunStore(find_runs(out, [run])[0])
+    store = RunStore(find_run(out, run))
     traces = store.traces()
     return store.samples() if traces.empty else store.samples().merge(traces, on=KEY, how="left")
 
@@ -426,7 +425,7 @@ def export(benchmark: str, run: str, to: str | Path, out: str | Path = "results"
     """
     from specbench.metrics.official_exchange import export_images  # brings pandas and pillow
 
-    return export_images(benchmark, find_runs(out, [run])[0], Path(to))
+    return export_images(benchmark, find_run(out, run), Path(to))
 
 
 def import_results(benchmark: str, run: str, results: str | Path, out: str | Path = "results") -> Rows:
@@ -445,7 +444,7 @@ def import_results(benchmark: str, run: str, results: str | Path, out: str | Pat
     """
     from specbench.metrics.official_exchange import import_scores  # brings pandas and pillow
 
-    return import_scores(benchmark, find_runs(out, [run])[0], Path(results))
+    return import_scores(benchmark, find_run(out, run), Path(results))
 
 
 def audit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,13 +17,14 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import MEAN_OF_IMAGES, Settings, fingerprint
 from specbench.metrics.score_store import feature_folders, image_features, read_scores, stored_values
 from specbench.reporting.report_rows import Run
-from specbench.store.packed import changed_members, unpacked
+from specbench.store.packed import changed_members, extract
 from specbench.store.run_folders import runs_in
 from specbench.store.run_store import RunStore, image_bytes
 from specbench.system.device_peaks import KNOWN
 
 OK, WRONG, OPEN = "ok", "WRONG", "not checked"
 _CLOSE = 1e-5
+_ROUNDED = 0.99
 _COLUMNS = ("run", "check", "status", "detail")
 
 
@@ -42,15 +44,16 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
     path = Path(path)
     if changed := list(changed_members(path)):
         return [_row("-", "digests", WRONG, text) for text in changed]
-    folder = unpacked(path)
     rows = [_row("-", "digests", OK, "every part is as it was packed")]
-    for run in runs_in(folder):
-        for check in (_identity, _pictures, _scores, _latencies):
-            try:
-                rows += [_row(run.name, *found) for found in check(run)]
-            except SpecbenchError as error:
-                rows.append(_row(run.name, check.__name__.strip("_"), WRONG, str(error)))
-        rows.append(_row(run.name, "tokens", *_tokens(run, recompute, device)))
+    with tempfile.TemporaryDirectory() as folder:  # not the unpacked copy, which other commands may have added to
+        extract(path, Path(folder))
+        for run in runs_in(Path(folder)):
+            for check in (_identity, _pictures, _scores, _latencies):
+                try:
+                    rows += [_row(run.name, *found) for found in check(run)]
+                except SpecbenchError as error:
+                    rows.append(_row(run.name, check.__name__.strip("_"), WRONG, str(error).replace(f"{folder}/", "")))
+            rows.append(_row(run.name, "tokens", *_tokens(run, recompute, device)))
     return rows
 
 
@@ -109,8 +112,11 @@ def _score_again(run: Path, name: str, score: dict) -> float | None:
 
 
 def _latencies(run: Path) -> Iterator[tuple[str, str, str]]:
-    """No image was decoded faster than the data sheet of the named device allows."""
+    """No image took less time than its forwards, and none less than the data sheet of the named device allows."""
     one = Run(run)
+    if (one.rows["ar_ms"] < _ROUNDED * one.rows["target_ms"]).any():
+        yield "latency", WRONG, "images took less time than their target forwards"
+        return
     floor, gpus = one.info.roofline, {gpu for call in one.info.invocations for gpu in call.gpus}
     if not floor or not one.info.spec.timed:
         yield "latency", OPEN, "no roofline is known of this model and device"

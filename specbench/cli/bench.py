@@ -21,7 +21,7 @@ from specbench.cli.options import (
     Digits,
     Gates,
     Notes,
-    OwnDecoders,
+    OwnRows,
     To,
     chosen_format,
     dry_run_switch,
@@ -65,7 +65,7 @@ def add_to(app: typer.Typer) -> None:
 def bench(
     flags: dict,
     name: _Table,
-    decoder: OwnDecoders = None,
+    own: OwnRows = None,
     dry_run: Annotated[bool, dry_run_switch()] = False,
     fmt: Annotated[str | None, format_option(TABLE_FORMATS)] = None,
     to: To = None,
@@ -76,7 +76,6 @@ def bench(
     digits: Digits = None,
     caption: Caption = None,
 ) -> None:
-    from specbench.papers.table import with_own_rows
     from specbench.papers.table_files import load_table
     from specbench.reporting.compare import Gate
 
@@ -84,7 +83,7 @@ def bench(
     values = {name: held.value for name, held in merge(_SETTINGS, flags).items()}
     fmt = chosen_format(fmt, to, bool(values["json"]), TABLE_FORMATS)
     gates = [Gate.parse(text) for text in gate or ()]
-    table = with_own_rows(load_table(name), split_list(",".join(decoder or ())))
+    table, runs = _with_own(load_table(name), own or (), str(values["out"]))
     if dry_run:
         return _print_estimate(table, flags, bool(values["json"]))
     from specbench.cli.progress import ProgressReporter, ScoreProgress
@@ -100,6 +99,7 @@ def bench(
         reporter=None if quiet else ProgressReporter(),
         score_reporter=None if quiet else ScoreProgress(),
         warn=console.warn,
+        runs=runs,
     )
     joined = _against(joined, baseline, gates)
     print_tables([joined], fmt, to, split_list(columns or ""), notes, digits, caption)
@@ -119,8 +119,7 @@ def report_tables(
     html: Path | None,
     columns: Sequence[str],
     notes: bool,
-    decoders: Sequence[str],
-    with_runs: Sequence[str],
+    own: Sequence[str],
     baseline: str | None,
     gates: Sequence[Gate],
     digits: int | None,
@@ -132,11 +131,7 @@ def report_tables(
         SpecbenchError: a name that is not a table, a flag out of range, or a format that cannot hold several tables.
     """
     from specbench.papers.reproduce import measured_table
-    from specbench.papers.table import with_own_rows
     from specbench.papers.table_files import is_table, load_table
-    from specbench.store.run_folders import find_runs
-
-    folders = find_runs(out, with_runs) if with_runs else []
 
     joined = []
     for name in names:
@@ -144,7 +139,7 @@ def report_tables(
             raise SpecbenchError(
                 f"unknown table '{name}'", "report takes runs or tables, not both; see: specbench list tables"
             )
-        table = with_own_rows(load_table(name), decoders)
+        table, folders = _with_own(load_table(name), own, out)
         joined.append(_against(measured_table(table, model, prompts, out, folders), baseline, gates))
         if model is None and not any(line.runs for line in joined[-1].lines):
             console.say(f"no runs in {out} for {name}; for runs of another model or prompt set use --model, --prompts")
@@ -155,6 +150,18 @@ def report_tables(
     for one in joined:
         if one.problem:
             raise one.problem
+
+
+def _with_own(table: Table, own: Sequence[str], out: str) -> tuple[Table, list[Path]]:
+    """The table with a row for each decoder of `--with`, and the folders of the stored runs among these names."""
+    from specbench.papers.table import with_own_rows
+    from specbench.specs.presets import PRESETS
+    from specbench.store.run_folders import find_runs
+
+    names = split_list(",".join(own))
+    runs = [name for name in names if ":" not in name and name not in PRESETS]
+    decoders = [name for name in names if name not in runs]
+    return with_own_rows(table, decoders), find_runs(out, runs) if runs else []
 
 
 def _against(joined: PaperTable, baseline: str | None, gates: Sequence[Gate]) -> PaperTable:

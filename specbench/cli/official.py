@@ -71,6 +71,6 @@ def import_results(
 def _run(out: str, benchmark: str, run: str, known: tuple[str, ...] = _BENCHMARKS) -> Path:
     if benchmark not in known:
         raise unknown_name("benchmark", benchmark, known)
-    from specbench.store.run_folders import find_runs
+    from specbench.store.run_folders import find_run
 
-    return find_runs(out, [run])[0]
+    return find_run(out, run)

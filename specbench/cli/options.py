@@ -131,12 +131,12 @@ Reference = Annotated[
 Columns = Annotated[
     str | None, option("--columns", "NAME,...", "Markdown and LaTeX: only these columns, by heading, in this order.")
 ]
-OwnDecoders = Annotated[
+OwnRows = Annotated[
     list[str] | None,
     option(
-        "--decoder",
-        "NAME[:OPTION=VALUE,...]",
-        "Add rows of these decoders to a paper's table, with the settings of its SJD; may be repeated.",
+        "--with",
+        "DECODER|RUN,...",
+        "Add rows to a table: of decoders, with the settings of its SJD, and of stored runs; may be repeated.",
         autocompletion=completion.decoders,
     ),
 ]

@@ -40,7 +40,7 @@ def pack(
 
     folders = find_runs(out, runs or ())
     parts = packed.pack(folders, to, pictures)
-    console.say(f"{len(folders)} runs, {parts} parts, {to.stat().st_size / 1e6:.1f} MB")
+    console.say(f"{len(folders)} run{'s' if len(folders) > 1 else ''}, {parts} parts, {to.stat().st_size / 1e6:.1f} MB")
     print_written(to)
 
 

@@ -21,7 +21,7 @@ from specbench.cli.options import (
     Notes,
     Offline,
     Out,
-    OwnDecoders,
+    OwnRows,
     Quiet,
     Reference,
     Runs,
@@ -40,7 +40,7 @@ from specbench.cli.options import (
 )
 from specbench.cli.output import print_json, print_table, print_written, write_or_print
 from specbench.cli.progress import ScoreProgress
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.settings import split_list
 from specbench.system import console
 
@@ -259,17 +259,6 @@ _TablePrompts = Annotated[
 ]
 
 
-_With = Annotated[
-    list[str] | None,
-    option(
-        "--with",
-        "RUN",
-        "Add a row of this stored run to a paper's table; may be repeated.",
-        autocompletion=completion.runs,
-    ),
-]
-
-
 _Definitions = Annotated[
     Path | None, option("--definitions", "FILE.tex", "Write what the tables mean, in LaTeX, to a file of its own.")
 ]
@@ -278,8 +267,8 @@ _Figure = Annotated[
     option(
         "--figure",
         "NAME",
-        "Write a chart of the HTML page as pdf, svg or png (--to, --format), its numbers as csv "
-        "beside it; a wrong name lists all.",
+        "Write a chart of the HTML page, a map of tokens or pictures[:WORDS,...] of chosen prompts as pdf, svg or png "
+        "(--to, --format), the numbers as csv beside it; a wrong name lists all.",
     ),
 ]
 _Width = Annotated[str, option("--width", "KIND", "With --figure: column or page.")]
@@ -307,8 +296,7 @@ def report(
     notes: Notes = False,
     model: _TableModel = None,
     prompts: _TablePrompts = None,
-    decoder: OwnDecoders = None,
-    with_run: _With = None,
+    own: OwnRows = None,
     methods: _Methods = False,
     over: _Over = None,
     figure: _Figure = None,
@@ -327,7 +315,7 @@ def report(
     from specbench.store.merge_shards import incomplete_shards, shards_in
 
     if figure:
-        return _report_figure(runs or (), out, figure, fmt, to, width)
+        return _report_figure(runs or (), out, figure, fmt, to, width, model, prompts)
     for text in incomplete_shards(shards_in(out)):
         console.warn(f"{text}: the tables lack their images")
     fmt = chosen_format(fmt, to, json, TABLE_FORMATS)
@@ -337,14 +325,11 @@ def report(
         from specbench.cli.bench import report_tables
 
         return report_tables(
-            runs, model, prompts, out, fmt, to, html, chosen, notes, split_list(",".join(decoder or ())),
-            with_run or (), baseline, gates, digits, caption,
+            runs, model, prompts, out, fmt, to, html, chosen, notes, own or (), baseline, gates, digits, caption,
         )  # fmt: skip
     refuse_mistyped(runs or (), out)
-    if model or prompts or decoder or with_run:
-        raise SpecbenchError(
-            "--model, --prompts, --decoder and --with require the name of a table", "see: specbench list tables"
-        )
+    if model or prompts or own:
+        raise SpecbenchError("--model, --prompts and --with require the name of a table", "see: specbench list tables")
     if over:
         return _report_over(over, runs or (), out, fmt, to)
     if methods:
@@ -365,11 +350,20 @@ def report(
             raise problem
 
 
-def _report_figure(runs: Sequence[str], out: str, name: str, fmt: str | None, to: Path | None, width: str) -> None:
+def _report_figure(
+    runs: Sequence[str],
+    out: str,
+    name: str,
+    fmt: str | None,
+    to: Path | None,
+    width: str,
+    model: str | None,
+    prompts: str | None,
+) -> None:
     from specbench.papers.html_page import figure_charts
     from specbench.papers.reproduce import measured_table
     from specbench.papers.table_files import is_table, load_table
-    from specbench.reporting import figures
+    from specbench.reporting import figures, picture_figures
     from specbench.reporting.html import page_charts
     from specbench.reporting.report_rows import report_rows
     from specbench.store.run_folders import find_runs
@@ -377,12 +371,28 @@ def _report_figure(runs: Sequence[str], out: str, name: str, fmt: str | None, to
     fmt = fmt or (to and to.suffix[1:]) or "pdf"
     if fmt not in figures.FIGURE_FORMATS or width not in figures.WIDTHS:
         raise SpecbenchError("--figure takes --format pdf, svg or png, and --width column or page")
-    tables = [one for one in runs if is_table(one)]
-    shown = [chart for one in tables for chart in figure_charts(measured_table(load_table(one), out=out))]
-    chart = figures.find_figure(shown if tables else page_charts(report_rows(find_runs(out, runs))), name)
-    to = to or Path(f"{name}.{fmt}")
-    write_or_print(figures.draw_chart(chart, fmt, width), to)
-    write_or_print(figures.figure_csv(chart), to.with_suffix(".csv"))
+    tables = [measured_table(load_table(one), model, prompts, out) for one in runs if is_table(one)]
+    rows = [] if tables else report_rows(find_runs(out, runs))
+    folders = {row["label"]: Path(row["folder"]) for row in rows}
+    folders |= {line.label: folder for one in tables for line in one.lines for folder in line.folders}
+    kind = name.partition(":")[0]
+    if kind in picture_figures.PICTURE_FIGURES:
+        grid = picture_figures.find_grid(folders, name)
+        drawn, numbers = picture_figures.draw_grid(grid, fmt, width), grid.csv
+    else:
+        shown = [chart for one in tables for chart in figure_charts(one)] if tables else page_charts(rows)
+        charts = figures.figure_names(shown)
+        if tables and not charts:
+            raise SpecbenchError(
+                f"no chart of {', '.join(runs)}: neither the paper nor a run here has its numbers",
+                "run it with specbench bench, or name another model with --model",
+            )
+        if name not in charts:
+            raise unknown_name("figure", name, [*charts, *picture_figures.PICTURE_FIGURES], most=99)
+        drawn, numbers = figures.draw_chart(charts[name], fmt, width), figures.figure_csv(charts[name])
+    to = to or Path(f"{kind}.{fmt}")
+    write_or_print(drawn, to)
+    write_or_print(numbers, to.with_suffix(".csv"))
 
 
 def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:

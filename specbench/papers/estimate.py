@@ -30,8 +30,9 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
     rows = _rows_of(one_row_per_run(table, planned, model) if model else table)
     shared = Shared()
     found: dict[object, dict[str, object]] = {}
-    for place, one in enumerate(one for one in planned if one.settings in rows):
-        row = _row(one, rows[one.settings], shared)
+    cells = {one.settings: one for one in planned}
+    for place, settings in enumerate(rows):
+        row = _row(cells[settings], rows[settings], shared)
         same = found.setdefault(row["run_id"] or place, row)
         if same is not row:  # cells of several columns or groups are one run
             same["rows"] = ", ".join(dict.fromkeys((*str(same["rows"]).split(", "), *str(row["rows"]).split(", "))))

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbench.errors import unknown_name
-from specbench.papers.cells import Cell
+from specbench.papers.cells import OVER_BASELINE, Cell
 from specbench.papers.join import Line, PaperTable, definition, plain_name
-from specbench.papers.table import Column
+from specbench.papers.table import SCORE, Column
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
-from specbench.reporting.text_formats import LATEX_NEEDS, escape, inert, tex
+from specbench.reporting.text_formats import LATEX_NEEDS, escape, inert, latex_room, tex
 from specbench.system.json_values import nonfinite_as_null
 
 PAPER, HERE, OWN, INTERVAL, DIFFERENCE = "paper", "here", "own", "95 %", "diff."
@@ -62,13 +62,15 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
     """The joined table with the named columns, in that order.
 
     Args:
-        names: what reports of runs call the numbers ("steps"), the headings here, or the names in the table's file.
+        names: what reports of runs call the numbers ("steps"), headings here, or names of columns in the table's file,
+            of their numbers or metrics, in any case; speed-ups over a baseline stay.
 
     Raises:
         SpecbenchError: no such column.
     """
     usual = {plain_name(column): column for column in joined.table.columns}
-    known = {text.lower(): one for one in joined.table.columns for text in (one.header, one.name)} | usual
+    known = {text.lower(): one for one in joined.table.columns for text in _names(one)} | usual
+    names = [*names, *(name for name in (OVER_BASELINE,) if name in known and name not in names)]
     for name in names:
         if name.strip().lower() not in known:
             raise unknown_name("column", name, usual)
@@ -82,10 +84,17 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
     )
 
 
+def _names(column: Column) -> tuple[str, ...]:
+    """What a column may be called: its heading, its name, and that of its number or metric."""
+    metric = column.key.removeprefix(SCORE)
+    return metric, column.key, column.header, column.name
+
+
 def table_latex(joined: PaperTable, notes: bool = False) -> str:
     """Format as a booktabs `tabular` in a `table*`; with `notes`, footnotes and notes follow it."""
     columns = joined.table.columns
     rows = [r"\toprule", " & & " + " & ".join(tex(heading(column)) for column in columns) + r" \\"]
+    plain = [["", "", *map(heading, columns)]]
     for group, members in by_group(joined.lines):
         rows.append(r"\midrule")
         if group:
@@ -93,12 +102,13 @@ def table_latex(joined: PaperTable, notes: bool = False) -> str:
         for one in members:
             for text in texts(joined, one, footnoted=notes):
                 cells = [rf"\textbf{{{tex(cell)}}}" if best else tex(cell) for cell, best in _with_best(text)]
+                plain.append([text.label, text.kind, *text.texts])
                 rows.append(" & ".join((tex(text.label), tex(text.kind), *cells)) + r" \\")
     body = "\n".join(rows)
     foot = "\n\n".join(tex(text) for text in below(joined))
     return (
         f"{LATEX_NEEDS}\\begin{{table*}}\n\\caption{{{tex(joined.heading)}}}\n\\label{{tab:{joined.table.name}}}\n"
-        f"\\centering\\small\\setlength{{\\tabcolsep}}{{4pt}}\n"
+        f"\\centering{latex_room(plain)[1]}\\setlength{{\\tabcolsep}}{{4pt}}\n"
         f"\\begin{{tabular}}{{@{{}}ll{'r' * len(columns)}@{{}}}}\n{body}\n"
         "\\bottomrule\n\\end{tabular}\n\\end{table*}\n" + (f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else "")
     )

@@ -307,6 +307,9 @@ def with_baseline(joined: PaperTable, name: str, gates: Sequence[Gate] = ()) -> 
         named = name.lower() in (line.label.lower(), str(row.settings.get("decoder")).lower())
         if len(line.folders) == 1 and (named or line.runs[0].startswith(name)):
             bases.setdefault(line.group, line)
+    for line in joined.lines if bases else ():  # a row of a stored run in a group of its own
+        if line.own and line.group not in bases:
+            bases[line.group] = next(iter(bases.values()))
     others = {place: line for place, line in enumerate(joined.lines) if line.group in bases and len(line.folders) == 1}
     others = {place: line for place, line in others.items() if line is not bases[line.group]}
     if not others:

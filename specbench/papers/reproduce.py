@@ -56,6 +56,7 @@ def bench_table(
     reporter: Reporter | None = None,
     score_reporter: ScoreReporter | None = None,
     warn: Warn = lambda text: None,
+    runs: Sequence[Path] = (),
 ) -> PaperTable:
     """A table with what was measured for it here; what the results folder already holds is not run again.
 
@@ -64,6 +65,7 @@ def bench_table(
         scoring: how to score, see `score_table`.
         env: the environment; the process's own if None.
         warn: called with a line for each row that cannot run and each metric that cannot score.
+        runs: stored runs that get a row each.
 
     Raises:
         SpecbenchError: bad settings, or nothing could be run. An error after which the table can still be shown, such
@@ -79,7 +81,7 @@ def bench_table(
     table = _as_run_here(table, planned, model, done.folders.values())
     elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
     found = {cell: folder for cell, folder in elsewhere.items() if isinstance(folder, Path)}
-    return replace(join(table, done.found | found), problem=done.trouble)
+    return replace(join(_with_stored(table, runs), done.found | found), problem=done.trouble)
 
 
 def measured_table(
@@ -108,7 +110,11 @@ def measured_table(
     found = find_measured(cells, out)
     folders = [folder for folder in found.values() if isinstance(folder, Path)]
     table = _as_run_here(table, cells, model, folders)
-    return join(with_runs(table, {folder: read_info(folder).spec for folder in runs}), found)
+    return join(_with_stored(table, runs), found)
+
+
+def _with_stored(table: Table, runs: Sequence[Path]) -> Table:
+    return with_runs(table, {folder: read_info(folder).spec for folder in runs})
 
 
 def _as_run_here(table: Table, cells: Sequence[PlannedCell], model: object, folders: Iterable[Path]) -> Table:

@@ -209,7 +209,8 @@ def with_runs(table: Table, runs: Mapping[Path, RunSpec]) -> Table:
         sampling = {name: value for name, value in vars(spec.sampling).items() if value is not None}
         settings = {"model": spec.model, "decoder": spec.decoder.name, "options": dict(spec.decoder.options)}
         settings |= {"prompts": spec.prompts, "seed": spec.seed, "batch": spec.batch, "sampling": sampling}
-        alike = [place for place, row in enumerate(rows) if row.settings.get("prompts") == spec.prompts]
+        one_group = len({row.group for row in table.rows}) == 1
+        alike = [place for place, row in enumerate(rows) if one_group or row.settings.get("prompts") == spec.prompts]
         group, last = (rows[alike[-1]].group, alike[-1]) if alike else ("runs", len(rows) - 1)
         rows.insert(last + 1, Row(folder.name, group, settings, {}, {}, {}, None, None, own=True, run=folder))
     return replace(table, rows=tuple(rows))

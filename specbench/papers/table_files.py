@@ -15,10 +15,22 @@ from pathlib import Path
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.catalog import find_protocol
-from specbench.papers.table import BETTER, MAPS, NUMBERS, PRINTED, SCORE, Column, Row, Table, choice, merge_settings
+from specbench.papers.table import (
+    BETTER,
+    MAPS,
+    NUMBERS,
+    PRINTED,
+    SCORE,
+    Column,
+    Row,
+    Table,
+    choice,
+    merge_settings,
+    takes,
+)
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
-from specbench.specs.presets import PRESETS, options_of
+from specbench.specs.presets import PRESETS, decoder_name, options_of
 from specbench.specs.run_spec import Sampling
 from specbench.store.run_folders import runs_in
 from specbench.system import console
@@ -146,6 +158,7 @@ def read_table(path: Path) -> Table:
         raise _wrong(file, "columns", f"two are called '{repeated[0]}'; give one another `name`")
     known = names if len(columns) == len(read) else None  # what rows say of a mistaken column is no mistake of theirs
     rows = _each(content["rows"], mistakes, lambda entry, i: _row(entry, known, defaults, content, file, f"rows[{i}]"))
+    _check_default_options(content.get("defaults", {}), rows, mistakes, file)
     _raise_all(mistakes)
     shared = {**defaults, "protocol": protocol}
     rows = tuple(
@@ -180,6 +193,17 @@ def _each(entries: Sequence, mistakes: list[SpecbenchError], read: Callable[[obj
             mistakes.append(error)
             found.append(None)
     return found
+
+
+def _check_default_options(
+    defaults: Mapping, rows: Sequence[Row | None], mistakes: list[SpecbenchError], file: str
+) -> None:
+    """Reject options of the defaults that no decoder of the rows takes, where all rows could be read."""
+    runnable = [row.settings for row in rows if row and row.not_runnable_reason is None]
+    known = set().union(*(takes(one["decoder"], one["options"]) for one in runnable))
+    for name in defaults.get("options", {}) if runnable and all(rows) else ():
+        if name not in known:
+            mistakes.append(_wrong(file, "defaults.options", str(unknown_name("option", name, known))))
 
 
 def _raise_all(mistakes: Sequence[SpecbenchError]) -> None:
@@ -240,11 +264,27 @@ def _row(
                 raise _wrong(file, f"{place}.{field}", str(unknown_name("column", name, known)))
             if not _is(value, kind):
                 raise _wrong(file, f"{place}.{field}.{name}", f"{value!r} is no {_NOUNS[kind]}")
+    settings = _settings(defaults, own, runnable, file, place)
     return Row(
-        entry["label"], entry.get("group"), merge_settings(defaults, own), entry.get("paper", {}),
+        entry["label"], entry.get("group"), settings, entry.get("paper", {}),
         entry.get("spread", {}), entry.get("notes", {}), entry.get("why"),
         entry.get("hardware", content.get("hardware")),
     )  # fmt: skip
+
+
+def _settings(defaults: Mapping, own: Mapping, runnable: bool, file: str, place: str) -> Mapping[str, object]:
+    """The settings of a row over the defaults; rejects an unknown decoder, and options of its own that it lacks."""
+    try:
+        settings = merge_settings(defaults, own)
+        if runnable and decoder_name(settings["decoder"]) not in PRESETS:
+            raise unknown_name("decoder", settings["decoder"], PRESETS)
+    except SpecbenchError as error:
+        raise _wrong(file, f"{place}.decoder", str(error)) from None
+    known = takes(str(settings.get("decoder")), settings["options"])
+    for name in own.get("options", {}) if runnable else ():
+        if name not in known:
+            raise _wrong(file, f"{place}.options", str(unknown_name("option", name, known)))
+    return settings
 
 
 def _check_reasons(reasons: Mapping[str, object], file: str, place: str) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
-from specbench.errors import unknown_name
 from specbench.reporting.charts import DASH, Chart
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 WIDTHS = {"column": 3.25, "page": 6.75}
 """Inches of a column and of the text of a two-column page."""
 FIGURE_FORMATS = ("pdf", "svg", "png")
-_STYLE = {
+STYLE = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
     "legend.fontsize": 7, "pdf.fonttype": 42, "svg.fonttype": "none", "axes.spines.top": False,
     "axes.spines.right": False, "axes.linewidth": 0.6, "lines.linewidth": 1.2, "hatch.linewidth": 0.5,
@@ -43,14 +42,6 @@ def figure_names(charts: Sequence[Chart]) -> dict[str, Chart]:
     return found
 
 
-def find_figure(charts: Sequence[Chart], name: str) -> Chart:
-    """The chart of a name; raises the SpecbenchError that lists the names."""
-    found = figure_names(charts)
-    if name not in found:
-        raise unknown_name("figure", name, found, most=99)
-    return found[name]
-
-
 def draw_chart(chart: Chart, fmt: str = "pdf", width: str = "column") -> bytes:
     """Draw a chart.
 
@@ -66,7 +57,7 @@ def draw_chart(chart: Chart, fmt: str = "pdf", width: str = "column") -> bytes:
     runs = [str(name) for name in colours.get("domain", ())]
     rows = chart.get("rows") or 0
     legend = (len(runs) + 1) // 2 * _LEGEND if len(runs) > 1 else 0
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure((WIDTHS[width], max(_LEAST, rows * _ROW + 0.6) + legend), layout="constrained")
         axes = figure.add_subplot()
         looks = {
@@ -188,6 +179,11 @@ def figure_csv(chart: Chart) -> str:
         for point in layer["points"]
         if isinstance(point, Mapping)
     ]
+    return numbers_csv(rows)
+
+
+def numbers_csv(rows: Sequence[Mapping]) -> str:
+    """Rows as csv, with a column for each key."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()

@@ -60,19 +60,21 @@ def grid_of(forced: Sequence[bool], pixels: tuple[int, int]) -> tuple[int, int] 
 
 
 def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
-    """Mean over images at each grid position, [height, width], from 0 to 1, NaN where no image has one; None where the
+    """Mean over images at each grid position, [height, width], NaN where no image has one; None where the
     run has not kept it, its token grid is unknown, or nothing was drafted.
 
     Args:
-        quantity: "accepted" (whether the token is an accepted draft), "top1" (largest probability of the target), or of
-            traced runs "draft_top1" (that of the draft) and "draft_tv" (total variation of the two).
+        quantity: "accepted" (whether the token is an accepted draft), "top1" (largest probability of the target),
+            "entropy" (of the target, in nats), or of traced runs "draft_top1" (largest probability of the draft) and
+            "draft_tv" (total variation of the two).
     """
     if quantity == "accepted":
         return _mean_accepted(folder)
     store = RunStore(folder)
-    rows = store.samples(["status", "forced", "image", "image_sha256", *(["top1"] if quantity == "top1" else [])])
+    recorded = [quantity] if quantity in ("top1", "entropy") else []
+    rows = store.samples(["status", "forced", "image", "image_sha256", *recorded])
     rows = rows[rows["status"] == "ok"]
-    if quantity != "top1":
+    if not recorded:
         traces = store.traces()
         rows = rows.merge(traces[[*KEY, quantity]], on=list(KEY)) if len(traces) else rows.iloc[:0]
     if rows.empty:

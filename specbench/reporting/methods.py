@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specbench.metrics.score_store import read_scores
+from specbench.reporting.report_rows import natural
 from specbench.reporting.text_formats import tex
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, resolve
@@ -38,7 +39,7 @@ def methods(folders: Sequence[Path]) -> tuple[str, str]:
         *_each("Images were decoded with {}.", map(_model, infos)),
         *_each("Sampling used {}.", map(_sampling, infos)),
         *_each("The prompts were {}.", map(_prompts, infos)),
-        f"The decoders were {_listed(_decoder(info, papers[info.spec.decoder.name]) for info in infos)}.",
+        f"The decoders were {_listed(_decoders(infos, papers))}.",
         *_metrics(folders),
         *_each("We measured on {}.", (_machine(info) for info in infos)),
         _statistics(infos),
@@ -85,16 +86,34 @@ def _prompts(info: RunInfo) -> str:
     return tex(f"those of {info.spec.prompts} (SHA-256 {info.spec.prompts_sha256[:12]}{drawn})")
 
 
-def _decoder(info: RunInfo, paper: str | None) -> str:
-    decoder, usual = info.spec.decoder, {}
-    if decoder.name in PRESETS:
-        usual = dict(resolve(decoder.name).options)
-    given = {"window", *(info.origins or ())}  # what was asked for is said even where it is the default
-    own = {name: value for name, value in decoder.options if name in given or usual.get(name) != value}
-    said = f" ({', '.join(tex(f'{name} = {plain(value)}') for name, value in own.items())})" if own else ""
-    exact = "lossless" if decoder.lossless else "lossy"
-    cited = rf"~\cite{{{_key(paper)}}}" if paper else ""
-    return rf"\texttt{{{tex(decoder.full_name)}}}{cited}{said}, {exact}"
+def _decoders(infos: Sequence[RunInfo], papers: Mapping[str, str | None]) -> Iterator[str]:
+    """Each decoder with its options; runs that differ in one option alone are named together."""
+    alike: dict[str, list[dict[str, str]]] = {}
+    for info in infos:
+        decoder, paper = info.spec.decoder, papers[info.spec.decoder.name]
+        cited = rf"~\cite{{{_key(paper)}}}" if paper else ""
+        exact = "lossless" if decoder.lossless else "lossy"
+        name = rf"{exact} \texttt{{{tex(decoder.full_name)}}}{cited}"
+        if (options := _options(info)) not in alike.setdefault(name, []):
+            alike[name].append(options)
+    for name, several in alike.items():
+        names = dict.fromkeys(option for options in several for option in options)
+        values = {option: list(dict.fromkeys(options.get(option) for options in several)) for option in names}
+        if sum(len(found) > 1 for found in values.values()) > 1 or any(None in found for found in values.values()):
+            sets = [{option: [value] for option, value in options.items()} for options in several]
+        else:
+            sets = [values]
+        for one in sets:
+            said = ", ".join(tex(f"{option} = {_listed(sorted(found, key=natural))}") for option, found in one.items())
+            yield f"{name} ({said})" if said else name
+
+
+def _options(info: RunInfo) -> dict[str, str]:
+    """The options that were asked for or are not the decoder's usual ones, and its window."""
+    decoder = info.spec.decoder
+    usual = dict(resolve(decoder.name).options) if decoder.name in PRESETS else {}
+    given = {"window", *(info.origins or ())}
+    return {name: plain(value) for name, value in decoder.options if name in given or usual.get(name) != value}
 
 
 def _paper(name: str) -> str | None:

@@ -76,10 +76,19 @@ def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section
     for name in wanted:
         if not any(name in columns for columns in short):
             raise unknown_name("column", name, dict.fromkeys(name for columns in known for name in columns))
+    first = DECODER.heading.lower()  # of each section: it may name the gates that fail
     return [
-        replace(section, tables=(ReportTable((DECODER, *(columns[name] for name in wanted if name in columns))),))
+        replace(
+            section,
+            tables=(ReportTable([columns[name] for name in (first, *wanted, *_over(columns)) if name in columns]),),
+        )
         for section, columns in zip(found, short, strict=True)
     ]
+
+
+def _over(columns: Mapping[str, ReportColumn]) -> list[str]:
+    """The headings of speed-ups over a chosen baseline, which every choice of columns keeps."""
+    return [heading for heading in columns if heading.startswith("over ")]
 
 
 def _short_names(columns: Mapping[str, ReportColumn]) -> dict[str, ReportColumn]:

@@ -107,14 +107,14 @@ def to_latex(rows: Sequence[Mapping], found: Sequence[Section], notes: bool = Fa
         _float(table, section.runs, caption or section.heading, f"tab:specbench-{place}")
         for place, (section, table) in enumerate(tables, 1)
     ]
-    below = latex_definitions(rows, found)
+    answers = "".join(f"{tex(sentence)}\n\n" for section in found for sentence in section.answer)
+    below = answers + latex_definitions(rows, found)
     return LATEX_NEEDS + "\n".join(floats) + (f"\n{{\\footnotesize\n{below}\n}}\n" if notes else "")
 
 
 def latex_definitions(rows: Sequence[Mapping], found: Sequence[Section]) -> str:
-    """What the tables say in sentences, the definitions of their columns, and machines, for a file of their own."""
-    sentences = [sentence for section in found for sentence in section.answer]
-    texts = (*sentences, *definitions(found), *circumstances(rows, load=False))
+    """The definitions of the columns, and machines, for a file of their own."""
+    texts = (*definitions(found), *circumstances(rows, load=False))
     return "\n\n".join(map(tex, texts)) + "\n"
 
 
@@ -152,8 +152,15 @@ def comparison_latex(rows: Sequence[Mapping], a: str, b: str) -> str:
     return LATEX_NEEDS + latex_table(HEADINGS, comparison_lines(rows), caption, "tab:specbench-compare")
 
 
-_WIDE = 6
-"""Columns above which a table spans both columns of a page."""
+_COLUMN, _PAGE, _CHARACTER, _GAP = 229, 469, 4.9, 8
+"""Points: width of a column and of the text of a two-column article, of a character of \\small, and between columns."""
+
+
+def latex_room(lines: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """The environment and the size of letters in which a table of these cells fits a two-column page."""
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    points = sum(widths) * _CHARACTER + (len(widths) - 1) * _GAP
+    return ("table" if points <= _COLUMN else "table*"), (r"\small" if points <= _PAGE else r"\footnotesize")
 
 
 def latex_table(
@@ -173,13 +180,13 @@ def latex_table(
         + r" \\"
         for place, line in enumerate(lines)
     ]
-    kind = "table*" if len(headings) > _WIDE else "table"
+    kind, size = latex_room([headings, *lines])
     return "\n".join(
         (
             rf"\begin{{{kind}}}",
             rf"\caption{{{tex(caption)}}}",
             rf"\label{{{label}}}",
-            r"\centering\small\setlength{\tabcolsep}{4pt}",
+            rf"\centering{size}\setlength{{\tabcolsep}}{{4pt}}",
             rf"\begin{{tabular}}{{@{{}}l{'r' * (len(headings) - 1)}@{{}}}}",
             r"\toprule",
             head,

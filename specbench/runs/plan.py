@@ -126,7 +126,8 @@ class Plan:
     def work(self) -> tuple:
         """Key shared by plans whose decoders can alternate on one loaded model."""
         images = (self.chosen, self.samples, self.shard, self.trace, self.out)
-        return self.model, self.device, self.dtype, self.threads, self.compiled, self.workers, images
+        workers = self.workers if self.workers.elsewhere else None  # only these import decoders by their references
+        return self.model, self.device, self.dtype, self.threads, self.compiled, workers, images
 
     @property
     def asked(self) -> dict[str, object]:

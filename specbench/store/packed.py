@@ -29,7 +29,7 @@ _MEMBER = re.compile(
     r"(?:[^\W_][\w+.-]{0,150}/)(?:(?:run|audit)\.json|(?:samples|traces)/[\w-]+\.parquet|images/[^./\\\x00][^/\\\x00]*"
     r"|scores/[\w.+ \[\]-]+(?:/[\w-]+)?\.parquet)"
 )
-_MOST_MEMBERS, _MOST_BYTES, _MOST_IN_ALL = 2_000_000, 2**32, 2**38
+_MOST_MEMBERS, _MOST_BYTES = 2_000_000, 2**32
 _CHUNK = 2**20
 
 
@@ -108,14 +108,20 @@ def unpacked(path: Path) -> Path:
     if problems := list(changed_members(path)):
         raise SpecbenchError(f"{path}: {problems[0]}", "it was changed after it was packed; see: specbench verify")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as aside, _opened(path) as archive:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
+        extract(path, Path(aside, "runs"))
+        Path(aside, "runs").replace(folder)
+    return folder
+
+
+def extract(path: Path, folder: Path) -> None:
+    """Write the runs of a packed file, whose members are as their digests say, to a new folder."""
+    with _opened(path) as archive:
         for name in _manifest(path, archive)["files"]:
-            place = Path(aside, "runs", name)
+            place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(name) as source, place.open("wb") as file:
                 shutil.copyfileobj(source, file)
-        Path(aside, "runs").replace(folder)
-    return folder
 
 
 def changed_members(path: Path) -> Iterator[str]:
@@ -150,8 +156,8 @@ def _opened(path: Path) -> zipfile.ZipFile:
 def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, object]:
     """The manifest, after the names, sizes and kinds of all members were checked against it."""
     members = archive.infolist()
-    if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > _MOST_IN_ALL:
-        raise SpecbenchError(f"{path} is too large for a packed file")
+    if len(members) > _MOST_MEMBERS or sum(member.file_size for member in members) > path.stat().st_size:
+        raise SpecbenchError(f"{path}: its members are too many, or overlap", "do not trust this file")
     for member in members:
         name = member.filename
         if name != MANIFEST and not _MEMBER.fullmatch(name):

@@ -31,6 +31,14 @@ def find_runs(out: Path | str, names: Sequence[str] = ()) -> list[Path]:
     return known
 
 
+def find_run(out: Path | str, name: str) -> Path:
+    """The run folder of one name; raises what `find_runs` raises, and where the name is that of several runs."""
+    found = find_runs(out, [name])
+    if len(found) > 1:
+        raise SpecbenchError(f"{name} holds {len(found)} runs", f"name one of them, with --out {name}")
+    return found[0]
+
+
 def _find(name: str, known: Sequence[Path]) -> list[Path]:
     exact = [folder for folder in known if folder.name == name]
     if exact:

@@ -1,0 +1,131 @@
+"""Figures of pictures (`specbench report --figure`): images of several runs for chosen prompts, and token maps."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from specbench.errors import SpecbenchError
+from specbench.reporting.figures import STYLE, WIDTHS, numbers_csv
+from specbench.reporting.image_tiles import first_prompts, tiles
+from specbench.reporting.maps import mean_map
+from specbench.system.console import printable
+
+PICTURES = "pictures"
+TOKEN_MAPS = {
+    "map-of-entropy": ("entropy", "entropy of p (nats)"),
+    "map-of-top-1": ("top1", "largest probability of p"),
+    "map-of-accepted-drafts": ("accepted", "share of accepted drafts"),
+    "map-of-draft-top-1": ("draft_top1", "largest probability of q"),
+    "map-of-draft-tv": ("draft_tv", "total variation of p and q"),
+}
+"""Quantity of `specbench.reporting.maps.mean_map` and label of the colour bar, by name of a figure."""
+PICTURE_FIGURES = (PICTURES, *TOKEN_MAPS)
+_PROMPTS, _ANY_PROMPTS, _LABEL = 4, 100_000, 0.3
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Pictures in rows and columns.
+
+    Attributes:
+        pictures: by row and column, [H, W, 3] pixels, or [H, W] numbers with a colour bar; None where there is none.
+        bar: label of the colour bar; None for images.
+        numbers: what the csv beside it has, a dict a line.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[str]
+    pictures: Sequence[Sequence[np.ndarray | None]]
+    bar: str | None
+    numbers: Sequence[Mapping[str, object]]
+
+    @property
+    def csv(self) -> str:
+        return numbers_csv(self.numbers)
+
+
+def find_grid(runs: Mapping[str, Path], name: str) -> Grid:
+    """The grid of a name.
+
+    Args:
+        runs: run folders by label.
+        name: one of `PICTURE_FIGURES`; "pictures:WORDS,..." chooses prompts by the start of an id or a part of a text.
+
+    Raises:
+        SpecbenchError: no such prompt, no run, or no run with this map.
+    """
+    kind, _, wanted = name.partition(":")
+    if not runs:
+        raise SpecbenchError(f"--figure {kind}: there are no runs to show")
+    return _images(runs, wanted) if kind == PICTURES else _token_map(runs, kind)
+
+
+def _images(runs: Mapping[str, Path], wanted: str) -> Grid:
+    known = first_prompts(next(iter(runs.values())), _ANY_PROMPTS if wanted else _PROMPTS)
+    chosen = list(known)
+    if wanted:
+        texts = {key: shown.text for key, shown in known.items()}
+        chosen = list(dict.fromkeys(_prompt(texts, word.strip()) for word in wanted.split(",")))
+    found = {label: tiles(folder, chosen) for label, folder in runs.items()}
+    pictures = [[one.pixels if (one := of.get(key)) else None for of in found.values()] for key in chosen]
+    numbers = [
+        {"prompt_id": key, "prompt": known[key].text, "run": label, "steps": of[key].nfe}
+        for key in chosen
+        for label, of in found.items()
+        if key in of
+    ]
+    return Grid(list(runs), [known[key].text for key in chosen], pictures, None, numbers)
+
+
+def _prompt(texts: Mapping[str, str], word: str) -> str:
+    near = [key for key, text in texts.items() if key.startswith(word) or word in text]
+    if not near:
+        raise SpecbenchError(f"--figure {PICTURES}: no decoded prompt has '{word}' in its text or id")
+    return near[0]
+
+
+def _token_map(runs: Mapping[str, Path], kind: str) -> Grid:
+    quantity, bar = TOKEN_MAPS[kind]
+    maps = {label: shown for label, folder in runs.items() if (shown := mean_map(folder, quantity)) is not None}
+    if not maps:
+        needs = "run with --trace" if quantity.startswith("draft") else "a run with images of drafted tokens has it"
+        raise SpecbenchError(f"--figure {kind}: no run here has it", needs)
+    numbers = [
+        {"run": label, "row": row, "column": column, "value": value}
+        for label, shown in maps.items()
+        for (row, column), value in np.ndenumerate(shown)
+    ]
+    return Grid(list(maps), [""], [list(maps.values())], bar, numbers)
+
+
+def draw_grid(grid: Grid, fmt: str = "pdf", width: str = "column") -> bytes:
+    """Draw a grid; arguments as of `specbench.reporting.figures.draw_chart`."""
+    import matplotlib as mpl  # only for figures
+    from matplotlib.figure import Figure
+
+    inches = WIDTHS[width]
+    height = inches / len(grid.columns) * len(grid.rows) + _LABEL + (2 * _LABEL if grid.bar else 0)
+    top = max((np.nanmax(one) for row in grid.pictures for one in row if one is not None), default=1) if grid.bar else 1
+    with mpl.rc_context(STYLE):
+        figure = Figure((inches, height), layout="constrained")
+        held = figure.subplots(len(grid.rows), len(grid.columns), squeeze=False)
+        image = None
+        for place, (label, row) in enumerate(zip(grid.rows, grid.pictures, strict=True)):
+            for axes, column, picture in zip(held[place], grid.columns, row, strict=True):
+                axes.set(xticks=[], yticks=[], frame_on=False)
+                if place == 0:
+                    axes.set_title("\n".join(textwrap.wrap(printable(column), 60 // len(grid.columns))), fontsize=6)
+                if picture is not None:
+                    image = axes.imshow(picture, cmap="cividis", vmin=0, vmax=top, interpolation="nearest")
+            held[place][0].set_ylabel("\n".join(textwrap.wrap(printable(label), 18)[:3]), fontsize=5)
+        if grid.bar and image is not None:
+            figure.colorbar(image, ax=held, label=grid.bar, location="bottom", aspect=40)
+        sink = io.BytesIO()
+        figure.savefig(sink, format=fmt, metadata={"CreationDate": None} if fmt == "pdf" else None)
+    return sink.getvalue()
