@@ -13,7 +13,7 @@ from specbench.checks.audit_settings import in_window
 from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer, processed
 from specbench.checks.findings import FAILED, OK, SKIPPED, SLOW, Finding, finding, run_tests
 from specbench.checks.losslessness import AUDIT_SAMPLES, Auditable, Decode, audit_one, load_decoder, verdict_line
-from specbench.checks.wide_vocabulary import DTYPES, ROWS, WIDE_SAMPLING, WINDOW, wide_faults
+from specbench.checks.wide_vocabulary import ROWS, WIDE_DTYPES, WIDE_SAMPLING, WINDOW, wide_faults
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
@@ -190,14 +190,14 @@ class ContractChecks:
     def wide_vocabulary(self) -> Finding:
         """Thousands of tokens, a window of eleven drafts and refilled rows give the tokens of a float64 reference."""
         wrong, seen = [], []
-        for dtype in DTYPES:
+        for dtype in WIDE_DTYPES:
             found, result = wide_faults(self._wide_images, dtype, self._seed)
             wrong += found
             seen.append(result.detectable)
         declared = getattr(self._decoder, "lossless", None)
         if wrong and not declared:
             return Finding("wide vocabulary", OK, f"declared {'lossy' if declared is False else 'nothing'}; {wrong[0]}")
-        fine = f"samples of p in {' and '.join(DTYPES)} (would have seen {max(seen):.3f} of them chosen otherwise)"
+        fine = f"samples of p in {' and '.join(WIDE_DTYPES)} (would have seen {max(seen):.3f} of them chosen otherwise)"
         return finding("wide vocabulary", wrong, fine)
 
     def _wide_images(self, model: EnumerableTransformer, requests: Sequence[Request]) -> Sequence:

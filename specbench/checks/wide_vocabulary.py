@@ -27,7 +27,7 @@ _WIDE = TokenLayout.plain(1, 18, 4160)
 _PROMPTS = ("one", "two")
 _IMAGES = 240
 _TOGETHER = 24
-DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloat16, 0.1, 0.05)}
+WIDE_DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloat16, 0.1, 0.05)}
 """Distance of a recorded log p, in nats, and share of tokens beyond it or of probability 0, that rounding explains."""
 
 
@@ -41,7 +41,7 @@ def wide_faults(
     Args:
         decode: the images, or their stream tokens, of requests in their order.
     """
-    kind, distance, share = DTYPES[dtype]
+    kind, distance, share = WIDE_DTYPES[dtype]
     model = EnumerableTransformer(_WIDE, _PROMPTS, seed)
     embedding = model.backbone.embed_tokens.weight[: _WIDE.vocab]
     # Tokens that differ little: drafts drawn after other tokens are often kept, up to the far end of the window.
