@@ -80,7 +80,11 @@ def files(box: Path) -> dict:
     """Everything that is neither input nor a lock, by path."""
     written = (box / name for name in ("page.html", "official"))
     paths = (path for one in written for path in ([one] if one.is_file() else one.rglob("*")))
-    return {str(path.relative_to(box)): [_SVG_ID.sub(b"", path.read_bytes())] for path in paths if path.is_file()}
+    return {
+        str(path.relative_to(box)): [_SVG_ID.sub(b"", path.read_bytes().replace(os.fsencode(box), b""))]
+        for path in paths
+        if path.is_file()
+    }
 
 
 KINDS: dict[str, tuple[Act, Read, Callable[[], Path]]] = {
