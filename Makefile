@@ -111,6 +111,7 @@ drills: $(VENV)/.dev ## Kill runs 200 times and more, and feed 10,000 hostile in
 	$(BIN)/python dev/drills/writers.py score --kills 70 --seconds 3600
 	$(BIN)/python dev/drills/writers.py merge --kills 70 --seconds 3600
 	$(BIN)/python dev/drills/writers.py report --kills 70 --seconds 3600
+	$(BIN)/python dev/drills/writers.py two-reports --kills 40 --seconds 3600
 	$(BIN)/python dev/drills/writers.py export --kills 70 --seconds 3600
 	$(BIN)/python dev/drills/kills.py ray-worker --kills 12 --seconds 3600
 	$(BIN)/python dev/drills/kills.py ray-node --kills 2 --seconds 3600

@@ -388,18 +388,49 @@ def _changed_table(table: pa.Table, kind: str, number: int) -> bytes:
     return sink.getvalue()
 
 
+IDS = ("A", "a", "\u00e9", "e\u0301", "E\u0301", "\u00df", "ss", "SS", "\u212a", "k", "a/b", "a b", "..", "a\u200d")
+"""Prompt ids, some of which differ by case or by Unicode form alone."""
 exports = st.lists(
     st.fixed_dictionaries(
         {
+            "id": st.sampled_from(IDS),
             "text": texts,
             "line": numbers | leaves | st.integers(0, 3),
             "category": st.sampled_from(["color", "complex", "x"]),
         }
     ),
     min_size=1,
-    max_size=3,
+    max_size=4,
+    unique_by=lambda row: row["id"],
 )
 """Prompts of a run that is exported."""
+
+OUTPUTS = (
+    "new",
+    "link",
+    "dangling",
+    "circle",
+    "device",
+    "folder",
+    "missing/new",
+    "\udcff",
+    "-",
+)
+"""Where output goes: see `targets._lay_out_doors`."""
+DOORS = tuple(
+    """status; show RUN; list runs; report; report ZIP; report --html TO; report --figure time-per-step --to TO
+    pack --to TO; pack RUN --pictures jpeg --to TO; verify ZIP; verify RUN; export dataset RUN --to TO; merge OUT
+    audit --run RUN; compare RUN RUN; score RUN --metric shapes-detector; forecast --on A100 --model shapes
+    bench table.toml --dry-run; bench table.toml --to TO; bench table.toml --format latex; prompts fetch coco --offline
+    fetch coco; run --model emu3 --size 64x64 --dry-run; run --dtype float16 --size RUN --dry-run""".replace(
+        "\n", ";"
+    ).split(";")
+)
+"""Command lines on results that are not sound."""
+flips = st.lists(st.tuples(st.integers(0, 63), st.integers(0, 10**6), st.integers(0, 7)), max_size=3)
+"""Bits to flip: number of the file, place in it, bit."""
+doors = st.tuples(st.sampled_from(DOORS), flips, st.sampled_from(OUTPUTS), st.sampled_from(("results", "r\udcff")))
+"""Command line, damage, where its output goes, and name of the results folder."""
 
 RESULTS = (
     {"filename": "x/00000/samples/0000.png", "prompt": "drawn", "correct": True, "reason": "", "details": "{}"},

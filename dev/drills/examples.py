@@ -18,6 +18,7 @@ from specbench.models.draft_head import new_head, save_head
 from specbench.prompts import Prompt, Request
 from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.runner import run
+from specbench.store.packed import pack
 from specbench.store.run_audits import write_audit
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
@@ -78,6 +79,14 @@ def example_stranger() -> Path:
     scoring.score([folder], ["shapes-detector"])
     write_audit(folder, {"deviates": False, "fingerprint": "x", "tv": 0.0, "images": 2})
     return out
+
+
+@functools.cache
+def example_pack() -> Path:
+    """Pack that folder into a file."""
+    out = example_stranger()
+    pack(list(out.iterdir()), out.parent / "runs.zip")
+    return out.parent / "runs.zip"
 
 
 def small_run(out: Path, prompts: Sequence[Prompt]) -> None:

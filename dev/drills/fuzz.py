@@ -231,6 +231,7 @@ def main() -> None:
     parser.add_argument("--guided", action="store_true", help="coverage-guided, with atheris; requires --only")
     parser.add_argument("--report", action="store_true", help="print the table of the log")
     given = parser.parse_args()
+    os.environ.setdefault("SPECBENCH_CACHE", tempfile.mkdtemp(prefix="specbench-fuzz-"))
     if given.report:
         print(report())
     elif given.guided:

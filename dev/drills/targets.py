@@ -7,23 +7,34 @@ import io
 import json
 import os
 import shutil
+import stat
 import sys
 import types
+import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
 import cases
-import matplotlib.colors  # noqa: F401 - it makes a folder of its own when it is first imported, which is no finding
+import matplotlib.pyplot  # noqa: F401 - it makes a folder of its own when it is first imported, which is no finding
 import pyarrow as pa
-from examples import example_checkpoint, example_head, example_info, example_run, example_stranger, small_run
+from examples import (
+    TABLES,
+    example_checkpoint,
+    example_head,
+    example_info,
+    example_pack,
+    example_run,
+    example_stranger,
+    small_run,
+)
 from hypothesis import strategies as st
 from kills import specs
 
 from specbench import api
 from specbench.cli import main
-from specbench.errors import BAD_INPUT, SpecbenchError
+from specbench.errors import BAD_INPUT, GATE, PARTIAL, SpecbenchError
 from specbench.metrics import scoring
 from specbench.metrics.base import PerImageMetric
 from specbench.metrics.official_exchange import export_images, import_scores
@@ -95,7 +106,7 @@ def _lay_out_line(box: Path, case) -> None:
 def _type_line(box: Path, case) -> None:
     command, arguments = case
     line = [*command.split(), *ALWAYS.get(command, ()), *arguments]
-    out, err = io.StringIO(), io.StringIO()
+    out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", errors="surrogateescape"), io.StringIO()
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.chdir(box))
         for name, value in NOTHING_HEAVY.items():
@@ -272,9 +283,11 @@ def _score_by_stranger(box: Path, case) -> None:
 
 
 def _lay_out_export(box: Path, case) -> None:
-    prompts = [Prompt(f"p{n}", row["text"] or "x", row["category"], {"line": row["line"], "include": []})
-               for n, row in enumerate(case)]  # fmt: skip
+    prompts = [Prompt(row["id"], row["text"] or "x", row["category"], {"line": row["line"], "include": []})
+               for row in case]  # fmt: skip
     small_run(box / "results", prompts)
+    names = {unicodedata.normalize("NFC", path.name).casefold() for path in box.glob("results/*/images/*")}
+    assert len(names) == len(case), "pictures of two prompts have one name on some file system"
 
 
 def _export(box: Path, case) -> None:
@@ -290,6 +303,58 @@ def _export(box: Path, case) -> None:
         assert not list(box.glob(".*"))
     if problems:
         raise problems[0]
+
+
+def _lay_out_doors(box: Path, case) -> None:
+    _, flips, _, name = case
+    shutil.copytree(example_stranger(), box / name)
+    shutil.copy(example_pack(), box / "runs.zip")
+    (box / "table.toml").write_text(TABLES[0].replace(TABLES[0].splitlines()[0], 'name = "table"', 1))
+    held = sorted(path for path in box.rglob("*") if path.is_file() and path.stat().st_size)
+    for number, place, bit in flips:
+        data = bytearray((path := held[number % len(held)]).read_bytes())
+        data[place % len(data)] ^= 1 << bit
+        path.write_bytes(data)
+    for link, to in {"link": "linked", "dangling": "nowhere", "circle": "circle"}.items():
+        (box / link).symlink_to(to)
+    (box / "linked").write_text("old")
+    (box / "folder").mkdir()
+    with contextlib.suppress(PermissionError):  # never one of the machine's own, which root can replace
+        os.mknod(box / "device", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+
+
+def _open_door(box: Path, case) -> None:
+    """Type a line; links and devices must still be there, and nobody may advise to delete what nothing damaged."""
+    line, flips, to, out = case
+    run = next((box / out).iterdir()).name
+    words = {"TO": to, "RUN": run, "ZIP": "runs.zip", "OUT": out}
+    typed = [words.get(word, word) for word in line.split()]
+    if typed[0] in (
+        "status",
+        "show",
+        "report",
+        "pack",
+        "export",
+        "list",
+        "compare",
+        "score",
+        "audit",
+        "bench",
+        "run",
+        "merge",
+    ):
+        typed += ["--out", out]
+    try:
+        with mock.patch("tempfile.tempdir", str(box)):
+            _type_line(box, (typed[0], typed[1:]))
+    except SpecbenchError as error:
+        assert flips or not any(word in error.what for word in ("damaged", "delete")), error
+        if error.exit_code in (PARTIAL, GATE) or "cannot write" in error.what:
+            raise SpecbenchError(error.what) from error
+        raise
+    finally:
+        assert all((box / link).is_symlink() for link in ("link", "dangling", "circle"))
+        assert not (box / "device").is_file()
 
 
 def _lay_out_import(box: Path, case) -> None:
@@ -364,6 +429,7 @@ def _refusing(inside: str, number: int, place: int):
 TARGETS = (
     Target("strangers' folders", 0.1, cases.strangers(), _lay_out_stranger, _use_stranger),
     Target("plug-ins", 0.04, cases.plugins, lambda box, case: _with_run(box), _score_by_stranger),
+    Target("new doors", 0.04, cases.doors, _lay_out_doors, _open_door),
     Target("exports", 0.04, cases.exports, _lay_out_export, _export),
     Target("imports", 0.04, cases.imports(), _lay_out_import, _import),
     Target("refusals of the system", 0.02, cases.refusals, _lay_out_refusal, _be_refused),

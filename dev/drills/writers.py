@@ -1,6 +1,6 @@
 """Kill what writes besides runs: scoring, merging, reports, exports.
 
-    python dev/drills/writers.py score --kills 50    # also: merge, report, export
+    python dev/drills/writers.py score --kills 50    # also: merge, report, two-reports, export
 
 Each kill (SIGKILL at a random moment) is followed by the same command once more and by a comparison with an undisturbed
 one. Outcomes go to the log of `kills.py`, whose `report` prints them.
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import examples
@@ -60,6 +61,15 @@ def report(box: Path) -> None:
     write_page(sorted((box / "results").iterdir()), box / "page.html")
 
 
+def two_reports(box: Path) -> None:
+    """Two processes write one page at once."""
+    other = os.fork()
+    report(box)
+    if not other:
+        os._exit(0)
+    os.waitpid(other, 0)
+
+
 def export(box: Path) -> None:
     (folder,) = (box / "results").iterdir()
     if not (box / "official").exists():  # else the kill came after the end
@@ -70,13 +80,18 @@ def files(box: Path) -> dict:
     """Everything that is neither input nor a lock, by path."""
     written = (box / name for name in ("page.html", "official"))
     paths = (path for one in written for path in ([one] if one.is_file() else one.rglob("*")))
-    return {str(path.relative_to(box)): [_SVG_ID.sub(b"", path.read_bytes())] for path in paths if path.is_file()}
+    return {
+        str(path.relative_to(box)): [_SVG_ID.sub(b"", path.read_bytes().replace(os.fsencode(box), b""))]
+        for path in paths
+        if path.is_file()
+    }
 
 
 KINDS: dict[str, tuple[Act, Read, Callable[[], Path]]] = {
     "score": (score, scores, examples.scorable),
     "merge": (merge_all, lambda box: contents(box / "merged"), examples.shards),
     "report": (report, files, examples.scorable),
+    "two-reports": (two_reports, files, examples.scorable),
     "export": (export, files, examples.exportable),
 }
 """What is killed, how its outcome is read, and the folder it works in."""
@@ -124,6 +139,8 @@ def _killed(act: Callable[[], None], after: float) -> bool:
     time.sleep(after)
     alive = not os.waitpid(child, os.WNOHANG)[0]
     if alive:
+        with suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     return alive

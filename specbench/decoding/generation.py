@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specbench.system.files import write_atomically
+from specbench.system.files import write_output
 from specbench.system.images import png_bytes
 
 SPANS = ("encode", "prefill", "target", "draft", "verify", "host", "render")
@@ -77,7 +77,7 @@ class Generation:
 
     def save(self, path: str | Path) -> Path:
         """Write the picture as a PNG file, and return its path."""
-        write_atomically(Path(path), png_bytes(self.image.transpose(1, 2, 0)))
+        write_output(Path(path), png_bytes(self.image.transpose(1, 2, 0)))
         return Path(path)
 
     @property

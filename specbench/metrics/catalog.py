@@ -256,21 +256,17 @@ def _foreign(found: Any, reference: str) -> Callable[..., Any]:
     if not (isinstance(found, type) and all(hasattr(found, part) for part in ("features", "scores", "identity"))):
         raise SpecbenchError(f"metric '{reference}' is no specbench metric", "subclass specbench.metrics.base.Metric")
 
-    from specbench.metrics.base import Metric, Score  # which a plug-in has imported
+    from specbench.metrics.base import Metric  # which a plug-in has imported
     from specbench.system.downloads import Download
 
-    lists = {"missing": tuple, "missing_packages": tuple, "downloads": Download, "features": Mapping, "scores": Score}
-    returned = {name: (Sequence, kind) for name, kind in lists.items()}
-    returned |= dict.fromkeys(("identity", "feature_identity"), (Mapping, str))
+    listed = {"missing": tuple, "missing_packages": tuple, "downloads": Download}
 
     def guarded(method: str) -> Callable[..., Any]:
         def call(self: Any, *given: Any, **named: Any) -> Any:
             with naming_plugin("metric", str(getattr(self, "name", reference)), found.__module__):
                 value = getattr(found, method)(self, *given, **named)
-                if method in returned:
-                    kind, item = returned[method]
-                    if not isinstance(value, kind) or not all(isinstance(one, item) for one in value):
-                        raise TypeError(f"{method}() returned {value!r:.60}, not a {kind.__name__} of {item.__name__}")
+                if method in listed and not all(isinstance(one, listed[method]) for one in value):
+                    raise TypeError(f"{method}() returned {value!r:.60}")
                 return value
 
         return call
@@ -278,22 +274,15 @@ def _foreign(found: Any, reference: str) -> Callable[..., Any]:
     def made(self: Any, *given: Any) -> None:
         with naming_plugin("metric", reference, found.__module__):
             found.__init__(self, *given)
-            if not isinstance(self.batch, int) or self.batch < 1:
-                raise ValueError(f"batch = {self.batch!r:.40}")
+            range(self.batch)[0]  # a number above 0
         name = getattr(self, "name", None)
-        if not path_component(name):
-            advice = "letters, digits and .+-[] make a name"
-            raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}", advice)
-        if name in METRICS:
-            raise SpecbenchError(f"metric '{reference}' is called '{name}', which is a metric of specbench")
+        if not path_component(name) or name in METRICS:
+            taken = "which is a metric of specbench" if path_component(name) else "which is no name"
+            raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}, {taken}", "letters, digits and .+-[]")
 
     methods = [name for name in vars(Metric) if not name.startswith("_") and callable(getattr(found, name, None))]
-    return type(
-        found.__name__,
-        (found,),
-        {name: guarded(name) for name in methods}
-        | {"__init__": made, "__module__": found.__module__, "class_reference": reference},
-    )
+    parts = {"__init__": made, "__module__": found.__module__, "class_reference": reference}
+    return type(found.__name__, (found,), {name: guarded(name) for name in methods} | parts)
 
 
 def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Download]:

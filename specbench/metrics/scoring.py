@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -153,7 +154,7 @@ def score_images(
                 outcomes += score_together(images, had, reporter)
                 break
             except PluginError as error:  # the other metrics can do without it
-                problems.append(error)
+                problems.append(copy(error))  # without the traceback, which holds what was allocated
                 had = [metric for metric in had if metric.name != error.owner]
             except SpecbenchError as error:
                 if error.exit_code == MISSING_PREREQUISITE:  # which other runs lack as well

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.system.downloads import cache_folder, sha256_of
+from specbench.system.files import STDOUT, aside_of, check_regular
 from specbench.system.json_values import parse_json
 
 MANIFEST = "pack.json"
@@ -50,8 +51,13 @@ def pack(folders: Sequence[Path], target: Path, pictures: str = "png") -> int:
     names = [folder.name for folder in folders]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise SpecbenchError(f"two runs are called {repeated[0]}", "pack one of them")
-    aside, digests = target.with_name(f".{target.name}.tmp"), {}
+    if str(target) in STDOUT:
+        raise SpecbenchError(f"--to {target}: a packed file is not written to stdout", "name a file")
+    place, digests = Path(os.path.realpath(target)), {}
+    aside = aside_of(place)
     try:
+        if os.path.lexists(place):  # a link is followed, a device kept
+            check_regular(place)
         with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:
             for folder in folders:
                 source = _with_jpegs(folder, Path(scratch, folder.name)) if pictures == "jpeg" else folder
@@ -63,7 +69,7 @@ def pack(folders: Sequence[Path], target: Path, pictures: str = "png") -> int:
                         digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
             about = {"specbench_pack": PACK_VERSION, "pictures": pictures, "files": digests}
             archive.writestr(MANIFEST, json.dumps(about, indent=1))
-        os.replace(aside, target)
+        os.replace(aside, place)
     except OSError as error:
         raise SpecbenchError(f"cannot write {target}: {error.strerror}") from error
     finally:

@@ -34,17 +34,26 @@ _WHOLE = 28
 def prepare_streams() -> None:
     """Let stdout and stderr take every text, and be closed: what an encoding lacks is written as in JSON, \\uXXXX."""
     codecs.register_error("specbench", _escaped)
+    codecs.register_error("specbench+bytes", _as_given)
+    instead = {"strict": "specbench", "backslashreplace": "specbench", "surrogateescape": "specbench+bytes"}
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the rest of the process
             warn(f"{name} is closed: what belongs there is not printed")
-        elif isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "backslashreplace"):
-            stream.reconfigure(errors="specbench")
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors in instead:
+            stream.reconfigure(errors=instead[stream.errors])
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
     return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+def _as_given(error: UnicodeError) -> tuple[bytes | str, int]:
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return _escaped(error)
 
 
 def show_progress(shown: bool) -> None:

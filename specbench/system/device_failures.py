@@ -41,6 +41,8 @@ def memory_for(what: str, device: object, advice: str) -> Iterator[None]:
     """Report a failed allocation of the block as a SpecbenchError."""
     try:
         yield
+    except SpecbenchError:  # a plug-in's, which names it
+        raise
     except Exception as error:
         if not is_out_of_memory(error):
             raise

@@ -40,7 +40,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         SpecbenchError: the file cannot be written, for example because the disk is full; no partial file remains.
     """
-    aside = path.with_name(f".{path.name[:160]}.{uuid.uuid4().hex}.tmp")
+    aside = aside_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -62,6 +62,11 @@ def write_atomically(path: Path, data: bytes) -> None:
         ) from error
 
 
+def aside_of(path: Path) -> Path:
+    """Where what will be `path` is written first; no other writer's."""
+    return path.with_name(f".{path.name[:160]}.{uuid.uuid4().hex}.tmp")
+
+
 def write_output(path: Path, data: bytes) -> None:
     """Write `data` where the user said: atomically to a file, through a symbolic link to the file behind it, as it is
     into a device, a pipe or a file that is mounted by itself, and for "-" to stdout.
@@ -74,7 +79,7 @@ def write_output(path: Path, data: bytes) -> None:
         sys.stdout.buffer.write(data)
         return
     place = Path(os.path.realpath(path))
-    if place.is_file() or not place.exists():
+    if place.is_file() or not os.path.lexists(place):  # links in a circle are there, and cannot be opened
         try:
             return write_atomically(place, data)
         except SpecbenchError as error:  # a mounted file cannot be replaced by another
@@ -196,7 +201,12 @@ def read_error(
     Args:
         error: as raised by the reader.
         damaged: what is wrong with the content, following the path: "is damaged: not readable as scores".
+
+    Raises:
+        ImportError, NameError: `error` itself, which no content is the cause of.
     """
+    if isinstance(error, ImportError | NameError):
+        raise error
     reason = refusal(path, error)
     if reason is not None:
         return SpecbenchError(f"{path} cannot be read: {reason}", exit_code=exit_code)

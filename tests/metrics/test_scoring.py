@@ -218,7 +218,7 @@ def test_a_score_of_one_image_is_marked_as_one_of_few(monkeypatch, tmp_path, n, 
 
 FOREIGN = """
 import sys
-import pyarrow as pa
+import pyarrow as pa, torch
 from specbench.metrics.base import PerImageMetric, Score
 
 class Sound(PerImageMetric):
@@ -233,6 +233,8 @@ class Unmade(Sound):
     def __init__(self, *_): sys.exit(0)
 class Pipe(Sound):
     def features(self, samples): raise BrokenPipeError
+class Memory(Sound):
+    def features(self, samples): raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 class Shape(Sound):
     def features(self, samples): return [{"value": [1.0, 2.0]} for _ in samples]
 class Few(Sound):
@@ -267,7 +269,20 @@ def test_a_foreign_metric_is_named_for_its_faults_and_others_go_on(tmp_path, mon
     drawn_run(tmp_path / "out")
     (tmp_path / "foreign.py").write_text(FOREIGN)
     monkeypatch.syspath_prepend(tmp_path)
-    while_scoring = ("Exit", "Pipe", "Shape", "Few", "Picture", "Identity", "Odd", "Downloads", "Count", "Part", "Key")
+    while_scoring = (
+        "Exit",
+        "Pipe",
+        "Memory",
+        "Shape",
+        "Few",
+        "Picture",
+        "Identity",
+        "Odd",
+        "Downloads",
+        "Count",
+        "Part",
+        "Key",
+    )
     before = ("Unmade", "Missing", "Batch")
     for fault in (*while_scoring, *before):
         answer = cli("score", "--out", tmp_path / "out", "--metric", f"foreign:{fault}", *("--metric", DETECTOR[0]))

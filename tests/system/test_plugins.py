@@ -95,11 +95,13 @@ def empty(device, dtype): return Drawing(lambda n: torch.zeros(n, 3, 0, 0, dtype
 def leaving(device, dtype): return Drawing(leave)
 def undigested(device, dtype): return Drawing(leave, weights_sha256=5)
 def nothing(device, dtype): return None
-def full(device, dtype): raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+def full(*_, **__): raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+def filled(device, dtype): return Drawing(full)
 
 def of(target, name=None, config=_SHAPES / "config.json"):
     return ModelInfo(name or target, "", f"mine:{target}", (64, 64), 256, "-", config)
-NUMBERS, EMPTY, LEAVING, UNDIGESTED, NOTHING, FULL = map(of, "numbers empty leaving undigested nothing full".split())
+NUMBERS, EMPTY, LEAVING, UNDIGESTED = map(of, "numbers empty leaving undigested".split())
+NOTHING, FULL, FILLED = map(of, "nothing full filled".split())
 LEAVE, OUTSIDE = of("leave"), of("empty", "../../outside")
 CONFIG = of("leaving", "config", _SHAPES / "network.safetensors")
 """
@@ -108,8 +110,10 @@ CONFIG = of("leaving", "config", _SHAPES / "network.safetensors")
 def test_a_foreign_model_is_named_for_its_faults(tmp_path, monkeypatch, cli):
     (tmp_path / "mine.py").write_text(MODEL)
     monkeypatch.syspath_prepend(tmp_path)
-    codes = dict.fromkeys(("NUMBERS", "EMPTY", "LEAVING", "LEAVE", "UNDIGESTED", "NOTHING", "CONFIG"), 3)
-    for name, code in {**codes, "FULL": 1, "OUTSIDE": 2}.items():
+    codes = dict.fromkeys(
+        ("NUMBERS", "EMPTY", "LEAVING", "LEAVE", "UNDIGESTED", "NOTHING", "CONFIG", "FULL", "FILLED"), 3
+    )
+    for name, code in {**codes, "OUTSIDE": 2}.items():
         where = ("--prompts", "shapes", "--limit", 1, "--out", tmp_path / name)
         answer = cli("run", "--model", f"mine:{name}", "--decoder", "ar", *where)
         assert answer.code == code and "a bug" not in answer.err, answer.err

@@ -71,6 +71,26 @@ def test_what_cannot_be_read_is_not_called_damaged(folder, name, number, monkeyp
 
 
 @pytest.mark.parametrize("name", READERS)
+def test_a_mistake_of_specbench_is_no_damage(folder, name, monkeypatch):
+    """Nor is Ctrl-C; too little memory is told as that."""
+
+    def raising(error):
+        def call(*_, **__):
+            raise error
+
+        for place in ("pyarrow.parquet.ParquetFile", "specbench.system.json_values._decode", "PIL.Image.open"):
+            monkeypatch.setattr(place, call)
+
+    for error in (NameError("x"), ImportError("y"), KeyboardInterrupt()):
+        raising(error)
+        with pytest.raises(type(error)):
+            READERS[name](folder)
+    raising(MemoryError())
+    with pytest.raises(SpecbenchError, match="cannot be read: not enough memory"):
+        READERS[name](folder)
+
+
+@pytest.mark.parametrize("name", READERS)
 def test_too_many_open_files_are_no_damage(folder, name):
     """A real refusal, which reaches through whatever library does the reading."""
     READERS[name](folder)  # what is imported on first use needs files of its own
