@@ -155,9 +155,8 @@ def _measured(
     asked_prompts: Callable[[str, int | None], Prompts | None],
 ) -> Measured:
     run, report, ar = joined
-    measured = Measured(
-        run, report, ar, _unlike(settings, run.info), same_hardware(row.hardware, run), _expected(settings)
-    )
+    unlike, machine = _unlike(settings, run.info), same_hardware(row.hardware, run)
+    measured = Measured(run, report, ar, unlike, machine, _expected(settings))
     if measured.unlike or settings.prompts is None:
         return measured
     asked = asked_prompts(settings.prompts, settings.limit)
@@ -238,7 +237,8 @@ def _line(
     notes = [f"Not run: {why}." for why in missing if why != NOT_RUN]
     notes += [row.notes["row"]] if "row" in row.notes else []
     notes += _mixed(there)
-    notes += [f"{FAILED_AUDIT}: its images are no exact samples of the model."] if any(map(_failed, there)) else []
+    if any(failed_audit(one.row) for one in there):
+        notes.append(f"{FAILED_AUDIT}: its images are no exact samples of the model.")
     shared = table.shared_choices()
     notes += [text for text in row.chosen if text not in shared]
     return Line(
@@ -261,10 +261,6 @@ def _mixed(there: Sequence[Measured]) -> list[str]:
     return [f"Its cells are not of the same images: {which}, from several runs."]
 
 
-def _failed(one: Measured) -> bool:
-    return failed_audit(one.row)
-
-
 def _heading(table: Table) -> str:
     if table.paper is None:
         return table.title
@@ -281,7 +277,7 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
     images = sorted({one.row["n"] for one in used})
     if images:
         remarks.append(
-            f"Images per row measured here: {' to '.join(str(n) for n in dict.fromkeys((images[0], images[-1])))}."
+            f"Images per row measured here: {' to '.join(map(str, dict.fromkeys(images[:1] + images[-1:])))}."
         )
     unlike = dict.fromkeys(text for one in used for text in one.unlike)
     if unlike and any(cell.paper is not None for line in lines for cell in line.cells.values()):
