@@ -124,17 +124,8 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     if difference is not None and low is not None and not elsewhere:
         half_a_digit = 0.5 * 10.0**-column.precision
         outside = not low - half_a_digit <= printed.paper <= high + half_a_digit
-    return replace(
-        printed,
-        value=value,
-        low=low,
-        high=high,
-        n=n,
-        difference=difference,
-        outside=outside,
-        too_few=too_few,
-        notes=notes,
-    )
+    found = {"value": value, "low": low, "high": high, "n": n, "difference": difference, "outside": outside}
+    return replace(printed, **found, too_few=too_few, notes=notes)
 
 
 def _interval_left_out(column: Column, measured: Measured, fingerprint: str | None) -> bool:

@@ -5,9 +5,7 @@ In markdown and LaTeX each row has up to three lines: printed, measured, differe
 
 from __future__ import annotations
 
-import csv
 import io
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -20,8 +18,7 @@ from specbench.papers.cells import OVER_BASELINE, Cell
 from specbench.papers.join import Line, PaperTable, definition, plain_name
 from specbench.papers.table import SCORE, Column
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
-from specbench.reporting.text_formats import LATEX_NEEDS, escape, inert, latex_room, tex
-from specbench.system.json_values import nonfinite_as_null
+from specbench.reporting.text_formats import LATEX_NEEDS, csv_text, escape, inert, json_text, latex_room, tex
 
 PAPER, HERE, OWN, INTERVAL, DIFFERENCE = "paper", "here", "own", "95 %", "diff."
 OWN_ROWS = f"Rows marked {OWN} are not the paper's: they were added here, and measured like the others."
@@ -116,18 +113,12 @@ def table_latex(joined: PaperTable, notes: bool = False) -> str:
 
 def table_json(tables: Sequence[PaperTable]) -> str:
     """Format as one JSON array with an object per row; `cells` by column name."""
-    rows = [row for joined in tables for row in records(joined)]
-    return json.dumps(nonfinite_as_null(rows), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_text([row for joined in tables for row in records(joined)])
 
 
 def table_csv(joined: PaperTable) -> str:
     """Format as csv, one line per row; columns "NAME paper", "NAME measured" and so on."""
-    rows = [{name: inert(value) for name, value in row.items()} for row in flat(joined)]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text([{name: inert(value) for name, value in row.items()} for row in flat(joined)])
 
 
 def table_parquet(joined: PaperTable) -> bytes:
@@ -262,12 +253,7 @@ def below(joined: PaperTable) -> list[str]:
     bold = any(any(text.best) for line in joined.lines for text in texts(joined, line))
     few = any(cell.too_few for line in joined.lines for cell in line.cells.values())
     own = any(line.own for line in joined.lines) and joined.table.paper
-    legend = [
-        *([OWN_ROWS] if own else []),
-        *([LEGEND] if marked else []),
-        *([BOLD] if bold else []),
-        *([FEW_PROMPTS] if few else []),
-    ]
+    legend = [text for text, said in ((OWN_ROWS, own), (LEGEND, marked), (BOLD, bold), (FEW_PROMPTS, few)) if said]
     return [*notes, *legend, *joined.definitions, *joined.remarks]
 
 
@@ -321,18 +307,10 @@ def _markdown_line(cells: Sequence[str], escaped: bool = False) -> str:
 
 
 def _plain(cell: Cell) -> dict[str, object]:
-    return {
-        "paper": cell.paper,
-        "spread": cell.spread,
-        "measured": cell.value,
-        "low": cell.low,
-        "high": cell.high,
-        "difference": cell.difference,
-        "n": cell.n,
-        "why": cell.why,
-        **({"differs_from_baseline": True} if cell.mark else {}),
-        "notes": [*cell.printed_notes, *cell.notes],
-    }
+    numbers = (cell.paper, cell.spread, cell.value, cell.low, cell.high, cell.difference)
+    marked = {"differs_from_baseline": True} if cell.mark else {}
+    notes = [*cell.printed_notes, *cell.notes]
+    return dict(zip(_NUMBERS, numbers, strict=True)) | {"n": cell.n, "why": cell.why, **marked, "notes": notes}
 
 
 def _arrow(name: str) -> pa.DataType:

@@ -29,9 +29,8 @@ def tables_page(tables: Sequence[PaperTable]) -> str:
 
 
 def _shown(joined: PaperTable) -> dict:
-    panels = [(axes, figure_curves(joined, axes)) for axes in joined.table.axes]
     maps = list(_maps(joined))
-    empty = dict.fromkeys(_labels(joined, axes)[1] for axes, curves in panels if not curves)
+    empty = dict.fromkeys(_labels(joined, axes)[1] for axes in joined.table.axes if not figure_curves(joined, axes))
     undrawn = [f"{name} is not drawn: the paper prints no numbers of it, and no run here has it." for name in empty]
     return {
         "name": joined.table.name,
@@ -47,9 +46,11 @@ def _shown(joined: PaperTable) -> dict:
 
 def figure_charts(joined: PaperTable) -> list[charts.Chart]:
     """The panels of a paper's figure that have points."""
-    panels = [(axes, figure_curves(joined, axes)) for axes in joined.table.axes]
-    found = ((curves, axes) for axes, curves in panels if curves)
-    return [charts.figure_chart(curves, *_labels(joined, axes), _order(joined, axes)) for curves, axes in found]
+    return [
+        charts.figure_chart(curves, *_labels(joined, axes), _order(joined, axes))
+        for axes in joined.table.axes
+        if (curves := figure_curves(joined, axes))
+    ]
 
 
 def figure_curves(joined: PaperTable, axes: Mapping[str, str]) -> list[charts.Curve]:

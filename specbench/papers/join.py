@@ -155,9 +155,8 @@ def _measured(
     asked_prompts: Callable[[str, int | None], Prompts | None],
 ) -> Measured:
     run, report, ar = joined
-    measured = Measured(
-        run, report, ar, _unlike(settings, run.info), same_hardware(row.hardware, run), _expected(settings)
-    )
+    unlike, machine = _unlike(settings, run.info), same_hardware(row.hardware, run)
+    measured = Measured(run, report, ar, unlike, machine, _expected(settings))
     if measured.unlike or settings.prompts is None:
         return measured
     asked = asked_prompts(settings.prompts, settings.limit)
@@ -279,7 +278,7 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
     images = sorted({one.row["n"] for one in used})
     if images:
         remarks.append(
-            f"Images per row measured here: {' to '.join(str(n) for n in dict.fromkeys((images[0], images[-1])))}."
+            f"Images per row measured here: {' to '.join(map(str, dict.fromkeys(images[:1] + images[-1:])))}."
         )
     unlike = dict.fromkeys(text for one in used for text in one.unlike)
     if unlike and any(cell.paper is not None for line in lines for cell in line.cells.values()):

@@ -56,21 +56,19 @@ def available(
 
 
 def decoder_rows() -> _Rows:
-    rows = []
-    for name, preset in PRESETS.items():
-        spec = resolve(name)
-        rows.append(
-            {
-                "name": name,
-                "lossless": spec.lossless,
-                "summary": preset.summary,
-                "options": dict(spec.options),
-                "choices": {kind: getattr(spec, kind) for kind in CHOICES},
-                "paper": preset.paper,
-                "equation": preset.equation,
-            }
-        )
-    return rows
+    specs = {name: resolve(name) for name in PRESETS}
+    return [
+        {
+            "name": name,
+            "lossless": spec.lossless,
+            "summary": PRESETS[name].summary,
+            "options": dict(spec.options),
+            "choices": {kind: getattr(spec, kind) for kind in CHOICES},
+            "paper": PRESETS[name].paper,
+            "equation": PRESETS[name].equation,
+        }
+        for name, spec in specs.items()
+    ]
 
 
 def _option_rows(name: str, model: str) -> _Rows:
@@ -100,7 +98,7 @@ def model_rows() -> _Rows:
     from specbench.models import catalog
     from specbench.runs.memory_estimate import single_image_bytes
 
-    rows = [
+    return [
         {
             "name": name,
             "height": info.resolution[0],
@@ -117,7 +115,6 @@ def model_rows() -> _Rows:
         }
         for name, info in catalog.models().items()
     ]
-    return rows
 
 
 def metric_rows() -> _Rows:
@@ -146,15 +143,8 @@ def prompt_rows() -> _Rows:
     for name in sorted(set(prompts.prompt_set_names()) - set(prompts.public_names())):
         found = prompts.load_prompts(name)
         categories = sorted({prompt.category for prompt in found.prompts if prompt.category})
-        rows.append(
-            {
-                "name": name,
-                "prompts": len(found.prompts),
-                "on_disk": True,
-                "categories": categories,
-                "sha256": found.sha256,
-            }
-        )
+        about = {"prompts": len(found.prompts), "on_disk": True, "categories": categories, "sha256": found.sha256}
+        rows.append({"name": name, **about})
     return sorted(rows, key=lambda row: row["name"])
 
 

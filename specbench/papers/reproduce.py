@@ -33,7 +33,6 @@ from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
 from specbench.store.run_folders import find_runs_like, read_infos, run_folder, without_options
-from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
 from specbench.system.downloads import Download, fetch_all, fetch_what_can_be_had, offline
 
@@ -81,7 +80,7 @@ def bench_table(
     table = _as_run_here(table, planned, model, done.folders.values())
     elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
     found = {cell: folder for cell, folder in elsewhere.items() if isinstance(folder, Path)}
-    return replace(join(_with_stored(table, runs), done.found | found), problem=done.trouble)
+    return replace(join(with_runs(table, runs), done.found | found), problem=done.trouble)
 
 
 def measured_table(
@@ -110,11 +109,7 @@ def measured_table(
     found = find_measured(cells, out)
     folders = [folder for folder in found.values() if isinstance(folder, Path)]
     table = _as_run_here(table, cells, model, folders)
-    return join(_with_stored(table, runs), found)
-
-
-def _with_stored(table: Table, runs: Sequence[Path]) -> Table:
-    return with_runs(table, {folder: read_info(folder).spec for folder in runs})
+    return join(with_runs(table, runs), found)
 
 
 def _as_run_here(table: Table, cells: Sequence[PlannedCell], model: object, folders: Iterable[Path]) -> Table:
@@ -412,21 +407,16 @@ def one_row_per_run(table: Table, cells: Sequence[PlannedCell], model: str) -> T
     ]
     order = list(dict.fromkeys(row.group for row in rows))
     decoders = list(dict.fromkeys(row.settings["decoder"] for row in rows))
-    rows.sort(key=lambda row: order.index(row.group))
-    if len({*groups}) > len(order):  # rows of several groups stand in one: by decoder, as in the first
-        rows.sort(
-            key=lambda row: (
-                order.index(row.group),
-                row.own,
-                decoders.index(row.settings["decoder"]),
-                natural(row.label),
-            )
-        )
+    merged = len({*groups}) > len(order)  # rows of several groups stand in one: by decoder, as in the first
+
+    def place(row: Row) -> tuple:
+        within = (row.own, decoders.index(row.settings["decoder"]), natural(row.label)) if merged else ()
+        return order.index(row.group), *within
+
+    rows.sort(key=place)
     if all(row.paper for row in rows):
         return replace(table, rows=tuple(rows))
-    models = " and ".join(
-        dict.fromkeys(str(row.settings["model"]) for row in runnable if row.settings["model"] != model)
-    )
+    models = " and ".join(dict.fromkeys(str(one) for row in runnable if (one := row.settings["model"]) != model))
     left_out, own = len(table.rows) - len(runnable), sum(row.own for row in runnable)
     kept = len(rows) - sum(row.own for row in rows)
     note = (

@@ -14,7 +14,7 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.decoder_args import parse_decoders
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import PRESETS, decoder_name, options_of
-from specbench.specs.run_spec import RunSpec
+from specbench.store.run_info import read_info
 from specbench.system.plugins import is_reference
 
 NUMBERS = (
@@ -198,14 +198,15 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
     return replace(table, rows=tuple(rows))
 
 
-def with_runs(table: Table, runs: Mapping[Path, RunSpec]) -> Table:
-    """The table with a row for each stored run, in the group whose prompts are the run's, or else in a group of runs.
+def with_runs(table: Table, runs: Sequence[Path]) -> Table:
+    """The table with a row for each run folder, in the group whose prompts are the run's, or else in a group of runs.
 
-    Args:
-        runs: what each run is, by run folder.
+    Raises:
+        SpecbenchError: a damaged run.
     """
     rows = list(table.rows)
-    for folder, spec in runs.items():
+    for folder in runs:
+        spec = read_info(folder).spec
         sampling = {name: value for name, value in vars(spec.sampling).items() if value is not None}
         settings = {"model": spec.model, "decoder": spec.decoder.name, "options": dict(spec.decoder.options)}
         settings |= {"prompts": spec.prompts, "seed": spec.seed, "batch": spec.batch, "sampling": sampling}

@@ -101,7 +101,7 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Seq
     return _chart(
         f"{y_label} against {x_label}" if x_label else y_label,
         _figure_caption(curves),
-        {"x": x, "y": {"label": y_label, "nice": True, "grid": True}, **_scales(marks, legend=groups != [""])},
+        {"x": x, "y": _axis(y_label), **_scales(marks, legend=groups != [""])},
         layers,
     )
 
@@ -137,13 +137,8 @@ def pareto_chart(points: Sequence[Point], metric: str, marks: Marks) -> Chart:
         "Bars: 95 % confidence intervals. Hollow: dominated, that is slower and worse than another run with intervals "
         f"that do not overlap. {verdict}",
         {
-            "x": {"label": "speed-up over AR", "nice": True, "grid": True},
-            "y": {
-                "label": f"{metric}{' (axis inverted)' if lower else ''}",
-                "nice": True,
-                "grid": True,
-                "reverse": lower,
-            },
+            "x": _axis("speed-up over AR"),
+            "y": _axis(f"{metric}{' (axis inverted)' if lower else ''}", reverse=lower),
             **_scales(marks, {point.label for point in points}),
         },
         [
@@ -177,7 +172,7 @@ def prompts_chart(
         "Speed-up of each prompt",
         "A point per image in common with AR; the bar is the speed-up over all of them.",
         {
-            "x": {"label": "speed-up over AR", "nice": True, "grid": True},
+            "x": _axis("speed-up over AR"),
             "y": {"label": None, "domain": list(ratios)},
             **_scales(marks, ratios),
         },
@@ -251,7 +246,7 @@ def categories_chart(metric: str, means: Mapping[str, Mapping[str, tuple[Estimat
         f"{metric} by category",
         "Mean over the category's images; intervals of too few images are left out.",
         {
-            "x": {"label": metric, "nice": True, "grid": True},
+            "x": _axis(metric),
             "y": {"label": None, "axis": None, "domain": [name for name in marks if name in runs]},
             "fy": {"label": None, "domain": [_cut(category) for category in means]},
             **_scales(marks, runs),
@@ -389,6 +384,11 @@ def _room(axis: str, scale: Mapping[str, object], layers: Points) -> Mapping[str
         return scale
     low, high = sorted((value * (1 - _ROOM), value * (1 + _ROOM))) if value else (-1, 1)
     return {**scale, "domain": [low, high], "ticks": 4}
+
+
+def _axis(label: str, **more: object) -> dict[str, object]:
+    """The scale of an axis of numbers."""
+    return {"label": label, "nice": True, "grid": True, **more}
 
 
 def _layer(mark: str, points: Points, **options: object) -> dict[str, object]:

@@ -5,7 +5,6 @@ Fonts are embedded as TrueType. Runs differ in marker and line style, bars in ha
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -13,9 +12,11 @@ from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 from specbench.reporting.charts import DASH, Chart
+from specbench.reporting.text_formats import csv_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 WIDTHS = {"column": 3.25, "page": 6.75}
 """Inches of a column and of the text of a two-column page."""
@@ -73,8 +74,13 @@ def draw_chart(chart: Chart, fmt: str = "pdf", width: str = "column") -> bytes:
         shown = {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
         if len(shown) > 1:
             figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=2, frameon=False)
-        sink = io.BytesIO()
-        figure.savefig(sink, format=fmt, metadata={"CreationDate": None} if fmt == "pdf" else None)
+        return saved(figure, fmt)
+
+
+def saved(figure: Figure, fmt: str) -> bytes:
+    """The bytes of a figure's file, the same each time."""
+    sink = io.BytesIO()
+    figure.savefig(sink, format=fmt, metadata={"CreationDate": None} if fmt == "pdf" else None)
     return sink.getvalue()
 
 
@@ -179,13 +185,4 @@ def figure_csv(chart: Chart) -> str:
         for point in layer["points"]
         if isinstance(point, Mapping)
     ]
-    return numbers_csv(rows)
-
-
-def numbers_csv(rows: Sequence[Mapping]) -> str:
-    """Rows as csv, with a column for each key."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(rows)

@@ -65,10 +65,9 @@ def _model(info: RunInfo) -> str:
     where = [f"{name} at commit {commit[:12]}" for name, commit in commits.items()]
     where += [info.source_text] if info.source_text else []
     facts = tex("; ".join([*where, f"SHA-256 of the weights {spec.weights_sha256[:12]}"]))
-    at_a_time = "one image at a time" if spec.batch == 1 else f"{spec.batch} images at a time"
-    return rf"\texttt{{{tex(spec.model)}}} ({facts}) in {tex(spec.dtype)}, {at_a_time}" + (
-        ", with compiled steps" if spec.compiled else ""
-    )
+    images = "one image" if spec.batch == 1 else f"{spec.batch} images"
+    compiled = ", with compiled steps" if spec.compiled else ""
+    return rf"\texttt{{{tex(spec.model)}}} ({facts}) in {tex(spec.dtype)}, {images} at a time{compiled}"
 
 
 def _sampling(info: RunInfo) -> str:
@@ -142,14 +141,9 @@ def _machine(info: RunInfo) -> str:
 
 
 def _statistics(infos: Sequence[RunInfo]) -> str:
-    timed = any(info.spec.timed for info in infos)
-    return (
-        (
-            "A speed-up is the ratio of the summed latencies of AR and of a decoder over the same images. "
-            if timed
-            else ""
-        )
-        + rf"Intervals are at 95\,\% over prompts and are given for {FEW_UNITS} prompts or more; $p$-values are "
+    timed = "A speed-up is the ratio of the summed latencies of AR and of a decoder over the same images. "
+    return (timed if any(info.spec.timed for info in infos) else "") + (
+        rf"Intervals are at 95\,\% over prompts and are given for {FEW_UNITS} prompts or more; $p$-values are "
         "paired and corrected by Holm."
     )
 

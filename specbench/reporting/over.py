@@ -60,13 +60,11 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, object]:
         if nearest and not nearest[0]:
             both = stats.paired(run.rows, nearest[1].rows).dropna(subset=["ar_ms", "ar_ms_base"])
             pairs.append(both.assign(top=both["ar_ms_base"], bottom=both["ar_ms"]))
-    if pairs and all(len(one) for one in pairs):
+    if pairs and all(map(len, pairs)):
         numbers["speedup"] = _number(pairs)
         logs = [one.assign(top=np.log(one["top"] / one["bottom"]), bottom=1.0) for one in pairs]
-        found = _number(logs)
-        numbers["speedup_geometric"] = {name: None if x is None else float(np.exp(x)) for name, x in found.items()} | {
-            "spread": None if found["spread"] is None else float(np.std(_values(logs, np.exp), ddof=1))
-        }
+        found = {name: None if x is None else float(np.exp(x)) for name, x in _number(logs).items()}
+        numbers["speedup_geometric"] = found | {"spread": _spread(_values(logs, np.exp))}
     for metric in dict.fromkeys(score["metric"] for run in runs for score in read_scores(run.folder)):
         values = [_image_values(run.folder, str(metric)) for run in runs]
         if ":" not in str(metric) and all(one is not None and len(one) for one in values):
@@ -103,8 +101,11 @@ def _number(seeds: Sequence[pd.DataFrame]) -> dict[str, float | None]:
     else:
         estimate = stats.ratio_of_totals(every["top"], every["bottom"], every["prompt_id"])
     estimate = stats.without_few(estimate, every["prompt_id"].nunique())
-    spread = float(np.std(_values(seeds), ddof=1)) if len(seeds) > 1 else None
-    return {"value": estimate.value, "spread": spread, "low": estimate.low, "high": estimate.high}
+    return {"value": estimate.value, "spread": _spread(_values(seeds)), "low": estimate.low, "high": estimate.high}
+
+
+def _spread(values: Sequence[float]) -> float | None:
+    return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
 def over_table(rows: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from specbench.errors import SpecbenchError
-from specbench.reporting.figures import STYLE, WIDTHS, numbers_csv
+from specbench.reporting.figures import STYLE, WIDTHS, saved
 from specbench.reporting.image_tiles import first_prompts, tiles
 from specbench.reporting.maps import mean_map
+from specbench.reporting.text_formats import csv_text
 from specbench.system.console import printable
 
 PICTURE_STRIPS = "pictures"
@@ -47,7 +47,7 @@ class Grid:
 
     @property
     def csv(self) -> str:
-        return numbers_csv(self.numbers)
+        return csv_text(self.numbers)
 
 
 def find_grid(runs: Mapping[str, Path], name: str) -> Grid:
@@ -126,6 +126,4 @@ def draw_grid(grid: Grid, fmt: str = "pdf", width: str = "column") -> bytes:
             held[place][0].set_ylabel("\n".join(textwrap.wrap(printable(label), 18)[:3]), fontsize=5)
         if grid.bar and image is not None:
             figure.colorbar(image, ax=held, label=grid.bar, location="bottom", aspect=40)
-        sink = io.BytesIO()
-        figure.savefig(sink, format=fmt, metadata={"CreationDate": None} if fmt == "pdf" else None)
-    return sink.getvalue()
+        return saved(figure, fmt)

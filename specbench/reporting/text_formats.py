@@ -76,27 +76,28 @@ def markdown_lines(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> s
 
 def to_csv(rows: Sequence[Mapping]) -> str:
     """Format as CSV: one line per run, one column per score, nested values as JSON."""
-    flat = [_flat(row) for row in rows]
-    names = list(dict.fromkeys(name for row in flat for name in row))
+    return csv_text([_flat(row) for row in rows])
+
+
+def csv_text(rows: Sequence[Mapping]) -> str:
+    """Rows as CSV, with a column for each key."""
     text = io.StringIO()
+    names = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
     writer.writeheader()
-    writer.writerows(flat)
+    writer.writerows(rows)
     return text.getvalue()
 
 
 def to_json(rows: Sequence[Mapping]) -> str:
     """Format as one JSON array of objects that carry `schema`, the version of their keys; missing and non-finite
     numbers are null."""
-    return (
-        json.dumps(
-            nonfinite_as_null([{"schema": REPORT_SCHEMA, **row} for row in rows]),
-            indent=2,
-            ensure_ascii=False,
-            allow_nan=False,
-        )
-        + "\n"
-    )
+    return json_text([{"schema": REPORT_SCHEMA, **row} for row in rows])
+
+
+def json_text(rows: Sequence[Mapping]) -> str:
+    """Rows as one JSON array; missing and non-finite numbers are null."""
+    return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def to_latex(rows: Sequence[Mapping], found: Sequence[Section], notes: bool = False, caption: str | None = None) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -107,23 +107,14 @@ def _copy_rows(source: RunStore, target: RunStore) -> int:
     traces = {(row["prompt_id"], row["sample"]): row for row in source.trace_rows()}
     copied = 0
     for batch in source.batches(None, _ROWS):
-        rows = [row for row in batch.to_pylist() if _wanted(row, known, done)]
+        keyed = [(row, (row["prompt_id"], row["sample"])) for row in batch.to_pylist()]
+        rows = [row for row, key in keyed if key not in (done if row["status"] == "ok" else known)]
         for row in rows:
-            if row["image"]:
-                _copy_picture(source.folder, row, target.folder)
+            if row["image"] and os.path.lexists(source.folder / row["image"]):  # a deleted picture is skipped
+                data = image_bytes(source.folder, row["image"], row["image_sha256"])
+                write_atomically(target.folder / row["image"], data)
         kept = [traces[key] for row in rows if (key := (row["prompt_id"], row["sample"])) in traces]
         if rows:
             target.append(rows, traces=kept)
         copied += len(rows)
     return copied
-
-
-def _wanted(row: Mapping, known: set, done: set) -> bool:
-    key = row["prompt_id"], row["sample"]
-    return key not in (done if row["status"] == "ok" else known)
-
-
-def _copy_picture(source: Path, row: Mapping, target: Path) -> None:
-    """Copy the image file of a row if it exists; deleted ones are skipped."""
-    if os.path.lexists(source / row["image"]):
-        write_atomically(target / row["image"], image_bytes(source, row["image"], row["image_sha256"]))

@@ -160,22 +160,10 @@ class RunInfo:
         if not _RUN_ID.fullmatch(content["run_id"]) or not content["invocations"]:
             raise ValueError("run_id or invocations")
         _check_optional(content)
-        return cls(
-            spec=_read_spec(content["spec"]),
-            run_id=content["run_id"],
-            invocations=[Invocation.from_json(call) for call in content["invocations"]],
-            origins=content.get("origins"),
-            window_curve=content.get("window_curve"),
-            roofline=content.get("floor"),
-            memory=content.get("memory"),
-            source=content.get("source"),
-            commits=content.get("commits"),
-            file_digests=content.get("file_digests"),
-            processors=content.get("processors"),
-            asked=content.get("asked"),
-            schema=content["schema"],
-            stored=content,
-        )
+        known = {name: content.get(_KEYS.get(name, name)) for name in _names(cls)}
+        calls = [Invocation.from_json(call) for call in content["invocations"]]
+        known |= {"spec": _read_spec(content["spec"]), "invocations": calls, "schema": content["schema"]}
+        return cls(**known, stored=content)
 
     def command(self, decoder: str, out: Path) -> str:
         """What to type to decode the same images with another decoder into the results folder `out`."""
@@ -208,10 +196,8 @@ class RunInfo:
     @property
     def processors_text(self) -> str | None:
         """Logits processors of the checkpoint, as one line."""
-        return (
-            ", ".join(f"{name.replace('_', ' ')} {plain(value)}" for name, value in (self.processors or {}).items())
-            or None
-        )
+        known = (self.processors or {}).items()
+        return ", ".join(f"{name.replace('_', ' ')} {plain(value)}" for name, value in known) or None
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -226,27 +212,12 @@ class RunInfo:
 
 _KEYS = {"roofline": "floor"}
 """Attributes whose key in the file has another name."""
-_ORDER = (
-    "schema",
-    "run_id",
-    "spec",
-    "invocations",
-    "origins",
-    "window_curve",
-    "roofline",
-    "memory",
-    "source",
-    "commits",
-    "file_digests",
-    "processors",
-    "asked",
-)
 
 
 @cache  # a results folder may hold thousands of descriptions
 def _names(kind: type) -> tuple[str, ...]:
     names = [one.name for one in fields(kind) if one.name != "stored"]
-    return tuple(sorted(names, key=_ORDER.index) if kind is RunInfo else names)
+    return tuple(dict.fromkeys(("schema", "run_id", *names))) if kind is RunInfo else tuple(names)
 
 
 def _merged(item: Invocation | RunInfo, always: tuple[str, ...]) -> dict[str, object]:
@@ -338,10 +309,8 @@ def _check_optional(content: Mapping[str, object]) -> None:
         raise TypeError("window_curve")
     if (facts := content.get("floor")) is not None:
         Size(**facts["size"])
-        counts = (
-            *facts["size"].values(),
-            *(facts[name] for name in ("itemsize", "rows_per_image", "bytes_per_s", "flops")),
-        )
+        counts = [facts[name] for name in ("itemsize", "rows_per_image", "bytes_per_s", "flops")]
+        counts += facts["size"].values()
         if not all(isinstance(count, int | float) and 0 < float(count) < math.inf for count in counts):
             raise ValueError("floor")
 

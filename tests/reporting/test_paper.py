@@ -9,10 +9,15 @@ import re
 import shutil
 import subprocess
 import zipfile
+from copy import copy
 from pathlib import Path
 
 import pytest
 from latex_checker import latex_problems
+
+from specbench.store.parquet_log import ParquetLog
+from specbench.store.run_store import RunStore
+from specbench.store.schema import KEY, SAMPLES
 
 TABLE = """
 title = "Mine beside SJD"
@@ -70,6 +75,20 @@ def test_an_own_table_is_measured_and_each_mistake_is_a_line(here, cli):
     bad = cli("bench", "bad.toml")
     assert bad.code == 2 and len(bad.err.strip().splitlines()) == 2
     assert "columns[0].key" in bad.err and "rows[1]" in bad.err
+    for good, wrong, field in (("sjd", "sjdd", "rows[1].decoder"), ("window", "windo", "defaults.options")):
+        (here / "bad.toml").write_text(TABLE.replace(good, wrong))
+        assert cli("bench", "bad.toml", "--dry-run").err.startswith(f"error: bad.toml: {field}: unknown")
+
+
+def test_chosen_columns_keep_the_baseline_and_own_rows_are_compared_with_it(here, cli):
+    table = cli("report", "mine.toml", "--with", "shapes-ar,sjd++", "--baseline", "sjd", "--columns", "nfe").out
+    head, *rows = [line.split("|") for line in table.splitlines() if line.startswith("|")]
+    assert [cell.strip() for cell in head[-3:-1]] == ["NFE ↓", "speed-up over Mine ↑"]
+    assert [row[2].strip() for row in rows if row[1].startswith((" sjd++", " shapes-ar"))] == ["own", "own"]
+    planned = json.loads(cli("bench", "mine.toml", "--with", "sjd++", "--threads", "1", "--dry-run", "--json").out)
+    assert [row["rows"] for row in planned] == ["AR", "Mine", "sjd++"]
+    runs = cli("report", "--columns", "steps", "--baseline", "sjd", "--gate", "speedup<1000").out
+    assert "over sjd" in runs and "FAILS GATE" in runs
 
 
 def test_an_own_metric_has_differences_until_its_class_changes(here, cli):
@@ -103,6 +122,36 @@ def test_a_packed_file_is_read_like_a_folder_and_a_changed_byte_is_named(here, c
     assert cli("verify", changed).code == 4 and member.filename in cli("verify", changed).out
     refused = cli("report", changed)
     assert refused.code == 2 and member.filename in refused.err
+    assert "holds 2 runs" in cli("compare", packed, packed).err
+
+
+def test_verify_reads_the_file_and_names_what_is_impossible(here, cli, tmp_path):
+    """Not the unpacked copy, which other commands may have changed."""
+    shutil.copytree(here / "results", tmp_path / "results")
+    folder = next((tmp_path / "results").glob("shapes-sjd-*"))
+    rows = [row for piece in RunStore(folder).batches(None) for row in piece.to_pylist()]
+    for part in (folder / "samples").iterdir():
+        part.unlink()
+    ParquetLog(folder / "samples", SAMPLES, KEY).append([row | {"ar_ms": row["ar_ms"] / 1000} for row in rows])
+    assert cli("pack", "--out", tmp_path / "results", "--to", tmp_path / "fast.zip").code == 0
+    found = cli("verify", tmp_path / "fast.zip")
+    assert found.code == 4 and "less time than their target forwards" in found.out
+    whole = here / "whole.zip"
+    assert cli("pack", "--to", whole).code == cli("report", whole).code == 0
+    for picture in (here / "cache" / "packs").glob("*/*/images/*.png"):
+        picture.write_bytes(b"")
+    assert cli("verify", whole).code == 0
+
+
+def test_members_that_overlap_are_refused(tmp_path, cli):
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w") as archive:
+        archive.writestr("run-1/run.json", "{}" * 5000)
+        first = archive.infolist()[0]
+        for place in range(9):
+            other = copy(first)
+            other.filename = f"run-1/images/{place}.png"
+            archive.filelist.append(other)
+    assert "overlap" in cli("verify", tmp_path / "bomb.zip").err
 
 
 @pytest.mark.parametrize("name", ["../x/run.json", "/etc/run.json", "run-1/evil.pkl", "run-1/samples/../run.json"])
