@@ -29,7 +29,7 @@ from specbench.papers.listing import prompt_rows
 from specbench.papers.table_files import load_table, table_names
 from specbench.prompts import load_prompts
 from specbench.prompts import prompt_set_names as prompt_sets
-from specbench.prompts.loading import public_names
+from specbench.prompts.public import public_names
 from specbench.runs.settings import FOREIGN_VARIABLES, OTHER_VARIABLES
 from specbench.specs.components import CHOICES, Component
 from specbench.specs.options import Option, plain

@@ -22,12 +22,6 @@ from pathlib import Path
 
 # Imports inside functions: each program has an environment of its own, which holds nothing else.
 
-_OWN = {"pytorch-fid": ("pytorch-fid",), "clean-fid": ("clean-fid", "pytorch-fid")}
-_OWN |= {"torchmetrics": ("torchmetrics", "torch-fidelity"), "hpsv2": ("hpsv2", "clint")}
-_OWN |= {"image-reward": ("image-reward", "transformers", "timm", "fairscale")}
-_OWN |= {"t2v-metrics": ("t2v-metrics", "torch", "transformers"), "hpsv3": ("hpsv3", "torch", "transformers")}
-"""By package: the distributions that must be there, of which it names some and does not ask for others."""
-
 
 def pytorch_fid(request: dict) -> dict:
     """FID by pytorch-fid; features of the images go to the file `features`."""
@@ -174,13 +168,17 @@ def hpsv3(request: dict) -> dict:
     return {"values": [float(reward[0]) for reward in rewards]}
 
 
-def _weights(repositories: list[str]) -> dict:
-    """Digest the cached files of hub repositories, whose names in the cache are their digests; or what is lacking."""
+def _weights(hub: list[str]) -> dict:
+    """Digest the cached files of hub repositories, whose names in the cache are their digests; or what is lacking.
+
+    Args:
+        hub: arguments of `hf download`, the repository first.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     lines = []
-    for repository in repositories:
+    for repository in (arguments.partition(" ")[0] for arguments in hub):
         try:
             folder = Path(snapshot_download(repository, local_files_only=True))
         except LocalEntryNotFoundError:
@@ -240,23 +238,26 @@ def _keep(request: dict, features) -> None:
 
 
 PROGRAMS = {
-    "pytorch-fid": pytorch_fid,
-    "clean-fid": clean_fid,
-    "torchmetrics": torchmetrics,
-    "hpsv2": hpsv2,
-    "image-reward": image_reward,
-    "t2v-metrics": vqascore,
-    "hpsv3": hpsv3,
+    "pytorch-fid": (pytorch_fid, ()),
+    "clean-fid": (clean_fid, ("pytorch-fid",)),
+    "torchmetrics": (torchmetrics, ("torch-fidelity",)),
+    "hpsv2": (hpsv2, ("clint",)),
+    "image-reward": (image_reward, ("transformers", "timm", "fairscale")),
+    "t2v-metrics": (vqascore, ("torch", "transformers")),
+    "hpsv3": (hpsv3, ("torch", "transformers")),
 }
+"""By package: its program, and the distributions that must be there besides, of which the package names some and does
+not ask for others."""
 
 
 def answer_request(request: dict) -> dict:
     name = request["package"]
+    program, others = PROGRAMS[name]
     try:
-        found = {"versions": {package: importlib.metadata.version(package) for package in _OWN[name]}}
+        found = {"versions": {package: importlib.metadata.version(package) for package in (name, *others)}}
         if request.get("versions_only"):
             return found | (_weights(request["hub"]) if "hub" in request else {})
-        return found | PROGRAMS[name](request)
+        return found | program(request)
     except importlib.metadata.PackageNotFoundError as error:
         return {"missing": error.name}
     except Exception as error:

@@ -186,6 +186,10 @@ class Metric:
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         """Compute the values of `columns` per image; None where undefined."""
+        return [self.features_of(sample) for sample in samples]
+
+    def features_of(self, sample: Sample) -> dict[str, object]:
+        """Compute the values of `columns` of one image, for metrics that do not take several at once."""
         raise NotImplementedError
 
     def statistics(self, features: pd.DataFrame) -> object:

@@ -148,7 +148,7 @@ class BlipVqa(CategoryMetric):
         images = torch.stack(self.preprocessed(samples))
         seen = self.network.see(images.to(self.settings.device))
         asked = [
-            (number, self._ids(question))
+            (number, [ENCODE_TOKEN, *self.tokenizer.ids(question)[1:]])
             for number, sample in enumerate(samples)
             for question in questions(self.phrases(sample.prompt))
         ]
@@ -156,9 +156,6 @@ class BlipVqa(CategoryMetric):
         for number, answer in zip([number for number, _ in asked], self._answers(seen, asked), strict=True):
             answers[number].append(round(answer, 4))
         return [{"value": math.prod(found)} for found in answers]
-
-    def _ids(self, question: str) -> list[int]:
-        return [ENCODE_TOKEN, *self.tokenizer.ids(question)[1:]]
 
     def _answers(self, seen: Tensor, asked: Sequence[tuple[int, list[int]]]) -> list[float]:
         """Answers in the order of `asked`; questions of one length go together, so that none is padded."""

@@ -6,7 +6,6 @@ for the very words of the prompt. Their own answers come by `specbench.metrics.o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -21,7 +20,7 @@ from specbench.metrics.base import Metric, Sample, Settings, described
 from specbench.metrics.compbench import BlipVqa, CategoryMetric, CompBenchClip
 from specbench.metrics.depth_anything import DEPTH_REPOSITORY as DEPTH
 from specbench.metrics.depth_anything import Depth, depth_input
-from specbench.metrics.geneval_rules import Found
+from specbench.metrics.geneval_rules import Found, details
 from specbench.metrics.openclip import OPENCLIP_PACKAGES
 from specbench.metrics.owlv2 import DUPLICATE, OWLV2_REPOSITORY, QUERY, THRESHOLD, Owl, owlv2_input
 from specbench.metrics.published_weights import folder_identity, hub_folder
@@ -72,7 +71,7 @@ class Detected(CategoryMetric):
         asked = [self.names(sample) for sample in samples]
         detected = self.detector([sample.pixels for sample in samples], asked)
         return [
-            {"value": self.judge(sample, names, seen), "details": _details(seen)}
+            {"value": self.judge(sample, names, seen), "details": details(seen)}
             for sample, names, seen in zip(samples, asked, detected, strict=True)
         ]
 
@@ -204,7 +203,3 @@ def _two_best(names: Sequence[str], seen: Seen) -> tuple[Found | None, Found | N
     """Best detection of the first and of the last name, which are one if the prompt names one object."""
     best = [next(iter(seen.get(name, ())), None) for name in names] or [None]
     return best[0], best[-1]
-
-
-def _details(seen: Seen) -> str:
-    return json.dumps({name: [[*one.box, round(one.score, 4)] for one in found] for name, found in seen.items()})

@@ -11,7 +11,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, Sample, Score, column_difference, part_scores
-from specbench.metrics.export_folder import ExportFolder
 from specbench.stats import Difference, mean_interval
 from specbench.store.schema import read_meta
 from specbench.system.images import png_bytes
@@ -103,9 +102,9 @@ def questions_of(prompt_id: str, meta: Mapping[str, object]) -> list[Mapping]:
     return list({one["id"]: one for one in found}.values())
 
 
-def write_grids(rows: Sequence[Any], folder: ExportFolder) -> None:
-    """Write `images/<prompt id>.png`, the samples of a prompt in a 2x2 grid row by row, and `questions.csv`, the
-    program's table for these prompts.
+def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
+    """Files that the program reads: `images/<prompt id>.png`, the samples of a prompt in a 2x2 grid row by row, and
+    `questions.csv`, its table for these prompts.
 
     Args:
         rows: by prompt, its samples in order: `prompt_id`, `sample`, `meta` and `pixels()`.
@@ -119,9 +118,7 @@ def write_grids(rows: Sequence[Any], folder: ExportFolder) -> None:
         if len(mine) != samples or samples > GRID_IMAGES:
             what = f"prompt '{name}' has {len(mine)} images of {samples}"
             raise SpecbenchError(what, "a grid holds the same samples of each prompt, four at most: finish the run")
-    folder.write(
-        questions_table([(name, questions_of(name, mine[0].meta)) for name, mine in grids.items()]), "questions.csv"
-    )
+    yield questions_table([(name, questions_of(name, mine[0].meta)) for name, mine in grids.items()]), "questions.csv"
     for name, mine in grids.items():
         grid = np.zeros((2 * side, 2 * side, 3), np.uint8)
         for place, row in enumerate(mine):
@@ -130,7 +127,7 @@ def write_grids(rows: Sequence[Any], folder: ExportFolder) -> None:
                 raise SpecbenchError(what, f"a grid is made of squares, here of {side}")
             top, left = side * (place // 2), side * (place % 2)
             grid[top : top + side, left : left + side] = pixels
-        folder.write(png_bytes(grid), "images", f"{name}.png")
+        yield png_bytes(grid), "images", f"{name}.png"
 
 
 def questions_table(items: Sequence[tuple[str, Sequence[Mapping]]]) -> bytes:
@@ -175,10 +172,7 @@ class OfficialDpgBench(Metric):
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return "questions" in meta and "line" in meta
 
-    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        return [self._kept(sample) for sample in samples]
-
-    def _kept(self, sample: Sample) -> dict[str, object]:
+    def features_of(self, sample: Sample) -> dict[str, object]:
         questions = questions_of(sample.prompt_id, sample.meta)
         answers = self._answers(sample.prompt_id, sample.sample, sample.meta)
         asked = questions[sample.meta["line"] == 0 :]  # without the first of all

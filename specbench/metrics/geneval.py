@@ -6,7 +6,6 @@ The detector has the architecture of the official one but other weights, so its 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import ClassVar
@@ -19,7 +18,7 @@ import torch
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Metric, Sample, Score, column_difference, described, paired_features, part_scores
 from specbench.metrics.clip import clip_versions
-from specbench.metrics.geneval_rules import GENEVAL_COLORS, Found, confident, judge_image
+from specbench.metrics.geneval_rules import GENEVAL_COLORS, Found, confident, details, judge_image
 from specbench.metrics.mask2former import Instance, Mask2Former, mask2former_input
 from specbench.metrics.openclip import (
     OPENCLIP_PACKAGES,
@@ -109,10 +108,7 @@ class GenEval(JudgedMetric):
                 found = Found(one.box, one.score, partial(self.color, sample.pixels, one))
                 objects.setdefault(one.label, []).append(found)
         verdict = judge_image(sample.meta, confident(objects, sample.category or ""))
-        details = {name: [[*one.box, round(one.score, 4)] for one in found] for name, found in objects.items()}
-        return {
-            "correct": verdict.correct, "reason": "; ".join(verdict.reasons), "details": json.dumps(details)
-        }  # fmt: skip
+        return {"correct": verdict.correct, "reason": "; ".join(verdict.reasons), "details": details(objects)}
 
     def color(self, pixels: np.ndarray, instance: Instance) -> str:
         """Classify the colour of an object, masked on grey, as one of `GENEVAL_COLORS`."""

@@ -66,8 +66,8 @@ class QwenJudge:
 
 
 class GenEval2(Metric):
-    """Soft-TIFA: the geometric mean of a prompt's atoms, mean over images; `:atoms` is the arithmetic mean, the other
-    parts are its skills."""
+    """Soft-TIFA: the geometric mean of a prompt's atoms, mean over images, also by the prompts' number of atoms, as
+    `:3 atoms`; `:atoms` is the arithmetic mean, the other parts are its skills."""
 
     name = "geneval2[qwen3-vl-8b]"
     batch = 4
@@ -86,10 +86,7 @@ class GenEval2(Metric):
     def judge(self) -> Judge:
         return QwenJudge.load(hub_folder(GENEVAL2_JUDGE, self.settings.offline), self.settings.device)
 
-    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        return [self._kept(sample) for sample in samples]
-
-    def _kept(self, sample: Sample) -> dict[str, object]:
+    def features_of(self, sample: Sample) -> dict[str, object]:
         asked, skills = sample.meta["vqa_list"], sample.meta["skills"]
         if not asked or len(asked) != len(skills):
             what = f"prompt '{sample.prompt_id}' has {len(asked)} questions and {len(skills)} skills"
@@ -110,6 +107,7 @@ class GenEval2(Metric):
         ]
         kept = [(row.prompt_id, *one) for row in statistics.itertuples() for one in json.loads(row.answers)]
         atoms = pd.DataFrame(kept, columns=["prompt_id", "skill", "share"])
+        found += part_scores(self.name, statistics.dropna(subset="category"), "category", "value")
         return found + part_scores(self.name, atoms, "skill", "share")
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:

@@ -6,6 +6,7 @@ asked for and one more is excluded.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -52,6 +53,11 @@ def confident(objects: Objects, tag: str) -> dict[str, list[Found]]:
         for name, found in objects.items()
     }
     return {name: found for name, found in kept.items() if found}
+
+
+def details(objects: Objects) -> str:
+    """Boxes and rounded scores by class name, as JSON."""
+    return json.dumps({name: [[*one.box, round(one.score, 4)] for one in found] for name, found in objects.items()})
 
 
 def relations(a: Found, b: Found) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ import pyarrow as pa
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics.base import Metric, Sample, Score, fingerprint, part_scores
 from specbench.metrics.compbench_rules import THREE_IN_ONE, three_in_one
-from specbench.metrics.dpg_bench import OfficialDpgBench, read_verdict, write_grids
+from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
 from specbench.metrics.export_folder import export_folder
 from specbench.metrics.geneval import JudgedMetric
 from specbench.metrics.score_store import scores_to_show
@@ -34,9 +34,8 @@ from specbench.system.files import blaming, read_regular
 from specbench.system.images import png_bytes
 from specbench.system.json_values import parse_json
 
-BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench")
-DATASET = "dataset"
-"""Layout of Hugging Face's `datasets`, for images of any prompts."""
+Files = Iterator[tuple[bytes, *tuple[str, ...]]]
+"""Contents of exported files, each with the names of its folders and its own."""
 MAX_LINES = 10**5
 """Above the number of prompts of any benchmark; file names have five digits for them."""
 MAX_RESULTS_BYTES = 2**30
@@ -70,17 +69,24 @@ LOWEST: Mapping[str, float] = {"non_spatial": -1.0, "complex": -1.0, "complex/cl
 
 
 def export_images(benchmark: str, run: Path, target: Path) -> int:
-    """Export a run's images for the official evaluator of a benchmark; see `export_geneval`, `export_compbench`,
-    `export_dpg_bench`.
+    """Export a run's images in the layout of a benchmark's official evaluator, or as a `dataset`.
+
+    Returns:
+        The number of images.
 
     Raises:
-        SpecbenchError: an unknown benchmark, a run of other prompts, or a folder that is not empty or not writable.
+        SpecbenchError: an unknown benchmark, a run of other prompts, images that the layout cannot hold, or a folder
+            that is not empty or not writable.
     """
-    exports = dict(zip(BENCHMARKS, (export_geneval, export_compbench, export_dpg_bench), strict=True))
-    write = (exports | {DATASET: export_dataset}).get(benchmark)
-    if write is None:
-        raise unknown_name("benchmark", benchmark, [*BENCHMARKS, DATASET])
-    return write(run, target)
+    if benchmark not in _LAYOUTS:
+        raise unknown_name("benchmark", benchmark, _LAYOUTS)
+    what, fits, files_of = _LAYOUTS[benchmark]
+    rows = _rows(run, fits, what)
+    files = files_of(rows)
+    with export_folder(target) as folder:
+        for data, *names in files:
+            folder.write(data, *names)
+    return len(rows)
 
 
 def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, object]]:
@@ -108,83 +114,45 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     return [{"run_id": images.name, **row} for row in scores if row["fingerprint"] == own]
 
 
-def export_geneval(run: Path, target: Path) -> int:
-    """Export a run's images for the official evaluator: `<line>/metadata.jsonl` and `<line>/samples/<sample>.png`.
-
-    Returns:
-        The number of images.
-
-    Raises:
-        SpecbenchError: not a run of GenEval prompts, two prompts of one line, or `target` is not empty.
-    """
-    rows = _rows(run, lambda category, meta: category and "include" in meta and "line" in meta, "GenEval")
+def geneval_files(rows: Sequence[_Row]) -> Files:
+    """Files for the official evaluator: `<line>/metadata.jsonl` and `<line>/samples/<sample>.png`."""
     _check_lines(rows)
-    with export_folder(target) as folder:
-        for line, row in {row.line: row for row in rows}.items():
-            content = json.dumps(official_row(row.category, row.prompt, row.meta))
-            folder.write(content.encode(), f"{line:05d}", "metadata.jsonl")
-        for row in rows:
-            folder.write(row.png(), f"{row.line:05d}", "samples", f"{row.sample:04d}.png")
-    return len(rows)
+    for line, row in {row.line: row for row in rows}.items():
+        yield json.dumps(official_row(row.category, row.prompt, row.meta)).encode(), f"{line:05d}", "metadata.jsonl"
+    for row in rows:
+        yield row.png(), f"{row.line:05d}", "samples", f"{row.sample:04d}.png"
 
 
-def export_dataset(run: Path, target: Path) -> int:
-    """Export a run's images with `metadata.jsonl`, which `datasets.load_dataset("imagefolder", data_dir=...)` reads.
-
-    Returns:
-        The number of images.
-
-    Raises:
-        SpecbenchError: no images, or `target` is not empty.
-    """
-    rows = _rows(run, lambda category, meta: True, "any")
-    with export_folder(target) as folder:
-        lines = []
-        for row in rows:
-            name = image_name(row.prompt_id, row.sample)
-            folder.write(row.png(), "train", name)
-            about = {"file_name": name, "prompt": row.prompt, "prompt_id": row.prompt_id, "sample": row.sample}
-            lines.append(json.dumps(about | {"category": row.category, "run": run.name}))
-        folder.write(("\n".join(lines) + "\n").encode(), "train", "metadata.jsonl")
-    return len(rows)
+def dataset_files(rows: Sequence[_Row]) -> Files:
+    """Images with `metadata.jsonl`, which `datasets.load_dataset("imagefolder", data_dir=...)` reads."""
+    lines = []
+    for row in rows:
+        name = image_name(row.prompt_id, row.sample)
+        yield row.png(), "train", name
+        about = {"file_name": name, "prompt": row.prompt, "prompt_id": row.prompt_id, "sample": row.sample}
+        lines.append(json.dumps(about | {"category": row.category, "run": row.run}))
+    yield ("\n".join(lines) + "\n").encode(), "train", "metadata.jsonl"
 
 
-def export_compbench(run: Path, target: Path) -> int:
-    """Export a run's images for the official scripts: `<category>/samples/<prompt>_<number>.png`, the number being
-    the prompt's line times the images per prompt plus the sample.
-
-    Returns:
-        The number of images.
+def compbench_files(rows: Sequence[_Row]) -> Files:
+    """Files for the official scripts: `<category>/samples/<prompt>_<number>.png`, the number being the prompt's line
+    times the images per prompt plus the sample.
 
     Raises:
-        SpecbenchError: not a run of T2I-CompBench prompts, a prompt lacks a sample, a category lacks a prompt at its
-            start (the scripts pair by position), a prompt cannot be a file name, or `target` is not empty.
+        SpecbenchError: a prompt lacks a sample, a category lacks a prompt at its start (the scripts pair by position),
+            or a prompt cannot be a file name.
     """
-    rows = _rows(run, lambda category, meta: category in COMPBENCH_CATEGORIES and "line" in meta, "T2I-CompBench")
     categories = {category: [row for row in rows if row.category == category] for category in COMPBENCH_CATEGORIES}
     samples = {category: _samples_per_prompt(category, mine) for category, mine in categories.items() if mine}
-    with export_folder(target) as folder:
-        for row in rows:
-            number = row.line * samples[row.category] + row.sample
-            folder.write(row.png(), row.category, "samples", f"{row.prompt}_{number:06d}.png")
-    return len(rows)
+    for row in rows:
+        number = row.line * samples[row.category] + row.sample
+        yield row.png(), row.category, "samples", f"{row.prompt}_{number:06d}.png"
 
 
-def export_dpg_bench(run: Path, target: Path) -> int:
-    """Export a run's images for the released program, see `dpg_bench.write_grids`.
-
-    Returns:
-        The number of images.
-
-    Raises:
-        SpecbenchError: not a run of DPG-Bench prompts, a prompt lacks a sample or has more than four, images are not
-            squares of one size, or `target` is not empty.
-    """
-    rows = _rows(run, lambda category, meta: "questions" in meta and "line" in meta, "DPG-Bench")
+def dpg_bench_files(rows: Sequence[_Row]) -> Files:
+    """Files for the released program, see `dpg_bench.grid_files`."""
     _check_lines(rows)
-    with export_folder(target) as folder:
-        write_grids(sorted(rows, key=lambda row: (row.line, row.sample)), folder)
-    return len(rows)
+    yield from grid_files(sorted(rows, key=lambda row: (row.line, row.sample)))
 
 
 class OfficialGenEval(JudgedMetric):
@@ -200,10 +168,7 @@ class OfficialGenEval(JudgedMetric):
     def identity(self) -> Mapping[str, str]:
         return {"results": digest_of(self.results)}
 
-    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        return [self._verdict(sample) for sample in samples]
-
-    def _verdict(self, sample: Sample) -> dict[str, object]:
+    def features_of(self, sample: Sample) -> dict[str, object]:
         key = (official_line(sample.prompt_id, sample.meta), sample.sample)
         if key not in self._verdicts:
             raise SpecbenchError(f"{self.results} has no result for {key[0]:05d}/samples/{key[1]:04d}.png")
@@ -246,19 +211,17 @@ class OfficialCompBench(Metric):
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return "line" in meta and (category in self._answers or self._combines(category, meta))
 
-    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        return [{"value": self._value(sample)} for sample in samples]
-
     def _combines(self, category: str | None, meta: Mapping[str, object]) -> bool:
         """Whether an answer is combined from the answers of its parts."""
         return category == "complex" and "complex/blip" in self._answers and str(meta.get("kind")) in THREE_IN_ONE
 
-    def _value(self, sample: Sample) -> float:
+    def features_of(self, sample: Sample) -> dict[str, object]:
         number = official_line(sample.prompt_id, sample.meta) * self.samples + sample.sample
         if sample.category in self._answers:
-            return self._answer(sample.category, number)
+            return {"value": self._answer(sample.category, number)}
         kind = sample.meta["kind"]
-        return three_in_one(kind, {part: self._answer(f"complex/{part}", number) for part in THREE_IN_ONE[kind]})
+        answers = {part: self._answer(f"complex/{part}", number) for part in THREE_IN_ONE[kind]}
+        return {"value": three_in_one(kind, answers)}
 
     def _answer(self, name: str, number: int) -> float:
         if number not in self._answers[name]:
@@ -271,6 +234,7 @@ class OfficialCompBench(Metric):
 
 @dataclass(frozen=True)
 class _Row:
+    run: str
     prompt_id: str
     prompt: str
     sample: int
@@ -292,6 +256,7 @@ def _rows(run: Path, fits, what: str) -> list[_Row]:
     stored = stored[(stored["status"] == "ok") & stored["image"].notna()]
     rows = [
         _Row(
+            run.name,
             row.prompt_id,
             row.prompt,
             int(row.sample),
@@ -305,6 +270,21 @@ def _rows(run: Path, fits, what: str) -> list[_Row]:
     if not rows:
         raise SpecbenchError(f"{run} has no images of {what} prompts")
     return rows
+
+
+_LAYOUTS: Mapping[str, tuple[str, Callable[[str, Mapping], bool], Callable[[Sequence[_Row]], Files]]] = {
+    "geneval": ("GenEval", lambda category, meta: category and {"include", "line"} <= meta.keys(), geneval_files),
+    "t2i-compbench": (
+        "T2I-CompBench",
+        lambda category, meta: category in COMPBENCH_CATEGORIES and "line" in meta,
+        compbench_files,
+    ),
+    "dpg-bench": ("DPG-Bench", lambda _, meta: {"questions", "line"} <= meta.keys(), dpg_bench_files),
+    "dataset": ("any", lambda *_: True, dataset_files),
+}
+"""By what is exported: whose prompts they are, whether a prompt of a category with some metadata is one, and files."""
+BENCHMARKS = tuple(_LAYOUTS)[:3]
+"""Those with results to import; `dataset` is the layout of Hugging Face's `datasets`, for images of any prompts."""
 
 
 def official_line(prompt_id: str, meta: Mapping) -> int:

@@ -101,7 +101,7 @@ class PackageMetric(PerImageMetric):
 
     Attributes:
         package, model: names of the package and, for it, of the network.
-        hub: what `hf download` brings of its weights; nothing is downloaded here.
+        hub: what `hf download` brings of its weights, its arguments; nothing is downloaded here.
         scale: least and largest possible value.
     """
 
@@ -178,7 +178,7 @@ class VqaScore(PackageMetric):
     package, model = "t2v-metrics", "clip-flant5-xxl"
     hub = (
         "zhiqiulin/clip-flant5-xxl",
-        "google/flan-t5-xxl --include 'tokenizer*' 'special*' spiece.model config.json",
+        "google/flan-t5-xxl config.json special_tokens_map.json spiece.model tokenizer.json tokenizer_config.json",
         "openai/clip-vit-large-patch14-336",
     )
     scale = (0.0, 1.0)

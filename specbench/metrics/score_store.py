@@ -192,12 +192,9 @@ def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bo
         rows = table.to_pylist()
     except (pa.ArrowException, OSError, ValueError, SpecbenchError):
         return False
-    return bool(rows) and all(row["images"] == len(wanted) for row in rows) and _written_after(path, folder, metric)
-
-
-def _written_after(path: Path, folder: Path, metric: Metric) -> bool:
     parts = files_named(feature_parts(folder, metric).folder, "*.parquet")
-    return path.stat().st_mtime_ns > max((part.stat().st_mtime_ns for part in parts), default=0)
+    newest = max((part.stat().st_mtime_ns for part in parts), default=0)
+    return bool(rows) and all(row["images"] == len(wanted) for row in rows) and path.stat().st_mtime_ns > newest
 
 
 def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None:

@@ -161,7 +161,9 @@ def score_images(
                     raise
                 problems.append(error)
                 break
-        outcomes += [_left_out(images, name, lacking[name], reporter) for name in own if name in lacking]
+        for name in [name for name in own if name in lacking]:
+            reporter.left_out(images.name, name, f"{name} is left out: {lacking[name]}")
+            outcomes.append(Scored(images.name, name, 0, 0, lacking[name].what))
     return outcomes
 
 
@@ -216,12 +218,6 @@ def _made(names: Iterable[str], settings: Settings | None) -> dict[str, Metric]:
 
 def _blamed(metric: Metric) -> AbstractContextManager:
     return naming_plugin("metric", metric.name, type(metric).__module__)
-
-
-def _left_out(images: Images, metric: str, problem: SpecbenchError, reporter: ScoreReporter) -> Scored:
-    """Report a metric that cannot be had."""
-    reporter.left_out(images.name, metric, f"{metric} is left out: {problem}")
-    return Scored(images.name, metric, 0, 0, problem.what)
 
 
 def _unfit_for(images: Images, metrics: Iterable[Metric]) -> list[SpecbenchError]:

@@ -56,9 +56,6 @@ class ShapesDetector(Metric):
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return read_request(meta) is not None
 
-    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        return [self._judge(sample) for sample in samples]
-
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         parts = part_scores(self.name, statistics, "category", "correct", proportion_interval)
         overall = mean_of_estimates([part.estimate for part in parts])
@@ -67,8 +64,7 @@ class ShapesDetector(Metric):
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return column_difference(features, baseline, "correct", over_categories=True)
 
-    @staticmethod
-    def _judge(sample: Sample) -> dict[str, object]:
+    def features_of(self, sample: Sample) -> dict[str, object]:
         found = detector.detect(sample.pixels)
         verdict = detector.judge(read_request(sample.meta), found)
         return {**vars(verdict), "objects": len(found)}

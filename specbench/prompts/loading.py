@@ -99,7 +99,7 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
     if name in public.public_names():
         return build_prompt_set(name, public.read(name))
     path = Path(name)
-    if not _exists(path):
+    if not os.path.exists(path):  # which a name that is too long or has a NUL does not, where Path.exists raises
         if plugins.is_reference(name):
             return build_prompt_set(name, read_file(_path_of(plugins.load_user_object(name, "prompt set"), name)))
         if any(character.isspace() for character in name.strip()) and not path.suffix:
@@ -136,10 +136,3 @@ def _path_of(found: object, name: str) -> Path:
     if not isinstance(place, str | os.PathLike):
         raise SpecbenchError(f"prompt set '{name}' is a {type(place).__name__}, not the path of a file")
     return Path(place)
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # name too long, or with a NUL character
-        return False

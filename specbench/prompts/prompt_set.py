@@ -172,7 +172,10 @@ def select(prompts: PromptSet, limit: int | None = None, ids: Sequence[str] = ()
     found = [prompt for prompt in every if prompt.id in wanted]
     if len(found) < len(wanted):
         there = {prompt.id for prompt in found}
-        raise _unknown_id(prompts.name, next(name for name in ids if name not in there), {p.id for p in every})
+        unknown, known = next(name for name in ids if name not in there), {prompt.id for prompt in every}
+        if len(known) <= 20:
+            raise unknown_name(f"prompt id in '{prompts.name}':", unknown, known)
+        raise SpecbenchError(f"prompts '{prompts.name}' have no id '{unknown}'", f"ids look like '{min(known)}'")
     return found[:limit]
 
 
@@ -203,12 +206,6 @@ def _check(name: str, prompt: Prompt) -> None:
         raise SpecbenchError(
             f"prompts '{name}': {shown!r} cannot be an id", f"use 1 to {_MAX_ID_CHARS} printable characters"
         )
-
-
-def _unknown_id(name: str, wanted: str, known: set[str]) -> SpecbenchError:
-    if len(known) <= 20:
-        return unknown_name(f"prompt id in '{name}':", wanted, known)
-    return SpecbenchError(f"prompts '{name}' have no id '{wanted}'", f"ids look like '{min(known)}'")
 
 
 def _row_json(prompt: Prompt) -> str:

@@ -130,7 +130,7 @@ def prompts(tmp_path: Path, *categories: str) -> list[Prompt]:
 
 def test_export_numbers_images_contiguously_by_prompt_and_sample(tmp_path):
     run = run_of(tmp_path, prompts(tmp_path, "color", "3d_spatial"), 2)
-    assert official_exchange.export_compbench(run, tmp_path / "out") == 8
+    assert official_exchange.export_images("t2i-compbench", run, tmp_path / "out") == 8
     files = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.png"))
     assert files == [
         f"{category}/samples/{name}.png"
@@ -142,7 +142,7 @@ def test_export_numbers_images_contiguously_by_prompt_and_sample(tmp_path):
 def test_export_refuses_a_run_with_missing_samples(tmp_path):
     gap = run_of(tmp_path / "gap", prompts(tmp_path, "color")[1:], 1)
     with pytest.raises(SpecbenchError, match="1 images of 2 x 1"):
-        official_exchange.export_compbench(gap, tmp_path / "out")
+        official_exchange.export_images("t2i-compbench", gap, tmp_path / "out")
 
 
 def test_official_answers_come_back_to_their_images(tmp_path):

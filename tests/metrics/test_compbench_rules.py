@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
-from specbench.metrics import owlv2
+from specbench.metrics import openclip, owlv2
 from specbench.metrics.base import Sample, Settings
 from specbench.metrics.compbench_detected import (
     Numeracy,
@@ -257,8 +257,8 @@ def test_the_detector_goes_in_as_transformers_does(tiny_owl):
     detector = Owl(tiny_owl, "cpu")
     (found,) = detector([image], [["cat"]])
     ids = torch.tensor([[49406, 320, 1125, 539, 320, 2368, 49407] + [0] * 9])
-    pixels = (torch.from_numpy(image).permute(2, 0, 1)[None] / 255 - torch.tensor(owlv2.MEAN)[:, None, None]) / (
-        torch.tensor(owlv2.STD)[:, None, None]
+    pixels = (torch.from_numpy(image).permute(2, 0, 1)[None] / 255 - torch.tensor(openclip.MEAN)[:, None, None]) / (
+        torch.tensor(openclip.STD)[:, None, None]
     )
     with torch.no_grad():
         output = detector.network(pixel_values=pixels, input_ids=ids, attention_mask=(ids > 0).long())

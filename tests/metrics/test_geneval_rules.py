@@ -242,7 +242,7 @@ def geneval_prompts(tmp_path: Path) -> list[Prompt]:
 
 def test_geneval_export_is_the_official_layout_file_by_file(tmp_path):
     run = run_of(tmp_path, geneval_prompts(tmp_path), 2)
-    assert official_exchange.export_geneval(run, tmp_path / "out") == 4
+    assert official_exchange.export_images("geneval", run, tmp_path / "out") == 4
     files = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert files == [
         f"0000{n}/{name}" for n in (0, 1) for name in ("metadata.jsonl", "samples/0000.png", "samples/0001.png")
@@ -251,7 +251,7 @@ def test_geneval_export_is_the_official_layout_file_by_file(tmp_path):
         assert json.loads((tmp_path / f"out/0000{line}/metadata.jsonl").read_text()) == wanted
     assert np.asarray(Image.open(tmp_path / "out/00001/samples/0000.png")).max() == 2
     with pytest.raises(SpecbenchError, match="not an empty folder"):
-        official_exchange.export_geneval(run, tmp_path / "out")
+        official_exchange.export_images("geneval", run, tmp_path / "out")
 
 
 def official_lines(correct: dict[tuple[int, int], bool]) -> str:

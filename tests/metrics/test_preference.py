@@ -114,7 +114,9 @@ class VQAScore:
         return [[{value}]]
 """
 HUB = """
-def snapshot_download(repository, local_files_only): return {folder!r}
+def snapshot_download(repository, local_files_only):
+    assert len(repository.split()) == 1 and local_files_only
+    return {folder!r}
 class constants: HF_HUB_CACHE = "."
 """
 

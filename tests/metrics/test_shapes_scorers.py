@@ -42,7 +42,7 @@ def few_renders(monkeypatch, tmp_path):
 
 def test_every_scorer_falls_with_every_step_of_damage(few_renders):
     tokenizer = load_tokenizer()
-    prompts = load_prompts("shapes").prompts[:60]
+    prompts = load_prompts("shapes").prompts[:80]
     tokens = sensitivity.rendered_tokens(prompts, tokenizer, seed=3)
     levels = sensitivity.damage_levels(prompts, [0] * len(prompts), tokens, tokenizer, seed=3)
     rows = sensitivity.measure([ShapesDetector(), ShapesClip(), ShapesFrechet()], levels)
