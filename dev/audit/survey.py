@@ -285,7 +285,8 @@ def audited(pairs: list[tuple[str, AuditSetting]], share: float) -> Iterator[dic
             tv, p = max(tv, largest(counts)), min(p, p_value(counts))
             yield {"tv": tv, "p": p}
             if p * len(AUDIT_SETTINGS) < AUDIT_LEVEL:
-                yield {"result": "audit", "by": f"{decoder}, {setting.name}"}
+                tv = max(tv, *(total_variation([table])[0] for table in counts))
+                yield {"result": "audit", "by": f"{decoder}, {setting.name}", "tv": tv}
                 return
 
 
