@@ -33,11 +33,11 @@ def test_a_bug_of_wide_vocabularies_is_found(bug, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("decoder", ["ar", "sjd", "sjd-pac"])
+@pytest.mark.parametrize("decoder", ["ar", "sjd-pac"])
 def test_exact_decoders_pass(decoder, dtype):
     assert not wrong(decoder, dtype)
 
 
 def test_a_lossy_decoder_fails_nothing_and_is_described():
-    found = ContractChecks("lantern++", resolve("lantern++"), 0).wide_vocabulary()
+    found = ContractChecks("gsd", resolve("gsd"), 0).wide_vocabulary()
     assert found.status == "ok" and "declared lossy" in found.detail
