@@ -41,12 +41,12 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
 
 def run_lines(planned: Sequence[PlannedCell]) -> list[str]:
     """The `specbench run` lines that decode the cells of a table; cells that share all but the decoder share a line."""
-    lines: dict[tuple[str, ...], list[str]] = {}
+    lines: dict[tuple[str, ...], dict[str, None]] = {}
     for one in planned:
         given = {name: held for name, held in one.values.items() if held.given and name not in _ELSEWHERE}
         words = tuple(word for name, held in given.items() for word in _words(name, held.value))
         if one.values:
-            lines.setdefault(words, []).append(",".join(one.values["decoder"].value))
+            lines.setdefault(words, {})[",".join(one.values["decoder"].value)] = None
     return [shlex.join(["specbench", "run", "--decoder", ",".join(found), *words]) for words, found in lines.items()]
 
 
