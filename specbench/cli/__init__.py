@@ -220,7 +220,8 @@ def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError
     if type(error).__name__ == "NoSuchOption" and option and context:
         valid = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
         problem = unknown_name("option", option, valid)
-        return SpecbenchError(f"{problem.what} of '{path}'", problem.try_this, BAD_INPUT)
+        own = "a table names its decoders; add yours with --with" if option == "--decoder" and "--with" in valid else ""
+        return SpecbenchError(f"{problem.what} of '{path}'", own or problem.try_this, BAD_INPUT)
     extra = re.search(r"unexpected extra argument\S* \((\S+)", error.format_message())
     if extra and path.endswith(" run"):
         return _extra_argument(extra[1].rstrip(")"))
