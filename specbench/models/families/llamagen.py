@@ -47,7 +47,7 @@ HEAD = 64
 VQ_FILE = "vq_ds16_t2i.pt"
 HEAD_GRIDS = {"t2i": 16, "t2i2": 32}
 """Side of the grid that a published draft head was trained on, by the `input_type` of its configuration."""
-TINY_NETWORK = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
+TINY_SIZES = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
 _T5_XL = {
     "vocab_size": 32_128,
     "d_model": 2048,
@@ -199,7 +199,7 @@ def load(request: LoadRequest) -> LlamaGen:
 
 
 def _random(request: LoadRequest) -> LlamaGen:
-    config = llama_config(request.sized_network({}, TINY_NETWORK))
+    config = llama_config(request.sized_network({}, TINY_SIZES))
     text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
     network = request.randomise(build_network(Network, config, text_config.d_model))
     encoder = randomise(build_network(T5EncoderModel, text_config), request.device, _text_dtype(request))

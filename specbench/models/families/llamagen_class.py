@@ -16,10 +16,8 @@ from transformers import LlamaConfig, LlamaModel
 from specbench.models.checkpoint_loading import build_network, drop, read_tensors
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
-from specbench.models.families.llamagen import TINY_NETWORK, TINY_VQ, GridRotary, convert, llama_config, stored_config
+from specbench.models.families.llamagen import TINY_SIZES, TINY_VQ, GridRotary, convert, llama_config, stored_config
 from specbench.models.transformer.model import Prefix
-
-CLASS_VQ_FILE = "vq_ds16_c2i.pt"
 
 
 class LlamaGenClass(FamilyModel):
@@ -53,13 +51,13 @@ class ClassNetwork(nn.Module):
 def load(request: LoadRequest) -> LlamaGenClass:
     head = request.info.network.one_head
     if not request.found:
-        sizes = request.sized_network({}, TINY_NETWORK)
+        sizes = request.sized_network({}, TINY_SIZES)
         network = request.randomise(build_network(ClassNetwork, llama_config(sizes, head), request.info.classes))
         settings = request.sized(vq_decoder.LLAMAGEN_VQ, TINY_VQ)
         decoder = vq_decoder.random_taming(settings, normalise=True, attention=True, device=request.device)
         return LlamaGenClass(request, network, decoder)
     [files] = request.found
-    language, image = files.only("c2i_*.pt"), files.only(CLASS_VQ_FILE)
+    language, image = files.only("c2i_*.pt"), files.only("vq_ds16_c2i.pt")
     tensors = convert(drop(read_tensors(language), ["freqs_cis"]), language, "embedding_table.weight", head)
     network = build_network(
         ClassNetwork, stored_config(tensors, language, head), len(tensors["embedding_table.weight"]) - 1
