@@ -29,7 +29,7 @@ from specbench.cli.options import (
     format_option,
 )
 from specbench.cli.output import print_json, write_or_print
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
 from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings, split_list
 from specbench.system import console
 
@@ -161,7 +161,12 @@ def _with_own(table: Table, own: Sequence[str], out: str) -> tuple[Table, list[P
     names = split_list(",".join(own))
     runs = [name for name in names if ":" not in name and name not in PRESETS]
     decoders = [name for name in names if name not in runs]
-    return with_own_rows(table, decoders), find_runs(out, runs) if runs else []
+    try:
+        return with_own_rows(table, decoders), find_runs(out, runs) if runs else []
+    except SpecbenchError as error:
+        if error.what.startswith("unknown run"):  # more often a decoder with a slip
+            raise unknown_name("decoder", runs[0], PRESETS) from None
+        raise
 
 
 def _against(joined: PaperTable, baseline: str | None, gates: Sequence[Gate]) -> PaperTable:
