@@ -152,7 +152,7 @@ def test_nothing_that_can_run_is_5_and_names_each_reason_once(cli, tmp_path, mon
         (("gsd-1", "--model", "shapes", "--limit", "0"), "--limit 0"),
         (("gsd-1", "--format", "xls"), "unknown format 'xls'"),
         (("gsd-1", "--format", "parquet"), "not for a terminal"),
-        (("gsd-1", "--decoder", "nothing"), "unknown decoder 'nothing'"),
+        (("gsd-1", "--with", "nothing"), "unknown decoder 'nothing'"),
     ],
 )
 def test_bad_input_is_one_line_before_anything_runs(cli, tmp_path, arguments, said):
@@ -337,7 +337,7 @@ def test_a_decoder_of_ones_own_stands_in_each_group_with_the_papers_settings(cli
     bench = (
         "bench",
         "gsd-1",
-        "--decoder",
+        "--with",
         "scd-mc:refine=gumbel",
         "--limit",
         "2",
