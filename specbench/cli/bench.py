@@ -29,7 +29,7 @@ from specbench.cli.options import (
     format_option,
 )
 from specbench.cli.output import print_json, write_or_print
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings, split_list
 from specbench.system import console
 
@@ -153,20 +153,18 @@ def report_tables(
 
 
 def _with_own(table: Table, own: Sequence[str], out: str) -> tuple[Table, list[Path]]:
-    """The table with a row for each decoder of `--with`, and the folders of the stored runs among these names."""
+    """The table with a row for each decoder of `--with`, and the folders of the stored runs among these names: a name
+    of no decoder that begins a run's id or is a place on disk."""
     from specbench.papers.table import with_own_rows
     from specbench.specs.presets import PRESETS
-    from specbench.store.run_folders import find_runs
+    from specbench.store.run_folders import find_runs, runs_in
 
     names = split_list(",".join(own))
-    runs = [name for name in names if ":" not in name and name not in PRESETS]
+    known = [folder.name for folder in runs_in(Path(out))]
+    others = [name for name in names if ":" not in name and name not in PRESETS]
+    runs = [name for name in others if Path(name).exists() or any(run.startswith(name) for run in known)]
     decoders = [name for name in names if name not in runs]
-    try:
-        return with_own_rows(table, decoders), find_runs(out, runs) if runs else []
-    except SpecbenchError as error:
-        if error.what.startswith("unknown run"):  # more often a decoder with a slip
-            raise unknown_name("decoder", runs[0], PRESETS) from None
-        raise
+    return with_own_rows(table, decoders), find_runs(out, runs) if runs else []
 
 
 def _against(joined: PaperTable, baseline: str | None, gates: Sequence[Gate]) -> PaperTable:

@@ -201,7 +201,7 @@ def _check_default_options(
     """Reject options of the defaults that no decoder of the rows takes, where all rows could be read."""
     runnable = [row.settings for row in rows if row and row.not_runnable_reason is None]
     known = set().union(*(takes(one["decoder"], one["options"]) for one in runnable))
-    for name in defaults.get("options", {}) if runnable and all(rows) else ():
+    for name in defaults.get("options", {}) if known and all(rows) else ():
         if name not in known:
             mistakes.append(_wrong(file, "defaults.options", str(unknown_name("option", name, known))))
 

@@ -16,7 +16,7 @@ from specbench.reporting.maps import mean_map
 from specbench.reporting.text_formats import csv_text
 from specbench.system.console import printable
 
-PICTURE_STRIPS = "pictures"
+_GRID = "pictures"
 TOKEN_MAPS = {
     "map-of-entropy": ("entropy", "entropy of p (nats)"),
     "map-of-top-1": ("top1", "largest probability of p"),
@@ -25,7 +25,7 @@ TOKEN_MAPS = {
     "map-of-draft-tv": ("draft_tv", "total variation of p and q"),
 }
 """Quantity of `specbench.reporting.maps.mean_map` and label of the colour bar, by name of a figure."""
-PICTURE_FIGURES = (PICTURE_STRIPS, *TOKEN_MAPS)
+PICTURE_FIGURES = (_GRID, *TOKEN_MAPS)
 _PROMPTS, _ANY_PROMPTS, _LABEL = 4, 100_000, 0.3
 
 
@@ -63,7 +63,7 @@ def find_grid(runs: Mapping[str, Path], name: str) -> Grid:
     kind, _, wanted = name.partition(":")
     if not runs:
         raise SpecbenchError(f"--figure {kind}: there are no runs to show")
-    return _images(runs, wanted) if kind == PICTURE_STRIPS else _token_map(runs, kind)
+    return _images(runs, wanted) if kind == _GRID else _token_map(runs, kind)
 
 
 def _images(runs: Mapping[str, Path], wanted: str) -> Grid:
@@ -86,7 +86,7 @@ def _images(runs: Mapping[str, Path], wanted: str) -> Grid:
 def _prompt(texts: Mapping[str, str], word: str) -> str:
     near = [key for key, text in texts.items() if key.startswith(word) or word in text]
     if not near:
-        raise SpecbenchError(f"--figure {PICTURE_STRIPS}: no decoded prompt has '{word}' in its text or id")
+        raise SpecbenchError(f"--figure {_GRID}: no decoded prompt has '{word}' in its text or id")
     return near[0]
 
 

@@ -153,7 +153,7 @@ def comparison_latex(rows: Sequence[Mapping], a: str, b: str) -> str:
     return LATEX_NEEDS + latex_table(HEADINGS, comparison_lines(rows), caption, "tab:specbench-compare")
 
 
-_COLUMN, _PAGE, _CHARACTER, _GAP = 229, 469, 4.9, 8
+_COLUMN, _PAGE, _CHARACTER, _GAP = 229, 469, 4.5, 8
 """Points: width of a column and of the text of a two-column article, of a character of \\small, and between columns."""
 
 

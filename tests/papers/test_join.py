@@ -321,7 +321,7 @@ def test_text_cannot_break_out_of_any_format(joined):
     assert "<b>cats" not in render_tables([joined], "html")
     plain = render_tables([joined], "latex")
     assert r"D Ours\_2 \& more" in plain
-    assert "footnotesize" not in plain and "textsuperscript" not in plain, "footnotes are for whoever asks"
+    assert r"{\footnotesize" not in plain and "textsuperscript" not in plain, "footnotes are for whoever asks"
     json.loads(render_tables([joined], "json"), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     rows = list(csv.DictReader(io.StringIO(render_tables([joined], "csv"))))
     assert [row["label"] for row in rows] == [row.label for row in TABLE.rows]
