@@ -165,4 +165,4 @@ def test_a_run_notes_the_floor_of_its_machine(tmp_path, cli, monkeypatch):
     asked = ("run", "--decoder", "ar", "--limit", "1", "--threads", "1", "--out", tmp_path, "-q")
     assert cli(*asked).code == 0
     (row,) = report_rows(list(tmp_path.iterdir()))
-    assert row["floor"]["size"] == vars(find_model("shapes").size) and row["over_floor"] > 0
+    assert Size(**row["floor"]["size"]) == find_model("shapes").size and row["over_floor"] > 0
