@@ -34,7 +34,7 @@ from specbench.specs.run_spec import Sampling
 
 META = "meta"
 SAMPLING = Sampling(guidance=2.0, temperature=0.9, top_k=5, top_p=0.9)
-REQUESTS = [Request("four", "a"), Request("five!", "b")]
+REQUESTS = [Request("7", "a"), Request("23", "b")]  # texts, and class labels
 FAMILIES = list({model.target: name for name, model in models().items() if isinstance(model, HubModel)}.values())
 OF_EACH_KIND = ("sjd", "gsd", "zipar")
 
