@@ -3,6 +3,7 @@
 import json
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from planted_bugs import RECORDING_FAULTS, plant
@@ -174,7 +175,7 @@ def test_a_run_without_recorded_values_names_the_flag_that_helps(folder_of, cli)
 def test_a_model_that_is_not_here_gets_the_line_that_fetches_it(folder_of, monkeypatch, tmp_path, cli):
     folder = folder_of("sjd")
     missing = catalog.find_model("shapes")
-    gone = type(missing)(**{**vars(missing), "weights": (tmp_path / "network.safetensors",)})
+    gone = replace(missing, weights=(tmp_path / "network.safetensors",))
     monkeypatch.setattr("specbench.checks.run_audit.recorded_model", lambda *asked: gone)
     outcome = cli("audit", "--run", folder, "--recompute")
     assert outcome.code == MISSING_PREREQUISITE

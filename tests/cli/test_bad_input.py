@@ -82,7 +82,7 @@ BAD = [
     ("list", "WHAT", "models, decoders, metrics, prompts, tables, runs"),
     ("rnu", "rnu", "run"),
     ("score --metric fidd", "unknown metric 'fidd'", "specbench list metrics"),
-    ("score --metric fid", "'fid' has 8 variants", "--protocol sjd"),
+    ("score --metric fid", "'fid' has 9 variants", "--protocol sjd"),
     ("run ar,sjd", "flags only", "specbench run --decoder ar,sjd"),
     ("run janus", "flags only", "specbench run --model janus"),
     ("run --decoder gsd:G:50", "NAME=VALUE", "gsd:G=50"),

@@ -34,7 +34,8 @@ from specbench.specs.run_spec import Sampling
 
 META = "meta"
 SAMPLING = Sampling(guidance=2.0, temperature=0.9, top_k=5, top_p=0.9)
-REQUESTS = [Request("7", "a"), Request("23", "b")]  # texts, and class labels
+REQUESTS = [Request("four", "a"), Request("five!", "b")]
+LABELS = [Request("4", "a"), Request("5", "b")]
 FAMILIES = list({model.target: name for name, model in models().items() if isinstance(model, HubModel)}.values())
 OF_EACH_KIND = ("sjd", "gsd", "zipar")
 
@@ -66,9 +67,9 @@ def tiny():
     return model
 
 
-def started(model, name, trace=False):
+def started(model, name, trace=False, requests=REQUESTS):
     """A loop of two images after two steps, which make what is kept."""
-    loop = begin(model, REQUESTS, resolve(name), SAMPLING, 0, Spans(torch.device("cpu")), trace, False)
+    loop = begin(model, requests, resolve(name), SAMPLING, 0, Spans(torch.device("cpu")), trace, False)
     for _ in range(2):
         step(loop)
     return loop
@@ -88,7 +89,7 @@ def test_a_step_stays_on_its_device_reads_nothing_and_sends_nothing(name, tiny, 
 def test_every_family_decodes_on_one_device(family):
     model = load(find_model(family).configured(ModelChoice(random=True, tiny=True)), META, "bfloat16", ())
     for name in OF_EACH_KIND:
-        loop = started(model, name)
+        loop = started(model, name, requests=LABELS if "c2i" in family else REQUESTS)
         with OneDevice(META):
             step(loop)
     tokens = torch.zeros(1, model.layout.length, dtype=torch.long, device=META)

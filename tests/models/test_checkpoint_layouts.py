@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from checkpoints import AUTHORS, WRITERS
+from checkpoints import AUTHORS, WRITERS, llamagen
 from checkpoints.parts import in_pickled_shards, stored
 
 from specbench.errors import SpecbenchError
@@ -33,6 +33,7 @@ KINDS = {
     "liquid": ("liquid", WRITERS["liquid"]),
     "emu3.5": ("emu3.5", WRITERS["emu3.5"]),
     "glm": ("glm-image", WRITERS["glm-image"]),
+    "llamagen-c2i": ("llamagen-c2i-b", lambda folder: llamagen.write_by_class(folder, "c2i_B_384.pt")),
 }
 """Layout to the model and the writer of a small checkpoint."""
 
