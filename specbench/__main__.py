@@ -25,7 +25,7 @@ def program() -> NoReturn:
 
     atexit.register(end)  # the first to be registered is the last to be called
     try:
-        from specbench.cli import main
+        from specbench.cli import main  # its exit handlers come after `end`, so they are called before
 
         main()
     except SystemExit as ending:

@@ -32,7 +32,7 @@ def quantise(module: nn.Module, name: str) -> None:
 
     One at a time, so that no device has to hold all of them in sixteen bits.
     """
-    import torch
+    import torch  # `require_torchao` is asked where torch is not loaded
 
     if type(module) is not torch.nn.Linear or not _IN_LAYER.search(name):
         return
