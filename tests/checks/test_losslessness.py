@@ -105,10 +105,10 @@ def label(choice) -> str:
 def test_a_lossless_decoder_passes(choice):
     spec = resolve(*choice)
     assert spec.lossless
-    [result] = audit_decoders([spec], samples=IMAGES)
+    [result] = audit_decoders([spec], samples=32_000)
     assert result["verdict"] == "lossless", result
     assert result["tv_low"] < 0.005
-    assert result["detectable_tv"] < 0.04
+    assert result["detectable_tv"] < 0.042
 
 
 @pytest.mark.parametrize("choice", LOSSY, ids=label)

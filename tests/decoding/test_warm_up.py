@@ -69,7 +69,7 @@ def test_no_image_has_a_step_of_a_shape_that_the_warm_up_has_not_met(shapes, nam
         assert len(steps) <= WARM_UP_STEPS < model.layout.length and steps == list(range(1, len(steps) + 1))
     met = set(shapes)
     assert {one[1] for one in met} > {None} or name.startswith(("zipar", "pjd"))
-    for text in PROMPTS:
+    for text in PROMPTS[1:]:
         decode(model, [Request(text, text)], decoder, SAMPLING, 0)
     assert shapes == met
 

@@ -8,7 +8,7 @@ from specbench.models.catalog import find_model, load_model
 from specbench.prompts import Request, load_prompts
 from specbench.specs.presets import resolve
 
-PROMPTS = 50
+PROMPTS = 12
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def tokens(requests, decoder: str, batch: int, **options) -> np.ndarray:
 
 def test_predictive_sampling_returns_ars_images_token_for_token(requests):
     assert len(requests) == PROMPTS
-    assert np.array_equal(tokens(requests, "predictive", 25, window=8), tokens(requests, "ar", 25))
+    assert np.array_equal(tokens(requests, "predictive", PROMPTS, window=8), tokens(requests, "ar", PROMPTS))
 
 
 def test_rows_of_a_ragged_batch_are_those_of_batch_one(requests):
