@@ -39,12 +39,15 @@ def serve(hub: Hub, folder: Path, models: Sequence[str]) -> None:
 
 def _write(folder: Path, model: str) -> None:
     """The repositories of a model: its own, and one for each companion that stands in a folder of its name."""
-    from checkpoints import write
+    from checkpoints import llamagen, write
 
     made = folder / "made"
     made.mkdir(parents=True)
-    write(model, made)
     info = INFO[model]
+    if info.classes:
+        llamagen.write_by_class(made, info.source.files[0])
+    else:
+        write(model, made)
     for source in info.companions:
         own = made / source.folder_name
         target = folder / source.repo
