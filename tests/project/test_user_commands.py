@@ -22,8 +22,9 @@ from loopback_hub import Hub, loopback_hub
 from specbench.models.families.model_specs import MODELS
 
 QUICK = ("llamagen", "lumina-512")
-SLOW = tuple(model.name for model in MODELS if model.name not in (*QUICK, "llamagen-c2i-3b"))
-"""LlamaGen 3B has heads of 100, with which tests/models/test_llamagen_class.py writes it."""
+SLOW = tuple(model.name for model in MODELS if model.name not in (*QUICK, "llamagen-c2i-3b", "glm-image"))
+"""LlamaGen 3B has heads of 100, with which tests/models/test_llamagen_class.py writes it; GLM-Image draws pictures
+with diffusers and its whole repository alone."""
 
 
 @pytest.fixture(scope="module")
