@@ -15,7 +15,7 @@ tried in forks of this process. A line per mutation is kept in results/audit/sur
 and, for the others, whose tokens differ: the settings at the audit's own number of images (`audit`), the conformance
 tests of `specbench check` (`check`), and PROBES, which the audit does not have. `tv` is the largest total variation
 measured in all of these, cross-fitted so that noise adds nothing. Where it is above .02 and nothing noticed, quick
-tests of the package run, too (`tests`); what is left is `survived`.
+tests of the package run, too (`tests`); the others are `survived`.
 """
 
 from __future__ import annotations
