@@ -48,9 +48,7 @@ _Measure = Annotated[
     ),
 ]
 _Metrics = Annotated[list[str] | None, metric_option("Also require this metric to be ready; may be repeated.")]
-_Protocol = Annotated[
-    str | None, protocol_option("Also require the metrics of a paper: sjd, cool-sd, zipar, mulo-sd or fid-50k.")
-]
+_Protocol = Annotated[str | None, protocol_option("Also require the metrics")]
 _CrossCheck = Annotated[
     bool, switch("--cross-check", "Look for the packages of score --cross-check, and say how to get them.")
 ]

@@ -34,9 +34,7 @@ def add_to(app: typer.Typer) -> None:
 def fetch(
     names: _Names = None,
     metric: Annotated[list[str] | None, metric_option("A metric; may be repeated.")] = None,
-    protocol: Annotated[
-        str | None, protocol_option("The metrics of a paper: sjd, cool-sd, zipar, mulo-sd or fid-50k.")
-    ] = None,
+    protocol: Annotated[str | None, protocol_option("The metrics")] = None,
     images: _Images = False,
     quiet: Quiet = False,
     json: Json = False,

@@ -49,10 +49,13 @@ def metric_option(help: str) -> Any:
     return option("--metric", "NAME", help, autocompletion=completion.metrics)
 
 
-def protocol_option(help: str) -> Any:
-    return option(
-        "--protocol", "NAME", help, autocompletion=completion.of("sjd", "cool-sd", "zipar", "mulo-sd", "fid-50k")
-    )
+_PROTOCOLS = ("sjd", "cool-sd", "zipar", "mulo-sd", "fid-50k")
+
+
+def protocol_option(what: str) -> Any:
+    """`what` a protocol's metrics are for; their names follow."""
+    named = f"{what} of a paper: {', '.join(_PROTOCOLS[:-1])} or {_PROTOCOLS[-1]}."
+    return option("--protocol", "NAME", named, autocompletion=completion.of(*_PROTOCOLS))
 
 
 def prompts_option(help: str, **more: Any) -> Any:

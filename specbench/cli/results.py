@@ -67,9 +67,7 @@ def add_to(app: typer.Typer) -> None:
 
 _Metrics = Annotated[list[str] | None, metric_option("Compute only this metric; may be repeated.")]
 _Bundled = Annotated[bool, switch("--bundled-only", "Compute only the metrics that need no download.")]
-_Protocol = Annotated[
-    str | None, protocol_option("Metrics and settings of a paper: sjd, cool-sd, zipar, mulo-sd or fid-50k.")
-]
+_Protocol = Annotated[str | None, protocol_option("Metrics and settings")]
 _Device = Annotated[str | None, device_option("Torch device of the metrics' networks.", show_default="the best here")]
 _Batch = Annotated[
     int | None,
