@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from textwrap import shorten
 from typing import Annotated
 
 import typer
@@ -57,6 +58,10 @@ def list_things(
         _print_about(name)
         return print_table(rows, _OF_DECODER)
     columns = _SHORT.get(kind, _COLUMNS[kind]) if console.is_terminal() else _COLUMNS[kind]
+    if columns is not _COLUMNS[kind]:
+        # One line a decoder, also at 80 columns.
+        room = console.stdout().width - max(len(row["name"]) for row in rows) - len("lossless") - 4
+        rows = [{**row, "summary": shorten(row["summary"], max(room, 20), placeholder=" ...")} for row in rows]
     print_table(rows, [one for one in columns if one != "source" or any(row.get("source") for row in rows)])
     if kind in _SHORT and console.is_terminal():
         console.say("Options, paper and equation of one: specbench list decoders sjd")
