@@ -39,7 +39,9 @@ def serve(hub: Hub, folder: Path, models: Sequence[str]) -> None:
 
 def _write(folder: Path, model: str) -> None:
     """The repositories of a model: its own, and one for each companion that stands in a folder of its name."""
+    import torch
     from checkpoints import llamagen, write
+    from safetensors.torch import save_file
 
     made = folder / "made"
     made.mkdir(parents=True)
@@ -48,6 +50,12 @@ def _write(folder: Path, model: str) -> None:
         llamagen.write_by_class(made, info.source.files[0])
     else:
         write(model, made)
+    if model == "liquid":  # whoever has no file of Meta's downloads the converted one
+        converted = made / info.companions[0].folder_name
+        converted.mkdir()
+        held = torch.load(made / "chameleon" / "vqgan.ckpt", weights_only=True)["state_dict"]
+        save_file(held, converted / "model.safetensors")
+        shutil.rmtree(made / "chameleon")
     for source in info.companions:
         own = made / source.folder_name
         target = folder / source.repo
