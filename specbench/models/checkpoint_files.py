@@ -227,21 +227,6 @@ def require_checkpoint(
         require_permission(*_asked(source, weights, revision, main))
 
 
-def find_snapshot(
-    source: Source, weights: str, revision: str | None, patterns: Sequence[str], download: bool
-) -> Path | None:
-    """Folder of a hub repository in the cache, with the files of `patterns` that it has; None where it is absent.
-
-    Raises:
-        SpecbenchError: exit code 5 where a download fails.
-    """
-    found = cached_snapshot(weights, revision, patterns)
-    if found or not download:
-        return found
-    fetch_all([repository_download(weights, revision, (), source.licence_of(weights), patterns)])
-    return cached_snapshot(weights, revision, patterns)
-
-
 def local_folder(weights: str | None) -> Path | None:
     """`weights` as a folder, None if it is a hub id or nothing."""
     if weights is None:

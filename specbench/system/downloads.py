@@ -218,7 +218,7 @@ def fetch_file(
     part = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = _lock_when_free(target.with_name(f".{target.name}.lock"), target.name)
+        lock = lock_when_free(target.with_name(f".{target.name}.lock"), target.name)
         try:
             if not (target.is_file() and matches(target, remote)):  # another process may have brought it meanwhile
                 _complete(remote, part, progress)
@@ -230,8 +230,8 @@ def fetch_file(
     return target
 
 
-def _lock_when_free(path: Path, name: str) -> int:
-    """Lock a file, after the process that holds it is done."""
+def lock_when_free(path: Path, name: str) -> int:
+    """Lock a file, after the process that holds it is done; `name` is what to say it waits for, nothing if empty."""
     from specbench.system.console import say
     from specbench.system.files import take_lock
 
