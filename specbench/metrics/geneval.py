@@ -116,11 +116,7 @@ class GenEval(JudgedMetric):
         alone = np.where(instance.mask[..., None], pixels, np.uint8(BACKGROUND))[y1:y2, x1:x2]
         size = self.clip.visual.image_size[0]
         seen = image_embeddings(self.clip, [normalised(short_side_centre(alone, size))], self.settings.device)
-        return GENEVAL_COLORS[int((self._color_embeddings(instance.label) @ seen[0]).argmax())]
-
-    def _color_embeddings(self, name: str) -> torch.Tensor:
-        """Embed the colours of an object by CLIP: unit vectors [10, d]."""
-        texts = [template.format(color=color, name=name) for color in GENEVAL_COLORS for template in TEMPLATES]
+        texts = [one.format(color=color, name=instance.label) for color in GENEVAL_COLORS for one in TEMPLATES]
         found = text_embeddings(self.clip, texts, self.settings.device)
         means = found.unflatten(0, (len(GENEVAL_COLORS), len(TEMPLATES))).mean(1)
-        return means / means.norm(dim=1, keepdim=True)
+        return GENEVAL_COLORS[int((means / means.norm(dim=1, keepdim=True) @ seen[0]).argmax())]

@@ -209,11 +209,9 @@ class OfficialCompBench(Metric):
         return {name: digest_of(file) for name, file in self._files.items()}
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return "line" in meta and (category in self._answers or self._combines(category, meta))
-
-    def _combines(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        """Whether an answer is combined from the answers of its parts."""
-        return category == "complex" and "complex/blip" in self._answers and str(meta.get("kind")) in THREE_IN_ONE
+        # An answer about a complex prompt may be combined from the answers of its parts.
+        parts = category == "complex" and "complex/blip" in self._answers and str(meta.get("kind")) in THREE_IN_ONE
+        return "line" in meta and (category in self._answers or parts)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
         number = official_line(sample.prompt_id, sample.meta) * self.samples + sample.sample

@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.system.version import __version__
@@ -44,6 +44,7 @@ BLOCK_BYTES = 1 << 18
 HUB = "https://huggingface.co"
 OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _CHUNK = 1 << 20
+_DIGESTS = "digests.json"
 _MAX_BYTES = 32 * 2**30
 """Size limit of files whose size is not known beforehand."""
 _SMALL_BYTES = 2**24
@@ -392,32 +393,19 @@ def sha256_of(path: Path) -> str:
     What changes with the content is remembered, never a file's name.
     """
     from specbench.system.console import say
-    from specbench.system.files import write_atomically
 
     key = _file_state(path)
     if path.stat().st_size <= _SMALL_BYTES:
         return digest_of(path).partition(":")[2]
-    if digest := _remembered_digests().get(key):
+    if digest := remembered(_DIGESTS).get(key):
         return digest
     if path.stat().st_size >= _LARGE_BYTES:
         say(f"computing the digest of {path} ({path.stat().st_size / 1e9:.1f} GB), once on this machine")
     digest = digest_of(path).partition(":")[2]
     if _file_state(path) == key:
         with suppress(SpecbenchError, OSError):  # it is computed again then
-            write_atomically(_digests_file(), json.dumps(_remembered_digests() | {key: digest}, indent=0).encode())
+            remember(_DIGESTS, {key: digest})
     return digest
-
-
-def _digests_file() -> Path:
-    return cache_folder() / "digests.json"
-
-
-def _remembered_digests() -> dict[str, str]:
-    try:
-        held = json.loads(_digests_file().read_text())
-    except (OSError, ValueError):
-        return {}
-    return held if isinstance(held, dict) else {}
 
 
 def _file_state(path: Path) -> str:
@@ -430,6 +418,22 @@ def cache_folder() -> Path:
     if own := os.environ.get("SPECBENCH_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
+
+
+def remembered(name: str) -> dict[str, Any]:
+    """What this machine keeps in the file `name` of the cache folder; empty where it is none of ours."""
+    try:
+        held = json.loads((cache_folder() / name).read_text())
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def remember(name: str, entries: Mapping[str, object]) -> None:
+    """Add `entries` to what `remembered` returns; a SpecbenchError where the cache cannot be written."""
+    from specbench.system.files import write_atomically
+
+    write_atomically(cache_folder() / name, json.dumps(remembered(name) | entries, indent=1).encode())
 
 
 def offline(env: Mapping[str, str] | None = None) -> bool:

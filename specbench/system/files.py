@@ -44,7 +44,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(aside, "wb", opener=_open_fresh) as file:
+            with open(aside, "wb", opener=lambda name, _: os.open(name, _FRESH, 0o666)) as file:
                 file.write(data)
                 file.flush()
                 _sync(file.fileno(), path.parent)
@@ -113,7 +113,9 @@ def take_lock(path: Path, busy: str) -> int:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = _owner(handle)
+            owner = ""
+            with suppress(OSError):  # it only helps people
+                owner = os.read(handle, 32).decode(errors="replace").strip()
             os.close(handle)
             raise SpecbenchError(f"{busy}{f' ({owner})' if owner else ''}", "wait until it is done") from None
         except OSError as error:
@@ -241,10 +243,6 @@ def data_folder(name: str) -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / name
 
 
-def _open_fresh(path: str, _flags: int) -> int:
-    return os.open(path, _FRESH, 0o666)
-
-
 def _sync(handle: int, folder: Path) -> None:
     try:
         os.fsync(handle)
@@ -252,13 +250,6 @@ def _sync(handle: int, folder: Path) -> None:
         if error.errno not in _LACKING:
             raise
         _warn(folder, "the last results may be lost in a power failure")
-
-
-def _owner(handle: int) -> str:
-    try:
-        return os.read(handle, 32).decode(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _syncs(folder: Path) -> bool:
