@@ -76,7 +76,7 @@ class Fid(ReferenceMetric):
 
     @cached_property
     def network(self) -> Inception:
-        path = checkpoints.require_weights_file("inception", self.settings.offline)
+        path = self.weights_file("inception")
         return load_inception(path, self.settings.device)
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:

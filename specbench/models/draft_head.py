@@ -244,11 +244,16 @@ def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:
 
 def save_head(head: EagleHead, folder: Path, extra: Mapping[str, object]) -> None:
     """Write `head` as float16 safetensors; `extra` entries go into config.json."""
+    kept = (*_shared(head.config).keys() - {"attn_implementation"}, "head_dim", "rope_parameters")
+    config = {name: getattr(head.config, name) for name in sorted(kept)} | {"num_hidden_layers": 1, **extra}
+    write_head(head, folder, config)
+
+
+def write_head(head: nn.Module, folder: Path, config: Mapping[str, object]) -> None:
+    """Write the files of a head of any kind."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().half().contiguous() for name, tensor in head.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    kept = (*_shared(head.config).keys() - {"attn_implementation"}, "head_dim", "rope_parameters")
-    config = {name: getattr(head.config, name) for name in sorted(kept)} | {"num_hidden_layers": 1, **extra}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

@@ -329,8 +329,8 @@ def test_features_of_older_preprocessing_are_not_used_again(published, tmp_path,
     ],
 )
 def test_every_network_of_several_says_which_version_prepared_its_images(name, function, monkeypatch):
+    monkeypatch.setattr(published_weights, "hub_folder", lambda *_: None)
     for module in (geneval, compbench_detected):
-        monkeypatch.setattr(module, "hub_folder", lambda *_: None)
         monkeypatch.setattr(module, "folder_identity", lambda _: "weights")
     monkeypatch.setattr(published_weights, "file_digest", lambda _: "digest")
     for module in (compbench, compbench_rules):
