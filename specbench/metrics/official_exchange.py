@@ -29,7 +29,7 @@ from specbench.metrics.scoring import run_images, score_with
 from specbench.prompts.public_files import COMPBENCH_CATEGORIES, official_row
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import image_name, read_meta
-from specbench.system.downloads import digest_of
+from specbench.system.digests import digest_of
 from specbench.system.files import blaming, read_regular
 from specbench.system.images import png_bytes
 from specbench.system.json_values import parse_json

@@ -14,19 +14,17 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models import first_use
 from specbench.models.checkpoint_files import Source, fetch_checkpoint, find_checkpoint, missing_checkpoint
 from specbench.models.hub_downloads import DIGESTS, REVISIONS, revision_of
+from specbench.system.digests import cache_folder, digest_of, sha256_of
 from specbench.system.downloads import (
     HUB,
     Download,
     Progress,
     Remote,
-    cache_folder,
-    digest_of,
     fetch_all,
     fetch_file,
     matches,
     offline,
     on_hub_endpoint,
-    sha256_of,
     size_of,
 )
 

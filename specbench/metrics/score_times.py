@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from specbench.errors import SpecbenchError
 from specbench.system.device_peaks import device_name
-from specbench.system.downloads import remember, remembered
+from specbench.system.digests import remember, remembered
 
 _TIMES = "score-times.json"
 

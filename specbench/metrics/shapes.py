@@ -30,7 +30,7 @@ from specbench.models.shapes import detector, features, reading_order, render, s
 from specbench.models.shapes.network import WEIGHTS
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, SceneRequest
 from specbench.stats import Difference, mean_of_estimates, proportion_interval
-from specbench.system.downloads import digest_of
+from specbench.system.digests import digest_of
 from specbench.system.json_values import parse_json
 
 CLIP_FOLDER = WEIGHTS / "clip"

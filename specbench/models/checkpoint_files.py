@@ -15,7 +15,8 @@ from pathlib import Path
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models import first_use
 from specbench.models.hub_downloads import cached_snapshot, repository_download, require_permission, revision_of
-from specbench.system.downloads import Download, fetch_all, offline, sha256_of
+from specbench.system.digests import sha256_of
+from specbench.system.downloads import Download, fetch_all, offline
 from specbench.system.files import files_named, read_error, read_regular
 from specbench.system.json_values import parse_json
 

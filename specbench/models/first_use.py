@@ -16,8 +16,9 @@ from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.system import console
-from specbench.system.downloads import cache_folder, is_on, lock_when_free, sha256_of
-from specbench.system.files import write_atomically
+from specbench.system.digests import cache_folder, sha256_of
+from specbench.system.downloads import is_on
+from specbench.system.files import lock_when_free, write_atomically
 
 PINNED_ONLY = "SPECBENCH_PINNED_ONLY"
 """Environment variable that forbids downloads at a commit that neither this project nor the user has named."""

@@ -18,7 +18,8 @@ from specbench.models.network_sizes import NetworkSize, stored_size
 from specbench.models.transformer.size import Size
 from specbench.specs.options import parse_size
 from specbench.specs.run_spec import Sampling
-from specbench.system.downloads import Download, offline, sha256_of
+from specbench.system.digests import sha256_of
+from specbench.system.downloads import Download, offline
 
 if TYPE_CHECKING:
     from specbench.prompts import Prompt

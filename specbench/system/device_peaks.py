@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.system.downloads import remember, remembered
+from specbench.system.digests import remember, remembered
 from specbench.system.environment import hardware, now
 from specbench.system.monitor import MachineMonitor, others_at_work
 

@@ -11,6 +11,7 @@ import fcntl
 import os
 import stat
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from specbench.errors import BAD_INPUT, FAILURE, SpecbenchError
-from specbench.system.console import one_line, warn
+from specbench.system.console import one_line, say, warn
 
 PACKAGE = Path(__file__).parents[1]
 _LACKING = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
@@ -131,6 +132,18 @@ def take_lock(path: Path, busy: str) -> int:
         os.ftruncate(handle, 0)
         os.write(handle, f"pid {os.getpid()}".encode())
     return handle
+
+
+def lock_when_free(path: Path, name: str) -> int:
+    """Lock a file, after the process that holds it is done; `name` is what to say it waits for, nothing if empty."""
+    while True:
+        try:
+            return take_lock(path, "")
+        except SpecbenchError:
+            if name:
+                say(f"{name} is being downloaded by another process; waiting for it")
+            name = ""
+            time.sleep(0.5)
 
 
 def read_regular(path: Path, limit: int, inside: Path | None = None) -> bytes:

@@ -278,7 +278,7 @@ STRICT = [
 
 @pytest.mark.parametrize("options", STRICT, ids=str)
 def test_any_stricter_acceptance_with_the_optimal_residual_is_lossless(options):
-    [result] = audit_decoders([resolve("sjd", options | {"residual": "optimal"})], samples=10_000)
+    [result] = audit_decoders([resolve("sjd", options | {"residual": "optimal"})], samples=6_000)
     assert result["verdict"] == "no deviation seen", result
 
 
@@ -390,7 +390,7 @@ def test_any_stricter_acceptance_is_lossless_on_any_tree(tree, seed, monkeypatch
     monkeypatch.setattr(Exact, "acceptance", damped)
     monkeypatch.setattr(Exact, "of_drafts", RatioTest.of_drafts)  # Exact's own is p/q
     options = {"tree": tree, "verifier": "exact"}
-    [result] = audit_decoders([resolve("eagle", options | {"residual": "optimal"})], samples=5_000, seed=seed)
+    [result] = audit_decoders([resolve("eagle", options | {"residual": "optimal"})], samples=3_000, seed=seed)
     assert result["verdict"] == "no deviation seen", result
     if tree == "chain":
         [result] = audit_decoders([resolve("eagle", options | {"residual": "standard"})], samples=5_000, seed=seed)

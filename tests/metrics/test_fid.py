@@ -67,7 +67,8 @@ def weights(tmp_path_factory):
 @pytest.fixture
 def published(weights, monkeypatch, tmp_path):
     """The calibrated file stands in for the published one, digest and all."""
-    from specbench.system.downloads import Remote, digest_of
+    from specbench.system.digests import digest_of
+    from specbench.system.downloads import Remote
 
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     entry = published_weights.Checkpoint("inception.pth", Remote("http://127.0.0.1:9/", digest_of(weights)), "test")

@@ -10,7 +10,8 @@ from drawn import drawn_run
 
 from specbench.metrics import score_times, scoring
 from specbench.metrics.base import Settings
-from specbench.system.downloads import Download, cache_folder, fetch_what_can_be_had, total_of
+from specbench.system.digests import cache_folder
+from specbench.system.downloads import Download, fetch_what_can_be_had, total_of
 
 
 class Notes(scoring.ScoreReporter):

@@ -23,7 +23,7 @@ from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch_che
 from specbench.models.checkpoint_layouts import find_marks
 from specbench.models.facts import ModelChoice
 from specbench.models.families.model_specs import MODELS
-from specbench.system import downloads
+from specbench.system import digests, downloads
 
 INFO = {info.name: info for info in MODELS}
 SOURCE = Source("the model", "owner/name", ("config.json",), "MIT")
@@ -44,13 +44,13 @@ def test_a_link_named_like_a_digest_forges_nothing(tmp_path):
 
 def test_a_large_file_is_read_once_and_again_once_it_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(downloads, "_SMALL_BYTES", 3)
-    path, reads, honest = tmp_path / "x", [], downloads.digest_of
-    monkeypatch.setattr(downloads, "digest_of", lambda path: reads.append(path) or honest(path))
+    monkeypatch.setattr(digests, "_SMALL_BYTES", 3)
+    path, reads, honest = tmp_path / "x", [], digests.digest_of
+    monkeypatch.setattr(digests, "digest_of", lambda path: reads.append(path) or honest(path))
     for content in (b"once", b"more"):
         path.write_bytes(content)
         for _ in range(3):
-            assert downloads.sha256_of(path) == hashlib.sha256(content).hexdigest()
+            assert digests.sha256_of(path) == hashlib.sha256(content).hexdigest()
     assert len(reads) == 2
 
 
