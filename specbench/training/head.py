@@ -92,7 +92,12 @@ def train(
     """
     tell = tell or (lambda *_: None)
     work = out / "training"
-    _claim(work, {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)})
+    wanted = {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)}
+    work.mkdir(parents=True, exist_ok=True)
+    plan_file = work / "plan.json"
+    if plan_file.is_file() and json.loads(plan_file.read_text()) != wanted:
+        raise SpecbenchError(f"{out} holds an unfinished training with other settings", "choose another --out")
+    plan_file.write_text(json.dumps(wanted, indent=2))
     store = FeatureStore(work / "features")
     images = corpus(model, plan.images, plan.seed, data)
     store.compute(model, images, plan.null, plan.seed, lambda done: tell("features", done, plan.images, ""))
@@ -103,15 +108,6 @@ def train(
     shutil.copyfile(work / "loss.jsonl", out / "loss.jsonl")
     shutil.rmtree(work)
     return trainer.head.eval()
-
-
-def _claim(work: Path, wanted: dict) -> None:
-    """Record the training in this folder, or reject a folder with another training."""
-    work.mkdir(parents=True, exist_ok=True)
-    plan_file = work / "plan.json"
-    if plan_file.is_file() and json.loads(plan_file.read_text()) != wanted:
-        raise SpecbenchError(f"{work.parent} holds an unfinished training with other settings", "choose another --out")
-    plan_file.write_text(json.dumps(wanted, indent=2))
 
 
 class HeadTrainer:
