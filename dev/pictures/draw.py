@@ -58,7 +58,7 @@ def gallery(path: Path) -> None:
     contact_sheet(summary.folders, path)
 
 
-def page_shot(path: Path, width: int, height: int, dark: bool) -> None:
+def page_shot(path: Path) -> None:
     """Upper part of the HTML report of the README's runs.
 
     Raises:
@@ -74,8 +74,8 @@ def page_shot(path: Path, width: int, height: int, dark: bool) -> None:
         subprocess.run(
             [
                 chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
-                f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--virtual-time-budget=20000",
-                f"--user-data-dir={folder}/profile", f"--window-size={width},{height}", f"--screenshot={path}",
+                "--blink-settings=preferredColorScheme=1", "--virtual-time-budget=20000",
+                f"--user-data-dir={folder}/profile", "--window-size=1280,1700", f"--screenshot={path}",
                 page.as_uri(),
             ],
             check=True, capture_output=True, timeout=240,
@@ -97,8 +97,7 @@ PICTURES: dict[Path, Callable[[Path], None]] = {
     RUNS / PICTURE: demo_sheet,
     RUNS / "speedups.svg": headline,
     Path("docs/assets/step.svg"): drawings.one_step,
-    RUNS / "page-light.png": partial(page_shot, width=1280, height=1700, dark=False),
-    RUNS / "page-dark.png": partial(page_shot, width=390, height=1700, dark=True),
+    RUNS / "page-light.png": page_shot,
     Path("results/speed/steps.png"): partial(program, command=("dev/speed/plot.py", "--out")),
     Path("results/shapes-training/curve.png"): partial(program, command=("-m", "dev.shapes.curve", "--folder")),
     REFERENCE / "gallery.png": gallery,

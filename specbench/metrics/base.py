@@ -150,14 +150,24 @@ class Metric:
         Raises:
             SpecbenchError: a requirement is missing and cannot be downloaded.
         """
-        from specbench.metrics import published_weights as checkpoints
-
         for problem in self.missing_packages():
             raise SpecbenchError(*problem, MISSING_PREREQUISITE)
         for repository in self.repositories.values():
-            checkpoints.hub_folder(repository, self.settings.offline)
+            self.network_folder(repository)
         for name in self.checkpoints:
-            checkpoints.require_weights_file(name, self.settings.offline)
+            self.weights_file(name)
+
+    def weights_file(self, name: str) -> Path:
+        """Path of one of the `checkpoints`, downloaded first if it is absent."""
+        from specbench.metrics import published_weights
+
+        return published_weights.require_weights_file(name, self.settings.offline)
+
+    def network_folder(self, repository: str) -> Path:
+        """Folder of one of the `repositories`, downloaded first if it is absent."""
+        from specbench.metrics import published_weights
+
+        return published_weights.hub_folder(repository, self.settings.offline)
 
     def downloads(self) -> list[Download]:
         """List what it needs, this disk lacks, and can be downloaded.

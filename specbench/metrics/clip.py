@@ -119,7 +119,7 @@ class Clip(CosineMetric):
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        path = checkpoints.require_weights_file(self.variant.checkpoint, self.settings.offline)
+        path = self.weights_file(self.variant.checkpoint)
         return load_openai(path, self.settings.device)
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:

@@ -65,9 +65,7 @@ class Cmmd(ReferenceMetric):
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        return load_openai(
-            checkpoints.require_weights_file(self.checkpoints[0], self.settings.offline), self.settings.device
-        )
+        return load_openai(self.weights_file(self.checkpoints[0]), self.settings.device)
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
         return normalised(self.prepare_image(pixels, self.network.visual.image_size[0]))

@@ -129,12 +129,12 @@ class BlipVqa(CategoryMetric):
 
     @cached_property
     def network(self) -> VqaNetwork:
-        weights = load_weights(checkpoints.require_weights_file("blip-vqa", self.settings.offline))
+        weights = load_weights(self.weights_file("blip-vqa"))
         return VqaNetwork(weights).float().eval().requires_grad_(False).to(self.settings.device)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer(checkpoints.require_weights_file("bert-vocabulary", self.settings.offline))
+        return Tokenizer(self.weights_file("bert-vocabulary"))
 
     @cached_property
     def phrases(self) -> Callable[[str], list[str]]:

@@ -23,7 +23,7 @@ from specbench.metrics.depth_anything import Depth, depth_input
 from specbench.metrics.geneval_rules import Found, details
 from specbench.metrics.openclip import OPENCLIP_PACKAGES
 from specbench.metrics.owlv2 import DUPLICATE, OWLV2_REPOSITORY, QUERY, THRESHOLD, Owl, owlv2_input
-from specbench.metrics.published_weights import folder_identity, hub_folder
+from specbench.metrics.published_weights import folder_identity
 
 Seen = Mapping[str, Sequence[Found]]
 
@@ -45,8 +45,7 @@ class Detected(CategoryMetric):
 
     def identity(self) -> Mapping[str, str]:
         weights = {
-            name: folder_identity(hub_folder(repository, self.settings.offline))
-            for name, repository in self.repositories.items()
+            name: folder_identity(self.network_folder(repository)) for name, repository in self.repositories.items()
         }
         return {
             **weights,
@@ -61,7 +60,7 @@ class Detected(CategoryMetric):
 
     @cached_property
     def detector(self) -> Owl:
-        return Owl(hub_folder(OWLV2_REPOSITORY, self.settings.offline), self.settings.device)
+        return Owl(self.network_folder(OWLV2_REPOSITORY), self.settings.device)
 
     @cached_property
     def grammar(self) -> rules.Grammar:
@@ -115,7 +114,7 @@ class Spatial3d(Detected):
 
     @cached_property
     def depth(self) -> Depth:
-        return Depth(hub_folder(DEPTH, self.settings.offline), self.settings.device)
+        return Depth(self.network_folder(DEPTH), self.settings.device)
 
     def judge(self, sample: Sample, names: Sequence[str], seen: Seen) -> float:
         near: list[np.ndarray] = []

@@ -76,7 +76,7 @@ class Fid(ReferenceMetric):
 
     @cached_property
     def network(self) -> Inception:
-        path = checkpoints.require_weights_file("inception", self.settings.offline)
+        path = self.weights_file("inception")
         return load_inception(path, self.settings.device)
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
@@ -278,7 +278,12 @@ def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], 
     units = np.unique(np.asarray(prompts), return_inverse=True)[1]
     if units.max() < 3 or reference.n < 4:
         return None
-    pairs = np.array([_halves(images, reference, units, rng) for _ in range(_SPLITS)])
+    pairs = np.empty((_SPLITS, 2))
+    for split in range(_SPLITS):
+        first = rng.permutation(units.max() + 1)[units] < (units.max() + 1) // 2
+        ours = rng.permutation(reference.n) < reference.n // 2
+        for half, (own, other) in enumerate(((first, ours), (~first, ~ours))):
+            pairs[split, half] = frechet_distance(Gaussian(images.features[own]), Gaussian(reference.features[other]))
     value = 2 * plug_in - pairs.mean()
     low = high = None
     if min(images.n, reference.n) // 2 > images.d:
@@ -286,16 +291,6 @@ def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], 
         reach = stats.t.ppf(0.975, _SPLITS) * spread
         low, high = float(value - reach), float(value + reach)
     return Extrapolated(float(value), low, high, float(plug_in - value))
-
-
-def _halves(images: Gaussian, reference: Gaussian, units: np.ndarray, rng: np.random.Generator) -> list[float]:
-    """FID of each half of the images to the half of the reference images that goes with it."""
-    first = rng.permutation(units.max() + 1)[units] < (units.max() + 1) // 2
-    ours = rng.permutation(reference.n) < reference.n // 2
-    return [
-        frechet_distance(Gaussian(images.features[half]), Gaussian(reference.features[other]))
-        for half, other in ((first, ours), (~first, ~ours))
-    ]
 
 
 def kid(images: np.ndarray, reference: np.ndarray) -> float:

@@ -28,7 +28,7 @@ from specbench.metrics.openclip import (
     short_side_centre,
     text_embeddings,
 )
-from specbench.metrics.published_weights import folder_identity, hub_folder
+from specbench.metrics.published_weights import folder_identity
 from specbench.stats import Difference, mean_of_estimates, proportion_interval
 
 GENEVAL_REPOSITORY = "facebook/mask2former-swin-small-coco-instance"
@@ -79,7 +79,7 @@ class GenEval(JudgedMetric):
 
     def identity(self) -> Mapping[str, str]:
         return {
-            "detector": folder_identity(hub_folder(GENEVAL_REPOSITORY, self.settings.offline)),
+            "detector": folder_identity(self.network_folder(GENEVAL_REPOSITORY)),
             "colors": checkpoints.CHECKPOINTS["clip-l14"].digest,
             "resize": described("short side 800, long side at most 1333, Pillow bilinear, padded", mask2former_input),
             **clip_versions(),
@@ -89,13 +89,13 @@ class GenEval(JudgedMetric):
     def detector(self) -> Callable[[Sequence[np.ndarray]], list[list[Instance]]]:
         from transformers import AutoConfig  # takes seconds
 
-        folder = hub_folder(GENEVAL_REPOSITORY, self.settings.offline)
+        folder = self.network_folder(GENEVAL_REPOSITORY)
         labels = AutoConfig.from_pretrained(folder, local_files_only=True).id2label
         return Mask2Former(folder, self.settings.device, dict(labels) | RENAMED)
 
     @cached_property
     def clip(self) -> torch.nn.Module:
-        return load_openai(checkpoints.require_weights_file("clip-l14", self.settings.offline), self.settings.device)
+        return load_openai(self.weights_file("clip-l14"), self.settings.device)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         detected = self.detector([sample.pixels for sample in samples])
@@ -116,11 +116,7 @@ class GenEval(JudgedMetric):
         alone = np.where(instance.mask[..., None], pixels, np.uint8(BACKGROUND))[y1:y2, x1:x2]
         size = self.clip.visual.image_size[0]
         seen = image_embeddings(self.clip, [normalised(short_side_centre(alone, size))], self.settings.device)
-        return GENEVAL_COLORS[int((self._color_embeddings(instance.label) @ seen[0]).argmax())]
-
-    def _color_embeddings(self, name: str) -> torch.Tensor:
-        """Embed the colours of an object by CLIP: unit vectors [10, d]."""
-        texts = [template.format(color=color, name=name) for color in GENEVAL_COLORS for template in TEMPLATES]
+        texts = [one.format(color=color, name=instance.label) for color in GENEVAL_COLORS for one in TEMPLATES]
         found = text_embeddings(self.clip, texts, self.settings.device)
         means = found.unflatten(0, (len(GENEVAL_COLORS), len(TEMPLATES))).mean(1)
-        return means / means.norm(dim=1, keepdim=True)
+        return GENEVAL_COLORS[int((means / means.norm(dim=1, keepdim=True) @ seen[0]).argmax())]

@@ -21,7 +21,7 @@ from PIL import Image
 
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, Sample, Score, column_difference, part_scores
-from specbench.metrics.published_weights import GENEVAL2_JUDGE, folder_identity, hub_folder
+from specbench.metrics.published_weights import GENEVAL2_JUDGE, folder_identity
 from specbench.stats import Difference, mean_interval
 
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -76,7 +76,7 @@ class GenEval2(Metric):
     packages: ClassVar = {"torchvision": "pip install torchvision"}
 
     def identity(self) -> Mapping[str, str]:
-        judge = folder_identity(hub_folder(GENEVAL2_JUDGE, self.settings.offline))
+        judge = folder_identity(self.network_folder(GENEVAL2_JUDGE))
         return {"judge": judge, **{name: version(name) for name in ("torch", "transformers", "torchvision")}}
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
@@ -84,7 +84,7 @@ class GenEval2(Metric):
 
     @cached_property
     def judge(self) -> Judge:
-        return QwenJudge.load(hub_folder(GENEVAL2_JUDGE, self.settings.offline), self.settings.device)
+        return QwenJudge.load(self.network_folder(GENEVAL2_JUDGE), self.settings.device)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
         asked, skills = sample.meta["vqa_list"], sample.meta["skills"]

@@ -63,9 +63,7 @@ class Hpsv2(CosineMetric):
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        return load_hpsv2(
-            published_weights.require_weights_file(self.checkpoints[0], self.settings.offline), self.settings.device
-        )
+        return load_hpsv2(self.weights_file(self.checkpoints[0]), self.settings.device)
 
     def preprocess(self, pixels: np.ndarray) -> Tensor:
         return hps_input(pixels)

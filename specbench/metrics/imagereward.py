@@ -55,12 +55,12 @@ class ImageReward(PerImageMetric):
 
     @cached_property
     def network(self) -> RewardNetwork:
-        weights = load_weights(checkpoints.require_weights_file("imagereward", self.settings.offline))
+        weights = load_weights(self.weights_file("imagereward"))
         return RewardNetwork(weights).float().eval().requires_grad_(False).to(self.settings.device)
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        return Tokenizer(checkpoints.require_weights_file("bert-vocabulary", self.settings.offline))
+        return Tokenizer(self.weights_file("bert-vocabulary"))
 
     def preprocess(self, pixels: np.ndarray) -> Tensor:
         return normalised(short_side_centre(pixels, self.network.vision.config.image_size))

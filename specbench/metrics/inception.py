@@ -251,13 +251,14 @@ class _Block(nn.Module):
                 self.chains.setdefault(branch, {}).setdefault(place[:1], []).append(name)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        parts = [part for chain in self.chains.values() for part in self._branch(list(chain.values()), x_BCHW)]
+        parts = []
+        for chain in self.chains.values():
+            *inner, last = chain.values()
+            x = x_BCHW
+            for (name,) in inner:
+                x = getattr(self, name)(x)
+            parts += [getattr(self, name)(x) for name in last]
         return torch.cat([*parts, self._pooled(x_BCHW)], 1)
-
-    def _branch(self, chain: list[list[str]], x: Tensor) -> list[Tensor]:
-        for (name,) in chain[:-1]:
-            x = getattr(self, name)(x)
-        return [getattr(self, name)(x) for name in chain[-1]]
 
     def _pooled(self, x: Tensor) -> Tensor:
         if self.pool == "reduce":

@@ -68,19 +68,14 @@ def instances(
     binary = masks > 0
     inside = (masks.sigmoid() * binary).flatten(1).sum(1) / (binary.flatten(1).sum(1) + 1e-6)
     scores = (best.values * inside[place]).tolist()
-    boxes, seen = _boxes(binary), binary.cpu().numpy()
+    (x1, x2), (y1, y2) = (_extent(binary.any(axis)) for axis in (1, 2))  # x2 is 0 for an empty mask
+    boxes, seen = list(map(tuple, torch.stack([x1, y1, x2, y2], 1).tolist())), binary.cpu().numpy()
     found = [
         Instance(labels[kind], score, boxes[slot], seen[slot])
         for kind, slot, score in zip(label.tolist(), place.tolist(), scores, strict=True)
         if boxes[slot][2] > 0
     ]
     return sorted(found, key=lambda one: -one.score)
-
-
-def _boxes(masks: Tensor) -> list[tuple[int, int, int, int]]:
-    """Bounding boxes of masks bool [n, H, W], int [n, 4]; x2 is 0 for an empty mask."""
-    (x1, x2), (y1, y2) = (_extent(masks.any(axis)) for axis in (1, 2))
-    return [tuple(box) for box in torch.stack([x1, y1, x2, y2], 1).tolist()]
 
 
 def _extent(marked: Tensor) -> tuple[Tensor, Tensor]:

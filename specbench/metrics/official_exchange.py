@@ -29,7 +29,7 @@ from specbench.metrics.scoring import run_images, score_with
 from specbench.prompts.public_files import COMPBENCH_CATEGORIES, official_row
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import image_name, read_meta
-from specbench.system.downloads import digest_of
+from specbench.system.digests import digest_of
 from specbench.system.files import blaming, read_regular
 from specbench.system.images import png_bytes
 from specbench.system.json_values import parse_json
@@ -209,11 +209,9 @@ class OfficialCompBench(Metric):
         return {name: digest_of(file) for name, file in self._files.items()}
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return "line" in meta and (category in self._answers or self._combines(category, meta))
-
-    def _combines(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        """Whether an answer is combined from the answers of its parts."""
-        return category == "complex" and "complex/blip" in self._answers and str(meta.get("kind")) in THREE_IN_ONE
+        # An answer about a complex prompt may be combined from the answers of its parts.
+        parts = category == "complex" and "complex/blip" in self._answers and str(meta.get("kind")) in THREE_IN_ONE
+        return "line" in meta and (category in self._answers or parts)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
         number = official_line(sample.prompt_id, sample.meta) * self.samples + sample.sample

@@ -21,7 +21,7 @@ from PIL import Image
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import PerImageMetric, Sample, Settings
-from specbench.system.downloads import cache_folder
+from specbench.system.digests import cache_folder
 
 PROGRAM = Path(__file__).with_name("authors_programs.py")
 

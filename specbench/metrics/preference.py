@@ -51,14 +51,14 @@ class PickScore(CosineMetric):
 
     def identity(self) -> Mapping[str, str]:
         return {
-            "weights": checkpoints.folder_identity(checkpoints.hub_folder(PICKSCORE_REPOSITORY, self.settings.offline)),
+            "weights": checkpoints.folder_identity(self.network_folder(PICKSCORE_REPOSITORY)),
             "transformers": version("transformers"),
             **super().identity(),
         }
 
     @cached_property
     def network(self) -> TransformersClip:
-        network = TransformersClip(checkpoints.hub_folder(PICKSCORE_REPOSITORY, self.settings.offline))
+        network = TransformersClip(self.network_folder(PICKSCORE_REPOSITORY))
         return network.requires_grad_(False).to(self.settings.device)
 
     @property
@@ -80,7 +80,7 @@ class Aesthetic(Clip):
 
     @cached_property
     def head(self) -> nn.Module:
-        weights = load_weights(checkpoints.require_weights_file("aesthetic", self.settings.offline))
+        weights = load_weights(self.weights_file("aesthetic"))
         return linear_layers(part_of(weights, "layers.")).requires_grad_(False)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:

@@ -6,6 +6,7 @@ A file is checked against its digest every time before anything in it is loaded.
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,18 +14,17 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models import first_use
 from specbench.models.checkpoint_files import Source, fetch_checkpoint, find_checkpoint, missing_checkpoint
 from specbench.models.hub_downloads import DIGESTS, REVISIONS, revision_of
+from specbench.system.digests import cache_folder, digest_of, sha256_of
 from specbench.system.downloads import (
+    HUB,
     Download,
     Progress,
     Remote,
-    cache_folder,
-    digest_of,
     fetch_all,
     fetch_file,
     matches,
     offline,
     on_hub_endpoint,
-    sha256_of,
     size_of,
 )
 
@@ -64,73 +64,17 @@ class Checkpoint:
         return f"specbench fetch {self.file}"
 
 
-def _openai(file: str, sha256: str) -> Checkpoint:
-    url = f"https://openaipublic.azureedge.net/clip/models/{sha256}/{file}"
-    return Checkpoint(file, Remote(url, f"sha256:{sha256}"), "MIT, OpenAI")
+def _published() -> dict[str, Checkpoint]:
+    """The files of `published_weights.toml` by name."""
+    found = {}
+    for name, one in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
+        repository, digest = one.get("repository"), f"sha256:{one['sha256']}" if "sha256" in one else ""
+        url = one.get("url") or f"{HUB}/{repository}/resolve/{REVISIONS[repository]}/{one['file']}"
+        found[name] = Checkpoint(one["file"], Remote(url, digest, one.get("size")), one["licence"])
+    return found
 
 
-def _hub(file: str, repository: str, sha256: str, size: int, licence: str) -> Checkpoint:
-    url = f"https://huggingface.co/{repository}/resolve/{REVISIONS[repository]}/{file}"
-    return Checkpoint(file, Remote(url, f"sha256:{sha256}", size), licence)
-
-
-CHECKPOINTS: dict[str, Checkpoint] = {
-    "inception": Checkpoint(
-        "weights-inception-2015-12-05-6726825d.pth",
-        Remote(
-            "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/"
-            "weights-inception-2015-12-05-6726825d.pth",
-            "sha256:6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
-            95_628_359,
-        ),
-        "Apache-2.0, Google",
-    ),
-    "clip-b16": _openai("ViT-B-16.pt", "5806e77cd80f8b59890b7e101eabd078d9fb84e6937f9e85e4ecb61988df416f"),
-    "clip-b32": _openai("ViT-B-32.pt", "40d365715913c9da98579312b702a82c18be219cc2a73407c4526f58eba950af"),
-    "clip-l14": _openai("ViT-L-14.pt", "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836"),
-    "clip-l14-336": _openai("ViT-L-14-336px.pt", "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02"),
-    "hpsv2-v2.1": _hub(
-        "HPS_v2.1_compressed.pt", "xswu/HPSv2", "c57a38fb4a2f7e7c15bf00da2ea377cdf165448b4dd1052a484c215a998c9837",
-        1_972_490_005, "Apache-2.0, the HPSv2 authors",
-    ),
-    "hpsv2-v2.0": _hub(
-        "HPS_v2_compressed.pt", "xswu/HPSv2", "07cb0d20626232204ca3a6ec53ff5984e7e53212a8a7b0e0ec2bac1bdaf125a1",
-        1_972_484_501, "Apache-2.0, the HPSv2 authors",
-    ),
-    "imagereward": _hub(
-        "ImageReward.pt", "zai-org/ImageReward", "d71dc8d4912bc633c06ab8ef1ef6a81e8199d4369f14b47b29baf1d19de561f6",
-        1_786_880_927, "Apache-2.0, THUDM",
-    ),
-    "aesthetic": Checkpoint(
-        "sac+logos+ava1-l14-linearMSE.pth",
-        Remote(
-            "https://raw.githubusercontent.com/christophschuhmann/improved-aesthetic-predictor/"
-            "6934dd81792f086e613a121dbce43082cb8be85e/sac+logos+ava1-l14-linearMSE.pth",
-            "sha256:21dd590f3ccdc646f0d53120778b296013b096a035a2718c9cb0d511bff0f1e0",
-            3_714_759,
-        ),
-        "Apache-2.0, Christoph Schuhmann",
-    ),
-    "blip-vqa": Checkpoint(
-        "model_base_vqa_capfilt_large.pth",
-        Remote(
-            "https://storage.googleapis.com/sfr-vision-language-research/BLIP/models/"
-            "model_base_vqa_capfilt_large.pth",
-            "",
-        ),
-        "BSD-3-Clause, Salesforce",
-    ),
-    "bert-vocabulary": Checkpoint(
-        "bert-base-uncased-vocab.txt",
-        Remote(
-            "https://huggingface.co/google-bert/bert-base-uncased/resolve/"
-            "86b5e0934494bd15c9632b12f734a8a67f723594/vocab.txt",
-            "sha256:07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
-            231_508,
-        ),
-        "Apache-2.0, Google",
-    ),
-}  # fmt: skip
+CHECKPOINTS = _published()
 
 
 def missing_file(name: str) -> Download | None:

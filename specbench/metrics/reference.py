@@ -18,7 +18,8 @@ from specbench.metrics.base import Metric, Sample, Settings, paired_features
 from specbench.metrics.read_ahead import read_ahead
 from specbench.prompts import public
 from specbench.stats import Difference, Estimate, mean_difference, mean_interval
-from specbench.system.downloads import Download, cache_folder, digest_of
+from specbench.system.digests import cache_folder, digest_of
+from specbench.system.downloads import Download
 from specbench.system.files import write_atomically
 from specbench.system.images import pictures_in, read_picture
 

@@ -80,15 +80,13 @@ def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object
         prompt_ids: prompt of each image of the run.
     """
     per_prompt = len(prompt_ids) / max(1, prompt_ids.nunique())
-    return [_to_show(row, row["n"] / max(1.0, per_prompt)) for row in read_scores(folder)]
-
-
-def _to_show(row: dict[str, object], prompts: float) -> dict[str, object]:
-    shown = without_few(Estimate(row["value"], row["low"], row["high"]), prompts)
-    alone = row["n"] == 1  # one image never has an interval to leave out
-    few = alone or shown.low != row["low"]
-    needed = prompts_for_change(shown, prompts)
-    return row | {"low": shown.low, "high": shown.high, "too_few": few, "prompts_needed": needed}
+    scores = read_scores(folder)
+    for row in scores:
+        prompts, alone = row["n"] / max(1.0, per_prompt), row["n"] == 1  # one image has no interval to leave out
+        shown = without_few(Estimate(row["value"], row["low"], row["high"]), prompts)
+        row["prompts_needed"] = prompts_for_change(shown, prompts)
+        row |= {"low": shown.low, "high": shown.high, "too_few": alone or shown.low != row["low"]}
+    return scores
 
 
 def image_features(folder: Path, metric: Metric) -> pd.DataFrame:

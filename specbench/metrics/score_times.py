@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.system.device_peaks import device_name
-from specbench.system.downloads import cache_folder
-from specbench.system.files import write_atomically
+from specbench.system.digests import remember, remembered
+
+_TIMES = "score-times.json"
 
 
 class Stopwatch:
@@ -35,9 +34,8 @@ class Stopwatch:
         """Keep the seconds per image of every metric."""
         share = (time.perf_counter() - self._start) / max(sum(self._took.values()), 1e-9)
         here = {name: share * took / self._images[name] for name, took in self._took.items()}
-        held, name = _kept(), device_name(self._device)
         with suppress(SpecbenchError):  # a cache that cannot be written stops nobody
-            write_atomically(_file(), json.dumps(held | {name: held.get(name, {}) | here}, indent=1).encode())
+            remember(_TIMES, {device_name(self._device): _paces(self._device) | here})
 
 
 def expected_seconds(images: Mapping[str, int], device: str) -> float | None:
@@ -46,18 +44,11 @@ def expected_seconds(images: Mapping[str, int], device: str) -> float | None:
     Args:
         images: to be scored, by metric.
     """
-    paces = _kept().get(device_name(device), {})
+    paces = _paces(device)
     missing = [name for name, number in images.items() if number and name not in paces]
     return None if missing else sum(paces[name] * number for name, number in images.items() if number)
 
 
-def _file() -> Path:
-    return cache_folder() / "score-times.json"
-
-
-def _kept() -> dict[str, dict[str, float]]:
-    try:
-        held = json.loads(_file().read_text())
-        return {name: {metric: float(pace) for metric, pace in paces.items()} for name, paces in held.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {}
+def _paces(device: str) -> dict[str, float]:
+    found = remembered(_TIMES).get(device_name(device))
+    return {name: pace for name, pace in found.items() if isinstance(pace, float)} if isinstance(found, dict) else {}

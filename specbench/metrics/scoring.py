@@ -316,8 +316,12 @@ def score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRep
             for task in tasks:
                 reporter.finish(images.name, task.metric.name)
         for task in tasks:
-            with _blamed(task.metric):
-                _write_scores(images.folder, task)
+            metric, accepted = task.metric, task.wanted
+            with _blamed(metric):
+                task.log.compact()
+                stale = task.missing or task.known != len(accepted)
+                if stale or not scores_are_current(images.folder, metric, accepted):
+                    write_run_scores(images.folder, metric, accepted)
     outcomes = {task.metric.name: task.outcome(images.name) for task in tasks}
     skipped = {name: Scored(images.name, name, 0, 0, _unfit(images)) for name in wanted}
     return list((skipped | outcomes).values())
@@ -407,14 +411,6 @@ def _feature_rows(metric: Metric, images: Sequence[_Image]) -> Iterator[dict[str
             "started_at": row.started_at,
             "category": sample.category,
         }
-
-
-def _write_scores(folder: Path, task: _Task) -> None:
-    """Write the run's scores by one metric, unless they are current."""
-    metric, wanted = task.metric, task.wanted
-    task.log.compact()
-    if task.missing or task.known != len(wanted) or not scores_are_current(folder, metric, wanted):
-        write_run_scores(folder, metric, wanted)
 
 
 def _accepted(rows: pd.DataFrame, metric: Metric) -> Iterator[bool]:

@@ -30,7 +30,7 @@ from specbench.models.shapes import detector, features, reading_order, render, s
 from specbench.models.shapes.network import WEIGHTS
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, SceneRequest
 from specbench.stats import Difference, mean_of_estimates, proportion_interval
-from specbench.system.downloads import digest_of
+from specbench.system.digests import digest_of
 from specbench.system.json_values import parse_json
 
 CLIP_FOLDER = WEIGHTS / "clip"
@@ -135,7 +135,12 @@ class ShapesFrechet(Metric):
             return Gaussian(own.features(whole, self.extract, self.feature_identity(), self.batch))
         scenes = sorted({str(text) for text in statistics["scene"]})
         for text in scenes:
-            _require_scene(text)
+            try:
+                sound = read_request({"scene": parse_json(text)}) is not None
+            except ValueError:
+                sound = False
+            if not sound:
+                raise damaged_features("a scene is malformed")
         key = [dict(self.feature_identity()), _rendered(), scenes]
         return Gaussian(kept_features(key, lambda: self._of_renders(scenes)))
 
@@ -153,16 +158,6 @@ class ShapesFrechet(Metric):
         pictures = list(true_pictures(scenes, -(-RENDERS // len(scenes))))
         starts = range(0, len(pictures), self.batch)
         return np.concatenate([self.extract(pictures[start : start + self.batch]) for start in starts])
-
-
-def _require_scene(text: str) -> None:
-    """Refuse a stored scene that is not one of JSON."""
-    try:
-        sound = read_request({"scene": parse_json(text)}) is not None
-    except ValueError:
-        sound = False
-    if not sound:
-        raise damaged_features("a scene is malformed")
 
 
 def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:

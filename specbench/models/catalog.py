@@ -14,7 +14,7 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
 from specbench.models.eight_bits import quantise_network, require_torchao
 from specbench.models.facts import ModelChoice, ModelFacts
 from specbench.models.families.model_specs import MODELS
-from specbench.models.hub_model import HubModel
+from specbench.models.hub_model import RELEASED, HubModel
 from specbench.models.transformer.size import Size, llama_size
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
@@ -72,12 +72,10 @@ class ModelInfo(ModelFacts):
 
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelInfo:
         """Reject other weights, which these models do not support."""
-        if choice.released_rows:
-            raise SpecbenchError(f"--guidance-rows released: '{self.name}' has one unconditional prompt", "omit it")
-        if choice.released_prompt:
-            raise SpecbenchError(f"--prompt-form released: '{self.name}' has one form of prompt", "omit it")
-        if choice.released_guidance:
-            raise SpecbenchError(f"--guidance-schedule released: '{self.name}' has a constant scale", "omit it")
+        for name in RELEASED:
+            if getattr(choice, name) == "released":
+                what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
+                raise SpecbenchError(what, "omit it")
         if choice.weights or choice.revision or choice.random or choice.tiny or choice.size:
             raise SpecbenchError(
                 f"model '{self.name}' has one set of weights and one size",

@@ -15,7 +15,8 @@ from pathlib import Path
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models import first_use
 from specbench.models.hub_downloads import cached_snapshot, repository_download, require_permission, revision_of
-from specbench.system.downloads import Download, fetch_all, offline, sha256_of
+from specbench.system.digests import sha256_of
+from specbench.system.downloads import Download, fetch_all, offline
 from specbench.system.files import files_named, read_error, read_regular
 from specbench.system.json_values import parse_json
 
@@ -225,21 +226,6 @@ def require_checkpoint(
         find_checkpoint(source, weights, revision, main)
     except SpecbenchError:
         require_permission(*_asked(source, weights, revision, main))
-
-
-def find_snapshot(
-    source: Source, weights: str, revision: str | None, patterns: Sequence[str], download: bool
-) -> Path | None:
-    """Folder of a hub repository in the cache, with the files of `patterns` that it has; None where it is absent.
-
-    Raises:
-        SpecbenchError: exit code 5 where a download fails.
-    """
-    found = cached_snapshot(weights, revision, patterns)
-    if found or not download:
-        return found
-    fetch_all([repository_download(weights, revision, (), source.licence_of(weights), patterns)])
-    return cached_snapshot(weights, revision, patterns)
 
 
 def local_folder(weights: str | None) -> Path | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,12 @@ from specbench.models.checkpoint_files import (
     Source,
     fetch_checkpoint,
     find_checkpoint,
-    find_snapshot,
     local_folder,
     missing_checkpoint,
     require_checkpoint,
 )
-from specbench.system.downloads import Download
+from specbench.models.hub_downloads import cached_snapshot, repository_download
+from specbench.system.downloads import Download, fetch_all
 from specbench.system.files import read_regular
 from specbench.system.json_values import parse_json
 
@@ -102,17 +102,8 @@ def _holds(folder: Path, prefix: str) -> bool | None:
         return None
 
 
-def _has_head_norms(folder: Path) -> bool:
-    """Emu3.5 has the model type of Emu3, which has no norms of queries and keys."""
-    return bool(_holds(folder, "model.layers.0.self_attn.q_norm."))
-
-
 def _any(*patterns: str) -> Callable[[Path], bool]:
     return lambda folder: any(next(folder.glob(pattern), None) for pattern in patterns)
-
-
-def _any_of(*tests: Callable[[Path], bool]) -> Callable[[Path], bool]:
-    return lambda folder: any(test(folder) for test in tests)
 
 
 LAYOUTS = {
@@ -120,12 +111,19 @@ LAYOUTS = {
     "janus-deepseek": LayoutMark(
         "janus", "janus or janus-7b", "Janus-Pro as deepseek-ai publishes it", _model_type("multi_modality")
     ),
+    # Emu3.5 has the model type of Emu3, which has no norms of queries and keys.
     "emu3.5": LayoutMark(
-        "emu35", "emu3.5", "Emu3.5", lambda folder: _model_type("Emu3")(folder) and _has_head_norms(folder)
+        "emu35",
+        "emu3.5",
+        "Emu3.5",
+        lambda folder: _model_type("Emu3")(folder) and bool(_holds(folder, "model.layers.0.self_attn.q_norm.")),
     ),
     "emu3": LayoutMark("emu3", "emu3", "Emu3 converted for transformers", _model_type("emu3")),
     "emu3-baai": LayoutMark(
-        "emu3", "emu3", "Emu3 as BAAI publishes it", _any_of(_model_type("Emu3"), _any("emu3.tiktoken"))
+        "emu3",
+        "emu3",
+        "Emu3 as BAAI publishes it",
+        lambda folder: _model_type("Emu3")(folder) or _any("emu3.tiktoken")(folder),
     ),
     "lumina2": LayoutMark("lumina2", "lumina2", "Lumina-mGPT 2.0", _chameleon(decodes=None)),
     "anole": LayoutMark("anole", "anole", "Anole converted for transformers", _chameleon(decodes=True)),
@@ -161,63 +159,67 @@ def find_marks(source: Source, repo: str, revision: str | None, download: bool) 
     Raises:
         SpecbenchError: exit code 5 where a download fails; exit code 2 for what is no hub id.
     """
-    return find_snapshot(source, repo, revision, _MARKS, download)
+    found = cached_snapshot(repo, revision, _MARKS)
+    if found or not download:
+        return found
+    fetch_all([repository_download(repo, revision, (), source.licence_of(repo), _MARKS)])
+    return cached_snapshot(repo, revision, _MARKS)
 
 
-def locate(
-    model: str, family: str, layouts: Sequence[Layout], weights: str | None, revision: str | None, download: bool
-) -> tuple[CheckpointFiles, ...]:
-    """All files of a model, its language model's first.
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of a model as a user asks for them.
 
-    Args:
-        model: name of the model, for messages.
+    Attributes:
+        model: its name, for messages.
         family: whose layouts these are; the first is the one that is used by default.
         weights: a folder or a hub id that takes the place of the first layout's language model.
-        download: whether what is not on this disk may be downloaded.
-
-    Raises:
-        SpecbenchError: exit code 5, naming what is missing; exit code 2 where the files are of another family.
+        revision: of the hub repository.
     """
-    get = fetch_checkpoint if download else find_checkpoint
-    main, *companions = _choose(model, family, layouts, weights, revision, download).sources
-    return (get(main, weights, revision), *(get(source, weights, main=False) for source in companions))
 
+    model: str
+    family: str
+    layouts: tuple[Layout, ...]
+    weights: str | None
+    revision: str | None
 
-def missing_files(
-    model: str, family: str, layouts: Sequence[Layout], weights: str | None, revision: str | None
-) -> list[Download]:
-    """What `locate` would download; arguments and errors as there."""
-    main, *companions = _choose(model, family, layouts, weights, revision, download=True).sources
-    found = [missing_checkpoint(main, weights, revision)]
-    found += [missing_checkpoint(source, weights, main=False) for source in companions]
-    return [one for one in found if one]
+    def locate(self, download: bool) -> tuple[CheckpointFiles, ...]:
+        """All files, the language model's first, with `download` after fetching what is not on this disk.
 
+        Raises:
+            SpecbenchError: exit code 5, naming what is missing; exit code 2 where the files are of another family.
+        """
+        get = fetch_checkpoint if download else find_checkpoint
+        return tuple(get(*asked) for asked in self._asked(download))
 
-def require_known(
-    model: str, family: str, layouts: Sequence[Layout], weights: str | None, revision: str | None
-) -> None:
-    """Check that every file is on this disk or of a known revision; arguments and errors as of `locate`."""
-    main, *companions = _choose(model, family, layouts, weights, revision, download=False).sources
-    require_checkpoint(main, weights, revision)
-    for source in companions:
-        require_checkpoint(source, weights, main=False)
+    def missing(self) -> list[Download]:
+        """What `locate` would download; errors as there."""
+        return [found for asked in self._asked(download=True) if (found := missing_checkpoint(*asked))]
 
+    def require_known(self) -> None:
+        """Check that every file is on this disk or of a known revision; errors as of `locate`."""
+        for asked in self._asked(download=False):
+            require_checkpoint(*asked)
 
-def _choose(
-    model: str, family: str, layouts: Sequence[Layout], weights: str | None, revision: str | None, download: bool
-) -> Layout:
-    if weights is None:
-        return layouts[0]
-    folder = local_folder(weights)
-    if folder is None:
-        for layout in layouts:
-            if layout.sources[0].repo == weights:
-                return layout
-        download = download and len(layouts) > 1
-        folder = find_marks(layouts[0].sources[0], weights, revision, download)
-    name = recognise(folder) if folder else None
-    if name and LAYOUTS[name].family != family:
-        raise SpecbenchError(
-            f"--weights {weights}: holds {LAYOUTS[name].what}, not '{model}'", f"use --model {LAYOUTS[name].models}"
-        )
-    return next((layout for layout in layouts if layout.name == name), layouts[0])
+    def _asked(self, download: bool) -> list[tuple[Source, str | None, str | None, bool]]:
+        """Arguments of `find_checkpoint` for each source of the layout at hand."""
+        main, *companions = self._layout(download).sources
+        return [(main, self.weights, self.revision, True), *((one, self.weights, None, False) for one in companions)]
+
+    def _layout(self, download: bool) -> Layout:
+        if self.weights is None:
+            return self.layouts[0]
+        folder = local_folder(self.weights)
+        if folder is None:
+            for layout in self.layouts:
+                if layout.sources[0].repo == self.weights:
+                    return layout
+            download = download and len(self.layouts) > 1
+            folder = find_marks(self.layouts[0].sources[0], self.weights, self.revision, download)
+        name = recognise(folder) if folder else None
+        if name and LAYOUTS[name].family != self.family:
+            raise SpecbenchError(
+                f"--weights {self.weights}: holds {LAYOUTS[name].what}, not '{self.model}'",
+                f"use --model {LAYOUTS[name].models}",
+            )
+        return next((layout for layout in self.layouts if layout.name == name), self.layouts[0])

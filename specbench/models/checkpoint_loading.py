@@ -29,35 +29,31 @@ def read_tensors(found: CheckpointFiles) -> dict[str, Tensor]:
         SpecbenchError: a damaged file, or a name stored twice.
     """
     tensors: dict[str, Tensor] = {}
-    readers = {".safetensors": _read_safetensors, ".jit": _read_script}
+
     for path in found.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit"):
-        held = readers.get(path.suffix, _read_pickle)(found.source, path)
+        held = _read_file(found.source, path)
         if twice := tensors.keys() & held.keys():
             raise SpecbenchError(f"{path}: '{min(twice)}' is also in another file of {found.source.what}")
         tensors |= held
     return tensors
 
 
-def _read_safetensors(source: Source, path: Path) -> dict[str, Tensor]:
-    with source.blaming(path), safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def _read_pickle(source: Source, path: Path) -> dict[str, Tensor]:
-    # Training scripts like to store their parsed arguments beside the weights.
-    with source.blaming(path), torch.serialization.safe_globals([argparse.Namespace]):
-        held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+def _read_file(source: Source, path: Path) -> dict[str, Tensor]:
+    with source.blaming(path):
+        if path.suffix == ".jit":
+            return read_script_tensors(path)
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        # Training scripts like to store their parsed arguments beside the weights.
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     for name in ("model", "module", "state_dict"):
         if isinstance(held, dict) and isinstance(held.get(name), dict):
             held = held[name]
     if not isinstance(held, dict):
         raise source.damaged(path, TypeError("no state dict inside"))
     return {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
-
-
-def _read_script(source: Source, path: Path) -> dict[str, Tensor]:
-    with source.blaming(path):
-        return read_script_tensors(path)
 
 
 def read_model_config(found: CheckpointFiles, kind: type):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -206,7 +207,8 @@ def load_head(found: CheckpointFiles) -> EagleHead:
     """
     config_file, weights = found.paths
     with blaming(weights, *NO_HEAD):
-        read = load_file if weights.suffix == ".safetensors" else _load_pickle
+        safe = weights.suffix == ".safetensors"
+        read = load_file if safe else partial(torch.load, map_location="cpu", weights_only=True)
         tensors = {name.removeprefix("model."): tensor.float() for name, tensor in read(weights).items()}
     with blaming(config_file, *NO_HEAD):
         stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
@@ -216,7 +218,11 @@ def load_head(found: CheckpointFiles) -> EagleHead:
         _spread_norms(tensors, config)
         with torch.device("meta"):  # sizes are only as credible as the tensors
             head = EagleHead(config, _INPUT_NORM in tensors, _QUERY_NORM in tensors)
-        _check_tensors(head, tensors, weights)
+        expected = head.state_dict()
+        odd = sorted(expected.keys() ^ tensors.keys())
+        odd += sorted(n for n in expected.keys() & tensors.keys() if expected[n].shape != tensors[n].shape)
+        if odd:
+            raise SpecbenchError(f"{weights}: not an EAGLE-1 head, see its tensor {odd[0]}")
         head.load_state_dict(tensors, assign=True)
         renew_rotary(head)
         head.published_as = str(stored.get("input_type", ""))
@@ -236,25 +242,18 @@ def _spread_norms(tensors: dict[str, Tensor], config: LlamaConfig) -> None:
                 tensors[norm] = tensors[norm].repeat_interleave(max(count // len(tensors[norm]), 1), dim=0)
 
 
-def _load_pickle(path: Path) -> Mapping[str, Tensor]:
-    return torch.load(path, map_location="cpu", weights_only=True)
-
-
-def _check_tensors(head: EagleHead, tensors: Mapping[str, Tensor], source: Path) -> None:
-    expected = head.state_dict()
-    odd = sorted(expected.keys() ^ tensors.keys())
-    odd += sorted(n for n in expected.keys() & tensors.keys() if expected[n].shape != tensors[n].shape)
-    if odd:
-        raise SpecbenchError(f"{source}: not an EAGLE-1 head, see its tensor {odd[0]}")
-
-
 def save_head(head: EagleHead, folder: Path, extra: Mapping[str, object]) -> None:
     """Write `head` as float16 safetensors; `extra` entries go into config.json."""
+    kept = (*_shared(head.config).keys() - {"attn_implementation"}, "head_dim", "rope_parameters")
+    config = {name: getattr(head.config, name) for name in sorted(kept)} | {"num_hidden_layers": 1, **extra}
+    write_head(head, folder, config)
+
+
+def write_head(head: nn.Module, folder: Path, config: Mapping[str, object]) -> None:
+    """Write the files of a head of any kind."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().half().contiguous() for name, tensor in head.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    kept = (*_shared(head.config).keys() - {"attn_implementation"}, "head_dim", "rope_parameters")
-    config = {name: getattr(head.config, name) for name in sorted(kept)} | {"num_hidden_layers": 1, **extra}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 

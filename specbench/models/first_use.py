@@ -7,18 +7,18 @@ that was used, for people to read. A file that differs later is refused; where `
 
 from __future__ import annotations
 
-import fcntl
 import json
+import os
 import time
 import tomllib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.system import console
-from specbench.system.downloads import cache_folder, is_on, sha256_of
-from specbench.system.files import write_atomically
+from specbench.system.digests import cache_folder, sha256_of
+from specbench.system.downloads import is_on
+from specbench.system.files import lock_when_free, write_atomically
 
 PINNED_ONLY = "SPECBENCH_PINNED_ONLY"
 """Environment variable that forbids downloads at a commit that neither this project nor the user has named."""
@@ -67,13 +67,17 @@ def keep(repo: str, commit: str, root: Path, paths: Iterable[Path]) -> None:
     if digests.keys() <= known["files"].keys():
         return
     try:
-        with _alone():
+        kept_file().parent.mkdir(parents=True, exist_ok=True)
+        lock = lock_when_free(kept_file().with_suffix(".lock"), "")
+        try:
             held = _kept()
             today = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             entry = held.setdefault(repo, {"commit": commit, "first_used": today, "files": {}})
             if entry["commit"] == commit:
                 entry["files"] |= digests
                 write_atomically(kept_file(), _toml(held).encode())
+        finally:
+            os.close(lock)
     except (OSError, SpecbenchError) as error:  # a cache that cannot be written stops nobody
         console.warn(f"the first use of {repo} cannot be kept: {error}")
 
@@ -89,16 +93,6 @@ def say_moved(repo: str, commit: str) -> None:
     if newest != commit:
         at, now = commit[:12], newest[:12]
         console.say(f"{repo}: used at {at}, its first use here; main is at {now} now (--revision main)")
-
-
-@contextmanager
-def _alone() -> Iterator[None]:
-    """Keep other processes from writing the file meanwhile."""
-    kept_file().parent.mkdir(parents=True, exist_ok=True)
-    with kept_file().with_suffix(".lock").open("w") as lock:
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _kept() -> dict[str, dict]:

@@ -11,24 +11,22 @@ from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder, read_json
-from specbench.models.checkpoint_layouts import Layout, find_marks, locate, missing_files, recognise, require_known
+from specbench.models.checkpoint_layouts import Layout, ModelFiles, find_marks, recognise
 from specbench.models.eight_bits import require_torchao
 from specbench.models.facts import AS_PUBLISHED, BYTES, TINY_BEFORE, TINY_GRID, ModelChoice, ModelFacts
 from specbench.models.network_sizes import NetworkSize, stored_size
 from specbench.models.transformer.size import Size
 from specbench.specs.options import parse_size
 from specbench.specs.run_spec import Sampling
-from specbench.system.downloads import Download, offline, sha256_of
+from specbench.system.digests import sha256_of
+from specbench.system.downloads import Download, offline
 
 if TYPE_CHECKING:
     from specbench.prompts import Prompt
 
-RELEASED_ROWS = ("lumina", "anole")
-"""Families whose unconditional prompt differs in SJD's and GSD's released code."""
-RELEASED_PROMPTS = ("anole",)
-"""Families whose prompt differs in SJD's released script."""
-RELEASED_GUIDANCE = ("lumina2",)
-"""Families whose code changes the guidance scale that it is given."""
+
+RELEASED = {"guidance_rows": ("lumina", "anole"), "prompt_form": ("anole",), "guidance_schedule": ("lumina2",)}
+"""Families whose released code, or that of SJD and GSD, differs from the official form, by the choice of that form."""
 
 
 @dataclass(frozen=True)
@@ -126,21 +124,12 @@ class HubModel(ModelFacts):
             raise SpecbenchError(
                 f"--revision {choice.revision}: --weights {choice.weights} is a folder, not a hub repository"
             )
-        if choice.released_rows and self.family not in RELEASED_ROWS:
-            raise SpecbenchError(
-                f"--guidance-rows released: SJD's and GSD's code have no other rows for '{self.name}'",
-                f"it is for models of these families: {', '.join(RELEASED_ROWS)}",
-            )
-        if choice.released_prompt and self.family not in RELEASED_PROMPTS:
-            raise SpecbenchError(
-                f"--prompt-form released: SJD's script has no other prompt for '{self.name}'",
-                f"it is for models of these families: {', '.join(RELEASED_PROMPTS)}",
-            )
-        if choice.released_guidance and self.family not in RELEASED_GUIDANCE:
-            raise SpecbenchError(
-                f"--guidance-schedule released: the code of '{self.name}' guides at the scale that it is given",
-                f"it is for models of these families: {', '.join(RELEASED_GUIDANCE)}",
-            )
+        for name, families in RELEASED.items():
+            if getattr(choice, name) == "released" and self.family not in families:
+                raise SpecbenchError(
+                    f"--{name.replace('_', '-')} released: '{self.name}' has the official form only",
+                    f"it is for models of these families: {', '.join(families)}",
+                )
         grid = TINY_GRID if choice.tiny else self.grid
         if choice.size:
             if self.sizes is None or choice.tiny:
@@ -175,24 +164,9 @@ class HubModel(ModelFacts):
         return self.network.parameters
 
     @property
-    def step_parameters(self) -> int:
-        """Of those, what one forward reads: no input embedding, image rows of the head only."""
-        return self.network.step_parameters(self.v_image)
-
-    @property
     def layers(self) -> int:
         """Number of layers of the network."""
         return self.network.layers
-
-    @property
-    def kv_numbers(self) -> int:
-        """Numbers cached per token and row."""
-        return self.network.kv_numbers
-
-    @property
-    def attention_numbers(self) -> int:
-        """Width of the queries, summed over layers."""
-        return self.network.attention_numbers
 
     @property
     def table(self) -> int:
@@ -238,13 +212,10 @@ class HubModel(ModelFacts):
         except SpecbenchError:
             if offline() or self._is_folder:
                 raise
-            require_known(self.name, self.family, self._layouts, self.choice.weights, self.choice.revision)
+            self._wanted.require_known()
 
     def downloads(self) -> list[Download]:
-        if self.choice.random:
-            return []
-        choice = self.choice
-        return missing_files(self.name, self.family, self._layouts, choice.weights, choice.revision)
+        return [] if self.choice.random else self._wanted.missing()
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
         """Accepts any text; of a model by class, the number of a class."""
@@ -265,8 +236,11 @@ class HubModel(ModelFacts):
     @property
     def size(self) -> Size | None:
         """What a forward reads and computes; None at tiny scale, whose sizes vary."""
-        counts = self.step_parameters, self.kv_numbers, self.attention_numbers
-        return None if self.choice.tiny else Size(*counts, self._in_eight_bits)
+        if self.choice.tiny:
+            return None
+        network = self.network
+        weights = network.step_parameters(self.v_image)
+        return Size(weights, network.kv_numbers, network.attention_numbers, self._in_eight_bits)
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Weights, image decoder and text encoder in memory."""
@@ -346,11 +320,11 @@ class HubModel(ModelFacts):
         Raises:
             SpecbenchError: exit code 5, naming what is missing.
         """
-        return self._located(download=False)
+        return () if self.choice.random else self._wanted.locate(download=False)
 
     def fetch(self) -> tuple[CheckpointFiles, ...]:
         """Local files, downloaded if necessary."""
-        return self._located(download=True)
+        return () if self.choice.random else self._wanted.locate(download=True)
 
     @property
     def sources(self) -> list[Source]:
@@ -362,15 +336,14 @@ class HubModel(ModelFacts):
         """Name of the loading module in `specbench.models.families`."""
         return self.target.partition(":")[0].rpartition(".")[2]
 
-    def _located(self, download: bool) -> tuple[CheckpointFiles, ...]:
-        if self.choice.random:
-            return ()
-        return locate(self.name, self.family, self._layouts, self.choice.weights, self.choice.revision, download)
-
     @property
     def _layouts(self) -> tuple[Layout, ...]:
         """Every layout its files may have, the default first."""
         return (Layout(self.family, (self.source, *self.companions)), *self.also)
+
+    @property
+    def _wanted(self) -> ModelFiles:
+        return ModelFiles(self.name, self.family, self._layouts, self.choice.weights, self.choice.revision)
 
     def files(self) -> tuple[Path, ...]:
         """Its files on this disk; raises what `find` raises."""

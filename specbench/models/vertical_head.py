@@ -12,18 +12,17 @@ What is not known (features of slot n and later) or lies outside the image is 0.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
-from specbench.models.draft_head import NO_HEAD, HeadLoading
+from specbench.models.draft_head import NO_HEAD, HeadLoading, write_head
 from specbench.models.interface import ImageModel, TokenLayout, VerticalHeadModel
 from specbench.system.files import blaming, read_regular
 from specbench.system.json_values import parse_json
@@ -151,11 +150,7 @@ def load_vertical_head(found: CheckpointFiles) -> VerticalHead:
 
 def save_vertical_head(head: VerticalHead, folder: Path, extra: Mapping[str, object]) -> None:
     """Write `head` as float16 safetensors; `extra` entries go into config.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().half().contiguous() for name, tensor in head.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {"kind": KIND, "width": head.width, "hidden": head.hidden, **extra}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_head(head, folder, {"kind": KIND, "width": head.width, "hidden": head.hidden, **extra})
 
 
 _VERTICAL = HeadLoading(

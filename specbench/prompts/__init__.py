@@ -19,21 +19,3 @@ from specbench.prompts.prompt_set import (
     text_id,
 )
 from specbench.prompts.public import public_names
-
-__all__ = [
-    "Prompt",
-    "PromptSet",
-    "Request",
-    "build_prompt_set",
-    "content_sha256",
-    "default_prompts",
-    "downloadable",
-    "fetch_prompts",
-    "fetched_prompts",
-    "load_prompts",
-    "prompt_set_names",
-    "public_names",
-    "requests_for",
-    "select",
-    "text_id",
-]

@@ -23,6 +23,7 @@ from urllib.parse import quote
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.prompts.prompt_set import Prompt
 from specbench.prompts.public_files import READERS
+from specbench.system.digests import cache_folder, digest_of
 from specbench.system.downloads import (
     BLOCK_BYTES,
     Download,
@@ -31,8 +32,6 @@ from specbench.system.downloads import (
     Remote,
     RemoteFile,
     adopt,
-    cache_folder,
-    digest_of,
     fetch_file,
     matches,
     offline,

@@ -53,15 +53,12 @@ class Option:
         if self.check:
             self.check(parsed)
         if wanted in (int, float):
-            self._check_range(parsed)
+            low = self.minimum is not None and parsed < self.minimum
+            low = low or (self.above is not None and parsed <= self.above)
+            not_a_number = parsed != parsed  # math.isnan overflows on huge ints
+            if not_a_number or low or (self.maximum is not None and parsed > self.maximum):
+                raise SpecbenchError(f"--{self.name} {parsed}: must be {self._range()}", self.outside or self.help)
         return parsed
-
-    def _check_range(self, number: float) -> None:
-        low = self.minimum is not None and number < self.minimum
-        low = low or (self.above is not None and number <= self.above)
-        not_a_number = number != number  # math.isnan overflows on huge ints
-        if not_a_number or low or (self.maximum is not None and number > self.maximum):
-            raise SpecbenchError(f"--{self.name} {number}: must be {self._range()}", self.outside or self.help)
 
     def _range(self) -> str:
         parts = []

@@ -66,18 +66,3 @@ from specbench.stats.tokens import (
     token_stats,
     top1,
 )
-
-__all__ = [
-    "as_frame", "condense",
-    "nfe", "step_compression", "latency_ms", "latency_median_ms", "latency_e2e_ms", "stalled", "step_ms", "throughput",
-    "images_per_hour", "tokens_per_second",
-    "roofline_ratio", "floor_ms",
-    "SpeedUp", "paired", "speed_up", "speedup", "step_ratio", "window_cost", "overhead",
-    "TokenStats", "token_stats", "logp_mean", "logp_std", "perplexity", "nll_gap", "top1",
-    "round_totals", "rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling",
-    "draft_tv_by_depth", "theorem2_bound",
-    "acceptance", "acceptance_by_offset", "draft_tv", "draft_top1", "draft_tv_by_offset",
-    "Estimate", "mean_interval", "proportion_interval", "mean_of_estimates", "ratio_of_totals", "without_few",
-    "Difference", "difference_to_show", "mean_difference", "speed_difference", "holm",
-    "prompts_needed", "prompts_for_change",
-]  # fmt: skip

@@ -104,17 +104,15 @@ def _offsets(step: np.ndarray) -> np.ndarray:
 
 def _offset_totals(counts: pd.Series) -> np.ndarray:
     """Sum Arrow lists by window offset; lists may differ in length or be missing."""
-    found = [_chunk_offset_totals(lists) for lists in _chunks(counts)]
+    found = []
+    for lists in _chunks(counts):
+        lengths = pc.list_value_length(lists).drop_null().to_numpy()
+        offsets = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
+        found.append(np.bincount(offsets, pc.list_flatten(lists).to_numpy()).astype(np.int64))
     totals = np.zeros(max(map(len, found), default=0), np.int64)
     for some in found:
         totals[: len(some)] += some
     return totals
-
-
-def _chunk_offset_totals(lists: pa.ListArray) -> np.ndarray:
-    lengths = pc.list_value_length(lists).drop_null().to_numpy()
-    offsets = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
-    return np.bincount(offsets, pc.list_flatten(lists).to_numpy()).astype(np.int64)
 
 
 def _total(lists: pa.ListArray) -> int:

@@ -56,7 +56,13 @@ def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") 
             raise SpecbenchError(f"no runs in {source}", "name results folders")
         for folder in found:
             runs.setdefault(read_info(folder).run_id, []).append(folder)
-    return [_merge_run(folders, out / name) for name, folders in runs.items()]
+    merged = []
+    for name, parts in runs.items():
+        with RunStore(out / name).adopt([read_info(part) for part in parts]) as store:
+            copied = sum(_copy_rows(RunStore(part), store) for part in parts)
+            rows = len(store.samples(["status"]))
+        merged.append(Merged(out / name, copied, rows))
+    return merged
 
 
 def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
@@ -87,16 +93,6 @@ def _spans(numbers: Sequence[int]) -> str:
 def shards_in(out: str | Path) -> list[Path]:
     """The folders of shards in a results folder."""
     return files_named(Path(out), "shard-*-of-*")
-
-
-def _merge_run(folders: Sequence[Path], target: Path) -> Merged:
-    infos = [read_info(folder) for folder in folders]
-    copied = 0
-    with RunStore(target).adopt(infos) as store:
-        for folder in folders:
-            copied += _copy_rows(RunStore(folder), store)
-        rows = len(store.samples(["status"]))
-    return Merged(target, copied, rows)
 
 
 def _copy_rows(source: RunStore, target: RunStore) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
-from specbench.system.downloads import cache_folder, sha256_of
+from specbench.system.digests import cache_folder, sha256_of
 from specbench.system.files import STDOUT, aside_of, check_regular
 from specbench.system.json_values import parse_json
 

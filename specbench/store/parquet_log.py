@@ -87,8 +87,10 @@ class ParquetLog:
     def compact(self) -> None:
         """Merge the small parts at the end of the log, and drop replaced rows."""
         self._merge_tail(_LEVELS[-1], at_least=2)
-        if self._replaced_rows():
-            self._merge(self._live())
+        kept = self.read(columns=[]).num_rows  # reading refuses what is no sound part
+        live = self._live()
+        if sum(pq.read_metadata(pa.OSFile(os.fsencode(path))).num_rows for _, _, path in live) > kept:
+            self._merge(live)
 
     def upgrade(self) -> None:
         """Rewrite the parts of older schema versions."""
@@ -213,10 +215,6 @@ class ParquetLog:
         path = self.folder / f"{first:08d}-{last:08d}-{_digest([data])}.parquet"
         write_atomically(path, data.to_pybytes())
         return path
-
-    def _replaced_rows(self) -> bool:
-        live, kept = self._live(), self.read(columns=[]).num_rows  # reading refuses what is no sound part
-        return sum(pq.read_metadata(pa.OSFile(os.fsencode(path))).num_rows for _, _, path in live) > kept
 
 
 class ParquetFile:

@@ -241,18 +241,16 @@ class RunStore:
                 if self.folder / name not in self._held:
                     (self.folder / name).mkdir(exist_ok=True)
                     self._check_place()
-            digests = {path: self._write_image(path, pixels) for path, pixels in (images or {}).items()}
+            digests = {}
+            for path, pixels in (images or {}).items():
+                data = png_bytes(np.moveaxis(pixels, 0, -1))
+                write_atomically(self.folder / path, data)
+                digests[path] = hashlib.sha256(data).hexdigest()
             if traces:
                 self._traces.append(traces)
             self._samples.append(
                 [row | {"image_sha256": digests[row["image"]]} if row.get("image") in digests else row for row in rows]
             )
-
-    def _write_image(self, path: str, pixels: np.ndarray) -> str:
-        """Put an image on disk; its digest."""
-        data = png_bytes(np.moveaxis(pixels, 0, -1))
-        write_atomically(self.folder / path, data)
-        return hashlib.sha256(data).hexdigest()
 
     def samples(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """The stored rows, one per (prompt id, sample); the key is always among the columns."""

@@ -5,7 +5,6 @@ Measurements are stored in the cache folder by device, number format and thread 
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -13,9 +12,8 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.system.downloads import cache_folder
+from specbench.system.digests import remember, remembered
 from specbench.system.environment import hardware, now
-from specbench.system.files import write_atomically
 from specbench.system.monitor import MachineMonitor, others_at_work
 
 # Imports inside functions: torch takes seconds, and tables of peaks are read without it.
@@ -56,6 +54,7 @@ _RATES_FORM = "bandwidth and operations, for example 2039GB/s,312TFLOP/s"
 COPIES_MIB = (1, 4, 16, 64, 256)
 COLUMNS, SIDE = (1, 2, 4, 8, 16, 32, 64, 128), 1024
 """Columns of the measured products, and rows and columns of each of their matrices of weights."""
+_MEASURED = "devices.json"
 _SECONDS, _CALLS = 0.4, 8
 """Minimum duration and number of calls of each measurement."""
 
@@ -89,8 +88,9 @@ def find_peak(device: str, dtype: str, threads: int) -> Peak | None:
     name = device_name(device)
     if name in KNOWN:
         return known_peak(name, dtype)
-    kept = _kept().get(_key(name, dtype, threads if device == "cpu" else 0))
-    return kept and Peak(name, _by_number(kept["bytes_per_s"]), *_rest(kept))
+    kept = remembered(_MEASURED).get(_key(name, dtype, threads if device == "cpu" else 0))
+    rates = kept and [_by_number(kept.get(part, {})) for part in ("bytes_per_s", "products")]
+    return kept and Peak(name, rates[0], kept["flops"], kept["source"], rates[1])
 
 
 def known_peak(name: str, dtype: str) -> Peak:
@@ -150,9 +150,7 @@ def measure_peak(device: str, dtype: str, threads: int) -> Peak:
         raise SpecbenchError(f"measured while {company}, so not kept", "measure again on an idle machine")
     peak = Peak(device_name(device), bytes_per_s, flops, f"measured {now()[:10]}", products)
     key = _key(peak.name, dtype, threads if device == "cpu" else 0)
-    path = cache_folder() / "devices.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps(_kept() | {key: asdict(peak)}, indent=1).encode())
+    remember(_MEASURED, {key: asdict(peak)})
     return peak
 
 
@@ -213,19 +211,8 @@ def _best(call: Callable[[], object], wait: Callable[[], None]) -> float:
     return best
 
 
-def _kept() -> dict[str, dict]:
-    try:
-        return json.loads((cache_folder() / "devices.json").read_text())
-    except (OSError, ValueError):
-        return {}
-
-
 def _key(name: str, dtype: str, threads: int) -> str:
     return ", ".join([name, dtype, *([f"{threads} threads"] if threads else [])])
-
-
-def _rest(kept: dict) -> tuple[float, str, dict[int, float]]:
-    return kept["flops"], kept["source"], _by_number(kept.get("products", {}))
 
 
 def _by_number(rates: dict[str, float]) -> dict[int, float]:

@@ -1,4 +1,4 @@
-"""Published files over the network: resumable downloads verified by digest, reads of parts, and digests of files.
+"""Published files over the network: resumable downloads verified by digest, and reads of parts.
 
 A download of a single file uses TLS, is written to `<target>.part`, is aborted above its expected size, and is renamed
 only after its digest was verified, so a file under its final name is complete and correct. In offline mode there is
@@ -8,10 +8,8 @@ none. Imports no torch.
 from __future__ import annotations
 
 import functools
-import hashlib
 import http.client
 import io
-import json
 import os
 import shutil
 import ssl
@@ -27,6 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.system.digests import digest_of
 from specbench.system.version import __version__
 
 # Imports inside functions: specbench.system.files brings rich, only where something is written.
@@ -46,10 +45,6 @@ OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLIN
 _CHUNK = 1 << 20
 _MAX_BYTES = 32 * 2**30
 """Size limit of files whose size is not known beforehand."""
-_SMALL_BYTES = 2**24
-"""Bytes up to which remembering a digest costs more than it saves."""
-_LARGE_BYTES = 2**30
-"""Bytes from which people wait for a digest."""
 _HERE = ("127.0.0.1", "::1", "localhost")
 _TRANSIENT = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
 """Errors of a try that the next one may not meet."""
@@ -193,12 +188,7 @@ def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
     return fitting
 
 
-def fetch_file(
-    remote: Remote,
-    target: Path,
-    progress: Progress | None = None,
-    forbidden: bool = False,
-) -> Path:
+def fetch_file(remote: Remote, target: Path, progress: Progress | None = None, forbidden: bool = False) -> Path:
     """Download to `target` unless the correct file exists, resuming a partial download.
 
     Args:
@@ -215,10 +205,12 @@ def fetch_file(
             f"go online, {remote.by_hand}",
             MISSING_PREREQUISITE,
         )
+    from specbench.system.files import lock_when_free
+
     part = target.with_name(target.name + ".part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        lock = _lock_when_free(target.with_name(f".{target.name}.lock"), target.name)
+        lock = lock_when_free(target.with_name(f".{target.name}.lock"), target.name)
         try:
             if not (target.is_file() and matches(target, remote)):  # another process may have brought it meanwhile
                 _complete(remote, part, progress)
@@ -228,21 +220,6 @@ def fetch_file(
     except OSError as error:
         raise _disk_error(target, error) from error
     return target
-
-
-def _lock_when_free(path: Path, name: str) -> int:
-    """Lock a file, after the process that holds it is done."""
-    from specbench.system.console import say
-    from specbench.system.files import take_lock
-
-    while True:
-        try:
-            return take_lock(path, "")
-        except SpecbenchError:
-            if name:
-                say(f"{name} is being downloaded by another process; waiting for it")
-            name = ""
-            time.sleep(PAUSE_S / 2)
 
 
 def adopt(remote: Remote, source: Path, target: Path) -> Path:
@@ -376,62 +353,6 @@ def hub_endpoint() -> str:
     return address
 
 
-def digest_of(path: Path, kind: str = "sha256") -> str:
-    """Compute the digest of a file as "kind:hex"; kind is one of hashlib, or "git", the id of a blob."""
-    with path.open("rb") as file:
-        if kind == "git":
-            header = b"blob %d\0" % os.fstat(file.fileno()).st_size
-            return f"git:{hashlib.file_digest(file, lambda: hashlib.sha1(header)).hexdigest()}"
-        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
-
-
-def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's content; of a large one from the cache folder where neither its inode nor its times have
-    changed since it was computed.
-
-    What changes with the content is remembered, never a file's name.
-    """
-    from specbench.system.console import say
-    from specbench.system.files import write_atomically
-
-    key = _file_state(path)
-    if path.stat().st_size <= _SMALL_BYTES:
-        return digest_of(path).partition(":")[2]
-    if digest := _remembered_digests().get(key):
-        return digest
-    if path.stat().st_size >= _LARGE_BYTES:
-        say(f"computing the digest of {path} ({path.stat().st_size / 1e9:.1f} GB), once on this machine")
-    digest = digest_of(path).partition(":")[2]
-    if _file_state(path) == key:
-        with suppress(SpecbenchError, OSError):  # it is computed again then
-            write_atomically(_digests_file(), json.dumps(_remembered_digests() | {key: digest}, indent=0).encode())
-    return digest
-
-
-def _digests_file() -> Path:
-    return cache_folder() / "digests.json"
-
-
-def _remembered_digests() -> dict[str, str]:
-    try:
-        held = json.loads(_digests_file().read_text())
-    except (OSError, ValueError):
-        return {}
-    return held if isinstance(held, dict) else {}
-
-
-def _file_state(path: Path) -> str:
-    found = path.stat()
-    return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
-
-
-def cache_folder() -> Path:
-    """Folder of downloads: SPECBENCH_CACHE, else `specbench` in the user's cache folder."""
-    if own := os.environ.get("SPECBENCH_CACHE"):
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
-
-
 def offline(env: Mapping[str, str] | None = None) -> bool:
     """Whether one of `OFFLINE_VARIABLES` disables the network."""
     return any(is_on(name, env) for name in OFFLINE_VARIABLES)
@@ -453,11 +374,11 @@ def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
     if resumed:  # the partial file may belong to another version
         _complete(remote, part, progress)
         return
-    raise SpecbenchError(
-        f"{remote.place} is not the expected file: {problem}",
-        "the published file changed, or a proxy altered it; nothing was stored",
-        FAILURE,
-    )
+    raise _altered(f"{remote.place} is not the expected file: {problem}")
+
+
+def _altered(what: str) -> SpecbenchError:
+    return SpecbenchError(what, "the published file changed, or a proxy altered it; nothing was stored", FAILURE)
 
 
 def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
@@ -469,11 +390,7 @@ def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
             return
         except _TRANSIENT as error:
             reason = _transient_reason(remote, error)
-        except _TooLarge:
-            part.unlink()
-            raise SpecbenchError(f"{remote.place} is larger than the expected {remote.size or _MAX_BYTES:,} bytes",
-                                 "the published file changed, or a proxy altered it; nothing was stored",
-                                 FAILURE) from None  # fmt: skip
+
         gained = part.exists() and part.stat().st_size > before
         idle = 0 if gained else idle + 1
         if idle == DOWNLOAD_ATTEMPTS:
@@ -502,7 +419,8 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
             while chunk := response.read1(_CHUNK):
                 done += len(chunk)
                 if done > (remote.size or _MAX_BYTES):
-                    raise _TooLarge
+                    part.unlink()
+                    raise _altered(f"{remote.place} is larger than the expected {remote.size or _MAX_BYTES:,} bytes")
                 file.write(chunk)
                 if progress:
                     progress(done, total)
@@ -542,10 +460,6 @@ def _opener() -> urllib.request.OpenerDirector:
     if not os.environ.get("SSL_CERT_FILE"):
         context.load_verify_locations(certifi.where())
     return urllib.request.build_opener(_Redirects, urllib.request.HTTPSHandler(context=context))
-
-
-class _TooLarge(Exception):
-    """The response exceeds the expected size."""
 
 
 def _transient_reason(remote: Remote, error: Exception) -> str:

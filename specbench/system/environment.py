@@ -77,13 +77,14 @@ def _recorded_state() -> dict[str, object] | None:
 def hardware() -> dict[str, object]:
     """CPU model, cores available to this process, memory, GPUs, and where there are any, whether they use TF32."""
     gpus = _gpus()
+    backends = sys.modules["torch"].backends if gpus else None
     return {
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cores": available_cores(),
         "memory_gib": _memory_gib(),
         "gpus": gpus,
-        **({"tf32": _allows_tf32()} if gpus else {}),
+        **({"tf32": backends.cudnn.allow_tf32 or backends.cuda.matmul.allow_tf32} if gpus else {}),
     }
 
 
@@ -154,11 +155,6 @@ def _memory_gib() -> float | None:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     except (ValueError, OSError, AttributeError):
         return None
-
-
-def _allows_tf32() -> bool:
-    backends = sys.modules["torch"].backends
-    return backends.cudnn.allow_tf32 or backends.cuda.matmul.allow_tf32
 
 
 def _gpus() -> list[str]:

@@ -11,6 +11,7 @@ import fcntl
 import os
 import stat
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from specbench.errors import BAD_INPUT, FAILURE, SpecbenchError
-from specbench.system.console import one_line, warn
+from specbench.system.console import one_line, say, warn
 
 PACKAGE = Path(__file__).parents[1]
 _LACKING = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
@@ -44,7 +45,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(aside, "wb", opener=_open_fresh) as file:
+            with open(aside, "wb", opener=lambda name, _: os.open(name, _FRESH, 0o666)) as file:
                 file.write(data)
                 file.flush()
                 _sync(file.fileno(), path.parent)
@@ -113,7 +114,9 @@ def take_lock(path: Path, busy: str) -> int:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            owner = _owner(handle)
+            owner = ""
+            with suppress(OSError):  # it only helps people
+                owner = os.read(handle, 32).decode(errors="replace").strip()
             os.close(handle)
             raise SpecbenchError(f"{busy}{f' ({owner})' if owner else ''}", "wait until it is done") from None
         except OSError as error:
@@ -129,6 +132,18 @@ def take_lock(path: Path, busy: str) -> int:
         os.ftruncate(handle, 0)
         os.write(handle, f"pid {os.getpid()}".encode())
     return handle
+
+
+def lock_when_free(path: Path, name: str) -> int:
+    """Lock a file, after the process that holds it is done; `name` is what to say it waits for, nothing if empty."""
+    while True:
+        try:
+            return take_lock(path, "")
+        except SpecbenchError:
+            if name:
+                say(f"{name} is being downloaded by another process; waiting for it")
+            name = ""
+            time.sleep(0.5)
 
 
 def read_regular(path: Path, limit: int, inside: Path | None = None) -> bytes:
@@ -241,10 +256,6 @@ def data_folder(name: str) -> Path:
     return installed if installed.is_dir() else PACKAGE.parent / name
 
 
-def _open_fresh(path: str, _flags: int) -> int:
-    return os.open(path, _FRESH, 0o666)
-
-
 def _sync(handle: int, folder: Path) -> None:
     try:
         os.fsync(handle)
@@ -252,13 +263,6 @@ def _sync(handle: int, folder: Path) -> None:
         if error.errno not in _LACKING:
             raise
         _warn(folder, "the last results may be lost in a power failure")
-
-
-def _owner(handle: int) -> str:
-    try:
-        return os.read(handle, 32).decode(errors="replace").strip()
-    except OSError:
-        return ""
 
 
 def _syncs(folder: Path) -> bool:

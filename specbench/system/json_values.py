@@ -20,17 +20,14 @@ def parse_json(text: str | bytes) -> object:
         value = _decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass"))
     except RecursionError:
         raise ValueError(f"nested more than {MAX_DEPTH} deep") from None
-    level = [value] if isinstance(value, dict | list) and _may_be_deep(text) else []
+    # There are almost never brackets enough for too many levels, which is quicker to know than the levels.
+    may_be_deep = not isinstance(text, str) or text.count("{") + text.count("[") > MAX_DEPTH
+    level = [value] if isinstance(value, dict | list) and may_be_deep else []
     for _ in range(MAX_DEPTH):
         level = [inner for item in level for inner in _items(item)]
         if not level:
             return value
     raise ValueError(f"nested more than {MAX_DEPTH} deep")
-
-
-def _may_be_deep(text: str | bytes) -> bool:
-    """Whether there are enough brackets for too many levels; almost never, and quicker to know than the levels."""
-    return not isinstance(text, str) or text.count("{") + text.count("[") > MAX_DEPTH
 
 
 def _items(value: dict | list) -> list:

@@ -36,7 +36,8 @@ def product(hidden: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     """
     rows, columns, _ = hidden.shape
     kind, dtype = hidden.device.type, hidden.dtype
-    if kind in SUMMED_ON and _is_summed(rows, columns) and dtype in _READ_AS_FLOAT:
+    summed = torch.compiler.is_compiling() and columns == 1 and rows in SUMMED_STATES
+    if summed and kind in SUMMED_ON and dtype in _READ_AS_FLOAT:
         return _plus(sums_by_state(hidden, weight), bias)
     if kind == "cpu" and dtype == torch.float32 and weight.numel() >= LARGE and _are_few(rows, columns):
         return _plus(weights_times_states(hidden, weight), bias)
@@ -50,10 +51,6 @@ def _plus(output: Tensor, bias: Tensor | None) -> Tensor:
 def weights_times_states(hidden: Tensor, weight: Tensor) -> Tensor:
     """`product` as W x'."""
     return (weight @ hidden.flatten(0, 1).T).T.contiguous().view(*hidden.shape[:2], -1)
-
-
-def _is_summed(rows: int, columns: int) -> bool:
-    return torch.compiler.is_compiling() and columns == 1 and rows in SUMMED_STATES
 
 
 def _are_few(rows: int, columns: int) -> bool:

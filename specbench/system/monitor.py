@@ -19,7 +19,8 @@ class MachineMonitor:
 
     def __init__(self, device: object = "cpu"):
         """`device`: a torch device or its name; NVIDIA GPUs are queried through NVML."""
-        self._gpu, self._needed = _gpu(str(device)), _threads() if str(device) == "cpu" else 1
+        torch = sys.modules.get("torch")
+        self._gpu, self._needed = _gpu(str(device)), torch.get_num_threads() if torch and str(device) == "cpu" else 1
         self._started, self._busy, self._own = time.perf_counter(), _busy_s(), time.process_time()
 
     def read(self) -> dict[str, object]:
@@ -77,11 +78,6 @@ def gpu_disturbances(machines: Sequence[Mapping[str, object]]) -> list[str]:
         reasons = ", ".join(sorted({str(reason) for reasons in slowed for reason in reasons}))
         said.append(f"the driver held the GPU's clock back ({reasons}) in {len(slowed)} of {len(machines)} readings")
     return said
-
-
-def _threads() -> int:
-    torch = sys.modules.get("torch")
-    return torch.get_num_threads() if torch else 1
 
 
 def _cores() -> set[int]:

@@ -58,11 +58,12 @@ def alignment(
     chosen = torch.linspace(0, length - 1 - depths, starts, device=model.device).long()
     by_depth = [distance(seen, torch.arange(1, length, device=model.device))]
     ahead = [seen[:, start : start + 1] for start in chosen.tolist()]
+    tree = tree_levels(chain(depths + 1), vocab=1, device=ids.device)
     for depth in range(2, depths + 1):
-        ahead = [
-            _one_more(memory, ids, feature, start, depth, depths)
-            for feature, start in zip(ahead, chosen.tolist(), strict=True)
-        ]
+        for number, start in enumerate(chosen.tolist()):
+            slots = (start + 1 + torch.arange(depths, device=ids.device)).expand(rows, -1)
+            branches, fed = memory.branches(tree, slots, slots[:, :1]), ids[:, start + depth - 1 : start + depth]
+            ahead[number] = memory.branch(branches, slice(depth - 1, depth), fed, ahead[number])
         by_depth.append(distance(torch.cat(ahead, 1), chosen + depth))
     table = [{"depth": str(depth), **_summary(tv)} for depth, tv in enumerate(by_depth, start=1)]
     shifted = torch.nn.functional.pad(ids[:, :-1], (1, 0))
@@ -97,14 +98,6 @@ def vertical_alignment(
         tv = ((q - p).abs().sum(-1) / 2 * free[slots]).sum(1) / free[slots].sum()
         table.append({"depth": str(depth), **_summary(tv)})
     return table
-
-
-def _one_more(memory: HeadCache, ids: Tensor, feature: Tensor, start: int, depth: int, depths: int) -> Tensor:
-    """Next feature [R, 1, d] of the head on the true path, `depth` slots after the last true element `start`."""
-    tree = tree_levels(chain(depths + 1), vocab=1, device=ids.device)
-    positions = (start + 1 + torch.arange(depths, device=ids.device)).expand(len(ids), -1)
-    branches = memory.branches(tree, positions, positions[:, :1])
-    return memory.branch(branches, slice(depth - 1, depth), ids[:, start + depth - 1 : start + depth], feature)
 
 
 def _summary(tv: Tensor) -> dict[str, float | None]:

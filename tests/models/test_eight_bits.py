@@ -81,7 +81,7 @@ def test_the_same_with_torchao(tmp_path):
 
 
 def check_run(out):
-    given = {"limit": 8, "batch": 8, "threads": 1, "out": str(out), "quiet": True}
+    given = {"limit": 4, "batch": 4, "threads": 1, "out": str(out), "quiet": True}
     light = api.run(decoder=["ar", "sjd"], dtype="int8wo", **given)
     (plain,) = api.run(decoder=["ar"], **given).folders
     assert [folder.name.rpartition("-")[0] for folder in light.folders] == ["shapes+int8wo-ar", "shapes+int8wo-sjd"]

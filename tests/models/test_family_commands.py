@@ -42,6 +42,8 @@ def test_every_model_decodes_from_its_checkpoint(name, run_tiny, cli, tmp_path):
     source = json.loads((run / "run.json").read_text())["source"]
     assert source["weights"] == str(folder) and source["layout"] == name.partition("-")[0] and not source["revision"]
     assert source["sha256"] == json.loads((run / "run.json").read_text())["spec"]["weights_sha256"]
+    if name != "janus":  # what commands print of a source is the same for all
+        return
     text = f"{folder} (layout {source['layout']}, sha256 {source['sha256'][:12]})"
     where = ("--out", run.parent)
     assert f"### {name}+tiny from {text}: prompts " in cli("report", *where).out

@@ -328,13 +328,13 @@ def test_facts_agree_with_the_architecture(name, monkeypatch):
     config = model.backbone.config
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     assert info.layers == config.num_hidden_layers
-    assert info.kv_numbers == 2 * config.num_hidden_layers * config.num_key_value_heads * width
+    assert info.network.kv_numbers == 2 * config.num_hidden_layers * config.num_key_value_heads * width
     trunk = sum(weights.numel() for weights in model.backbone.parameters())
     trunk += model._head.numel() - model.backbone.embed_tokens.weight.numel()
     if name.startswith("janus"):
         parts = (model._network.generation_head, model._network.generation_aligner)
         trunk += sum(weights.numel() for part in parts for weights in part.parameters()) - model._head.numel()
-    assert info.step_parameters == trunk
+    assert info.network.step_parameters(info.v_image) == trunk
     assert model.layout.length == info.stream
 
 

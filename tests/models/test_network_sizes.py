@@ -34,7 +34,7 @@ def test_the_size_is_the_one_of_the_loaded_network(kind, tmp_path):
     config = model.backbone.config
     assert info.layers == config.num_hidden_layers
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    assert info.kv_numbers == 2 * config.num_hidden_layers * config.num_key_value_heads * width
+    assert info.network.kv_numbers == 2 * config.num_hidden_layers * config.num_key_value_heads * width
     trunk = sum(weights.numel() for weights in model.backbone.parameters())
     assert info.network.trunk == trunk - model.backbone.embed_tokens.weight.numel()
     assert info.fixed_bytes() < INFO[name].fixed_bytes() and info.step_bytes() < INFO[name].step_bytes()

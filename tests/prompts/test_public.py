@@ -12,7 +12,7 @@ import pytest
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.prompts import load_prompts, public, text_id
 from specbench.prompts.public_files import read_parti
-from specbench.system.downloads import digest_of
+from specbench.system.digests import digest_of
 
 REAL = os.environ.get("PROMPT_DATA_FOLDER")
 COUNTS = {"coco": 5000, "parti": 1632, "geneval": 553, "geneval2": 800, "dpg-bench": 1065, "t2i-compbench": 2400}

@@ -12,7 +12,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-import synthetic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import ar, frame, generation, sjd
@@ -231,9 +230,3 @@ def test_definitions_are_written_down():
                  "acceptance", "acceptance_by_offset", "acceptance_length", "rounds", "draft_ms", "theorem2_bound",
                  "acceptance_by_sibling", "draft_tv_by_depth", "images_per_hour", "roofline_ratio"):  # fmt: skip
         assert ": " in getattr(stats, name).__doc__.split("\n\n")[0], name
-
-
-def test_synthetic_rows_have_all_columns():
-    from specbench.store.schema import SAMPLES
-
-    assert set(synthetic.stored_rows(ar(1))[0]) | {"error", "image_sha256"} == set(SAMPLES.names)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specbench.metrics import published_weights
-from specbench.system.downloads import Remote, digest_of
+from specbench.system.digests import digest_of
+from specbench.system.downloads import Remote
 
 VOCABULARY = [
     "[PAD]",

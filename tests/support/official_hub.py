@@ -118,7 +118,8 @@ def _as_user(address: str, facts: dict[str, str], arguments: list[str]) -> None:
     from specbench.metrics import hpsv2, published_weights
     from specbench.metrics.openclip import import_open_clip
     from specbench.prompts import public
-    from specbench.system.downloads import Remote, digest_of
+    from specbench.system.digests import digest_of
+    from specbench.system.downloads import Remote
 
     for name, path in facts.items():
         file = Path(path)

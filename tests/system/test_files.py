@@ -21,7 +21,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics.export_folder import export_folder
 from specbench.prompts import requests_for
 from specbench.runs.runner import run
-from specbench.system import downloads, files
+from specbench.system import digests, files
 
 REQUESTS = requests_for(tiny.prompts(), 1)
 LOCKS, SYNCS = "at once are not kept apart", "lost in a power failure"
@@ -166,9 +166,9 @@ def test_an_export_into_a_mounted_folder_fills_it(tmp_path, monkeypatch, leftove
 
 
 def test_a_digest_that_takes_time_is_told_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(downloads, "_LARGE_BYTES", 0)
-    monkeypatch.setattr(downloads, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(digests, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(digests, "_SMALL_BYTES", 0)
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    assert len({downloads.sha256_of(tmp_path / "model.safetensors") for _ in range(2)}) == 1
+    assert len({digests.sha256_of(tmp_path / "model.safetensors") for _ in range(2)}) == 1
     said = capsys.readouterr().err
     assert said.count("computing the digest of") == 1 and "model.safetensors (0.0 GB), once on this machine" in said

@@ -108,7 +108,8 @@ class Vertical(JacobiTree):
         # Slots past the image's end share the last entry; what is drafted there is never used.
         places = self._places[positions.clamp(max=len(self._places) - 1)]
         mixed = self._mixed(slots, self._twice(committed[:, None]))
-        same_above = refined & self._is_fed(places[..., 1:]).all(-1)
+        is_fed = around(tokens, places[..., 1:]) == around(self._fed, places[..., 1:])
+        same_above = refined & is_fed.all(-1)
         fed_before = around(self._fed, places[..., 0])
         refined_tokens = tokens.gather(1, positions)
         token = around(tokens, places[:, 0, :1])
@@ -136,10 +137,6 @@ class Vertical(JacobiTree):
         words = embedded(self._table, ids, places, exists)
         features = known_features(self._features, self._above, known, slots)
         return self._head.mixed(torch.cat([features, words], dim=-1), slots - known)
-
-    def _is_fed(self, places: Tensor) -> Tensor:
-        """Whether the tokens at `places` [B, k, n] are those that the last forward was fed."""
-        return around(self._batch.tokens, places) == around(self._fed, places)
 
     def _word(self, tokens: Tensor) -> Tensor:
         """Embeddings [R, 1, d] of `tokens` [B, 1]."""

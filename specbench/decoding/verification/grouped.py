@@ -73,7 +73,9 @@ class Grouped(RatioTest):
         exist, and their p and q; x with p(x) = 0 is alone."""
         member = exists & ((p_member - p_x).abs_() <= self._delta)
         if self._d != float("inf"):
-            member &= self._close(ids, x)
+            last = len(self._codebook) - 1
+            difference = self._codebook[ids.clamp(max=last)] - self._codebook[x.clamp(max=last)]
+            member &= difference.square_().sum(-1) <= self._d
         if not self._whole:
             member &= p_member > 0
         p_cluster, q_cluster = torch.where(member, torch.stack([p_member, q_member]), 0.0).sum(-1)
@@ -94,12 +96,6 @@ class Grouped(RatioTest):
         valid = (place >= 0) & (place < p.shape[-1])
         place = place.clamp(0, p.shape[-1] - 1)
         return order.gather(-1, place.flatten(-2)).view(place.shape), valid
-
-    def _close(self, ids: Tensor, x: Tensor) -> Tensor:
-        """Whether members are within d of x, in squared Euclidean distance of codebook rows."""
-        last = len(self._codebook) - 1
-        difference = self._codebook[ids.clamp(max=last)] - self._codebook[x.clamp(max=last)]
-        return difference.square_().sum(-1) <= self._d
 
 
 class ReleasedGrouped(RatioTest):

@@ -21,7 +21,7 @@ from specbench.decoding.interfaces import Context
 from specbench.decoding.verification.ratio_tests import DraftTests, FailedTest, RatioTest
 from specbench.decoding.verification.residuals import optimal, or_target, standard
 from specbench.errors import SpecbenchError
-from specbench.system.downloads import cache_folder
+from specbench.system.digests import cache_folder
 
 _TIE = 1 + 1e-6
 MOST_NEIGHBOURS = 1000

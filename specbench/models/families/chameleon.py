@@ -57,10 +57,18 @@ def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: M
     """
     if not request.found:
         ids = image_ids or range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
-        return _random_trunk(request, ids, specials)
+        swin = {"swin_norm": request.info.network.width > LARGEST_PLAIN_WIDTH}
+        sizes = request.sized_network(swin, _TINY | {"num_key_value_heads": 4})
+        network = request.randomise(_language_model(ChameleonConfig(**sizes, vocabulary_map={"<image>": 8711})))
+        return _trunk(network, stand_in_tokenizer(specials, first_byte=10_000), ids, {})
     main = request.found[0]
     if is_meta(main):
-        return _meta_trunk(request, main)
+        weights = main.only("*.pth")
+        tensors = read_tensors(weights)
+        config = read_meta_config(tensors, main)
+        network = _filled(request, config, convert_meta(tensors, config, main), weights)
+        image_ids = _image_ids(config.vocabulary_map, main, main.named(TOKENIZER))
+        return _trunk(network, read_tokenizer(main, TOKENIZER), image_ids, read_tensors(main.only(IMAGE)))
     config = read_model_config(main, ChameleonConfig)
     tensors = read_tensors(main)
     language = drop(tensors, ["model.vqmodel."])
@@ -75,15 +83,6 @@ def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: M
     return _trunk(network, read_tokenizer(with_tokenizer), image_ids, image_tensors)
 
 
-def _meta_trunk(request: LoadRequest, files: CheckpointFiles) -> Trunk:
-    weights = files.only("*.pth")
-    tensors = read_tensors(weights)
-    config = read_meta_config(tensors, files)
-    network = _filled(request, config, convert_meta(tensors, config, files), weights)
-    image_ids = _image_ids(config.vocabulary_map, files, files.named(TOKENIZER))
-    return _trunk(network, read_tokenizer(files, TOKENIZER), image_ids, read_tensors(files.only(IMAGE)))
-
-
 def _filled(
     request: LoadRequest, config: ChameleonConfig, tensors: dict[str, Tensor], files: CheckpointFiles
 ) -> nn.Module:
@@ -94,15 +93,6 @@ def _filled(
         if count := heads.get(name.split(".")[-2]):
             tensors[name] = stored.repeat_interleave(max(count // len(stored), 1), dim=0)
     return request.fill(network, tensors, files)
-
-
-def _random_trunk(request: LoadRequest, ids: range, specials: Mapping[str, int]) -> Trunk:
-    swin = {"swin_norm": request.info.network.width > LARGEST_PLAIN_WIDTH}
-    config = ChameleonConfig(
-        **request.sized_network(swin, _TINY | {"num_key_value_heads": 4}), vocabulary_map={"<image>": 8711}
-    )
-    network = request.randomise(_language_model(config))
-    return _trunk(network, stand_in_tokenizer(specials, first_byte=10_000), ids, {})
 
 
 def _trunk(network: nn.Module, tokenizer: Tokenizer, image_ids: range, image_tensors: dict[str, Tensor]) -> Trunk:

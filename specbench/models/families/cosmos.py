@@ -146,8 +146,11 @@ def load_cosmos(found: CheckpointFiles, device: str) -> CosmosDecoder:
     kept = drop(read_tensors(found), ("inv_quant.", "decoder.unpatcher3d."))
     tensors = rename(kept, lambda name: name.replace(".conv3d.", ".").replace(".norm.", ".", 1))
     flat = {name: tensor.float().sum(2) if tensor.dim() == 5 else tensor for name, tensor in tensors.items()}
+    ups = {tuple(name.split(".")[2:5:2]) for name in flat if name.startswith("decoder.up.") and ".block." in name}
+    levels = len({level for level, _ in ups})
     try:
-        sizes = _sizes(flat)
+        widths = [len(flat[f"decoder.up.{level}.block.0.norm2.weight"]) for level in range(levels)]
+        sizes = len(flat["post_quant_conv.weight"]), widths or list(PUBLISHED[1]), len(ups) // max(levels, 1)
     except KeyError:
         sizes = PUBLISHED
     filled = fill(build_network(network, *sizes), flat, found, device, torch.float32)
@@ -156,11 +159,3 @@ def load_cosmos(found: CheckpointFiles, device: str) -> CosmosDecoder:
 
 def random_cosmos(sizes: tuple[int, Sequence[int], int], device: str) -> CosmosDecoder:
     return CosmosDecoder(randomise(build_network(network, *sizes), device, torch.float32), device)
-
-
-def _sizes(tensors: Mapping[str, Tensor]) -> tuple[int, list[int], int]:
-    """The arguments of `network` that stored tensors were made with."""
-    blocks = {tuple(name.split(".")[2:5:2]) for name in tensors if name.startswith("decoder.up.") and ".block." in name}
-    levels = len({level for level, _ in blocks})
-    widths = [len(tensors[f"decoder.up.{level}.block.0.norm2.weight"]) for level in range(levels)]
-    return len(tensors["post_quant_conv.weight"]), widths or list(PUBLISHED[1]), len(blocks) // max(levels, 1)

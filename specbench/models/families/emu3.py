@@ -8,17 +8,14 @@ prompts are split and normalised as the authors' tokenizer does it, though the c
 from __future__ import annotations
 
 import base64
-import heapq
 import json
-import re
-import unicodedata
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
 from transformers import Emu3Config, Emu3ForCausalLM, Emu3TextConfig, Emu3VQVAE
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
 from specbench.models.checkpoint_files import CheckpointFiles, read_json
@@ -54,7 +51,7 @@ _QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Words of a text, from Qwen's tokenizer: one leading space or mark stays with a word, and every digit stands alone."""
-_SPECIAL = re.compile(r"<\|[^|]*\|>")
+
 _IMAGE_SETTINGS = {
     "codebook_size": "codebook_size",
     "embed_dim": "embed_dim",
@@ -114,9 +111,7 @@ def _random(request: LoadRequest) -> Emu3:
     return _model(request, stand_in_tokenizer(SPECIALS, first_byte=0), language, ids, image)
 
 
-def _model(
-    request: LoadRequest, tokenizer: Tokenizer | RankedBpe, language: nn.Module, ids: range, image: nn.Module
-) -> Emu3:
+def _model(request: LoadRequest, tokenizer: Tokenizer, language: nn.Module, ids: range, image: nn.Module) -> Emu3:
     head = language.lm_head.weight[ids.start : ids.stop].clone()
     stream_ids = [*ids, token_id(tokenizer, LINE_END)]
     return Emu3(request, tokenizer, language.model, head, stream_ids, vq_decoder.Emu3Decoder(image))
@@ -126,7 +121,7 @@ def _language_model(config: Emu3TextConfig, files: CheckpointFiles) -> nn.Module
     return build_network(Emu3ForCausalLM, config, found=files)
 
 
-def visual_ids(tokenizer: Tokenizer | RankedBpe, codes: int, files: CheckpointFiles, listed: str) -> range:
+def visual_ids(tokenizer: Tokenizer, codes: int, files: CheckpointFiles, listed: str) -> range:
     """Vocabulary ids of the image tokens, which the file `listed` names.
 
     Raises:
@@ -164,7 +159,7 @@ def image_network(config: Emu3VQVAEConfig, found: CheckpointFiles | None = None)
     return network
 
 
-def ranked_tokenizer(files: CheckpointFiles, words: int) -> RankedBpe:
+def ranked_tokenizer(files: CheckpointFiles, words: int) -> Tokenizer:
     """The authors' tokenizer from its two files, which have all the `words` of the model between them."""
     path = files.named(RANKS)
     with files.source.blaming(path):
@@ -175,7 +170,32 @@ def ranked_tokenizer(files: CheckpointFiles, words: int) -> RankedBpe:
         raise files.refusal(
             f" and {VISION_TOKENS} have {len(ranks) + len(specials)} tokens, the model has {words}", path
         )
-    return RankedBpe(ranks, {name: len(ranks) + index for index, name in enumerate(specials)})
+    return ranked_bpe(ranks, {name: len(ranks) + index for index, name in enumerate(specials)})
+
+
+def ranked_bpe(ranks: Mapping[bytes, int], specials: Mapping[str, int]) -> Tokenizer:
+    """Byte-pair encoding that splits texts as Qwen's does. tiktoken stores ranks of byte strings, a lower one being
+    merged first, and no merges: every pair of strings that makes a third one is one.
+
+    Args:
+        ranks: token bytes to id.
+        specials: names of special tokens to ids; they are recognised anywhere in a text.
+    """
+    letters, merges = bytes_to_unicode(), []
+    for token in sorted(ranks, key=ranks.get):
+        pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
+        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+
+    def spelled(token: bytes) -> str:
+        return "".join(map(letters.get, token))
+
+    vocabulary = {spelled(token): rank for token, rank in ranks.items()} | specials
+    pairs = [(spelled(first), spelled(second)) for first, second in merges]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=True))
+    split_as_qwen(tokenizer)
+    tokenizer.add_special_tokens(list(specials))
+    return tokenizer
 
 
 def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
@@ -183,7 +203,9 @@ def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
     tokenizer = read_tokenizer(files)
     path = files.named("tokenizer.json")
     held = read_json(files.source, path)
-    if not _splits_as_qwen(held):
+    normal, pattern = held.get("normalizer"), json.dumps(_QWEN_PATTERN)
+    as_qwen = isinstance(normal, dict) and normal.get("type") == "NFC" and pattern in json.dumps(held["pre_tokenizer"])
+    if not as_qwen:
         warn(
             f"{path} splits prompts in another way than Emu3's authors; their split and NFC are used, so that some "
             "prompts have other ids than transformers gives them"
@@ -192,99 +214,12 @@ def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
     return tokenizer
 
 
-def _splits_as_qwen(held: Mapping[str, object]) -> bool:
-    """Whether a `tokenizer.json` has Qwen's split and normalisation."""
-    normal = held.get("normalizer")
-    pattern = json.dumps(_QWEN_PATTERN)
-    return isinstance(normal, dict) and normal.get("type") == "NFC" and pattern in json.dumps(held["pre_tokenizer"])
-
-
 def split_as_qwen(tokenizer: Tokenizer) -> None:
     """Let a byte-level tokenizer normalise and split texts as Qwen's does."""
     tokenizer.normalizer = normalizers.NFC()
+    words = pre_tokenizers.Split(Regex(_QWEN_PATTERN), behavior="isolated")
     bytes_of_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([_qwen_split(), bytes_of_words])
-
-
-def _qwen_split() -> pre_tokenizers.PreTokenizer:
-    """The split of a text into words that are encoded one by one."""
-    return pre_tokenizers.Split(Regex(_QWEN_PATTERN), behavior="isolated")
-
-
-class RankedBpe:
-    """Byte-pair encoding from the ranks of byte strings; has what `FamilyModel` uses of `tokenizers.Tokenizer`.
-
-    tiktoken stores these ranks rather than a list of merges, so the tokenizers library cannot read them.
-
-    Args:
-        ranks: token bytes to id; a lower id is merged first.
-        specials: names of special tokens, all like "<|this|>", to ids; they are recognised anywhere in a text.
-    """
-
-    def __init__(self, ranks: Mapping[bytes, int], specials: Mapping[str, int]):
-        self._ranks = ranks
-        self._specials = specials
-        self._split = _qwen_split()
-
-    def encode(self, text: str, add_special_tokens: bool = False) -> Encoding:
-        """Ids of a text in which special tokens are written by name; nothing is added to it."""
-        return Encoding(list(self._ids(unicodedata.normalize("NFC", text))))
-
-    def token_to_id(self, name: str) -> int | None:
-        return self._specials.get(name)
-
-    def _ids(self, text: str) -> Iterator[int]:
-        start = 0
-        for found in _SPECIAL.finditer(text):
-            if found[0] not in self._specials:
-                continue
-            yield from self._ordinary(text[start : found.start()])
-            yield self._specials[found[0]]
-            start = found.end()
-        yield from self._ordinary(text[start:])
-
-    def _ordinary(self, text: str) -> Iterator[int]:
-        for word, _ in self._split.pre_tokenize_str(text):
-            yield from merge_word(word.encode(), self._ranks)
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """Vocabulary ids of a text, as `tokenizers.Encoding` has them."""
-
-    ids: list[int]
-
-
-def merge_word(word: bytes, ranks: Mapping[bytes, int]) -> list[int]:
-    """Ids of one word: of all neighbours, the pair with the lowest rank is joined first, the leftmost of equals.
-
-    A heap of the joins still possible keeps words of thousands of characters, as of languages without spaces, fast.
-    """
-    if word in ranks:
-        return [ranks[word]]
-    end = list(range(1, len(word) + 1))  # of the part that starts at each byte; 0 for bytes inside a part
-    before = list(range(-1, len(word) - 1))  # start of the part before it
-    joins: list[tuple[int, int, int]] = []
-
-    def consider(start: int) -> None:
-        middle = end[start]
-        if middle < len(word) and (rank := ranks.get(word[start : end[middle]])) is not None:
-            heapq.heappush(joins, (rank, start, end[middle]))
-
-    for start in range(len(word)):
-        consider(start)
-    while joins:
-        _, start, stop = heapq.heappop(joins)
-        middle = end[start]
-        if not 0 < middle < len(word) or end[middle] != stop:
-            continue  # one of the two was joined with another
-        end[start], end[middle] = stop, 0
-        if stop < len(word):
-            before[stop] = start
-        consider(start)
-        if before[start] >= 0:
-            consider(before[start])
-    return [ranks[word[start:stop]] for start, stop in enumerate(end) if stop]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, bytes_of_words])
 
 
 def read_ranks(lines: bytes) -> dict[bytes, int]:

@@ -8,7 +8,6 @@ Difference from the official script: guidance and softmax are computed in float3
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 import torch
@@ -78,12 +77,16 @@ class Janus(FamilyModel):
 
 def load(request: LoadRequest) -> Janus:
     if not request.found:
-        network = request.randomise(_network(_random_config(request)))
+        text = request.sized_network(_TEXT, _TINY_TEXT)
+        width, vision = text["hidden_size"], {"projection_dim": text["hidden_size"]}
+        image = request.sized(vq_decoder.LLAMAGEN_VQ, _TINY_VQ) | vision | {"image_token_embed_dim": width}
+        network = request.randomise(_network(JanusConfig(text_config=text, vq_config=image, vision_config=vision)))
         start, pad, _ = _SPECIALS
         return Janus(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, start, pad)
     files = request.found[0]
     if read_json(files.source, files.named("config.json")).get("model_type") == PUBLISHED_TYPE:
-        tensors = _converted(read_tensors(files))
+        unused = ("vision_model.", "aligner.", "gen_vision_model.quantize.codebook_used")
+        tensors = rename(drop(read_tensors(files), unused), _converted_name)
         config, (start, pad, _) = _published_config(tensors, files), _SPECIALS
     else:
         tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(files).items()}
@@ -97,28 +100,20 @@ def load(request: LoadRequest) -> Janus:
     return Janus(request, read_tokenizer(files), network, start, pad)
 
 
-def _converted(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """deepseek-ai's tensors under transformers' names; those that only image understanding needs are left out."""
-    kept = drop(tensors, ("vision_model.", "aligner.", "gen_vision_model.quantize.codebook_used"))
-    return rename(kept, _converted_name)
-
-
 def _converted_name(name: str) -> str:
+    """transformers' name of a tensor of deepseek-ai's."""
     head, _, rest = name.partition(".")
     if head == "gen_vision_model":
         return "vqmodel." + vq_decoder.llamagen_name(rest)
     if head == "language_model":
         return rest.replace("model.", "language_model.", 1)
     if head == "gen_aligner":
-        return re.sub(r"^layers\.(\d+)", _aligner_layer, rest)
+        # Its layers alternate with activations: 0 comes first, 2, 4 ... are the hidden ones.
+        number, _, rest = rest.removeprefix("layers.").partition(".")
+        layer = f"hidden_layers.{int(number) // 2 - 1}" if int(number) else "fc1"
+        return f"generation_aligner.{layer}.{rest}"
     renamed = {"gen_embed": "generation_embeddings", "gen_head": "generation_head"}.get(head, head)
     return f"{renamed}.{rest}".replace("generation_head.output_mlp_projector", "generation_head.proj_out")
-
-
-def _aligner_layer(found: re.Match) -> str:
-    """The aligner's layers alternate with activations: 0 comes first, 2, 4 ... are the hidden ones."""
-    number = int(found[1])
-    return f"generation_aligner.hidden_layers.{number // 2 - 1}" if number else "generation_aligner.fc1"
 
 
 def _published_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> JanusConfig:
@@ -127,7 +122,8 @@ def _published_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> 
     held = read_json(files.source, path)
     with files.source.blaming(path):
         text = LlamaConfig.from_dict(held["language_config"])
-        image = vq_decoder.taming_config(_below(tensors, "vqmodel.")).to_dict()
+        stored = {name.removeprefix("vqmodel."): held for name, held in tensors.items() if name.startswith("vqmodel.")}
+        image = vq_decoder.taming_config(stored).to_dict()
         width = held["gen_head_config"]["params"]["image_token_embed"]
         depth = held["gen_aligner_config"]["params"]["depth"]
     image |= {"projection_dim": text.hidden_size, "image_token_embed_dim": width, "num_hidden_layers": depth}
@@ -135,20 +131,7 @@ def _published_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> 
     return JanusConfig(text_config=text.to_dict(), vq_config=image, vision_config=vision)
 
 
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
 def _network(config: JanusConfig, found: CheckpointFiles | None = None) -> nn.Module:
     network = build_network(JanusModel, config, found=found)
     del network.vision_model, network.aligner, network.vqmodel.encoder, network.vqmodel.quant_conv
     return network
-
-
-def _random_config(request: LoadRequest) -> JanusConfig:
-    text = request.sized_network(_TEXT, _TINY_TEXT)
-    width = {"projection_dim": text["hidden_size"], "image_token_embed_dim": text["hidden_size"]}
-    vision = {"projection_dim": text["hidden_size"]}
-    return JanusConfig(
-        text_config=text, vq_config=request.sized(vq_decoder.LLAMAGEN_VQ, _TINY_VQ) | width, vision_config=vision
-    )

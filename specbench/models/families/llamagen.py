@@ -85,7 +85,10 @@ class LlamaGen(FamilyModel):
 
         The unconditional rows take the learned vectors at the places where the caption's own stand.
         """
-        captions = [self._caption(text) for text in prompts]
+        captions = []
+        for text in prompts:
+            ids = torch.tensor([self.tokenizer.encode(clean_caption(text)).ids], device=self.device)
+            captions.append(self._encoder(ids).last_hidden_state[0].to(self.dtype))
         lengths = [len(caption) for caption in captions] * 2
         nothing = [self._network.uncond_embedding[CAPTION - len(caption) :] for caption in captions]
         shift = CAPTION - torch.tensor(lengths, device=self.device)
@@ -123,12 +126,6 @@ class LlamaGen(FamilyModel):
                 matrix.data = rotary_halves(matrix.data, HEAD)
             head.rotary_emb = GridRotary(self.layout.height, self.layout.width, caption=CAPTION - 1)
         return head
-
-    def _caption(self, text: str) -> Tensor:
-        """T5's vectors [L, d_text] of one caption."""
-        ids = self.tokenizer.encode(clean_caption(text)).ids
-        output = self._encoder(torch.tensor([ids], device=self.device))
-        return output.last_hidden_state[0].to(self.dtype)
 
 
 class Network(nn.Module):

@@ -106,10 +106,15 @@ def load_chameleon_vq(tensors: Mapping[str, Tensor], found: CheckpointFiles, dev
 
     Their levels are numbered from the image down, transformers' from the latent up.
     """
-    prefix = next((name.removesuffix("decoder.conv_in.weight") for name in tensors if _opens_decoder(name)), "")
+    first = "decoder.conv_in.weight"
+    prefix = next((name.removesuffix(first) for name in tensors if name.endswith(first)), "")
     inner = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
     levels = 1 + max((int(name.split(".")[2]) for name in inner if name.startswith("decoder.up.")), default=0)
-    renamed = rename(inner, lambda name: _reverse_level(name, levels))
+
+    def reversed_level(name: str) -> str:
+        return re.sub(r"^decoder\.up\.(\d+)", lambda level: f"decoder.up.{levels - 1 - int(level[1])}", name)
+
+    renamed = rename(inner, reversed_level)
     attention = any(name.startswith("decoder.up.0.attn.") for name in renamed)
     return _load_taming(renamed, found, device, normalise=False, attention=attention)
 
@@ -132,14 +137,6 @@ def _load_taming(tensors: dict[str, Tensor], found: CheckpointFiles, device: str
 def random_taming(config: Mapping[str, object], normalise: bool, attention: bool, device: str) -> TamingDecoder:
     network = taming_network(JanusVQVAEConfig(**config), attention)
     return TamingDecoder(randomise(network, device, torch.float32), normalise)
-
-
-def _opens_decoder(name: str) -> bool:
-    return name.endswith("decoder.conv_in.weight")
-
-
-def _reverse_level(name: str, levels: int) -> str:
-    return re.sub(r"^decoder\.up\.(\d+)", lambda level: f"decoder.up.{levels - 1 - int(level[1])}", name)
 
 
 def llamagen_name(name: str) -> str:

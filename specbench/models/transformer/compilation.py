@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import ParamSpec, TypeVar
 
@@ -76,7 +76,24 @@ def graph_bytes() -> int | None:
     return sum(segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) != (0, 0))
 
 
-class CompiledFunctions:
+class CompiledForms:
+    """Several compiled functions."""
+
+    def all_compiled(self) -> Iterable[Compiled]:
+        raise NotImplementedError
+
+    @property
+    def seconds(self) -> float:
+        """Time of the calls that compiled a form."""
+        return sum(compiled.seconds for compiled in self.all_compiled())
+
+    @property
+    def forms(self) -> int:
+        """Number of compiled forms."""
+        return sum(compiled.forms for compiled in self.all_compiled())
+
+
+class CompiledFunctions(CompiledForms):
     """Compiled `call` for the drafting, sampling and verification of a decoder.
 
     On a small model their hundred small operations take as long as the target's forward. Each function is compiled for
@@ -87,7 +104,10 @@ class CompiledFunctions:
         """`options` of Inductor."""
         # A hash uses each intermediate result twice; unless these are materialised early, the fused expression grows
         # exponentially, and compiling takes minutes.
-        self._options = {"guard_filter_fn": _on_shapes, "realize_opcount_threshold": 8, **options}
+        self._options = {"realize_opcount_threshold": 8, **options}
+        self._options["guard_filter_fn"] = lambda guards: [
+            guard.guard_type in ("TENSOR_MATCH", "SHAPE_ENV") for guard in guards
+        ]
         self._compiled: dict[Callable, Compiled] = {}
 
     def __call__(self, function: Callable[Args, Result], *args: Args.args) -> Result:
@@ -95,22 +115,11 @@ class CompiledFunctions:
             self._compiled[function] = Compiled(function, False, self._options)
         return self._compiled[function](*args)
 
-    @property
-    def seconds(self) -> float:
-        """Time of the calls that compiled a form."""
-        return sum(compiled.seconds for compiled in self._compiled.values())
-
-    @property
-    def forms(self) -> int:
-        """Number of compiled forms."""
-        return sum(compiled.forms for compiled in self._compiled.values())
+    def all_compiled(self) -> Iterable[Compiled]:
+        return self._compiled.values()
 
 
 def compiled_functions(device: torch.device) -> CompiledFunctions:
     """A `CompiledFunctions` for the device. On a GPU it captures no CUDA graph: the graph's next run would overwrite
     outputs that the drafter still reads."""
     return CompiledFunctions({} if device.type == "cuda" else {"cpp_wrapper": True})
-
-
-def _on_shapes(guards: Sequence) -> list[bool]:
-    return [guard.guard_type in ("TENSOR_MATCH", "SHAPE_ENV") for guard in guards]

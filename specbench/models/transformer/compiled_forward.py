@@ -12,14 +12,14 @@ kept; the model is checked when a session begins.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from specbench.models.transformer.compilation import Compiled
+from specbench.models.transformer.compilation import Compiled, CompiledForms
 from specbench.models.transformer.forward import ForwardInputs, StepModel, run_step
 from specbench.models.transformer.kv_cache import PositionCache
 
@@ -27,7 +27,7 @@ CUDA_OPTIONS: dict[str, object] = {"triton.cudagraphs": True}
 """Options of Inductor on a GPU."""
 
 
-class CompiledStep:
+class CompiledStep(CompiledForms):
     """`run_step` of one model under one guidance."""
 
     def __init__(self, model: StepModel, guidance: float, fixed_shapes: bool, options: dict[str, object]):
@@ -43,15 +43,8 @@ class CompiledStep:
         if not self._made or self._made[-1][0] != kind:
             self._made.append((kind, self._compile()))
 
-    @property
-    def seconds(self) -> float:
-        """Time of the calls that compiled a form."""
-        return sum(compiled.seconds for _, compiled in self._made)
-
-    @property
-    def forms(self) -> int:
-        """Number of compiled forms."""
-        return sum(compiled.forms for _, compiled in self._made)
+    def all_compiled(self) -> Iterable[Compiled]:
+        return (compiled for _, compiled in self._made)
 
     def _compile(self) -> Compiled:
         model, guidance = self._model, self._guidance
@@ -67,7 +60,11 @@ class CompiledStep:
             cache.place(inputs.slots, inputs.index.shape[0])
             return run_step(model, guidance, cache, inputs)
 
-        options = {"guard_filter_fn": _not_on_model, **self._options}
+        def not_on_model(guards: Sequence) -> list[bool]:
+            """Keep the guards on arguments, shapes and torch's state; drop those on the model and module globals."""
+            return [re.search(r"\bmodel\b|\bG\[", guard.name) is None for guard in guards]
+
+        options = {"guard_filter_fn": not_on_model, **self._options}
         return Compiled(step, not self._fixed_shapes, options)
 
     def __call__(self, cache: PositionCache, inputs: ForwardInputs, most: int) -> tuple[Tensor, Tensor]:
@@ -76,7 +73,10 @@ class CompiledStep:
         width = inputs.tokens.shape[1]
         if self._fixed_shapes:
             inputs = inputs.widened(1 << (max(width, most) - 1).bit_length())
-            _any_number_read(inputs)
+            # The number of slots read is a symbol: one form serves all parts of a cache, each captured apart.
+            for read, dim in ((inputs.index, 0), (inputs.mask, 2)):
+                if read is not None:
+                    torch._dynamo.maybe_mark_dynamic(read, dim)
             torch.compiler.cudagraph_mark_step_begin()
         with _sizes_apart_floats_fixed():
             features, logits = self._made[-1][1](cache.buffers(), inputs)
@@ -88,18 +88,6 @@ def compiled_step(model: StepModel, guidance: float) -> CompiledStep:
     if model.device.type == "cuda":
         return CompiledStep(model, guidance, True, CUDA_OPTIONS)
     return CompiledStep(model, guidance, False, {"cpp_wrapper": True})
-
-
-def _any_number_read(inputs: ForwardInputs) -> None:
-    """Make the number of slots that are read a symbol: one form serves all parts of a cache, each captured apart."""
-    for read, dim in ((inputs.index, 0), (inputs.mask, 2)):
-        if read is not None:
-            torch._dynamo.maybe_mark_dynamic(read, dim)
-
-
-def _not_on_model(guards: Sequence) -> list[bool]:
-    """Keep the guards on arguments, shapes and torch's state; drop those on the model and on module globals."""
-    return [re.search(r"\bmodel\b|\bG\[", guard.name) is None for guard in guards]
 
 
 def _kind(model: StepModel) -> list[object]:

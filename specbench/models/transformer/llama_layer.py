@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from specbench.models.transformer.attention import grouped_attention, uses_sdpa
 from specbench.models.transformer.kv_cache import PositionCache
@@ -41,13 +41,9 @@ def run_layer(
     key, value = cache.layers[attention.layer_idx].update(key, value)
     seen, _ = grouped_attention(attention, query, key, value, mask, attention.scaling)
     hidden = hidden + linear_output(attention.o_proj, seen.reshape(*hidden.shape[:-1], -1))
-    return hidden + _mlp(layer.mlp, _norm(layer.post_attention_layernorm, hidden))
-
-
-def _mlp(mlp: LlamaMLP, hidden: Tensor) -> Tensor:
-    return linear_output(
-        mlp.down_proj, mlp.act_fn(linear_output(mlp.gate_proj, hidden)) * linear_output(mlp.up_proj, hidden)
-    )
+    mlp, normed = layer.mlp, _norm(layer.post_attention_layernorm, hidden)
+    gated = mlp.act_fn(linear_output(mlp.gate_proj, normed)) * linear_output(mlp.up_proj, normed)
+    return hidden + linear_output(mlp.down_proj, gated)
 
 
 def rotary_of(rotary_embedding: nn.Module, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -158,11 +158,8 @@ class TransformerModel:
             cache = PositionCache(self.backbone.config.num_hidden_layers, slots)
         else:
             cache.clear()
-        weakref.finalize(session, self._take_back, cache).atexit = False
+        weakref.finalize(session, setattr, self, "_spare_cache", cache).atexit = False
         return cache
-
-    def _take_back(self, cache: PositionCache) -> None:
-        self._spare_cache = cache
 
     def call_for(self, key: Hashable, rows: int) -> Call:
         """`call` for the functions of a decoder and sampling, `key`, on batches of `rows` images; eager without

@@ -1,0 +1,80 @@
+"""Digests of files, and what this machine remembers in its cache folder. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from specbench.errors import SpecbenchError
+
+# Imports inside functions: specbench.system.files brings rich, only where something is written.
+
+_DIGESTS = "digests.json"
+_SMALL_BYTES = 2**24
+"""Bytes up to which remembering a digest costs more than it saves."""
+_LARGE_BYTES = 2**30
+"""Bytes from which people wait for a digest."""
+
+
+def digest_of(path: Path, kind: str = "sha256") -> str:
+    """Compute the digest of a file as "kind:hex"; kind is one of hashlib, or "git", the id of a blob."""
+    with path.open("rb") as file:
+        if kind == "git":
+            header = b"blob %d\0" % os.fstat(file.fileno()).st_size
+            return f"git:{hashlib.file_digest(file, lambda: hashlib.sha1(header)).hexdigest()}"
+        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's content; of a large one from the cache folder where neither its inode nor its times have
+    changed since it was computed.
+
+    What changes with the content is remembered, never a file's name.
+    """
+    from specbench.system.console import say
+
+    key = _file_state(path)
+    if path.stat().st_size <= _SMALL_BYTES:
+        return digest_of(path).partition(":")[2]
+    if digest := remembered(_DIGESTS).get(key):
+        return digest
+    if path.stat().st_size >= _LARGE_BYTES:
+        say(f"computing the digest of {path} ({path.stat().st_size / 1e9:.1f} GB), once on this machine")
+    digest = digest_of(path).partition(":")[2]
+    if _file_state(path) == key:
+        with suppress(SpecbenchError, OSError):  # it is computed again then
+            remember(_DIGESTS, {key: digest})
+    return digest
+
+
+def _file_state(path: Path) -> str:
+    found = path.stat()
+    return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+
+
+def cache_folder() -> Path:
+    """Folder of downloads: SPECBENCH_CACHE, else `specbench` in the user's cache folder."""
+    if own := os.environ.get("SPECBENCH_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
+
+
+def remembered(name: str) -> dict[str, Any]:
+    """What this machine keeps in the file `name` of the cache folder; empty where it is none of ours."""
+    try:
+        held = json.loads((cache_folder() / name).read_text())
+    except (OSError, ValueError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def remember(name: str, entries: Mapping[str, object]) -> None:
+    """Add `entries` to what `remembered` returns; a SpecbenchError where the cache cannot be written."""
+    from specbench.system.files import write_atomically
+
+    write_atomically(cache_folder() / name, json.dumps(remembered(name) | entries, indent=1).encode())
