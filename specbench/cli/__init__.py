@@ -1,6 +1,7 @@
 """Command line: argument parsing and terminal output; commands call the Python API.
 
-Modules of commands import nothing heavy at the top, so that `--help` and `list` start fast.
+Modules of commands import nothing heavy at the top, so that `--help` and `list` start fast: what a command needs is
+imported inside its function.
 """
 
 from __future__ import annotations
@@ -21,8 +22,6 @@ import typer
 from specbench.cli.commands import COMMANDS, COMPLETION, CommandLine, help_of
 from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, unknown_name
 from specbench.system import console
-
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _UsageError = typer.BadParameter.__mro__[1]
 _DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY = "--debug", "--no-color", "--no-progress", "--pinned-only"
@@ -146,7 +145,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ),
             debug,
         )
-        _leave_downloads()
+        # Threads of a download try again for minutes, which Python's own end would wait for.
+        if any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
     except BrokenPipeError as error:
         code = 0 if _reader_left() else _fail(_bug(error), debug)
     except OSError as error:
@@ -157,7 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BaseException as error:  # a plug-in may raise anything
         if COMPLETION in os.environ and isinstance(error, SystemExit):
             raise
-        code = 0 if _pipe_broke(error) else _fail(_bug(error), debug)
+        # rich ends the program where nobody reads its text
+        broke = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
+        code = 0 if broke else _fail(_bug(error), debug)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -168,19 +173,6 @@ def _bug(error: BaseException) -> SpecbenchError:
         return PluginError("a plug-in", error)
     what = f"{type(error).__name__}: {error}"
     return SpecbenchError(what, f"a bug{place(error)}; {_DEBUG} shows the traceback", FAILURE)
-
-
-def _leave_downloads() -> None:
-    """End now where threads are at work, which Python would wait for: those of a download try again for minutes."""
-    if any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(INTERRUPTED)
-
-
-def _pipe_broke(error: BaseException) -> bool:
-    """Whether rich, which ends the program where nobody reads its text, raised this error."""
-    return isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
 
 
 def _reader_left() -> bool:

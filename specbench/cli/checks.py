@@ -17,25 +17,18 @@ from specbench.cli.options import (
     Out,
     Quiet,
     decoders_argument,
-    device_option,
     metric_option,
     model_option,
     option,
     prompts_option,
     protocol_option,
-    python_option,
-    revision_option,
     switch,
-    weights_option,
 )
 from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.specs.presets import PRESETS, require_decoders
 from specbench.system import console
 from specbench.system.torch_device import AUTO, best_device, chosen_device
-
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
 
 _DEFAULT_SAMPLES = 290_000
 _RandomWeights = Annotated[
@@ -67,8 +60,10 @@ _StoredRuns = Annotated[
     ),
 ]
 _Recompute = Annotated[bool, switch("--recompute", "With --run: recompute p, teacher-forced in float32.")]
-_RunWeights = Annotated[str | None, weights_option("With --recompute: the run's checkpoint, if not official.")]
-_RunRevision = Annotated[str | None, revision_option("With --recompute: revision of its hub repository.")]
+_RunWeights = Annotated[
+    str | None, option("--weights", "DIR|OWNER/NAME", "With --recompute: the run's checkpoint, if not official.")
+]
+_RunRevision = Annotated[str | None, option("--revision", "REF", "With --recompute: revision of its hub repository.")]
 _Target = Annotated[
     str | None,
     option(
@@ -92,15 +87,17 @@ def add_to(app: typer.Typer) -> None:
 
 def doctor(
     model: Annotated[str | None, model_option("Require this model to be ready.")] = None,
-    weights: Annotated[str | None, weights_option("Its checkpoint instead of the official one.")] = None,
-    revision: Annotated[str | None, revision_option("Revision of its hub repository.")] = None,
+    weights: Annotated[
+        str | None, option("--weights", "DIR|OWNER/NAME", "Its checkpoint instead of the official one.")
+    ] = None,
+    revision: Annotated[str | None, option("--revision", "REF", "Revision of its hub repository.")] = None,
     random_weights: _RandomWeights = False,
     scale: Annotated[str, option("--scale", "SIZE", "full or tiny, as for run.")] = "full",
     measure: _Measure = False,
     metric: _Metrics = None,
     protocol: _Protocol = None,
     cross_check: _CrossCheck = False,
-    python: Annotated[Path | None, python_option("Python that should have these packages.")] = None,
+    python: Annotated[Path | None, option("--python", "FILE", "Python that should have these packages.")] = None,
     everything: _All = False,
     out: Out = "results",
     json: Json = False,
@@ -185,7 +182,7 @@ def audit(
     recompute: _Recompute = False,
     weights: _RunWeights = None,
     revision: _RunRevision = None,
-    device: Annotated[str, device_option("With --recompute: torch device.")] = AUTO,
+    device: Annotated[str, option("--device", "DEVICE", "With --recompute: torch device.")] = AUTO,
     dtype: _Target = None,
     out: Out = "results",
     quiet: Quiet = False,
@@ -288,7 +285,8 @@ def audit_runs(
     if as_json:
         print_json(rows)
     else:
-        print_table([_cells(row) for row in rows], _HEADINGS)
+        cells = [_cells(row) for row in rows]
+        print_table(cells, list(cells[0]))
         if not quiet:
             for row in rows:
                 for line in notes(row):
@@ -299,20 +297,6 @@ def audit_runs(
             "the table and the lines above say what deviates most",
             GATE,
         )
-
-
-_HEADINGS = (
-    "run",
-    "declared",
-    "verdict",
-    "tv at least",
-    "p_value",
-    "order",
-    "place",
-    "entropy",
-    "detectable",
-    "images",
-)
 
 
 def _cells(row: Mapping) -> dict[str, object]:
@@ -363,9 +347,6 @@ def notes(row: Mapping) -> list[str]:
             + ("" if row["recomputed"] else "; this trusts what the decoder recorded, --recompute the tokens alone")
         )
     return lines
-
-
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 
 _CHECK_HELP = help_of(

@@ -13,8 +13,6 @@ from specbench.cli.output import print_json
 from specbench.errors import PARTIAL, SpecbenchError
 from specbench.system import console
 
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
 _Shards = Annotated[
     list[Path] | None,
     typer.Argument(metavar="DIR", help="Results folders of shards.", show_default="every shard-*-of-* in --out"),

@@ -15,8 +15,6 @@ from specbench.cli.output import print_json, print_table
 from specbench.errors import unknown_name
 from specbench.system import console
 
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
 _BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench")
 _LAYOUTS = (*_BENCHMARKS, "dataset")
 _Benchmark = Annotated[

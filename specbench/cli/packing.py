@@ -9,12 +9,10 @@ import typer
 
 from specbench.cli import completion
 from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Out, Runs, device_option, option, switch
+from specbench.cli.options import Json, Out, Runs, option, switch
 from specbench.cli.output import print_json, print_table, print_written
 from specbench.errors import GATE, SpecbenchError, unknown_name
 from specbench.system import console
-
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _PICTURES = ("png", "jpeg", "none")
 
@@ -47,7 +45,7 @@ def pack(
 def verify(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="File of specbench pack.")],
     recompute: Annotated[bool, switch("--recompute", "Take p from the model instead of the recorded values.")] = False,
-    device: Annotated[str, device_option("With --recompute: torch device.")] = "cpu",
+    device: Annotated[str, option("--device", "DEVICE", "With --recompute: torch device.")] = "cpu",
     json: Json = False,
 ) -> None:
     from specbench.checks import verify as checks

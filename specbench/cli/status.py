@@ -9,8 +9,6 @@ from specbench.cli.options import Json, Out, Runs
 from specbench.cli.output import print_json, print_table
 from specbench.system import console
 
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
 _HELP = help_of(
     "status",
     "Another terminal, workers, a cluster or shards may be decoding; nothing is written. A run is silent where nothing "
