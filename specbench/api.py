@@ -471,10 +471,10 @@ def audit(
     Raises:
         SpecbenchError: an unknown decoder or option, or too few samples.
     """
-    from specbench.checks.losslessness import AUDIT_SAMPLES, audit_named  # brings torch
+    from specbench.checks.losslessness import AUDIT_SAMPLES, audit_decoders  # brings torch
 
     count = AUDIT_SAMPLES if samples is None else samples
-    return list(audit_named(_several(decoders), count, seed, compiled=compiled, thorough=thorough))
+    return list(audit_decoders(_several(decoders), count, seed, compiled=compiled, thorough=thorough))
 
 
 def check(

@@ -52,31 +52,32 @@ Auditable = str | DecoderSpec | Decode
 
 
 def audit_decoders(
-    decoders: Sequence[Auditable],
+    decoders: Sequence[Auditable] = (),
     samples: int = AUDIT_SAMPLES,
     seed: int = 0,
     workers: int = 1,
     compiled: bool = False,
     thorough: bool = False,
-) -> list[dict[str, object]]:
+) -> Iterator[dict[str, object]]:
     """Decode `samples` images of enumerable models with each decoder and judge whether it keeps their joint
     distribution.
 
     Args:
-        decoders: preset names, resolved specs, or a user's decoder, also as "package.module:Name". That is a
-            `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that returns one
-            `Generation` per request, or all stream tokens as an array [B, N].
+        decoders: names as on the command line, with inline options if wanted; all presets if empty. A user's decoder is
+            "package.module:Name": a `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that
+            returns one `Generation` per request, or all stream tokens as an array [B, N]. Or, instead of names, specs
+            and functions.
         samples: images per decoder, divided among the audit's settings by their shares.
         seed: of the models and of the noise.
         workers: processes that share the decoders, on Linux.
         compiled: also audit compiled steps (COMPILED_SETTINGS).
         thorough: decode THOROUGH times the images in the half of the settings that would show least.
 
-    Returns:
-        One dict per decoder: `decoder`, `verdict` (see `audit_verdict`), `tv, tv_low, tv_high` (mean total variation
-        over the settings, as `total_variation` defines it), `samples`, `p_value`, `detectable_tv` (a distance the test
-        would have found with probability AUDIT_POWER), `models`, `declared` (what the spec says of itself; None for a
-        user decoder), `worst_setting` (the one with the smallest p-value), `dependent` (those of PAIRS whose images are
+    Yields:
+        One dict per decoder, as soon as it and those before are complete: `decoder`, `verdict` (see `audit_verdict`),
+        `tv, tv_low, tv_high` (mean total variation over the settings, as `total_variation` defines it), `samples`,
+        `p_value`, `detectable_tv` (a distance the test would have found with probability AUDIT_POWER), `models`,
+        `declared` (what the spec says of itself; None for a user decoder), `worst_setting` (the one with the smallest p-value), `dependent` (those of PAIRS whose images are
         not independent), `alone_differ` (images of which at least so many have other tokens alone than in a batch),
         `weakest_setting, weakest_tv` (the setting with the largest `detectable_tv`, and that), and `refused` (settings
         whose model the decoder does not accept).
@@ -84,22 +85,15 @@ def audit_decoders(
     Raises:
         SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples.
     """
+    by_name = all(isinstance(one, str) for one in decoders)
+    named = labelled_decoders(decoders or list(PRESETS)) if by_name else [(None, one) for one in decoders]
     if samples < 1000:
         raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {AUDIT_SAMPLES}")
-    return list(audit_each(decoders, samples, seed, workers, compiled, thorough))
-
-
-def audit_each(
-    decoders: Sequence[Auditable],
-    samples: int,
-    seed: int,
-    workers: int,
-    compiled: bool = False,
-    thorough: bool = False,
-) -> Iterator[dict[str, object]]:
-    """Yield the rows of `audit_decoders` in order, each as soon as it and the rows before it are complete."""
+    if seed < 0:
+        raise SpecbenchError(f"--seed {seed}: must be at least 0")
     settings = (*AUDIT_SETTINGS, *COMPILED_SETTINGS) if compiled else AUDIT_SETTINGS
-    work = [(*load_decoder(decoder), samples, seed, settings, thorough) for decoder in decoders]
+    loaded = ((label, *load_decoder(decoder)) for label, decoder in named)
+    work = [(label or name, decoder, samples, seed, settings, thorough) for label, name, decoder in loaded]
     # A forked process inherits plug-ins and imports.
     if min(workers, len(work)) < 2 or sys.platform != "linux":
         yield from (audit_one(*one) for one in work)
@@ -112,29 +106,6 @@ def audit_each(
         finally:
             for job in jobs:
                 job.cancel()
-
-
-def audit_named(
-    names: Sequence[str] = (),
-    samples: int = AUDIT_SAMPLES,
-    seed: int = 0,
-    workers: int = 1,
-    compiled: bool = False,
-    thorough: bool = False,
-) -> Iterator[dict[str, object]]:
-    """Yield the rows of `audit_decoders` for decoders named as on the command line, under those names; all if empty.
-
-    Raises:
-        SpecbenchError: what `audit_decoders` raises, or a number out of range.
-    """
-    named = labelled_decoders(names or list(PRESETS))
-    if samples < 1000:
-        raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {AUDIT_SAMPLES}")
-    if seed < 0:
-        raise SpecbenchError(f"--seed {seed}: must be at least 0")
-    rows = audit_each([decoder for _, decoder in named], samples, seed, workers, compiled, thorough)
-    for (label, _), row in zip(named, rows, strict=True):
-        yield row | {"decoder": label}
 
 
 def audit_one(

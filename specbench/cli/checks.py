@@ -229,9 +229,9 @@ def _audit_decoders(
     rows, started, every = [], time.monotonic(), len(decoders or PRESETS)
     if not decoders and not quiet:
         console.say(f"auditing all {every} decoders, each a minute or more; one alone: specbench audit sjd")
-    from specbench.checks.losslessness import audit_named, verdict_line
+    from specbench.checks.losslessness import audit_decoders, verdict_line
 
-    for row in audit_named(decoders, samples, seed, os.cpu_count() or 1, compiled, thorough):
+    for row in audit_decoders(decoders, samples, seed, os.cpu_count() or 1, compiled, thorough):
         rows.append(row)
         left = (every - len(rows)) * (time.monotonic() - started) / len(rows)
         ahead = f"; {len(rows)} of {every}, {console.duration(left)} left" if left and not decoders else ""

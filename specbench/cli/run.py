@@ -122,10 +122,10 @@ def run(
     plans = sweep_plans(values, parse_sweep(sweep or ()), download=not show_config)
     if show_config:
         return _show_config(plans[0], values, as_json)
-    from specbench.runs.run_progress import SilentReporter
+    from specbench.runs.run_progress import Reporter
     from specbench.runs.runner import run_plans
 
-    reporter = SilentReporter() if values["quiet"].value else ProgressReporter(table=_live_table)
+    reporter = Reporter() if values["quiet"].value else ProgressReporter(table=_live_table)
     _say_without_baseline(plans, reporter)
     summary = run_plans(plans, reporter)
     if as_json:

@@ -309,6 +309,8 @@ _OUTPUT = (
     _output("quiet", False, "print only errors"),
     _output("json", False, "print one JSON array on stdout"),
 )
+RUN_ORIGINS = (*(setting.name for setting in (*_MODEL, *_SAMPLING)), "prompts", "seed", "batch")
+"""Settings that tell one run from another, besides those of the decoder."""
 OPEN_IN_TABLES = {
     *("model", "weights", "revision", "random-weights", "scale", "size", "prompts", "limit", "ids", "samples", "seed"),
     *("offset", "sample", "per-category", "category"),
