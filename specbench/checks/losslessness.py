@@ -77,10 +77,10 @@ def audit_decoders(
         One dict per decoder, as soon as it and those before are complete: `decoder`, `verdict` (see `audit_verdict`),
         `tv, tv_low, tv_high` (mean total variation over the settings, as `total_variation` defines it), `samples`,
         `p_value`, `detectable_tv` (a distance the test would have found with probability AUDIT_POWER), `models`,
-        `declared` (what the spec says of itself; None for a user decoder), `worst_setting` (the one with the smallest p-value), `dependent` (those of PAIRS whose images are
-        not independent), `alone_differ` (images of which at least so many have other tokens alone than in a batch),
-        `weakest_setting, weakest_tv` (the setting with the largest `detectable_tv`, and that), and `refused` (settings
-        whose model the decoder does not accept).
+        `declared` (what the spec says of itself; None for a user decoder), `worst_setting` (the one with the smallest
+        p-value), `dependent` (those of PAIRS whose images are not independent), `alone_differ` (images of which at
+        least so many have other tokens alone than in a batch), `weakest_setting, weakest_tv` (the setting with the
+        largest `detectable_tv`, and that), and `refused` (settings whose model the decoder does not accept).
 
     Raises:
         SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples.
