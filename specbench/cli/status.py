@@ -29,4 +29,4 @@ def status(runs: Runs = None, out: Out = "results", json: Json = False) -> None:
     if console.is_terminal():
         screen = console.stdout()
         return screen.print(found.status_table(rows, screen.width))
-    print_table(found.status_lines(rows), found.STATUS_COLUMNS)
+    print_table([found.status_line(row) for row in rows], found.STATUS_COLUMNS)

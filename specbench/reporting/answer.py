@@ -164,21 +164,18 @@ def _quality(chosen: Sequence[Mapping], rows: Sequence[Mapping]) -> list[str]:
     scores = [score for row in rows if row["decoder"] == "ar" for score in row["scores"]] if found else []
     own = [score.get("prompts_needed") for score in scores if score["metric"] in names]
     unclear = [row for row in found if row not in real and row not in same]
-    return [*map(_cost, real), *_equal(same), *_untold(unclear, own)]
-
-
-def _equal(rows: Sequence[Mapping]) -> list[str]:
-    """Scores that agree with AR's image by image, by decoder."""
-    by_decoder: dict[str, list[str]] = {}
-    for row in rows:
-        by_decoder.setdefault(row["who"], []).append(row["name"])
-    return [f"{who} has AR's own scores, image by image, in {', '.join(names)}." for who, names in by_decoder.items()]
-
-
-def _cost(row: Mapping) -> str:
-    way = "lower" if row["value"] < 0 else "higher"
-    gap = number(abs(row["value"]), 3)
-    return f"{row['who']} scores {gap} {way} in {row['name']} than AR{_bounds(row)} over {row['n']} images."
+    equal: dict[str, list[str]] = {}
+    for row in same:
+        equal.setdefault(row["who"], []).append(row["name"])
+    return [
+        *(
+            f"{row['who']} scores {number(abs(row['value']), 3)} {'lower' if row['value'] < 0 else 'higher'} in "
+            f"{row['name']} than AR{_bounds(row)} over {row['n']} images."
+            for row in real
+        ),
+        *(f"{who} has AR's own scores, image by image, in {', '.join(names)}." for who, names in equal.items()),
+        *_untold(unclear, own),
+    ]
 
 
 def _untold(rows: Sequence[Mapping], own: Sequence[int | None]) -> list[str]:
