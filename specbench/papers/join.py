@@ -105,7 +105,14 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
         SpecbenchError: a damaged run folder.
     """
     runs = _runs([*found.values(), *(row.run for row in table.rows)])
-    asked_prompts = cache(_asked_prompts)
+
+    @cache
+    def asked_prompts(name: str, limit: int | None) -> Prompts | None:
+        """Ids and texts of the prompts that a cell asks for; None where the set cannot be read here."""
+        try:
+            return frozenset((one.id, one.text) for one in prompts.select(prompts.load_prompts(name), limit))
+        except SpecbenchError:
+            return None
 
     def measure(row: Row, column: Column) -> Measured | None:
         if row.run is not None:
@@ -151,15 +158,6 @@ def _measured(
         return measured
     asked = asked_prompts(settings.prompts, settings.limit)
     return replace(measured, unlike=_other_prompts(asked, measured, settings))
-
-
-def _asked_prompts(name: str, limit: int | None) -> Prompts | None:
-    """Ids and texts of the prompts that a cell asks for; None where the set cannot be read here."""
-    try:
-        chosen = prompts.select(prompts.load_prompts(name), limit)
-    except SpecbenchError:
-        return None
-    return frozenset((prompt.id, prompt.text) for prompt in chosen)
 
 
 def _other_prompts(asked: Prompts | None, measured: Measured, settings: CellSettings) -> tuple[str, ...]:
