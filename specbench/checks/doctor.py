@@ -20,7 +20,7 @@ from specbench.models.catalog import check_model, find_model, models
 from specbench.models.facts import AS_PUBLISHED, ModelChoice, ModelFacts
 from specbench.models.hub_model import HubModel
 from specbench.runs import compiler
-from specbench.runs.memory_estimate import Footprint, footprint, free_memory
+from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.plan import available_threads, check_writable
 from specbench.specs.presets import resolve
 from specbench.system import plugins
@@ -58,7 +58,7 @@ def check_machine(
     """
     named = [find_model(model).configured(choice)] if model else []
     return [
-        _python(),
+        _row("python", OK, f"{platform.python_version()} in {sys.prefix}"),
         *_packages(),
         _torch(),
         *_torchvision(),
@@ -75,11 +75,6 @@ def check_machine(
 
 def _row(name: str, status: str, detail: str, fix: str = "") -> dict[str, str]:
     return {"name": name, "status": status, "detail": detail, "fix": fix}
-
-
-def _python() -> dict[str, str]:
-    detail = f"{platform.python_version()} in {sys.prefix}"
-    return _row("python", OK, detail)
 
 
 def _packages() -> list[dict[str, str]]:
@@ -193,7 +188,10 @@ def _memory(info: ModelFacts) -> list[dict[str, str]]:
         return []
     where = "of main memory free" if device == "cpu" else "free on the GPU"
     detail = f"about {needs[0].total(1) / 2**30:.1f} GiB in {dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
-    detail += f"; {_per_image(needs)}" + (f"; {info.size_note}" if info.size_note else "")
+    # Of AR, and of a window of 64.
+    each = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in needs)
+    detail += f"; {each} per image in a batch, of it {needs[0].cache / 2**20:,.0f} MiB of KV cache in AR"
+    detail += f"; {info.size_note}" if info.size_note else ""
     if needs[0].total(1) > size:
         fix = "use another device, or a smaller model"
         if isinstance(info, HubModel):
@@ -202,12 +200,6 @@ def _memory(info: ModelFacts) -> list[dict[str, str]]:
             fix += f"; --dtype int8wo needs about {less / 2**30:.1f} GiB"
         return [_row("memory", WARNING, detail, fix)]
     return [_row("memory", OK, detail)]
-
-
-def _per_image(needs: Sequence[Footprint]) -> str:
-    """Memory per additional image of a batch, for AR and for a window of 64."""
-    sizes = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in needs)
-    return f"{sizes} per image in a batch, of it {needs[0].cache / 2**20:,.0f} MiB of KV cache in AR"
 
 
 def _peaks(measure: bool) -> list[dict[str, str]]:

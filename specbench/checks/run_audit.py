@@ -21,7 +21,7 @@ from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import BYTES, EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.models.interface import ImageModel
 from specbench.specs.run_spec import RunSpec, Sampling
-from specbench.stats.rosenblatt import LEVEL, Deviation, RosenblattResult, Tokens, audit_tokens
+from specbench.stats.rosenblatt import LEVEL, RosenblattResult, Tokens, audit_tokens
 from specbench.store.run_audits import images_fingerprint, write_audit
 from specbench.store.run_folders import find_runs
 from specbench.store.run_info import RunInfo
@@ -238,13 +238,12 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
         "detectable": result.detectable,
         "images": result.images,
         "tokens": result.tokens,
-        "by_order": {PRINTED_ORDERS[name]: _bound(bound) for name, bound in result.by_order.items()},
+        "by_order": {
+            PRINTED_ORDERS[name]: {"tv": bound.value, "tv_low": bound.low, "tv_high": bound.high}
+            for name, bound in result.by_order.items()
+        },
         "tests": [vars(test) | {"order": PRINTED_ORDERS[test.order]} for test in result.tests],
     }
-
-
-def _bound(bound: Deviation) -> dict[str, float | None]:
-    return {"tv": bound.value, "tv_low": bound.low, "tv_high": bound.high}
 
 
 def _worst_group(result: RosenblattResult, kind: str) -> str | None:

@@ -163,12 +163,13 @@ class Plan:
 
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """Files of the decoder's draft head; None without one."""
-        given = dict(decoder.options).get("head")
-        return (
-            None
-            if given is None
-            else find_head(given, self.model.name, self.model.heads.get(decoder.head_kind), download)
-        )
+        return own_head(self.model, decoder, lambda *own: find_head(*own, download))
+
+
+def own_head(model: ModelFacts, decoder: DecoderSpec, find: Callable) -> Any:
+    """What `find` (of `specbench.models.draft_head_files`) finds of the decoder's draft head; None without one."""
+    given = dict(decoder.options).get("head")
+    return None if given is None else find(given, model.name, model.heads.get(decoder.head_kind))
 
 
 class Shared:
@@ -213,9 +214,8 @@ def make_plan(
     with _collected(obstacles):
         model.require_weights()
     for decoder in decoders:
-        if (head := dict(decoder.spec.options).get("head")) is not None:
-            with _collected(obstacles):
-                require_head(head, model.name, model.heads.get(decoder.spec.head_kind))
+        with _collected(obstacles):
+            own_head(model, decoder.spec, require_head)
     with _collected(obstacles):
         shared.once((model, value["prompts"], drawing), lambda: model.check_prompts(chosen))
     sampling, device = plan_sampling(model, values), value["device"]

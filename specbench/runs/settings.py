@@ -37,17 +37,6 @@ OTHER_VARIABLES = {
     "SPECBENCH_DEBUG": "1: show tracebacks, as `--debug`",
 }
 """Environment variables that are read besides those of settings, and what they mean, for docs/commands.md."""
-FOREIGN_VARIABLES = {
-    "HF_HOME, HF_HUB_CACHE": "folder of the Hugging Face hub's downloads",
-    "HF_ENDPOINT": "address of a mirror of the hub",
-    "HF_TOKEN": "access to gated repositories, as `hf auth login` gives it",
-    "HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE": "1: download nothing",
-    "HTTPS_PROXY, NO_PROXY": "proxy of downloads",
-    "SSL_CERT_FILE": "certificates that servers are checked with",
-    "OMP_NUM_THREADS": "most CPU threads",
-    "CUDA_VISIBLE_DEVICES": "GPUs that are used",
-}
-"""Variables of others that downloads and devices follow."""
 
 
 @dataclass(frozen=True)
