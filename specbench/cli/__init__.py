@@ -1,7 +1,6 @@
 """Command line: argument parsing and terminal output; commands call the Python API.
 
-Modules of commands import nothing heavy at the top, so that `--help` and `list` start fast: what a command needs is
-imported inside its function.
+Modules of commands import nothing heavy at the top, so that `--help` and `list` start fast.
 """
 
 from __future__ import annotations
@@ -22,6 +21,8 @@ import typer
 from specbench.cli.commands import COMMANDS, COMPLETION, CommandLine, help_of
 from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, unknown_name
 from specbench.system import console
+
+# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _UsageError = typer.BadParameter.__mro__[1]
 _DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY = "--debug", "--no-color", "--no-progress", "--pinned-only"
