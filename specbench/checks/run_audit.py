@@ -134,7 +134,10 @@ def audit_run(
     """
     folder = Path(folder)
     store = RunStore(folder)
-    info, rows = store.info(), _decoded(store)
+    info, rows = store.info(), store.samples(_COLUMNS)
+    rows = rows[rows["status"] == "ok"].sort_values(list(KEY), ignore_index=True)
+    if rows.empty:
+        raise SpecbenchError(f"run '{folder.name}' has no decoded images to audit")
     found: dict[str, object] = {}
     if dtype:
         values, found = _under_other_target(info, rows, *_checkpoint(info, weights, revision), device, dtype)
@@ -185,15 +188,6 @@ class Values(NamedTuple):
     entropy: np.ndarray
     logp: np.ndarray | None = None
     possible: np.ndarray | None = None
-
-
-def _decoded(store: RunStore) -> pd.DataFrame:
-    """Rows of the decoded images, sorted by key; a SpecbenchError if there are none."""
-    rows = store.samples(_COLUMNS)
-    rows = rows[rows["status"] == "ok"].sort_values(list(KEY), ignore_index=True)
-    if rows.empty:
-        raise SpecbenchError(f"run '{store.folder.name}' has no decoded images to audit")
-    return rows
 
 
 def _with_values(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:

@@ -49,6 +49,7 @@ def build_app(named: str | None = None, root_options: bool = True) -> typer.Type
     modules = [COMMANDS[named][0]] if named else dict.fromkeys(module for module, _ in COMMANDS.values())
     for module in modules:
         importlib.import_module(f"specbench.cli.{module}").add_to(app)
+    app.registered_commands.sort(key=lambda command: list(COMMANDS).index(command.name))
     return app
 
 

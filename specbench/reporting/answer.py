@@ -150,13 +150,12 @@ def _free_window(row: Mapping) -> str | None:
 
 def _quality(chosen: Sequence[Mapping], rows: Sequence[Mapping]) -> list[str]:
     """Score differences from AR of the chosen runs: those that are real, and those that cannot be told."""
-    found = [
-        difference | {"who": _name(row)}
-        for row in chosen
-        if (baseline := _baseline(row, rows)) is not None
-        for difference in quality_rows(baseline, Path(row["folder"]), wanted=lambda metric: not lower_is_better(metric))
-        if difference["value"] is not None
-    ]
+    found, folders = [], {row["run_id"]: Path(row["folder"]) for row in rows}
+    for row in (row for row in chosen if row["baseline"] is not None):
+        folder = Path(row["folder"])
+        baseline = folders.get(row["baseline"], folder.parent / row["baseline"])
+        differences = quality_rows(baseline, folder, wanted=lambda metric: not lower_is_better(metric))
+        found += [one | {"who": _name(row)} for one in differences if one["value"] is not None]
     found = corrected(found)
     real = [row for row in found if row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT]
     same = [row for row in found if row["value"] == row["low"] == row["high"] == 0]
@@ -197,13 +196,6 @@ def _untold(rows: Sequence[Mapping], own: Sequence[int | None]) -> list[str]:
 
 def _bounds(row: Mapping) -> str:
     return "" if row["low"] is None else f" [{between(row['low'], row['high'], 3)}]"
-
-
-def _baseline(row: Mapping, rows: Sequence[Mapping]) -> Path | None:
-    if row["baseline"] is None:
-        return None
-    shown = next((Path(one["folder"]) for one in rows if one["run_id"] == row["baseline"]), None)
-    return shown or Path(row["folder"]).parent / row["baseline"]
 
 
 def _untimed(rows: Sequence[Mapping], timed: Sequence[Mapping]) -> list[str]:

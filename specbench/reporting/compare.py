@@ -142,7 +142,16 @@ def _speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
     if result is None:
         why = "latency is measured at batch 1 only" if a.info.spec.batch > 1 else "no timed images in common"
         untimed = [_row(name, note=f"differs in {', '.join(differing)}" if differing else why) for name in names]
-        return [_step_row(a, b) if row["name"] == "step_ratio" else row for row in untimed]
+        # Steps need no times.
+        differing = mismatched_fields(b.info, a.info, other="A", steps_alone=True)
+        common = stats.paired(b.rows, a.rows)
+        if differing or common.empty:
+            steps = _row(
+                "step_ratio", note=f"differs in {', '.join(differing)}" if differing else "no images in common"
+            )
+        else:
+            steps = _row("step_ratio", stats.Estimate(stats.step_ratio(common), None, None), len(common))
+        return [steps if row["name"] == "step_ratio" else row for row in untimed]
     pairs = stats.paired(b.rows, a.rows).dropna(subset=["ar_ms", "ar_ms_base"])
     saved = stats.difference_to_show(stats.speed_difference(pairs))
     needed = stats.prompts_needed(saved.spread, CHANGE)
@@ -156,15 +165,6 @@ def _speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
         _row(names[1], back, result.pairs, note=note),
         *(_row(name, stats.Estimate(value, None, None), result.pairs) for name, value in factors),
     ]
-
-
-def _step_row(a: Run, b: Run) -> dict[str, object]:
-    """Compute the ratio of steps, which needs no times, over the images in common."""
-    differing = mismatched_fields(b.info, a.info, other="A", steps_alone=True)
-    pairs = stats.paired(b.rows, a.rows)
-    if differing or pairs.empty:
-        return _row("step_ratio", note=f"differs in {', '.join(differing)}" if differing else "no images in common")
-    return _row("step_ratio", stats.Estimate(stats.step_ratio(pairs), None, None), len(pairs))
 
 
 def _latency_rows(name: str, run: Run) -> list[dict[str, object]]:

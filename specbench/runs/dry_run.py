@@ -211,20 +211,17 @@ def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: 
 
 
 def _pace(folders: Sequence[Path]) -> float | None:
-    paces = [_count_and_pace(folder) for folder in folders if folder.is_dir()]
-    images = sum(n for n, _ in paces)
-    known = [(n, pace) for n, pace in paces if pace]
-    return sum(n / pace for n, pace in known) / images if images and len(known) == len(paces) else None
+    images, seconds, columns = 0, 0.0, ("status", "batch", *(f"{span}_ms" for span in SPANS))
+    for folder in (folder for folder in folders if folder.is_dir()):
+        from specbench import stats  # half a second of imports, only where such a run is stored
 
-
-def _count_and_pace(folder: Path) -> tuple[int, float | None]:
-    """Number of decoded images of a run, and images per second."""
-    from specbench import stats  # half a second of imports, only where such a run is stored
-
-    columns = ("status", "batch", *(f"{span}_ms" for span in SPANS))
-    pieces = [rows.filter(pc.equal(rows["status"], "ok")) for rows in RunStore(folder).batches(columns)]
-    rows = stats.as_frame(pa.concat_tables(pieces)) if pieces else None
-    return (0, None) if rows is None else (len(rows), stats.throughput(rows))
+        pieces = [rows.filter(pc.equal(rows["status"], "ok")) for rows in RunStore(folder).batches(columns)]
+        rows = stats.as_frame(pa.concat_tables(pieces)) if pieces else ()
+        pace = stats.throughput(rows) if pieces else None
+        if not pace:
+            return None
+        images, seconds = images + len(rows), seconds + len(rows) / pace
+    return seconds / images if images else None
 
 
 def _too_large(need: int | None, free: int | None, device: str) -> list[SpecbenchError]:

@@ -114,7 +114,12 @@ def run(
                 summary.count(row)
                 reporter.row(done.spec.run_id, row)
         summary.interrupted = stop.is_set() and summary.done + summary.failed < todo
-    _advise({spec: stores[spec] for spec in work if work[spec] and spec.timed}, reporter)
+    timed = {spec.run_id: stores[spec] for spec in work if work[spec] and spec.timed}
+    found = [f"{run_id}: {problem}" for run_id, store in timed.items() for problem in _disturbances(store)]
+    for text in found[:_MOST_NAMED]:
+        reporter.note(f"{text}; repeat on a quiet machine with another --out")
+    if (more := len(found) - _MOST_NAMED) > 0:
+        reporter.note(f"{more} more such disturbance{'s' * (more > 1)}; specbench report names the worst")
     return summary
 
 
@@ -165,15 +170,6 @@ def _chunks(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], trace
     ]
     for start, spec in sorted(starts, key=lambda chunk: chunk[0] if chunk[1].batch == 1 else 0):
         yield Chunk(spec, tuple(work[spec][start : start + executor.portion(spec)]), trace)
-
-
-def _advise(stores: Mapping[RunSpec, RunStore], reporter: Reporter) -> None:
-    """Report disturbances of the runs' latencies, the first few by name."""
-    found = [f"{spec.run_id}: {problem}" for spec, store in stores.items() for problem in _disturbances(store)]
-    for text in found[:_MOST_NAMED]:
-        reporter.note(f"{text}; repeat on a quiet machine with another --out")
-    if (more := len(found) - _MOST_NAMED) > 0:
-        reporter.note(f"{more} more such disturbance{'s' * (more > 1)}; specbench report names the worst")
 
 
 def _disturbances(store: RunStore) -> list[str]:

@@ -322,6 +322,7 @@ def _settings_of(_presets: tuple, _components: tuple) -> tuple[Setting, ...]:
         choice(kind, "", f"{COMPONENT_KINDS[kind]}: {', '.join(values)}", "NAME", choices=tuple(values))
         for kind, values in CHOICES.items()
     )
+    metavars, of_type = {"tree": "TREE", "head": "DIR", "pairs": "FILE"}, {int: "N", float: "X", bool: "", str: "TEXT"}
     variants: dict[str, dict[tuple, Option]] = {}
     components = (part for values in CHOICES.values() for part in values.values())
     presets = (options_of(preset).values() for preset in PRESETS.values())
@@ -330,25 +331,15 @@ def _settings_of(_presets: tuple, _components: tuple) -> tuple[Setting, ...]:
     knobs = (
         knob(
             **vars(first),
-            metavar="N|auto" if name == "window" else _metavar(first),
+            metavar="N|auto"
+            if name == "window"
+            else metavars.get(name) or ("NAME" if first.choices else of_type[first.type]),
             words=("auto",) if name == "window" else (),
             others=tuple(others),
         )
         for name, (first, *others) in ((name, found.values()) for name, found in variants.items())
     )
     return (*kinds, *knobs)
-
-
-_TEXTS = {"tree": "TREE", "head": "DIR", "pairs": "FILE"}
-"""What the value of an option of text is, by its name."""
-
-
-def _metavar(option: Option) -> str:
-    if option.choices:
-        return "NAME"
-    if option.type is str:
-        return _TEXTS.get(option.name, "TEXT")
-    return {int: "N", float: "X", bool: ""}[option.type]
 
 
 def run_settings() -> tuple[Setting, ...]:
