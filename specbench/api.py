@@ -447,63 +447,6 @@ def import_results(benchmark: str, run: str, results: str | Path, out: str | Pat
     return import_scores(benchmark, find_run(out, run), Path(results))
 
 
-def audit(
-    decoders: Sequence[str] | str = (),
-    samples: int | None = None,
-    seed: int = 0,
-    compiled: bool = False,
-    thorough: bool = False,
-) -> Rows:
-    """Measure whether decoders are lossless, on models small enough to enumerate.
-
-    Args:
-        decoders: names with inline options if wanted ("gsd:G=50"), or your own as "package.module:Name"; all if empty.
-        samples: images per decoder; None takes the default of `specbench audit`.
-        seed: of the models and the decoding noise.
-        compiled: also audit compiled steps, which takes a minute or more per decoder.
-        thorough: decode ten times the images where the audit would see least.
-
-    Returns:
-        One dict per decoder, with its `verdict` ("lossless", "lossy", or "no deviation seen" where the decoder is
-        declared lossy or the images are too few), the measured total variation distance `tv, tv_low, tv_high`,
-        `detectable_tv` and `p_value`.
-
-    Raises:
-        SpecbenchError: an unknown decoder or option, or too few samples.
-    """
-    from specbench.checks.losslessness import AUDIT_SAMPLES, audit_decoders  # brings torch
-
-    count = AUDIT_SAMPLES if samples is None else samples
-    return list(audit_decoders(_several(decoders), count, seed, compiled=compiled, thorough=thorough))
-
-
-def check(
-    decoders: Sequence[str] | str = (),
-    samples: int | None = None,
-    model: str | None = None,
-    metric: str | None = None,
-    prompts: str | None = None,
-) -> Rows:
-    """Run the conformance tests on decoders, a model, a metric or a prompt set.
-
-    Args:
-        decoders: as for `audit`.
-        samples: images for the losslessness test; None takes the default of `specbench check`.
-        model, metric, prompts: names, or your own as "package.module:NAME".
-
-    Returns:
-        One dict per name and test: `name, kind, check, status, detail`, and `decoder` of a decoder.
-
-    Raises:
-        SpecbenchError: an unknown name or option.
-    """
-    from specbench.checks.contracts import check_all
-    from specbench.checks.losslessness import AUDIT_SAMPLES  # brings torch
-
-    count = AUDIT_SAMPLES if samples is None else samples
-    return list(check_all(_several(decoders), model, metric, prompts, count))
-
-
 def doctor(
     model: str | None = None,
     out: str | Path = "results",
@@ -576,7 +519,3 @@ def show_prompts(
 
 def _flags(settings: Mapping[str, T]) -> dict[str, T]:
     return {name.replace("_", "-"): value for name, value in settings.items()}
-
-
-def _several(decoders: Sequence[str] | str) -> Sequence[str]:
-    return [decoders] if isinstance(decoders, str) else decoders

@@ -9,6 +9,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -52,29 +53,29 @@ Auditable = str | DecoderSpec | Decode
 
 
 def audit_decoders(
-    decoders: Sequence[Auditable] = (),
-    samples: int = AUDIT_SAMPLES,
+    decoders: Sequence[Auditable] | str = (),
+    samples: int | None = None,
     seed: int = 0,
-    workers: int = 1,
     compiled: bool = False,
     thorough: bool = False,
-) -> Iterator[dict[str, object]]:
-    """Decode `samples` images of enumerable models with each decoder and judge whether it keeps their joint
-    distribution.
+    workers: int = 1,
+    tell: Callable[[Mapping[str, object]], None] = lambda row: None,
+) -> list[dict[str, object]]:
+    """Measure whether decoders are lossless, on models small enough to enumerate.
 
     Args:
-        decoders: names as on the command line, with inline options if wanted; all presets if empty. A user's decoder is
-            "package.module:Name": a `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that
-            returns one `Generation` per request, or all stream tokens as an array [B, N]. Or, instead of names, specs
-            and functions.
-        samples: images per decoder, divided among the audit's settings by their shares.
-        seed: of the models and of the noise.
-        workers: processes that share the decoders, on Linux.
-        compiled: also audit compiled steps (COMPILED_SETTINGS).
+        decoders: names with inline options if wanted ("gsd:G=50"); all if empty. Your own is "package.module:Name": a
+            `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that returns one `Generation`
+            per request, or all stream tokens as an array [B, N]. Or, instead of names, such objects.
+        samples: images per decoder, divided among the audit's settings by their shares; None takes AUDIT_SAMPLES.
+        seed: of the models and of the decoding noise.
+        compiled: also audit compiled steps (COMPILED_SETTINGS), which takes a minute or more per decoder.
         thorough: decode THOROUGH times the images in the half of the settings that would show least.
+        workers: processes that share the decoders, on Linux.
+        tell: receives each dict as soon as it and those before are complete.
 
-    Yields:
-        One dict per decoder, as soon as it and those before are complete: `decoder`, `verdict` (see `audit_verdict`),
+    Returns:
+        One dict per decoder: `decoder`, `verdict` ("lossless", "lossy" or "no deviation seen", see `audit_verdict`),
         `tv, tv_low, tv_high` (mean total variation over the settings, as `total_variation` defines it), `samples`,
         `p_value`, `detectable_tv` (a distance the test would have found with probability AUDIT_POWER), `models`,
         `declared` (what the spec says of itself; None for a user decoder), `worst_setting` (the one with the smallest
@@ -85,6 +86,7 @@ def audit_decoders(
     Raises:
         SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples.
     """
+    decoders, samples = [decoders] if isinstance(decoders, str) else decoders, samples or AUDIT_SAMPLES
     by_name = all(isinstance(one, str) for one in decoders)
     named = labelled_decoders(decoders or list(PRESETS)) if by_name else [(None, one) for one in decoders]
     if samples < 1000:
@@ -94,18 +96,20 @@ def audit_decoders(
     settings = (*AUDIT_SETTINGS, *COMPILED_SETTINGS) if compiled else AUDIT_SETTINGS
     loaded = ((label, *load_decoder(decoder)) for label, decoder in named)
     work = [(label or name, decoder, samples, seed, settings, thorough) for label, name, decoder in loaded]
-    # A forked process inherits plug-ins and imports.
-    if min(workers, len(work)) < 2 or sys.platform != "linux":
-        yield from (audit_one(*one) for one in work)
-        return
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(min(workers, len(work)), context, torch.set_num_threads, (1,)) as pool:
-        jobs = [pool.submit(audit_one, *one) for one in work]
-        try:
-            yield from (job.result() for job in jobs)
-        finally:
-            for job in jobs:
-                job.cancel()
+    rows: list[dict[str, object]] = []
+    with ExitStack() as running:
+        if min(workers, len(work)) < 2 or sys.platform != "linux":
+            found: Iterator[dict[str, object]] = (audit_one(*one) for one in work)
+        else:  # a forked process inherits plug-ins and imports
+            context, several = multiprocessing.get_context("fork"), min(workers, len(work))
+            pool = ProcessPoolExecutor(several, context, torch.set_num_threads, (1,))
+            running.callback(pool.shutdown, cancel_futures=True)
+            jobs = [pool.submit(audit_one, *one) for one in work]
+            found = (job.result() for job in jobs)
+        for row in found:
+            rows.append(row)
+            tell(row)
+    return rows
 
 
 def audit_one(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -226,20 +227,21 @@ def _audit_decoders(
     decoders: Sequence[str], samples: int, seed: int, compiled: bool, thorough: bool, quiet: bool
 ) -> list[dict]:
     """Audit decoders on models small enough to enumerate, and say how far it is."""
-    rows, started, every = [], time.monotonic(), len(decoders or PRESETS)
+    started, every, done = time.monotonic(), len(decoders or PRESETS), count(1)
     if not decoders and not quiet:
         console.say(f"auditing all {every} decoders, each a minute or more; one alone: specbench audit sjd")
     from specbench.checks.losslessness import audit_decoders, verdict_line
 
-    for row in audit_decoders(decoders, samples, seed, os.cpu_count() or 1, compiled, thorough):
-        rows.append(row)
-        left = (every - len(rows)) * (time.monotonic() - started) / len(rows)
-        ahead = f"; {len(rows)} of {every}, {console.duration(left)} left" if left and not decoders else ""
+    def tell(row: Mapping) -> None:
+        number = next(done)
+        left = (every - number) * (time.monotonic() - started) / number
+        ahead = f"; {number} of {every}, {console.duration(left)} left" if left and not decoders else ""
         if not quiet:
             console.say(f"audited {row['decoder']}: {verdict_line(row)}{ahead}")
         if row["refused"]:
             console.say(f"{row['decoder']} does not accept these settings: {'; '.join(row['refused'])}")
-    return rows
+
+    return audit_decoders(decoders, samples, seed, compiled, thorough, os.cpu_count() or 1, tell)
 
 
 def _print_audit(rows: Sequence[dict]) -> None:
@@ -378,8 +380,8 @@ def check(
     from specbench.checks.contracts import check_all
     from specbench.checks.findings import FAILED
 
-    announce = None if quiet else lambda name: console.say(f"checking {name}")
-    rows = list(check_all(decoders or (), model, metric, prompts, samples, announce))
+    shown = {} if quiet else {"announce": lambda name: console.say(f"checking {name}")}
+    rows = check_all(decoders or (), samples, model, metric, prompts, **shown)
     several = len({row["name"] for row in rows}) > 1
     columns = ("name", "check", "status", "detail") if several else ("check", "status", "detail")
     print_json(rows) if json else print_table(rows, columns, ("status",))
