@@ -266,7 +266,7 @@ def test_images_that_differ_alone_are_told_where_their_distribution_shows_nothin
 
 
 def test_a_thorough_audit_sees_more_where_least_is_seen():
-    quick, thorough = (audit_one("ar", resolve("ar"), 6000, 0, AUDIT_SETTINGS[:3], mode) for mode in (False, True))
+    quick, thorough = (audit_one("ar", resolve("ar"), 20_000, 0, AUDIT_SETTINGS[:3], mode) for mode in (False, True))
     assert thorough["weakest_tv"] < 0.8 * quick["weakest_tv"]
     assert thorough["weakest_setting"] in verdict_line(thorough)
 
