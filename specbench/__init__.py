@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from specbench.api import *  # noqa: F403 - `__all__` names what is public
     from specbench.checks.contracts import check_all as check
     from specbench.checks.cross_check import cross_check
+    from specbench.checks.doctor import doctor
     from specbench.checks.losslessness import audit_decoders as audit
     from specbench.checks.run_audit import audit_runs
     from specbench.checks.verify import verify
@@ -82,6 +83,7 @@ _ELSEWHERE = {
     "check_head": "specbench.training.head",
     "cross_check": "specbench.checks.cross_check",
     "demo": "specbench.reporting.demo",
+    "doctor": "specbench.checks.doctor",
     "fetch": "specbench.papers.downloads",
     "fetch_prompts": "specbench.prompts",
     "forecast": "specbench.papers.forecasts",

@@ -447,47 +447,6 @@ def import_results(benchmark: str, run: str, results: str | Path, out: str | Pat
     return import_scores(benchmark, find_run(out, run), Path(results))
 
 
-def doctor(
-    model: str | None = None,
-    out: str | Path = "results",
-    weights: str | None = None,
-    revision: str | None = None,
-    random_weights: bool = False,
-    scale: str = "full",
-    metrics: Sequence[str] = (),
-    measure: bool = False,
-    cross_check: bool = False,
-    protocol: str | None = None,
-) -> list[dict[str, str]]:
-    """Check whether this machine is ready to run.
-
-    Args:
-        model: the model that must be ready, whose files are checked by name and shape; all models if None.
-        out: the results folder to test for writing.
-        weights, revision, random_weights, scale: of `model`, as for `run`.
-        metrics: metrics that must be ready too.
-        measure: time memory copies and matrix products, for the roofline numbers of reports.
-        cross_check: look for the packages of the metrics' authors.
-        protocol: a paper's protocol, whose metrics must be ready too.
-
-    Returns:
-        One dict per prerequisite: `name, status` ("ok", "warning" or "missing"), `detail, fix`.
-
-    Raises:
-        SpecbenchError: an unknown model or metric, or a model that has only one set of weights.
-    """
-    from specbench.checks.cross_check import readiness
-    from specbench.checks.doctor import check_machine  # bring torch
-    from specbench.metrics.catalog import with_protocol
-    from specbench.models.facts import ModelChoice
-
-    if scale not in ("full", "tiny"):
-        raise SpecbenchError(f"scale {scale}: unknown", "valid: full, tiny")
-    choice, metrics = ModelChoice(weights, revision, random_weights, scale == "tiny"), with_protocol(metrics, protocol)
-    rows = check_machine(model, Path(out), choice, metrics, measure)
-    return rows + (readiness() if cross_check else [])
-
-
 def show_prompts(
     prompts: str | Path,
     limit: int | None = None,

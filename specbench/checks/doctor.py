@@ -37,6 +37,51 @@ OK, WARNING, MISSING = "ok", "warning", "missing"
 LOW_DISK_GIB = 1.0
 
 
+def doctor(
+    model: str | None = None,
+    out: str | Path = "results",
+    weights: str | None = None,
+    revision: str | None = None,
+    random_weights: bool = False,
+    scale: str = "full",
+    metrics: Sequence[str] = (),
+    measure: bool = False,
+    cross_check: bool = False,
+    protocol: str | None = None,
+    python: Path | None = None,
+) -> list[dict[str, str]]:
+    """Check whether this machine is ready to run.
+
+    Args:
+        model: the model that must be ready, whose files are checked by name and shape; all models if None.
+        out: the results folder to test for writing.
+        weights, revision, random_weights, scale: of `model`, as for `run`.
+        metrics: metrics that must be ready too.
+        measure: time memory copies and matrix products, for the roofline numbers of reports.
+        cross_check: look for the packages of the metrics' authors.
+        protocol: a paper's protocol, whose metrics must be ready too.
+        python: of the environment that should have the authors' packages, which are then looked for.
+
+    Returns:
+        One dict per prerequisite: `name, status` ("ok", "warning" or "missing"), `detail, fix`.
+
+    Raises:
+        SpecbenchError: an unknown model or metric, a model that has only one set of weights, or a choice of weights
+            without a model.
+    """
+    from specbench.checks.cross_check import readiness
+    from specbench.metrics.packages import require_python
+
+    if scale not in ("full", "tiny"):
+        raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")
+    choice = ModelChoice(weights, revision, random_weights, scale == "tiny")
+    if choice != AS_PUBLISHED and not model:
+        raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
+    require_python(python)
+    rows = check_machine(model, Path(out), choice, metric_catalog.with_protocol(metrics, protocol), measure)
+    return rows + (readiness(python) if cross_check or python else [])
+
+
 def check_machine(
     model: str | None = None,
     out: Path = Path("results"),

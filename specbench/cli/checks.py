@@ -103,22 +103,13 @@ def doctor(
     out: Out = "results",
     json: Json = False,
 ) -> None:
-    from specbench.checks.cross_check import readiness, require_python
-    from specbench.checks.doctor import MISSING, check_machine
-    from specbench.metrics.catalog import with_protocol
-    from specbench.models.facts import AS_PUBLISHED, ModelChoice
+    from specbench.checks import doctor as machine
 
-    if scale not in ("full", "tiny"):
-        raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")
-    choice = ModelChoice(weights, revision, random_weights, scale == "tiny")
-    if choice != AS_PUBLISHED and not model:
-        raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
-    metrics = with_protocol(metric or (), protocol)
-    rows = check_machine(model, Path(out), choice, metrics, measure)
-    require_python(python)
-    rows += readiness(python) if cross_check or python else []
+    rows = machine.doctor(
+        model, out, weights, revision, random_weights, scale, metric or (), measure, cross_check, protocol, python
+    )
     print_json(rows) if json else _print_readiness(rows if everything else _in_short(rows))
-    missing = dict.fromkeys(row["name"] for row in rows if row["status"] == MISSING)
+    missing = dict.fromkeys(row["name"] for row in rows if row["status"] == machine.MISSING)
     if missing:
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
     if not json:
