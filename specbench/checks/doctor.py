@@ -78,29 +78,7 @@ def doctor(
     if choice != AS_PUBLISHED and not model:
         raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
     require_python(python)
-    rows = check_machine(model, Path(out), choice, metric_catalog.with_protocol(metrics, protocol), measure)
-    return rows + (readiness(python) if cross_check or python else [])
-
-
-def check_machine(
-    model: str | None = None,
-    out: Path = Path("results"),
-    choice: ModelChoice = AS_PUBLISHED,
-    metrics: Sequence[str] = (),
-    measure: bool = False,
-) -> list[dict[str, str]]:
-    """Check the prerequisites; returns rows of `name, status ("ok", "warning" or "missing"), detail, fix`.
-
-    Args:
-        model: check only this model, including names and shapes of all tensors; all models if None.
-        out: results folder.
-        choice: checkpoint and size of `model`.
-        metrics: metrics whose prerequisites are checked too.
-        measure: measure and store memory bandwidth and FLOP/s of each device, for `specbench.runs.preparation`.
-
-    Raises:
-        SpecbenchError: unknown model, or a model without alternative weights.
-    """
+    wanted = metric_catalog.with_protocol(metrics, protocol)
     named = [find_model(model).configured(choice)] if model else []
     return [
         _row("python", OK, f"{platform.python_version()} in {sys.prefix}"),
@@ -112,9 +90,10 @@ def check_machine(
         *(_model(info, required=bool(named)) for info in named or models().values()),
         *(row for info in named for row in _memory(info)),
         *_peaks(measure),
-        *(row for name in metrics for row in _metric(name)),
+        *(row for name in wanted for row in _metric(name)),
         *_plugins(),
-        *_disk(out),
+        *_disk(Path(out)),
+        *(readiness(python) if cross_check or python else ()),
     ]
 
 
