@@ -30,7 +30,7 @@ from specbench.papers.table_files import load_table, table_names
 from specbench.prompts import load_prompts
 from specbench.prompts import prompt_set_names as prompt_sets
 from specbench.prompts.public import public_names
-from specbench.runs.settings import FOREIGN_VARIABLES, OTHER_VARIABLES
+from specbench.runs.settings import OTHER_VARIABLES
 from specbench.specs.components import CHOICES, Component
 from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, resolve
@@ -87,6 +87,19 @@ def command_help(page: Path, argument: str) -> str:
         said = "\n\n".join(" ".join(text.split()) for text in _plain_help(command).split("\n\n"))
         parts.append(f"## specbench {name}\n\n{said}\n\n" + _table(["argument or option", "meaning", "default"], rows))
     return "\n\n".join(parts)
+
+
+FOREIGN_VARIABLES = {
+    "HF_HOME, HF_HUB_CACHE": "folder of the Hugging Face hub's downloads",
+    "HF_ENDPOINT": "address of a mirror of the hub",
+    "HF_TOKEN": "access to gated repositories, as `hf auth login` gives it",
+    "HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE": "1: download nothing",
+    "HTTPS_PROXY, NO_PROXY": "proxy of downloads",
+    "SSL_CERT_FILE": "certificates that servers are checked with",
+    "OMP_NUM_THREADS": "most CPU threads",
+    "CUDA_VISIBLE_DEVICES": "GPUs that are used",
+}
+"""Variables of others that downloads and devices follow."""
 
 
 def variables(page: Path, argument: str) -> str:

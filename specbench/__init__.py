@@ -15,7 +15,10 @@ from specbench.system.version import __version__
 
 if TYPE_CHECKING:
     from specbench.api import *  # noqa: F403 - `__all__` names what is public
+    from specbench.checks.contracts import check_all as check
     from specbench.checks.cross_check import cross_check
+    from specbench.checks.doctor import doctor
+    from specbench.checks.losslessness import audit_decoders as audit
     from specbench.checks.run_audit import audit_runs
     from specbench.checks.verify import verify
     from specbench.errors import SpecbenchError
@@ -73,11 +76,14 @@ __all__ = [
 
 _ELSEWHERE = {
     "SpecbenchError": "specbench.errors",
+    "audit": "specbench.checks.losslessness:audit_decoders",
     "audit_runs": "specbench.checks.run_audit",
     "available": "specbench.papers.listing",
+    "check": "specbench.checks.contracts:check_all",
     "check_head": "specbench.training.head",
     "cross_check": "specbench.checks.cross_check",
     "demo": "specbench.reporting.demo",
+    "doctor": "specbench.checks.doctor",
     "fetch": "specbench.papers.downloads",
     "fetch_prompts": "specbench.prompts",
     "forecast": "specbench.papers.forecasts",
@@ -88,12 +94,13 @@ _ELSEWHERE = {
     "train_head": "specbench.training.head",
     "verify": "specbench.checks.verify",
 }
-"""Modules of the public names that do not stand in `specbench.api`."""
+"""Modules of the public names that do not stand in `specbench.api`, with their names there where they are others."""
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        return getattr(importlib.import_module(_ELSEWHERE.get(name, "specbench.api")), name)
+        module, _, there = _ELSEWHERE.get(name, "specbench.api").partition(":")
+        return getattr(importlib.import_module(module), there or name)
     raise AttributeError(f"module 'specbench' has no attribute '{name}'")
 
 

@@ -75,15 +75,15 @@ def _with_run(box: Path) -> Path:
     return folder
 
 
-def _not_audited(decoders: Sequence, *_) -> list[dict[str, object]]:
-    """A row of `audit` for every decoder, of which none is found lossy."""
+def _not_audited(name: str, *_) -> dict[str, object]:
+    """A row of `audit` that finds a decoder lossless."""
     columns = ("tv", "tv_low", "tv_high", "samples", "p_value", "detectable_tv", "models")
     row = dict.fromkeys(columns, 0) | {"verdict": "lossless", "declared": "lossless", "refused": {}}
-    return [row | {"decoder": str(number)} for number, _ in enumerate(decoders)]
+    return row | {"decoder": name}
 
 
 NOTHING_HEAVY = {
-    "specbench.checks.losslessness.audit_each": _not_audited,
+    "specbench.checks.losslessness.audit_one": _not_audited,
     "specbench.checks.decoder_contract.check_decoder": lambda *_: [],
     "specbench.api.score": lambda *_, **__: [],
     "specbench.api.score_folder": lambda *_, **__: [],

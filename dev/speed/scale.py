@@ -27,7 +27,7 @@ from kills import TEXTS, make_model, specs
 from specbench.prompts import Request
 from specbench.runs.executors.local import Chunk, decode_chunk
 from specbench.runs.executors.ray_workers import WorkerPool
-from specbench.runs.run_progress import SilentReporter
+from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.system import environment
 from specbench.system.files import write_atomically
@@ -56,7 +56,7 @@ def sleeping_model():
     return model
 
 
-class Stopwatch(SilentReporter):
+class Stopwatch(Reporter):
     """Reporter that times from the first ready worker to the last row."""
 
     def start(self, total: int, done: int, folders: Sequence[Path] = ()) -> None:

@@ -3,7 +3,7 @@ each in a module of its own that brings what it needs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 from specbench.checks.findings import Finding, finding, run_tests
 from specbench.errors import SpecbenchError
@@ -12,42 +12,48 @@ from specbench.prompts import PromptSet, load_prompts
 
 
 def check_all(
-    decoders: Sequence[str],
-    model: str | None,
-    metric: str | None,
-    prompts: str | None,
-    samples: int,
-    announce: Callable[[str], None] | None = None,
-) -> Iterator[dict[str, object]]:
-    """Yield `name, kind, check, status, detail` of every test.
+    decoders: Sequence[str] | str = (),
+    samples: int | None = None,
+    model: str | None = None,
+    metric: str | None = None,
+    prompts: str | None = None,
+    announce: Callable[[str], None] = lambda name: None,
+) -> list[dict[str, object]]:
+    """Run the conformance tests on decoders, a model, a metric or a prompt set.
 
     Args:
-        prompts: tested, and used for the tests of the model and the metric.
-        samples: images for the losslessness test of decoders.
+        decoders: names with inline options if wanted, or your own as "package.module:NAME".
+        samples: images for the losslessness test of decoders; None takes the default of `specbench check`.
+        model, metric: names, or your own as "package.module:NAME".
+        prompts: likewise; tested, and used for the tests of the model and the metric.
         announce: called with each name before its tests.
+
+    Returns:
+        One dict per name and test: `name, kind, check, status, detail`, and `decoder` of a decoder.
 
     Raises:
         SpecbenchError: a name that is unknown, or something that must be installed first.
     """
-    announce = announce or (lambda name: None)
+    rows: list[dict[str, object]] = []
     if decoders:
         from specbench.checks.decoder_contract import check_named  # brings transformers and the decode loop
 
-        for row in check_named(decoders, samples, announce):
-            yield {"name": row["decoder"], "kind": "decoder", **row}
+        named = check_named([decoders] if isinstance(decoders, str) else decoders, samples, announce)
+        rows += [{"name": row["decoder"], "kind": "decoder", **row} for row in named]
     if model:
         from specbench.checks.model_contract import model_findings  # brings torch
 
         announce(model)
-        yield from ({"name": model, "kind": "model", **vars(one)} for one in model_findings(model, prompts))
+        rows += [{"name": model, "kind": "model", **vars(one)} for one in model_findings(model, prompts)]
     if metric:
         from specbench.checks.metric_contract import metric_findings  # brings pandas
 
         announce(metric)
-        yield from ({"name": metric, "kind": "metric", **vars(one)} for one in metric_findings(metric, prompts))
+        rows += [{"name": metric, "kind": "metric", **vars(one)} for one in metric_findings(metric, prompts)]
     if prompts:
         announce(prompts)
-        yield from ({"name": prompts, "kind": "prompts", **vars(one)} for one in prompt_findings(prompts, model))
+        rows += [{"name": prompts, "kind": "prompts", **vars(one)} for one in prompt_findings(prompts, model)]
+    return rows
 
 
 def prompt_findings(name: str, model: str | None = None) -> list[Finding]:

@@ -47,19 +47,12 @@ def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES, seed: int = 
 
 
 def check_named(
-    names: Sequence[str], samples: int = AUDIT_SAMPLES, announce: Callable[[str], None] = lambda name: None
+    names: Sequence[str], samples: int | None, announce: Callable[[str], None]
 ) -> Iterator[dict[str, object]]:
-    """Yield `decoder, check, status, detail` of every test of decoders named as on the command line.
-
-    Args:
-        announce: called with each decoder's name before its tests.
-
-    Raises:
-        SpecbenchError: there is no such decoder.
-    """
+    """Yield `decoder, check, status, detail` of every test of decoders, see `specbench.checks.contracts.check_all`."""
     for label, decoder in labelled_decoders(names):
         announce(label)
-        for found in check_decoder(decoder, samples):
+        for found in check_decoder(decoder, samples or AUDIT_SAMPLES):
             yield {"decoder": label, **vars(found)}
 
 

@@ -20,7 +20,7 @@ from specbench.models.catalog import check_model, find_model, models
 from specbench.models.facts import AS_PUBLISHED, ModelChoice, ModelFacts
 from specbench.models.hub_model import HubModel
 from specbench.runs import compiler
-from specbench.runs.memory_estimate import Footprint, footprint, free_memory
+from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.plan import available_threads, check_writable
 from specbench.specs.presets import resolve
 from specbench.system import plugins
@@ -37,28 +37,51 @@ OK, WARNING, MISSING = "ok", "warning", "missing"
 LOW_DISK_GIB = 1.0
 
 
-def check_machine(
+def doctor(
     model: str | None = None,
-    out: Path = Path("results"),
-    choice: ModelChoice = AS_PUBLISHED,
+    out: str | Path = "results",
+    weights: str | None = None,
+    revision: str | None = None,
+    random_weights: bool = False,
+    scale: str = "full",
     metrics: Sequence[str] = (),
     measure: bool = False,
+    cross_check: bool = False,
+    protocol: str | None = None,
+    python: Path | None = None,
 ) -> list[dict[str, str]]:
-    """Check the prerequisites; returns rows of `name, status ("ok", "warning" or "missing"), detail, fix`.
+    """Check whether this machine is ready to run.
 
     Args:
-        model: check only this model, including names and shapes of all tensors; all models if None.
-        out: results folder.
-        choice: checkpoint and size of `model`.
-        metrics: metrics whose prerequisites are checked too.
-        measure: measure and store memory bandwidth and FLOP/s of each device, for `specbench.runs.preparation`.
+        model: the model that must be ready, whose files are checked by name and shape; all models if None.
+        out: the results folder to test for writing.
+        weights, revision, random_weights, scale: of `model`, as for `run`.
+        metrics: metrics that must be ready too.
+        measure: time memory copies and matrix products, for the roofline numbers of reports.
+        cross_check: look for the packages of the metrics' authors.
+        protocol: a paper's protocol, whose metrics must be ready too.
+        python: of the environment that should have the authors' packages, which are then looked for.
+
+    Returns:
+        One dict per prerequisite: `name, status` ("ok", "warning" or "missing"), `detail, fix`.
 
     Raises:
-        SpecbenchError: unknown model, or a model without alternative weights.
+        SpecbenchError: an unknown model or metric, a model that has only one set of weights, or a choice of weights
+            without a model.
     """
+    from specbench.checks.cross_check import readiness
+    from specbench.metrics.packages import require_python
+
+    if scale not in ("full", "tiny"):
+        raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")
+    choice = ModelChoice(weights, revision, random_weights, scale == "tiny")
+    if choice != AS_PUBLISHED and not model:
+        raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
+    require_python(python)
+    wanted = metric_catalog.with_protocol(metrics, protocol)
     named = [find_model(model).configured(choice)] if model else []
     return [
-        _python(),
+        _row("python", OK, f"{platform.python_version()} in {sys.prefix}"),
         *_packages(),
         _torch(),
         *_torchvision(),
@@ -67,19 +90,15 @@ def check_machine(
         *(_model(info, required=bool(named)) for info in named or models().values()),
         *(row for info in named for row in _memory(info)),
         *_peaks(measure),
-        *(row for name in metrics for row in _metric(name)),
+        *(row for name in wanted for row in _metric(name)),
         *_plugins(),
-        *_disk(out),
+        *_disk(Path(out)),
+        *(readiness(python) if cross_check or python else ()),
     ]
 
 
 def _row(name: str, status: str, detail: str, fix: str = "") -> dict[str, str]:
     return {"name": name, "status": status, "detail": detail, "fix": fix}
-
-
-def _python() -> dict[str, str]:
-    detail = f"{platform.python_version()} in {sys.prefix}"
-    return _row("python", OK, detail)
 
 
 def _packages() -> list[dict[str, str]]:
@@ -193,7 +212,10 @@ def _memory(info: ModelFacts) -> list[dict[str, str]]:
         return []
     where = "of main memory free" if device == "cpu" else "free on the GPU"
     detail = f"about {needs[0].total(1) / 2**30:.1f} GiB in {dtype} with guidance, of {size / 2**30:.1f} GiB {where}"
-    detail += f"; {_per_image(needs)}" + (f"; {info.size_note}" if info.size_note else "")
+    # Of AR, and of a window of 64.
+    each = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in needs)
+    detail += f"; {each} per image in a batch, of it {needs[0].cache / 2**20:,.0f} MiB of KV cache in AR"
+    detail += f"; {info.size_note}" if info.size_note else ""
     if needs[0].total(1) > size:
         fix = "use another device, or a smaller model"
         if isinstance(info, HubModel):
@@ -202,12 +224,6 @@ def _memory(info: ModelFacts) -> list[dict[str, str]]:
             fix += f"; --dtype int8wo needs about {less / 2**30:.1f} GiB"
         return [_row("memory", WARNING, detail, fix)]
     return [_row("memory", OK, detail)]
-
-
-def _per_image(needs: Sequence[Footprint]) -> str:
-    """Memory per additional image of a batch, for AR and for a window of 64."""
-    sizes = " to ".join(f"{need.per_image / 2**20:,.0f} MiB" for need in needs)
-    return f"{sizes} per image in a batch, of it {needs[0].cache / 2**20:,.0f} MiB of KV cache in AR"
 
 
 def _peaks(measure: bool) -> list[dict[str, str]]:

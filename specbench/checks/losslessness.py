@@ -9,6 +9,7 @@ import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 
 import numpy as np
 import torch
@@ -52,89 +53,63 @@ Auditable = str | DecoderSpec | Decode
 
 
 def audit_decoders(
-    decoders: Sequence[Auditable],
-    samples: int = AUDIT_SAMPLES,
+    decoders: Sequence[Auditable] | str = (),
+    samples: int | None = None,
     seed: int = 0,
-    workers: int = 1,
     compiled: bool = False,
     thorough: bool = False,
+    workers: int = 1,
+    tell: Callable[[Mapping[str, object]], None] = lambda row: None,
 ) -> list[dict[str, object]]:
-    """Decode `samples` images of enumerable models with each decoder and judge whether it keeps their joint
-    distribution.
+    """Measure whether decoders are lossless, on models small enough to enumerate.
 
     Args:
-        decoders: preset names, resolved specs, or a user's decoder, also as "package.module:Name". That is a
-            `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that returns one
-            `Generation` per request, or all stream tokens as an array [B, N].
-        samples: images per decoder, divided among the audit's settings by their shares.
-        seed: of the models and of the noise.
-        workers: processes that share the decoders, on Linux.
-        compiled: also audit compiled steps (COMPILED_SETTINGS).
+        decoders: names with inline options if wanted ("gsd:G=50"); all if empty. Your own is "package.module:Name": a
+            `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that returns one `Generation`
+            per request, or all stream tokens as an array [B, N]. Or, instead of names, such objects.
+        samples: images per decoder, divided among the audit's settings by their shares; None takes AUDIT_SAMPLES.
+        seed: of the models and of the decoding noise.
+        compiled: also audit compiled steps (COMPILED_SETTINGS), which takes a minute or more per decoder.
         thorough: decode THOROUGH times the images in the half of the settings that would show least.
+        workers: processes that share the decoders, on Linux.
+        tell: receives each dict as soon as it and those before are complete.
 
     Returns:
-        One dict per decoder: `decoder`, `verdict` (see `audit_verdict`), `tv, tv_low, tv_high` (mean total variation
-        over the settings, as `total_variation` defines it), `samples`, `p_value`, `detectable_tv` (a distance the test
-        would have found with probability AUDIT_POWER), `models`, `declared` (what the spec says of itself; None for a
-        user decoder), `worst_setting` (the one with the smallest p-value), `dependent` (those of PAIRS whose images are
-        not independent), `alone_differ` (images of which at least so many have other tokens alone than in a batch),
-        `weakest_setting, weakest_tv` (the setting with the largest `detectable_tv`, and that), and `refused` (settings
-        whose model the decoder does not accept).
+        One dict per decoder: `decoder`, `verdict` ("lossless", "lossy" or "no deviation seen", see `audit_verdict`),
+        `tv, tv_low, tv_high` (mean total variation over the settings, as `total_variation` defines it), `samples`,
+        `p_value`, `detectable_tv` (a distance the test would have found with probability AUDIT_POWER), `models`,
+        `declared` (what the spec says of itself; None for a user decoder), `worst_setting` (the one with the smallest
+        p-value), `dependent` (those of PAIRS whose images are not independent), `alone_differ` (images of which at
+        least so many have other tokens alone than in a batch), `weakest_setting, weakest_tv` (the setting with the
+        largest `detectable_tv`, and that), and `refused` (settings whose model the decoder does not accept).
 
     Raises:
         SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples.
     """
-    if samples < 1000:
-        raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {AUDIT_SAMPLES}")
-    return list(audit_each(decoders, samples, seed, workers, compiled, thorough))
-
-
-def audit_each(
-    decoders: Sequence[Auditable],
-    samples: int,
-    seed: int,
-    workers: int,
-    compiled: bool = False,
-    thorough: bool = False,
-) -> Iterator[dict[str, object]]:
-    """Yield the rows of `audit_decoders` in order, each as soon as it and the rows before it are complete."""
-    settings = (*AUDIT_SETTINGS, *COMPILED_SETTINGS) if compiled else AUDIT_SETTINGS
-    work = [(*load_decoder(decoder), samples, seed, settings, thorough) for decoder in decoders]
-    # A forked process inherits plug-ins and imports.
-    if min(workers, len(work)) < 2 or sys.platform != "linux":
-        yield from (audit_one(*one) for one in work)
-        return
-    context = multiprocessing.get_context("fork")
-    with ProcessPoolExecutor(min(workers, len(work)), context, torch.set_num_threads, (1,)) as pool:
-        jobs = [pool.submit(audit_one, *one) for one in work]
-        try:
-            yield from (job.result() for job in jobs)
-        finally:
-            for job in jobs:
-                job.cancel()
-
-
-def audit_named(
-    names: Sequence[str] = (),
-    samples: int = AUDIT_SAMPLES,
-    seed: int = 0,
-    workers: int = 1,
-    compiled: bool = False,
-    thorough: bool = False,
-) -> Iterator[dict[str, object]]:
-    """Yield the rows of `audit_decoders` for decoders named as on the command line, under those names; all if empty.
-
-    Raises:
-        SpecbenchError: what `audit_decoders` raises, or a number out of range.
-    """
-    named = labelled_decoders(names or list(PRESETS))
+    decoders, samples = [decoders] if isinstance(decoders, str) else decoders, samples or AUDIT_SAMPLES
+    by_name = all(isinstance(one, str) for one in decoders)
+    named = labelled_decoders(decoders or list(PRESETS)) if by_name else [(None, one) for one in decoders]
     if samples < 1000:
         raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {AUDIT_SAMPLES}")
     if seed < 0:
         raise SpecbenchError(f"--seed {seed}: must be at least 0")
-    rows = audit_each([decoder for _, decoder in named], samples, seed, workers, compiled, thorough)
-    for (label, _), row in zip(named, rows, strict=True):
-        yield row | {"decoder": label}
+    settings = (*AUDIT_SETTINGS, *COMPILED_SETTINGS) if compiled else AUDIT_SETTINGS
+    loaded = ((label, *load_decoder(decoder)) for label, decoder in named)
+    work = [(label or name, decoder, samples, seed, settings, thorough) for label, name, decoder in loaded]
+    rows: list[dict[str, object]] = []
+    with ExitStack() as running:
+        if min(workers, len(work)) < 2 or sys.platform != "linux":
+            found: Iterator[dict[str, object]] = (audit_one(*one) for one in work)
+        else:  # a forked process inherits plug-ins and imports
+            context, several = multiprocessing.get_context("fork"), min(workers, len(work))
+            pool = ProcessPoolExecutor(several, context, torch.set_num_threads, (1,))
+            running.callback(pool.shutdown, cancel_futures=True)
+            jobs = [pool.submit(audit_one, *one) for one in work]
+            found = (job.result() for job in jobs)
+        for row in found:
+            rows.append(row)
+            tell(row)
+    return rows
 
 
 def audit_one(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -55,10 +55,8 @@ class MetricChecks:
         self._metric, self._make, self._samples = made, make, samples
 
     def all_findings(self) -> list[Finding]:
-        return run_tests(self.all())
-
-    def all(self) -> Iterator[tuple[str, Callable[[], Finding]]]:
-        return ((name, getattr(self, name)) for name in ("identity", "features", "batch", "scores", "difference"))
+        names = ("identity", "features", "batch", "scores", "difference")
+        return run_tests((name, getattr(self, name)) for name in names)
 
     def identity(self) -> Finding:
         """The identity is a mapping of texts, the same whenever the metric is made."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -61,11 +61,8 @@ class ModelChecks:
         self._tolerance = _TOLERANCE[str(model.dtype).removeprefix("torch.")]
 
     def all_findings(self) -> list[Finding]:
-        return run_tests(self.all())
-
-    def all(self) -> Iterator[tuple[str, Callable[[], Finding]]]:
         names = ("facts", "render", "logits", "window", "causality", "rejection", "batch", "refill", "prompts")
-        return ((name, getattr(self, name)) for name in names)
+        return run_tests((name, getattr(self, name)) for name in names)
 
     def facts(self) -> Finding:
         """What the catalogue says of the model is so."""

@@ -21,7 +21,7 @@ from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import BYTES, EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.models.interface import ImageModel
 from specbench.specs.run_spec import RunSpec, Sampling
-from specbench.stats.rosenblatt import LEVEL, Deviation, RosenblattResult, Tokens, audit_tokens
+from specbench.stats.rosenblatt import LEVEL, RosenblattResult, Tokens, audit_tokens
 from specbench.store.run_audits import images_fingerprint, write_audit
 from specbench.store.run_folders import find_runs
 from specbench.store.run_info import RunInfo
@@ -134,7 +134,10 @@ def audit_run(
     """
     folder = Path(folder)
     store = RunStore(folder)
-    info, rows = store.info(), _decoded(store)
+    info, rows = store.info(), store.samples(_COLUMNS)
+    rows = rows[rows["status"] == "ok"].sort_values(list(KEY), ignore_index=True)
+    if rows.empty:
+        raise SpecbenchError(f"run '{folder.name}' has no decoded images to audit")
     found: dict[str, object] = {}
     if dtype:
         values, found = _under_other_target(info, rows, *_checkpoint(info, weights, revision), device, dtype)
@@ -187,15 +190,6 @@ class Values(NamedTuple):
     possible: np.ndarray | None = None
 
 
-def _decoded(store: RunStore) -> pd.DataFrame:
-    """Rows of the decoded images, sorted by key; a SpecbenchError if there are none."""
-    rows = store.samples(_COLUMNS)
-    rows = rows[rows["status"] == "ok"].sort_values(list(KEY), ignore_index=True)
-    if rows.empty:
-        raise SpecbenchError(f"run '{store.folder.name}' has no decoded images to audit")
-    return rows
-
-
 def _with_values(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:
     """Rows with recorded values; a SpecbenchError if there are none."""
     recorded = rows["u_id"].notna()
@@ -238,13 +232,12 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
         "detectable": result.detectable,
         "images": result.images,
         "tokens": result.tokens,
-        "by_order": {PRINTED_ORDERS[name]: _bound(bound) for name, bound in result.by_order.items()},
+        "by_order": {
+            PRINTED_ORDERS[name]: {"tv": bound.value, "tv_low": bound.low, "tv_high": bound.high}
+            for name, bound in result.by_order.items()
+        },
         "tests": [vars(test) | {"order": PRINTED_ORDERS[test.order]} for test in result.tests],
     }
-
-
-def _bound(bound: Deviation) -> dict[str, float | None]:
-    return {"tv": bound.value, "tv_low": bound.low, "tv_high": bound.high}
 
 
 def _worst_group(result: RosenblattResult, kind: str) -> str | None:

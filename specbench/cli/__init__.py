@@ -49,6 +49,7 @@ def build_app(named: str | None = None, root_options: bool = True) -> typer.Type
     modules = [COMMANDS[named][0]] if named else dict.fromkeys(module for module, _ in COMMANDS.values())
     for module in modules:
         importlib.import_module(f"specbench.cli.{module}").add_to(app)
+    app.registered_commands.sort(key=lambda command: list(COMMANDS).index(command.name))
     return app
 
 
@@ -146,7 +147,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ),
             debug,
         )
-        _leave_downloads()
+        # Threads of a download try again for minutes, which Python's own end would wait for.
+        if any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()):
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
     except BrokenPipeError as error:
         code = 0 if _reader_left() else _fail(_bug(error), debug)
     except OSError as error:
@@ -157,7 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BaseException as error:  # a plug-in may raise anything
         if COMPLETION in os.environ and isinstance(error, SystemExit):
             raise
-        code = 0 if _pipe_broke(error) else _fail(_bug(error), debug)
+        # rich ends the program where nobody reads its text
+        broke = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
+        code = 0 if broke else _fail(_bug(error), debug)
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -168,19 +175,6 @@ def _bug(error: BaseException) -> SpecbenchError:
         return PluginError("a plug-in", error)
     what = f"{type(error).__name__}: {error}"
     return SpecbenchError(what, f"a bug{place(error)}; {_DEBUG} shows the traceback", FAILURE)
-
-
-def _leave_downloads() -> None:
-    """End now where threads are at work, which Python would wait for: those of a download try again for minutes."""
-    if any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(INTERRUPTED)
-
-
-def _pipe_broke(error: BaseException) -> bool:
-    """Whether rich, which ends the program where nobody reads its text, raised this error."""
-    return isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
 
 
 def _reader_left() -> bool:

@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from specbench.papers.table import Table
     from specbench.reporting.compare import Gate
 
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
 _HELP = help_of(
     "bench",
     "Images and scores in the results folder are not computed again; rows with the same model and prompts "

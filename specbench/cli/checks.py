@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
@@ -17,25 +18,18 @@ from specbench.cli.options import (
     Out,
     Quiet,
     decoders_argument,
-    device_option,
     metric_option,
     model_option,
     option,
     prompts_option,
     protocol_option,
-    python_option,
-    revision_option,
     switch,
-    weights_option,
 )
 from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.specs.presets import PRESETS, require_decoders
 from specbench.system import console
 from specbench.system.torch_device import AUTO, best_device, chosen_device
-
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
 
 _DEFAULT_SAMPLES = 290_000
 _RandomWeights = Annotated[
@@ -67,8 +61,10 @@ _StoredRuns = Annotated[
     ),
 ]
 _Recompute = Annotated[bool, switch("--recompute", "With --run: recompute p, teacher-forced in float32.")]
-_RunWeights = Annotated[str | None, weights_option("With --recompute: the run's checkpoint, if not official.")]
-_RunRevision = Annotated[str | None, revision_option("With --recompute: revision of its hub repository.")]
+_RunWeights = Annotated[
+    str | None, option("--weights", "DIR|OWNER/NAME", "With --recompute: the run's checkpoint, if not official.")
+]
+_RunRevision = Annotated[str | None, option("--revision", "REF", "With --recompute: revision of its hub repository.")]
 _Target = Annotated[
     str | None,
     option(
@@ -92,35 +88,28 @@ def add_to(app: typer.Typer) -> None:
 
 def doctor(
     model: Annotated[str | None, model_option("Require this model to be ready.")] = None,
-    weights: Annotated[str | None, weights_option("Its checkpoint instead of the official one.")] = None,
-    revision: Annotated[str | None, revision_option("Revision of its hub repository.")] = None,
+    weights: Annotated[
+        str | None, option("--weights", "DIR|OWNER/NAME", "Its checkpoint instead of the official one.")
+    ] = None,
+    revision: Annotated[str | None, option("--revision", "REF", "Revision of its hub repository.")] = None,
     random_weights: _RandomWeights = False,
     scale: Annotated[str, option("--scale", "SIZE", "full or tiny, as for run.")] = "full",
     measure: _Measure = False,
     metric: _Metrics = None,
     protocol: _Protocol = None,
     cross_check: _CrossCheck = False,
-    python: Annotated[Path | None, python_option("Python that should have these packages.")] = None,
+    python: Annotated[Path | None, option("--python", "FILE", "Python that should have these packages.")] = None,
     everything: _All = False,
     out: Out = "results",
     json: Json = False,
 ) -> None:
-    from specbench.checks.cross_check import readiness, require_python
-    from specbench.checks.doctor import MISSING, check_machine
-    from specbench.metrics.catalog import with_protocol
-    from specbench.models.facts import AS_PUBLISHED, ModelChoice
+    from specbench.checks import doctor as machine
 
-    if scale not in ("full", "tiny"):
-        raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")
-    choice = ModelChoice(weights, revision, random_weights, scale == "tiny")
-    if choice != AS_PUBLISHED and not model:
-        raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
-    metrics = with_protocol(metric or (), protocol)
-    rows = check_machine(model, Path(out), choice, metrics, measure)
-    require_python(python)
-    rows += readiness(python) if cross_check or python else []
+    rows = machine.doctor(
+        model, out, weights, revision, random_weights, scale, metric or (), measure, cross_check, protocol, python
+    )
     print_json(rows) if json else _print_readiness(rows if everything else _in_short(rows))
-    missing = dict.fromkeys(row["name"] for row in rows if row["status"] == MISSING)
+    missing = dict.fromkeys(row["name"] for row in rows if row["status"] == machine.MISSING)
     if missing:
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
     if not json:
@@ -185,7 +174,7 @@ def audit(
     recompute: _Recompute = False,
     weights: _RunWeights = None,
     revision: _RunRevision = None,
-    device: Annotated[str, device_option("With --recompute: torch device.")] = AUTO,
+    device: Annotated[str, option("--device", "DEVICE", "With --recompute: torch device.")] = AUTO,
     dtype: _Target = None,
     out: Out = "results",
     quiet: Quiet = False,
@@ -229,20 +218,21 @@ def _audit_decoders(
     decoders: Sequence[str], samples: int, seed: int, compiled: bool, thorough: bool, quiet: bool
 ) -> list[dict]:
     """Audit decoders on models small enough to enumerate, and say how far it is."""
-    rows, started, every = [], time.monotonic(), len(decoders or PRESETS)
+    started, every, done = time.monotonic(), len(decoders or PRESETS), count(1)
     if not decoders and not quiet:
         console.say(f"auditing all {every} decoders, each a minute or more; one alone: specbench audit sjd")
-    from specbench.checks.losslessness import audit_named, verdict_line
+    from specbench.checks.losslessness import audit_decoders, verdict_line
 
-    for row in audit_named(decoders, samples, seed, os.cpu_count() or 1, compiled, thorough):
-        rows.append(row)
-        left = (every - len(rows)) * (time.monotonic() - started) / len(rows)
-        ahead = f"; {len(rows)} of {every}, {console.duration(left)} left" if left and not decoders else ""
+    def tell(row: Mapping) -> None:
+        number = next(done)
+        left = (every - number) * (time.monotonic() - started) / number
+        ahead = f"; {number} of {every}, {console.duration(left)} left" if left and not decoders else ""
         if not quiet:
             console.say(f"audited {row['decoder']}: {verdict_line(row)}{ahead}")
         if row["refused"]:
             console.say(f"{row['decoder']} does not accept these settings: {'; '.join(row['refused'])}")
-    return rows
+
+    return audit_decoders(decoders, samples, seed, compiled, thorough, os.cpu_count() or 1, tell)
 
 
 def _print_audit(rows: Sequence[dict]) -> None:
@@ -288,7 +278,8 @@ def audit_runs(
     if as_json:
         print_json(rows)
     else:
-        print_table([_cells(row) for row in rows], _HEADINGS)
+        cells = [_cells(row) for row in rows]
+        print_table(cells, list(cells[0]))
         if not quiet:
             for row in rows:
                 for line in notes(row):
@@ -299,20 +290,6 @@ def audit_runs(
             "the table and the lines above say what deviates most",
             GATE,
         )
-
-
-_HEADINGS = (
-    "run",
-    "declared",
-    "verdict",
-    "tv at least",
-    "p_value",
-    "order",
-    "place",
-    "entropy",
-    "detectable",
-    "images",
-)
 
 
 def _cells(row: Mapping) -> dict[str, object]:
@@ -365,9 +342,6 @@ def notes(row: Mapping) -> list[str]:
     return lines
 
 
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
-
 _CHECK_HELP = help_of(
     "check",
     "The tests cover: losslessness as declared (on the settings of audit); counters; log-probabilities; forced "
@@ -397,8 +371,8 @@ def check(
     from specbench.checks.contracts import check_all
     from specbench.checks.findings import FAILED
 
-    announce = None if quiet else lambda name: console.say(f"checking {name}")
-    rows = list(check_all(decoders or (), model, metric, prompts, samples, announce))
+    shown = {} if quiet else {"announce": lambda name: console.say(f"checking {name}")}
+    rows = check_all(decoders or (), samples, model, metric, prompts, **shown)
     several = len({row["name"] for row in rows}) > 1
     columns = ("name", "check", "status", "detail") if several else ("check", "status", "detail")
     print_json(rows) if json else print_table(rows, columns, ("status",))

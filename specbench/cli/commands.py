@@ -16,11 +16,11 @@ COMPLETION = "_SPECBENCH_COMPLETE"
 """Variable by which a shell asks for completion of a line."""
 COMMANDS = {
     "run": ("run", "Decode a prompt set with one or several decoders, and store images and measurements."),
-    "status": ("status", "Print how far runs are: images, tokens per second, speed-up so far, time left."),
-    "merge": ("merge", "Merge the shards of runs, and print the run folders."),
+    "status": ("stored", "Print how far runs are: images, tokens per second, speed-up so far, time left."),
+    "merge": ("stored", "Merge the shards of runs, and print the run folders."),
     "score": ("results", "Score the images of runs; existing scores are kept."),
     "report": ("results", "Print the tables of runs: speed, quality, and the definition of each number."),
-    "show": ("show", "Print settings and results of a run, or of one of its images."),
+    "show": ("stored", "Print settings and results of a run, or of one of its images."),
     "bench": (
         "bench",
         "Reproduce a paper's table: decode and score what is missing, and print measured beside printed values.",
@@ -34,10 +34,10 @@ COMMANDS = {
         "Forecast the speed of decoders on a device that is not here. Nothing is measured, nothing is stored.",
     ),
     "list": ("listing", "List models, decoders, metrics, prompt sets, papers' tables, or runs."),
-    "export": ("official", "Export the images of a run in the layout of a benchmark's official evaluator."),
-    "import": ("official", "Import the results of a benchmark's official evaluator as scores of a run."),
-    "pack": ("packing", "Write runs to one file, which every command reads where it reads a run."),
-    "verify": ("packing", "Check a packed file: digests, pictures, scores, tokens and latencies."),
+    "export": ("stored", "Export the images of a run in the layout of a benchmark's official evaluator."),
+    "import": ("stored", "Import the results of a benchmark's official evaluator as scores of a run."),
+    "pack": ("stored", "Write runs to one file, which every command reads where it reads a run."),
+    "verify": ("stored", "Check a packed file: digests, pictures, scores, tokens and latencies."),
     "fetch": (
         "fetch",
         "Download models, prompts and metrics beforehand; complete files are kept after a cut.",

@@ -14,8 +14,6 @@ from specbench.errors import SpecbenchError
 from specbench.system import console
 from specbench.system.console import fitted
 
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
 _HELP = help_of("compare")
 _FORMATS = ("markdown", "latex", "json")
 
@@ -45,7 +43,7 @@ def compare(
 ) -> None:
     from specbench import api
     from specbench.metrics.base import Settings
-    from specbench.reporting.compare import Gate
+    from specbench.reporting.compare import HEADINGS, Gate, comparison_lines, directions, reasons, verdict
     from specbench.reporting.text_formats import comparison_latex
 
     gates = [Gate.parse(text) for text in fail_if or ()]
@@ -57,9 +55,14 @@ def compare(
     elif fmt == "latex":
         write_or_print(comparison_latex(rows, *named), to)
     elif to or not console.is_terminal():
-        write_or_print(_markdown(rows, *named), to)
+        said = "\n".join(f"- {line}" for line in (*directions(*named), verdict(rows), *reasons(rows)))
+        table = [dict(zip(HEADINGS, line, strict=True)) for line in comparison_lines(rows)]
+        write_or_print(f"{said}\n\n{markdown_table(table, HEADINGS)}\n", to)
     else:
-        _print_comparison(rows, *named)
+        screen, (*which, signs) = console.stdout(), directions(*named)
+        screen.print(*map(Text, which), Text(verdict(rows), style="bold"), Text(), sep="\n")
+        screen.print(fitted(HEADINGS, comparison_lines(rows), screen.width, right=range(1, len(HEADINGS))))
+        screen.print(*(Text(line, style="dim") for line in (signs, *reasons(rows))), sep="\n")
     for gate in gates:
         gate.check(rows)
     if all(row["value"] is None for row in rows if not row["name"].endswith("_ms")):
@@ -76,21 +79,3 @@ def _described(run: str, out: str) -> str:
     folder = find_runs(out, [run])[0]
     drawn = "; ".join(RunStore(folder).info().drawn)
     return folder.name + (f" (prompts: {drawn})" if drawn else "")
-
-
-def _markdown(rows: list[dict], a: str, b: str) -> str:
-    from specbench.reporting.compare import HEADINGS, comparison_lines, directions, reasons, verdict
-
-    said = "\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows), *reasons(rows)))
-    table = [dict(zip(HEADINGS, line, strict=True)) for line in comparison_lines(rows)]
-    return f"{said}\n\n{markdown_table(table, HEADINGS)}\n"
-
-
-def _print_comparison(rows: list[dict], a: str, b: str) -> None:
-    from specbench.reporting.compare import HEADINGS, comparison_lines, directions, reasons, verdict
-
-    screen = console.stdout()
-    lines = directions(a, b)
-    screen.print(*(Text(line) for line in lines[:-1]), Text(verdict(rows), style="bold"), Text(), sep="\n")
-    screen.print(fitted(HEADINGS, comparison_lines(rows), screen.width, right=range(1, len(HEADINGS))))
-    screen.print(*(Text(line, style="dim") for line in (lines[-1], *reasons(rows))), sep="\n")

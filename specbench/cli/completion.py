@@ -19,8 +19,6 @@ from specbench.errors import SpecbenchError
 if TYPE_CHECKING:
     from specbench.runs.settings import Setting
 
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
 Complete = Callable[[Any, str], list[str]]
 """Called with the context of the command line and the text typed so far."""
 _LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
@@ -52,21 +50,17 @@ def of_setting(setting: Setting) -> Complete | None:
     return named.get(setting.name) or (_from(lambda ctx: names) if names else None)
 
 
-def _from(names: Callable[[Any], Iterable[str]]) -> Complete:
-    """Completion from a list of names, which may need the other values of the command line."""
+def _from(names: Callable[[Any], Iterable[str]], several: bool = False) -> Complete:
+    """Completion from a list of names, which may need the other values of the command line; of the last name where
+    `several` may stand there, separated by commas."""
 
     def complete(ctx, incomplete: str) -> list[str]:
-        return [_typed(name) for name in _read(lambda: names(ctx)) if name.startswith(incomplete)]
-
-    return complete
-
-
-def _from_list(names: Callable[[Any], Iterable[str]]) -> Complete:
-    """Completion of the last of several names separated by commas."""
-
-    def complete(ctx, incomplete: str) -> list[str]:
-        done, comma, last = incomplete.rpartition(",")
-        return [_typed(done + comma + name) for name in _read(lambda: names(ctx)) if name.startswith(last)]
+        done, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
+        try:
+            found = list(names(ctx))
+        except (SpecbenchError, OSError):  # there is nobody to tell: the shell shows no errors
+            return []
+        return [_typed(done + comma + name) for name in found if name.startswith(last)]
 
     return complete
 
@@ -75,13 +69,6 @@ def _typed(name: str) -> str:
     """A name as it is typed: bash inserts it unquoted, the other shells quote it themselves."""
     in_bash = os.environ.get(COMPLETION, "").endswith("bash")
     return re.sub(r"([^\w@%+=:,./~\[\]-])", r"\\\1", name) if in_bash else name
-
-
-def _read(names: Callable[[], Iterable[str]]) -> list[str]:
-    try:
-        return list(names())
-    except (SpecbenchError, OSError):  # there is nobody to tell: the shell shows no errors
-        return []
 
 
 def _named(place: str) -> Callable[[Any], Iterable[str]]:
@@ -125,15 +112,17 @@ def _out(ctx) -> str:
     return ctx.params.get("out") or ctx.params.get("flag_out") or os.environ.get("SPECBENCH_OUT") or "results"
 
 
-decoders = _from_list(_named("specbench.specs.presets:PRESETS"))
+decoders = _from(_named("specbench.specs.presets:PRESETS"), several=True)
 models = _from(_named("specbench.models.catalog:models"))
 metrics = _from(_named("specbench.metrics.catalog:metric_names"))
 tables = _from(_table_names)
 prompt_sets = _from(_named("specbench.prompts:prompt_set_names"))
 runs = _from(_run_names)
 runs_or_tables = _from(lambda ctx: [*_run_names(ctx), *_table_names(ctx)])
-prompt_ids = _from_list(_prompt_ids)
-categories = _from_list(lambda ctx: dict.fromkeys(prompt.category for prompt in _prompts(ctx) if prompt.category))
+prompt_ids = _from(_prompt_ids, several=True)
+categories = _from(
+    lambda ctx: dict.fromkeys(prompt.category for prompt in _prompts(ctx) if prompt.category), several=True
+)
 fetchable = _from(_named("specbench.papers.downloads:fetchable"))
 
 

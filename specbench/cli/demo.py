@@ -13,8 +13,6 @@ from specbench.cli.output import print_json
 from specbench.cli.progress import ProgressReporter, ScoreProgress
 from specbench.system import console
 
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
 _Limit = Annotated[
     int, option("--limit", "N", "Number of prompts.", min=1, envvar="SPECBENCH_LIMIT", show_envvar=False)
 ]

@@ -13,8 +13,6 @@ from specbench.cli.output import print_json
 from specbench.errors import SpecbenchError
 from specbench.system import console
 
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
 _HELP = help_of(
     "fetch",
     "A model, a table of a paper (its models, prompts and metrics), a prompt set, a metric, or a repository or file of "

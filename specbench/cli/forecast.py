@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Out, model_option, option, runs_argument, threads_option
-from specbench.cli.output import print_json, print_table
+from specbench.cli.options import Json, Out, model_option, option, runs_argument
+from specbench.cli.output import print_json, print_line, print_table
 from specbench.errors import SpecbenchError
-from specbench.system import console
-
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _HELP = help_of(
     "forecast",
@@ -26,10 +22,6 @@ _HELP = help_of(
 _KNOWN = ("source", "decoder", "window", "tokens_per_step")
 
 
-def _range(name: str, help: str) -> Any:
-    return option(name, "LOW,HIGH", help)
-
-
 _Sources = Annotated[
     list[str] | None,
     runs_argument("RUN|TABLE", "Run ids, prefixes of run ids, run folders, or tables of the papers.", True),
@@ -39,7 +31,11 @@ _On = Annotated[
 ]
 _Overhead = Annotated[
     str,
-    _range("--overhead-ms", "Milliseconds of a step besides forward and drafting; run: as measured in each run."),
+    option(
+        "--overhead-ms",
+        "LOW,HIGH",
+        "Milliseconds of a step besides forward and drafting; run: as measured in each run.",
+    ),
 ]
 
 
@@ -54,10 +50,14 @@ def forecast(
     model: Annotated[str | None, model_option("Model.", show_default="the sources' model")] = None,
     batch: Annotated[int, option("--batch", "N", "Images decoded together.")] = 1,
     dtype: Annotated[str | None, option("--dtype", "TYPE", "Number format.", show_default="the model's")] = None,
-    bandwidth: Annotated[str, _range("--bandwidth-share", "Share of the peak bandwidth that is reached.")] = "0.6,0.9",
-    flops: Annotated[str, _range("--flops-share", "Share of the peak FLOP/s that is reached.")] = "0.4,0.75",
+    bandwidth: Annotated[
+        str, option("--bandwidth-share", "LOW,HIGH", "Share of the peak bandwidth that is reached.")
+    ] = "0.6,0.9",
+    flops: Annotated[
+        str, option("--flops-share", "LOW,HIGH", "Share of the peak FLOP/s that is reached.")
+    ] = "0.4,0.75",
     overhead: _Overhead = "0.5,5",
-    threads: Annotated[int, threads_option("Threads of --on cpu; 0 uses all.")] = 0,
+    threads: Annotated[int, option("--threads", "N", "Threads of --on cpu; 0 uses all.")] = 0,
     out: Out = "results",
     json: Json = False,
 ) -> None:
@@ -76,7 +76,7 @@ def forecast(
 
 def _print_forecast(rows: Sequence[Mapping]) -> None:
     first = rows[0]
-    _say(
+    print_line(
         f"Forecast, not measured: {first['model']} on {first['device']}, {first['dtype']}, batch {first['batch']}. "
         "In brackets: low to high.\n"
     )
@@ -84,7 +84,7 @@ def _print_forecast(rows: Sequence[Mapping]) -> None:
     lines = list(dict.fromkeys(line for row in rows for line in row["assumptions"]))
     print("\nAssumed:\n")
     for line in lines:
-        _say(f"- {line}")
+        print_line(f"- {line}")
 
 
 def _numbers(row: Mapping) -> dict[str, str]:
@@ -108,11 +108,3 @@ def _ranged(row: Mapping, name: str) -> str:
 
 def _digits(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-
-
-def _say(line: str) -> None:
-    """Print a line on stdout, wrapped on a terminal."""
-    if not console.is_terminal():
-        print(line)
-        return
-    console.stdout().print(Text(line))

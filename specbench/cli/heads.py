@@ -8,12 +8,10 @@ from typing import Annotated
 import typer
 
 from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Quiet, device_option, model_option, option, threads_option
+from specbench.cli.options import Json, Quiet, model_option, option
 from specbench.cli.output import print_json, print_table
 from specbench.cli.progress import ProgressReporter
 from specbench.system.torch_device import AUTO, chosen_device
-
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 
 def add_to(app: typer.Typer) -> None:
@@ -37,8 +35,8 @@ _CHECK_HELP = help_of(
 )
 
 _Model = Annotated[str, model_option("Target model.", show_default="shapes")]
-_Device = Annotated[str, device_option("Torch device.")]
-_Threads = Annotated[int, threads_option("CPU threads; 0 uses all.")]
+_Device = Annotated[str, option("--device", "DEVICE", "Torch device.")]
+_Threads = Annotated[int, option("--threads", "N", "CPU threads; 0 uses all.")]
 _Data = Annotated[
     Path | None, option("--data", "FOLDER", "Folder of a run whose images replace the model's training data.")
 ]

@@ -14,8 +14,6 @@ from specbench.cli.options import Json, Out, model_option
 from specbench.cli.output import print_json, print_table
 from specbench.system import console
 
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
 _COLUMNS = {
     "models": ("name", "height", "width", "tokens", "parameters_b", "memory_gib", "on_disk", "hub_id", "licence"),
     "decoders": ("name", "lossless", "summary", "options", "paper"),
@@ -27,7 +25,6 @@ _COLUMNS = {
 """Columns shown of each kind; --json has them all."""
 _SHORT = {"decoders": ("name", "lossless", "summary")}
 """Those of a terminal, where they are fewer."""
-_OF_DECODER = ("name", "value", "source", "published")
 _Kind = Annotated[
     str,
     typer.Argument(metavar="WHAT", help=f"One of {', '.join(_COLUMNS)}.", autocompletion=completion.of(*_COLUMNS)),
@@ -55,8 +52,13 @@ def list_things(
     if json:
         return print_json(rows)
     if name is not None:
-        _print_about(name)
-        return print_table(rows, _OF_DECODER)
+        from specbench.specs.presets import PRESETS
+
+        known = PRESETS.get(name.partition(":")[0])
+        if known is not None and console.is_terminal():
+            lines = (f"{known.name}: {known.summary}", f"paper: {known.paper}", f"equation: {known.equation}", "")
+            console.stdout().print(*map(Text, lines), sep="\n")
+        return print_table(rows, ("name", "value", "source", "published"))
     columns = _SHORT.get(kind, _COLUMNS[kind]) if console.is_terminal() else _COLUMNS[kind]
     if columns is not _COLUMNS[kind]:
         # One line a decoder, also at 80 columns.
@@ -65,13 +67,3 @@ def list_things(
     print_table(rows, [one for one in columns if one != "source" or any(row.get("source") for row in rows)])
     if kind in _SHORT and console.is_terminal():
         console.say("Options, paper and equation of one: specbench list decoders sjd")
-
-
-def _print_about(name: str) -> None:
-    """On a terminal: what a decoder is, above its options."""
-    from specbench.specs.presets import PRESETS
-
-    known = PRESETS.get(name.partition(":")[0])
-    if known is not None and console.is_terminal():
-        lines = (f"{known.name}: {known.summary}", f"paper: {known.paper}", f"equation: {known.equation}", "")
-        console.stdout().print(*map(Text, lines), sep="\n")

@@ -62,26 +62,6 @@ def prompts_option(help: str, **more: Any) -> Any:
     return option("--prompts", "SET|FILE", help, autocompletion=completion.prompt_sets, **more)
 
 
-def weights_option(help: str) -> Any:
-    return option("--weights", "DIR|OWNER/NAME", help)
-
-
-def revision_option(help: str) -> Any:
-    return option("--revision", "REF", help)
-
-
-def device_option(help: str, **more: Any) -> Any:
-    return option("--device", "DEVICE", help, **more)
-
-
-def threads_option(help: str) -> Any:
-    return option("--threads", "N", help)
-
-
-def python_option(help: str, **more: Any) -> Any:
-    return option("--python", "FILE", help, **more)
-
-
 def decoders_argument(show_default: str) -> Any:
     return typer.Argument(
         metavar="DECODER", help=_DECODERS, show_default=show_default, autocompletion=completion.decoders
@@ -179,7 +159,7 @@ def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None
     defaults = defaults or {}
 
     def decorate(command: Callable) -> Callable:
-        by_parameter = {_parameter_name(setting): setting for setting in settings}
+        by_parameter = {f"flag_{setting.name.replace('-', '_')}": setting for setting in settings}
 
         def wrapper(**arguments):
             given = {by_parameter[name].name: arguments.pop(name) for name in by_parameter}
@@ -194,10 +174,6 @@ def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None
         return wrapper
 
     return decorate
-
-
-def _parameter_name(setting: Setting) -> str:
-    return "flag_" + setting.name.replace("-", "_")
 
 
 def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Parameter:
@@ -237,7 +213,7 @@ def _decoder_help(option: Option) -> str:
         own = known.get(option.name)
         if own and own.help == option.help:
             defaults.setdefault(own.default, []).append(name)
-    shown = {value: _default(value) for value in defaults}
+    shown = {value: "on" if value is True else "" if value is False else plain(value) for value in defaults}
     rare = [f"{'/'.join(names)} {shown[value]}".strip() for value, names in defaults.items() if len(names) <= 4]
     common = " or ".join(shown[value] for value, names in defaults.items() if len(names) > 4 and shown[value])
     owners = ", ".join([*([f"default {common}"] if common else []), *rare]) or ("" if defaults else "used by no preset")
@@ -247,9 +223,3 @@ def _decoder_help(option: Option) -> str:
 @cache
 def _options_by_preset(names: tuple[str, ...]) -> dict[str, dict[str, Option]]:
     return {name: options_of(PRESETS[name]) for name in names}
-
-
-def _default(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else ""
-    return plain(value)

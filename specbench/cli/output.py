@@ -56,23 +56,25 @@ def print_table(
         kept: columns that stand in the table even where all rows agree, besides the first.
         elsewhere: width to fit the table to where there is no terminal, instead of markdown.
     """
-    if console.is_terminal() or elsewhere:
-        width = console.stdout().width if console.is_terminal() else elsewhere
-        return _print_fitted(rows, columns, kept, width)
-    print(markdown_table(rows, columns))
-
-
-def _print_fitted(rows: Sequence[dict], columns: Sequence[str], kept: Sequence[str], width: int) -> None:
+    if not (console.is_terminal() or elsewhere):
+        return print(markdown_table(rows, columns))
+    width = console.stdout().width if console.is_terminal() else elsewhere
+    values = {column: [row.get(column) for row in rows] for column in columns}
+    texts = {name for name, found in values.items() if not all(isinstance(one, int | float | None) for one in found)}
+    texts |= {name for name, found in values.items() if any(isinstance(one, bool) for one in found)}
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]
-    numeric = [place for place, column in enumerate(columns) if all(_numeric(row.get(column)) for row in rows)]
-    screen = Console(highlight=False, width=width)
     headings = [column.replace("_", " ") for column in columns]
     stay = [0, *(columns.index(name) for name in kept)]
-    screen.print(fitted_distinct(headings, cells, width, stay, right=numeric))
+    right = [place for place, column in enumerate(columns) if column not in texts]
+    Console(highlight=False, width=width).print(fitted_distinct(headings, cells, width, stay, right=right))
 
 
-def _numeric(value: object) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+def print_line(line: str) -> None:
+    """Print a line on stdout, wrapped between words on a terminal."""
+    if console.is_terminal():
+        console.stdout().print(Text(line))
+    else:
+        print(line)
 
 
 def markdown_table(rows: Sequence[dict], columns: Sequence[str]) -> str:

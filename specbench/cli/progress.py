@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress as Bar
 
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
 _TABLE_EVERY_S, _TABLE_SHARE = 2.0, 20
 """A table of the runs is made anew after this time, and after so many times what making it takes."""
 
@@ -227,6 +225,4 @@ class ScoreProgress:
         self._printed.add(text)
 
     def left_out(self, name: str, metric: str, why: str) -> None:
-        if why not in self._printed:
-            console.say(why)
-        self._printed.add(why)
+        self.note(why)

@@ -14,8 +14,6 @@ from specbench.cli.output import print_json, print_table
 from specbench.runs.settings import DRAWN, merge
 from specbench.system import console
 
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
-
 _Name = Annotated[
     str,
     typer.Argument(

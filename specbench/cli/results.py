@@ -27,14 +27,12 @@ from specbench.cli.options import (
     Runs,
     To,
     chosen_format,
-    device_option,
     format_option,
     metric_option,
     model_option,
     option,
     prompts_option,
     protocol_option,
-    python_option,
     runs_argument,
     switch,
 )
@@ -46,8 +44,6 @@ from specbench.system import console
 
 if TYPE_CHECKING:
     from specbench.reporting.compare import Gate
-
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _REPORT = help_of(
     "report",
@@ -68,7 +64,9 @@ def add_to(app: typer.Typer) -> None:
 _Metrics = Annotated[list[str] | None, metric_option("Compute only this metric; may be repeated.")]
 _Bundled = Annotated[bool, switch("--bundled-only", "Compute only the metrics that need no download.")]
 _Protocol = Annotated[str | None, protocol_option("Metrics and settings")]
-_Device = Annotated[str | None, device_option("Torch device of the metrics' networks.", show_default="the best here")]
+_Device = Annotated[
+    str | None, option("--device", "DEVICE", "Torch device of the metrics' networks.", show_default="the best here")
+]
 _Batch = Annotated[
     int | None,
     option("--batch", "N", "Images per forward of a metric's network.", min=1, max=4096, show_default="the metric's"),
@@ -85,7 +83,9 @@ _CrossCheck = Annotated[
 ]
 _Python = Annotated[
     Path | None,
-    python_option(
+    option(
+        "--python",
+        "FILE",
         "Python of the environment with the package of --cross-check, VQAScore or HPSv3.",
         show_default="as 'specbench doctor --cross-check' says",
     ),
@@ -114,7 +114,11 @@ def score(
         raise SpecbenchError("--bundled-only excludes --metric and --protocol")
     if quiet:
         console.show_progress(False)
-    names = _metrics_asked_for(metric or (), protocol)
+    from specbench.metrics.catalog import require_metric, with_protocol
+
+    for name in metric or ():
+        require_metric(name)
+    names = with_protocol(metric or (), protocol)
     _check_score(images, prompts, bool(runs), bool(names), against, cross_check)
     named = [*(runs or ()), *([against] if against else [])]
     if images is None and named:
@@ -237,14 +241,6 @@ def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
     return lines
 
 
-def _metrics_asked_for(metrics: Sequence[str], protocol: str | None) -> list[str]:
-    from specbench.metrics.catalog import require_metric, with_protocol
-
-    for name in metrics:
-        require_metric(name)
-    return with_protocol(metrics, protocol)
-
-
 _Page = Annotated[
     Path | None, option("--html", "FILE", "Write an HTML page with tables, plots and images to this file.")
 ]
@@ -311,6 +307,7 @@ def report(
     from specbench.reporting.columns import decimals
     from specbench.reporting.compare import Gate
     from specbench.store.merge_shards import incomplete_shards, shards_in
+    from specbench.store.run_folders import find_runs
 
     if figure:
         return _report_figure(runs or (), out, figure, fmt, to, width, model, prompts)
@@ -332,13 +329,14 @@ def report(
         return _report_over(over, runs or (), out, fmt, to)
     if methods:
         from specbench.reporting.methods import methods as written
-        from specbench.store.run_folders import find_runs
 
         paragraph, entries = written(find_runs(out, runs or ()))
         write_or_print(paragraph if to else f"{paragraph}\n{entries}", to)
         return write_or_print(entries, to.with_suffix(".bib")) if to else None
     for page in filter(None, (html, to if fmt == "html" else None)):
-        _write_page(runs, out, page)
+        from specbench.reporting.html import write_page
+
+        print_written(write_page(find_runs(out, runs or ()), page))
     if fmt != "html" and (to or not html):
         with decimals(digits):
             problem = _print_report(
@@ -435,22 +433,11 @@ def _print_report(
         found = with_columns(sections(rows), columns) if columns else sections(rows)
         write_or_print(latex_definitions(rows, found), definitions)
     if fmt == "markdown" and to is None and not columns and console.is_terminal():
-        _show_report(rows, explain)
+        from specbench.reporting.terminal import report_view
+
+        screen = console.stdout()
+        screen.print(report_view(rows, screen.width, explain))
     else:
         text = to_parquet(rows) if fmt == "parquet" else reporting.render(rows, fmt, columns, notes, caption)
         write_or_print(text, to)
     return problem
-
-
-def _show_report(rows: Sequence[dict], explain: bool) -> None:
-    from specbench.reporting.terminal import report_view
-
-    screen = console.stdout()
-    screen.print(report_view(rows, screen.width, explain))
-
-
-def _write_page(runs: Sequence[str], out: str, path: Path) -> None:
-    from specbench.reporting.html import write_page
-    from specbench.store.run_folders import find_runs
-
-    print_written(write_page(find_runs(out, runs or ()), path))

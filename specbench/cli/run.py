@@ -16,7 +16,7 @@ from rich.text import Text
 
 from specbench.cli.commands import Command, help_of
 from specbench.cli.options import dry_run_switch, flags, option, switch
-from specbench.cli.output import print_json, print_table
+from specbench.cli.output import print_json, print_line, print_table
 from specbench.cli.progress import ProgressReporter
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
 from specbench.runs.settings import DRAWN, Value, check_environment, merge, read_config, run_settings
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from specbench.runs.plan import Plan
     from specbench.runs.run_progress import Reporter
-
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 _SETTINGS = run_settings()
 _HELP = help_of(
@@ -124,13 +122,16 @@ def run(
     plans = sweep_plans(values, parse_sweep(sweep or ()), download=not show_config)
     if show_config:
         return _show_config(plans[0], values, as_json)
-    from specbench.runs.run_progress import SilentReporter
+    from specbench.runs.run_progress import Reporter
     from specbench.runs.runner import run_plans
 
-    reporter = SilentReporter() if values["quiet"].value else ProgressReporter(table=_live_table)
+    reporter = Reporter() if values["quiet"].value else ProgressReporter(table=_live_table)
     _say_without_baseline(plans, reporter)
     summary = run_plans(plans, reporter)
-    _print_summary(summary, as_json)
+    if as_json:
+        print_json([{"run_id": folder.name, "folder": str(folder)} for folder in summary.folders])
+    else:
+        print(*summary.folders, sep="\n")
     if not as_json and not values["quiet"].value and console.is_terminal():
         _show_table(summary.folders)
     if problem := summary.problem():
@@ -262,15 +263,11 @@ def print_dry_run(rows: Sequence[Mapping], first: Sequence[str] = (), notes: Seq
 
 
 def _print_lines(lines: Sequence[str]) -> None:
-    """Print lines below an empty one, wrapped between words on a terminal."""
-    if not lines:
-        return
-    print()
+    """Print lines below an empty one; nothing without any."""
+    if lines:
+        print()
     for line in lines:
-        if console.is_terminal():
-            console.stdout().print(Text(console.one_line(line)))
-        else:
-            print(console.one_line(line))
+        print_line(console.one_line(line))
 
 
 def _short(value: float | None) -> float | None:
@@ -293,11 +290,3 @@ def _show_table(folders: Sequence[Path]) -> None:
             screen.print(Text(text))
         if lacks_interval(section.runs, parts=False):
             screen.print(Text(FEW_PROMPTS, style="dim"))
-
-
-def _print_summary(summary, as_json: bool) -> None:
-    if not as_json:
-        for folder in summary.folders:
-            print(folder)
-        return
-    print_json([{"run_id": folder.name, "folder": str(folder)} for folder in summary.folders])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from specbench.cli.commands import CommandLine, help_of
+from specbench.cli.options import option
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import MAX_SEED
-
-# Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
 
 def add_to(parent: typer.Typer) -> None:
@@ -21,15 +21,11 @@ def add_to(parent: typer.Typer) -> None:
 
 
 def render(
-    caption: str = typer.Argument(metavar="CAPTION", help="For example: three red circles"),
-    out: Path = typer.Option(
-        Path("shapes.png"), "--out", metavar="FILE", help="PNG file to write.", show_default="shapes.png"
-    ),
-    seed: int = typer.Option(
-        0, "--seed", metavar="N", help="Seed of the random positions and colours.", show_default=True
-    ),
-    count: int = typer.Option(1, "--count", metavar="N", help="Number of images side by side.", show_default=True),
-    scale: int = typer.Option(4, "--scale", metavar="N", help="Screen pixels per image pixel.", show_default=True),
+    caption: Annotated[str, typer.Argument(metavar="CAPTION", help="For example: three red circles")],
+    out: Annotated[Path, option("--out", "FILE", "PNG file to write.")] = Path("shapes.png"),
+    seed: Annotated[int, option("--seed", "N", "Seed of the random positions and colours.")] = 0,
+    count: Annotated[int, option("--count", "N", "Number of images side by side.")] = 1,
+    scale: Annotated[int, option("--scale", "N", "Screen pixels per image pixel.")] = 4,
 ) -> None:
     if not 0 <= seed <= MAX_SEED:
         raise SpecbenchError(f"--seed {seed}: must be between 0 and {MAX_SEED}")

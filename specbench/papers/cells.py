@@ -119,7 +119,8 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     difference = None if printed.paper is None or measured.unlike or biased else value - printed.paper
     elsewhere = column.key in TIMES and measured.same_machine is not True
     if elsewhere and printed.paper is not None:
-        notes += (_machines(row, measured),)
+        there = f"the paper on {row.hardware}" if row.hardware else "the paper names no hardware"
+        notes += (f"Measured on {processor_names(measured.run)}; {there}.",)
     outside = False
     if difference is not None and low is not None and not elsewhere:
         half_a_digit = 0.5 * 10.0**-column.precision
@@ -264,11 +265,6 @@ def _above_steps(paper: Mapping[str, float], column: Column) -> str | None:
     if column.key != "speedup" or column.name not in paper or not ratios or paper[column.name] <= ratios[0]:
         return None
     return f"Printed latency ratio above the printed step ratio: {_SUSPICIOUS}"
-
-
-def _machines(row: Row, measured: Measured) -> str:
-    printed = f"the paper on {row.hardware}" if row.hardware else "the paper names no hardware"
-    return f"Measured on {processor_names(measured.run)}; {printed}."
 
 
 def _processors(call: Invocation) -> list[str]:

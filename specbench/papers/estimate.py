@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from specbench.errors import SpecbenchError
 from specbench.papers.reproduce import PlannedCell, one_row_per_run, without_replaced_choices
 from specbench.papers.table import CellSettings, Row, Table
-from specbench.runs.dry_run import ON_DISK, ROW, Outlook, outlooks
+from specbench.runs.dry_run import ON_DISK, ROW, outlooks
 from specbench.runs.plan import Shared
 from specbench.specs.options import plain
 from specbench.system.console import duration
@@ -105,19 +105,13 @@ def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
 def _row(one: PlannedCell, rows: Sequence[Row], shared: Shared) -> dict[str, object]:
     about = {"rows": ", ".join(dict.fromkeys(row.label for row in rows))}
     about |= {"chosen": list(dict.fromkeys(text for row in rows for text in row.chosen))}
-    found = _outlook(one, shared).row
-    return (
-        about | dict(found) | {"on_disk": found["weights"] == ON_DISK, "problem": next(iter(found["obstacles"]), None)}
-    )
-
-
-def _outlook(one: PlannedCell, shared: Shared) -> Outlook:
-    """The outlook of a cell; of refused settings little more than the reason."""
-    problem = one.problem
+    problem, found = one.problem, None
     try:
-        if one.values:
-            return outlooks(one.values, shared)[0]
+        found = outlooks(one.values, shared)[0].row if one.values else None
     except SpecbenchError as error:
         problem = error
-    known = {name: getattr(one.settings, name) for name in ("model", "decoder", "prompts")}
-    return Outlook(dict.fromkeys(ROW) | known | {"obstacles": [str(problem)]}, (problem,))
+    if found is None:  # refused settings: little more than the reason
+        known = {name: getattr(one.settings, name) for name in ("model", "decoder", "prompts")}
+        found = dict.fromkeys(ROW) | known | {"obstacles": [str(problem)]}
+    first = next(iter(found["obstacles"]), None)
+    return about | dict(found) | {"on_disk": found["weights"] == ON_DISK, "problem": first}

@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -66,7 +68,11 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
         SpecbenchError: no such column.
     """
     usual = {plain_name(column): column for column in joined.table.columns}
-    known = {text.lower(): one for one in joined.table.columns for text in _names(one)} | usual
+    known = {
+        text.lower(): one
+        for one in joined.table.columns
+        for text in (one.key.removeprefix(SCORE), one.key, one.header, one.name)
+    } | usual
     names = [*names, *(name for name in (OVER_BASELINE,) if name in known and name not in names)]
     for name in names:
         if name.strip().lower() not in known:
@@ -79,12 +85,6 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
         lines=tuple(replace(line, cells=kept) for line, kept in zip(joined.lines, cells, strict=True)),
         definitions=tuple(map(definition, columns)),
     )
-
-
-def _names(column: Column) -> tuple[str, ...]:
-    """What a column may be called: its heading, its name, and that of its number or metric."""
-    metric = column.key.removeprefix(SCORE)
-    return metric, column.key, column.header, column.name
 
 
 def table_latex(joined: PaperTable, notes: bool = False) -> str:
@@ -169,11 +169,7 @@ def flat(joined: PaperTable) -> list[dict[str, object]]:
 
 def by_group(lines: Sequence[Line]) -> Iterator[tuple[str | None, list[Line]]]:
     """Group consecutive lines of one group."""
-    start = 0
-    for end in range(1, len(lines) + 1):
-        if end == len(lines) or lines[end].group != lines[start].group:
-            yield lines[start].group, list(lines[start:end])
-            start = end
+    return ((group, list(members)) for group, members in groupby(lines, key=attrgetter("group")))
 
 
 def texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnoted: bool = True) -> list[TextLine]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 from specbench.papers.cells import Cell
@@ -29,9 +29,17 @@ def tables_page(tables: Sequence[PaperTable]) -> str:
 
 
 def _shown(joined: PaperTable) -> dict:
-    maps = list(_maps(joined))
+    maps = [
+        {"name": f"{line.label}: {_MAP_NAMES[name]}", "picture": data_url(share_picture(values))}
+        for line in joined.lines
+        for folder, name in product(line.folders, joined.table.maps)
+        if (values := mean_map(folder, name)) is not None
+    ]
     empty = dict.fromkeys(_labels(joined, axes)[1] for axes in joined.table.axes if not figure_curves(joined, axes))
     undrawn = [f"{name} is not drawn: the paper prints no numbers of it, and no run here has it." for name in empty]
+    if joined.table.maps and not maps:
+        names = ", ".join(_MAP_NAMES[name] for name in joined.table.maps)
+        undrawn.append(f"No map of {names}: the paper's is a picture without numbers, and no run here has it.")
     return {
         "name": joined.table.name,
         "heading": joined.heading,
@@ -39,7 +47,7 @@ def _shown(joined: PaperTable) -> dict:
         "groups": [(group, [texts(joined, line) for line in lines]) for group, lines in by_group(joined.lines)],
         "notes": below(joined),
         "charts": figure_charts(joined),
-        "undrawn": [*undrawn, *([] if maps else _no_maps(joined))],
+        "undrawn": undrawn,
         "maps": maps,
     }
 
@@ -57,21 +65,15 @@ def figure_curves(joined: PaperTable, axes: Mapping[str, str]) -> list[charts.Cu
     """Curves of a panel of a figure: printed and measured points per group of rows."""
     rows = list(zip(joined.table.rows, joined.lines, strict=True))
     curves = []
-    for group in dict.fromkeys(line.group for line in joined.lines):
-        members = [(row, line) for row, line in rows if line.group == group]
-        for measured in (False, True):
-            points = list(_points(axes, members, measured))
-            if points:
-                curves.append(charts.Curve(group or "", measured, points))
+    for group, measured in product(dict.fromkeys(line.group for line in joined.lines), (False, True)):
+        places = [
+            (_place(axes["x"], row, line, measured), _estimate(line.cells[axes["y"]], measured))
+            for row, line in rows
+            if line.group == group
+        ]
+        if points := [place for place in places if None not in place]:
+            curves.append(charts.Curve(group or "", measured, points))
     return curves
-
-
-def _points(axes: Mapping[str, str], members: Sequence[tuple[Row, Line]], measured: bool) -> Iterator[tuple]:
-    for row, line in members:
-        y = _estimate(line.cells[axes["y"]], measured)
-        x = _place(axes["x"], row, line, measured)
-        if x is not None and y is not None:
-            yield x, y
 
 
 def _place(axis: str, row: Row, line: Line, measured: bool) -> Estimate | str | None:
@@ -102,16 +104,3 @@ def _order(joined: PaperTable, axes: Mapping[str, str]) -> list[str]:
     """The labels on the x axis in the order of the rows."""
     rows = zip(joined.table.rows, joined.lines, strict=True)
     return [x for row, line in rows if isinstance(x := _place(axes["x"], row, line, False), str)]
-
-
-def _maps(joined: PaperTable) -> Iterator[dict[str, str]]:
-    for line in joined.lines:
-        for folder, name in product(line.folders, joined.table.maps):
-            values = mean_map(folder, name)
-            if values is not None:
-                yield {"name": f"{line.label}: {_MAP_NAMES[name]}", "picture": data_url(share_picture(values))}
-
-
-def _no_maps(joined: PaperTable) -> list[str]:
-    names = ", ".join(_MAP_NAMES[name] for name in joined.table.maps)
-    return [f"No map of {names}: the paper's is a picture without numbers, and no run here has it."] if names else []

@@ -25,10 +25,8 @@ from specbench.papers.table import CellSettings, Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
 from specbench.reporting.columns import FAILED_AUDIT, failed_audit
-from specbench.reporting.comparability import is_ar
-from specbench.reporting.compare import MARKED, Gate, against, marks
-from specbench.reporting.report_rows import Run, nearest_ar, report_row
-from specbench.store.run_folders import runs_in
+from specbench.reporting.compare import MARKED, Gate, against, failures, marks
+from specbench.reporting.report_rows import Run, nearest_ar, report_row, with_ar_runs
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
@@ -107,7 +105,14 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
         SpecbenchError: a damaged run folder.
     """
     runs = _runs([*found.values(), *(row.run for row in table.rows)])
-    asked_prompts = cache(_asked_prompts)
+
+    @cache
+    def asked_prompts(name: str, limit: int | None) -> Prompts | None:
+        """Ids and texts of the prompts that a cell asks for; None where the set cannot be read here."""
+        try:
+            return frozenset((one.id, one.text) for one in prompts.select(prompts.load_prompts(name), limit))
+        except SpecbenchError:
+            return None
 
     def measure(row: Row, column: Column) -> Measured | None:
         if row.run is not None:
@@ -133,18 +138,10 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
 
 def _runs(found: Sequence[Path | str | None]) -> dict[Path, tuple[Run, Mapping, Run | None]]:
     """Each run folder with its report row and the AR run nearest to it."""
-    folders = list(dict.fromkeys(folder for folder in found if isinstance(folder, Path)))
-    known = {folder: Run(folder) for folder in folders}
-    pools: dict[Path, list[Run]] = {}
-    for folder in folders:
-        if folder.parent not in pools:
-            beside = [known.setdefault(path, Run(path)) for path in runs_in(folder.parent)]
-            pools[folder.parent] = [run for run in beside if is_ar(run.info)]
     joined = {}
-    for folder in folders:
-        run, pool = known[folder], pools[folder.parent]
-        nearest = nearest_ar(run, pool)
-        joined[folder] = run, report_row(run, pool), nearest and nearest[1]
+    for folder, (run, beside) in with_ar_runs(one for one in found if isinstance(one, Path)).items():
+        nearest = nearest_ar(run, beside)
+        joined[folder] = run, report_row(run, beside), nearest and nearest[1]
     return joined
 
 
@@ -161,15 +158,6 @@ def _measured(
         return measured
     asked = asked_prompts(settings.prompts, settings.limit)
     return replace(measured, unlike=_other_prompts(asked, measured, settings))
-
-
-def _asked_prompts(name: str, limit: int | None) -> Prompts | None:
-    """Ids and texts of the prompts that a cell asks for; None where the set cannot be read here."""
-    try:
-        chosen = prompts.select(prompts.load_prompts(name), limit)
-    except SpecbenchError:
-        return None
-    return frozenset((prompt.id, prompt.text) for prompt in chosen)
 
 
 def _other_prompts(asked: Prompts | None, measured: Measured, settings: CellSettings) -> tuple[str, ...]:
@@ -321,11 +309,8 @@ def with_baseline(joined: PaperTable, name: str, gates: Sequence[Gate] = ()) -> 
     for place, line in enumerate(joined.lines):
         numbers, notes = found.get(place, {}), []
         marked = marks(numbers)
-        for gate in gates if numbers else ():
-            try:
-                gate.check(list(numbers.values()))
-            except SpecbenchError as error:
-                notes, problem = [*notes, f"{error.what}."], problem or error
+        for error in failures(gates, numbers):
+            notes, problem = [*notes, f"{error.what}."], problem or error
         speed = numbers.get("speedup")
         cell = Cell(None, None, why="-" if line in bases.values() else None)
         if speed and speed["value"] is not None:

@@ -5,7 +5,6 @@ It stands with the tables, the topmost of the packages whose items it lists.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,20 +119,14 @@ def model_rows() -> _Rows:
 def metric_rows() -> _Rows:
     from specbench.metrics import catalog as metric_catalog
 
-    points = plugins.plugins("metrics")
-    plugged = {name: (point.value, _plugin_summary(name)) for name, point in points.items()}
-    known = plugged | metric_catalog.METRICS
+    known = dict(metric_catalog.METRICS)
+    for name, point in plugins.plugins("metrics").items():
+        try:
+            said = metric_catalog.metric_summary(name)
+        except SpecbenchError as error:
+            said = f"cannot be loaded: {error.what}"
+        known.setdefault(name, (point.value, said))
     return [{"name": name, "summary": known[name][1], "target": known[name][0]} for name in sorted(known)]
-
-
-def _plugin_summary(name: str) -> str:
-    """What a plug-in metric says of itself."""
-    from specbench.metrics import catalog as metric_catalog
-
-    try:
-        return metric_catalog.metric_summary(name)
-    except SpecbenchError as error:
-        return f"cannot be loaded: {error.what}"
 
 
 def prompt_rows() -> _Rows:
@@ -209,18 +202,10 @@ def run_rows(out: Path, warn: Callable[[str], None]) -> _Rows:
                 "differs": differing[folder.name],
                 "prompts": spec.prompts,
                 "seed": spec.seed,
-                "images": _count_images(folder / "images"),
+                "images": sum(1 for _ in (folder / "images").glob("*.png")),  # its rows may be many parts
             }
         )
     return rows
-
-
-def _count_images(folder: Path) -> int:
-    """Image files of a run; their rows may be many parts."""
-    try:
-        return sum(name.endswith(".png") for name in os.listdir(folder))
-    except OSError:  # a run without images
-        return 0
 
 
 _ROWS: dict[str, Callable[[], _Rows]] = {

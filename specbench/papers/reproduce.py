@@ -13,6 +13,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -427,30 +428,19 @@ def one_row_per_run(table: Table, cells: Sequence[PlannedCell], model: str) -> T
     return replace(table, rows=tuple(rows), notes=(note,), hardware=None, whole=False)
 
 
-def _renamed(row: Row, model: str) -> Row:
-    """A row whose label names the paper's model with the name of the one in its place."""
-    own = row.settings.get("model")
-    if own == model or row.not_runnable_reason is not None:
-        return row
-    family = re.escape(re.split(r"[ -]", find_model(str(own)).summary, maxsplit=1)[0])
-    return replace(row, label=re.sub(rf"\b{family}[\w-]*( \([\d.]+B\))?", lambda _: model, row.label))
-
-
 def _no_longer_true(table: Table, cells: Sequence[PlannedCell]) -> set[str]:
     """Parts of the rows' headings that are no longer true: names of one of several models, and of one of several prompt
     sets where all rows now run on the same one."""
-    prompts = {cell.values["prompts"].value for cell in cells if cell.values}
-    return _names(table, "model") | (_names(table, "prompts") if len(prompts) == 1 else set())
-
-
-def _names(table: Table, setting: str) -> set[str]:
-    """Parts of the rows' headings that go with one value of a setting each, in a table of several values."""
-    values: dict[str, set[object]] = {}
-    for row in table.rows:
-        for part in _parts(row):
-            values.setdefault(part, set()).add(row.settings.get(setting))
-    several = len(set().union(*values.values())) > 1
-    return {part for part, found in values.items() if several and len(found) == 1}
+    replaced: set[str] = set()
+    one_set = len({cell.values["prompts"].value for cell in cells if cell.values}) == 1
+    for setting in ("model", "prompts") if one_set else ("model",):
+        values: dict[str, set[object]] = {}
+        for row in table.rows:
+            for part in _parts(row):
+                values.setdefault(part, set()).add(row.settings.get(setting))
+        if len(set().union(*values.values())) > 1:
+            replaced |= {part for part, found in values.items() if len(found) == 1}
+    return replaced
 
 
 def _parts(row: Row) -> list[str]:
@@ -459,11 +449,16 @@ def _parts(row: Row) -> list[str]:
 
 
 def _stripped(rows: Sequence[Row], model: str, replaced: Container[str]) -> Row:
-    """One row for those of the paper that run the same here: what is still true of all, and no printed value."""
+    """One row for those of the paper that run the same here: what is still true of all, and no printed value. Labels
+    that name the paper's model name the one in its place."""
     first = rows[0]
     shared = [part for part in _parts(first) if part not in replaced and all(part in _parts(row) for row in rows)]
-    labels = list(dict.fromkeys(_renamed(row, model).label for row in rows))
-    label = labels[0] if len(labels) == 1 else str(first.settings["decoder"])
+    labels = {}
+    for row in rows:
+        family = re.escape(re.split(r"[ -]", find_model(str(row.settings["model"])).summary, maxsplit=1)[0])
+        named = re.sub(rf"\b{family}[\w-]*( \([\d.]+B\))?", lambda _: model, row.label)
+        labels[row.label if row.settings["model"] == model else named] = None
+    label = next(iter(labels)) if len(labels) == 1 else str(first.settings["decoder"])
     chosen = tuple(text for text in first.chosen if all(text in row.chosen for row in rows))
     return Row(label, ", ".join(shared) or None, first.settings, {}, {}, {}, None, None, chosen, first.own)
 
@@ -477,16 +472,14 @@ def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
     for column in table.columns:
         if column.measurable:
             swept.setdefault(repr(sorted(column.settings.items())), column)
-    columns = [_score_column(name, like, len(swept) > 1) for name in names for like in swept.values()]
+    columns = []
+    for metric, like in product(names, swept.values()):
+        better = "lower" if lower_is_better(metric) else "higher"
+        name, header = f"{SCORE}{metric}", metric.replace("-", " ")
+        if len(swept) > 1:
+            name, header = f"{name} {like.name}", f"{header}, {like.header}"
+        columns.append(Column(name, SCORE + metric, header, metric, 2, better, 1.0, like.settings))
     return replace(table, columns=(*table.columns, *columns), axes=(*table.axes, *_panels(table, columns)))
-
-
-def _score_column(metric: str, like: Column, swept: bool) -> Column:
-    """A column for a metric over the runs of another column."""
-    better = "lower" if lower_is_better(metric) else "higher"
-    header = metric.replace("-", " ") + (f", {like.header}" if swept else "")
-    name = f"{SCORE}{metric}" + (f" {like.name}" if swept else "")
-    return Column(name, SCORE + metric, header, metric, 2, better, 1.0, like.settings)
 
 
 def _panels(table: Table, columns: Sequence[Column]) -> Iterator[Mapping[str, str]]:

@@ -159,7 +159,10 @@ def read_table(path: Path) -> Table:
     known = names if len(columns) == len(read) else None  # what rows say of a mistaken column is no mistake of theirs
     rows = _each(content["rows"], mistakes, lambda entry, i: _row(entry, known, defaults, content, file, f"rows[{i}]"))
     _check_default_options(content.get("defaults", {}), rows, mistakes, file)
-    _raise_all(mistakes)
+    for mistake in mistakes[:-1]:
+        console.show_error(mistake)
+    if mistakes:
+        raise mistakes[-1]
     shared = {**defaults, "protocol": protocol}
     rows = tuple(
         replace(row, chosen=_chosen(row, shared, reasons, entry.get("chosen", {})))
@@ -204,13 +207,6 @@ def _check_default_options(
     for name in defaults.get("options", {}) if known and all(rows) else ():
         if name not in known:
             mistakes.append(_wrong(file, "defaults.options", str(unknown_name("option", name, known))))
-
-
-def _raise_all(mistakes: Sequence[SpecbenchError]) -> None:
-    for mistake in mistakes[:-1]:
-        console.show_error(mistake)
-    if mistakes:
-        raise mistakes[-1]
 
 
 def _column(entry: object, protocol: str | None, file: str, place: str) -> Column:

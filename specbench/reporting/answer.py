@@ -150,13 +150,12 @@ def _free_window(row: Mapping) -> str | None:
 
 def _quality(chosen: Sequence[Mapping], rows: Sequence[Mapping]) -> list[str]:
     """Score differences from AR of the chosen runs: those that are real, and those that cannot be told."""
-    found = [
-        difference | {"who": _name(row)}
-        for row in chosen
-        if (baseline := _baseline(row, rows)) is not None
-        for difference in quality_rows(baseline, Path(row["folder"]), wanted=lambda metric: not lower_is_better(metric))
-        if difference["value"] is not None
-    ]
+    found, folders = [], {row["run_id"]: Path(row["folder"]) for row in rows}
+    for row in (row for row in chosen if row["baseline"] is not None):
+        folder = Path(row["folder"])
+        baseline = folders.get(row["baseline"], folder.parent / row["baseline"])
+        differences = quality_rows(baseline, folder, wanted=lambda metric: not lower_is_better(metric))
+        found += [one | {"who": _name(row)} for one in differences if one["value"] is not None]
     found = corrected(found)
     real = [row for row in found if row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT]
     same = [row for row in found if row["value"] == row["low"] == row["high"] == 0]
@@ -164,21 +163,18 @@ def _quality(chosen: Sequence[Mapping], rows: Sequence[Mapping]) -> list[str]:
     scores = [score for row in rows if row["decoder"] == "ar" for score in row["scores"]] if found else []
     own = [score.get("prompts_needed") for score in scores if score["metric"] in names]
     unclear = [row for row in found if row not in real and row not in same]
-    return [*map(_cost, real), *_equal(same), *_untold(unclear, own)]
-
-
-def _equal(rows: Sequence[Mapping]) -> list[str]:
-    """Scores that agree with AR's image by image, by decoder."""
-    by_decoder: dict[str, list[str]] = {}
-    for row in rows:
-        by_decoder.setdefault(row["who"], []).append(row["name"])
-    return [f"{who} has AR's own scores, image by image, in {', '.join(names)}." for who, names in by_decoder.items()]
-
-
-def _cost(row: Mapping) -> str:
-    way = "lower" if row["value"] < 0 else "higher"
-    gap = number(abs(row["value"]), 3)
-    return f"{row['who']} scores {gap} {way} in {row['name']} than AR{_bounds(row)} over {row['n']} images."
+    equal: dict[str, list[str]] = {}
+    for row in same:
+        equal.setdefault(row["who"], []).append(row["name"])
+    return [
+        *(
+            f"{row['who']} scores {number(abs(row['value']), 3)} {'lower' if row['value'] < 0 else 'higher'} in "
+            f"{row['name']} than AR{_bounds(row)} over {row['n']} images."
+            for row in real
+        ),
+        *(f"{who} has AR's own scores, image by image, in {', '.join(names)}." for who, names in equal.items()),
+        *_untold(unclear, own),
+    ]
 
 
 def _untold(rows: Sequence[Mapping], own: Sequence[int | None]) -> list[str]:
@@ -200,13 +196,6 @@ def _untold(rows: Sequence[Mapping], own: Sequence[int | None]) -> list[str]:
 
 def _bounds(row: Mapping) -> str:
     return "" if row["low"] is None else f" [{between(row['low'], row['high'], 3)}]"
-
-
-def _baseline(row: Mapping, rows: Sequence[Mapping]) -> Path | None:
-    if row["baseline"] is None:
-        return None
-    shown = next((Path(one["folder"]) for one in rows if one["run_id"] == row["baseline"]), None)
-    return shown or Path(row["folder"]).parent / row["baseline"]
 
 
 def _untimed(rows: Sequence[Mapping], timed: Sequence[Mapping]) -> list[str]:

@@ -36,6 +36,7 @@ def card(folder: Path) -> dict:
     """
     store = RunStore(folder)
     info = store.info()
+    preset = PRESETS.get(info.spec.decoder.name)
     rows = store.samples(["status", "error", "facts"])
     decoded = rows[rows["status"] == "ok"]
     (numbers,) = report_rows([Path(folder)])
@@ -47,7 +48,7 @@ def card(folder: Path) -> dict:
         "source": info.source_text,
         "processors": info.processors_text,
         "decoder": decoder_json(info.spec.decoder),
-        "method": _method(info.spec.decoder.name),
+        "method": f"{preset.paper}: {preset.equation}" if preset and preset.paper != "-" else None,
         "setting": numbers["setting"],
         "origins": info.origins or {},
         "window_curve": info.window_curve,
@@ -61,12 +62,6 @@ def card(folder: Path) -> dict:
         "facts": {name: None if pd.isna(mean) else float(mean) for name, mean in facts.items()},
         "numbers": numbers,
     }
-
-
-def _method(name: str) -> str | None:
-    """Source of a preset, with the equation and known omissions; None where there is none."""
-    preset = PRESETS.get(name)
-    return None if preset is None or preset.paper == "-" else f"{preset.paper}: {preset.equation}"
 
 
 def image_card(folder: Path, prompt: str, sample: int = 0) -> tuple[dict, Tile]:

@@ -90,7 +90,12 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Seq
     categories = [name for name in dict.fromkeys((*order, *met)) if name in met]
     layers = []
     for curve in curves:
-        points = [_figure_point(named[curve.label], curve.measured, *point, x_label, y_label) for point in curve.points]
+        run, where = named[curve.label], "measured here" if curve.measured else "the paper's"
+        points = []
+        for x, y in curve.points:
+            place = _estimates(Estimate(0, None, None), y) | {"x": x} if isinstance(x, str) else _estimates(x, y)
+            told = f"{run}, {where}\n{x_label} {x if isinstance(x, str) else f'{x.value:g}'}\n{y_label} {_told(y, 3)}"
+            points.append(place | {"run": run, "told": told})
         if curve.measured:
             layers += _bars(points)
         if not categories:
@@ -439,14 +444,6 @@ def _ends(points: Points) -> dict[str, object]:
 
 def _estimates(x: Estimate, y: Estimate) -> dict[str, float | None]:
     return {"x": x.value, "x1": x.low, "x2": x.high, "y": y.value, "y1": y.low, "y2": y.high}
-
-
-def _figure_point(run: str, measured: bool, x: Estimate | str, y: Estimate, x_label: str, y_label: str) -> dict:
-    number_x = not isinstance(x, str)
-    place = _estimates(x, y) if number_x else _estimates(Estimate(0, None, None), y) | {"x": x}
-    where = "measured here" if measured else "the paper's"
-    told = f"{run}, {where}\n{x_label} {f'{x.value:g}' if number_x else x}\n{y_label} {_told(y, 3)}"
-    return place | {"run": run, "told": told}
 
 
 def _number_axis(curves: Sequence[Curve], label: str) -> dict[str, object]:

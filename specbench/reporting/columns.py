@@ -191,7 +191,7 @@ DECODER = ReportColumn("decoder", _label)
 WINDOW = ReportColumn("window", lambda row: str(window_of(row["options"]) or "-"), _WINDOW)
 IMAGES = ReportColumn("images", _images)
 
-FASTEST = ReportColumn("vs fastest AR", _fastest, _FASTEST)
+FASTEST = ReportColumn("vs fastest AR", _fastest, _FASTEST, 1)
 
 SPEED = (
     DECODER,
@@ -203,11 +203,11 @@ SPEED = (
     ReportColumn("overhead", _plain("overhead", 2, "x"), stats.overhead),
     ReportColumn("speed-up [95 %]", _speedup, stats.speedup, 1),
     FASTEST,
-    ReportColumn("step ms", _duration("step_ms"), stats.step_ms),
+    ReportColumn("step ms", _duration("step_ms"), stats.step_ms, -1),
     ReportColumn("latency ms", _duration("latency_ms"), stats.latency_ms, -1),
     ReportColumn("median ms", _duration("latency_median_ms"), stats.latency_median_ms, -1),
-    ReportColumn("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms),
-    ReportColumn("roofline ratio", _roofline, stats.roofline_ratio),
+    ReportColumn("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms, -1),
+    ReportColumn("roofline ratio", _roofline, stats.roofline_ratio, -1),
 )
 
 LOSSLESS = ReportColumn("lossless", lambda row: "yes" if row["lossless"] else "no", _LOSSLESS)
@@ -223,8 +223,8 @@ QUALITY = (
     ReportColumn("log p", _plain("logp_mean", 3), stats.logp_mean),
     ReportColumn("std", _plain("logp_std", 2), stats.logp_std),
     ReportColumn("perplexity", _plain("perplexity", 1), stats.perplexity),
-    ReportColumn("acceptance", _plain("acceptance", 3), stats.acceptance),
-    ReportColumn("acceptance length", _plain("acceptance_length", 2), stats.acceptance_length),
+    ReportColumn("acceptance", _plain("acceptance", 3), stats.acceptance, 1),
+    ReportColumn("acceptance length", _plain("acceptance_length", 2), stats.acceptance_length, 1),
 )
 
 DRAFTS = (

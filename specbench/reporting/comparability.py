@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import asdict
 
 from specbench.store.run_info import RunInfo
@@ -19,20 +18,22 @@ def is_ar(info: RunInfo) -> bool:
 
 
 def mismatched_fields(
-    info: RunInfo, baseline: RunInfo, any_configuration: bool = False, other: str = "AR"
+    info: RunInfo, baseline: RunInfo, any_configuration: bool = False, other: str = "AR", steps_alone: bool = False
 ) -> list[str]:
     """List the fields that must agree for a speed-up but differ, each as "dtype (bfloat16, AR float32)".
 
     Args:
         any_configuration: allow different dtype, threads and compilation (same work on the same machine).
         other: name of the baseline in the output.
+        steps_alone: list those that must agree for a ratio of steps.
     """
-    return _mismatched(info, baseline, _CONFIGURATION if any_configuration else (), other)
-
-
-def mismatched_for_steps(info: RunInfo, baseline: RunInfo, other: str = "AR") -> list[str]:
-    """List the fields that must agree for a ratio of steps but differ, as `mismatched_fields` does."""
-    return _mismatched(info, baseline, _TIME, other)
+    free = _TIME if steps_alone else _CONFIGURATION if any_configuration else ()
+    mine, theirs = _fields(info), _fields(baseline)
+    return [
+        f"{name} ({_short(mine[name])}, {other} {_short(theirs[name])})"
+        for name in mine
+        if name in theirs and name not in free and mine[name] != theirs[name]
+    ]
 
 
 def configuration(info: RunInfo) -> str:
@@ -40,15 +41,6 @@ def configuration(info: RunInfo) -> str:
     spec = info.spec
     threads = [f"{count} thread{'s' * (count != 1)}"] if (count := spec.identity().get("threads")) else []
     return ", ".join([spec.dtype, *threads, *(["compiled"] if spec.compiled else [])])
-
-
-def _mismatched(info: RunInfo, baseline: RunInfo, free: Container[str], other: str) -> list[str]:
-    mine, theirs = _fields(info), _fields(baseline)
-    return [
-        f"{name} ({_short(mine[name])}, {other} {_short(theirs[name])})"
-        for name in mine
-        if name in theirs and name not in free and mine[name] != theirs[name]
-    ]
 
 
 def _fields(info: RunInfo) -> dict[str, object]:

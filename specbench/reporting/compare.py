@@ -20,7 +20,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings, fingerprint, whole_identity
 from specbench.metrics.score_store import difference, read_scores, stored_difference
 from specbench.reporting.columns import MISSING, TOO_FEW, between, number, stall_note
-from specbench.reporting.comparability import mismatched_fields, mismatched_for_steps
+from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import Run, latencies
 from specbench.stats.intervals import CHANGE, FEW_UNITS
@@ -103,13 +103,21 @@ def compare_rows(rows: Sequence[dict], baseline: str = "ar", gates: Sequence[Gat
     problem = None
     for row, numbers in zip(others, against(folders), strict=True):
         row["against"] = {"baseline": bases[_same_setting(row)]["label"], "numbers": numbers}
-        for gate in gates:
-            try:
-                gate.check(list(numbers.values()))
-            except SpecbenchError as error:
-                row.setdefault("fails", []).append(error.what)
-                problem = problem or SpecbenchError(f"{row['label']}: {error.what}", error.try_this, error.exit_code)
+        for error in failures(gates, numbers):
+            row.setdefault("fails", []).append(error.what)
+            problem = problem or SpecbenchError(f"{row['label']}: {error.what}", error.try_this, error.exit_code)
     return problem
+
+
+def failures(gates: Sequence[Gate], numbers: Mapping[str, Mapping]) -> list[SpecbenchError]:
+    """The errors of the gates that numbers of `against` fail."""
+    found = []
+    for gate in gates if numbers else ():
+        try:
+            gate.check(list(numbers.values()))
+        except SpecbenchError as error:
+            found.append(error)
+    return found
 
 
 def _same_setting(row: Mapping) -> str:
@@ -132,8 +140,18 @@ def _speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
     differing = mismatched_fields(b.info, a.info, other="A")
     result = None if differing else stats.speed_up(b.rows, a.rows)
     if result is None:
-        untimed = [_row(name, note=_why(differing, a, b)) for name in names]
-        return [_step_row(a, b) if row["name"] == "step_ratio" else row for row in untimed]
+        why = "latency is measured at batch 1 only" if a.info.spec.batch > 1 else "no timed images in common"
+        untimed = [_row(name, note=f"differs in {', '.join(differing)}" if differing else why) for name in names]
+        # Steps need no times.
+        differing = mismatched_fields(b.info, a.info, other="A", steps_alone=True)
+        common = stats.paired(b.rows, a.rows)
+        if differing or common.empty:
+            steps = _row(
+                "step_ratio", note=f"differs in {', '.join(differing)}" if differing else "no images in common"
+            )
+        else:
+            steps = _row("step_ratio", stats.Estimate(stats.step_ratio(common), None, None), len(common))
+        return [steps if row["name"] == "step_ratio" else row for row in untimed]
     pairs = stats.paired(b.rows, a.rows).dropna(subset=["ar_ms", "ar_ms_base"])
     saved = stats.difference_to_show(stats.speed_difference(pairs))
     needed = stats.prompts_needed(saved.spread, CHANGE)
@@ -147,22 +165,6 @@ def _speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
         _row(names[1], back, result.pairs, note=note),
         *(_row(name, stats.Estimate(value, None, None), result.pairs) for name, value in factors),
     ]
-
-
-def _why(differing: Sequence[str], a: Run, b: Run) -> str:
-    if differing:
-        return f"differs in {', '.join(differing)}"
-    if a.info.spec.batch > 1:
-        return "latency is measured at batch 1 only"
-    return "no timed images in common"
-
-
-def _step_row(a: Run, b: Run) -> dict[str, object]:
-    """Compute the ratio of steps, which needs no times, over the images in common."""
-    differing, pairs = mismatched_for_steps(b.info, a.info, other="A"), stats.paired(b.rows, a.rows)
-    if differing or pairs.empty:
-        return _row("step_ratio", note=f"differs in {', '.join(differing)}" if differing else "no images in common")
-    return _row("step_ratio", stats.Estimate(stats.step_ratio(pairs), None, None), len(pairs))
 
 
 def _latency_rows(name: str, run: Run) -> list[dict[str, object]]:

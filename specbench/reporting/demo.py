@@ -11,7 +11,7 @@ from specbench.reporting.report_rows import report_rows
 from specbench.reporting.text_formats import render
 from specbench.runs.plan import Plan, make_plan
 from specbench.runs.preparation import shared_window
-from specbench.runs.run_progress import Reporter, SilentReporter
+from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run_plans
 from specbench.runs.settings import merge, run_settings
 
@@ -45,7 +45,7 @@ def demo(
     Raises:
         SpecbenchError: an image failed, the run was interrupted, or `out` cannot be written.
     """
-    out, reporter = Path(out), reporter or SilentReporter()
+    out, reporter = Path(out), reporter or Reporter()
     flags = {"threads": THREADS, "limit": limit, "out": str(out)}
     window, own = (
         shared_window(_plan(flags | {"decoder": [name]}), _WINDOWS, reporter) for name in (_TUNED, _WITH_HEAD)

@@ -116,21 +116,18 @@ def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
     Raises:
         SpecbenchError: a damaged run, or one without images or of random weights.
     """
-    return [_accepted(Run(folder)) for folder in folders]
-
-
-def _accepted(run: Run) -> Accepted:
-    spec, tokens = run.info.spec, stats.step_compression(run.rows)
-    if RANDOM in spec.model:
-        raise SpecbenchError(
-            f"{run.info.run_id}: {spec.model} has random weights, so its steps mean nothing",
-            "name the runs to forecast",
-        )
-    if tokens is None:
-        raise SpecbenchError(f"run {run.info.run_id} has no image yet", "run it, or name another run")
-    spans = ["verify_ms", "host_ms", *["draft_ms"] * (spec.decoder.drafter not in HEADS)]
-    beside = run.rows[spans].sum().sum() / run.rows["nfe"].sum() if spec.batch == 1 else None
-    return Accepted(f"run {run.info.run_id}", spec.model, spec.decoder, label(spec.decoder), tokens, beside)
+    found = []
+    for run in map(Run, folders):
+        spec, name, tokens = run.info.spec, run.info.run_id, stats.step_compression(run.rows)
+        if RANDOM in spec.model:
+            what = f"{name}: {spec.model} has random weights, so its steps mean nothing"
+            raise SpecbenchError(what, "name the runs to forecast")
+        if tokens is None:
+            raise SpecbenchError(f"run {name} has no image yet", "run it, or name another run")
+        spans = ["verify_ms", "host_ms", *["draft_ms"] * (spec.decoder.drafter not in HEADS)]
+        beside = run.rows[spans].sum().sum() / run.rows["nfe"].sum() if spec.batch == 1 else None
+        found.append(Accepted(f"run {name}", spec.model, spec.decoder, label(spec.decoder), tokens, beside))
+    return found
 
 
 def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> list[dict[str, object]]:

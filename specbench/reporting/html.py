@@ -145,9 +145,18 @@ def _section(section: Section, limit: int) -> dict:
     folded = [
         _table(table.title or next(titles), table.columns, section.runs, table.remark)
         for table in section.tables
-        if table.title is None or _has_intervals(table.columns, section.runs)
+        # Of the parts of a metric only those of enough images to say something about one.
+        if table.title is None
+        or any(
+            "[" in cell and TOO_FEW not in cell for row in section.runs for cell in (c.cell(row) for c in table.columns)
+        )
     ]
     columns = shown_columns(section.runs, _TABLE_WIDTH)
+    by_category = []
+    for metric in dict.fromkeys(metric for scored in values.values() for metric in scored):
+        means = category_means(values, metric)
+        bounded = any(mean.low is not None for runs in means.values() for mean, _ in runs.values())
+        by_category += [charts.categories_chart(metric, means, marks)] if len(means) > 1 and bounded else []
     return {
         "heading": section.heading,
         "answer": section.answer,
@@ -157,7 +166,7 @@ def _section(section: Section, limit: int) -> dict:
         "legend": {row["decoder"]: marks[name] for name, row in names.items()},
         "folded": folded + _differences(names),
         "charts": [*_quality_charts(names, marks), *_speed_charts(names, marks)],
-        "folded_charts": [*_category_charts(values, marks), *_step_charts(names, marks)],
+        "folded_charts": [*by_category, *_step_charts(names, marks)],
         "maps": [
             {"name": name, "picture": data_url(maps.share_picture(shares))}
             for name, shares in accepted.items()
@@ -193,11 +202,6 @@ def _best(better: int, cells: Sequence[str]) -> list[int]:
         return []
     best = max(numbers.values(), key=lambda value: better * value)
     return [row for row, value in numbers.items() if value == best]
-
-
-def _has_intervals(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> bool:
-    """Whether some part of a metric has enough images to say something about it."""
-    return any("[" in cell and TOO_FEW not in cell for row in runs for cell in (one.cell(row) for one in columns))
 
 
 def _headline(names: Mapping[str, Mapping], marks: charts.Marks) -> dict:
@@ -281,16 +285,6 @@ def _quality_charts(names: Mapping[str, Mapping], marks: charts.Marks) -> list[c
     metrics = {(s["metric"], s["fingerprint"]): None for row in runs for s in row["scores"] if ":" not in s["metric"]}
     fronts = {metric: pareto(runs, metric, fingerprint) for metric, fingerprint in metrics}
     return [charts.pareto_chart(points, metric, marks) for metric, points in fronts.items() if len(points) > 1]
-
-
-def _category_charts(values: Mapping[str, Mapping], marks: charts.Marks) -> list[charts.Chart]:
-    """Each score by category, where categories have enough images for an interval."""
-    found = []
-    for metric in dict.fromkeys(metric for scored in values.values() for metric in scored):
-        means = category_means(values, metric)
-        bounded = any(mean.low is not None for runs in means.values() for mean, _ in runs.values())
-        found += [charts.categories_chart(metric, means, marks)] if len(means) > 1 and bounded else []
-    return found
 
 
 def _speed_charts(names: Mapping[str, Mapping], marks: charts.Marks) -> list[charts.Chart]:

@@ -68,42 +68,29 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
             "entropy" (of the target, in nats), or of traced runs "draft_top1" (largest probability of the draft) and
             "draft_tv" (total variation of the two).
     """
-    if quantity == "accepted":
-        return _mean_accepted(folder)
-    store = RunStore(folder)
-    recorded = [quantity] if quantity in ("top1", "entropy") else []
-    rows = store.samples(["status", "forced", "image", "image_sha256", *recorded])
-    rows = rows[rows["status"] == "ok"]
-    if not recorded:
-        traces = store.traces()
-        rows = rows.merge(traces[[*KEY, quantity]], on=list(KEY)) if len(traces) else rows.iloc[:0]
-    if rows.empty:
+    store, columns = RunStore(folder), ["status", "forced", "committed_step", "accepted", "image", "image_sha256"]
+    columns += [quantity] if quantity in ("top1", "entropy") else []
+    traces = store.traces() if quantity.startswith("draft") else None
+    if traces is not None and traces.empty:
         return None
-    first = rows.iloc[0]
-    grid = _run_grid(folder, first["forced"], first["image"], first["image_sha256"])
-    if grid is None:
+    total, seen, grid = 0.0, 0, None
+    for piece in store.batches(columns):  # of runs of any size
+        rows = piece.filter(pc.equal(piece["status"], "ok")).to_pandas()
+        rows = rows if traces is None else rows.merge(traces[[*KEY, quantity]], on=list(KEY))
+        for row in rows.itertuples(index=False):
+            grid = grid or _run_grid(folder, row.forced, row.image, row.image_sha256)
+            if grid is None:
+                return None
+            if quantity == "accepted":
+                values = origins(row.committed_step, row.forced, row.accepted, grid).astype(float)
+            else:
+                free = ~np.asarray(row.forced, dtype=bool)
+                values = np.asarray(getattr(row, quantity), dtype=float)[free].reshape(grid)
+            known = ~np.isnan(values)
+            total, seen = total + np.where(known, values, 0.0), seen + known
+    if grid is None or (quantity == "accepted" and not np.any(total)):
         return None
-    free = [
-        np.asarray(values, dtype=float)[~np.asarray(forced, dtype=bool)]
-        for values, forced in zip(rows[quantity], rows["forced"], strict=True)
-    ]
-    shown = np.stack([values.reshape(grid) for values in free])
-    seen = ~np.isnan(shown)
-    return np.divide(np.nansum(shown, axis=0), seen.sum(axis=0), out=np.full(grid, np.nan), where=seen.any(axis=0))
-
-
-def _mean_accepted(folder: Path) -> np.ndarray | None:
-    """`mean_map` of accepted drafts, a piece of the rows at a time: the report page shows it of runs of any size."""
-    kept, images, grid = 0, 0, None
-    for piece in RunStore(folder).batches(("status", "forced", "committed_step", "accepted", "image", "image_sha256")):
-        rows = piece.filter(pc.equal(piece["status"], "ok"))
-        if rows.num_rows and grid is None:
-            grid = _run_grid(folder, *(rows[name][0].as_py() for name in ("forced", "image", "image_sha256")))
-        if rows.num_rows and grid is not None:
-            columns = (rows[name].to_pandas() for name in ("committed_step", "forced", "accepted"))
-            found = [origins(step, forced, accepted, grid) for step, forced, accepted in zip(*columns, strict=True)]
-            kept, images = kept + np.sum(found, axis=0), images + len(found)
-    return kept / images if np.any(kept) else None
+    return np.divide(total, seen, out=np.full(grid, np.nan), where=seen > 0)
 
 
 def _run_grid(folder: Path, forced: Sequence[bool], name: str | None, sha256: str | None) -> tuple[int, int] | None:

@@ -34,7 +34,8 @@ def methods(folders: Sequence[Path]) -> tuple[str, str]:
         SpecbenchError: a damaged run.
     """
     infos = [read_info(folder) for folder in folders]
-    papers = {info.spec.decoder.name: _paper(info.spec.decoder.name) for info in infos}
+    known = {info.spec.decoder.name: PRESETS.get(info.spec.decoder.name) for info in infos}
+    papers = {name: preset.paper if preset and preset.paper != "-" else None for name, preset in known.items()}
     sentences = [
         *_each("Images were decoded with {}.", map(_model, infos)),
         *_each("Sampling used {}.", map(_sampling, infos)),
@@ -113,10 +114,6 @@ def _options(info: RunInfo) -> dict[str, str]:
     usual = dict(resolve(decoder.name).options) if decoder.name in PRESETS else {}
     given = {"window", *(info.origins or ())}
     return {name: plain(value) for name, value in decoder.options if name in given or usual.get(name) != value}
-
-
-def _paper(name: str) -> str | None:
-    return PRESETS[name].paper if name in PRESETS and PRESETS[name].paper != "-" else None
 
 
 def _metrics(folders: Sequence[Path]) -> list[str]:

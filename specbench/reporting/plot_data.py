@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from specbench.specs.options import plain
@@ -48,15 +47,12 @@ def step_data(folder: Path) -> StepData:
             continue
         spans = {span: total + (pc.sum(rows[f"{span}_ms"]).as_py() or 0.0) for span, total in spans.items()}
         nfe += pc.sum(rows["nfe"]).as_py()
-        counts += _histogram(rows)
+        names = ("forced", "logp")
+        forced, logp = (rows[name].combine_chunks().flatten().to_numpy(zero_copy_only=False) for name in names)
+        inside = np.clip(logp[~forced.astype(bool)], LOGP_EDGES[0], LOGP_EDGES[-1])
+        counts += np.histogram(inside, LOGP_EDGES)[0]
     step = {span: total / nfe for span, total in spans.items()} if nfe and not batched else None
     return StepData(step, counts / counts.sum() if counts.sum() else None)
-
-
-def _histogram(rows: pa.Table) -> np.ndarray:
-    forced, logp = (rows[name].combine_chunks().flatten().to_numpy(zero_copy_only=False) for name in ("forced", "logp"))
-    inside = np.clip(logp[~forced.astype(bool)], LOGP_EDGES[0], LOGP_EDGES[-1])
-    return np.histogram(inside, LOGP_EDGES)[0]
 
 
 def speed_by_prompt(folder: Path, baseline: Path, most: int) -> list[tuple[str, float]]:
@@ -95,18 +91,16 @@ def pareto(runs: Sequence[Mapping], metric: str, fingerprint: str) -> list[Point
             quality = Estimate(named[0]["value"], named[0]["low"], named[0]["high"])
             points.append(Point(row["label"], row["run_id"], _speed(row), quality))
     sign = -1 if lower_is_better(metric) else 1
-    return [_marked(point, points, sign) for point in points]
+
+    def dominated(point: Point) -> str | None:
+        above = (p for p in points if _above(p.speed, point.speed, 1) and _above(p.quality, point.quality, sign))
+        return next((other.label for other in above), None)
+
+    return [replace(point, dominated_by=dominated(point)) for point in points]
 
 
 def _speed(row: Mapping) -> Estimate:
     return Estimate(row["speedup"], row["speedup_low"], row["speedup_high"])
-
-
-def _marked(point: Point, points: Sequence[Point], sign: int) -> Point:
-    for other in points:
-        if _above(other.speed, point.speed, 1) and _above(other.quality, point.quality, sign):
-            return replace(point, dominated_by=other.label)
-    return point
 
 
 def _above(one: Estimate, other: Estimate, sign: int) -> bool:

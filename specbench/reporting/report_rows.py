@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -124,14 +124,18 @@ def report_rows(folders: Sequence[Path]) -> list[dict]:
     Raises:
         SpecbenchError: a damaged run folder.
     """
-    runs = {folder.resolve(): Run(folder) for folder in folders}
+    once = {folder.resolve(): folder for folder in folders}.values()
+    return sorted((report_row(*one) for one in with_ar_runs(once).values()), key=_order)
+
+
+def with_ar_runs(folders: Iterable[Path]) -> dict[Path, tuple[Run, list[Run]]]:
+    """By folder, the run and the AR runs of its results folder, each read once."""
+    runs = {folder: Run(folder) for folder in folders}
     pools: dict[Path, list[Run]] = {}
-    for folder in runs:
-        if folder.parent not in pools:
-            beside = [runs.get(path.resolve(), Run(path)) for path in runs_in(folder.parent)]
-            pools[folder.parent] = [run for run in beside if is_ar(run.info)]
-    rows = [report_row(run, pools[folder.parent]) for folder, run in runs.items()]
-    return sorted(rows, key=_order)
+    for place in dict.fromkeys(folder.parent for folder in runs):
+        beside = (runs.get(folder) or Run(folder) for folder in runs_in(place))
+        pools[place] = [run for run in beside if is_ar(run.info)]
+    return {folder: (run, pools[folder.parent]) for folder, run in runs.items()}
 
 
 def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:

@@ -76,19 +76,15 @@ def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section
     for name in wanted:
         if not any(name in columns for columns in short):
             raise unknown_name("column", name, dict.fromkeys(name for columns in known for name in columns))
-    first = DECODER.heading.lower()  # of each section: it may name the gates that fail
-    return [
-        replace(
-            section,
-            tables=(ReportTable([columns[name] for name in (first, *wanted, *_over(columns)) if name in columns]),),
-        )
-        for section, columns in zip(found, short, strict=True)
-    ]
-
-
-def _over(columns: Mapping[str, ReportColumn]) -> list[str]:
-    """The headings of speed-ups over a chosen baseline, which every choice of columns keeps."""
-    return [heading for heading in columns if heading.startswith("over ")]
+    shown = []
+    for section, columns in zip(found, short, strict=True):
+        over = (
+            heading for heading in columns if heading.startswith("over ")
+        )  # a chosen baseline: every choice keeps it
+        # The decoder's own column of each section: it may name the gates that fail.
+        kept = [columns[name] for name in (DECODER.heading.lower(), *wanted, *over) if name in columns]
+        shown.append(replace(section, tables=(ReportTable(kept),)))
+    return shown
 
 
 def _short_names(columns: Mapping[str, ReportColumn]) -> dict[str, ReportColumn]:
@@ -119,8 +115,14 @@ def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True
     """
     failed = [f"{row['label']}: {text}." for row in rows for text in row.get("fails", ())]
     machines = dict.fromkeys(line for row in rows for line in row["environment"])
-    floors = dict.fromkeys(_floor(row["floor"]) for row in rows if row["floor"])
-    parts_of_one = same_but_for_threads({row["run_id"]: _makes(row) for row in rows})
+    floors = dict.fromkeys(
+        f"Roofline of {floor['device']}: {floor['bytes_per_s'] / 1e9:,.1f} GB/s, {floor['flops'] / 1e12:,.3g} TFLOP/s "
+        f"({floor['source']})."
+        for row in rows
+        if (floor := row["floor"])
+    )
+    same = ("model", "decoder", "label", "options")
+    parts_of_one = same_but_for_threads({r["run_id"]: {**r["setting"], **{k: r[k] for k in same}} for r in rows})
     wrong = dict.fromkeys(f"Roofline: {row['roofline_note']}." for row in rows if row.get("roofline_note"))
     few = [FEW_PROMPTS] if lacks_interval(rows, parts) else []
     return (
@@ -136,11 +138,6 @@ def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True
     )
 
 
-def _makes(row: Mapping) -> dict[str, object]:
-    """What makes a run, from its row."""
-    return {**row["setting"], **{name: row[name] for name in ("model", "decoder", "label", "options")}}
-
-
 def lacks_interval(rows: Sequence[Mapping], parts: bool = True) -> bool:
     """Whether an interval was left out, because it is of too few prompts."""
     speed = any(row["speedup"] is not None and row["speedup_low"] is None for row in rows)
@@ -149,22 +146,16 @@ def lacks_interval(rows: Sequence[Mapping], parts: bool = True) -> bool:
     )
 
 
-def _floor(floor: Mapping) -> str:
-    return (
-        f"Roofline of {floor['device']}: {floor['bytes_per_s'] / 1e9:,.1f} GB/s, {floor['flops'] / 1e12:,.3g} TFLOP/s "
-        f"({floor['source']})."
-    )
-
-
 def _section(runs: list[Mapping]) -> Section:
     speed = THROUGHPUT if runs[0]["setting"]["batch"] > 1 else SPEED
     traced = TRACED if any(row["draft_tv"] is not None for row in runs) else ()
     audited = AUDIT if any(row.get("audit") for row in runs) else ()
     quality = (*QUALITY, *audited, *traced, *score_columns(runs))
+    remarks = dict.fromkeys(f"{s['metric']}: {s['note']}." for row in runs for s in row["scores"] if s.get("note"))
     parts = part_columns(runs).items()
     tables = [
         ReportTable(speed),
-        ReportTable(quality, remark=_score_remark(runs)),
+        ReportTable(quality, remark=" ".join(remarks) or None),
         *([ReportTable(DRAFTS)] if any("head" in row["options"] or row["theorem2_bound"] for row in runs) else ()),
         *(ReportTable((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
@@ -198,9 +189,8 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> list[R
         by_metric = column.heading.partition(" (")[0] in scored
         found.append(gated if column is DECODER else marked(column) if by_metric else column)
         if column.heading.startswith("speed-up"):
-            found.append(
-                ReportColumn(f"over {base} [95 %]", over, f"Over: latency of {base} over that of the run. {MARKED}")
-            )
+            meaning = f"Over: latency of {base} over that of the run. {MARKED}"
+            found.append(ReportColumn(f"over {base} [95 %]", over, meaning, 1))
     return found
 
 
@@ -226,12 +216,6 @@ def _heading(runs: Sequence[Mapping]) -> str:
     ]
     source = f" from {row['source']}" if row.get("source") else ""
     return f"{row['model']}{source}: {', '.join(parts)}"
-
-
-def _score_remark(rows: Sequence[Mapping]) -> str | None:
-    """Join the notes of the scores, each once."""
-    notes = dict.fromkeys(f"{s['metric']}: {s['note']}." for row in rows for s in row["scores"] if s.get("note"))
-    return " ".join(notes) or None
 
 
 def _load(rows: Sequence[Mapping]) -> list[str]:

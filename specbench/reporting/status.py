@@ -13,8 +13,7 @@ from rich.console import Group
 from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.reporting.columns import MISSING, TOO_FEW, between, number
-from specbench.reporting.comparability import is_ar
-from specbench.reporting.report_rows import Run, against_ar, label, window_of
+from specbench.reporting.report_rows import Run, against_ar, label, window_of, with_ar_runs
 from specbench.store.run_folders import find_runs, runs_in
 from specbench.store.run_info import RunInfo
 from specbench.system.console import duration, fitted_distinct
@@ -55,13 +54,8 @@ def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict]:
 
 def status_of(folders: Sequence[Path]) -> list[dict]:
     """`status` of these run folders; those that nothing was written to yet are left out."""
-    found = {folder: Run(folder) for folder in folders if folder in runs_in(folder.parent)}
-    pools: dict[Path, list[Run]] = {}
-    for folder in found:
-        if folder.parent not in pools:
-            beside = [found.get(path) or Run(path) for path in runs_in(folder.parent)]
-            pools[folder.parent] = [run for run in beside if is_ar(run.info)]
-    return [_status(run, pools[folder.parent]) for folder, run in found.items()]
+    found = with_ar_runs(folder for folder in folders if folder in runs_in(folder.parent))
+    return [_status(*one) for one in found.values()]
 
 
 def _status(run: Run, ar_runs: Sequence[Run]) -> dict:
@@ -118,18 +112,14 @@ def _now() -> float:
 
 def status_table(rows: Sequence[Mapping], width: int) -> Group:
     """The rows of `status` as a table for a terminal of this width."""
-    lines = [list(line.values()) for line in status_lines(rows)]
+    lines = [list(status_line(row).values()) for row in rows]
     cells = [[MISSING if cell is None else str(cell) for cell in line] for line in lines]
     kept = [STATUS_COLUMNS.index(name) for name in ("decoder", "images", "state")]
     return fitted_distinct(STATUS_COLUMNS, cells, width, kept, right=range(3, len(STATUS_COLUMNS) - 1))
 
 
-def status_lines(rows: Sequence[Mapping]) -> list[dict[str, object]]:
-    """The rows of `status` as cells of a table with `STATUS_COLUMNS`."""
-    return [_line(row) for row in rows]
-
-
-def _line(row: Mapping) -> dict[str, object]:
+def status_line(row: Mapping) -> dict[str, object]:
+    """A row of `status` as cells of a table with `STATUS_COLUMNS`."""
     low, high = row["speedup_low"], row["speedup_high"]
     interval = TOO_FEW if low is None else between(low, high)
     state = f"silent for {duration(row['silent_s'])}" if row["state"] == "silent" else row["state"]

@@ -9,10 +9,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.metrics import catalog as metric_catalog
 from specbench.reporting.compare import HEADINGS, comparison_lines, verdict
-from specbench.reporting.plot_data import lower_is_better
-from specbench.reporting.sections import ReportTable, Section, circumstances, definitions, sections, with_columns
+from specbench.reporting.sections import Section, circumstances, definitions, sections, with_columns
 from specbench.system.console import one_line, printable
 from specbench.system.json_values import nonfinite_as_null
 
@@ -104,10 +102,14 @@ def to_latex(rows: Sequence[Mapping], found: Sequence[Section], notes: bool = Fa
     """Format as LaTeX: one booktabs `table` per table of the report, the best values bold; with `notes` definitions
     after them."""
     tables = [(section, table) for section in found for table in section.tables]
-    floats = [
-        _float(table, section.runs, caption or section.heading, f"tab:specbench-{place}")
-        for place, (section, table) in enumerate(tables, 1)
-    ]
+    floats = []
+    for place, (section, table) in enumerate(tables, 1):
+        heading = caption or section.heading
+        shown = [[column.cell(row) for row in section.runs] for column in table.columns]
+        best = [_best(column.better, cells) for column, cells in zip(table.columns, shown, strict=True)]
+        headings, text = [column.heading for column in table.columns], f"{table.title}; {heading}"
+        lines = list(zip(*shown, strict=True))
+        floats.append(latex_table(headings, lines, text if table.title else heading, f"tab:specbench-{place}", best))
     answers = "".join(f"{tex(sentence)}\n\n" for section in found for sentence in section.answer)
     below = answers + latex_definitions(rows, found)
     return LATEX_NEEDS + "\n".join(floats) + (f"\n{{\\footnotesize\n{below}\n}}\n" if notes else "")
@@ -119,31 +121,15 @@ def latex_definitions(rows: Sequence[Mapping], found: Sequence[Section]) -> str:
     return "\n\n".join(map(tex, texts)) + "\n"
 
 
-def _float(table: ReportTable, runs: Sequence[Mapping], heading: str, name: str) -> str:
-    lines = [[c.cell(row) for c in table.columns] for row in runs]
-    caption = f"{table.title}; {heading}" if table.title else heading
-    headings = [column.heading for column in table.columns]
-    return latex_table(
-        headings, lines, caption, name, [_best(*one) for one in zip(headings, zip(*lines, strict=True), strict=True)]
-    )
-
-
-_LOWER = ("steps", "window cost", "overhead", "step ms", "latency ms", "median ms", "end-to-end ms", "roofline ratio")
-_HIGHER = ("tokens per step", "speed-up", "over ", "vs fastest", "images per hour", "acceptance")
 _LEADING = re.compile(r"-?[\d,]*\.?\d+")
 
 
-def _best(heading: str, cells: Sequence[str]) -> set[int]:
+def _best(better: int, cells: Sequence[str]) -> set[int]:
     """Places of the best values of a column as printed; none where all are equal, or neither way is better."""
-    metric = heading.partition("[")[0].partition(" (")[0]
-    scored = metric in metric_catalog.METRICS or f"{metric}[" in " ".join(metric_catalog.METRICS)
-    lower = heading.startswith(_LOWER) or (scored and lower_is_better(metric))
-    if not (lower or scored or heading.startswith(_HIGHER)):
-        return set()
     found = {place: float(m[0].replace(",", "")) for place, cell in enumerate(cells) if (m := _LEADING.match(cell))}
-    if len(set(found.values())) < 2:
+    if not better or len(set(found.values())) < 2:
         return set()
-    top = min(found.values()) if lower else max(found.values())
+    top = max(found.values(), key=lambda value: better * value)
     return {place for place, value in found.items() if value == top}
 
 

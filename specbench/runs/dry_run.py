@@ -29,6 +29,7 @@ from specbench.runs.plan import (
     Plan,
     Shared,
     make_plan,
+    own_head,
     plan_drawing,
     plan_model,
     plan_sampling,
@@ -88,7 +89,9 @@ def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[
         problems += _caught(lambda: check_model(model))
     digest = shared.once(("digest", model), model.weights_sha256) if model.ready else None
     chosen = plan.decoders if plan else plan_decoders(values["decoder"].value, values)
-    heads = [{str(error) for error in _caught(lambda one=one: _require_own_head(model, one))} for one in chosen]
+    heads = [
+        {str(error) for error in _caught(lambda one=one: own_head(model, one.spec, require_head))} for one in chosen
+    ]
     of_heads = set().union(*heads)
     return [
         _outlook(
@@ -111,12 +114,6 @@ def joint_obstacle(obstacles: Sequence[SpecbenchError]) -> SpecbenchError | None
     if len(distinct) < 2:
         return distinct[0] if distinct else None
     return SpecbenchError(f"{len(distinct)} obstacles", "they are listed above", max(one.exit_code for one in distinct))
-
-
-def _require_own_head(model: ModelFacts, planned: PlannedDecoder) -> None:
-    """Require the draft head of a decoder that has one."""
-    if (given := dict(planned.spec.options).get("head")) is not None:
-        require_head(given, model.name, model.heads.get(planned.spec.head_kind))
 
 
 def _caught(work) -> list[SpecbenchError]:
@@ -175,7 +172,9 @@ def _outlook(
         "megabytes": megabytes,
         "memory_gib": None if bytes_needed is None else float(f"{bytes_needed / 2**30:.3g}"),
         "weights": _where(model.files),
-        "head": _head(model, planned),
+        "head": _where(lambda: own_head(model, planned.spec, find_head))
+        if "head" in dict(planned.spec.options)
+        else None,
         "obstacles": [str(one) for one in found],
     }
     return Outlook(row, found)
@@ -212,20 +211,17 @@ def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: 
 
 
 def _pace(folders: Sequence[Path]) -> float | None:
-    paces = [_count_and_pace(folder) for folder in folders if folder.is_dir()]
-    images = sum(n for n, _ in paces)
-    known = [(n, pace) for n, pace in paces if pace]
-    return sum(n / pace for n, pace in known) / images if images and len(known) == len(paces) else None
+    images, seconds, columns = 0, 0.0, ("status", "batch", *(f"{span}_ms" for span in SPANS))
+    for folder in (folder for folder in folders if folder.is_dir()):
+        from specbench import stats  # half a second of imports, only where such a run is stored
 
-
-def _count_and_pace(folder: Path) -> tuple[int, float | None]:
-    """Number of decoded images of a run, and images per second."""
-    from specbench import stats  # half a second of imports, only where such a run is stored
-
-    columns = ("status", "batch", *(f"{span}_ms" for span in SPANS))
-    pieces = [rows.filter(pc.equal(rows["status"], "ok")) for rows in RunStore(folder).batches(columns)]
-    rows = stats.as_frame(pa.concat_tables(pieces)) if pieces else None
-    return (0, None) if rows is None else (len(rows), stats.throughput(rows))
+        pieces = [rows.filter(pc.equal(rows["status"], "ok")) for rows in RunStore(folder).batches(columns)]
+        rows = stats.as_frame(pa.concat_tables(pieces)) if pieces else ()
+        pace = stats.throughput(rows) if pieces else None
+        if not pace:
+            return None
+        images, seconds = images + len(rows), seconds + len(rows) / pace
+    return seconds / images if images else None
 
 
 def _too_large(need: int | None, free: int | None, device: str) -> list[SpecbenchError]:
@@ -247,10 +243,3 @@ def _where(files) -> str:
     """Whether files are on this disk, or else what brings them."""
     missing = _caught(files)
     return (missing[0].try_this or missing[0].what) if missing else ON_DISK
-
-
-def _head(model: ModelFacts, planned: PlannedDecoder) -> str | None:
-    """Where the draft head is; None for decoders without one."""
-    given = dict(planned.spec.options).get("head")
-    own = model.heads.get(planned.spec.head_kind)
-    return None if given is None else _where(lambda: find_head(given, model.name, own))

@@ -98,7 +98,10 @@ def footprint(
         weights += vertical_weights(layer.width) * number
     if decoder.verifier.startswith("lantern"):
         weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1)
-    cache = rows * _slots(ASSUMED_PROMPT_TOKENS, model.stream + 2 * columns, device) * kv
+    slots = ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns
+    if device != "cpu":
+        slots = whole_blocks(whole_blocks(ASSUMED_PROMPT_TOKENS) + model.stream + 2 * columns)
+    cache = rows * slots * kv
     inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
     if decoder.init.endswith(("-sample", "-top1")) or decoder.drafter == "jacobi-lookup":
         inputs += (model.stream + columns) * distribution
@@ -114,11 +117,6 @@ def footprint(
     )
     picture = 4 * math.prod(model.resolution) * model.pixel_numbers
     return Footprint(weights, cache, inputs, max(prefill, target, verify), picture, model.renders_together)
-
-
-def _slots(prompt: int, others: int, device: str) -> int:
-    """Slots of the KV cache."""
-    return prompt + others if device == "cpu" else whole_blocks(whole_blocks(prompt) + others)
 
 
 def single_image_bytes(model: ModelFacts) -> int | None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from specbench.prompts.prompt_set import Drawing
 from specbench.runs import compiler
 from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
-from specbench.runs.settings import DRAWN, Value
+from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos
@@ -31,31 +31,6 @@ from specbench.system.downloads import Download
 from specbench.system.limits import available_cores
 from specbench.system.torch_device import check_decoding_device
 
-RUN_ORIGINS = (
-    "model",
-    "weights",
-    "revision",
-    "random-weights",
-    "guidance-rows",
-    "guidance-schedule",
-    "prompt-form",
-    "size",
-    "scale",
-    "prompts",
-    "seed",
-    "batch",
-    "dtype",
-    "device",
-    "threads",
-    "compile",
-    "cfg",
-    "temperature",
-    "top-k",
-    "top-p",
-    "entropy-scale",
-    "min-p",
-    "top-n-sigma",
-)
 SAMPLING_SETTINGS = {
     "guidance": "cfg",
     "temperature": "temperature",
@@ -188,12 +163,13 @@ class Plan:
 
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """Files of the decoder's draft head; None without one."""
-        given = dict(decoder.options).get("head")
-        return (
-            None
-            if given is None
-            else find_head(given, self.model.name, self.model.heads.get(decoder.head_kind), download)
-        )
+        return own_head(self.model, decoder, lambda *own: find_head(*own, download))
+
+
+def own_head(model: ModelFacts, decoder: DecoderSpec, find: Callable) -> Any:
+    """What `find` (of `specbench.models.draft_head_files`) finds of the decoder's draft head; None without one."""
+    given = dict(decoder.options).get("head")
+    return None if given is None else find(given, model.name, model.heads.get(decoder.head_kind))
 
 
 class Shared:
@@ -227,22 +203,26 @@ def make_plan(
         SpecbenchError: unknown, out-of-range or unusable values; exit code 5 if something must be installed first.
     """
     value = {name: held.value for name, held in values.items()}
-    tried, shared = _Tried(obstacles), shared or Shared()
+    shared = shared or Shared()
     model, decoders = plan_model(values), plan_decoders(value["decoder"], values)
     workers, shard = plan_workers(values), plan_shard(value["shard"])
     drawing, prompts, chosen = plan_drawing(values), None, ()
-    with tried:
+    with _collected(obstacles):
         prompts = shared.once(("prompts", value["prompts"]), lambda: shared.load(value["prompts"]))
         chosen = shared.once((value["prompts"], drawing), lambda: tuple(drawing.of(prompts)))
         _check_images(len(chosen), value["samples"], shard)
-    _require_weights(model, decoders, tried)
-    with tried:
+    with _collected(obstacles):
+        model.require_weights()
+    for decoder in decoders:
+        with _collected(obstacles):
+            own_head(model, decoder.spec, require_head)
+    with _collected(obstacles):
         shared.once((model, value["prompts"], drawing), lambda: model.check_prompts(chosen))
     sampling, device = plan_sampling(model, values), value["device"]
     check_decoding_device(device)
     dtype, compiled, unmet = compiler.settle_precision(value["dtype"], model.dtype, value["compile"], device)
     out = Path(value["out"]) / shard_folder(*shard)
-    with tried:
+    with _collected(obstacles):
         shared.once(("out", out), lambda: check_writable(out))
     if obstacles:
         return None
@@ -268,32 +248,20 @@ def make_plan(
         mode=run_mode(value["mode"], value["batch"], workers, device),
         shard=shard,
     )
-    with tried:
+    with _collected(obstacles):
         return plan if workers.elsewhere else _settle_batch(_settle_windows(plan))
     return None
 
 
-def _require_weights(model: ModelFacts, decoders: Sequence[PlannedDecoder], tried: _Tried) -> None:
-    """Require the weights of the model and of the draft heads."""
-    with tried:
-        model.require_weights()
-    for decoder in decoders:
-        if (head := dict(decoder.spec.options).get("head")) is not None:
-            with tried:
-                require_head(head, model.name, model.heads.get(decoder.spec.head_kind))
-
-
-class _Tried(AbstractContextManager):
-    """Collects the `SpecbenchError` of a block in a list; raises it where there is none."""
-
-    def __init__(self, obstacles: list[SpecbenchError] | None):
-        self._obstacles = obstacles
-
-    def __exit__(self, kind, error, trace) -> bool:
-        if self._obstacles is None or not isinstance(error, SpecbenchError):
-            return False
-        self._obstacles.append(error)
-        return True
+@contextmanager
+def _collected(obstacles: list[SpecbenchError] | None) -> Iterator[None]:
+    """Add the `SpecbenchError` of a block to a list; raise it where there is none."""
+    try:
+        yield
+    except SpecbenchError as error:
+        if obstacles is None:
+            raise
+        obstacles.append(error)
 
 
 def plan_drawing(values: Mapping[str, Value]) -> Drawing:

@@ -113,7 +113,10 @@ def specs_to_run(
             found = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory, "source": source}
             found |= {"commits": plan.model.commits, "file_digests": plan.model.file_digests}
             found |= {"processors": processors, "drawn": plan.drawn, "asked": plan.asked}
-            facts[spec.run_id] = {name: value for name, value in found.items() if value} | _roofline(plan)
+            facts[spec.run_id] = {name: value for name, value in found.items() if value}
+            if not plan.workers.elsewhere:  # those of this machine, where it decodes
+                given = plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads
+                facts[spec.run_id]["roofline"] = roofline_facts(*given)
     for text in _twins(plans[0].out, specs):
         reporter.note(text)
     return specs, facts
@@ -127,14 +130,6 @@ def _twins(out: Path, specs: Sequence[RunSpec]) -> list[str]:
     except SpecbenchError:  # a damaged run that is none of this call's
         return []
     return [text for text in same_but_for_threads(stored | new) if stored and any(name in text for name in new)]
-
-
-def _roofline(plan: Plan) -> dict[str, object]:
-    """Roofline inputs of this machine, if this process decodes."""
-    if plan.workers.elsewhere:
-        return {}
-    facts = roofline_facts(plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads)
-    return {"roofline": facts}
 
 
 def roofline_facts(

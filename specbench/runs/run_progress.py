@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -24,8 +23,8 @@ STEADY_CLOCK = 0.9
 """Lowest GPU clock over highest that still counts as steady."""
 
 
-class Reporter(Protocol):
-    """Progress callbacks of a run. Implementations must be fast and must not raise."""
+class Reporter:
+    """Progress callbacks of a run; no-ops by default. Implementations must be fast and must not raise."""
 
     def start(self, total: int, done: int, folders: Sequence[Path] = ()) -> None:
         """Decoding starts: `total` images over all decoders, `done` of which are stored already in the run folders."""
@@ -46,22 +45,6 @@ class Reporter(Protocol):
 
     def finish(self) -> None:
         """Decoding ended, or it never started."""
-
-
-class SilentReporter:
-    """No output."""
-
-    def start(self, total: int, done: int, folders: Sequence[Path] = ()) -> None: ...
-
-    def row(self, run_id: str, row: Mapping[str, object]) -> None: ...
-
-    def part(self, what: str, done: int, total: int, images: int = 0) -> None: ...
-
-    def stopping(self, within_s: float | None) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def finish(self) -> None: ...
 
 
 @dataclass

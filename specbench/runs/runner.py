@@ -20,7 +20,7 @@ from specbench.runs.dry_run import seconds_per_image
 from specbench.runs.executors.local import Chunk, Executor
 from specbench.runs.plan import Plan, together
 from specbench.runs.preparation import open_executor, specs_to_run
-from specbench.runs.run_progress import Reporter, RunSummary, SilentReporter, timing_warnings
+from specbench.runs.run_progress import Reporter, RunSummary, timing_warnings
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import run_folder
 from specbench.store.run_store import RunStore
@@ -40,7 +40,7 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
     Raises:
         SpecbenchError: the model, a decoder or the results folder cannot be used. Failed images are in the summary.
     """
-    reporter = reporter or SilentReporter()
+    reporter = reporter or Reporter()
     summary = RunSummary([], total=0, resumed=0)
     groups = together([plans] if isinstance(plans, Plan) else plans)
     for group in groups:
@@ -86,7 +86,7 @@ def run(
     Raises:
         SpecbenchError: the settings do not fit the model, a folder is unusable, or the disk refused a row.
     """
-    reporter = reporter or SilentReporter()
+    reporter = reporter or Reporter()
     specs = list({spec.run_id: spec for spec in specs}.values())
     stores = {spec: RunStore(run_folder(out, spec)) for spec in specs}
     for spec, store in stores.items():
@@ -104,7 +104,8 @@ def run(
         total = len(specs) * len(requests)
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed, summary.folders)
-        chunks = _until(stop, _chunks(executor, work, trace))
+        # Chunks that are being decoded when it is set are finished and written.
+        chunks = takewhile(lambda _: not stop.is_set(), _chunks(executor, work, trace))
         for done in executor.decode(chunks, reporter) if todo else ():
             stores[done.spec].append(done.rows, done.images, done.traces)
             if done.hardware is not None:
@@ -113,7 +114,12 @@ def run(
                 summary.count(row)
                 reporter.row(done.spec.run_id, row)
         summary.interrupted = stop.is_set() and summary.done + summary.failed < todo
-    _advise({spec: stores[spec] for spec in work if work[spec] and spec.timed}, reporter)
+    timed = {spec.run_id: stores[spec] for spec in work if work[spec] and spec.timed}
+    found = [f"{run_id}: {problem}" for run_id, store in timed.items() for problem in _disturbances(store)]
+    for text in found[:_MOST_NAMED]:
+        reporter.note(f"{text}; repeat on a quiet machine with another --out")
+    if (more := len(found) - _MOST_NAMED) > 0:
+        reporter.note(f"{more} more such disturbance{'s' * (more > 1)}; specbench report names the worst")
     return summary
 
 
@@ -164,20 +170,6 @@ def _chunks(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], trace
     ]
     for start, spec in sorted(starts, key=lambda chunk: chunk[0] if chunk[1].batch == 1 else 0):
         yield Chunk(spec, tuple(work[spec][start : start + executor.portion(spec)]), trace)
-
-
-def _until(stop: threading.Event, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """Yield chunks until `stop` is set; chunks being decoded then are finished and written."""
-    return takewhile(lambda _: not stop.is_set(), chunks)
-
-
-def _advise(stores: Mapping[RunSpec, RunStore], reporter: Reporter) -> None:
-    """Report disturbances of the runs' latencies, the first few by name."""
-    found = [f"{spec.run_id}: {problem}" for spec, store in stores.items() for problem in _disturbances(store)]
-    for text in found[:_MOST_NAMED]:
-        reporter.note(f"{text}; repeat on a quiet machine with another --out")
-    if (more := len(found) - _MOST_NAMED) > 0:
-        reporter.note(f"{more} more such disturbance{'s' * (more > 1)}; specbench report names the worst")
 
 
 def _disturbances(store: RunStore) -> list[str]:

@@ -37,17 +37,6 @@ OTHER_VARIABLES = {
     "SPECBENCH_DEBUG": "1: show tracebacks, as `--debug`",
 }
 """Environment variables that are read besides those of settings, and what they mean, for docs/commands.md."""
-FOREIGN_VARIABLES = {
-    "HF_HOME, HF_HUB_CACHE": "folder of the Hugging Face hub's downloads",
-    "HF_ENDPOINT": "address of a mirror of the hub",
-    "HF_TOKEN": "access to gated repositories, as `hf auth login` gives it",
-    "HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE": "1: download nothing",
-    "HTTPS_PROXY, NO_PROXY": "proxy of downloads",
-    "SSL_CERT_FILE": "certificates that servers are checked with",
-    "OMP_NUM_THREADS": "most CPU threads",
-    "CUDA_VISIBLE_DEVICES": "GPUs that are used",
-}
-"""Variables of others that downloads and devices follow."""
 
 
 @dataclass(frozen=True)
@@ -309,6 +298,8 @@ _OUTPUT = (
     _output("quiet", False, "print only errors"),
     _output("json", False, "print one JSON array on stdout"),
 )
+RUN_ORIGINS = (*(setting.name for setting in (*_MODEL, *_SAMPLING)), "prompts", "seed", "batch")
+"""Settings that tell one run from another, besides those of the decoder."""
 OPEN_IN_TABLES = {
     *("model", "weights", "revision", "random-weights", "scale", "size", "prompts", "limit", "ids", "samples", "seed"),
     *("offset", "sample", "per-category", "category"),
@@ -331,6 +322,7 @@ def _settings_of(_presets: tuple, _components: tuple) -> tuple[Setting, ...]:
         choice(kind, "", f"{COMPONENT_KINDS[kind]}: {', '.join(values)}", "NAME", choices=tuple(values))
         for kind, values in CHOICES.items()
     )
+    metavars, of_type = {"tree": "TREE", "head": "DIR", "pairs": "FILE"}, {int: "N", float: "X", bool: "", str: "TEXT"}
     variants: dict[str, dict[tuple, Option]] = {}
     components = (part for values in CHOICES.values() for part in values.values())
     presets = (options_of(preset).values() for preset in PRESETS.values())
@@ -339,25 +331,15 @@ def _settings_of(_presets: tuple, _components: tuple) -> tuple[Setting, ...]:
     knobs = (
         knob(
             **vars(first),
-            metavar="N|auto" if name == "window" else _metavar(first),
+            metavar="N|auto"
+            if name == "window"
+            else metavars.get(name) or ("NAME" if first.choices else of_type[first.type]),
             words=("auto",) if name == "window" else (),
             others=tuple(others),
         )
         for name, (first, *others) in ((name, found.values()) for name, found in variants.items())
     )
     return (*kinds, *knobs)
-
-
-_TEXTS = {"tree": "TREE", "head": "DIR", "pairs": "FILE"}
-"""What the value of an option of text is, by its name."""
-
-
-def _metavar(option: Option) -> str:
-    if option.choices:
-        return "NAME"
-    if option.type is str:
-        return _TEXTS.get(option.name, "TEXT")
-    return {int: "N", float: "X", bool: ""}[option.type]
 
 
 def run_settings() -> tuple[Setting, ...]:

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import fetched_prompts, load_prompts
-from specbench.runs.plan import RUN_ORIGINS, Plan, Shared, make_plan
-from specbench.runs.settings import Setting, Value, decoder_settings, run_settings, split_list
+from specbench.runs.plan import Plan, Shared, make_plan
+from specbench.runs.settings import RUN_ORIGINS, Value, decoder_settings, run_settings, split_list
 from specbench.system import console
 
 _MANY = 1000
@@ -66,16 +66,14 @@ def sweep_values(values: Mapping[str, Value], axes: Mapping[str, Sequence[object
 
 def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Value]]:
     settings = {setting.name: setting for setting in run_settings()}
-    return {name: _parsed(settings, name, texts) for name, texts in axes.items()}
-
-
-def _parsed(settings: Mapping[str, Setting], name: str, values: Sequence[object]) -> list[Value]:
     swept = [*RUN_ORIGINS, *(setting.name for setting in decoder_settings())]
-    if name not in swept:
-        if name in settings:
+    for name in axes:
+        if name not in settings:
+            raise unknown_name("setting to sweep", name, swept)
+        if name not in swept:
             raise SpecbenchError(f"--sweep {name}: not what tells one run from another", f"set it once, with --{name}")
-        raise unknown_name("setting to sweep", name, swept)
-    return [Value(one, "sweep") for one in dict.fromkeys(settings[name].parse(value) for value in values)]
+    parsed = {name: dict.fromkeys(map(settings[name].parse, values)) for name, values in axes.items()}
+    return {name: [Value(one, "sweep") for one in values] for name, values in parsed.items()}
 
 
 def check_effects(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], shared: Shared) -> None:

@@ -27,7 +27,6 @@ FILES = {
     "twice.jsonl": b'{"id": "a", "text": "a red circle"}\n{"id": "a", "text": "a blue circle"}\n',
     "cats.txt": b"three cats\n",
     "bad.toml": b"sede = 3\n",
-    "broken.toml": b"seed =",
     "switch.toml": b"seed = true\n",
     "file": b"",
 }
@@ -45,18 +44,10 @@ BAD = [
     ("run --decoder gsd --G many", "--G many: expected a whole number", ""),
     ("run --decoder gsd --cluster red", "--cluster red: not a valid choice", "target"),
     ("run --decoder sjd++ --tau -0.5", "--tau -0.5: must be at least 0", ""),
-    ("run --decoder sjd --window 0", "--window 0: must be at least 1", ""),
-    ("run --decoder sjd --window some", "--window some: expected a whole number", ""),
     ("run --verifier grupped", "--verifier grupped", "grouped"),
     ("run --top-k 100000", "--top-k 100000", "image tokens"),
-    ("run --top-p 0", "--top-p 0", ""),
     ("run --temperature 0", "--temperature 0", ""),
-    ("run --temperature nan", "--temperature nan", ""),
     ("run --seed -1", "--seed -1: must be at least 0", ""),
-    ("run --seed 9223372036854775808", "--seed 9223372036854775808", ""),
-    ("run --limit 0", "--limit 0", ""),
-    ("run --samples 0", "--samples 0", ""),
-    ("run --batch 0", "--batch 0", ""),
     ("run --dtype float31", "--dtype float31", "float32"),
     ("run --device tpu", "--device tpu", "cuda"),
     ("run --ids no-such-id", "no-such-id", ""),
@@ -71,9 +62,7 @@ BAD = [
     ("run --out file", "--out file", "name a folder"),
     ("run --out file/inside", "--out file/inside", ""),
     ("run --out /proc/specbench", "--out /proc/specbench: cannot write there", ""),
-    ("run --config absent.toml", "absent.toml", ""),
     ("run --config bad.toml", "'sede'", "did you mean 'seed'"),
-    ("run --config broken.toml", "not a TOML file", ""),
     ("run --config switch.toml", "--seed True: expected a whole number", ""),
     ("run --samples 1000000 --dry-run", "--samples 1000000", "--limit"),
     ("run extra", "extra", ""),
@@ -81,17 +70,13 @@ BAD = [
     ("list modls", "unknown thing to list 'modls'", "did you mean 'models'"),
     ("list", "WHAT", "models, decoders, metrics, prompts, tables, runs"),
     ("rnu", "rnu", "run"),
-    ("score --metric fidd", "unknown metric 'fidd'", "specbench list metrics"),
     ("score --metric fid", "'fid' has 9 variants", "--protocol sjd"),
     ("run ar,sjd", "flags only", "specbench run --decoder ar,sjd"),
     ("run janus", "flags only", "specbench run --model janus"),
     ("run --decoder gsd:G:50", "NAME=VALUE", "gsd:G=50"),
     ("score", "no runs in results", "specbench run"),
-    ("report", "no runs in results", "specbench run"),
     ("report --format exel", "unknown format 'exel'", "markdown"),
-    ("show absent", "absent", ""),
     ("audit nothing", "unknown decoder 'nothing'", "specbench list decoders"),
-    ("audit sdj", "unknown decoder 'sdj'", "did you mean 'sjd'"),
     ("audit ar --samples 5", "'--samples'", "1000"),
     ("audit no.such.module:Thing", "no.such.module:Thing", ""),
     ("doctor --model shaps", "unknown model 'shaps'", "did you mean 'shapes'"),
@@ -100,33 +85,40 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("line", "what", "hint"), BAD, ids=[line for line, _, _ in BAD])
-def test_bad_input_is_refused_in_one_line(line, what, hint, cli, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def box(tmp_path_factory):
+    """A folder with `FILES`."""
+    folder = tmp_path_factory.mktemp("box")
     for name, content in FILES.items():
-        (tmp_path / name).write_bytes(content)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize(("line", "what", "hint"), BAD, ids=[line for line, _, _ in BAD])
+def test_bad_input_is_refused_in_one_line(line, what, hint, cli, box, monkeypatch):
+    monkeypatch.chdir(box)
     outcome = cli(*line.split())
     assert outcome.code == 2, outcome
     assert outcome.out == ""
     assert outcome.err.startswith("error: ") and outcome.err.count("\n") == 1, outcome.err
     assert what in outcome.err and hint in outcome.err, outcome.err
-    assert sorted(os.listdir(tmp_path)) == sorted(FILES)
+    assert sorted(os.listdir(box)) == sorted(FILES)
 
 
-@pytest.mark.parametrize("line", ["run --top-k 100000", "run --prompts empty.txt", "run --out file", "run --decoder x"])
-def test_bad_input_is_refused_before_anything_heavy_is_imported(line, tmp_path):
+def test_bad_input_is_refused_before_anything_heavy_is_imported(tmp_path):
     for name in ("empty.txt", "file"):
         (tmp_path / name).touch()
-    script = f"""
+    script = """
 import sys
 from specbench.cli import main
-try:
-    main({line.split()!r})
-except SystemExit as stopped:
-    print(stopped.code, [name for name in ("torch", "pandas", "transformers") if name in sys.modules])
+for line in ("--top-k 100000", "--prompts empty.txt", "--out file", "--decoder x"):
+    try:
+        main(["run", *line.split()])
+    except SystemExit as stopped:
+        print(stopped.code, [name for name in ("torch", "pandas", "transformers") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert done.stdout == "2 []\n", done
+    assert done.stdout == "2 []\n" * 4, done
 
 
 def test_a_bad_variable_is_named(cli, tmp_path, monkeypatch):

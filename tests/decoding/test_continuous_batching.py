@@ -18,7 +18,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix
 from specbench.prompts import Request, requests_for
-from specbench.runs.run_progress import SilentReporter
+from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
@@ -151,7 +151,7 @@ def test_rows_are_durable_one_by_one_and_a_bad_image_leaves_its_neighbours(tmp_p
 
     monkeypatch.setattr(EnumerableModel, "encode", failing)
 
-    class Watcher(SilentReporter):
+    class Watcher(Reporter):
         seen = 0
 
         def row(self, run_id, row):

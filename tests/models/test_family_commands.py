@@ -97,11 +97,10 @@ def test_a_missing_checkpoint_is_one_line_with_what_to_type(cli, tmp_path, monke
 
 
 def test_doctor_accounts_for_every_tensor_without_loading(tmp_path):
-    from specbench.checks.doctor import check_machine
-    from specbench.models.facts import ModelChoice
+    from specbench.checks.doctor import doctor
 
     write("simplear", tmp_path)
-    rows = {row["name"]: row for row in check_machine("simplear", tmp_path, ModelChoice(str(tmp_path), tiny=True))}
+    rows = {row["name"]: row for row in doctor("simplear", tmp_path, str(tmp_path), scale="tiny")}
     assert (
         rows["model simplear+tiny"]["status"] == "ok"
         and "names and shapes of all tensors correct" in rows["model simplear+tiny"]["detail"]
@@ -110,7 +109,7 @@ def test_doctor_accounts_for_every_tensor_without_loading(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     changed = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
     (tmp_path / "config.json").write_text(json.dumps(config | changed))
-    row = check_machine("simplear", tmp_path, ModelChoice(str(tmp_path), tiny=True))
+    row = doctor("simplear", tmp_path, str(tmp_path), scale="tiny")
     broken = next(row for row in row if row["name"].startswith("model "))
     assert broken["status"] == "missing" and "lacks 'model.layers.2" in broken["detail"]
 

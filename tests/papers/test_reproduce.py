@@ -26,14 +26,14 @@ from specbench.papers.reproduce import find_measured, measured_table, wanted_fie
 from specbench.papers.table_files import load_table, table_names
 from specbench.reporting.comparability import mismatched_fields
 from specbench.runs.decoder_args import plan_decoders
-from specbench.runs.run_progress import SilentReporter
+from specbench.runs.run_progress import Reporter
 from specbench.store.run_info import read_info
 
 TINY = {"random-weights": True, "scale": "tiny", "dtype": "float32", "threads": "1"}
 """The table's own model, small and untrained."""
 
 
-class Listener(SilentReporter):
+class Listener(Reporter):
     def __init__(self) -> None:
         self.rows: list[tuple[str, str]] = []
 

@@ -69,36 +69,6 @@ def test_the_queue_goes_on_where_it_stopped(program, tmp_path, monkeypatch):
     assert queue(minutes=None) == [] and ran[5:] == ["quick", "long", "fails"]
 
 
-def test_the_files_behind_a_part_are_those_that_its_process_and_its_commands_imported(program, monkeypatch):
-    other = str(program.ROOT / "specbench" / "cli" / "demo.py")
-
-    def run(device, scale):
-        return ([], [{"files": [other, "/elsewhere/x.py"]}])
-
-    monkeypatch.setitem(program.PARTS, "energy", program.PARTS["energy"]._replace(run=run))
-    found = program.run_part("energy", "cpu", "tiny")
-    assert {"specbench/cli/demo.py", "dev/gpu/parts/energy.py", "specbench/system/environment.py"} <= set(
-        found["files"]
-    )
-    assert not any("elsewhere" in file for file in found["files"]) and "files" not in found["rows"][0]
-
-
-def test_a_command_at_true_size_is_typed_and_told(program):
-    claims, [row] = program.PARTS["janus"].run("cpu", program.SCALES["tiny"])
-    assert claims[0]["value"].startswith("exit code 0") and {one["label"] for one in row["rows"]} >= {"ar"}
-    assert any("specbench/decoding/loop.py" in file for file in row["files"])
-
-
-def test_a_part_that_dies_or_hangs_is_a_failed_row_and_the_exit_code_says_so(program, tmp_path, monkeypatch):
-    died = program.run_apart("no-such-part", "cpu", "tiny", 300)
-    assert died["claims"][0]["verdict"] == "failed" and "ended with 2" in died["claims"][0]["value"]
-    hung = program.run_apart("families", "cpu", "tiny", 1)
-    assert hung["claims"][0]["value"] == "not done after 1 s"
-    monkeypatch.setattr(sys, "argv", ["prove.py", "energy", "--device", "cpu", "--out", str(tmp_path)])
-    monkeypatch.setattr(program, "run_apart", lambda *asked: died)
-    assert program.main() == 1
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
 def test_without_the_device_it_says_so_in_one_line(program, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["prove.py", "--device", "cuda"])

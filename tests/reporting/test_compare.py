@@ -244,7 +244,7 @@ def test_grids_and_maps_of_hand_made_images():
     assert origins([1, 2, 3, 4], [False] * 4, [0], (2, 2)).tolist() == [[DRAWN, DRAWN], [DRAWN, DRAWN]]
 
 
-@pytest.mark.parametrize("decoder", ["sjd", "gsd", "sjd-pac"])
+@pytest.mark.parametrize("decoder", ["sjd", "sjd-pac"])
 def test_the_map_has_as_many_accepted_drafts_as_the_counters(decoder):
     import specbench
 

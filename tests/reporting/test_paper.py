@@ -200,16 +200,3 @@ def test_tables_and_figures_compile(here, cli):
     Path("paper.tex").write_text(paper.replace(r"\usepackage{booktabs,", booktabs + r"\usepackage{"))
     subprocess.run([program, "-interaction=batchmode", "-halt-on-error", "paper.tex"], check=True)
     assert "Overfull" not in re.sub(r"Overfull \\hbox \(\d\.", "", Path("paper.log").read_text()), "wider than a page"
-
-
-@pytest.mark.parametrize(
-    ("broken", "said"),
-    [
-        (r"\begin{table}", "has no end"),
-        ("a_b", "not escaped"),
-        ("{", "do not match"),
-        ("\\begin{tabular}{@{}lr@{}}\n\\toprule\na & b & c \\\\\n\\midrule\n\\bottomrule\n\\end{tabular}", "2 cells"),
-    ],
-)
-def test_the_checker_sees_what_does_not_compile(broken, said):
-    assert any(said in found for found in latex_problems(broken))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import os
 import sys
@@ -12,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import synthetic
 import tiny
 from synthetic import AR, SJD, ar, changed, folder, generation, sjd
 
@@ -90,30 +87,6 @@ def test_a_costly_window_is_explained_before_the_table(results):
     assert "A target forward of 3 tokens takes 1.50 times as long" in text
     free = [row | {"window_cost": 1.0} for row in report_rows(find_runs(results))]
     assert "A target forward of" not in render(free)
-
-
-CHANGES = {
-    "dtype": {"dtype": "bfloat16"},
-    "threads": {"threads": 2},
-    "seed": {"seed": 1},
-    "device": {"device": "cuda"},
-    "weights_sha256": {"weights_sha256": "9" * 64},
-    "prompts_sha256": {"prompts_sha256": "9" * 64},
-    "guidance": {"guidance": 4.0},
-    "temperature": {"temperature": 0.5},
-    "top_k": {"top_k": 7},
-    "top_p": {"top_p": 0.9},
-}
-
-
-@pytest.mark.parametrize("field", CHANGES)
-def test_a_speed_up_needs_every_setting_to_agree(tmp_path, field):
-    folder(tmp_path, AR, ar())
-    folder(tmp_path, changed(SJD, **CHANGES[field]), sjd())
-    row = rows_of(tmp_path, "sjd")[0]
-    assert row["speedup"] is None and row["window_cost"] is None and row["pairs"] is None
-    assert row["speedup_note"].startswith(f"differs from AR in {field} (")
-    assert row["speedup_note"] in render([row])
 
 
 def test_a_speed_up_needs_the_same_machine(tmp_path):
@@ -198,16 +171,6 @@ def test_the_settings_of_a_sweep_stand_in_their_order(tmp_path):
     assert [row["options"]["G"] for row in rows_of(tmp_path, "gsd")] == [3, 25, 100]
 
 
-def test_hostile_text_stays_text(results):
-    rows = report_rows(find_runs(results))[:1]
-    rows[0] |= {"model": "a|b\n# <script>", "label": "=cmd()|`x`", "decoder": "=cmd()"}
-    text = render(rows)
-    assert "<script>" not in text.split("\n\n")[1] and "\n# " not in text
-    assert "=cmd()\\|" in text
-    parsed = next(csv.DictReader(io.StringIO(render(rows, "csv"))))
-    assert parsed["decoder"] == "'=cmd()"
-
-
 def test_an_unknown_format_is_refused(results):
     with pytest.raises(SpecbenchError, match="unknown format 'xls'"):
         render([], "xls")
@@ -218,10 +181,6 @@ def test_a_run_without_any_decoded_image_is_a_row_of_missing_numbers(tmp_path):
     row = rows_of(tmp_path)[0]
     assert (row["n"], row["failed"], row["nfe"], row["perplexity"], row["latency_ms"]) == (0, 2, None, None, None)
     assert "| - | - |" in render([row])
-
-
-def test_synthetic_folders_are_read_like_real_ones(results):
-    assert len(find_runs(results)) == 3 and synthetic.INVOCATION["hardware"]["cpu"] in render(rows_of(results))
 
 
 def test_a_card_tells_a_run_apart(tmp_path):

@@ -32,11 +32,6 @@ def test_every_option_of_every_decoder_is_a_setting():
         assert set(options_of(preset)) <= names
 
 
-@pytest.mark.parametrize("name", list(PRESETS))
-def test_without_options_a_decoder_is_its_preset(name):
-    assert plan(name)[0].spec == resolve(name)
-
-
 def test_an_inline_option_binds_to_its_decoder_only():
     first, second, third = plan("gsd:G=50,window=16,sjd,gsd:G=3")
     assert (option(first, "G"), option(first, "window")) == (50, 16)

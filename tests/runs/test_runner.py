@@ -22,7 +22,7 @@ from specbench.prompts import requests_for
 from specbench.runs import preparation, runner
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
-from specbench.runs.run_progress import SilentReporter
+from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.runs.settings import merge, run_settings
 from specbench.runs.sweep import sweep_plans
@@ -150,7 +150,7 @@ def test_readers_of_an_unfinished_run_see_every_finished_row_once(tmp_path, monk
     monkeypatch.setattr(parquet_log, "_FAN_IN", 3)
     monkeypatch.setattr(parquet_log, "_LEVELS", (3, 9))
 
-    class Watcher(SilentReporter):
+    class Watcher(Reporter):
         seen = 0
 
         def row(self, run_id, row):
@@ -226,7 +226,7 @@ def test_settings_that_do_not_fit_the_model_write_nothing(tmp_path, monkeypatch)
 
 
 def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(tmp_path, undisturbed):
-    class Impatient(SilentReporter):
+    class Impatient(Reporter):
         rows = 0
 
         def row(self, run_id, row):
@@ -249,7 +249,7 @@ def test_sigterm_ends_a_run_in_time_and_drops_only_what_is_unfinished(tmp_path, 
     """An image that would take for ever, in a batch of which others are done."""
     healthy, told = local.StepWatch.__call__, []
 
-    class Told(SilentReporter):
+    class Told(Reporter):
         rows = 0
 
         def row(self, run_id, row):
@@ -335,7 +335,7 @@ def test_the_memory_of_a_model_is_free_before_the_next_one_is_loaded(tmp_path, m
 def test_decoders_take_turns(tmp_path):
     order = []
 
-    class Watcher(SilentReporter):
+    class Watcher(Reporter):
         def row(self, run_id, row):
             order.append(run_id.split("-")[1])
 

@@ -119,7 +119,7 @@ def test_a_figure_of_a_busy_machine_is_not_kept(quick, company, tmp_path):
     with pytest.raises(SpecbenchError, match=r"measured while .*other processes .*, so not kept"):
         device_peaks.measure_peak("cpu", "float32", 1)
     assert device_peaks.find_peak("cpu", "float32", 1) == kept
-    rows = {row["name"]: row for row in doctor.check_machine(out=tmp_path, measure=True)}
+    rows = {row["name"]: row for row in doctor.doctor(out=tmp_path, measure=True)}
     row = rows["peak of cpu, float32, 1 thread"]
     assert row["status"] == "warning" and "so not kept; still used: measured" in row["detail"]
     assert "idle machine" in row["fix"] and device_peaks.find_peak("cpu", "bfloat16", 1) is None
@@ -143,7 +143,7 @@ def test_what_is_measured_is_kept_by_number_format_and_threads(tmp_path, quick):
     assert device_peaks.find_peak("cpu", "float32", 2) is None and device_peaks.find_peak("cpu", "bfloat16", 1) is None
     assert measured.bandwidth(3 * 2**20) == measured.bytes_per_s[2**20]
     assert measured.bandwidth(10**12) == measured.bytes_per_s[4 * 2**20]
-    rows = {row["name"]: row["detail"] for row in doctor.check_machine("shapes", tmp_path)}
+    rows = {row["name"]: row["detail"] for row in doctor.doctor("shapes", tmp_path)}
     assert "TFLOP/s: measured" in rows["peak of cpu, float32, 1 thread"] and "per image" in rows["memory"]
 
 

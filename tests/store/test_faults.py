@@ -23,7 +23,7 @@ from specbench.errors import FAILURE, PARTIAL, SpecbenchError
 from specbench.prompts import requests_for
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
-from specbench.runs.run_progress import SilentReporter
+from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.store.merge_shards import merge_runs
 from specbench.store.run_store import RunStore
@@ -111,7 +111,7 @@ def test_a_second_ctrl_c_stops_at_once_and_loses_no_finished_row(tmp_path, undis
             raise AssertionError("unreachable")
         return healthy(model, requests, *rest, **more)
 
-    class Counter(SilentReporter):
+    class Counter(Reporter):
         rows = 0
 
         def row(self, run_id, row):

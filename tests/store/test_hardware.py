@@ -1,6 +1,6 @@
 """One run on several machines: what makes it, what decoded it, and shards that differ in their threads alone.
 
-It concerns several modules: run_spec, run_info, run_folders, runs.preparation, cli.merge, reporting.sections.
+It concerns several modules: run_spec, run_info, run_folders, runs.preparation, cli.stored, reporting.sections.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from specbench.reporting.report_rows import report_rows
 from specbench.runs import preparation
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
-from specbench.runs.run_progress import SilentReporter
+from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
 from specbench.specs.presets import PRESETS, resolve
 from specbench.store.run_store import RunStore
@@ -38,7 +38,7 @@ NO_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total c
 REQUESTS = requests_for(tiny.prompts(), 4)
 
 
-class Notes(SilentReporter):
+class Notes(Reporter):
     def __init__(self):
         self.texts = []
 

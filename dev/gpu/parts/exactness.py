@@ -78,7 +78,8 @@ def _audited(device: str, images: int, job: tuple[AuditSetting, str]) -> dict[st
 @contextmanager
 def _moved(model, device: str) -> Iterator[None]:
     """A cached model on the device, and back on the CPU afterwards."""
-    model.move(device)
+    model.backbone.to(device)
+    model.codebook, model.matrix = model.codebook.to(device), model.matrix.to(device)
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ from specbench.models.interface import CompilableModel, ImageModel
 from specbench.models.transformer.compilation import graph_bytes
 from specbench.models.transformer.host_sync import AsyncHostCopy
 from specbench.prompts import Request
-from specbench.runs.run_progress import Reporter, SilentReporter
+from specbench.runs.run_progress import Reporter
 from specbench.specs.run_spec import RunSpec
 from specbench.store.schema import base_row, failed_row, sample_row, trace_row
 from specbench.system import environment
@@ -36,7 +36,7 @@ _FIRST_S, _EVERY_S = 1.0, 0.5
 
 Tell = Callable[[str, int, int], bool]
 """Takes in the progress of a warm-up, which ends where it returns False."""
-_SILENT = SilentReporter()
+_SILENT = Reporter()
 
 
 def _go_on(*_: object) -> bool:

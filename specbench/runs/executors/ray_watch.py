@@ -43,16 +43,11 @@ def _target(link: str) -> str:
         return ""
 
 
-def _end(driver: int) -> None:
-    """End them, and those that were about to start."""
-    for _ in range(ROUNDS):
-        for process in session_processes(driver):
-            with suppress(OSError):
-                os.kill(process, signal.SIGKILL)
-        time.sleep(PAUSE_S)
-
-
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    _end(int(sys.argv[1]))
+    for _ in range(ROUNDS):  # those that were about to start, too
+        for process in session_processes(int(sys.argv[1])):
+            with suppress(OSError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(PAUSE_S)

@@ -1,7 +1,7 @@
 """Worker pool (one queue of chunks, restarts of lost workers, bounded retries) and its workers as Ray actors, one model
 each, on this machine or on a running cluster.
 
-The pool schedules; a `WorkerBackend` starts worker processes and calls them. Ray's own restarts and retries are off,
+The pool schedules; `RayWorkers` starts worker processes and calls them. Ray's own restarts and retries are off,
 because a call reported as failed may have run. The pool retries; repeated decoding is harmless, since an image does not
 depend on the worker.
 """
@@ -15,7 +15,6 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 from specbench.errors import FAILURE, SpecbenchError
 from specbench.models.interface import ImageModel
@@ -41,14 +40,14 @@ Load = Callable[[], ImageModel]
 
 
 class WorkerPool:
-    """`Executor` that distributes chunks among the workers of a backend.
+    """`Executor` that distributes chunks among workers.
 
     Args:
-        start: starts the backend; called only once there is work, which a finished run has not.
+        start: starts the workers; called only once there is work, which a finished run has not.
         restarts: replacements per worker.
     """
 
-    def __init__(self, start: Callable[[], WorkerBackend], restarts: int = RESTARTS):
+    def __init__(self, start: Callable[[], RayWorkers], restarts: int = RESTARTS):
         self._start = start
         self._allowed = restarts
         self._tried: Counter[tuple[str, str, int]] = Counter()
@@ -151,38 +150,12 @@ def _key(chunk: Chunk, request: Request) -> tuple[str, str, int]:
     return chunk.spec.run_id, *request.key
 
 
-class WorkerBackend(Protocol):
-    """Backend of remote workers, addressed by index, with at most one call in flight each."""
-
-    size: int
-
-    def prepare(self, worker: int, specs: Sequence[RunSpec], texts: Sequence[str]) -> Ticket:
-        """Start loading and warm-up on a worker; `result` returns its facts."""
-
-    def submit(self, worker: int, chunk: Chunk) -> Ticket:
-        """Start decoding a chunk on a worker; `result` returns its `DecodedChunk`."""
-
-    def wait(self, tickets: Sequence[Ticket]) -> Ticket:
-        """Wait for the first ticket that is done or lost."""
-
-    def result(self, ticket: Ticket) -> dict[str, object] | DecodedChunk:
-        """Result of a ticket.
-
-        Raises:
-            WorkerLost: the worker process died.
-            SpecbenchError: the worker cannot be prepared.
-        """
-
-    def replace(self, worker: int) -> None:
-        """Start a new process for a lost worker."""
-
-
 class WorkerLost(Exception):
     """Loss of a worker process; the message states the cause if known."""
 
 
 class RayWorkers:
-    """`WorkerBackend` of Ray actors; to be closed.
+    """Workers that are Ray actors, addressed by index, with at most one call in flight each; to be closed.
 
     Args:
         load: makes a worker's model.
@@ -208,17 +181,21 @@ class RayWorkers:
             self.close()
             raise
 
-    def prepare(self, worker: int, specs: Sequence[RunSpec], texts: Sequence[str]):
+    def prepare(self, worker: int, specs: Sequence[RunSpec], texts: Sequence[str]) -> Ticket:
+        """Start loading and warm-up on a worker; `result` returns its facts."""
         return self._actors[worker].prepare.remote(specs, texts)
 
-    def submit(self, worker: int, chunk: Chunk):
+    def submit(self, worker: int, chunk: Chunk) -> Ticket:
+        """Start decoding a chunk on a worker; `result` returns its `DecodedChunk`."""
         return self._actors[worker].decode.remote(chunk)
 
-    def wait(self, tickets: Sequence):
+    def wait(self, tickets: Sequence[Ticket]) -> Ticket:
+        """Wait for the first ticket that is done or lost."""
         done, _ = self._ray.wait(list(tickets), num_returns=1)
         return done[0]
 
-    def result(self, ticket) -> dict[str, object] | DecodedChunk:
+    def result(self, ticket: Ticket) -> dict[str, object] | DecodedChunk:
+        """Result of a ticket; a `WorkerLost` if its process died, a SpecbenchError if it cannot be prepared."""
         errors = self._ray.exceptions
         try:
             outcome = self._ray.get(ticket)
@@ -237,6 +214,7 @@ class RayWorkers:
         return outcome
 
     def replace(self, worker: int) -> None:
+        """Start a new process for a lost worker."""
         with suppress(Exception):  # usually dead already
             self._ray.kill(self._actors[worker])
         self._actors[worker] = self._start()

@@ -1,0 +1,196 @@
+"""Commands on stored runs: `status`, `merge`, `show`, `export`, `import`, `pack` and `verify`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from specbench.cli import completion
+from specbench.cli.commands import help_of
+from specbench.cli.options import Json, Out, Quiet, Run, Runs, option, switch
+from specbench.cli.output import print_json, print_table, print_written
+from specbench.errors import GATE, PARTIAL, SpecbenchError, unknown_name
+from specbench.system import console
+
+_STATUS_HELP = help_of(
+    "status",
+    "Another terminal, workers, a cluster or shards may be decoding; nothing is written. A run is silent where nothing "
+    "was stored for a minute and for the time of ten images: its process may have been killed.",
+)
+_MERGE_HELP = help_of(
+    "merge",
+    "Rows and images are copied into --out; the shards are not changed. Merging again copies only what is new.",
+)
+_PLAIN_WIDTH = 120
+"""Characters of a card's lines where there is no terminal."""
+_BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench")
+_PICTURES = ("png", "jpeg", "none")
+
+_Shards = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="DIR", help="Results folders of shards.", show_default="every shard-*-of-* in --out"),
+]
+_Prompt = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="PROMPT",
+        help="Prompt id, prefix of an id, or words of the prompt.",
+        show_default="the run",
+        autocompletion=completion.prompt_ids,
+    ),
+]
+_Benchmark = Annotated[
+    str,
+    typer.Argument(
+        metavar="BENCHMARK", help=f"One of {', '.join(_BENCHMARKS)}.", autocompletion=completion.of(*_BENCHMARKS)
+    ),
+]
+_Layout = Annotated[
+    str,
+    typer.Argument(
+        metavar="LAYOUT",
+        help=f"One of {', '.join(_BENCHMARKS)}, or dataset: a folder for Hugging Face's datasets.",
+        autocompletion=completion.of(*_BENCHMARKS, "dataset"),
+    ),
+]
+_Results = Annotated[
+    Path,
+    option("--from", "PATH", "Results of GenEval, exported folder of T2I-CompBench++, or _detail.txt of DPG-Bench."),
+]
+_Kind = Annotated[
+    str, option("--pictures", "KIND", "png, jpeg (smaller) or none.", autocompletion=completion.of(*_PICTURES))
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(name="status", help=_STATUS_HELP, epilog="Each two seconds: watch specbench status")(status)
+    app.command(name="merge", help=_MERGE_HELP, epilog="Then: specbench score, specbench report")(merge)
+    app.command(name="show", help=help_of("show"))(show)
+    app.command(name="export", help=help_of("export"))(export)
+    app.command(name="import", help=help_of("import"))(import_results)
+    app.command(name="pack", help=help_of("pack"), epilog="Commands read FILE.zip where they read a run.")(pack)
+    app.command(name="verify", help=help_of("verify"))(verify)
+
+
+def status(runs: Runs = None, out: Out = "results", json: Json = False) -> None:
+    from specbench.reporting import status as found
+
+    rows = found.status(out, runs or ())
+    if json:
+        return print_json(rows)
+    if console.is_terminal():
+        screen = console.stdout()
+        return screen.print(found.status_table(rows, screen.width))
+    print_table([found.status_line(row) for row in rows], found.STATUS_COLUMNS)
+
+
+def merge(folders: _Shards = None, out: Out = "results", quiet: Quiet = False, json: Json = False) -> None:
+    from specbench.store.merge_shards import incomplete_shards, merge_runs, shards_in
+    from specbench.store.run_folders import same_but_for_threads
+    from specbench.store.run_info import read_info
+
+    merged = merge_runs(folders or (), out)
+    for text in same_but_for_threads({one.folder.name: read_info(one.folder).spec.identity() for one in merged}):
+        console.warn(text)
+    if not quiet:
+        for one in merged:
+            console.say(f"{one.folder.name}: images copied: {one.copied}, in all: {one.rows}")
+    if json:
+        print_json(
+            [{"run_id": m.folder.name, "folder": m.folder, "copied": m.copied, "images": m.rows} for m in merged]
+        )
+    for one in () if json else merged:
+        print(one.folder)
+    if missing := incomplete_shards(folders or shards_in(out)):
+        advice = "what is there is merged; run these again, then merge again"
+        raise SpecbenchError("; ".join(missing), advice, PARTIAL)
+
+
+def show(
+    run: Run,
+    prompt: _Prompt = None,
+    sample: Annotated[int, option("--sample", "N", "Sample index of the image.", min=0)] = 0,
+    out: Out = "results",
+    json: Json = False,
+) -> None:
+    from specbench.reporting import cards as cards_of
+    from specbench.reporting.terminal import image_view, run_view
+    from specbench.store.run_folders import find_runs
+
+    folders = find_runs(out, [run])
+    if prompt is not None and len(folders) > 1:
+        raise SpecbenchError(f"'{run}' matches {len(folders)} runs", "name the run of the image")
+    screen = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    if prompt is None:
+        cards = [cards_of.card(folder) for folder in folders]
+        views = map(run_view, cards)
+    else:
+        card, tile = cards_of.image_card(folders[0], prompt, sample)
+        cards, views = [card], [image_view(card, tile, screen)]
+    if json:
+        return print_json(cards)
+    for view in views:
+        with screen.capture() as text:
+            screen.print(view)
+        print("\n".join(line.rstrip() for line in text.get().splitlines()))
+
+
+def export(
+    benchmark: _Layout,
+    run: Run,
+    to: Annotated[Path, option("--to", "DIR", "New or empty folder.")],
+    out: Out = "results",
+) -> None:
+    from specbench import api
+
+    if benchmark not in (*_BENCHMARKS, "dataset"):
+        raise unknown_name("benchmark", benchmark, (*_BENCHMARKS, "dataset"))
+    count = api.export(benchmark, run, to, out)
+    console.say(f"{count} images, in the layout of {benchmark}")
+    print(to)
+
+
+def import_results(
+    benchmark: _Benchmark, run: Run, results: _Results, out: Out = "results", json: Json = False
+) -> None:
+    from specbench import api
+
+    if benchmark not in _BENCHMARKS:
+        raise unknown_name("benchmark", benchmark, _BENCHMARKS)
+    rows = api.import_results(benchmark, run, results, out)
+    print_json(rows) if json else print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
+
+
+def pack(
+    runs: Runs = None,
+    to: Annotated[Path, option("--to", "FILE.zip", "File to write.")] = Path("runs.zip"),
+    pictures: _Kind = "png",
+    out: Out = "results",
+) -> None:
+    if pictures not in _PICTURES:
+        raise unknown_name("kind of pictures", pictures, _PICTURES)
+    from specbench.store import packed
+    from specbench.store.run_folders import find_runs
+
+    folders = find_runs(out, runs or ())
+    parts = packed.pack(folders, to, pictures)
+    console.say(f"{len(folders)} run{'s' if len(folders) > 1 else ''}, {parts} parts, {to.stat().st_size / 1e6:.1f} MB")
+    print_written(to)
+
+
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of specbench pack.")],
+    recompute: Annotated[bool, switch("--recompute", "Take p from the model instead of the recorded values.")] = False,
+    device: Annotated[str, option("--device", "DEVICE", "With --recompute: torch device.")] = "cpu",
+    json: Json = False,
+) -> None:
+    from specbench.checks import verify as checks
+
+    rows = checks.verify(file, recompute, device)
+    print_json(rows) if json else print_table(rows, ("run", "check", "status", "detail"))
+    if wrong := [row for row in rows if row["status"] == checks.WRONG]:
+        raise SpecbenchError(f"{len(wrong)} of {len(rows)} checks failed: {wrong[0]['detail']}", exit_code=GATE)
