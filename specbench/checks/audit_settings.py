@@ -8,11 +8,9 @@ masks and cache of a window of several drafts.
 
 from __future__ import annotations
 
-import re
 import zlib
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -66,45 +64,91 @@ def _mid_row_grammar(height: int, width: int, v_image: int) -> TokenLayout:
     return TokenLayout(height, width, v_image, row * height)
 
 
-def _setting(name: str, sampling: Sampling = Sampling(guidance=1.0), **more: Any) -> AuditSetting:  # noqa: B008
-    """A setting whose name says its layout and window: "2x4 of 3 with row ends, window 2"."""
-    sizes, window = re.search(r"(\d+)x(\d+) of (\d+)", name), re.search(r"window (\d+)", name)
-    layout = TokenLayout.with_row_ends if "row ends" in name else TokenLayout.plain
-    said = {"layout": layout(*map(int, sizes.groups())), "window": window and int(window[1])}
-    return AuditSetting(name, sampling=sampling, **said | more)
-
-
-_TRANSFORMER = _setting(
+_TRANSFORMER = AuditSetting(
     "2x4 of 2 with row ends, transformer, guided, window 2, continuous batching",
+    TokenLayout.with_row_ends(2, 4, 2),
     Sampling(guidance=2.0),
+    window=2,
     tables=2,
     model="transformer",
     # Odd: where all rows of two prompts end together, as those of AR do, each goes on with the other prompt.
     rows=511,
 )
-LONE_SETTING = _setting(
-    "2x3 of 2 with row ends, guided, window 3, one image at a time", Sampling(guidance=2.0), share=0.015, batch=1
+LONE_SETTING = AuditSetting(
+    "2x3 of 2 with row ends, guided, window 3, one image at a time",
+    TokenLayout.with_row_ends(2, 3, 2),
+    Sampling(guidance=2.0),
+    window=3,
+    share=0.015,
+    batch=1,
 )
 """A batch of one has code of its own. These images are also compared with the same ones of a batch."""
 AUDIT_SETTINGS = (
-    _setting("1x3 of 6, window wider than the image", window=8),
-    _setting("2x4 of 2, window wider than the image", window=12),
-    _setting("2x4 of 3 with row ends, guided, window 2", Sampling(guidance=2.0)),
-    _setting("3x4 of 2, grammar tokens within and after rows, window 3", layout=_mid_row_grammar(3, 4, 2)),
-    _setting("4x4 of 2 with row ends, T 0.8, window 4, continuous batching", Sampling(1.0, 0.8), rows=1024),
-    _setting("2x4 of 3, guided, T 0.7, ties at top-k 2, window 2", Sampling(2.0, 0.7, 2), grain=1.0),
-    _setting("4x3 of 2, guided, T 0.8, top-p 0.8, window 3, traced", Sampling(1.5, 0.8, 0, 0.8), trace=True),
-    _setting("1x5 of 4, window 3"),
-    _setting("1x4 of 8, drafts kept for several steps, window 8", sharpness=0.5, shared=1.0, share=2.0),
-    _setting("1x10 of 2, drafts kept for several steps, window 12", sharpness=0.8, shared=1.0, share=0.5),
-    _setting("2x2 of 4, ties at top-p 0.6, window 2", Sampling(1.0, top_p=0.6), sharpness=1.0, grain=1.0, share=0.5),
-    _setting(
+    AuditSetting("1x3 of 6, window wider than the image", TokenLayout.plain(1, 3, 6), window=8),
+    AuditSetting("2x4 of 2, window wider than the image", TokenLayout.plain(2, 4, 2), window=12),
+    AuditSetting(
+        "2x4 of 3 with row ends, guided, window 2",
+        TokenLayout.with_row_ends(2, 4, 3),
+        Sampling(guidance=2.0),
+        window=2,
+    ),
+    AuditSetting("3x4 of 2, grammar tokens within and after rows, window 3", _mid_row_grammar(3, 4, 2), window=3),
+    AuditSetting(
+        "4x4 of 2 with row ends, T 0.8, window 4, continuous batching",
+        TokenLayout.with_row_ends(4, 4, 2),
+        Sampling(1.0, 0.8),
+        window=4,
+        rows=1024,
+    ),
+    AuditSetting(
+        "2x4 of 3, guided, T 0.7, ties at top-k 2, window 2",
+        TokenLayout.plain(2, 4, 3),
+        Sampling(2.0, 0.7, 2),
+        window=2,
+        grain=1.0,
+    ),
+    AuditSetting(
+        "4x3 of 2, guided, T 0.8, top-p 0.8, window 3, traced",
+        TokenLayout.plain(4, 3, 2),
+        Sampling(1.5, 0.8, 0, 0.8),
+        window=3,
+        trace=True,
+    ),
+    AuditSetting("1x5 of 4, window 3", TokenLayout.plain(1, 5, 4), window=3),
+    AuditSetting(
+        "1x4 of 8, drafts kept for several steps, window 8",
+        TokenLayout.plain(1, 4, 8),
+        window=8,
+        sharpness=0.5,
+        shared=1.0,
+        share=2.0,
+    ),
+    AuditSetting(
+        "1x10 of 2, drafts kept for several steps, window 12",
+        TokenLayout.plain(1, 10, 2),
+        window=12,
+        sharpness=0.8,
+        shared=1.0,
+        share=0.5,
+    ),
+    AuditSetting(
+        "2x2 of 4, ties at top-p 0.6, window 2",
+        TokenLayout.plain(2, 2, 4),
+        Sampling(1.0, top_p=0.6),
+        window=2,
+        sharpness=1.0,
+        grain=1.0,
+        share=0.5,
+    ),
+    AuditSetting(
         "1x4 of 5, T by entropy, top-n-sigma 1.2, min-p 0.4, window 2",
+        TokenLayout.plain(1, 4, 5),
         Sampling(1.0, entropy_scale=0.5, min_p=0.4, top_n_sigma=1.2),
+        window=2,
         share=0.5,
     ),
     LONE_SETTING,
-    _setting("8x1 of 3, one-token rows, window 2", layout=TokenLayout.with_row_ends(8, 1, 3)),
+    AuditSetting("8x1 of 3, one-token rows, window 2", TokenLayout.with_row_ends(8, 1, 3), window=2),
     _TRANSFORMER,
     replace(
         _TRANSFORMER,
@@ -112,9 +156,10 @@ AUDIT_SETTINGS = (
         layout=TokenLayout(2, 4, 2, (-1,) * 4 + (2,) + (-1,) * 4),
         window=4,
     ),
-    _setting(
+    AuditSetting(
         "1x2 preview, then 2x3 of 2, window 3",
-        layout=TokenLayout.plain(2, 3, 2, before=((1, 2),)),
+        TokenLayout.plain(2, 3, 2, before=((1, 2),)),
+        window=3,
         shared=1.0,
         share=0.5,
     ),
