@@ -254,6 +254,11 @@ class EnumerableTransformer(TransformerModel):
         self.matrix = 0.4 * torch.randn(_WIDTH, layout.v_image, generator=draw)
         self.weights_sha256 = hashlib.sha256(self.matrix.numpy().tobytes()).hexdigest()
 
+    def move(self, device: str) -> None:
+        """Move the weights to a device; `joint` is computed on a CPU only."""
+        self.backbone.to(device)
+        self.codebook, self.matrix = self.codebook.to(device), self.matrix.to(device)
+
     def encode(self, prompts: Sequence[str]) -> Prefix:
         known = [self._prompt(number).to(self.device) for number in range(len(self.prompts))]
         known.append(torch.tensor([self.layout.vocab], device=self.device))

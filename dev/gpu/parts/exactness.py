@@ -78,8 +78,7 @@ def _audited(device: str, images: int, job: tuple[AuditSetting, str]) -> dict[st
 @contextmanager
 def _moved(model, device: str) -> Iterator[None]:
     """A cached model on the device, and back on the CPU afterwards."""
-    model.backbone.to(device)
-    model.codebook, model.matrix = model.codebook.to(device), model.matrix.to(device)
+    model.move(device)
     try:
         yield
     finally:
