@@ -11,7 +11,6 @@ from specbench.decoding.timing import Spans
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import Settings
 from specbench.models.catalog import find_model, load_model
-from specbench.models.transformer.compilation import graph_bytes
 from specbench.runs import compiler
 from specbench.system import device_peaks, environment
 from specbench.system.torch_device import check_device_name, require_device, use_device
@@ -132,18 +131,6 @@ def test_a_measurement_of_a_card_waits_for_it(cards, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"card of {device}")
     peak = device_peaks.measure_peak("cuda:1", "float32", 0)
     assert set(cards) == {("synchronize", "cuda:1")} and peak.name == "card of cuda:1"
-
-
-def test_an_allocator_without_an_account_of_graphs_gives_no_bytes_of_them(monkeypatch):
-    segments = [{"total_size": 7, "segment_pool_id": pool} for pool in ((0, 0), (0, 1), (2, 0))]
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    assert graph_bytes() == 14
-
-    def refuse():
-        raise RuntimeError("cudaMallocAsync does not yet support snapshot")
-
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", refuse)
-    assert graph_bytes() is None
 
 
 def test_float32_is_not_tf32_on_a_card(cards, monkeypatch):
