@@ -15,6 +15,7 @@ from specbench.prompts.prompt_set import (
     build_prompt_set,
     content_sha256,
     requests_for,
+    second_stage_id,
     select,
     text_id,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "prompt_set_names",
     "public_names",
     "requests_for",
+    "second_stage_id",
     "select",
     "text_id",
 ]

@@ -10,6 +10,7 @@ from specbench.stats.drafts import (
     acceptance_by_offset,
     acceptance_by_sibling,
     acceptance_length,
+    both_stages_ms,
     draft_ms,
     draft_top1,
     draft_tv,
@@ -17,6 +18,9 @@ from specbench.stats.drafts import (
     draft_tv_by_offset,
     round_totals,
     rounds,
+    stage2_acceptance,
+    stage2_ms,
+    stage2_nfe,
     theorem2_bound,
 )
 from specbench.stats.intervals import (
@@ -75,7 +79,7 @@ __all__ = [
     "SpeedUp", "paired", "speed_up", "speedup", "step_ratio", "window_cost", "overhead",
     "TokenStats", "token_stats", "logp_mean", "logp_std", "perplexity", "nll_gap", "top1",
     "round_totals", "rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling",
-    "draft_tv_by_depth", "theorem2_bound",
+    "draft_tv_by_depth", "theorem2_bound", "stage2_nfe", "stage2_acceptance", "stage2_ms", "both_stages_ms",
     "acceptance", "acceptance_by_offset", "draft_tv", "draft_top1", "draft_tv_by_offset",
     "Estimate", "mean_interval", "proportion_interval", "mean_of_estimates", "ratio_of_totals", "without_few",
     "Difference", "difference_to_show", "mean_difference", "speed_difference", "holm",
