@@ -138,6 +138,9 @@ LAYOUTS = {
     "lumina": LayoutMark(
         "lumina", "lumina, lumina-512, lumina-1024 or lumina-34b", "Lumina-mGPT", _chameleon(decodes=False)
     ),
+    "tar": LayoutMark(
+        "tar", "tar-1.5b or tar-7b", "Tar's language model", lambda folder: "num_scale_tokens" in _config(folder)
+    ),
     "tar-dtok": LayoutMark(
         "tar_dtok", "tar-dtok-256, tar-dtok-512 or tar-dtok-1024", "Tar's de-tokenizer", _any("ar_dtok_*.pth")
     ),
@@ -149,9 +152,6 @@ LAYOUTS = {
     ),
     "glm": LayoutMark("glm", "glm-image", "GLM-Image", _any("vision_language_encoder/config.json")),
     "liquid": LayoutMark("liquid", "liquid", "Liquid", _model_type("gemma")),
-    "tar": LayoutMark(
-        "tar", "tar-1.5b or tar-7b", "Tar's language model", lambda folder: "num_scale_tokens" in _config(folder)
-    ),
     "simplear": LayoutMark("simplear", "simplear or simplear-1.5b", "SimpleAR", _model_type("qwen2")),
 }
 

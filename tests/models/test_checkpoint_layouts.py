@@ -31,6 +31,8 @@ KINDS = {
     "emu3-baai": ("emu3", AUTHORS["emu3"]),
     "lumina2": ("lumina2", WRITERS["lumina2"]),
     "liquid": ("liquid", WRITERS["liquid"]),
+    "tar": ("tar-7b", WRITERS["tar-7b"]),
+    "tar-dtok": ("tar-dtok-256", WRITERS["tar-dtok-256"]),
     "emu3.5": ("emu3.5", WRITERS["emu3.5"]),
     "glm": ("glm-image", WRITERS["glm-image"]),
     "llamagen-c2i": ("llamagen-c2i-b", lambda folder: llamagen.write_by_class(folder, "c2i_B_384.pt")),

@@ -68,7 +68,8 @@ def load(request: LoadRequest) -> Tar:
         tokenizer = read_tokenizer(files)
         first = token_id(tokenizer, "<I0>")
     else:
-        config = Qwen2Config(**request.sized_network(QWEN, TINY_QWEN))
+        tied = {"tie_word_embeddings": not request.info.network.head_rows}
+        config = Qwen2Config(**request.sized_network(QWEN | tied, TINY_QWEN))
         network, penalty = request.randomise(build_network(Qwen2ForCausalLM, config)), 1.0
         tokenizer, first = stand_in_tokenizer(_SPECIALS, first_byte=0), _FIRST_CODE
     second = load_detokenizer(replace(request, info=request.info.second[0], found=request.found[1:]))

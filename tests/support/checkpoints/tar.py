@@ -1,5 +1,4 @@
-"""Tiny checkpoints of Tar's language model and of its de-tokenizer, with an explicit version of the official computation
-of the latter."""
+"""Tiny checkpoints of Tar's language model and of its de-tokenizer, whose official computation is written out."""
 
 from __future__ import annotations
 
