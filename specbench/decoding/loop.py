@@ -40,7 +40,8 @@ from specbench.models.interface import (
 )
 from specbench.models.transformer.compilation import call_eager
 from specbench.models.transformer.host_sync import to_host
-from specbench.prompts import Request, second_stage_id
+from specbench.prompts import Request
+from specbench.prompts.prompt_set import second_stage_id
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 

@@ -15,7 +15,6 @@ from specbench.prompts.prompt_set import (
     build_prompt_set,
     content_sha256,
     requests_for,
-    second_stage_id,
     select,
     text_id,
 )
@@ -35,7 +34,6 @@ __all__ = [
     "prompt_set_names",
     "public_names",
     "requests_for",
-    "second_stage_id",
     "select",
     "text_id",
 ]

@@ -171,23 +171,22 @@ def _simplear(name: str, billions: str, size: sizes.NetworkSize) -> HubModel:
     )
 
 
+_TAR_LICENCE = "not seen; code Apache-2.0"
+_TA_TOK_PARAMETERS = 147_308_544
+"""Of TA-Tok's decoder with a code table as wide as the embeddings of Qwen2.5 1.5B, which was not seen."""
+_TAR_VQ = Source(
+    "the image decoder (LlamaGen's VQGAN)", "peizesun/llamagen_t2i", ("vq_ds16_t2i.pt",), "MIT", ("vq_ds16_t2i.pt",)
+)
+
+
 def _tar_detokenizer(side: int) -> HubModel:
+    files = f"ar_dtok_lp_{16 * side}px.pth", "ta_tok.pth"
     return HubModel(
         name=f"tar-dtok-{16 * side}",
         summary=f"Tar's de-tokenizer, its second stage, at {16 * side} px",
         target="specbench.models.families.tar_dtok:load",
-        source=Source(
-            "the de-tokenizer", "csuhan/TA-Tok", (f"ar_dtok_lp_{16 * side}px.pth", "ta_tok.pth"), _TAR_LICENCE
-        ),
-        companions=(
-            Source(
-                "the image decoder (LlamaGen's VQGAN)",
-                "peizesun/llamagen_t2i",
-                ("vq_ds16_t2i.pt",),
-                "MIT",
-                beside=("vq_ds16_t2i.pt",),
-            ),
-        ),
+        source=Source("the de-tokenizer", "csuhan/TA-Tok", files, _TAR_LICENCE),
+        companions=(_TAR_VQ,),
         grid=(side, side),
         v_image=16384,
         codes=65536,
@@ -198,27 +197,18 @@ def _tar_detokenizer(side: int) -> HubModel:
     )
 
 
-_TAR_LICENCE = "not seen; code Apache-2.0"
-_TA_TOK_PARAMETERS = 144_000_000
-"""Of TA-Tok's decoder, whose table of codes is as wide as the embeddings of a Qwen2.5 of 1.5B; that was not seen."""
 _TAR_DETOKENIZERS = tuple(map(_tar_detokenizer, (64, 32, 16)))
 
 
-def _tar(name: str, billions: str, repo: str, size: sizes.NetworkSize) -> HubModel:
+def _tar(billions: str, version: str, size: sizes.NetworkSize) -> HubModel:
     """Its memory includes the second stage, with the KV cache of one picture."""
-    second = _TAR_DETOKENIZERS[0]
-    cache = 2 * 2 * (27 * 27 + second.stream) * second.kv_numbers
+    files, second = (*_LM, "tokenizer.json"), _TAR_DETOKENIZERS[0]
+    optional = ("generation_config.json",)
     return HubModel(
-        name=name,
+        name=f"tar-{billions.lower()}",
         summary=f"Tar {billions}, then its de-tokenizer at 1024 px",
         target="specbench.models.families.tar:load",
-        source=Source(
-            "the language model",
-            repo,
-            (*_LM, "tokenizer.json"),
-            _TAR_LICENCE,
-            optional=("generation_config.json",),
-        ),
+        source=Source("the language model", f"csuhan/Tar-{billions}{version}", files, _TAR_LICENCE, optional=optional),
         companions=(second.source, *second.companions),
         grid=(27, 27),
         v_image=65536,
@@ -228,7 +218,7 @@ def _tar(name: str, billions: str, repo: str, size: sizes.NetworkSize) -> HubMod
         second=_TAR_DETOKENIZERS,
         defaults=Sampling(guidance=1.0, top_k=1200, top_p=0.95),
         network=size,
-        other_bytes=second.fixed_bytes() + cache,
+        other_bytes=second.fixed_bytes() + 2 * 2 * (27 * 27 + second.stream) * second.kv_numbers,
         pixel_numbers=_VQGAN_NUMBERS,
     )
 
@@ -310,8 +300,8 @@ MODELS = (
     _janus("janus-7b", "7B", sizes.JANUS_7B),
     _simplear("simplear", "0.5B", sizes.SIMPLEAR_05B),
     _simplear("simplear-1.5b", "1.5B", sizes.SIMPLEAR_15B),
-    _tar("tar-1.5b", "1.5B", "csuhan/Tar-1.5B", sizes.TAR_15B),
-    _tar("tar-7b", "7B", "csuhan/Tar-7B", sizes.TAR_7B),
+    _tar("1.5B", "", sizes.TAR_15B),
+    _tar("7B", "-v0.1", sizes.TAR_7B),
     *_TAR_DETOKENIZERS,
     HubModel(
         name="liquid",

@@ -43,14 +43,9 @@ _TINY_FEATURES = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers
 
 class TarDetokenizer(FamilyModel):
     def __init__(
-        self,
-        request: LoadRequest,
-        network: PositionedNetwork,
-        features: CodeFeatures,
-        decoder: vq_decoder.ImageDecoder,
+        self, request: LoadRequest, network: nn.Module, features: CodeFeatures, decoder: vq_decoder.ImageDecoder
     ):
-        unused = stand_in_tokenizer({}, first_byte=0)
-        ids = range(network.output.out_features)
+        unused, ids = stand_in_tokenizer({}, first_byte=0), range(network.output.out_features)
         super().__init__(request, unused, network.model, network.output.weight, ids, decoder)
         network.model.rotary_emb = NoRotation(network.model.config.head_dim)
         self.features, self._projection, self._places = features, network.clip_proj, network.abs_pe[0]
@@ -128,14 +123,10 @@ class CodeFeatures(nn.Module):
 
 
 def load(request: LoadRequest) -> TarDetokenizer:
-    head = request.info.network.one_head
     if not request.found:
-        settings = request.sized(_FEATURES, _TINY_FEATURES)
-        sizes = request.sized_network({}, TINY_SIZES)
-        positions = math.prod(CODE_GRID) + request.info.stream - 1
-        config = llama_config(sizes, head)
-        network = build_network(PositionedNetwork, config, settings["hidden_size"], positions)
-        network = request.randomise(network)
+        settings, config = request.sized(_FEATURES, _TINY_FEATURES), llama_config(request.sized_network({}, TINY_SIZES))
+        shape = settings["hidden_size"], math.prod(CODE_GRID) + request.info.stream - 1
+        network = request.randomise(build_network(PositionedNetwork, config, *shape))
         shape = request.info.codes, settings["num_channels"]
         features = build_network(CodeFeatures, _vision_config(settings), *shape, False)
         randomise(features, request.device, request.dtype)
@@ -144,10 +135,10 @@ def load(request: LoadRequest) -> TarDetokenizer:
         return TarDetokenizer(request, network, features, decoder)
     files, image = request.found
     language, tokenizer = files.only("ar_dtok_*.pth"), files.only("ta_tok.pth")
-    tensors = convert(read_tensors(language), language, "clip_proj.weight", head)
+    tensors = convert(read_tensors(language), language, "clip_proj.weight")
     if "abs_pe" not in tensors:
         raise language.refusal(" lacks 'abs_pe'")
-    config = stored_config(tensors, language, head)
+    config = stored_config(tensors, language)
     config.rms_norm_eps = read_arguments(language).get("norm_eps", config.rms_norm_eps)
     sizes = tensors["clip_proj.weight"].shape[1], tensors["abs_pe"].shape[1]
     network = request.fill(build_network(PositionedNetwork, config, *sizes, found=language), tensors, language)

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.functional import normalize
 from transformers import Qwen2Config, Qwen2ForCausalLM, Siglip2VisionConfig, Siglip2VisionModel
 
-from checkpoints.llamagen import official_vq_name
+from checkpoints import llamagen
 from checkpoints.parts import Tiny, byte_tokenizer, in_two_shards, randomise, stored, vocabulary, vq_network
 
-CODES, IMAGE_TOKENS = vocabulary(official=65_536), vocabulary(official=16_384)
+CODES, IMAGE_TOKENS = vocabulary(official=65_536), llamagen.CODES
 ROLES = {"<|im_start|>": 256, "<|im_end|>": 257, "<im_start>": 258, "<im_end>": 259, "<S0>": 260, "<S1>": 261}
 FIRST = 262
 SPECIALS = ROLES | {f"<I{code}>": FIRST + code for code in range(CODES)}
-WIDTH, INNER, LAYERS, HEAD, FEATURES, TABLE = 128, 256, 2, 64, 24, 12
+FEATURES, TABLE = 24, 12
 
 
 def write(folder: Path, side: int = 64, tied: bool = True, **generation: object) -> Tiny:
@@ -52,15 +52,18 @@ def write(folder: Path, side: int = 64, tied: bool = True, **generation: object)
 
 def write_detokenizer(folder: Path, side: int) -> Tiny:
     count, tokens = (27 * 27, side**2) if os.environ.get("OFFICIAL_VOCABULARIES") else (16, 16)
-    tensors = _tensors(count + tokens - 1)
+    added = {"abs_pe": (1, count + tokens - 1), "clip_proj.bias": ()}
+    draw = torch.Generator().manual_seed(6)
+    tensors = {name: torch.randn(*shape, llamagen.WIDTH, generator=draw) / 9 for name, shape in added.items()}
+    tensors["clip_proj.weight"] = torch.randn(llamagen.WIDTH, FEATURES, generator=draw) / 3
+    tensors |= llamagen.language_tensors()
     arguments = {"vocab_size": IMAGE_TOKENS, "cond_dim": FEATURES, "cls_token_num": count, "max_seq_len": tokens}
     arguments |= {"model_type": "clip_cond", "norm_eps": 1e-5}
     held = {"name": "llama-abs-LP", "args": arguments, "sd": tensors}
     torch.save({"model": held}, folder / f"ar_dtok_lp_{16 * side}px.pth")
     features = _write_ta_tok(folder / "ta_tok.pth")
     image = vq_network(IMAGE_TOKENS, 8)
-    named = {official_vq_name(name): tensor for name, tensor in image.state_dict().items()}
-    torch.save({"model": named | {"quantize.codebook_used": torch.zeros(65_536)}}, folder / "vq_ds16_t2i.pt")
+    torch.save({"model": llamagen.official_vq(image)}, folder / "vq_ds16_t2i.pt")
 
     @torch.no_grad()
     def logits(text: str, stream: list[int], conditional: bool) -> Tensor:
@@ -68,52 +71,10 @@ def write_detokenizer(folder: Path, side: int) -> Tiny:
         seen = features(torch.tensor([codes + [0] * (count - len(codes))]))[0] * conditional
         x = seen @ tensors["clip_proj.weight"].T + tensors["clip_proj.bias"]
         x = torch.cat([x, tensors["tok_embeddings.weight"][torch.tensor(stream, dtype=torch.long)]])
-        return _official_hidden(tensors, x)[count - 1 :] @ tensors["output.weight"].T
+        x = llamagen.official_layers(tensors, x + tensors["abs_pe"][0, : len(x)], 0, None)
+        return x[count - 1 :] @ tensors["output.weight"].T
 
     return Tiny(folder, logits, range(IMAGE_TOKENS), lambda codes: image.decode(codes))
-
-
-def _official_hidden(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-    """Last hidden states of inputs [T, d], to which positions are added and nothing is turned."""
-    x = x + tensors["abs_pe"][0, : len(x)]
-    sees = torch.ones(len(x), len(x), dtype=torch.bool).tril()
-    for layer in range(LAYERS):
-        held = {name.removeprefix(f"layers.{layer}."): t for name, t in tensors.items() if f"layers.{layer}." in name}
-        q, k, v = (_rms(x, held["attention_norm.weight"]) @ held["attention.wqkv.weight"].T).split(WIDTH, dim=-1)
-        heads = [slice(start, start + HEAD) for start in range(0, WIDTH, HEAD)]
-        scores = [(q[:, part] @ k[:, part].T / HEAD**0.5).masked_fill(~sees, -torch.inf).softmax(-1) for part in heads]
-        seen = torch.cat([score @ v[:, part] for score, part in zip(scores, heads, strict=True)], dim=-1)
-        x = x + seen @ held["attention.wo.weight"].T
-        h = _rms(x, held["ffn_norm.weight"])
-        gated = functional.silu(h @ held["feed_forward.w1.weight"].T) * (h @ held["feed_forward.w3.weight"].T)
-        x = x + gated @ held["feed_forward.w2.weight"].T
-    return _rms(x, tensors["norm.weight"])
-
-
-def _rms(x: Tensor, weight: Tensor) -> Tensor:
-    return x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
-
-
-def _tensors(positions: int) -> dict[str, Tensor]:
-    shapes = {
-        "abs_pe": (1, positions, WIDTH),
-        "clip_proj.weight": (WIDTH, FEATURES),
-        "clip_proj.bias": (WIDTH,),
-        "tok_embeddings.weight": (IMAGE_TOKENS, WIDTH),
-        "norm.weight": (WIDTH,),
-        "output.weight": (IMAGE_TOKENS, WIDTH),
-    }
-    for layer in range(LAYERS):
-        inner = {"attention.wqkv": (3 * WIDTH, WIDTH), "attention.wo": (WIDTH, WIDTH), "attention_norm": (WIDTH,)}
-        inner |= {"feed_forward.w1": (INNER, WIDTH), "feed_forward.w3": (INNER, WIDTH)}
-        inner |= {"feed_forward.w2": (WIDTH, INNER), "ffn_norm": (WIDTH,)}
-        shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in inner.items()}
-    generator = torch.Generator().manual_seed(3)
-    tensors = {}
-    for name, shape in shapes.items():
-        noise = torch.randn(shape, generator=generator)
-        tensors[name] = 1 + 0.2 * noise if len(shape) == 1 else 1.5 * noise * shape[-1] ** -0.5
-    return tensors
 
 
 class _TaTok(nn.Module):
@@ -135,7 +96,7 @@ class _TaTok(nn.Module):
 
     def forward(self, codes: Tensor) -> Tensor:
         codebook = self.bottleneck.regularizer.embedding_proj(self.bottleneck.regularizer.embedding.weight)
-        latents = self.bottleneck.out_linear(functional.normalize(codebook, dim=-1)[codes])
+        latents = self.bottleneck.out_linear(normalize(codebook, dim=-1)[codes])
         side = round(codes.shape[1] ** 0.5)
         seen = self.decoder(latents, torch.ones_like(codes), torch.tensor([[side, side]])).last_hidden_state
         return self.decode_task_layer(seen)
