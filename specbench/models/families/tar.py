@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tokenizers import Tokenizer
-from torch import Tensor, nn
+from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from specbench.models.checkpoint_loading import build_network, read_tokenizer, token_id
@@ -56,9 +56,6 @@ class Tar(SimpleAR):
     @property
     def compiled(self) -> list[CompiledStep]:
         return [*super().compiled, *self.second.compiled]
-
-    def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
-        raise NotImplementedError(f"the pictures of {self.name} are decoded by its second stage")
 
 
 def load(request: LoadRequest) -> Tar:

@@ -8,6 +8,7 @@ The unconditional rows have features of zero. The official code runs all in bflo
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -36,7 +37,8 @@ CODE_GRID = (27, 27)
 """Codes of an image, of the finest of the authors' three scales."""
 _ENCODER = ("encoder.", "encode_task_layer.", "teacher", "scale_layer.", "bottleneck.in_linear.")
 _UNUSED = (*_ENCODER, "bottleneck.regularizer.stochastic", "decoder.vision_model.head.")
-_NAMES = {"bottleneck.regularizer.": "", "bottleneck.": "", "decoder.vision_model.": "decoder."}
+_LEVELS = re.compile(r"^bottleneck\.(regularizer\.)?|(?<=^decoder\.)vision_model\.")
+"""Parts of the authors' names, of older transformers, that are not levels here."""
 _FEATURES = {"hidden_size": 1152, "num_hidden_layers": 3, "num_channels": 1536}
 _TINY_FEATURES = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_channels": 16}
 
@@ -148,7 +150,7 @@ def load(request: LoadRequest) -> TarDetokenizer:
 
 def _stored_features(found: CheckpointFiles, request: LoadRequest) -> CodeFeatures:
     """TA-Tok's decoder; that codes are normalised is told by the file's arguments alone."""
-    tensors = rename(drop(read_tensors(found), _UNUSED), _own_name)
+    tensors = rename(drop(read_tensors(found), _UNUSED), lambda name: _LEVELS.sub("", name))
     path = found.paths[0]
     with found.source.blaming(path):
         normalise = read_arguments(found)["bottleneck"]["args"]["regularizer"]["args"].get("l2_normalized", False)
@@ -160,11 +162,6 @@ def _stored_features(found: CheckpointFiles, request: LoadRequest) -> CodeFeatur
         shape = tensors["embedding.weight"].shape
     features = build_network(CodeFeatures, _vision_config(settings), *shape, normalise, found=found)
     return fill(features, tensors, found, request.device, request.dtype)
-
-
-def _own_name(name: str) -> str | None:
-    old = next((old for old in _NAMES if name.startswith(old)), None)
-    return old and _NAMES[old] + name.removeprefix(old)
 
 
 def _vision_config(settings: Mapping[str, int]) -> Siglip2VisionConfig:
