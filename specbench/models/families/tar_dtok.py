@@ -118,9 +118,9 @@ class CodeFeatures(nn.Module):
         return functional.normalize(found, dim=-1) if self._normalise else found
 
     def forward(self, codes: Tensor) -> Tensor:
-        sides = torch.full((len(codes), 2), math.isqrt(codes.shape[1]), device=codes.device)
+        sides = torch.full((len(codes), 2), math.isqrt(codes.shape[1]), device="cpu")  # read by the host
         latents = self.out_linear(self._normed(self.embedding_proj(self.embedding(codes))))
-        seen = self.decoder(latents, torch.ones_like(codes), sides).last_hidden_state
+        seen = self.decoder(latents, None, sides).last_hidden_state
         return self.decode_task_layer(seen)
 
 
