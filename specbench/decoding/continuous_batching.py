@@ -17,7 +17,7 @@ import torch
 from specbench.decoding.build import Method, build
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import RestartableDrafter
-from specbench.decoding.loop import begin, checked, decode, decode_tokens, noise_keys, rendered
+from specbench.decoding.loop import begin, checked, decode, decode_tokens, drawn, noise_keys
 from specbench.decoding.recorder import NoRecorder
 from specbench.decoding.timing import Spans
 from specbench.errors import SpecbenchError
@@ -150,13 +150,13 @@ class ContinuousBatch:
         rows = torch.tensor(done, device=model.device)
         with self._spans("render"):
             requests = [self._in_work[row].request for row in done]
-            pixels = rendered(model, loop.tokens[rows], requests, self._seed)
+            pictures = drawn(model, loop.tokens[rows, : model.layout.length], requests, self._decoder, self._seed)
         self._share(done, "render")
         slots = [self._in_work.pop(row) for row in done]
         forced = np.array(model.layout.forced) >= 0
         images = loop.recorder.rows(rows, loop.tokens[:, : len(forced)], forced, [slot.share_ms for slot in slots])
-        for image, shown in zip(images, [None] * len(images) if pixels is None else pixels, strict=True):
-            image.image = shown
+        for image, (pixels, facts) in zip(images, pictures, strict=True):
+            image.image, image.facts = pixels, image.facts | facts
         return [(request, checked(image, request, model)) for request, image in zip(requests, images, strict=True)]
 
     def _start_next(self, free: Sequence[int]) -> list[int]:

@@ -29,11 +29,20 @@ from specbench.decoding.timing import Spans
 from specbench.decoding.verification.chain_verification import verify_chain
 from specbench.decoding.verification.tree_verification import verify_tree
 from specbench.errors import PARTIAL, SpecbenchError
-from specbench.models.interface import Call, CompilableModel, FallibleModel, ImageModel, PartedSession, Session
+from specbench.models.interface import (
+    Call,
+    CompilableModel,
+    FallibleModel,
+    ImageModel,
+    PartedSession,
+    Session,
+    StagedModel,
+)
 from specbench.models.transformer.compilation import call_eager
 from specbench.models.transformer.host_sync import to_host
 from specbench.prompts import Request
-from specbench.specs.presets import DecoderSpec
+from specbench.prompts.prompt_set import second_stage_id
+from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 
 WARM_UP_STEPS = 32
@@ -77,17 +86,17 @@ def decode(
         loop.recorder.flush()
     total_ms = (time.perf_counter() - start) * 1e3
     tokens = loop.tokens[:, : model.layout.length]
-    pixels = None
+    pictures = [(None, {})] * len(requests)
     if render:
         with spans("render"):
-            pixels = rendered(model, tokens, requests, seed)
+            pictures = drawn(model, tokens, requests, decoder, seed)
     spans_ms = spans.totals_ms()
     spans_ms["host"] = max(0.0, total_ms - sum(spans_ms[name] for name in ("draft", "target", "verify")))
     spans_ms["verify"] -= spans_ms.pop("trace", 0.0)
     every = torch.arange(len(requests), device=model.device)
     rows = loop.recorder.rows(every, tokens, np.array(model.layout.forced) >= 0, [spans_ms] * len(requests))
-    for row, image in zip(rows, [None] * len(rows) if pixels is None else pixels, strict=True):
-        row.image = image
+    for row, (image, facts) in zip(rows, pictures, strict=True):
+        row.image, row.facts = image, row.facts | facts
     return [checked(row, request, model) for row, request in zip(rows, requests, strict=True)]
 
 
@@ -136,25 +145,55 @@ def warm_up_steps(
             yield done
     tokens, every = loop.tokens[:, : model.layout.length], torch.arange(len(requests), device=model.device)
     loop.recorder.rows(every, tokens, np.array(model.layout.forced) >= 0, [{}] * len(requests))
-    if render:
-        rendered(model, tokens, requests, seed)
+    if isinstance(model, StagedModel):
+        yield from warm_up_steps(*second_stage(model, tokens, requests, decoder), seed, render)
+    elif render:
+        drawn(model, tokens, requests, decoder, seed)
 
 
-def rendered(model: ImageModel, tokens: Tensor, requests: Sequence[Request], seed: int) -> np.ndarray | None:
-    """Pixels uint8 [B, 3, H, W] of the stream tokens [B, N] of `requests`, an image's seed being its noise key; None of
-    a model that lacks what draws them.
+def drawn(
+    model: ImageModel, tokens: Tensor, requests: Sequence[Request], decoder: DecoderSpec, seed: int
+) -> list[tuple[np.ndarray | None, dict[str, float]]]:
+    """Per image of stream tokens [B, N] its pixels uint8 [3, H, W], and facts of a second stage that drew it; an
+    image's seed is its noise key. None are the pixels of a model that lacks what draws them.
 
     Raises:
-        SpecbenchError: the model gives something else.
+        SpecbenchError: the model gives something else, or the second stage fails.
     """
+    if isinstance(model, StagedModel):
+        images = decode(*second_stage(model, tokens, requests, decoder), seed)
+        if failed := next((image for image in images if isinstance(image, SpecbenchError)), None):
+            raise failed
+        return [(image.image, second_stage_facts(image)) for image in images]
     if not getattr(model, "draws", True):
-        return None
+        return [(None, {})] * len(requests)
     texts = [request.text for request in requests]
     pixels = model.render(model.layout.image_tokens(tokens), texts, noise_keys(requests, seed)).cpu().numpy()
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[:2] != (len(tokens), 3) or not pixels.size:
         what = f"the model drew {pixels.dtype} {list(pixels.shape)}, not uint8 [{len(tokens)}, 3, H, W]"
         raise SpecbenchError(what, exit_code=PARTIAL)
-    return pixels
+    return [(picture, {}) for picture in pixels]
+
+
+def second_stage(
+    model: StagedModel, tokens: Tensor, requests: Sequence[Request], decoder: DecoderSpec
+) -> tuple[ImageModel, list[Request], DecoderSpec, Sampling]:
+    """What `decode` takes to decode the second stage of images by the decoder of the first; where that has a draft
+    head, which knows one network only, by AR. The ids are others, so that the stages share no noise."""
+    asked = [
+        Request(model.second_text(request.text, row), second_stage_id(request.prompt_id, request.sample))
+        for request, row in zip(requests, tokens.tolist(), strict=True)
+    ]
+    has_head = "head" in dict(decoder.options)
+    return model.second, asked, resolve("ar") if has_head else decoder, model.second_sampling
+
+
+def second_stage_facts(image: Generation) -> dict[str, float]:
+    """`Generation.facts` of a first stage about its second: target forwards, milliseconds from prefill to the last
+    token, drafts tested and accepted."""
+    ms = sum(ms for name, ms in image.spans_ms.items() if name not in ("encode", "render")) / image.batch
+    counts = {"tested": image.tested.sum(), "accepted": image.accepted.sum()}
+    return {"stage2_nfe": image.nfe, "stage2_ms": ms} | {f"stage2_{name}": int(n) for name, n in counts.items()}
 
 
 def begin(

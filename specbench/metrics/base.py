@@ -181,8 +181,8 @@ class Metric:
         return [one for one in (*folders, *map(published_weights.missing_file, self.checkpoints)) if one]
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        """Tell whether images of a prompt can be scored; a class label is no caption."""
-        return "class" not in meta
+        """Tell whether images of a prompt can be scored; class labels and codes are no captions."""
+        return not meta.keys() & {"class", "codes"}
 
     def preprocess(self, pixels: np.ndarray) -> Any:
         """Make the network's input from an image uint8 [H, W, 3]. Scoring calls this in threads, beside the network."""

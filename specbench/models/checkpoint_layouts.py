@@ -136,6 +136,12 @@ LAYOUTS = {
     "lumina": LayoutMark(
         "lumina", "lumina, lumina-512, lumina-1024 or lumina-34b", "Lumina-mGPT", _chameleon(decodes=False)
     ),
+    "tar": LayoutMark(
+        "tar", "tar-1.5b or tar-7b", "Tar's language model", lambda folder: "num_scale_tokens" in _config(folder)
+    ),
+    "tar-dtok": LayoutMark(
+        "tar_dtok", "tar-dtok-256, tar-dtok-512 or tar-dtok-1024", "Tar's de-tokenizer", _any("ar_dtok_*.pth")
+    ),
     "llamagen": LayoutMark(
         "llamagen", "llamagen or llamagen-512", "LlamaGen text-to-image", _any("t2i_*.pt", "vq_ds16_t2i.pt")
     ),

@@ -22,8 +22,8 @@ from specbench.models.script_archive import read_script_tensors
 def read_tensors(found: CheckpointFiles) -> dict[str, Tensor]:
     """All tensors of the source's weight files, mapped into memory rather than copied where the format allows it.
 
-    Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module" or "state_dict". Of
-    a TorchScript archive only the tensors are read.
+    Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module", "state_dict" or
+    "sd". Of a TorchScript archive only the tensors are read.
 
     Raises:
         SpecbenchError: a damaged file, or a name stored twice.
@@ -45,15 +45,27 @@ def _read_file(source: Source, path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        # Training scripts like to store their parsed arguments beside the weights.
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            held = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    for name in ("model", "module", "state_dict"):
+    held = _unpickled(source, path)
+    for name in ("model", "module", "state_dict", "sd"):
         if isinstance(held, dict) and isinstance(held.get(name), dict):
             held = held[name]
     if not isinstance(held, dict):
         raise source.damaged(path, TypeError("no state dict inside"))
     return {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
+
+
+def _unpickled(source: Source, path: Path) -> object:
+    # Training scripts like to store their parsed arguments beside the weights.
+    with source.blaming(path), torch.serialization.safe_globals([argparse.Namespace]):
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+
+
+def read_arguments(found: CheckpointFiles) -> dict[str, object]:
+    """What a pickled file says of its network: the "args" of its "model"."""
+    [path] = found.paths
+    held = _unpickled(found.source, path)
+    with found.source.blaming(path):
+        return dict(held["model"]["args"])
 
 
 def read_model_config(found: CheckpointFiles, kind: type):

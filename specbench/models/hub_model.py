@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,6 +81,9 @@ class HubModel(ModelFacts):
         sizes: image sizes besides that of `grid`; None if there are none.
         guided: whether it has an unconditional prompt, as guidance needs it.
         classes: number of class labels, which are the prompts; 0 where these are texts.
+        second: models of the second stage, which draw the pictures; the first is the chosen one.
+        codes: size of the vocabulary of which prompts are read for codes ("<I5>"); 0 if they are not. A model without a
+            second stage needs at least one.
         before: gives the grids before the last one in the stream from its height and width.
         v_image: image vocabulary.
         defaults: the official sampling.
@@ -107,6 +111,8 @@ class HubModel(ModelFacts):
     sizes: Sizes | None = None
     guided: bool = True
     classes: int = 0
+    second: tuple[HubModel, ...] = ()
+    codes: int = 0
     before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
     dtype: str = "bfloat16"
     choice: ModelChoice = AS_PUBLISHED
@@ -130,16 +136,26 @@ class HubModel(ModelFacts):
                     f"--{name.replace('_', '-')} released: '{self.name}' has the official form only",
                     f"it is for models of these families: {', '.join(families)}",
                 )
-        grid = TINY_GRID if choice.tiny else self.grid
+        grid, second = TINY_GRID if choice.tiny else self.grid, self.second
         if choice.size:
             if self.sizes is None or choice.tiny:
                 raise SpecbenchError(
                     f"--size {choice.size}: '{self.name}' has one size, {self.resolution[1]}x{self.resolution[0]}",
                     "omit it" if self.sizes is None else "omit --scale tiny, whose grid is 4 x 4",
                 )
-            grid = tuple(side // self.patch for side in self.sizes.check(self.name, choice.size))
-            choice = replace(choice, size=choice.size if grid != self.grid else None)
-        return replace(self, name=choice.name(self.name), grid=grid, choice=choice).as_stored(download)
+            asked = self.sizes.check(self.name, choice.size)
+            if second:
+                second = tuple(one for one in second if one.resolution == asked)
+            else:
+                grid = tuple(side // self.patch for side in asked)
+            choice = replace(choice, size=choice.size if asked != self.resolution else None)
+        companions, alike = self.companions, ModelChoice(random=choice.random, tiny=choice.tiny)
+        if second:
+            companions = (second[0].source, *second[0].companions)
+            second = (second[0].configured(alike), *second[1:])
+        name = choice.name(self.name)
+        chosen = replace(self, name=name, grid=grid, choice=choice, second=second, companions=companions)
+        return chosen.as_stored(download)
 
     def as_stored(self, download: bool = False) -> HubModel:
         """Copy with the size of the checkpoint on this disk, if that is not the official one.
@@ -184,6 +200,8 @@ class HubModel(ModelFacts):
     @property
     def resolution(self) -> tuple[int, int]:
         """Image height and width in pixels."""
+        if self.second:
+            return self.second[0].resolution
         return self.grid[0] * self.patch, self.grid[1] * self.patch
 
     @property
@@ -218,7 +236,13 @@ class HubModel(ModelFacts):
         return [] if self.choice.random else self._wanted.missing()
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Accepts any text; of a model by class, the number of a class."""
+        """Accepts any text; of a model by class, the number of a class; of a second stage, codes."""
+        for prompt in prompts if self.codes else ():
+            if max(codes_in(prompt.text), default=0 if self.second else self.codes) >= self.codes:
+                raise SpecbenchError(
+                    f"prompt '{prompt.id:.40}': {prompt.text!r:.40} has no codes, or one above {self.codes - 1}",
+                    "" if self.second else "--prompts FOLDER, of a run of the first stage (results/tar-1.5b-...)",
+                )
         for prompt in prompts if self.classes else ():
             if not (prompt.text.isdecimal() and int(prompt.text) < self.classes):
                 raise SpecbenchError(
@@ -229,7 +253,7 @@ class HubModel(ModelFacts):
     def sampling(self) -> Sampling:
         """The sampling the model is meant to be used with; where the authors leave it to a file of generation
         settings, that of the file, once it is here."""
-        if self.guided or self.choice.random or not self.ready:
+        if self.guided or self.second or self.choice.random or not self.ready:
             return self.defaults
         return read_sampling(self.find()[0], self.defaults)
 
@@ -354,6 +378,11 @@ class HubModel(ModelFacts):
         if self.choice.random:
             return hashlib.sha256(self.name.encode()).hexdigest()
         return digest(self.find())
+
+
+def codes_in(text: str) -> list[int]:
+    """The codes ("<I5>") in a text that a model of a first stage has written."""
+    return [int(code) for code in re.findall(r"<I(\d{1,9})>", text)]
 
 
 def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from specbench.specs.run_spec import Sampling
+
 Call = Callable[..., Any]
 """`call(fn, *args)` returns fn(*args), computed eagerly or by compiled code."""
 
@@ -284,6 +286,23 @@ class ImageModel(Protocol):
 
         `prompts` and `seeds` of the images are for decoders that draw from noise, such as diffusion.
         """
+        ...
+
+
+@runtime_checkable
+class StagedModel(Protocol):
+    """A model whose tokens become the prompt of another one, which draws the pictures.
+
+    Attributes:
+        second: the other one.
+        second_sampling: its sampling.
+    """
+
+    second: ImageModel
+    second_sampling: Sampling
+
+    def second_text(self, text: str, tokens: Sequence[int]) -> str:
+        """Prompt of the other one, for a prompt and the stream tokens [N] of its image."""
         ...
 
 

@@ -140,8 +140,15 @@ def janus(
     )
 
 
+def tar_detokenizer(image_tokens: int, width: int, layers: int, features: int = 1152, codes: int = 729) -> NetworkSize:
+    """Tar's de-tokenizer, a LlamaGen with a projection of features and a vector for each position."""
+    extra = (features + 1 + codes + image_tokens - 1) * width
+    inner = 256 * -(-(8 * width // 3) // 256)
+    return NetworkSize(16_384, width, inner, layers, width // 64, width // 64, extra=extra, head_rows=16_384)
+
+
 def qwen(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> NetworkSize:
-    """Qwen2 (SimpleAR): queries, keys and values have biases; the head shares the token table."""
+    """Qwen2 (SimpleAR, Tar): queries, keys and values have biases; the head shares the token table."""
     biases = width + 2 * kv_heads * (width // heads)
     return NetworkSize(words, width, inner, layers, heads, kv_heads, layer_extra=biases)
 
@@ -178,6 +185,9 @@ JANUS_1B = janus(102_400, 2048, 5632, 24, 16, 16)
 JANUS_7B = janus(102_400, 4096, 11_008, 30, 32, 32)
 SIMPLEAR_05B = qwen(215_672, 896, 4864, 24, 14, 2)
 SIMPLEAR_15B = qwen(215_672, 1536, 8960, 28, 12, 2)
+TAR_15B = qwen(217_206, 1536, 8960, 28, 12, 2)
+"""Words as the authors' training script adds them to Qwen2.5's; the published configuration was not seen."""
+TAR_7B = replace(qwen(217_206, 3584, 18_944, 28, 28, 4), head_rows=217_206)
 LIQUID_7B = NetworkSize(264_192, 3072, 24_576, 28, 16, 16, head_width=256)
 GLM_9B = glm(168_064, 4096, 13_696, 40, 32, 2)
 EMU3_8B = emu3(184_622, 4096, 14_336, 32, 32, 8)
@@ -190,6 +200,7 @@ OFFICIAL = {
     "llamagen_class": {f"llamagen-c2i-{name}": size for name, size in LLAMAGEN_CLASS.items()},
     "janus": {"janus": JANUS_1B, "janus-7b": JANUS_7B},
     "simplear": {"simplear": SIMPLEAR_05B, "simplear-1.5b": SIMPLEAR_15B},
+    "tar": {"tar-1.5b": TAR_15B, "tar-7b": TAR_7B},
     "emu3": {"emu3": EMU3_8B},
     "liquid": {"liquid": LIQUID_7B},
     "glm": {"glm-image": GLM_9B},
@@ -203,6 +214,7 @@ _DEFAULTS = {
     "lumina2": _LLAMA | {"vocab_size": 65_536},
     "janus": _LLAMA | {"vocab_size": 32_000},
     "simplear": _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016},
+    "tar": _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016},
     "emu3": EMU3_8B.config(),
     "liquid": LIQUID_7B.config(),
     "glm": GLM_9B.config(),
@@ -210,7 +222,7 @@ _DEFAULTS = {
 }
 """What transformers takes for an entry that a configuration leaves out."""
 _MAKERS = {"liquid": NetworkSize, "glm": glm, "emu35": emu35, "janus": janus, "simplear": qwen, "emu3": emu3}
-_MAKERS |= dict.fromkeys(("anole", "lumina", "lumina2"), chameleon)
+_MAKERS |= {"tar": qwen} | dict.fromkeys(("anole", "lumina", "lumina2"), chameleon)
 _DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError)
 """What reading sizes off files of others may raise."""
 
@@ -250,6 +262,8 @@ def _configured_size(family: str, folder: Path) -> NetworkSize:
     if min(map(int, given.values())) < 1 or given["hidden_size"] % given["num_attention_heads"]:
         raise ValueError("sizes that make no network")
     size = _MAKERS[family](*(int(given[name]) for name in EMU3_8B.config()))
+    if family == "tar" and not text.get("tie_word_embeddings"):
+        size = replace(size, head_rows=size.words)
     head = text.get("head_dim") or _DEFAULTS[family].get("head_dim", 0)
     return replace(size, head_width=int(head) if head * size.heads != size.width else 0)
 

@@ -135,6 +135,11 @@ class Request:
         return self.prompt_id, self.sample
 
 
+def second_stage_id(prompt_id: str, sample: int) -> str:
+    """Id of an image's codes as a prompt of the second stage."""
+    return f"{prompt_id}#{sample} (stage 2)"
+
+
 def build_prompt_set(name: str, prompts: Sequence[Prompt]) -> PromptSet:
     """Build a validated prompt set.
 

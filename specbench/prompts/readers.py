@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from specbench.errors import SpecbenchError
-from specbench.prompts.prompt_set import Prompt, text_id
+from specbench.prompts.prompt_set import Prompt, second_stage_id, text_id
 from specbench.system.files import blaming, check_regular, read_regular
 from specbench.system.json_values import parse_json
 
@@ -40,12 +40,15 @@ def read_file(path: Path) -> list[Prompt]:
     """
     suffix = path.suffix.lower()
     reader = _read_text if suffix in TEXT_SUFFIXES else _READERS.get(suffix)
-    if path.is_dir():
-        raise SpecbenchError(f"prompt file '{path}' is a folder")
+    if (path / "samples").is_dir():
+        reader = _read_run
+    elif path.is_dir():
+        raise SpecbenchError(f"prompt file '{path}' is a folder, of no run")
     if reader is None:
         raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
     try:
-        check_regular(path)  # a pipe may be waited for, and cannot be read again to resume a run
+        if reader is not _read_run:
+            check_regular(path)  # a pipe may be waited for, and cannot be read again to resume a run
         prompts = list(islice(reader(path), MAX_PROMPTS + 1))
     except OSError as error:
         raise SpecbenchError(f"prompt file '{path}' cannot be read: {error.strerror or error}") from None
@@ -76,6 +79,20 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError:
                 raise SpecbenchError(f"prompt file '{path}': line {number} is not UTF-8 text", _FORMATS) from None
+
+
+def _read_run(folder: Path) -> Iterator[Prompt]:
+    """The images of a run of a first stage as prompts of the second: their tokens as codes ("<I5>")."""
+    import pyarrow.parquet as pq  # not for other files
+
+    names = ["prompt_id", "sample", "status", "category", "meta", "tokens"]
+    with blaming(folder / "samples", "holds no images of a run: {}"):
+        rows = pq.read_table(folder / "samples", columns=names).to_pylist()
+        latest = {second_stage_id(row["prompt_id"], row["sample"]): row for row in rows if row["status"] == "ok"}
+        for name, row in latest.items():
+            text = "".join(f"<I{token}>" for token in row["tokens"])
+            meta = parse_json(row["meta"] or "{}") | {"codes": len(row["tokens"])}
+            yield Prompt(name, text, row["category"], meta)
 
 
 _FORMATS = "formats: .txt (one prompt per line), .json, .jsonl, .csv, .tsv, .parquet"

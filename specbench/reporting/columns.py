@@ -239,6 +239,17 @@ DRAFTS = (
 """Columns of decoders with a draft head or relaxed acceptance."""
 
 
+STAGES = (
+    DECODER,
+    WINDOW,
+    ReportColumn("steps of stage 2", _plain("stage2_nfe", 1), stats.stage2_nfe, -1),
+    ReportColumn("acceptance of stage 2", _plain("stage2_acceptance", 3), stats.stage2_acceptance),
+    ReportColumn("stage 2 ms", _duration("stage2_ms"), stats.stage2_ms, -1),
+    ReportColumn("both stages ms", _duration("both_stages_ms"), stats.both_stages_ms, -1),
+)
+"""Columns of models with a second stage."""
+
+
 TRACED = (
     ReportColumn("TV(p, q)", _plain("draft_tv", 3), stats.draft_tv),
     ReportColumn("top-1 of p", _plain("top1", 3), stats.top1),

@@ -16,7 +16,8 @@ decoded), `gpu_disturbed` (where there were: other processes on the GPU and cloc
 `scores` (a list of dicts `metric, value, low, high, n, fingerprint, too_few`: whether the bounds are None for want of
 prompts), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False where the images have
 changed since), `drawn` (of runs of a part of their prompt set: which, in words), `one_by_one` (images decoded in
-smaller batches than the run's, where there are any), `floor` (roofline inputs, see `specbench.runs.preparation`),
+smaller batches than the run's, where there are any), the numbers of `STAGE2` (of models with a second stage), `floor`
+(roofline inputs, see `specbench.runs.preparation`),
 `environment` (machine and versions, a line each) and `load` (load average at the start of each invocation).
 """
 
@@ -61,6 +62,9 @@ DRAFTED = (
     *("rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling", "draft_tv_by_depth", "theorem2_bound"),
 )
 """Numbers of `specbench.stats` about drafting."""
+
+STAGE2 = ("stage2_nfe", "stage2_acceptance", "stage2_ms", "both_stages_ms")
+"""Numbers of `specbench.stats` about a second stage."""
 
 _MOST_READINGS = 20_000
 """Images above which the readings of the machine are left unread: they are long."""
@@ -178,6 +182,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "scores": scores_to_show(run.folder, rows["prompt_id"]),
         **({"audit": audit} if audit else {}),
         **({"drawn": info.drawn} if info.drawn else {}),
+        **({name: getattr(stats, name)(rows) for name in STAGE2} if "stage2_nfe" in rows else {}),
         **({"one_by_one": singly} if (singly := int((rows["batch"] < spec.batch).sum())) else {}),
         "load": [call.load for call in info.invocations],
         "environment": list(dict.fromkeys(call.environment for call in info.invocations)),

@@ -17,6 +17,7 @@ from specbench.reporting.columns import (
     MISSING,
     QUALITY,
     SPEED,
+    STAGES,
     THROUGHPUT,
     TRACED,
     WINDOW,
@@ -157,6 +158,7 @@ def _section(runs: list[Mapping]) -> Section:
         ReportTable(speed),
         ReportTable(quality, remark=" ".join(remarks) or None),
         *([ReportTable(DRAFTS)] if any("head" in row["options"] or row["theorem2_bound"] for row in runs) else ()),
+        *([ReportTable(STAGES)] if any("stage2_nfe" in row for row in runs) else ()),
         *(ReportTable((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
     if any("against" in row for row in runs):

@@ -10,6 +10,7 @@ from specbench.stats.drafts import (
     acceptance_by_offset,
     acceptance_by_sibling,
     acceptance_length,
+    both_stages_ms,
     draft_ms,
     draft_top1,
     draft_tv,
@@ -17,6 +18,9 @@ from specbench.stats.drafts import (
     draft_tv_by_offset,
     round_totals,
     rounds,
+    stage2_acceptance,
+    stage2_ms,
+    stage2_nfe,
     theorem2_bound,
 )
 from specbench.stats.intervals import (

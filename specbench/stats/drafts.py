@@ -52,6 +52,28 @@ def draft_ms(rows: pd.DataFrame) -> float | None:
     return mean(rows["draft_ms"].where(rows["ar_ms"].notna()))
 
 
+def stage2_nfe(rows: pd.DataFrame) -> float | None:
+    """Steps of stage 2: target forwards per image of the second stage after its prefill, mean over images."""
+    return mean(rows["stage2_nfe"])
+
+
+def stage2_acceptance(rows: pd.DataFrame) -> float | None:
+    """Acceptance of stage 2: accepted over verified draft tokens of the second stage, summed over all images."""
+    return ratio_or_none(rows["stage2_accepted"].sum(), rows["stage2_tested"].sum())
+
+
+def stage2_ms(rows: pd.DataFrame) -> float | None:
+    """Stage 2 ms: milliseconds per image from the start of the second stage's prefill to its last token, mean over
+    images decoded one at a time."""
+    return mean(rows["stage2_ms"].where(rows["ar_ms"].notna()))
+
+
+def both_stages_ms(rows: pd.DataFrame) -> float | None:
+    """Both stages ms: latency plus that of the second stage, without what turns tokens into pixels, mean over images
+    decoded one at a time."""
+    return mean(rows["ar_ms"] + rows["stage2_ms"])
+
+
 def acceptance_by_sibling(rows: pd.DataFrame) -> list[float | None]:
     """Acceptance by sibling: accepted over verified draft tokens by child index (the order in which the children of a
     node were drawn)."""

@@ -22,7 +22,7 @@ from specbench.errors import SpecbenchError
 from specbench.models import checkpoint_loading
 from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import ModelChoice
-from specbench.models.families import base, cosmos, vq_decoder
+from specbench.models.families import base, cosmos, tar_dtok, vq_decoder
 from specbench.models.families.model_specs import MODELS
 from specbench.prompts import Request as ImageRequest
 from specbench.specs.presets import resolve
@@ -70,6 +70,8 @@ def tiny_of(tmp_path_factory):
         ("liquid", 1024, 1024, None),
         ("glm-image", 1280, 1280, None),
         ("simplear", 4096, 4096, None),
+        ("tar-1.5b", 729, 729, None),
+        ("tar-dtok-512", 1024, 1024, None),
         ("emu3", 8100, 8190, 91),
         ("emu3.5", 4015, 4070, 74),
     ],
@@ -164,9 +166,12 @@ def official_lumina2(c, u, ids, k):
 
 def official_liquid(c, u, ids, k):
     """Temperature, only image words, top-k, top-p."""
-    scores = _top_k(_only((u + (c - u) * 7.0) / 0.99, ids), k)
+    return _top_p(_top_k(_only((u + (c - u) * 7.0) / 0.99, ids), k), 0.96)
+
+
+def _top_p(scores, mass):
     ranked, order = scores.softmax(-1).sort(descending=True)
-    above = ranked.cumsum(-1) > 0.96
+    above = ranked.cumsum(-1) > mass
     above[1:], above[0] = above[:-1].clone(), False
     scores[order[above]] = -torch.inf
     return scores.softmax(-1)
@@ -219,6 +224,8 @@ def _top_k(scores, k):
         ("lumina", official_lumina),
         ("lumina2", official_lumina2),
         ("liquid", official_liquid),
+        ("tar-1.5b", lambda c, u, ids, k: _top_p(_top_k(_only(c, ids), k), 0.95)),
+        ("tar-dtok-256", lambda c, u, ids, k: (u + (c - u) * 4.0).softmax(-1)),
         ("anole", official_anole),
         ("llamagen", official_llamagen),
         ("janus", official_janus),
@@ -271,12 +278,13 @@ def test_official_sampling_is_the_default():
         "llamagen-512": 7.5, "janus": 5.0, "janus-7b": 5.0, "simplear": 6.0, "simplear-1.5b": 6.0, "emu3": 3.0,
         "lumina2": 4.0, "liquid": 7.0, "glm-image": 1.0, "emu3.5": 5.0,
         "llamagen-c2i-b": 2.0, "llamagen-c2i-b-256": 2.0, "llamagen-c2i-l": 2.0, "llamagen-c2i-l-256": 2.0,
+        "tar-1.5b": 1.0, "tar-7b": 1.0, "tar-dtok-256": 4.0, "tar-dtok-512": 4.0, "tar-dtok-1024": 4.0,
         "llamagen-c2i-xl": 1.75, "llamagen-c2i-xxl": 1.75, "llamagen-c2i-3b": 1.65,
     }  # fmt: skip
     assert {name: sampling.top_k for name, sampling in given.items() if sampling.top_k} == {
         "lumina-512": 2000, "lumina": 2000, "lumina-1024": 2000, "lumina-34b": 2000, "llamagen": 1000,
         "llamagen-512": 1000, "emu3": 2048, "lumina2": 4096, "liquid": 4096,
-        "glm-image": 50, "emu3.5": 5120,
+        "glm-image": 50, "emu3.5": 5120, "tar-1.5b": 1200, "tar-7b": 1200,
     }  # fmt: skip
     assert (given["anole"].temperature, given["anole"].top_p) == (0.7, 0.9)
 
@@ -317,7 +325,7 @@ def test_facts_agree_with_the_architecture(name, monkeypatch):
         return network
 
     module = import_module(INFO[name].target.partition(":")[0])
-    for owner in (module, vq_decoder, cosmos, base):
+    for owner in (module, tar_dtok, vq_decoder, cosmos, base):
         if hasattr(owner, "randomise"):
             monkeypatch.setattr(owner, "randomise", without_memory)
     info = INFO[name].configured(ModelChoice(random=True))
@@ -347,7 +355,7 @@ def test_facts_need_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     facts, heavy = json.loads(done.stdout)
-    assert heavy == [] and len(facts) == 23
+    assert heavy == [] and len(facts) == 28
     sizes = {name: tuple(resolution) for name, resolution, *_ in facts}
     assert sizes["lumina"] == (768, 768) and sizes["emu3"] == (720, 720) and sizes["simplear"] == (1024, 1024)
     gib = {name: memory / 2**30 for name, _, _, memory, *_ in facts}

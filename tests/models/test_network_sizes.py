@@ -16,6 +16,7 @@ from specbench.models.network_sizes import OFFICIAL, stored_size
 
 INFO = {info.name: info for info in MODELS}
 NAMES = ("lumina-34b", "lumina2", "anole", "llamagen", "janus", "simplear", "emu3", "liquid", "glm-image", "emu3.5")
+NAMES += ("tar-1.5b", "tar-7b")
 KINDS = {name: (name, WRITERS[name]) for name in NAMES}
 KINDS |= {f"{name} by its authors": (name, AUTHORS[name]) for name in ("janus-7b", "emu3", "anole")}
 

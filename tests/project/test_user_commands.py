@@ -22,9 +22,10 @@ from loopback_hub import Hub, loopback_hub
 from specbench.models.families.model_specs import MODELS
 
 QUICK = ("llamagen", "lumina-512")
-SLOW = tuple(model.name for model in MODELS if model.name not in (*QUICK, "llamagen-c2i-3b", "glm-image"))
+LEFT_OUT = (*QUICK, "llamagen-c2i-3b", "glm-image", *(f"tar-dtok-{side}" for side in (256, 512, 1024)))
+SLOW = tuple(model.name for model in MODELS if model.name not in LEFT_OUT)
 """LlamaGen 3B has heads of 100, with which tests/models/test_llamagen_class.py writes it; GLM-Image draws pictures
-with diffusers and its whole repository alone."""
+with diffusers and its whole repository alone; Tar's second stage reads no texts."""
 
 
 @pytest.fixture(scope="module")

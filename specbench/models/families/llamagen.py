@@ -268,7 +268,7 @@ def convert(
         old = next((old for old in names if inner.startswith(old)), "")
         converted[prefix + names.get(old, "") + inner.removeprefix(old)] = tensor
     if condition not in converted:
-        raise found.refusal(f" lacks 'cls_embedding.{condition}'")
+        raise found.refusal(f" lacks '{condition}'")
     return converted
 
 

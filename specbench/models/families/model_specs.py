@@ -171,6 +171,58 @@ def _simplear(name: str, billions: str, size: sizes.NetworkSize) -> HubModel:
     )
 
 
+_TAR_LICENCE = "not seen; code Apache-2.0"
+_TA_TOK_PARAMETERS = 147_308_544
+"""Of TA-Tok's decoder with a code table as wide as the embeddings of Qwen2.5 1.5B, which was not seen."""
+_TAR_VQ = Source(
+    "the image decoder (LlamaGen's VQGAN)", "peizesun/llamagen_t2i", ("vq_ds16_t2i.pt",), "MIT", ("vq_ds16_t2i.pt",)
+)
+
+
+def _tar_detokenizer(side: int) -> HubModel:
+    files = f"ar_dtok_lp_{16 * side}px.pth", "ta_tok.pth"
+    return HubModel(
+        name=f"tar-dtok-{16 * side}",
+        summary=f"Tar's de-tokenizer, its second stage, at {16 * side} px",
+        target="specbench.models.families.tar_dtok:load",
+        source=Source("the de-tokenizer", "csuhan/TA-Tok", files, _TAR_LICENCE),
+        companions=(_TAR_VQ,),
+        grid=(side, side),
+        v_image=16384,
+        codes=65536,
+        defaults=Sampling(guidance=4.0),
+        network=sizes.tar_detokenizer(side**2, 1280, 30),
+        other_bytes=170_332_684 + 2 * _TA_TOK_PARAMETERS,
+        pixel_numbers=_VQGAN_NUMBERS,
+    )
+
+
+_TAR_DETOKENIZERS = tuple(map(_tar_detokenizer, (64, 32, 16)))
+
+
+def _tar(billions: str, version: str, size: sizes.NetworkSize) -> HubModel:
+    """Its memory includes the second stage, with the KV cache of one picture."""
+    files, second = (*_LM, "tokenizer.json"), _TAR_DETOKENIZERS[0]
+    optional = ("generation_config.json",)
+    return HubModel(
+        name=f"tar-{billions.lower()}",
+        summary=f"Tar {billions}, then its de-tokenizer at 1024 px",
+        target="specbench.models.families.tar:load",
+        source=Source("the language model", f"csuhan/Tar-{billions}{version}", files, _TAR_LICENCE, optional=optional),
+        companions=(second.source, *second.companions),
+        grid=(27, 27),
+        v_image=65536,
+        codes=65536,
+        guided=False,
+        sizes=Sizes(tuple(one.resolution for one in _TAR_DETOKENIZERS)),
+        second=_TAR_DETOKENIZERS,
+        defaults=Sampling(guidance=1.0, top_k=1200, top_p=0.95),
+        network=size,
+        other_bytes=second.fixed_bytes() + 2 * 2 * (27 * 27 + second.stream) * second.kv_numbers,
+        pixel_numbers=_VQGAN_NUMBERS,
+    )
+
+
 MODELS = (
     _lumina("lumina-512", 32, "Lumina-mGPT-7B-512", sizes.CHAMELEON_7B),
     _lumina("lumina", 48, "Lumina-mGPT-7B-768", sizes.CHAMELEON_7B),
@@ -248,6 +300,9 @@ MODELS = (
     _janus("janus-7b", "7B", sizes.JANUS_7B),
     _simplear("simplear", "0.5B", sizes.SIMPLEAR_05B),
     _simplear("simplear-1.5b", "1.5B", sizes.SIMPLEAR_15B),
+    _tar("1.5B", "", sizes.TAR_15B),
+    _tar("7B", "-v0.1", sizes.TAR_7B),
+    *_TAR_DETOKENIZERS,
     HubModel(
         name="liquid",
         summary="Liquid 7B at 512 px",

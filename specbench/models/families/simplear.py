@@ -6,10 +6,13 @@ sampled. A repetition penalty in `generation_config.json`, which the official sc
 
 from __future__ import annotations
 
+from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import (
     build_network,
+    drop,
     read_model_config,
     read_tensors,
     read_tokenizer,
@@ -28,12 +31,12 @@ _NEGATIVE = (
 )
 _WORDS = 151_672
 _SPECIALS = {BEGIN: 151_665, BEGIN_IMAGE: 151_667}
-_QWEN = {
+QWEN = {
     "rms_norm_eps": 1e-6,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
     "tie_word_embeddings": True,
 }
-_TINY = {
+TINY_QWEN = {
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
@@ -60,20 +63,25 @@ class SimpleAR(FamilyModel):
 
 def load(request: LoadRequest) -> SimpleAR:
     if not request.found:
-        config = Qwen2Config(**request.sized_network(_QWEN, _TINY))
+        config = Qwen2Config(**request.sized_network(QWEN, TINY_QWEN))
         network = request.randomise(build_network(Qwen2ForCausalLM, config))
         decoder = cosmos.random_cosmos(cosmos.TINY if request.info.choice.tiny else cosmos.PUBLISHED, request.device)
         return SimpleAR.after_words(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, _WORDS, decoder)
     files, decoder_files = request.found
-    penalty = read_repetition_penalty(files)
-    config = read_model_config(files, Qwen2Config)
-    if config.use_sliding_window:
-        raise files.refusal(": sliding-window attention is not supported", files.named("config.json"))
-    network = build_network(Qwen2ForCausalLM, config, found=files)
-    request.fill(network, read_tensors(files), files)
+    network, penalty = load_qwen(request, files)
     tokenizer = read_tokenizer(files)
     decoder = cosmos.load_cosmos(decoder_files, request.device)
     words = tokenizer.get_vocab_size(with_added_tokens=True)
     model = SimpleAR.after_words(request, tokenizer, network, words, decoder)
     model.repetition_penalty = penalty
     return model
+
+
+def load_qwen(request: LoadRequest, files: CheckpointFiles, *unused: str) -> tuple[nn.Module, float]:
+    """A stored Qwen2 without the tensors whose names start with `unused`, and its repetition penalty."""
+    penalty = read_repetition_penalty(files)
+    config = read_model_config(files, Qwen2Config)
+    if config.use_sliding_window:
+        raise files.refusal(": sliding-window attention is not supported", files.named("config.json"))
+    network = build_network(Qwen2ForCausalLM, config, found=files)
+    return request.fill(network, drop(read_tensors(files), unused), files), penalty

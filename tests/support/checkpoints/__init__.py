@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from checkpoints import baai, chameleon, deepseek, emu3, emu35, gair, glm, janus, liquid, llamagen, simplear
+from checkpoints import baai, chameleon, deepseek, emu3, emu35, gair, glm, janus, liquid, llamagen, simplear, tar
 from checkpoints.parts import Tiny
 
 WRITERS = {
@@ -25,6 +25,9 @@ WRITERS = {
     "janus-7b": janus.write,
     "simplear": simplear.write,
     "simplear-1.5b": simplear.write_sharded,
+    "tar-1.5b": tar.write,
+    "tar-7b": lambda folder: tar.write(folder, tied=False),
+    **{f"tar-dtok-{16 * side}": lambda folder, side=side: tar.write_detokenizer(folder, side) for side in (16, 32, 64)},
     "emu3": emu3.write,
     "liquid": liquid.write,
     "glm-image": glm.write,

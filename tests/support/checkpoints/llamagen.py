@@ -35,7 +35,7 @@ def write(folder: Path, file: str, text_folder: str = "flan-t5-xl") -> Tiny:
     # Training saves its parsed arguments beside the weights.
     torch.save({"model": tensors, "steps": 7, "args": argparse.Namespace(gpt_model="GPT-XL")}, folder / file)
     image = vq_network(CODES, 8)
-    torch.save({"model": _official_vq(image)}, folder / "vq_ds16_t2i.pt")
+    torch.save({"model": official_vq(image)}, folder / "vq_ds16_t2i.pt")
     t5 = _write_t5(folder / text_folder)
     tokenizer = Tokenizer.from_file(str(folder / text_folder / "tokenizer.json"))
 
@@ -61,11 +61,11 @@ def write(folder: Path, file: str, text_folder: str = "flan-t5-xl") -> Tiny:
 
 def write_by_class(folder: Path, file: str, bare: bool = False) -> dict[str, Tensor]:
     """A class-conditional checkpoint; `bare`: as FSDP saves it. Returns its tensors."""
-    tensors = {name: tensor for name, tensor in _tensors().items() if not name.startswith("cls_embedding.")}
+    tensors = language_tensors()
     table = torch.randn(1001, WIDTH, generator=torch.Generator().manual_seed(6))
     tensors["cls_embedding.embedding_table.weight"] = table
     torch.save(tensors if bare else {"model": tensors}, folder / file)
-    torch.save({"model": _official_vq(vq_network(CODES, 8))}, folder / "vq_ds16_c2i.pt")
+    torch.save({"model": official_vq(vq_network(CODES, 8))}, folder / "vq_ds16_c2i.pt")
     return tensors
 
 
@@ -81,6 +81,11 @@ def official_features(
         x = tensors["cls_embedding.embedding_table.weight"][label][None]
     start = len(x)
     x = torch.cat([x, tensors["tok_embeddings.weight"][torch.tensor(stream, dtype=torch.long)]])
+    return official_layers(tensors, x, padding, start)
+
+
+def official_layers(tensors: dict[str, Tensor], x: Tensor, padding: int, start: int | None) -> Tensor:
+    """Last hidden states of inputs [T, d], of which `start` are the caption; None turns no position."""
     for layer in range(LAYERS):
         held = {name.removeprefix(f"layers.{layer}."): t for name, t in tensors.items() if f"layers.{layer}." in name}
         x = x + _attention(held, _rms(x, held["attention_norm.weight"]), padding, start)
@@ -90,12 +95,16 @@ def official_features(
     return _rms(x, tensors["norm.weight"])
 
 
-def _attention(held: dict[str, Tensor], x: Tensor, padding: int, caption: int) -> Tensor:
+def _attention(held: dict[str, Tensor], x: Tensor, padding: int, caption: int | None) -> Tensor:
     q, k, v = (x @ held["attention.wqkv.weight"].T).split(WIDTH, dim=-1)
     heads = []
     for start in range(0, WIDTH, HEAD):
         part = slice(start, start + HEAD)
-        queries, keys = (torch.stack([rotate(row, at, caption) for at, row in enumerate(m[:, part])]) for m in (q, k))
+        queries, keys = q[:, part], k[:, part]
+        if caption is not None:
+            queries, keys = (
+                torch.stack([rotate(row, at, caption) for at, row in enumerate(m)]) for m in (queries, keys)
+            )
         scores = queries @ keys.T / HEAD**0.5
         sees = torch.ones(len(x), len(x), dtype=torch.bool).tril()
         sees[:, :padding] = False
@@ -116,6 +125,11 @@ def rotate(vector: Tensor, position: int, caption: int = CAPTION) -> Tensor:
 
 def _rms(x: Tensor, weight: Tensor) -> Tensor:
     return x * (x.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight
+
+
+def language_tensors() -> dict[str, Tensor]:
+    """Without the condition."""
+    return {name: tensor for name, tensor in _tensors().items() if not name.startswith("cls_embedding.")}
 
 
 def _tensors() -> dict[str, Tensor]:
@@ -146,7 +160,7 @@ def _tensors() -> dict[str, Tensor]:
     return tensors
 
 
-def _official_vq(network) -> dict[str, Tensor]:
+def official_vq(network) -> dict[str, Tensor]:
     """An image tokenizer under LlamaGen's names."""
     tensors = {official_vq_name(name): tensor for name, tensor in network.state_dict().items()}
     return tensors | {"quantize.codebook_used": torch.zeros(65_536)}

@@ -1,0 +1,143 @@
+"""Tar's two stages, together and each alone. It concerns several modules: both families, the loop that asks for the
+pictures, prompts from a run, report columns.
+
+The de-tokenizer, TA-Tok and the image decoder were compared with the authors' code (csuhan/Tar, 47da8e1) beside these.
+"""
+
+import json
+
+import pandas as pd
+import pytest
+import torch
+from checkpoints import tar
+
+from specbench.decoding.loop import decode, decode_tokens, second_stage
+from specbench.errors import SpecbenchError
+from specbench.metrics.clip import Clip
+from specbench.models.catalog import find_model, load_model, recorded_model
+from specbench.models.facts import ModelChoice
+from specbench.prompts import Prompt, Request
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+
+
+def info(name, folder, **choice):
+    return find_model(name).configured(ModelChoice(str(folder), tiny=True, **choice))
+
+
+@pytest.fixture(scope="module")
+def stages(tmp_path_factory):
+    """(folder, tiny checkpoint, loaded model) of the language model and of the de-tokenizer with the same weights."""
+    first, second = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
+    held = [(first, tar.write(first)), (second, tar.write_detokenizer(second, 64))]
+    names = ("tar-1.5b", "tar-dtok-1024")
+    return [(*one, load_model(info(name, one[0]), "cpu", "float32")) for name, one in zip(names, held, strict=True)]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("codes", [16, 5, 20], ids=["all", "too few", "too many"])
+def test_the_condition_is_the_features_of_the_codes_in_the_prompt(stages, codes):
+    _, tiny, model = stages[1]
+    text = "a cat" + "".join(f"<I{7 * code % tar.CODES}>" for code in range(codes))
+    stream = torch.randint(tar.IMAGE_TOKENS, (1, 16), generator=torch.Generator().manual_seed(4))
+    session = model.begin(model.encode([text]), 4.0, columns=16)
+    found = session.forward(torch.nn.functional.pad(stream[:, :-1], (1, 0)), torch.arange(16)[None])[0]
+    c, u = (tiny.logits(text, stream[0, :-1].tolist(), half) for half in (True, False))
+    torch.testing.assert_close(found, u + 4.0 * (c - u), atol=1e-4, rtol=1e-4)
+    assert (c - tiny.logits("", stream[0, :-1].tolist(), True)).abs().max() > 0.1, "codes matter"
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_every_decoder_decodes_both_stages(stages, stage):
+    model = stages[stage][2]
+    requests = [Request("a cat <I3><I1>", "a"), Request("two dogs <I9>", "b")]
+    greedy = Sampling(guidance=(1.0, 4.0)[stage], top_k=1)
+    ar = decode_tokens(model, requests, resolve("ar"), greedy, seed=0).tolist()
+    for name in ("sjd", "gsd", "jacobi", "scd-mc", "sjd++", "predictive", "sjd-block", "pathexplore", "zipar", "pjd"):
+        assert decode_tokens(model, requests, resolve(name), greedy, seed=0).tolist() == ar, name
+
+
+def test_one_run_decodes_both_stages_and_a_second_run_the_same_pictures(stages, cli, tmp_path):
+    (tmp_path / "two.txt").write_text("a red circle\na blue square\n")
+    fixed = ("--scale", "tiny", "--dtype", "float32", "--out", tmp_path / "results", "--json", "--quiet")
+    pictures, rows = [], []
+    asked = tmp_path / "two.txt", "--samples", "2"
+    for name, (folder, *_) in zip(("tar-1.5b", "tar-dtok-1024"), stages, strict=True):
+        given = ("--model", name, "--weights", folder, "--prompts", *asked, "--decoder", "sjd", "--window", "4")
+        outcome = cli("run", *fixed, *given)
+        assert outcome.code == 0, outcome.err
+        run = tmp_path / "results" / json.loads(outcome.out)[0]["run_id"]
+        asked = (run,)
+        rows.append(pd.read_parquet(run / "samples").sort_values(["prompt_id", "sample"]))
+        pictures.append([(run / image).read_bytes() for image in rows[-1]["image"]])
+    assert len(pictures[0]) == 4 and sorted(pictures[0]) == sorted(pictures[1])
+    first, second = (one["facts"].map(json.loads) for one in rows)
+    assert sorted(fact["stage2_nfe"] for fact in first) == sorted(rows[1]["nfe"])
+    assert all(fact["stage2_tested"] > 0 for fact in first) and "stage2_nfe" not in second.iloc[0]
+    assert all(fact["stage2_ms"] < ms for fact, ms in zip(first, rows[0]["render_ms"], strict=True))
+    assert rows[1]["prompt_id"].iloc[0].endswith("#0 (stage 2)") and rows[1]["meta"].iloc[0] == '{"codes": 16}'
+    assert not Clip("b16").accepts(None, json.loads(rows[1]["meta"].iloc[0]))
+    report = cli("report", "--out", run.parent).out
+    assert "| steps of stage 2 |" in report and "both stages ms" in report
+
+
+def test_the_stages_share_no_noise_and_a_head_drafts_its_own_stage_only(stages):
+    model, requests = stages[0][2], [Request("a cat", "a", 3)]
+    tokens = torch.arange(16)[None]
+    second, [asked], decoder, sampling = second_stage(model, tokens, requests, resolve("sjd"))
+    assert second is model.second and sampling == Sampling(guidance=4.0) and decoder == resolve("sjd")
+    assert asked.key == ("a#3 (stage 2)", 0) and asked.text == "a cat" + "".join(f"<I{code}>" for code in range(16))
+    assert second_stage(model, tokens, requests, resolve("eagle"))[2] == resolve("ar")
+    (image,) = decode(model, requests, resolve("ar"), Sampling(1.0), seed=0)
+    (alone,) = decode(second, second_stage(model, torch.tensor(image.tokens)[None], requests, resolve("ar"))[1],
+                      resolve("ar"), sampling, seed=0)  # fmt: skip
+    assert (alone.image == image.image).all() and image.facts["stage2_nfe"] == 16
+
+
+def test_the_penalty_of_the_file_holds_and_its_other_settings_do_not(tmp_path):
+    tar.write(tmp_path, tied=False)
+    held = {"repetition_penalty": 1.1, "top_k": 20, "top_p": 0.8, "temperature": 0.7}
+    (tmp_path / "generation_config.json").write_text(json.dumps(held))
+    facts = info("tar-7b", tmp_path)
+    assert facts.sampling() == Sampling(1.0, 1.0, 1200, 0.95)
+    assert load_model(facts, "cpu", "float32").repetition_penalty == 1.1
+
+
+def test_a_size_chooses_the_de_tokenizer(tmp_path):
+    chosen = find_model("tar-7b").configured(ModelChoice(random=True, size="256x256"))
+    assert (chosen.name, chosen.resolution, chosen.grid) == ("tar-7b+256x256+random", (256, 256), (27, 27))
+    assert chosen.companions[0].files[0] == "ar_dtok_lp_256px.pth" and recorded_model(chosen.name) == chosen
+    assert find_model("tar-7b").resolution == (1024, 1024)
+    with pytest.raises(SpecbenchError, match="valid: 1024x1024, 512x512, 256x256"):
+        find_model("tar-7b").configured(ModelChoice(size="768x768"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("tar-dtok-256", "a cat"), ("tar-dtok-256", "<I65536>"), ("tar-1.5b", "a <I70000> cat")],
+)  # fmt: skip
+def test_prompts_without_codes_or_with_impossible_ones_are_one_line(name, text):
+    with pytest.raises(SpecbenchError, match="has no codes, or one above 65535"):
+        find_model(name).check_prompts([Prompt("one", text)])
+    find_model("tar-1.5b").check_prompts([Prompt("one", "a cat")])
+
+
+def test_files_that_do_not_fit_are_one_line(stages, tmp_path):
+    tar.write_detokenizer(tmp_path, 16)
+    path = tmp_path / "ar_dtok_lp_256px.pth"
+    held = torch.load(path, weights_only=True)
+    facts = info("tar-dtok-256", tmp_path)
+    for damaged, said in (
+        (
+            lambda sd: sd.update(abs_pe=sd["abs_pe"][:, :20]),
+            "has 20 positions, too few for 16 codes and 16 image tokens",
+        ),
+        (lambda sd: sd.pop("abs_pe"), "lacks 'abs_pe'"),
+    ):
+        changed = {**held["model"], "sd": dict(held["model"]["sd"])}
+        damaged(changed["sd"])
+        torch.save({"model": changed}, path)
+        with pytest.raises(SpecbenchError, match=said):
+            load_model(facts, "cpu", "float32")
+    with pytest.raises(SpecbenchError, match=r"holds Tar's de-tokenizer, not 'tar-1.5b\+tiny'"):
+        info("tar-1.5b", tmp_path).files()
