@@ -218,7 +218,7 @@ def _tar(billions: str, version: str, size: sizes.NetworkSize) -> HubModel:
         second=_TAR_DETOKENIZERS,
         defaults=Sampling(guidance=1.0, top_k=1200, top_p=0.95),
         network=size,
-        other_bytes=second.fixed_bytes() + 2 * 2 * (27 * 27 + second.stream) * second.kv_numbers,
+        other_bytes=second.fixed_bytes() + 2 * 2 * (27 * 27 + second.stream) * second.network.kv_numbers,
         pixel_numbers=_VQGAN_NUMBERS,
     )
 
