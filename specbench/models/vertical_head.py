@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -128,36 +129,38 @@ def new_vertical_head(width: int, hidden: int, seed: int) -> VerticalHead:
         return VerticalHead(width, hidden)
 
 
-def load_vertical_head(found: CheckpointFiles) -> VerticalHead:
-    """Load the head in these files, in float32.
+def load_layers(layers: type[nn.Module], kind: str, found: CheckpointFiles) -> nn.Module:
+    """Load the `layers(width, hidden)` of a `kind` of head in these files, in float32.
 
     Raises:
-        SpecbenchError: a damaged file, or no vertical head.
+        SpecbenchError: a damaged file, or another kind of head.
     """
     config_file, weights = found.paths
     with blaming(config_file, *NO_HEAD):
         stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
-    if not isinstance(stored, dict) or stored.get("kind") != KIND:
+    if not isinstance(stored, dict) or stored.get("kind") != kind:
         raise SpecbenchError(
-            f"{config_file}: not of a vertical head", f"train one with: specbench train-head --kind {KIND}"
+            f"{config_file}: not of a {kind} head", f"train one with: specbench train-head --kind {kind}"
         )
     with blaming(weights, *NO_HEAD):
         tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}
         with torch.device("meta"):  # sizes are only as credible as the tensors
-            head = VerticalHead(int(stored["width"]), int(stored["hidden"]))
+            head = layers(int(stored["width"]), int(stored["hidden"]))
         head.load_state_dict(tensors, assign=True)
     return head
 
 
-def save_vertical_head(head: VerticalHead, folder: Path, extra: Mapping[str, object]) -> None:
-    """Write `head` as float16 safetensors; `extra` entries go into config.json."""
+def save_layers(kind: str, head: nn.Module, folder: Path, extra: Mapping[str, object]) -> None:
+    """Write `head`, of a `kind`, as float16 safetensors; `extra` entries go into config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().half().contiguous() for name, tensor in head.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = {"kind": KIND, "width": head.width, "hidden": head.hidden, **extra}
+    config = {"kind": kind, "width": head.width, "hidden": head.hidden, **extra}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
+load_vertical_head = partial(load_layers, VerticalHead, KIND)
+save_vertical_head = partial(save_layers, KIND)
 _VERTICAL = HeadLoading(
     VerticalHeadModel, lambda model: model.own_vertical_head(), load_vertical_head, lambda head: head.width
 )

@@ -206,6 +206,20 @@ DRAFTERS = {
         ignores=("init",),
         is_chain=lambda values: values["siblings"] == 1,
     ),
+    "ssd": Component(
+        "specbench.decoding.drafters.ssd:Ssd",
+        "trained heads that draft an image row from the row above, committed after some rounds of tests",
+        (
+            Option(
+                "rounds", 2, "tested forwards of a row before it is committed as it stands", minimum=0, maximum=65536
+            ),
+            Option("rows", 1, "image rows drafted together", minimum=1, maximum=2),
+            DRAFT_HEAD,
+        ),
+        lossless=False,
+        only_with=("couple",),
+        ignores=("init",),
+    ),
     "zipar": Component(
         "specbench.decoding.zipar:ZipAR",
         "no drafts: decodes several image rows in parallel",

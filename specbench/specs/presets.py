@@ -31,6 +31,7 @@ PJD = "PJD, Parallel Jacobi Decoding, CVPR 2026 (arXiv 2606.05703), after a summ
 PATHSPEC = "PathSpec (arXiv 2606.10492), released code, Haodong-Lei-Ray/PathSpec, commit 8a3df48"
 PJD_CODE = "released code of PJD, boyaliao/PJD, commit e7b93ad, Lumina's scheduler, read in part"
 OWN = "this project; a relative of {}, whose formula was not read here"
+SSD = "SSD, Spatially Speculative Decoding (arXiv 2606.20543), after notes on its text; no code was found"
 OWN_HEAD = "this project, after FlashAR (arXiv 2605.09430) and SSD (arXiv 2606.20543), whose heads run unverified"
 SJD_CODE = "released code of SJD, tyshiwo1/Accelerating-T2I-AR-with-SJD, commit b389cfb"
 GSD_CODE = "released code of GSD, junhyukso/GSD, commit 4216c7c"
@@ -294,6 +295,13 @@ _PRESETS = (
         "-",
         _jacobi(drafter="vertical", refine="couple"),
         {"window": 32},
+    ),
+    Preset(
+        "ssd",
+        "image rows drafted from the row above by trained heads, two rounds of tests, then committed as they are",
+        SSD,
+        "as the text is summarised; left out: states before the last norm; not stated: q of the second round",
+        _jacobi(drafter="ssd", refine="couple"),
     ),
     Preset(
         "pathexplore",

@@ -34,10 +34,12 @@ class Vertical(JacobiTree):
     a sibling is tested.
     """
 
+    _head_for = staticmethod(vertical_head_for)
+
     def __init__(self, context: Context, init: Init, window: int, siblings: int, depth: int, head: str):
         super().__init__(context, Uniform(context), window, siblings, depth)
         self._model = context.model
-        self._head = vertical_head_for(context.model, head)
+        self._head = self._head_for(context.model, head)
         self._above = slots_above(context.layout).to(context.device)
         self._table = context.model.token_table()
         own = torch.arange(len(self._above), device=context.device)
