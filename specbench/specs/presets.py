@@ -297,6 +297,14 @@ _PRESETS = (
         {"window": 32},
     ),
     Preset(
+        "vertical-coupled",
+        "vertical, with each draft that its head draws anew coupled to the draft of the step before",
+        OWN_HEAD,
+        "-",
+        _jacobi(drafter="vertical-coupled", refine="couple"),
+        {"window": 32},
+    ),
+    Preset(
         "ssd",
         "image rows drafted from the row above by trained heads, two rounds of tests, then committed as they are",
         SSD,

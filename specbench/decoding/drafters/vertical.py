@@ -16,7 +16,8 @@ from specbench.decoding.drafters.lookup import around
 from specbench.decoding.drafters.token_init import Init, Uniform
 from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.noise import Stream
-from specbench.decoding.sampling import draw, features_at, for_rows
+from specbench.decoding.sampling import at, draw, features_at, for_rows
+from specbench.decoding.verification.residuals import standard
 from specbench.models.interface import TokenLayout
 from specbench.models.vertical_head import (
     embedded,
@@ -35,6 +36,8 @@ class Vertical(JacobiTree):
     """
 
     _head_for = staticmethod(vertical_head_for)
+    _couples = False
+    """Whether a refined draft that is drawn anew is coupled with the draw."""
 
     def __init__(self, context: Context, init: Init, window: int, siblings: int, depth: int, head: str):
         super().__init__(context, Uniform(context), window, siblings, depth)
@@ -87,7 +90,7 @@ class Vertical(JacobiTree):
         drafts = []
         for start in range(0, positions.shape[1], self._reach):
             run = slice(start, start + self._reach)
-            drafts += self._draft_run(committed, positions[:, run], refined[:, run], uniform[:, run])
+            drafts += self._draft_run(committed, positions[:, run], refined[:, run], uniform[:, run], step, q[:, run])
         keeps, recorded = zip(*drafts, strict=True)
         return torch.where(torch.cat(keeps, 1)[..., None], q, torch.cat(recorded, 1))
 
@@ -100,11 +103,11 @@ class Vertical(JacobiTree):
         self._features[rows, self._twice(positions)] = features_at(features, columns)
 
     def _draft_run(
-        self, committed: Tensor, positions: Tensor, refined: Tensor, uniform: Tensor
+        self, committed: Tensor, positions: Tensor, refined: Tensor, uniform: Tensor, step: Tensor, q: Tensor
     ) -> list[tuple[Tensor, Tensor]]:
-        """Draft slots `positions` [B, k], k at most `_reach`, from left to right: of each, whether its refined draft is
-        kept, [B, 1], and the head's distribution [B, 1, V]. What is known of all of them, so all but the token before
-        each, is computed at once."""
+        """Draft slots `positions` [B, k], k at most `_reach`, from left to right: of each, whether its refined draft,
+        drawn from `q` [B, k, V], keeps that q, [B, 1], and the head's distribution [B, 1, V]. What is known of all of
+        them, so all but the token before each, is computed at once."""
         batch, tokens = self._batch, self._batch.tokens
         slots = self._twice(positions)
         # Slots past the image's end share the last entry; what is drafted there is never used.
@@ -113,6 +116,8 @@ class Vertical(JacobiTree):
         same_above = refined & self._is_fed(places[..., 1:]).all(-1)
         fed_before = around(self._fed, places[..., 0])
         refined_tokens = tokens.gather(1, positions)
+        # Only slots without a refined draft have used this number in this step.
+        coin = batch.noise.uniform(positions, Stream.FRESH, step) if self._couples else None
         token = around(tokens, places[:, 0, :1])
         # Slot 0 has no token before it; it can only be the first of the run.
         word = torch.where(slots[:, :1, None] > 0, self._word(token.clamp(min=0)), 0.0)
@@ -122,7 +127,12 @@ class Vertical(JacobiTree):
             ahead = self._head.features(mixed[:, own] + self._head.mixed_before(word))
             proposed = batch.target(batch.session.logits(ahead), positions[:, own])
             kept = same_above[:, own] & (token == fed_before[:, own])
-            token = torch.where(kept, refined_tokens[:, own], draw(proposed, uniform[:, own]))
+            stays, weights, old = kept, proposed, refined_tokens[:, own]
+            if coin is not None:
+                likely = coin[:, own] * at(q[:, own], old) < at(proposed, old)
+                stays = kept | (refined[:, own] & likely)
+                weights = torch.where(refined[:, own, None], standard(proposed, q[:, own]), proposed)
+            token = torch.where(stays, old, draw(weights, uniform[:, own]))
             word = self._word(token)
             drafts.append((kept, proposed))
             chosen.append(token)
@@ -150,6 +160,14 @@ class Vertical(JacobiTree):
     def _twice(self, columns: Tensor) -> Tensor:
         """[B, K] to [R, K]."""
         return for_rows(columns, len(self._features))
+
+
+class CoupledVertical(Vertical):
+    """The same drafts, each with the same q, but a refined draft x of distribution p is kept with probability
+    min(1, q(x)/p(x)), else drawn from [q - p]+: fewer tokens change, and more of the drafts after them keep the
+    target's own distribution."""
+
+    _couples = True
 
 
 def reach(layout: TokenLayout) -> int:
