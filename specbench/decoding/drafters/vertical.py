@@ -8,6 +8,8 @@ distribution is the better guess. Whether it is kept depends on earlier slots al
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,7 @@ from specbench.decoding.drafters.lookup import around
 from specbench.decoding.drafters.token_init import Init, Uniform
 from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.noise import Stream
-from specbench.decoding.sampling import at, draw, features_at, for_rows
+from specbench.decoding.sampling import FEW, Target, at, draw, features_at, for_rows
 from specbench.decoding.verification.residuals import standard
 from specbench.models.interface import TokenLayout
 from specbench.models.vertical_head import (
@@ -26,6 +28,8 @@ from specbench.models.vertical_head import (
     slots_above,
     vertical_head_for,
 )
+
+_LEAST_SHARE = 0.02
 
 
 class Vertical(JacobiTree):
@@ -60,6 +64,9 @@ class Vertical(JacobiTree):
         """[R, L, d] of the target by slot."""
         self._fed = torch.full_like(batch.tokens, -1)
         """[B, L] stream tokens that the last forward was fed."""
+        self._known_before: Tensor | None = None
+        """[ids, h] `mixed_before` of every token, where it is prepared."""
+        self._draft_target = batch.target
         self._news: tuple[Tensor, Tensor, Tensor] | None = None
         """Features [R, C, d] of the last step, and columns and stream slots [B, T] of its verified path."""
 
@@ -116,24 +123,23 @@ class Vertical(JacobiTree):
         same_above = refined & self._is_fed(places[..., 1:]).all(-1)
         fed_before = around(self._fed, places[..., 0])
         refined_tokens = tokens.gather(1, positions)
-        # Only slots without a refined draft have used this number in this step.
-        coin = batch.noise.uniform(positions, Stream.FRESH, step) if self._couples else None
+        coupled = self._coupled(positions, refined, refined_tokens, step, q) if self._couples else None
         token = around(tokens, places[:, 0, :1])
         # Slot 0 has no token before it; it can only be the first of the run.
-        word = torch.where(slots[:, :1, None] > 0, self._word(token.clamp(min=0)), 0.0)
+        before = torch.where(slots[:, :1, None] > 0, self._mixed_before(token.clamp(min=0)), 0.0)
         drafts, chosen = [], []
         for draft in range(positions.shape[1]):
             own = slice(draft, draft + 1)
-            ahead = self._head.features(mixed[:, own] + self._head.mixed_before(word))
-            proposed = batch.target(batch.session.logits(ahead), positions[:, own])
+            ahead = self._head.features(mixed[:, own] + before)
+            proposed = self._draft_target(batch.session.logits(ahead), positions[:, own])
             kept = same_above[:, own] & (token == fed_before[:, own])
             stays, weights, old = kept, proposed, refined_tokens[:, own]
-            if coin is not None:
-                likely = coin[:, own] * at(q[:, own], old) < at(proposed, old)
-                stays = kept | (refined[:, own] & likely)
-                weights = torch.where(refined[:, own, None], standard(proposed, q[:, own]), proposed)
+            if coupled is not None:
+                least, shared = coupled
+                stays = kept | (at(proposed, old) > least[:, own])
+                weights = standard(proposed, shared[:, own])
             token = torch.where(stays, old, draw(weights, uniform[:, own]))
-            word = self._word(token)
+            before = self._mixed_before(token)
             drafts.append((kept, proposed))
             chosen.append(token)
         tokens.scatter_(1, positions, torch.cat(chosen, 1))
@@ -153,6 +159,12 @@ class Vertical(JacobiTree):
         """Whether the tokens at `places` [B, k, n] are those that the last forward was fed."""
         return around(self._batch.tokens, places) == around(self._fed, places)
 
+    def _mixed_before(self, tokens: Tensor) -> Tensor:
+        """`VerticalHead.mixed_before` [R, 1, h] of `tokens` [B, 1]."""
+        if self._known_before is None:
+            return self._head.mixed_before(self._word(tokens))
+        return self._known_before[self._model.table_ids(self._twice(tokens))]
+
     def _word(self, tokens: Tensor) -> Tensor:
         """Embeddings [R, 1, d] of `tokens` [B, 1]."""
         return self._table[self._model.table_ids(self._twice(tokens))]
@@ -163,11 +175,34 @@ class Vertical(JacobiTree):
 
 
 class CoupledVertical(Vertical):
-    """The same drafts, each with the same q, but a refined draft x of distribution p is kept with probability
-    min(1, q(x)/p(x)), else drawn from [q - p]+: fewer tokens change, and more of the drafts after them keep the
-    target's own distribution."""
+    """The same, but a refined draft x of distribution p that the head would draw anew from q is kept with probability
+    min(1, q(x)/p(x)), else drawn from [q - p]+. Fewer tokens change, so that more of the drafts after them keep p.
+
+    Where the target has top-p, which needs sorting, q is cut off at a share of its largest probability instead; and the
+    first layer's products with small token tables are made once for a batch.
+    """
 
     _couples = True
+
+    def begin(self, batch: Batch) -> None:
+        super().begin(batch)
+        if len(self._table) <= FEW:
+            self._known_before = self._head.mixed_before(self._table[None])[0]
+        sampling = batch.target.sampling
+        if sampling.top_p < 1:
+            least = max(sampling.min_p or 0.0, _LEAST_SHARE)
+            layout, device = self._model.layout, batch.tokens.device
+            self._draft_target = Target(layout, replace(sampling, top_p=1.0, min_p=least), device)
+
+    def _coupled(
+        self, positions: Tensor, refined: Tensor, tokens: Tensor, step: Tensor, q: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Probabilities [B, k] above which the refined `tokens` [B, k] are kept, and their q [B, k, V]; infinite and 0
+        where there is none."""
+        # Slots without a refined draft are the only ones that have used this number in this step.
+        coin = self._batch.noise.uniform(positions, Stream.FRESH, step)
+        least = torch.where(refined, coin * at(q, tokens), torch.inf)
+        return least, torch.where(refined[..., None], q, 0.0)
 
 
 def reach(layout: TokenLayout) -> int:
