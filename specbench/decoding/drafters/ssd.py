@@ -23,14 +23,12 @@ from specbench.decoding.drafters.vertical import Vertical
 from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw, features_at
-from specbench.models.interface import TokenLayout
-from specbench.models.ssd_heads import RIGHT, seen_from, ssd_heads_for
+from specbench.models.interface import ImageModel, TokenLayout
+from specbench.models.ssd_heads import RIGHT, SsdHeads, seen_from, ssd_heads_for
 
 
 class Ssd(Vertical):
     """A chain of drafts, to the end of a block of `rows` image rows at most. B images, N stream slots."""
-
-    _head_for = staticmethod(ssd_heads_for)
 
     def __init__(self, context: Context, init: Init, rounds: int, rows: int, head: str):
         ends, below = blocks(context.layout, rows)
@@ -42,6 +40,9 @@ class Ssd(Vertical):
         self._ends, self._below, self._sources = (
             torch.tensor(x, device=context.device) for x in (ends, below, sources)
         )
+
+    def _head_of(self, model: ImageModel, path: str) -> SsdHeads:
+        return ssd_heads_for(model, path)
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)

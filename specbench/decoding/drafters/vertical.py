@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from specbench.decoding.drafters.jacobi import JacobiTree
 from specbench.decoding.drafters.lookup import around
@@ -20,7 +21,7 @@ from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import FEW, Target, at, draw, features_at, for_rows
 from specbench.decoding.verification.residuals import standard
-from specbench.models.interface import TokenLayout
+from specbench.models.interface import ImageModel, TokenLayout
 from specbench.models.vertical_head import (
     embedded,
     known_features,
@@ -39,14 +40,13 @@ class Vertical(JacobiTree):
     a sibling is tested.
     """
 
-    _head_for = staticmethod(vertical_head_for)
     _couples = False
     """Whether a refined draft that is drawn anew is coupled with the draw."""
 
     def __init__(self, context: Context, init: Init, window: int, siblings: int, depth: int, head: str):
         super().__init__(context, Uniform(context), window, siblings, depth)
         self._model = context.model
-        self._head = self._head_for(context.model, head)
+        self._head = self._head_of(context.model, head)
         self._above = slots_above(context.layout).to(context.device)
         self._table = context.model.token_table()
         own = torch.arange(len(self._above), device=context.device)
@@ -55,6 +55,9 @@ class Vertical(JacobiTree):
         """[N + 1, 3] earlier slots whose tokens the head looks at, -1 where there is none."""
         self._reach = reach(context.layout)
         """Largest number of drafts that can be prepared at once."""
+
+    def _head_of(self, model: ImageModel, path: str) -> Module:
+        return vertical_head_for(model, path)
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
