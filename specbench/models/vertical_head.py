@@ -140,7 +140,7 @@ def load_layers(layers: type[nn.Module], kind: str, found: CheckpointFiles) -> n
         stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
     if not isinstance(stored, dict) or stored.get("kind") != kind:
         raise SpecbenchError(
-            f"{config_file}: not of a {kind} head", f"train one with: specbench train-head --kind {kind}"
+            f"{config_file}: not a draft head of kind {kind}", f"train one with: specbench train-head --kind {kind}"
         )
     with blaming(weights, *NO_HEAD):
         tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}

@@ -132,7 +132,7 @@ def test_only_enough_rounds_are_exact(rows):
 def test_heads_of_another_kind_and_another_refinement_are_refused_in_one_line(cli):
     model, vertical = "shapes", "specbench/models/shapes/weights/vertical"
     refused = cli("run", "--decoder", "ssd", "--model", model, "--head", vertical, "--limit", "1")
-    assert refused.code == 2 and "not of a ssd head" in refused.err and "Traceback" not in refused.err
+    assert refused.code == 2 and "not a draft head of kind ssd" in refused.err and "Traceback" not in refused.err
     with pytest.raises(SpecbenchError, match="needs couple"):
         resolve("ssd", {"refine": "resample"})
     with pytest.raises(SpecbenchError, match="rows"):
