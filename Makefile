@@ -78,7 +78,7 @@ page-library: ## Build the plotting library that HTML reports carry (needs npm)
 train-shapes: $(VENV)/.run ## Train the embedded model again (hours on a CPU; continues where it stopped)
 	$(BIN)/python -m dev.shapes
 
-train-head: $(VENV)/.run ## Train the embedded model's two draft heads again and measure them (minutes; continues where it stopped)
+train-head: $(VENV)/.run ## Train the embedded model's draft heads again and measure them (minutes; continues where it stopped)
 	$(BIN)/specbench train-head --model shapes --images 640 --epochs 12 --out eagle-training
 	cp eagle-training/config.json eagle-training/model.safetensors specbench/models/shapes/weights/eagle/
 	cp eagle-training/loss.jsonl results/eagle-training/
@@ -87,6 +87,10 @@ train-head: $(VENV)/.run ## Train the embedded model's two draft heads again and
 	cp vertical-training/config.json vertical-training/model.safetensors specbench/models/shapes/weights/vertical/
 	cp vertical-training/loss.jsonl results/vertical-training/
 	$(BIN)/specbench check-head --kind vertical --model shapes --json > results/vertical-training/tv_by_depth.json
+	$(BIN)/specbench train-head --kind ssd --model shapes --images 640 --epochs 12 --out ssd-training
+	cp ssd-training/config.json ssd-training/model.safetensors specbench/models/shapes/weights/ssd/
+	cp ssd-training/loss.jsonl results/ssd/
+	$(BIN)/specbench check-head --kind ssd --model shapes --json > results/ssd/tv_by_head.json
 
 speed: $(VENV)/.run ## Measure specbench itself; raw numbers go to results/speed
 	$(BIN)/python dev/speed/bench.py --threads 1

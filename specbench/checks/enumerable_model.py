@@ -14,10 +14,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Module
 from transformers import LlamaConfig, LlamaModel
 
 from specbench.models.draft_head import EagleHead, new_head
 from specbench.models.interface import DraftPrompt, TokenLayout, Tree
+from specbench.models.ssd_heads import SsdHeads, new_ssd_heads
 from specbench.models.transformer.model import Prefix, TransformerModel
 from specbench.models.vertical_head import VerticalHead, new_vertical_head
 from specbench.specs.run_spec import Sampling
@@ -95,7 +97,11 @@ class EnumerableModel:
 
     def own_vertical_head(self) -> VerticalHead:
         """An untrained vertical head."""
-        return _sharp_vertical_head(self.feature_size)
+        return _sharp(new_vertical_head(self.feature_size, 16, seed=2))
+
+    def own_ssd_heads(self) -> SsdHeads:
+        """Untrained heads of SSD."""
+        return _sharp(new_ssd_heads(self.feature_size, 16, seed=3))
 
     def token_table(self) -> Tensor:
         """Random token embeddings."""
@@ -290,7 +296,11 @@ class EnumerableTransformer(TransformerModel):
 
     def own_vertical_head(self) -> VerticalHead:
         """An untrained vertical head."""
-        return _sharp_vertical_head(_WIDTH)
+        return _sharp(new_vertical_head(_WIDTH, 16, seed=2))
+
+    def own_ssd_heads(self) -> SsdHeads:
+        """Untrained heads of SSD."""
+        return _sharp(new_ssd_heads(_WIDTH, 16, seed=3))
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         return _grey(image_tokens, self.layout)
@@ -378,9 +388,8 @@ def image_index(image_tokens: np.ndarray, v_image: int) -> np.ndarray:
     return image_tokens @ v_image ** np.arange(image_tokens.shape[-1] - 1, -1, -1)
 
 
-def _sharp_vertical_head(width: int) -> VerticalHead:
-    """An untrained vertical head whose drafts depend on everything it looks at."""
-    head = new_vertical_head(width, 16, seed=2)
+def _sharp(head: Module) -> Module:
+    """An untrained head, changed so that its drafts depend on everything it looks at."""
     for weight in head.parameters():
         weight.data.mul_(3)
     return head

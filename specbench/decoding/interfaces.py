@@ -59,6 +59,8 @@ class Proposal(NamedTuple):
         tree: parents of the columns.
         max_columns: the largest C of this drafter.
         earlier: where drafts outlive a step, their distributions one step before; for the record only.
+        untested: [B, 1] bool, rows of the batch whose drafts, a chain, are accepted whatever the test says; None if
+            there are none. Lossy.
     """
 
     tokens: Tensor
@@ -67,6 +69,7 @@ class Proposal(NamedTuple):
     tree: Tree
     max_columns: int
     earlier: Earlier | None = None
+    untested: Tensor | None = None
 
     @property
     def branches(self) -> Tree | None:

@@ -134,7 +134,7 @@ class RecordedStep(NamedTuple):
 
     def waiting(self) -> WaitingStep:
         """The step with copies of the distributions of its committed slots only, for which the host waits."""
-        verified, (_, _, q, tree, _, earlier) = self.verified, self.proposal
+        verified, (_, _, q, tree, _, earlier, _) = self.verified, self.proposal
         width = max(to_host(verified.first)) + 1
         kind = tree, tuple(verified.facts), verified.p.shape[1], earlier is None
         waiting = WaitingStep(kind, self.outcome, _first_slots(verified.p, width))

@@ -27,7 +27,7 @@ class Target:
     """Target distribution p [B, T, vocab] from logits, over image and special ids; forced slots are one-hot."""
 
     def __init__(self, layout: TokenLayout, sampling: Sampling, device: torch.device):
-        self._sampling = sampling
+        self.sampling = sampling
         self.vocab = layout.vocab
         self._specials = layout.vocab - layout.v_image
         self.forced = torch.tensor([*layout.forced, -1], device=device)
@@ -46,7 +46,7 @@ class Target:
             low, high = self._bounds[:, positions.clamp(max=len(self.forced) - 1), None]
             ids = torch.arange(logits.shape[-1], device=logits.device)
             logits = torch.where((ids >= low) & (ids < high), logits, -torch.inf)
-        p = truncate(logits.float(), self._sampling).softmax(-1)
+        p = truncate(logits.float(), self.sampling).softmax(-1)
         if not self._specials:
             return p
         p = torch.nn.functional.pad(p, (0, self._specials))

@@ -13,6 +13,7 @@ What is not known (features of slot n and later) or lies outside the image is 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -127,32 +128,34 @@ def new_vertical_head(width: int, hidden: int, seed: int) -> VerticalHead:
         return VerticalHead(width, hidden)
 
 
-def load_vertical_head(found: CheckpointFiles) -> VerticalHead:
-    """Load the head in these files, in float32.
+def load_layers(layers: type[nn.Module], kind: str, found: CheckpointFiles) -> nn.Module:
+    """Load the `layers(width, hidden)` of a `kind` of head in these files, in float32.
 
     Raises:
-        SpecbenchError: a damaged file, or no vertical head.
+        SpecbenchError: a damaged file, or another kind of head.
     """
     config_file, weights = found.paths
     with blaming(config_file, *NO_HEAD):
         stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
-    if not isinstance(stored, dict) or stored.get("kind") != KIND:
+    if not isinstance(stored, dict) or stored.get("kind") != kind:
         raise SpecbenchError(
-            f"{config_file}: not of a vertical head", f"train one with: specbench train-head --kind {KIND}"
+            f"{config_file}: not a draft head of kind {kind}", f"train one with: specbench train-head --kind {kind}"
         )
     with blaming(weights, *NO_HEAD):
         tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}
         with torch.device("meta"):  # sizes are only as credible as the tensors
-            head = VerticalHead(int(stored["width"]), int(stored["hidden"]))
+            head = layers(int(stored["width"]), int(stored["hidden"]))
         head.load_state_dict(tensors, assign=True)
     return head
 
 
-def save_vertical_head(head: VerticalHead, folder: Path, extra: Mapping[str, object]) -> None:
-    """Write `head` as float16 safetensors; `extra` entries go into config.json."""
-    write_head(head, folder, {"kind": KIND, "width": head.width, "hidden": head.hidden, **extra})
+def save_layers(kind: str, head: nn.Module, folder: Path, extra: Mapping[str, object]) -> None:
+    """Write `head`, of a `kind`, as float16 safetensors; `extra` entries go into config.json."""
+    write_head(head, folder, {"kind": kind, "width": head.width, "hidden": head.hidden, **extra})
 
 
+load_vertical_head = partial(load_layers, VerticalHead, KIND)
+save_vertical_head = partial(save_layers, KIND)
 _VERTICAL = HeadLoading(
     VerticalHeadModel, lambda model: model.own_vertical_head(), load_vertical_head, lambda head: head.width
 )

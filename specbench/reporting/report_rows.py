@@ -263,7 +263,7 @@ def window_of(options: Mapping[str, object]) -> int | None:
     """Tokens per target forward, siblings and further paths aside; None if it varies."""
     if "tree" in options:
         return columns_fed(options)
-    return None if "rows-window" in options else options.get("window", 1)
+    return None if {"rows-window", "rounds"} & options.keys() else options.get("window", 1)
 
 
 def _order(row: dict) -> tuple:

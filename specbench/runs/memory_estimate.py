@@ -89,12 +89,12 @@ def footprint(
     layer, number, distribution = size.layer(model.layers, model.v_image), BYTES[dtype], 4 * model.v_image
     rows, columns = 1 if sampling.guidance == 1 else 2, most_columns(decoder, model)
     weights, width = model.fixed_bytes(dtype), layer.width * number
-    if decoder.drafter in ("eagle", "eagle-paths", "vertical", "jacobi-tree", "jacobi-paths", "jacobi-lookup"):
+    if decoder.drafter.startswith(("eagle", "vertical", "jacobi-")):
         weights += table_bytes(columns)
     if decoder.drafter.startswith("eagle"):
         kv += kv // model.layers
         weights += (layer.weights + 2 * layer.width**2 + model.table * layer.width) * number
-    if decoder.drafter == "vertical":
+    if decoder.drafter.startswith("vertical"):
         weights += vertical_weights(layer.width) * number
     if decoder.verifier.startswith("lantern"):
         weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1)
@@ -105,7 +105,7 @@ def footprint(
     inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
     if decoder.init.endswith(("-sample", "-top1")) or decoder.drafter == "jacobi-lookup":
         inputs += (model.stream + columns) * distribution
-    if decoder.drafter == "vertical":
+    if decoder.drafter.startswith("vertical"):
         inputs += rows * (model.stream + columns) * width
     if decoder.drafter == "row-jacobi":
         inputs += (model.stream + 1) * distribution
@@ -159,10 +159,12 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
 
 def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
     """Number of columns of the widest forward."""
-    options = dict(decoder.options)
+    options, (height, width) = dict(decoder.options), model.resolution
+    image_rows = math.isqrt(model.tokens * height // width)
     if "rows-window" in options:
-        height, width = model.resolution
-        return math.isqrt(model.tokens * height // width) * columns_fed(options)
+        return image_rows * columns_fed(options)
+    if decoder.drafter == "ssd":
+        return options["rows"] * model.stream // image_rows + 1
     return columns_fed(options)
 
 

@@ -7,7 +7,7 @@ joint distribution of the image tokens equals AR sampling). Importing this modul
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from specbench.specs.options import Option
 from specbench.specs.tree_paths import node_paths
@@ -127,6 +127,14 @@ _OMEGA = (
     Option("floor", 0.0, "lower bound on the weights; 1 never rejects more often than the exact rule", minimum=0.0),
 )
 
+_VERTICAL = Component(
+    "specbench.decoding.drafters.vertical:Vertical",
+    "trained head that drafts a chain from the image row above and the token before",
+    (_WINDOW, _SIBLINGS, _DEPTH, DRAFT_HEAD),
+    ignores=("init",),
+    is_chain=lambda values: values["siblings"] == 1,
+)
+
 DRAFTERS = {
     "none": Component(
         "specbench.decoding.drafters.jacobi:NoDraft",
@@ -194,17 +202,26 @@ DRAFTERS = {
         loop="specbench.decoding.greedy_paths:GreedyPathLoop",
         head_kind="eagle",
     ),
-    "vertical": Component(
-        "specbench.decoding.drafters.vertical:Vertical",
-        "trained head that drafts a chain from the image row above and the token before",
+    "vertical": _VERTICAL,
+    "vertical-coupled": replace(
+        _VERTICAL,
+        target="specbench.decoding.drafters.vertical:CoupledVertical",
+        summary="vertical, with each redrawn draft coupled to the draft of the step before",
+        head_kind="vertical",
+    ),
+    "ssd": Component(
+        "specbench.decoding.drafters.ssd:Ssd",
+        "trained heads that draft an image row from the row above, committed after some rounds of tests",
         (
-            _WINDOW,
-            _SIBLINGS,
-            _DEPTH,
+            Option(
+                "rounds", 2, "tested forwards of a row before it is committed as it stands", minimum=0, maximum=65536
+            ),
+            Option("rows", 1, "image rows drafted together", minimum=1, maximum=2),
             DRAFT_HEAD,
         ),
+        lossless=False,
+        only_with=("couple",),
         ignores=("init",),
-        is_chain=lambda values: values["siblings"] == 1,
     ),
     "zipar": Component(
         "specbench.decoding.zipar:ZipAR",

@@ -23,6 +23,7 @@ from transformers import LlamaConfig
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.models.catalog import find_model
 from specbench.models.draft_head import EagleHead, head_for, new_head, save_head
+from specbench.models.ssd_heads import SsdHeads, new_ssd_heads, save_ssd_heads, seen_from, ssd_heads_for
 from specbench.models.transformer.model import TransformerModel
 from specbench.models.transformer.size import vertical_hidden
 from specbench.models.vertical_head import (
@@ -34,7 +35,7 @@ from specbench.models.vertical_head import (
     vertical_head_for,
 )
 from specbench.runs.preparation import load_for_run
-from specbench.training.alignment import alignment, vertical_alignment
+from specbench.training.alignment import alignment, ssd_alignment, vertical_alignment
 from specbench.training.data import Examples, FeatureStore, check_counts, corpus
 
 _CLASSIFICATION = 0.1
@@ -186,7 +187,7 @@ def train_head(
         images, epochs, batch, lr, seed: see `HeadPlan`.
         device, threads: as for `run`.
         tell: called as `tell(stage, done, total, note)`.
-        kind: "eagle" for an EAGLE-1 head, "vertical" for one that looks at the image row above.
+        kind: "eagle" for an EAGLE-1 head, "vertical" for one that looks at the image row above, "ssd" for SSD's.
 
     Returns:
         The folder, for `head=` of the EAGLE decoders, or of `vertical`.
@@ -220,7 +221,7 @@ def check_head(
         images, depths: images to evaluate, and draft depths.
         seed: of the selection of images.
         device, threads: as for `run`.
-        kind: of head, "eagle" or "vertical".
+        kind: of head, "eagle", "vertical" or "ssd".
 
     Returns:
         One dict per depth: `depth, tv, tv_low, tv_high, acceptance`; see `specbench.training.alignment`.
@@ -307,11 +308,7 @@ def _vertical_losses(
     run the head knows the features of the slots before it, and all earlier tokens. Without guidance, as the EAGLE
     head's loss.
     """
-    # Ids [n, N] of the stream tokens, and features [n, N, d] that predict them.
-    place = batch.prompt[:, None] + torch.arange(model.layout.length)
-    before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
-    stream = batch.ids.gather(1, place), batch.features.gather(1, before).float()
-    ids, features = (x.to(model.device) for x in stream)
+    ids, features = (x.to(model.device) for x in _stream_of(batch, model.layout.length))
     slots = torch.arange(model.layout.length, device=model.device).expand_as(ids)
     starts = _run_starts(len(ids), ids.shape[1], draw).to(model.device)
     above = slots_above(model.layout).to(model.device)
@@ -321,6 +318,26 @@ def _vertical_losses(
     found = model.head(guess).float().log_softmax(-1)
     free = (torch.tensor(model.layout.forced, device=model.device) < 0).float()
     return {"loss": -((wanted * found).sum(-1) * free).sum() / (free.sum() * len(ids))}
+
+
+def _ssd_losses(model: TransformerModel, head: SsdHeads, batch: Examples, draw: torch.Generator) -> dict[str, Tensor]:
+    """Loss of one batch: Smooth L1 between the target's hidden states and each head's, over all slots that it can see
+    to."""
+    ids, features = (x.to(model.device) for x in _stream_of(batch, model.layout.length))
+    guess = head(torch.cat([features, model.token_table().float()[ids]], -1))
+    source = seen_from(model.layout).to(model.device)
+    which = torch.arange(len(source), device=model.device)[:, None]
+    loss = functional.smooth_l1_loss(
+        guess[:, source.clamp(min=0), which], features[:, None].expand(-1, len(source), -1, -1), reduction="none"
+    )
+    return {"loss": loss.mean(-1)[:, source >= 0].mean()}
+
+
+def _stream_of(batch: Examples, length: int) -> tuple[Tensor, Tensor]:
+    """Ids [n, N] of the stream tokens, and features [n, N, d] that predict them."""
+    place = batch.prompt[:, None] + torch.arange(length)
+    before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
+    return batch.ids.gather(1, place), batch.features.gather(1, before).float()
 
 
 def _run_starts(images: int, length: int, draw: torch.Generator) -> Tensor:
@@ -339,6 +356,15 @@ KINDS = {
         save_vertical_head,
         vertical_head_for,
         vertical_alignment,
+    ),
+    "ssd": HeadKind(
+        lambda model, seed: new_ssd_heads(
+            model.feature_size, model.feature_size // 2, seed
+        ),  # half as many hidden units
+        _ssd_losses,
+        save_ssd_heads,
+        ssd_heads_for,
+        ssd_alignment,
     ),
 }
 

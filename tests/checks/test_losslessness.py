@@ -64,6 +64,7 @@ LOSSLESS = [
     ("preview", {}),
     ("vertical", {}),
     ("vertical", {"siblings": 1, "refine": "restart", "verifier": "block"}),
+    ("vertical-coupled", {}),
     ("best-lossless", {}),
     ("best-lossless", {"siblings": 1}),
     ("best-lossless", {"verifier": "match", "refine": "gumbel", "init": "above-repeat"}),
@@ -92,6 +93,7 @@ LOSSY = [
     ("sjd-pairs", {}),
     ("sjd-relax", {}),
     ("pathexplore", {}),
+    ("ssd", {}),
 ]
 # Clusters of 14 tokens need a larger vocabulary than the audit's: tests/decoding/test_released_presets.py.
 AUDITED_ELSEWHERE = {"gsd-released"}

@@ -59,9 +59,11 @@ def slow_q(model, head, tokens, row, committed, slot):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("refine", ["restart", "couple"])
+@pytest.mark.parametrize(
+    ("name", "refine"), [("vertical", "restart"), ("vertical", "couple"), ("vertical-coupled", "couple")]
+)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_every_draft_is_drawn_from_the_distribution_written_out(layout, refine, monkeypatch):
+def test_every_draft_is_drawn_from_the_distribution_written_out(layout, name, refine, monkeypatch):
     """A draft whose neighbours are those of the last forward keeps the target's q; all others have the head's."""
     seen = {"drawn": 0, "kept": 0}
     honest = Vertical._draft
@@ -91,5 +93,5 @@ def test_every_draft_is_drawn_from_the_distribution_written_out(layout, refine, 
     monkeypatch.setattr(Vertical, "_draft", checked)
     model = EnumerableTransformer(layout, ("a", "bb"))
     requests = [Request(text, text, sample) for sample in range(6) for text in model.prompts]
-    decode(model, requests, resolve("vertical", {"window": 6, "refine": refine}), GUIDED, 0, render=False)
+    decode(model, requests, resolve(name, {"window": 6, "refine": refine}), GUIDED, 0, render=False)
     assert seen["drawn"] > 50 and (seen["kept"] > 0) == (refine == "couple")

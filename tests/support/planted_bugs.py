@@ -129,6 +129,14 @@ BUGS = (
     _bug("q", "a vertical head's draft is kept by what it is", _DECODING + "drafters.vertical:Vertical._draft_run",
          "same_above[:, own] & (token == fed_before[:, own])", "(refined_tokens[:, own] > 0)", "vertical",
          WIDE),
+    _bug("q", "a vertical head's draft that is not kept is drawn from q instead of the residual distribution",
+         _DECODING + "drafters.vertical:Vertical._draft_run", "standard(proposed, shared[:, own])", "proposed",
+         "vertical-coupled", EIGHT),
+    _bug("q", "a vertical head's draft is coupled by the coin that made it what it is",
+         _DECODING + "drafters.vertical:CoupledVertical._coupled", "Stream.FRESH, step)", "Stream.COIN, step - 1)",
+         "vertical-coupled", EIGHT),
+    _bug("q", "drafts of SSD's heads are recorded with the q of random tokens",
+         _DECODING + "drafters.ssd:Ssd._draft", "torch.where(fresh[..., None], own, q)", "q", "ssd", EIGHT, rounds=16),
     _bug("q", "a copy of a random fresh token is recorded as uniform", _DECODING + "drafters.token_init:Spatial.fill",
          "has_source | (root != torch.arange(root.shape[1], device=root.device))", "has_source", "sjd", WIDE,
          init="left-repeat"),
@@ -281,17 +289,17 @@ BUGS = (
 
 
 _TARGET, _FORWARD = _DECODING + "sampling:Target.__call__", "specbench.models.transformer.forward:"
-_SAMPLED = "truncate(logits.float(), self._sampling)"
+_SAMPLED = "truncate(logits.float(), self.sampling)"
 RECORDING_FAULTS = {
     "temperature in drafted columns": Edit(
-        _TARGET, _SAMPLED, "truncate(torch.cat([logits[:, :1], logits[:, 1:] / 1.05], 1).float(), self._sampling)"
+        _TARGET, _SAMPLED, "truncate(torch.cat([logits[:, :1], logits[:, 1:] / 1.05], 1).float(), self.sampling)"
     ),
-    "top-k": Edit(_TARGET, _SAMPLED, "truncate(logits.float(), Sampling(**{**vars(self._sampling), 'top_k': 50}))"),
+    "top-k": Edit(_TARGET, _SAMPLED, "truncate(logits.float(), Sampling(**{**vars(self.sampling), 'top_k': 50}))"),
     "top-p in drafted columns": Edit(
         _TARGET,
         _SAMPLED,
-        "torch.cat([truncate(logits[:, :1].float(), self._sampling), "
-        "truncate(logits[:, 1:].float(), Sampling(**{**vars(self._sampling), 'top_p': 0.93}))], 1)",
+        "torch.cat([truncate(logits[:, :1].float(), self.sampling), "
+        "truncate(logits[:, 1:].float(), Sampling(**{**vars(self.sampling), 'top_p': 0.93}))], 1)",
     ),
     "guidance": Edit(_FORWARD + "guide", "conditional, guidance)", "conditional, guidance * 1.4 / 1.5)"),
     "cache": Edit(_FORWARD + "run_step", "<= inputs.slots[..., None]", "< inputs.slots[..., None]"),

@@ -8,16 +8,20 @@ distribution is the better guess. Whether it is kept depends on earlier slots al
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
+from torch.nn import Module
 
 from specbench.decoding.drafters.jacobi import JacobiTree
 from specbench.decoding.drafters.lookup import around
 from specbench.decoding.drafters.token_init import Init, Uniform
 from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.noise import Stream
-from specbench.decoding.sampling import draw, features_at, for_rows
-from specbench.models.interface import TokenLayout
+from specbench.decoding.sampling import FEW, Target, at, draw, features_at, for_rows
+from specbench.decoding.verification.residuals import standard
+from specbench.models.interface import ImageModel, TokenLayout
 from specbench.models.vertical_head import (
     embedded,
     known_features,
@@ -25,6 +29,8 @@ from specbench.models.vertical_head import (
     slots_above,
     vertical_head_for,
 )
+
+_LEAST_SHARE = 0.02
 
 
 class Vertical(JacobiTree):
@@ -34,10 +40,13 @@ class Vertical(JacobiTree):
     a sibling is tested.
     """
 
+    _couples = False
+    """Whether a refined draft that is drawn anew is coupled with the draw."""
+
     def __init__(self, context: Context, init: Init, window: int, siblings: int, depth: int, head: str):
         super().__init__(context, Uniform(context), window, siblings, depth)
         self._model = context.model
-        self._head = vertical_head_for(context.model, head)
+        self._head = self._head_of(context.model, head)
         self._above = slots_above(context.layout).to(context.device)
         self._table = context.model.token_table()
         own = torch.arange(len(self._above), device=context.device)
@@ -47,6 +56,9 @@ class Vertical(JacobiTree):
         self._reach = reach(context.layout)
         """Largest number of drafts that can be prepared at once."""
 
+    def _head_of(self, model: ImageModel, path: str) -> Module:
+        return vertical_head_for(model, path)
+
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         rows = len(batch.session.draft_prompt().lengths)
@@ -55,6 +67,9 @@ class Vertical(JacobiTree):
         """[R, L, d] of the target by slot."""
         self._fed = torch.full_like(batch.tokens, -1)
         """[B, L] stream tokens that the last forward was fed."""
+        self._known_before: Tensor | None = None
+        """[ids, h] `mixed_before` of every token, where it is prepared."""
+        self._draft_target = batch.target
         self._news: tuple[Tensor, Tensor, Tensor] | None = None
         """Features [R, C, d] of the last step, and columns and stream slots [B, T] of its verified path."""
 
@@ -85,7 +100,7 @@ class Vertical(JacobiTree):
         drafts = []
         for start in range(0, positions.shape[1], self._reach):
             run = slice(start, start + self._reach)
-            drafts += self._draft_run(committed, positions[:, run], refined[:, run], uniform[:, run])
+            drafts += self._draft_run(committed, positions[:, run], refined[:, run], uniform[:, run], step, q[:, run])
         keeps, recorded = zip(*drafts, strict=True)
         return torch.where(torch.cat(keeps, 1)[..., None], q, torch.cat(recorded, 1))
 
@@ -98,11 +113,11 @@ class Vertical(JacobiTree):
         self._features[rows, self._twice(positions)] = features_at(features, columns)
 
     def _draft_run(
-        self, committed: Tensor, positions: Tensor, refined: Tensor, uniform: Tensor
+        self, committed: Tensor, positions: Tensor, refined: Tensor, uniform: Tensor, step: Tensor, q: Tensor
     ) -> list[tuple[Tensor, Tensor]]:
-        """Draft slots `positions` [B, k], k at most `_reach`, from left to right: of each, whether its refined draft is
-        kept, [B, 1], and the head's distribution [B, 1, V]. What is known of all of them, so all but the token before
-        each, is computed at once."""
+        """Draft slots `positions` [B, k], k at most `_reach`, from left to right: of each, whether its refined draft,
+        drawn from `q` [B, k, V], keeps that q, [B, 1], and the head's distribution [B, 1, V]. What is known of all of
+        them, so all but the token before each, is computed at once."""
         batch, tokens = self._batch, self._batch.tokens
         slots = self._twice(positions)
         # Slots past the image's end share the last entry; what is drafted there is never used.
@@ -112,17 +127,23 @@ class Vertical(JacobiTree):
         same_above = refined & is_fed.all(-1)
         fed_before = around(self._fed, places[..., 0])
         refined_tokens = tokens.gather(1, positions)
+        coupled = self._coupled(positions, refined, refined_tokens, step, q) if self._couples else None
         token = around(tokens, places[:, 0, :1])
         # Slot 0 has no token before it; it can only be the first of the run.
-        word = torch.where(slots[:, :1, None] > 0, self._word(token.clamp(min=0)), 0.0)
+        before = torch.where(slots[:, :1, None] > 0, self._mixed_before(token.clamp(min=0)), 0.0)
         drafts, chosen = [], []
         for draft in range(positions.shape[1]):
             own = slice(draft, draft + 1)
-            ahead = self._head.features(mixed[:, own] + self._head.mixed_before(word))
-            proposed = batch.target(batch.session.logits(ahead), positions[:, own])
+            ahead = self._head.features(mixed[:, own] + before)
+            proposed = self._draft_target(batch.session.logits(ahead), positions[:, own])
             kept = same_above[:, own] & (token == fed_before[:, own])
-            token = torch.where(kept, refined_tokens[:, own], draw(proposed, uniform[:, own]))
-            word = self._word(token)
+            stays, weights, old = kept, proposed, refined_tokens[:, own]
+            if coupled is not None:
+                least, shared = coupled
+                stays = kept | (at(proposed, old) > least[:, own])
+                weights = standard(proposed, shared[:, own])
+            token = torch.where(stays, old, draw(weights, uniform[:, own]))
+            before = self._mixed_before(token)
             drafts.append((kept, proposed))
             chosen.append(token)
         tokens.scatter_(1, positions, torch.cat(chosen, 1))
@@ -138,6 +159,12 @@ class Vertical(JacobiTree):
         features = known_features(self._features, self._above, known, slots)
         return self._head.mixed(torch.cat([features, words], dim=-1), slots - known)
 
+    def _mixed_before(self, tokens: Tensor) -> Tensor:
+        """`VerticalHead.mixed_before` [R, 1, h] of `tokens` [B, 1]."""
+        if self._known_before is None:
+            return self._head.mixed_before(self._word(tokens))
+        return self._known_before[self._model.table_ids(self._twice(tokens))]
+
     def _word(self, tokens: Tensor) -> Tensor:
         """Embeddings [R, 1, d] of `tokens` [B, 1]."""
         return self._table[self._model.table_ids(self._twice(tokens))]
@@ -145,6 +172,37 @@ class Vertical(JacobiTree):
     def _twice(self, columns: Tensor) -> Tensor:
         """[B, K] to [R, K]."""
         return for_rows(columns, len(self._features))
+
+
+class CoupledVertical(Vertical):
+    """The same, but a refined draft x of distribution p that the head would draw anew from q is kept with probability
+    min(1, q(x)/p(x)), else drawn from [q - p]+. Fewer tokens change, so that more of the drafts after them keep p.
+
+    Where the target has top-p, which needs sorting, q is cut off at a share of its largest probability instead; and the
+    first layer's products with small token tables are made once for a batch.
+    """
+
+    _couples = True
+
+    def begin(self, batch: Batch) -> None:
+        super().begin(batch)
+        if len(self._table) <= FEW:
+            self._known_before = self._head.mixed_before(self._table[None])[0]
+        sampling = batch.target.sampling
+        if sampling.top_p < 1:
+            least = max(sampling.min_p or 0.0, _LEAST_SHARE)
+            layout, device = self._model.layout, batch.tokens.device
+            self._draft_target = Target(layout, replace(sampling, top_p=1.0, min_p=least), device)
+
+    def _coupled(
+        self, positions: Tensor, refined: Tensor, tokens: Tensor, step: Tensor, q: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Probabilities [B, k] above which the refined `tokens` [B, k] are kept, and their q [B, k, V]; infinite and 0
+        where there is none."""
+        # Slots without a refined draft are the only ones that have used this number in this step.
+        coin = self._batch.noise.uniform(positions, Stream.FRESH, step)
+        least = torch.where(refined, coin * at(q, tokens), torch.inf)
+        return least, torch.where(refined[..., None], q, 0.0)
 
 
 def reach(layout: TokenLayout) -> int:

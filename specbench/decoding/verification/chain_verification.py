@@ -45,7 +45,8 @@ def verify_chain(
     else:
         refined, refined_p = torch.zeros_like(positions), None
     verdict = verifier.verify(tests, refined[:, :-1])
-    accepted = tests.drafted & verdict.accepted
+    accepted = verdict.accepted if proposal.untested is None else verdict.accepted | proposal.untested
+    accepted = tests.drafted & accepted
     first = accepted.cumprod(1).sum(1, keepdim=True)
     token = draw_after_drafts(
         rows_at(p, first),
