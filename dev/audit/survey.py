@@ -316,6 +316,7 @@ def try_again(one: dict, pairs: list[tuple[str, AuditSetting]]) -> Iterator[dict
             tv = max(tv, largest(counts))
         yield {"tv": tv}
     for name, test in ContractChecks(decoder, resolve(decoder), 0).all(1000):
+        alive(5 * SECONDS)
         if name not in ("exactness", "speed") and test().status == FAILED:
             yield {"result": "check", "by": f"{decoder}, {name}"}
             return
