@@ -47,7 +47,8 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], most: int = 12) -> 
     valid = sorted(valid)
     spelt = {known.lower().partition("[")[0]: known for known in reversed(valid)}
     spelt |= {known.lower(): known for known in valid}
-    near = difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.5)
+    swapped = [known for known in spelt if sorted(known) == sorted(name.lower())]
+    near = swapped or difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.5)
     hint = f"did you mean '{spelt[near[0]]}'?" if near else f"valid: {', '.join(valid) or 'none'}"
     if len(valid) > most and kind in _LISTS:
         named = f"specbench list {_LISTS[kind]} names all {len(valid)}"

@@ -14,6 +14,7 @@ from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, num
 from specbench.reporting.compare import CHANGE, SIGNIFICANT, corrected, quality_rows
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import window_of
+from specbench.stats.intervals import FEW_UNITS
 from specbench.specs.tree_paths import columns_fed
 from specbench.store.run_info import read_info
 from specbench.system.monitor import BUSY_CORES
@@ -42,7 +43,7 @@ def answer(rows: Sequence[Mapping]) -> list[str]:
 
 def _gaps(rows: Sequence[Mapping]) -> list[str]:
     """Lossless decoders whose NLL - H gap is beyond twice its error, as so many of those that were looked at."""
-    looked_at = [row for row in rows if _exact(row) and row.get("nll_gap_se")]
+    looked_at = [row for row in rows if _exact(row) and row.get("nll_gap_se") and row["n"] >= FEW_UNITS]
     beyond = [row for row in looked_at if abs(row["nll_gap"]) > 2 * row["nll_gap_se"]]
     listed = ", ".join(f"{_name(row)} ({row['nll_gap']:+.3f} ± {number(row['nll_gap_se'], 3)})" for row in beyond)
     said = (

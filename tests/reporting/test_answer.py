@@ -110,12 +110,13 @@ def test_the_command_that_scores_names_the_folder_of_the_runs(folder, out):
 
 def test_a_gap_beyond_its_error_is_one_of_so_many_looked_at():
     def row(label, gap, **other):
-        row = {"label": label, "lossless": True, "options": {}, "nll_gap": gap, "nll_gap_se": 0.006}
+        row = {"label": label, "lossless": True, "options": {}, "nll_gap": gap, "nll_gap_se": 0.006, "n": 8}
         return row | other
 
     rows = [row("ar", 0.001), row("sjd", -0.015), row("gsd", 0.4, lossless=False), row("eagle", None, nll_gap_se=None)]
     (said,) = _gaps(rows)
     assert "1 of 2 lossless decoders: sjd (-0.015 ± 0.006)" in said and _gaps(rows[:1]) == []
+    assert _gaps([one | {"n": 7} for one in rows]) == [], "an error from so few images says nothing"
 
 
 def test_a_lossy_decoder_that_fails_its_audit_is_labelled_by_the_verdict():
