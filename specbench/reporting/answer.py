@@ -14,8 +14,8 @@ from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, num
 from specbench.reporting.compare import CHANGE, SIGNIFICANT, corrected, quality_rows
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import window_of
-from specbench.stats.intervals import FEW_UNITS
 from specbench.specs.tree_paths import columns_fed
+from specbench.stats.intervals import FEW_UNITS
 from specbench.store.run_info import read_info
 from specbench.system.monitor import BUSY_CORES
 
