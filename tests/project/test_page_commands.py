@@ -15,6 +15,7 @@ import typer
 from page_blocks import Block, blocks, missing_lines
 
 from specbench.cli import build_app, main
+from specbench.models.catalog import models
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import PRESETS
 
@@ -53,7 +54,7 @@ def typist(tmp_path, monkeypatch, capsys, decoded):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    tables = {id(table): (table, dict(table)) for table in (PRESETS, *CHOICES.values())}
+    tables = {id(table): (table, dict(table)) for table in (PRESETS, models(), *CHOICES.values())}
 
     def type_line(line: str) -> tuple[int, str, str]:
         if line.startswith(OTHER_PROGRAMS):
