@@ -247,11 +247,14 @@ def compare(run_a: str, run_b: str, out: str | Path = "results", settings: Setti
         One dict per number: `name, value, low, high, p, p_holm, n, prompts_needed, note`.
 
     Raises:
-        SpecbenchError: an unknown or damaged run.
+        SpecbenchError: an unknown or damaged run, or one run twice.
     """
     from specbench.reporting.compare import compare_runs  # brings pandas and scipy
 
-    return compare_runs(find_run(out, run_a), find_run(out, run_b), settings)
+    a, b = find_run(out, run_a), find_run(out, run_b)
+    if a.resolve() == b.resolve():
+        raise SpecbenchError(f"'{a.name}' is both runs", "name two runs: specbench list runs")
+    return compare_runs(a, b, settings)
 
 
 def report(runs: Sequence[str] = (), out: str | Path = "results") -> Rows:

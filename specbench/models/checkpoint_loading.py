@@ -29,7 +29,6 @@ def read_tensors(found: CheckpointFiles) -> dict[str, Tensor]:
         SpecbenchError: a damaged file, or a name stored twice.
     """
     tensors: dict[str, Tensor] = {}
-
     for path in found.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit"):
         held = _read_file(found.source, path)
         if twice := tensors.keys() & held.keys():

@@ -25,7 +25,6 @@ from specbench.system.downloads import Download, offline
 if TYPE_CHECKING:
     from specbench.prompts import Prompt
 
-
 RELEASED = {"guidance_rows": ("lumina", "anole"), "prompt_form": ("anole",), "guidance_schedule": ("lumina2",)}
 """Families whose released code, or that of SJD and GSD, differs from the official form, by the choice of that form."""
 

@@ -128,7 +128,7 @@ def printed_elsewhere(one: Accepted) -> tuple[Printed, ...]:
         if (tokens := tokens_per_step(table, row, find_model(settings.model))) is not None
     ]
     if one.decoder.drafter in HEADS and one.decoder.lossless:
-        kind = "vertical" if one.decoder.drafter.startswith("vertical") else "eagle"
+        kind = "vertical" if one.decoder.head_kind == "vertical" else "eagle"
         found += [Printed(*entry) for entry in printed_acceptances(kind)]
     return tuple(entry for entry in found if entry.model != one.model and one.decoder.name != "ar")
 

@@ -63,10 +63,8 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dic
     the reason in `note`.
 
     Raises:
-        SpecbenchError: a damaged run folder, or one run twice.
+        SpecbenchError: a damaged run folder.
     """
-    if Path(a).resolve() == Path(b).resolve():
-        raise SpecbenchError(f"'{Path(a).name}' is both runs", "name two runs: specbench list runs")
     runs = Run(a), Run(b)
     latencies = (row for name, run in zip("ab", runs, strict=True) for row in _latency_rows(name, run))
     return corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])

@@ -238,7 +238,7 @@ def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
     of a layer and a projection of 2d x d, or one for each draft of a vertical head. The first layer of that one runs
     once for all drafts, without output matrix."""
     layer, model = setting.size.layer(setting.model.layers, setting.model.v_image), setting.model
-    if decoder.drafter.startswith("vertical"):
+    if decoder.head_kind == "vertical":
         drafts, width = int(dict(decoder.options)["window"]) - 1, layer.width
         first = Size(first_layer_weights(width), 0, width)
         at_once = replace(setting.forward(1), size=first, layers=1, v_image=0, columns=drafts)
@@ -293,7 +293,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
         lines.append("Steps are compiled: otherwise a GPU waits for the program, and they take several times as long.")
     if any(one.decoder.drafter.startswith("eagle") for one in accepted):
         lines.append("A draft head is one layer, a projection and the output matrix, run once for each level.")
-    if any(one.decoder.drafter.startswith("vertical") for one in accepted):
+    if any(one.decoder.head_kind == "vertical" for one in accepted):
         lines.append(
             "A vertical head is three small layers and the output matrix, run once for each draft, but for most of the "
             "first layer, which runs once for all (a window wider than an image row takes a few runs)."

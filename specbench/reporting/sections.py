@@ -79,9 +79,8 @@ def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section
             raise unknown_name("column", name, dict.fromkeys(name for columns in known for name in columns))
     shown = []
     for section, columns in zip(found, short, strict=True):
-        over = (
-            heading for heading in columns if heading.startswith("over ")
-        )  # a chosen baseline: every choice keeps it
+        # A chosen baseline: every choice keeps it.
+        over = (heading for heading in columns if heading.startswith("over "))
         # The decoder's own column of each section: it may name the gates that fail.
         kept = [columns[name] for name in (DECODER.heading.lower(), *wanted, *over) if name in columns]
         shown.append(replace(section, tables=(ReportTable(kept),)))

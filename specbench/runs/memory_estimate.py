@@ -37,7 +37,7 @@ from dataclasses import asdict, dataclass
 
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
-from specbench.models.transformer.size import vertical_weights, whole_blocks
+from specbench.models.transformer.size import ssd_weights, vertical_weights, whole_blocks
 from specbench.runs.decoder_args import with_window
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
@@ -94,8 +94,10 @@ def footprint(
     if decoder.drafter.startswith("eagle"):
         kv += kv // model.layers
         weights += (layer.weights + 2 * layer.width**2 + model.table * layer.width) * number
-    if decoder.drafter.startswith("vertical"):
+    if decoder.head_kind == "vertical":
         weights += vertical_weights(layer.width) * number
+    if decoder.head_kind == "ssd":
+        weights += ssd_weights(layer.width) * number
     if decoder.verifier.startswith("lantern"):
         weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1)
     slots = ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns
@@ -105,7 +107,7 @@ def footprint(
     inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
     if decoder.init.endswith(("-sample", "-top1")) or decoder.drafter == "jacobi-lookup":
         inputs += (model.stream + columns) * distribution
-    if decoder.drafter.startswith("vertical"):
+    if decoder.head_kind in ("vertical", "ssd"):
         inputs += rows * (model.stream + columns) * width
     if decoder.drafter == "row-jacobi":
         inputs += (model.stream + 1) * distribution
@@ -163,7 +165,7 @@ def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
     image_rows = math.isqrt(model.tokens * height // width)
     if "rows-window" in options:
         return image_rows * columns_fed(options)
-    if decoder.drafter == "ssd":
+    if decoder.head_kind == "ssd":
         return options["rows"] * model.stream // image_rows + 1
     return columns_fed(options)
 

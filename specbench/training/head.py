@@ -358,9 +358,8 @@ KINDS = {
         vertical_alignment,
     ),
     "ssd": HeadKind(
-        lambda model, seed: new_ssd_heads(
-            model.feature_size, model.feature_size // 2, seed
-        ),  # half as many hidden units
+        # Half as many hidden units as features.
+        lambda model, seed: new_ssd_heads(model.feature_size, model.feature_size // 2, seed),
         _ssd_losses,
         save_ssd_heads,
         ssd_heads_for,

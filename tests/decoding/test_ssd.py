@@ -12,7 +12,8 @@ from specbench.decoding.noise import Noise, Stream, row_key
 from specbench.decoding.sampling import Target, draw
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
-from specbench.models.ssd_heads import RIGHT
+from specbench.models.ssd_heads import RIGHT, new_ssd_heads
+from specbench.models.transformer.size import ssd_weights
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
@@ -137,3 +138,8 @@ def test_heads_of_another_kind_and_another_refinement_are_refused_in_one_line(cl
         resolve("ssd", {"refine": "resample"})
     with pytest.raises(SpecbenchError, match="rows"):
         resolve("ssd", {"rows": 3})
+
+
+def test_the_planned_weights_are_those_of_the_heads():
+    heads = new_ssd_heads(128, 64, 0)
+    assert sum(weights.numel() for weights in heads.parameters()) == ssd_weights(128)

@@ -35,6 +35,14 @@ def test_faster_is_said_only_where_the_interval_shows_it(low, high, said):
     assert said in answer([AR, row("sjd", 1.3, low, high)])[0]
 
 
+def test_a_window_cheaper_than_a_token_is_no_headline():
+    first, *rest = answer([AR, row("sjd", 2.97, window_cost=0.49), row("jacobi", 1.1, 1.05, 1.2)])
+    assert first.startswith("jacobi (window 16) is the fastest lossless decoder")
+    assert any(
+        said.startswith("The speed-up of sjd (window 16) says nothing: its forwards took 0.49 times") for said in rest
+    )
+
+
 def test_ar_is_called_the_fastest_where_too_few_images_were_faster_with_it():
     found = answer([AR, row("jacobi", 0.6), row("sjd", 0.8)])[0]
     assert found.startswith("AR was the fastest lossless decoder; the next, sjd (window 16), ran 0.80 times as fast (9")

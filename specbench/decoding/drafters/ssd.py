@@ -36,7 +36,7 @@ class Ssd(Vertical):
         super().__init__(context, init, longest + 1, 1, 1, head)
         self._rounds = rounds
         seen = [[*row, -1] for row in seen_from(context.layout).tolist()]
-        sources = [seen[RIGHT - 1 + rows][slot] for slot, rows in enumerate(below)]
+        sources = [seen[RIGHT - 1 + above][slot] for slot, above in enumerate(below)]
         self._ends, self._below, self._sources = (
             torch.tensor(x, device=context.device) for x in (ends, below, sources)
         )

@@ -31,6 +31,7 @@ from specbench.models.vertical_head import (
 )
 
 _LEAST_SHARE = 0.02
+"""Of the largest probability, below which the coupled head's q has none."""
 
 
 class Vertical(JacobiTree):

@@ -51,7 +51,6 @@ _QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 """Words of a text, from Qwen's tokenizer: one leading space or mark stays with a word, and every digit stands alone."""
-
 _IMAGE_SETTINGS = {
     "codebook_size": "codebook_size",
     "embed_dim": "embed_dim",

@@ -96,6 +96,11 @@ def vertical_weights(width: int) -> int:
     return first_layer_weights(width) + hidden**2 + hidden * width
 
 
+def ssd_weights(width: int) -> int:
+    """Weights of SSD's seven heads, each of a projection and a gated layer with half as many hidden units."""
+    return 7 * (2 * width**2 + 3 * width * (width // 2) + width)
+
+
 def first_layer_weights(width: int) -> int:
     """Weights of the first layer of a vertical draft head, which is read once for a run of drafts."""
     return _VERTICAL_INPUTS * width * vertical_hidden(width)
