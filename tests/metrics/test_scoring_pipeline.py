@@ -116,6 +116,8 @@ def test_scores_of_unlike_fingerprints_are_never_subtracted(checkpoints, tmp_pat
     with pytest.raises(SpecbenchError, match=f"{runs[1].name} is not scored by 'imagereward' of fingerprint"):
         api.differences(runs[1].name, [runs[0].name], ["imagereward"], tmp_path / "out", settings)
     compared = {row["name"]: row for row in api.compare(runs[1].name, runs[0].name, tmp_path / "out", settings)}
+    with pytest.raises(SpecbenchError, match="is both runs"):
+        api.compare(runs[0].name, runs[0].name, tmp_path / "out", settings)
     assert compared["imagereward"]["value"] is None and "different torch" in compared["imagereward"]["note"]
     api.score(metrics=["imagereward"], out=tmp_path / "out", settings=settings)
     (gap,) = api.differences(runs[1].name, [runs[0].name], ["imagereward"], tmp_path / "out", settings)
