@@ -12,7 +12,7 @@ FIT_TORCHVISION := $(BIN)/python -c "import torchvision" 2>/dev/null || \
 # environment of their own, with a torchvision that fits its torch.
 HPSV2_VENV ?= .venv-hpsv2
 
-.PHONY: help demo install test test-hpsv2 audit-menu test-commands check docs docs-site pictures page-library train-shapes train-head speed gpu drills numbers release-matrix clean
+.PHONY: help demo install test test-slow test-hpsv2 audit-menu test-commands check docs docs-site pictures page-library train-shapes train-head speed gpu drills numbers release-matrix clean
 
 help: ## List these targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -38,6 +38,9 @@ demo: $(VENV)/.run ## Install, then compare decoders on the embedded model: a ta
 test: $(VENV)/.dev ## Install, then run the tests
 	$(BIN)/python -m pytest $(TEST_ARGS)
 
+test-slow: $(VENV)/.dev ## Run the tests that "make test" leaves out because each takes minutes
+	$(BIN)/python -m pytest $(TEST_ARGS) -m slow
+
 $(HPSV2_VENV)/.run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(HPSV2_VENV)
 	$(HPSV2_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable . \
@@ -50,7 +53,6 @@ test-hpsv2: $(HPSV2_VENV)/.run ## Compare HPSv2 with its authors' package, insta
 
 audit-menu: $(VENV)/.dev ## Audit every combination of components (long; continues where it stopped)
 	$(BIN)/python dev/audit/menu.py --workers $$(nproc)
-	$(BIN)/python -m pytest $(TEST_ARGS) -m slow tests/checks
 
 test-commands: $(VENV)/.dev ## Type every model's first command and a paper's table against a hub on this machine, and what takes minutes on the pages
 	$(BIN)/python -m pytest $(TEST_ARGS) -m slow tests/project/test_user_commands.py tests/project/test_page_commands.py

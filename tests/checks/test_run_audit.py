@@ -119,6 +119,7 @@ def test_a_run_that_records_another_p_than_the_models_is_a_verdict(fault, tmp_pa
     assert OTHERS in cli("report", folder).out
 
 
+@pytest.mark.slow
 def test_bfloat16_does_not_hide_another_p(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         plant([RECORDING_FAULTS["guidance"]], patch)

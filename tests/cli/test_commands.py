@@ -229,6 +229,7 @@ def test_interrupting_says_how_to_resume(tmp_path):
     assert "interrupted" in err and "run the same command again to resume" in err and "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_a_window_chosen_by_measuring_is_kept(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(memory_estimate, "WINDOWS", (2, 8))

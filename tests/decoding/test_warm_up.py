@@ -75,6 +75,7 @@ def test_no_image_has_a_step_of_a_shape_that_the_warm_up_has_not_met(shapes, nam
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_no_image_compiles_anything_after_the_warm_up():
     model = Tall()
     model.compile()

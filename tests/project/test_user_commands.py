@@ -86,6 +86,7 @@ def test_after_a_score_the_same_process_loads_a_model():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_protocols_and_beforehand_downloads_as_typed(hub, tmp_path):
     fetched = typed(hub, tmp_path, "specbench fetch llamagen parti --protocol cool-sd")
     assert fetched.returncode == 0 and fetched.stderr.count("downloading ") == 9, fetched.stderr

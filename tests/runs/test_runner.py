@@ -327,9 +327,9 @@ def test_the_memory_of_a_model_is_free_before_the_next_one_is_loaded(tmp_path, m
 
     monkeypatch.setattr(preparation, "load_model", load)
     given = {"decoder": ["ar", "eagle"], "limit": 1, "out": str(tmp_path), "compile": "off", "device": "cpu"}
-    plans = sweep_plans(merge(run_settings(), given), {"dtype": ["float32", "bfloat16"], "threads": ["1", "2"]})
-    assert runner.run_plans(plans).done == 8
-    assert alive == [[], [], [], []]
+    plans = sweep_plans(merge(run_settings(), given), {"threads": ["1", "2"]})
+    assert runner.run_plans(plans).done == 4
+    assert alive == [[], []]
 
 
 def test_decoders_take_turns(tmp_path):

@@ -278,6 +278,7 @@ def test_latency_and_throughput_never_share_a_folder_or_a_table(cli, tmp_path, m
     assert rows[["ar_ms", "e2e_ms"]].isna().all(axis=None) and (rows["target_ms"] > 0).all()
 
 
+@pytest.mark.slow
 def test_two_ray_nodes_one_of_which_is_killed(tmp_path, single):
     pytest.importorskip("ray", reason="Ray is not installed")
     from ray.cluster_utils import Cluster

@@ -103,6 +103,8 @@ def quick(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(device_peaks, "COPIES_MIB", (1, 4))
     monkeypatch.setattr(device_peaks, "_SECONDS", 0.02)
+    monkeypatch.setattr(device_peaks, "_CALLS", 1)
+    monkeypatch.setattr(device_peaks, "measure_products", lambda device, dtype: {})
 
     def busy(cores: float, others: int | None = None):
         reading = {"other_cores": cores, "gpu_others": others}
@@ -150,7 +152,6 @@ def test_what_is_measured_is_kept_by_number_format_and_threads(tmp_path, quick):
 def test_a_gpu_is_measured_without_a_number_of_threads(quick, monkeypatch):
     monkeypatch.setattr(device_peaks, "device_name", lambda device: "a GPU")
     monkeypatch.setattr(device_peaks, "_measure", lambda device, dtype: ({1: 2e12}, 9e14))
-    monkeypatch.setattr(device_peaks, "measure_products", lambda device, dtype: {})
     before = torch.get_num_threads()
     device_peaks.measure_peak("cuda:0", "bfloat16", 0)
     assert device_peaks.find_peak("cuda:0", "bfloat16", 0).flops == 9e14 and torch.get_num_threads() == before

@@ -57,7 +57,8 @@ def _write(folder: Path, model: str) -> None:
         save_file(held, converted / "model.safetensors")
         shutil.rmtree(made / "chameleon")
     for source in info.companions:
-        own = made / source.folder_name
+        names = (source.folder_name, *source.folders)
+        own = next((made / name for name in names if (made / name).is_dir()), made / names[0])
         target = folder / source.repo
         target.mkdir(parents=True, exist_ok=True)
         if own.is_dir():
