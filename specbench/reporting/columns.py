@@ -117,6 +117,8 @@ def _duration(key: str) -> Callable[[Mapping], str]:
 def _speedup(row: Mapping) -> str:
     if row["speedup"] is None:
         return row["speedup_note"] or MISSING
+    if row["baseline"] == row["run_id"]:
+        return f"{number(row['speedup'])}x"  # 1 by definition, so without an interval
     cell = with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], unit="x", too_few=True)
     return f"{cell}, {row['speedup_note']}" if row["speedup_note"] else cell
 
