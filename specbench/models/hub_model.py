@@ -137,11 +137,11 @@ class HubModel(ModelFacts):
                 )
         grid, second = TINY_GRID if choice.tiny else self.grid, self.second
         if choice.size:
-            if self.sizes is None or choice.tiny:
-                raise SpecbenchError(
-                    f"--size {choice.size}: '{self.name}' has one size, {self.resolution[1]}x{self.resolution[0]}",
-                    "omit it" if self.sizes is None else "omit --scale tiny, whose grid is 4 x 4",
-                )
+            if choice.tiny:
+                raise SpecbenchError(f"--size {choice.size}: a tiny network has one size", "omit --scale tiny")
+            if self.sizes is None:
+                size = f"{self.resolution[1]}x{self.resolution[0]}"
+                raise SpecbenchError(f"--size {choice.size}: '{self.name}' has one size, {size}", "omit it")
             asked = self.sizes.check(self.name, choice.size)
             if second:
                 second = tuple(one for one in second if one.resolution == asked)

@@ -13,6 +13,7 @@ from torch import Tensor
 from specbench.errors import SpecbenchError
 from specbench.models.interface import FeatureSession
 from specbench.models.transformer.model import TransformerModel
+from specbench.store.run_folders import find_run
 
 _CHUNK = 16
 
@@ -45,7 +46,7 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
     """Load `count` images from run folder `folder`, else from the model's training data.
 
     Raises:
-        SpecbenchError: no training data, too few images in the folder, or a run of another model.
+        SpecbenchError: no training data, no such run, too few images in it, or a run of another model.
     """
     if folder is None:
         images = model.draft_data(count, seed)
@@ -57,7 +58,7 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
         return Corpus(*images)
     from specbench.store.run_store import RunStore  # brings pyarrow: not for heads that exist
 
-    store = RunStore(folder)
+    store = RunStore(find_run(folder.parent, str(folder)))
     rows = store.samples(["prompt", "tokens", "status"])
     rows = rows[rows["status"] == "ok"].head(count)
     tokens = torch.tensor(np.stack(rows["tokens"].tolist())) if len(rows) else torch.zeros(0, 0)

@@ -94,13 +94,13 @@ def train(
     tell = tell or (lambda *_: None)
     work = out / "training"
     wanted = {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)}
-    work.mkdir(parents=True, exist_ok=True)
     plan_file = work / "plan.json"
     if plan_file.is_file() and json.loads(plan_file.read_text()) != wanted:
         raise SpecbenchError(f"{out} holds an unfinished training with other settings", "choose another --out")
+    images = corpus(model, plan.images, plan.seed, data)
+    work.mkdir(parents=True, exist_ok=True)
     plan_file.write_text(json.dumps(wanted, indent=2))
     store = FeatureStore(work / "features")
-    images = corpus(model, plan.images, plan.seed, data)
     store.compute(model, images, plan.null, plan.seed, lambda done: tell("features", done, plan.images, ""))
     trainer = HeadTrainer(model, store, plan, work)
     trainer.run(lambda done, loss: tell("steps", done, plan.steps, f"loss {loss:.4f}"))

@@ -17,6 +17,7 @@ from specbench.models.catalog import find_model, load_model, models, recorded_mo
 from specbench.models.facts import ModelChoice
 from specbench.runs.memory_estimate import footprint
 from specbench.specs.presets import resolve
+from specbench.store.run_store import RunStore
 
 LIGHT = ModelChoice(eight_bits=True)
 with_torchao = pytest.mark.skipif(find_spec("torchao") is None, reason="torchao (extra `quant`) is not installed")
@@ -78,6 +79,14 @@ def test_a_run_is_another_model_and_the_audit_measures_how_far_it_is_from_the_pl
 def test_the_same_with_torchao(tmp_path):
     assert type(load_model(recorded_model("shapes+int8wo")).backbone.layers[0].mlp.up_proj.weight) is not torch.Tensor
     check_run(tmp_path)
+
+
+@with_torchao
+def test_compiled_steps_of_eight_bits_draw_the_same_tokens(tmp_path):
+    given = {"decoder": "ar", "dtype": "int8wo", "limit": 1, "threads": 1, "out": str(tmp_path), "quiet": True}
+    folders = [api.run(compile=mode, **given).folders[0] for mode in ("off", "on")]
+    eager, compiled = (RunStore(folder).samples(["tokens"])["tokens"][0] for folder in folders)
+    assert folders[0] != folders[1] and (eager == compiled).all()
 
 
 def check_run(out):

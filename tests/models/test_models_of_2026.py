@@ -84,11 +84,12 @@ def test_a_size_is_part_of_the_name_and_reaches_prompt_and_grid(tmp_path):
         ("lumina2", "1600x320", "was not trained for it"),
         ("lumina2", "0x32", "not WIDTHxHEIGHT"),
         ("janus", "512x512", "'janus' has one size, 384x384"),
+        ("lumina2 --random-weights --scale tiny", "512x512", "a tiny network has one size"),
         ("shapes", "128x128", "one set of weights and one size"),
     ],
 )
 def test_a_size_that_a_model_was_not_trained_for_is_refused(model, size, said, cli, tmp_path):
-    outcome = cli("run", "--model", model, "--size", size, "--dry-run", "--out", tmp_path / "results")
+    outcome = cli("run", "--model", *model.split(), "--size", size, "--dry-run", "--out", tmp_path / "results")
     assert outcome.code == 2 and said in outcome.err and "Traceback" not in outcome.err
 
 
