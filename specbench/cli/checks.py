@@ -113,7 +113,7 @@ def doctor(
     if missing:
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
     if not json:
-        best = f"--model {model or 'janus'} --decoder ar,sjd,gsd --limit 4"
+        best = f"--model {model or 'janus'} --decoder ar,sjd,gsd --window 16 --fresh-q onehot --limit 4"
         gpu = best_device() != "cpu"
         more = "" if everything else f" (all {len(rows)} checks: specbench doctor --all)"
         console.say(f"ready{more}; type next: specbench {f'run {best}' if model or gpu else 'demo'}")

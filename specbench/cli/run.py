@@ -127,6 +127,7 @@ def run(
 
     reporter = Reporter() if values["quiet"].value else ProgressReporter(table=_live_table)
     _say_without_baseline(plans, reporter)
+    _say_unequal(plans, reporter)
     summary = run_plans(plans, reporter)
     if as_json:
         print_json([{"run_id": folder.name, "folder": str(folder)} for folder in summary.folders])
@@ -168,6 +169,21 @@ def _say_without_baseline(plans: Sequence[Plan], reporter: Reporter) -> None:
     if "ar" not in decoders and not all(stored):
         added = ",".join(("ar", *decoders))
         reporter.note(f"no AR among the decoders: reports will have no speed-up; add it: --decoder {added}")
+
+
+def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
+    """Say where published values of some decoders, and the defaults of others, make them incomparable."""
+    decoders = {one.spec: one for plan in plans for one in plan.decoders}.values()
+    said, equal = [], []
+    for name in ("window", "fresh-q"):
+        open_here = {one: dict(one.spec.options).get(name) for one in decoders if one.origins.get(name) != "inline"}
+        values = {one.spec.name: value for one, value in open_here.items() if value is not None}
+        published_here = any(name in one.origins for one in open_here)
+        if published_here and len(set(values.values())) > 1:
+            said.append(f"{name} ({', '.join(f'{decoder} {value}' for decoder, value in values.items())})")
+            equal.append(f"--{name} {min(values.values())}")
+    if said:
+        reporter.note(f"decoders differ in {' and '.join(said)}; equal, for example: {' '.join(equal)}")
 
 
 def _merged(given: Mapping[str, object], config: str | None) -> dict[str, Value]:
