@@ -173,13 +173,12 @@ def _say_without_baseline(plans: Sequence[Plan], reporter: Reporter) -> None:
 
 def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
     """Say where published values of some decoders, and the defaults of others, make them incomparable."""
-    decoders = {one.spec: one for plan in plans for one in plan.decoders}.values()
     said, equal = [], []
     for name in ("window", "fresh-q"):
-        open_here = {one: dict(one.spec.options).get(name) for one in decoders if one.origins.get(name) != "inline"}
-        values = {one.spec.name: value for one, value in open_here.items() if value is not None}
-        published_here = any(name in one.origins for one in open_here)
-        if published_here and len(set(values.values())) > 1:
+        open_here = [one for plan in plans for one in plan.decoders if one.origins.get(name) != "inline"]
+        own = {one.spec.name: dict(one.spec.options).get(name) for one in open_here}
+        values = {decoder: value for decoder, value in own.items() if value is not None}
+        if len(set(values.values())) > 1 and any(name in one.origins for one in open_here):
             said.append(f"{name} ({', '.join(f'{decoder} {value}' for decoder, value in values.items())})")
             equal.append(f"--{name} {min(values.values())}")
     if said:
