@@ -242,7 +242,7 @@ def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
         print_json(rows)
     elif problem is None or len({str(one) for one in obstacles}) > 1 or problem.exit_code == MISSING_PREREQUISITE:
         print_dry_run(rows)
-    if problem and all(outlook.obstacles for outlook in found):
+    if problem:
         raise problem
 
 
@@ -253,7 +253,9 @@ def print_dry_run(rows: Sequence[Mapping], first: Sequence[str] = (), notes: Seq
         first: columns before those of every dry run.
         notes: keys with lists of texts, printed below the table and as numbers in it; obstacles always are.
     """
+    from specbench.prompts.public import missing_set
     from specbench.runs.dry_run import ON_DISK
+    from specbench.system.downloads import offline
 
     notes = (*notes, "obstacles")
     texts = {name: list(dict.fromkeys(text for row in rows for text in row[name])) for name in notes}
@@ -274,7 +276,11 @@ def print_dry_run(rows: Sequence[Mapping], first: Sequence[str] = (), notes: Seq
     for found in marks.values():
         _print_lines([f"{mark}. {text}" for text, mark in found.items()])
     missing = dict.fromkeys((row["model"], row["weights"]) for row in rows if row["weights"] not in (None, ON_DISK))
-    _print_lines([f"Weights of {model}: {brings}" for model, brings in missing])
+    lines = [f"weights of {model}: {brings}" for model, brings in missing]
+    absent = [name for name in dict.fromkeys(str(row["prompts"]) for row in rows) if missing_set(name)]
+    lines += [f"prompts of {name}: specbench fetch {name.partition('/')[0]}" for name in absent]
+    title = "Not on this disk:" if offline() else "The run would download this first; to do it now:"
+    _print_lines([title, *lines] if lines else [])
 
 
 def _print_lines(lines: Sequence[str]) -> None:
