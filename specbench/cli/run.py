@@ -297,7 +297,6 @@ def _short(value: float | None) -> float | None:
 
 def _show_table(folders: Sequence[Path]) -> None:
     """The short table of `specbench report` of these runs, for whoever waits in front of a terminal."""
-    from specbench.reporting.answer import disturbances
     from specbench.reporting.columns import FEW_PROMPTS
     from specbench.reporting.report_rows import report_rows
     from specbench.reporting.sections import lacks_interval, sections
@@ -307,7 +306,5 @@ def _show_table(folders: Sequence[Path]) -> None:
     for section in sections(report_rows(folders)):
         screen.print()
         screen.print(summary_table(section.runs, screen.width))
-        for text in disturbances(section.runs):
-            screen.print(Text(text))
         if lacks_interval(section.runs, parts=False):
             screen.print(Text(FEW_PROMPTS, style="dim"))
