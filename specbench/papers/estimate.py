@@ -89,7 +89,9 @@ def total(rows: Sequence[Mapping]) -> str:
         unknown = len(once) - len(known)
         time = f"about {duration(sum(known))}, and {unknown} run{'s' if unknown > 1 else ''} of unknown time"
     disk = math.ceil(sum(row["megabytes"] or 0 for row in once))
-    return f"{images} images{more} to make, {time}, at most {disk:,} MB" + (f"; {rest}" if blocked else "")
+    return f"{images} image{'s' * (images != 1)}{more} to make, {time}, at most {disk:,} MB" + (
+        f"; {rest}" if blocked else ""
+    )
 
 
 def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
