@@ -67,7 +67,7 @@ def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
     info, rows = store.info(), store.samples()
     same = info.run_id in (info.spec.run_id, *info.spec.earlier_ids) and run.name == info.run_id
     yield "settings", OK if same else WRONG, "the run id is that of the settings" if same else "another id than theirs"
-    yield "rows", OK, f"{len(rows)} images"
+    yield "rows", OK, f"{len(rows)} image{'s' * (len(rows) != 1)}"
 
 
 def _pictures(run: Path) -> Iterator[tuple[str, str, str]]:

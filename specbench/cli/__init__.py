@@ -15,6 +15,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Sequence
+from itertools import pairwise
 
 import typer
 
@@ -212,13 +213,18 @@ def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError
     path = context.command_path if context else "specbench"
     option = getattr(error, "option_name", None)
     if type(error).__name__ == "NoSuchOption" and option and context:
-        valid = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
+        own = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
+        valid = [*own, "--help"]
         problem = unknown_name("option", option, valid)
-        own = "a table names its decoders; add yours with --with" if option == "--decoder" and "--with" in valid else ""
-        return SpecbenchError(f"{problem.what} of '{path}'", own or problem.try_this, BAD_INPUT)
-    extra = re.search(r"unexpected extra argument\S* \((\S+)", error.format_message())
+        meant = {
+            ("--decoder", "bench"): "a table names its decoders; add yours with --with",
+            ("--metric", "run"): "images are scored afterwards: specbench score --metric NAME",
+        }
+        hint = meant.get((option, path.rpartition(" ")[2]), problem.try_this)
+        return SpecbenchError(f"{problem.what} of '{path}'", hint, BAD_INPUT)
+    extra = re.search(r"unexpected extra argument\S* \((.+)\)", error.format_message())
     if extra and path.endswith(" run"):
-        return _extra_argument(extra[1].rstrip(")"))
+        return _extra_argument(extra[1].split() or [""], arguments)
     parameter = getattr(error, "param", None)
     variable, names = getattr(parameter, "envvar", None), getattr(parameter, "opts", ())
     typed = any(argument.partition("=")[0] in names for argument in arguments)
@@ -231,16 +237,18 @@ def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError
     return SpecbenchError(error.format_message() + given, about or f"see '{path} --help'", BAD_INPUT)
 
 
-def _extra_argument(text: str) -> SpecbenchError:
-    """The error for a word after `run`, which takes flags alone, with the flag that it was meant for."""
+def _extra_argument(words: Sequence[str], arguments: Sequence[str]) -> SpecbenchError:
+    """The error for words after `run`, which takes flags alone, with the flag that they were meant for."""
     from specbench.models.families.model_specs import MODELS  # names, for this error alone
     from specbench.specs.presets import PRESETS
 
-    named = {"decoder": PRESETS, "model": ["shapes", *(model.name for model in MODELS)]}
-    first = re.split(r"[,:]", text)[0]
+    named = {"--decoder": PRESETS, "--model": ["shapes", *(model.name for model in MODELS)]}
+    first = re.split(r"[,:]", words[0])[0]
     meant = next((flag for flag, names in named.items() if first in names), None)
-    hint = f"did you mean: specbench run --{meant} {text}" if meant else "for example: specbench run --decoder ar,sjd"
-    return SpecbenchError(f"run {text}: run takes flags only", hint)
+    before = [value for flag, value in pairwise(arguments) if flag == meant == "--decoder"]
+    value = ",".join(text.strip(",") for text in (*before, *words))
+    hint = f"did you mean: specbench run {meant} {value}" if meant else "for example: specbench run --decoder ar,sjd"
+    return SpecbenchError(f"run {' '.join(words)}: run takes flags only", hint)
 
 
 def _show_warning(message, category, *_rest) -> None:

@@ -113,7 +113,7 @@ def doctor(
     if missing:
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
     if not json:
-        best = f"--model {model or 'janus'} --decoder ar,sjd,gsd --limit 4"
+        best = f"--model {model or 'janus'} --decoder ar,sjd,gsd --window 16 --fresh-q onehot --limit 4"
         gpu = best_device() != "cpu"
         more = "" if everything else f" (all {len(rows)} checks: specbench doctor --all)"
         console.say(f"ready{more}; type next: specbench {f'run {best}' if model or gpu else 'demo'}")
@@ -152,8 +152,8 @@ _AUDIT_HELP = help_of(
     "several windows long, row ends and other grammar tokens, guidance, temperature, top-k with ties, top-p, "
     "continuous batching, lone images, a transformer with a KV cache; and looks for dependence between images of other "
     "prompts, samples and seeds. The settings replace the decoder's window. The verdict is "
-    'lossy, or lossless, or "no deviation seen" where the images are too few (detectable_tv above 0.05) or the '
-    "decoder is declared lossy; tv is the measured total variation distance with its 95 % interval, detectable_tv "
+    'lossy, or lossless, or "no deviation seen" where the images are too few to find a distance of 0.05, or the '
+    "decoder is declared lossy; tv is the measured total variation distance with its 95 % interval, and detectable tv "
     "the distance that would have been found with probability 0.95.",
     "A decoder is a name with optional inline options (gsd:G=50), or a plug-in as package.module:Name. Without "
     "one, every decoder is audited.",
@@ -220,7 +220,7 @@ def _audit_decoders(
     """Audit decoders on models small enough to enumerate, and say how far it is."""
     started, every, done = time.monotonic(), len(decoders or PRESETS), count(1)
     if not decoders and not quiet:
-        console.say(f"auditing all {every} decoders, each a minute or more; one alone: specbench audit sjd")
+        console.say(f"auditing all {every} decoders; one alone: specbench audit sjd")
     from specbench.checks.losslessness import audit_decoders, verdict_line
 
     def tell(row: Mapping) -> None:

@@ -122,9 +122,7 @@ def score(
     _check_score(images, prompts, bool(runs), bool(names), against, cross_check)
     named = [*(runs or ()), *([against] if against else [])]
     if images is None and named:
-        from specbench.store.run_folders import find_runs
-
-        find_runs(out, named)  # before torch is loaded
+        _find_scored(named, out)  # before torch is loaded
     if cross_check:
         from specbench.checks import cross_check as by_packages
     if python:
@@ -157,6 +155,22 @@ def score(
         raise joint_problem(problems, others=bool(rows))
     if not rows and not against:
         raise SpecbenchError("no score: no metric can be had that scores these prompts", "see: specbench list metrics")
+
+
+def _find_scored(names: Sequence[str], out: str) -> None:
+    """Refuse names of no run; that of a metric is told its flag."""
+    from specbench.metrics.catalog import metric_names
+    from specbench.store.run_folders import find_runs
+
+    try:
+        find_runs(out, names)
+    except SpecbenchError as error:
+        metric = next((name for name in names if name in {known.partition("[")[0] for known in metric_names()}), None)
+        if metric is None:
+            raise
+        raise SpecbenchError(
+            error.what, f"a metric is named with its flag: specbench score --metric {metric}"
+        ) from None
 
 
 def _check_score(

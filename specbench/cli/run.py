@@ -127,6 +127,7 @@ def run(
 
     reporter = Reporter() if values["quiet"].value else ProgressReporter(table=_live_table)
     _say_without_baseline(plans, reporter)
+    _say_unequal(plans, reporter)
     summary = run_plans(plans, reporter)
     if as_json:
         print_json([{"run_id": folder.name, "folder": str(folder)} for folder in summary.folders])
@@ -168,6 +169,20 @@ def _say_without_baseline(plans: Sequence[Plan], reporter: Reporter) -> None:
     if "ar" not in decoders and not all(stored):
         added = ",".join(("ar", *decoders))
         reporter.note(f"no AR among the decoders: reports will have no speed-up; add it: --decoder {added}")
+
+
+def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
+    """Say where published values of some decoders, and the defaults of others, make them incomparable."""
+    said, equal = [], []
+    for name in ("window", "fresh-q"):
+        open_here = [one for plan in plans for one in plan.decoders if one.origins.get(name) != "inline"]
+        own = {one.spec.name: dict(one.spec.options).get(name) for one in open_here}
+        values = {decoder: value for decoder, value in own.items() if value is not None}
+        if len(set(values.values())) > 1 and any(name in one.origins for one in open_here):
+            said.append(f"{name} ({', '.join(f'{decoder} {value}' for decoder, value in values.items())})")
+            equal.append(f"--{name} {min(values.values())}")
+    if said:
+        reporter.note(f"decoders differ in {' and '.join(said)}; equal, for example: {' '.join(equal)}")
 
 
 def _merged(given: Mapping[str, object], config: str | None) -> dict[str, Value]:
@@ -227,7 +242,7 @@ def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
         print_json(rows)
     elif problem is None or len({str(one) for one in obstacles}) > 1 or problem.exit_code == MISSING_PREREQUISITE:
         print_dry_run(rows)
-    if problem and all(outlook.obstacles for outlook in found):
+    if problem:
         raise problem
 
 
@@ -238,7 +253,9 @@ def print_dry_run(rows: Sequence[Mapping], first: Sequence[str] = (), notes: Seq
         first: columns before those of every dry run.
         notes: keys with lists of texts, printed below the table and as numbers in it; obstacles always are.
     """
+    from specbench.prompts.public import missing_set
     from specbench.runs.dry_run import ON_DISK
+    from specbench.system.downloads import offline
 
     notes = (*notes, "obstacles")
     texts = {name: list(dict.fromkeys(text for row in rows for text in row[name])) for name in notes}
@@ -259,7 +276,11 @@ def print_dry_run(rows: Sequence[Mapping], first: Sequence[str] = (), notes: Seq
     for found in marks.values():
         _print_lines([f"{mark}. {text}" for text, mark in found.items()])
     missing = dict.fromkeys((row["model"], row["weights"]) for row in rows if row["weights"] not in (None, ON_DISK))
-    _print_lines([f"Weights of {model}: {brings}" for model, brings in missing])
+    lines = [f"weights of {model}: {brings}" for model, brings in missing]
+    absent = [name for name in dict.fromkeys(str(row["prompts"]) for row in rows) if missing_set(name)]
+    lines += [f"prompts of {name}: specbench fetch {name.partition('/')[0]}" for name in absent]
+    title = "Not on this disk:" if offline() else "The run would download this first; to do it now:"
+    _print_lines([title, *lines] if lines else [])
 
 
 def _print_lines(lines: Sequence[str]) -> None:
@@ -276,7 +297,6 @@ def _short(value: float | None) -> float | None:
 
 def _show_table(folders: Sequence[Path]) -> None:
     """The short table of `specbench report` of these runs, for whoever waits in front of a terminal."""
-    from specbench.reporting.answer import disturbances
     from specbench.reporting.columns import FEW_PROMPTS
     from specbench.reporting.report_rows import report_rows
     from specbench.reporting.sections import lacks_interval, sections
@@ -286,7 +306,5 @@ def _show_table(folders: Sequence[Path]) -> None:
     for section in sections(report_rows(folders)):
         screen.print()
         screen.print(summary_table(section.runs, screen.width))
-        for text in disturbances(section.runs):
-            screen.print(Text(text))
         if lacks_interval(section.runs, parts=False):
             screen.print(Text(FEW_PROMPTS, style="dim"))

@@ -81,14 +81,17 @@ def total(rows: Sequence[Mapping]) -> str:
     if blocked == len(rows):
         return rest
     once = {row["run_id"] or number: row for number, row in enumerate(rows) if row["problem"] is None}.values()
-    images = sum(row["images"] - row["done"] for row in once)
+    images = sum((row["images"] or 0) - row["done"] for row in once)
+    more = " and those of prompts that are not here" * any(row["images"] is None for row in once)
     known = [row["seconds"] for row in once if row["seconds"] is not None]
     time = f"about {duration(sum(known))}" if len(known) == len(once) else "time unknown before a first image"
     if known and len(known) < len(once):
         unknown = len(once) - len(known)
         time = f"about {duration(sum(known))}, and {unknown} run{'s' if unknown > 1 else ''} of unknown time"
-    disk = math.ceil(sum(row["megabytes"] for row in once))
-    return f"{images} images to make, {time}, at most {disk:,} MB" + (f"; {rest}" if blocked else "")
+    disk = math.ceil(sum(row["megabytes"] or 0 for row in once))
+    return f"{images} image{'s' * (images != 1)}{more} to make, {time}, at most {disk:,} MB" + (
+        f"; {rest}" if blocked else ""
+    )
 
 
 def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:

@@ -81,6 +81,9 @@ def load_table(name: str) -> Table:
     if name.endswith(".toml"):
         return read_table(Path(name))
     if name not in table_names():
+        of_paper = [table for table in table_names() if table.startswith(f"{name}-")]
+        if of_paper:
+            raise SpecbenchError(f"unknown table '{name}'", f"of this paper there are: {', '.join(of_paper)}")
         raise unknown_name("table", name, table_names())
     return read_table(data_folder("benchmarks") / f"{name}.toml")
 

@@ -29,7 +29,7 @@ from specbench.reporting.compare import SIGNIFICANT, corrected, quality_rows
 from specbench.reporting.image_tiles import Tile, category_means, first_prompts, tiles, values_per_image
 from specbench.reporting.plot_data import lower_is_better, pareto, speed_by_prompt, step_data, sweeps
 from specbench.reporting.report_rows import report_rows
-from specbench.reporting.sections import Section, circumstances, definitions, sections
+from specbench.reporting.sections import Section, circumstances, definitions, lacks_interval, sections
 from specbench.reporting.terminal import KEPT, shown_columns
 from specbench.stats import Estimate
 from specbench.system.console import counted, shared_cells, used_columns
@@ -161,7 +161,7 @@ def _section(section: Section, limit: int) -> dict:
         "heading": section.heading,
         "answer": section.answer,
         "headline": _headline(names, marks),
-        "table": _table("", columns, section.runs, best=True),
+        "table": _table("", columns, section.runs, best=not lacks_interval(section.runs, parts=False)),
         "marks": [marks[name] for name in names],
         "legend": {row["decoder"]: marks[name] for name, row in names.items()},
         "folded": folded + _differences(names),

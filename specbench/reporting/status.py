@@ -11,14 +11,13 @@ import pandas as pd
 from rich.console import Group
 
 from specbench import stats
-from specbench.errors import SpecbenchError
 from specbench.reporting.columns import MISSING, TOO_FEW, between, number
 from specbench.reporting.report_rows import Run, against_ar, label, window_of, with_ar_runs
+from specbench.store.merge_shards import SHARDS, incomplete_shards, shards_in
 from specbench.store.run_folders import find_runs, runs_in
 from specbench.store.run_info import RunInfo
 from specbench.system.console import duration, fitted_distinct
 
-SHARDS = "shard-*-of-*"
 _SILENT_S, _SILENT_IMAGES = 60.0, 10
 """A run is silent where nothing was written for this time, and for the time of so many images."""
 STATUS_COLUMNS = (
@@ -38,18 +37,33 @@ def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict]:
         One dict per run: `run_id, folder, part` (the shard's folder), `model, decoder, window, images` (decoded),
         `wanted` (asked for by the last call; None in runs of before), `failed, tokens_per_second, speedup, speedup_low,
         speedup_high` (over AR so far), `seconds_left, silent_s` (since something was written) and `state`: done,
-        stopped, decoding, or silent (the process may have been killed).
+        stopped, decoding, silent (the process may have been killed), or what a merge of shards lacks. A shard's run is
+        left out once all its images are in the merged run.
 
     Raises:
         SpecbenchError: no runs, or a damaged one.
     """
-    shards = [folder for shard in sorted(Path(out).glob(SHARDS)) for folder in runs_in(shard)]
-    try:
-        return status_of([*find_runs(out, runs), *(() if runs else shards)])
-    except SpecbenchError:
-        if runs or not shards:
-            raise
-        return status_of(shards)
+    shards = shards_in(out)
+    parts = [folder for shard in shards for folder in runs_in(shard)]
+    whole = find_runs(out, runs) if runs or not parts else runs_in(Path(out))
+    parts = [folder for folder in parts if not runs or folder.name in {run.name for run in whole}]
+    return _merged(status_of([*whole, *parts]), "; ".join(incomplete_shards(shards)))
+
+
+def _merged(rows: Sequence[dict], lacking: str) -> list[dict]:
+    """The rows without those of shards whose images are in a merged run, which is done where no shard is `lacking`."""
+    shown = []
+    for row in rows:
+        own = [one for one in rows if one["part"] and one["run_id"] == row["run_id"]]
+        whole = next((one["images"] for one in rows if not one["part"] and one["run_id"] == row["run_id"]), 0)
+        total = sum(one["images"] for one in own)
+        if row["part"] and 0 < total <= whole and row["silent_s"] is None:
+            continue
+        if own and not row["part"] and whole <= total:
+            state = lacking or ("done" if whole == total else "shards not merged")
+            row = row | {"wanted": None if lacking else total, "state": state}
+        shown.append(row)
+    return shown
 
 
 def status_of(folders: Sequence[Path]) -> list[dict]:

@@ -136,7 +136,11 @@ def run_view(card: Mapping) -> RenderableType:
     exactness = f"declared lossless, {FAILED_AUDIT}" if failed_audit(row) else exactness
     origins = card["origins"]
     return Group(
-        _title(card["run_id"], f"{card['images']} images" + (f", {card['failed']} failed" if card["failed"] else "")),
+        _title(
+            card["run_id"],
+            f"{card['images']} image{'s' * (card['images'] != 1)}"
+            + (f", {card['failed']} failed" if card["failed"] else ""),
+        ),
         _block(
             "decoder",
             [

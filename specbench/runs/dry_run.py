@@ -20,6 +20,7 @@ from specbench.models.catalog import check_model
 from specbench.models.draft_head_files import find_head, require_head
 from specbench.models.facts import ModelFacts
 from specbench.prompts import downloadable, public_names
+from specbench.prompts.public import missing_set
 from specbench.runs.compiler import settle_precision
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders
 from specbench.runs.executors.ray_cluster import require_ray
@@ -39,6 +40,7 @@ from specbench.runs.settings import Value
 from specbench.specs.run_spec import Sampling
 from specbench.store.run_folders import find_runs_like, run_folder
 from specbench.store.run_store import RunStore
+from specbench.system.downloads import offline
 from specbench.system.torch_device import require_device
 
 ON_DISK = "on disk"
@@ -60,7 +62,7 @@ class Outlook:
             dtype, device, images, done, seconds` (for the missing images, from stored rows of the same run, else of the
             same model, decoder and device), `megabytes` (on disk, at most), `memory_gib` (estimate), `weights` and
             `head` ("on disk", or what brings them) and `obstacles` (a line each). What cannot be known yet is None.
-        obstacles: what must be installed, downloaded or changed before it can run.
+        obstacles: what must be installed or changed before it can run; downloads that it begins with are none.
     """
 
     row: Mapping[str, object]
@@ -80,6 +82,9 @@ def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[
     sampling = plan_sampling(model, values)
     problems: list[SpecbenchError] = []
     plan = make_plan(values, problems, shared)
+    if not offline() and missing_set(prompts := str(values["prompts"].value)):  # a run downloads them first
+        brought = {str(error) for error in _caught(lambda: shared.load(prompts))}
+        problems = [problem for problem in problems if str(problem) not in brought]
     device = str(values["device"].value)
     problems += _caught(lambda: require_device(device))
     workers = plan_workers(values)

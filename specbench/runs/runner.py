@@ -18,6 +18,7 @@ import torch
 from specbench.prompts import Request
 from specbench.runs.dry_run import seconds_per_image
 from specbench.runs.executors.local import Chunk, Executor
+from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.plan import Plan, together
 from specbench.runs.preparation import open_executor, specs_to_run
 from specbench.runs.run_progress import Reporter, RunSummary, timing_warnings
@@ -44,7 +45,9 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
     summary = RunSummary([], total=0, resumed=0)
     groups = together([plans] if isinstance(plans, Plan) else plans)
     for group in groups:
-        if not group[0].workers.elsewhere:
+        if group[0].workers.elsewhere:
+            require_ray(group[0].workers.address)
+        else:
             require_device(group[0].device)
         reporter.note(announcement(group))
     fetch_all(found for group in groups for plan in group for found in plan.downloads())

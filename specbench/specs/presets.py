@@ -169,13 +169,15 @@ def require_decoders(pieces: Sequence[str]) -> None:
     """Refuse misspelt names of decoders before anything else is loaded; the rest of a piece is read with its options.
 
     Raises:
-        SpecbenchError: an unknown name.
+        SpecbenchError: an unknown name, or a plug-in that cannot be imported.
     """
     for piece in pieces:
         name, colon, rest = piece.split(",")[0].partition(":")
         plain = not colon or ("=" in rest and ":" not in rest)  # not a plug-in as package.module:NAME
         if plain and name not in PRESETS:
             raise unknown_name("decoder", name, PRESETS)
+        if not plain:
+            load_user_object(":".join([name, *rest.partition("=")[0].split(":")[:1]]), "decoder")
 
 
 @functools.cache

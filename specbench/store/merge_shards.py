@@ -21,6 +21,7 @@ from specbench.system.files import files_named, write_atomically
 
 _ROWS = 1024
 """Rows per copied batch."""
+SHARDS = "shard-*-of-*"
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 
 
@@ -92,7 +93,7 @@ def _spans(numbers: Sequence[int]) -> str:
 
 def shards_in(out: str | Path) -> list[Path]:
     """The folders of shards in a results folder."""
-    return files_named(Path(out), "shard-*-of-*")
+    return files_named(Path(out), SHARDS)
 
 
 def _copy_rows(source: RunStore, target: RunStore) -> int:

@@ -156,7 +156,8 @@ def _opened(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
-        raise SpecbenchError(f"{path} is not a packed file: {error}", "specbench pack writes one") from None
+        why = getattr(error, "strerror", None) or error
+        raise SpecbenchError(f"{path} is not a packed file: {why}", "specbench pack writes one") from None
 
 
 def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, object]:

@@ -112,6 +112,8 @@ def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
     from specbench.system import console
 
     wanted = _that_fit(dict.fromkeys(downloads), failed)
+    if not wanted:
+        return wanted
     for one in wanted if console.progress_shown() else ():
         at = f", commit {one.commit[:12]}" if one.commit else ""
         size = decimal(one.size) if one.size is not None else "size unknown"

@@ -106,8 +106,8 @@ def load_object(target: str, kind: str = "object") -> object:
         if isinstance(error, ModuleNotFoundError) and error.name:
             what = f"{kind} '{target}': no module named '{error.name}'"
             own = error.name == module_name.partition(".")[0]
-            here = f"there is no {error.name}.py in this folder; " if own else ""
-            raise SpecbenchError(what, f"{here}is it installed in this environment?") from None
+            advice = f"there is no {error.name}.py in this folder" if own else "is it installed in this environment?"
+            raise SpecbenchError(what, advice) from None
         what = f"{kind} '{target}' cannot be imported: {type(error).__name__}: {error}"
         raise SpecbenchError(what, "see: specbench doctor") from error
 

@@ -32,7 +32,8 @@ def test_all_obstacles_are_told_at_once(bare, monkeypatch):
     assert (ar["images"], ar["done"], ar["top_k"], ar["guidance"], ar["run_id"]) == (5, 0, 7, 3.0, None)
     assert ar["weights"].startswith("specbench fetch Alpha-VLLM/") and 14 < ar["memory_gib"] < 20
     told = " ".join(eagle["obstacles"])
-    assert "specbench fetch coco" in told and "no draft head" in told and "1 GiB free" in told
+    assert "fetch coco" not in told, "a run would download it"
+    assert "no draft head" in told and "1 GiB free" in told
     assert eagle["options"]["tree"] and "--head FOLDER" in eagle["head"]
     assert not any("no draft head" in text for text in ar["obstacles"]), "an obstacle of another decoder"
 
@@ -66,10 +67,14 @@ def test_every_decoder_finds_the_draft_head_that_comes_with_the_model(tmp_path):
     assert {row["decoder"]: row["obstacles"] for row in rows if row["head"] != "on disk" or row["obstacles"]} == {}
 
 
-def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(bare, cli):
+def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(bare, cli, monkeypatch):
+    outcome = cli("run", "--model", "lumina", "--decoder", "ar,eagle", "--prompts", "coco", "--dry-run", "--out", bare)
+    assert outcome.code == 5 and "no draft head" in outcome.err and "would download" in outcome.out
+    assert cli("run", "--model", "lumina", "--decoder", "ar", "--dry-run", "--out", bare).code == 0, "all can be had"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     outcome = cli("run", "--model", "lumina", "--decoder", "ar,eagle", "--prompts", "coco", "--dry-run", "--out", bare)
     assert outcome.code == 5 and "obstacles (they are listed above)" in outcome.err
-    assert outcome.out.count("specbench fetch coco") == 1 and "a. the prompts of 'coco'" in outcome.out
+    assert outcome.out.count("(specbench fetch coco)") == 1 and "a. the prompts of 'coco'" in outcome.out
     rows = json.loads(cli("bench", "cool-sd-1", "--dry-run", "--json", "--out", bare).out)
     assert all(len(row["obstacles"]) >= 1 and row["options"] is not None and row["images"] == 5000 for row in rows)
     assert any("no draft head" in text for row in rows for text in row["obstacles"])

@@ -223,7 +223,7 @@ def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     outcome = cli("run", "--decoder", "ar", "--workers", "2", "--limit", "1")
     assert outcome.code == MISSING_PREREQUISITE
-    assert "pip install 'ray>=2.40'" in outcome.err and outcome.err.count("\n") == 2
+    assert "pip install 'ray>=2.40'" in outcome.err and outcome.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 

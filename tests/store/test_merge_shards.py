@@ -12,6 +12,7 @@ from stored_rows import contents
 
 from specbench.errors import PARTIAL, SpecbenchError
 from specbench.prompts import requests_for
+from specbench.reporting.status import status
 from specbench.runs.plan import plan_shard, shard_folder
 from specbench.runs.runner import run
 from specbench.store.merge_shards import incomplete_shards, merge_runs
@@ -74,6 +75,8 @@ def test_shards_that_are_missing_are_named_by_merge_and_report(cli, tmp_path):
     (problem,) = [line for line in merged.err.splitlines() if line.startswith("error: ")]
     assert "shards not there: 1, 3, 5-8 of 8; shards not finished: 4 of 8 (" in problem
     assert "shards not there: 1, 3, 5-8 of 8: the tables lack" in cli("report", "--out", tmp_path).err
+    said = [(row["part"], row["state"]) for row in status(tmp_path)]
+    assert said == [(None, "shards not there: 1, 3, 5-8 of 8; shards not finished: 4 of 8")] * 2, "parts are merged"
     assert incomplete_shards([shard(tmp_path / "all", n, 3) for n in (1, 2, 3)]) == []
 
 

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 
 _ANSWER_S = 15
 """Seconds a cluster may take to answer; Ray itself would try for minutes."""
@@ -55,7 +55,9 @@ def no_cluster(address: str | None, why: str) -> SpecbenchError:
         return SpecbenchError(
             f"--ray {address}: the Ray cluster wants a token",
             "export RAY_AUTH_MODE=token, and copy ~/.ray/auth_token from the machine of 'ray start --head'",
-            FAILURE,
+            MISSING_PREREQUISITE,
         )
     where = f"--ray {address}: no Ray cluster answers there" if address else "Ray does not start here"
-    return SpecbenchError(f"{where}: {why.strip()[:200]}", "start one with 'ray start --head'", FAILURE)
+    return SpecbenchError(
+        f"{where}: {why.strip().partition('. ')[0][:200]}", "start one with 'ray start --head'", MISSING_PREREQUISITE
+    )

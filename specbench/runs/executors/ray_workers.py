@@ -20,7 +20,7 @@ from specbench.errors import FAILURE, SpecbenchError
 from specbench.models.interface import ImageModel
 from specbench.prompts import Request
 from specbench.runs.executors.local import Chunk, DecodedChunk, Tell, decode_chunk, warm_up
-from specbench.runs.executors.ray_cluster import import_ray, no_cluster, require_ray
+from specbench.runs.executors.ray_cluster import import_ray, no_cluster
 from specbench.runs.executors.ray_watch import watch
 from specbench.runs.run_progress import Reporter
 from specbench.specs.run_spec import RunSpec
@@ -238,7 +238,6 @@ class RayWorkers:
     def _connect(self, address: str | None, size: int | None) -> None:
         quiet = {"logging_level": logging.CRITICAL, "log_to_driver": False, "ignore_reinit_error": False}
         here = {"num_cpus": size, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
-        require_ray(address)
         try:
             self._ray.init(address=address or "local", **quiet, **({} if address else here))
         except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
