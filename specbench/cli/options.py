@@ -179,7 +179,7 @@ def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None
 def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Parameter:
     switch = setting.type is bool
     kind = bool | None if switch else list[str] | None if setting.many else str | None
-    short = {"quiet": ["-q"]}.get(setting.name, [])
+    short = {"quiet": ["-q"], "cfg": ["--guidance"]}.get(setting.name, [])
     off = f"/--no-{setting.name}" if switch and setting.panel == "Decoder options" else ""
     option = typer.Option(
         f"--{setting.name}{off}",

@@ -323,6 +323,8 @@ def report(
     from specbench.store.merge_shards import incomplete_shards, shards_in
     from specbench.store.run_folders import find_runs
 
+    if html and str(html).startswith("--"):
+        raise SpecbenchError("--html: no file is named", "for example: specbench report --html page.html")
     if figure:
         return _report_figure(runs or (), out, figure, fmt, to, width, model, prompts)
     for text in incomplete_shards(shards_in(out)):

@@ -151,7 +151,7 @@ def _section(section: Section, limit: int) -> dict:
             "[" in cell and TOO_FEW not in cell for row in section.runs for cell in (c.cell(row) for c in table.columns)
         )
     ]
-    columns = shown_columns(section.runs, _TABLE_WIDTH)
+    columns, has_intervals = shown_columns(section.runs, _TABLE_WIDTH), not lacks_interval(section.runs, parts=False)
     by_category = []
     for metric in dict.fromkeys(metric for scored in values.values() for metric in scored):
         means = category_means(values, metric)
@@ -161,7 +161,8 @@ def _section(section: Section, limit: int) -> dict:
         "heading": section.heading,
         "answer": section.answer,
         "headline": _headline(names, marks),
-        "table": _table("", columns, section.runs, best=not lacks_interval(section.runs, parts=False)),
+        "table": _table("", columns, section.runs, best=has_intervals),
+        "has_intervals": has_intervals,
         "marks": [marks[name] for name in names],
         "legend": {row["decoder"]: marks[name] for name, row in names.items()},
         "folded": folded + _differences(names),
