@@ -127,6 +127,12 @@ _OMEGA = (
     Option("floor", 0.0, "lower bound on the weights; 1 never rejects more often than the exact rule", minimum=0.0),
 )
 
+_TREE = Option(
+    "tree",
+    "mc_sim_7b_63",
+    "draft tree: chain, mc_sim_7b_63, naive_extend_57, or node paths such as '0 1 00 01 10'",
+    check=node_paths,
+)
 _VERTICAL = Component(
     "specbench.decoding.drafters.vertical:Vertical",
     "trained head that drafts a chain from the image row above and the token before",
@@ -178,16 +184,23 @@ DRAFTERS = {
     "eagle": Component(
         "specbench.decoding.drafters.eagle:Eagle",
         "trained draft head that extrapolates the target's features along a static draft tree",
+        (_TREE, DRAFT_HEAD),
+        ignores=("init",),
+        is_chain=lambda values: not set("".join(node_paths(str(values["tree"])))) - {"0"},
+    ),
+    "eagle-skips": Component(
+        "specbench.decoding.skipped_verification:EagleSkips",
+        "trained draft head some of whose drafts are committed without a target forward",
         (
-            Option(
-                "tree",
-                "mc_sim_7b_63",
-                "draft tree: chain, mc_sim_7b_63, naive_extend_57, or node paths such as '0 1 00 01 10'",
-                check=node_paths,
-            ),
+            _TREE,
+            Option("interval", 5, "rounds from one skipped verification to the next", minimum=2),
+            Option("after", 6, "rounds before the first skipped one; at least as many as it commits tokens", minimum=1),
             DRAFT_HEAD,
         ),
+        lossless=False,
         ignores=("init",),
+        loop="specbench.decoding.skipped_verification:SkippingLoop",
+        head_kind="eagle",
         is_chain=lambda values: not set("".join(node_paths(str(values["tree"])))) - {"0"},
     ),
     "eagle-paths": Component(

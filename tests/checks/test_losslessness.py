@@ -94,6 +94,7 @@ LOSSY = [
     ("sjd-relax", {}),
     ("pathexplore", {}),
     ("ssd", {}),
+    ("vvs", {"tree": "0 1", "interval": 2, "after": 1}),
 ]
 # Clusters of 14 tokens need a larger vocabulary than the audit's: tests/decoding/test_released_presets.py.
 AUDITED_ELSEWHERE = {"gsd-released"}
