@@ -147,6 +147,17 @@ DRAFTERS = {
         "no drafts: one token per target forward (AR)",
         ignores=("init", "verifier", "residual", "refine"),
     ),
+    "line-cache": Component(
+        "specbench.decoding.drafters.line_cache:LineCache",
+        "no drafts: one token per target forward, whose KV cache keeps a few image rows",
+        (
+            Option("anchor-rows", 1, "first image rows that stay in the KV cache", minimum=0),
+            Option("middle-rows", 1, "places in between, in image rows, for the tokens attended to most", minimum=0),
+            Option("recent-rows", 2, "last complete image rows that stay in the KV cache", minimum=1),
+        ),
+        lossless=False,
+        ignores=("init", "verifier", "residual", "refine"),
+    ),
     "jacobi": Component(
         "specbench.decoding.drafters.jacobi:Jacobi",
         "unverified tokens of the previous iteration, then fresh tokens",
