@@ -132,6 +132,15 @@ def test_buffers_hold_the_prompt_the_kept_rows_and_the_one_in_work():
     assert {keys.shape[2] for keys, _ in loop.session._cache.buffers()} == {prompt + 5 * 4 + extra}
 
 
+@torch.inference_mode()
+def test_an_image_does_not_depend_on_the_batch_it_is_decoded_in():
+    model = EnumerableTransformer(TokenLayout.plain(8, 3, 5), ("a", "bb"))
+    requests = [Request("a" if sample % 2 else "bb", "prompt", sample) for sample in range(6)]
+    together = decode(model, requests, spec(1, 1, 1), GUIDED, 0, render=False)
+    alone = [decode(model, [request], spec(1, 1, 1), GUIDED, 0, render=False)[0] for request in requests]
+    assert all(a.tokens.tolist() == b.tokens.tolist() for a, b in zip(together, alone, strict=True))
+
+
 def test_attention_of_grouped_heads_is_that_of_repeated_keys():
     draw = torch.Generator().manual_seed(0)
     queries, keys = (torch.randn(2, heads, 3, 4, generator=draw) for heads in (6, 2))

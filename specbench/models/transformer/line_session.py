@@ -19,7 +19,6 @@ from torch import Tensor
 from transformers import LlamaModel
 
 from specbench.models.interface import TokenLayout, Tree
-from specbench.models.transformer.host_sync import to_host
 from specbench.models.transformer.kv_cache import PositionLayer
 from specbench.models.transformer.llama_layer import runs_directly
 from specbench.models.transformer.model import TransformerModel, TransformerSession
@@ -62,37 +61,34 @@ class LineSession(TransformerSession):
     def __init__(self, model: TransformerModel, prefix: Prefix, guidance: float, lines: Lines):
         room = min((lines.kept + 1) * lines.width, model.layout.length)
         super().__init__(model, prefix, guidance, columns=1, length=room)
-        self._compiled, self._lines, self._evicted, self._slot = None, lines, 0, -1
+        self._compiled, self._lines, self._evicted = None, lines, -1
         self._level = len({len(embeds) for embeds in self._prefix.embeds}) == 1
 
     def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
-        if self._slot < 0:
-            self._slot = int(to_host(positions[:1, 0])[0])
-            self._evicted = max(0, self._slot // self._lines.width - self._lines.kept) * self._lines.width
-        lines, width = self._lines, self._lines.width
-        complete, column = divmod(self._slot, width)
+        lines, tokens, positions = self._lines, self._twice(tokens), self._twice(positions)
+        places = self._last + positions
+        end, _ = self._extent.of(places[:, 0], 1)  # exact, as every step commits one token
+        complete, column = divmod(end - self._longest, lines.width)
+        if self._evicted < 0:  # a warm-up begins in the middle of an image
+            self._evicted = max(0, complete - (column == 0) - lines.kept) * lines.width
         prunes = complete + (column > 0) > lines.kept  # at the end of this line
         for layer in self._cache.layers:
             layer.queries = layer.queries or [] if prunes and lines.middle else None
-        tokens, positions = self._twice(tokens), self._twice(positions)
-        slots = self._last + positions - self._evicted
-        end = self._longest + self._slot - self._evicted
+        slots, end = places - self._evicted, end - self._evicted
         logits = self._step(tokens, positions, slots, None, end, end - 1 if self._level else None)
         if prunes and column == 0:
-            queried = slots - torch.arange(width - 1, -1, -1, device=slots.device)
             for layer in self._cache.layers:
-                prune(layer, self._last + 1 + lines.anchors * width, queried, lines)
-            self._evicted += width
-        self._slot += 1
+                prune(layer, self._last + 1 + lines.anchors * lines.width, slots, lines)
+            self._evicted += lines.width
         return logits
 
 
-def prune(layer: PositionLayer, start: Tensor, queried: Tensor, lines: Lines) -> None:
+def prune(layer: PositionLayer, start: Tensor, last: Tensor, lines: Lines) -> None:
     """Evict one line from the cache of a layer.
 
     Args:
         start: [R, 1] first slot after the anchors; from there on are the middle, the line that joins it, and the last.
-        queried: [R, W] slots of the line just finished, whose queries the layer holds.
+        last: [R, 1] slot of the last query of the line just finished; the layer holds its queries.
     """
     keys, width = layer.keys, lines.width
     places, recent = lines.middle * width, lines.recent * width
@@ -100,7 +96,9 @@ def prune(layer: PositionLayer, start: Tensor, queried: Tensor, lines: Lines) ->
     rows, heads = keys.shape[:2]
     kept = count[None, None, places + width :].expand(rows, heads, -1)
     if layer.queries:
-        seen = attention_received(torch.cat(layer.queries, 2), keys, queried)
+        queries = torch.cat(layer.queries, 2)
+        queried = last - torch.arange(queries.shape[2] - 1, -1, -1, device=keys.device)
+        seen = attention_received(queries, keys, queried)
         own = (start + count[: places + width])[:, None].expand(-1, heads, -1)
         best = seen.gather(2, own).topk(places).indices.sort().values
         kept = torch.cat([best, kept], 2)
