@@ -110,6 +110,8 @@ def footprint(
         inputs += (model.stream + columns) * distribution
     if decoder.head_kind in ("vertical", "ssd") or decoder.drafter == "eagle-skips":
         inputs += rows * (model.stream + columns) * width
+    if decoder.drafter == "line-cache":  # the queries of an image row, as if each had keys of its own
+        inputs += rows * model.stream // rows_of_tokens(model) * kv // 2
     if decoder.drafter == "row-jacobi":
         inputs += (model.stream + 1) * distribution
     activations = 4 * width + 3 * layer.inner * number
@@ -161,11 +163,11 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
 
 
 def most_slots(decoder: DecoderSpec, model: ModelFacts) -> int:
-    """Stream slots that the cache holds: all, or the image rows kept, the one in work and, for as much, its queries."""
+    """Stream slots that the cache holds: all, or the image rows kept and the one in work."""
     options = dict(decoder.options)
     if "middle-rows" not in options:
         return model.stream
-    rows = 2 + sum(int(str(options[f"{name}-rows"])) for name in ("anchor", "middle", "recent"))
+    rows = 1 + sum(int(str(options[f"{name}-rows"])) for name in ("anchor", "middle", "recent"))
     return min(model.stream, rows * model.stream // rows_of_tokens(model))
 
 
