@@ -93,20 +93,18 @@ def prune(layer: PositionLayer, start: Tensor, last: Tensor, lines: Lines) -> No
     keys, width = layer.keys, lines.width
     places, recent = lines.middle * width, lines.recent * width
     count = torch.arange(places + width + recent, device=keys.device)
-    rows, heads = keys.shape[:2]
-    kept = count[None, None, places + width :].expand(rows, heads, -1)
+    row, head = (torch.arange(size, device=keys.device) for size in keys.shape[:2])
+    row, head = row[:, None, None], head[:, None]
+    kept = count[None, None, places + width :].expand(*keys.shape[:2], -1)
     if layer.queries:
         queries = torch.cat(layer.queries, 2)
         queried = last - torch.arange(queries.shape[2] - 1, -1, -1, device=keys.device)
         seen = attention_received(queries, keys, queried)
-        own = (start + count[: places + width])[:, None].expand(-1, heads, -1)
-        best = seen.gather(2, own).topk(places).indices.sort().values
+        best = seen[row, head, (start + count[: places + width])[:, None]].topk(places).indices.sort().values
         kept = torch.cat([best, kept], 2)
         layer.queries = None
-    target = start + count[: kept.shape[2]]
     for buffer in (keys, layer.values):
-        moved = buffer.gather(2, (start[:, None] + kept)[..., None].expand(-1, -1, -1, buffer.shape[3]))
-        buffer.scatter_(2, target[:, None, :, None].expand_as(moved), moved)
+        buffer[row, head, (start + count[: kept.shape[2]])[:, None]] = buffer[row, head, start[:, None] + kept]
 
 
 def attention_received(queries: Tensor, keys: Tensor, queried: Tensor) -> Tensor:
