@@ -135,6 +135,15 @@ class RestartableDrafter(Drafter, Protocol):
         ...
 
 
+@runtime_checkable
+class OwnSessionDrafter(Drafter, Protocol):
+    """A drafter whose target has a cache of its own kind."""
+
+    def open(self, prefix: Any, guidance: float) -> Session:
+        """Prefill the KV cache for a batch, as `ImageModel.begin` does."""
+        ...
+
+
 class DecodeLoop(Protocol):
     """State of one batch while it is decoded; `specbench.decoding.loop.begin` lists the constructor's arguments.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from specbench.decoding.build import Method, build, is_built_in
 from specbench.decoding.draft_tree import Routes, first_drafts_by_depth, routes
 from specbench.decoding.generation import Generation
-from specbench.decoding.interfaces import Batch, DecodeLoop, Proposal, Verification
+from specbench.decoding.interfaces import Batch, DecodeLoop, OwnSessionDrafter, Proposal, Verification
 from specbench.decoding.noise import Noise, row_key
 from specbench.decoding.recorded_step import RecordedStep
 from specbench.decoding.recorder import NoRecorder, StepRecorder
@@ -212,7 +212,10 @@ def begin(
     with spans("encode"):
         prefix = model.encode([request.text for request in requests])
     with spans("prefill"):
-        session = model.begin(prefix, sampling.guidance, method.drafter.columns)
+        if isinstance(method.drafter, OwnSessionDrafter):
+            session = method.drafter.open(prefix, sampling.guidance)
+        else:
+            session = model.begin(prefix, sampling.guidance, method.drafter.columns)
     target = Target(model.layout, sampling, model.device)
     call = call_eager
     # The time of a trace is measured inside verification, and plug-in components may hold state between steps: neither

@@ -98,7 +98,10 @@ class StepRecorder:
     def slots(self, p: Tensor, tokens: Tensor, positions: Tensor, step: Tensor) -> None:
         """Record p [B, T, V] and the new tokens [B, T] of the `step`-th [B, 1] forward. Slots that are not committed
         are overwritten by a later step."""
-        self._note_slots(Committed(self._own[:, None], positions, tokens, p, step))
+        seen = Committed(self._own[:, None], positions, tokens, p, step)
+        self._note_slots(seen)
+        if self._uniforms:
+            self._uniforms.note(seen)
 
     def count_forward(self, running: Tensor) -> None:
         """Count one target forward for the rows [B] that were not complete before it."""

@@ -20,7 +20,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, RANDOM, ModelFacts
 from specbench.models.transformer.size import Size, draft_weights, first_layer_weights
 from specbench.reporting.report_rows import Run, label
-from specbench.runs.memory_estimate import most_columns
+from specbench.runs.memory_estimate import most_columns, most_slots
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.tree_paths import node_paths
 from specbench.stats.forward_time import Forward, Reached, forward_ms
@@ -102,9 +102,10 @@ class ForecastSetting:
             raise SpecbenchError(f"the sizes of '{self.model.name}' are unknown", "choose a model at full scale")
         return self.model.size
 
-    def forward(self, columns: float, context: float | None = None) -> Forward:
-        """A forward of the model; with the mean context of an image if None."""
-        mean = PROMPT_TOKENS + self.model.stream / 2 if context is None else context
+    def forward(self, columns: float, context: float | None = None, slots: int | None = None) -> Forward:
+        """A forward of the model; with the mean context of an image if None, of whose slots the cache keeps `slots`."""
+        slots = slots or self.model.stream
+        mean = PROMPT_TOKENS + slots * (1 - slots / self.model.stream / 2) if context is None else context
         guided = self.guidance != 1
         model = self.model
         return Forward(self.size, model.layers, model.v_image, BYTES[self.dtype], columns, self.batch, guided, mean)
@@ -156,6 +157,7 @@ def _row(one: Accepted, setting: ForecastSetting, ar_overhead: float | None) -> 
     ends = [_numbers(one, setting, corner) for corner in _corners(one, setting, ar_overhead)]
     assumed = _middle(one, setting, ar_overhead)
     middle, columns = _numbers(one, setting, assumed), most_columns(one.decoder, model)
+    slots = most_slots(one.decoder, model)
     row: dict[str, object] = {
         "kind": FORECAST,
         "source": one.source,
@@ -174,7 +176,7 @@ def _row(one: Accepted, setting: ForecastSetting, ar_overhead: float | None) -> 
     for name, value in middle.items():
         found = [end[name] for end in ends]
         row |= {name: value, f"{name}_low": min(found), f"{name}_high": max(found)}
-    row["parts_ms"] = forward_ms(setting.forward(columns), setting.peak, assumed.reached)
+    row["parts_ms"] = forward_ms(setting.forward(columns, slots=slots), setting.peak, assumed.reached)
     return row | {"assumptions": assumptions(setting, [one])}
 
 
@@ -217,7 +219,7 @@ def _numbers(one: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[
     prefill, single, forward = (
         ms(setting.forward(PROMPT_TOKENS, 0)),
         ms(setting.forward(1)),
-        ms(setting.forward(columns)),
+        ms(setting.forward(columns, slots=most_slots(one.decoder, model))),
     )
     step = forward + sum(ms(level) for level in _drafting(one.decoder, setting)) + assumed.overhead
     seconds = (prefill + model.stream / assumed.tokens * step) / 1e3

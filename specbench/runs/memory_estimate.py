@@ -100,15 +100,18 @@ def footprint(
         weights += ssd_weights(layer.width) * number
     if decoder.verifier.startswith("lantern"):
         weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1)
-    slots = ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns
+    stream = most_slots(decoder, model)
+    slots = ASSUMED_PROMPT_TOKENS + stream + 2 * columns
     if device != "cpu":
-        slots = whole_blocks(whole_blocks(ASSUMED_PROMPT_TOKENS) + model.stream + 2 * columns)
+        slots = whole_blocks(whole_blocks(ASSUMED_PROMPT_TOKENS) + stream + 2 * columns)
     cache = rows * slots * kv
     inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
     if decoder.init.endswith(("-sample", "-top1")) or decoder.drafter == "jacobi-lookup":
         inputs += (model.stream + columns) * distribution
-    if decoder.head_kind in ("vertical", "ssd"):
+    if decoder.head_kind in ("vertical", "ssd") or decoder.drafter == "eagle-skips":
         inputs += rows * (model.stream + columns) * width
+    if decoder.drafter == "line-cache":  # the queries of an image row, as if each had keys of its own
+        inputs += rows * model.stream // rows_of_tokens(model) * kv // 2
     if decoder.drafter == "row-jacobi":
         inputs += (model.stream + 1) * distribution
     activations = 4 * width + 3 * layer.inner * number
@@ -146,7 +149,7 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     vocabularies, the temporaries hold only the tokens kept by top-k, and those of races and grouping are numpy
     arrays.
     """
-    alone = decoder.drafter in ("none", "zipar")
+    alone = decoder.drafter in ("none", "zipar", "line-cache")
     kept = (4 if decoder.drafter.startswith("jacobi") else 3) + 2 * (decoder.drafter == "jacobi-lookup")
     kept += 3 * (decoder.drafter in ("jacobi-tree", "jacobi-lookup"))
     return kept + max(
@@ -159,14 +162,28 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     )
 
 
+def most_slots(decoder: DecoderSpec, model: ModelFacts) -> int:
+    """Stream slots that the cache holds: all, or the image rows kept and the one in work."""
+    options = dict(decoder.options)
+    if "middle-rows" not in options:
+        return model.stream
+    rows = 1 + sum(int(str(options[f"{name}-rows"])) for name in ("anchor", "middle", "recent"))
+    return min(model.stream, rows * model.stream // rows_of_tokens(model))
+
+
+def rows_of_tokens(model: ModelFacts) -> int:
+    """Rows of an image's grid of tokens."""
+    height, width = model.resolution
+    return math.isqrt(model.tokens * height // width)
+
+
 def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
     """Number of columns of the widest forward."""
-    options, (height, width) = dict(decoder.options), model.resolution
-    image_rows = math.isqrt(model.tokens * height // width)
+    options = dict(decoder.options)
     if "rows-window" in options:
-        return image_rows * columns_fed(options)
+        return rows_of_tokens(model) * columns_fed(options)
     if decoder.head_kind == "ssd":
-        return options["rows"] * model.stream // image_rows + 1
+        return options["rows"] * model.stream // rows_of_tokens(model) + 1
     return columns_fed(options)
 
 

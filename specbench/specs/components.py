@@ -127,6 +127,12 @@ _OMEGA = (
     Option("floor", 0.0, "lower bound on the weights; 1 never rejects more often than the exact rule", minimum=0.0),
 )
 
+_TREE = Option(
+    "tree",
+    "mc_sim_7b_63",
+    "draft tree: chain, mc_sim_7b_63, naive_extend_57, or node paths such as '0 1 00 01 10'",
+    check=node_paths,
+)
 _VERTICAL = Component(
     "specbench.decoding.drafters.vertical:Vertical",
     "trained head that drafts a chain from the image row above and the token before",
@@ -139,6 +145,17 @@ DRAFTERS = {
     "none": Component(
         "specbench.decoding.drafters.jacobi:NoDraft",
         "no drafts: one token per target forward (AR)",
+        ignores=("init", "verifier", "residual", "refine"),
+    ),
+    "line-cache": Component(
+        "specbench.decoding.drafters.line_cache:LineCache",
+        "no drafts: one token per target forward, whose KV cache keeps a few image rows",
+        (
+            Option("anchor-rows", 1, "first image rows that stay in the KV cache", minimum=0),
+            Option("middle-rows", 1, "places in between, in image rows, for the tokens attended to most", minimum=0),
+            Option("recent-rows", 2, "last complete image rows that stay in the KV cache", minimum=1),
+        ),
+        lossless=False,
         ignores=("init", "verifier", "residual", "refine"),
     ),
     "jacobi": Component(
@@ -178,16 +195,23 @@ DRAFTERS = {
     "eagle": Component(
         "specbench.decoding.drafters.eagle:Eagle",
         "trained draft head that extrapolates the target's features along a static draft tree",
+        (_TREE, DRAFT_HEAD),
+        ignores=("init",),
+        is_chain=lambda values: not set("".join(node_paths(str(values["tree"])))) - {"0"},
+    ),
+    "eagle-skips": Component(
+        "specbench.decoding.skipped_verification:EagleSkips",
+        "trained draft head some of whose drafts are committed without a target forward",
         (
-            Option(
-                "tree",
-                "mc_sim_7b_63",
-                "draft tree: chain, mc_sim_7b_63, naive_extend_57, or node paths such as '0 1 00 01 10'",
-                check=node_paths,
-            ),
+            _TREE,
+            Option("interval", 5, "rounds from one skipped verification to the next", minimum=2),
+            Option("after", 6, "rounds before the first skipped one; at least as many as it commits tokens", minimum=1),
             DRAFT_HEAD,
         ),
+        lossless=False,
         ignores=("init",),
+        loop="specbench.decoding.skipped_verification:SkippingLoop",
+        head_kind="eagle",
         is_chain=lambda values: not set("".join(node_paths(str(values["tree"])))) - {"0"},
     ),
     "eagle-paths": Component(

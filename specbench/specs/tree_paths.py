@@ -40,9 +40,11 @@ def node_paths(text: str) -> list[str]:
 
 def columns_fed(options: Mapping[str, object]) -> int:
     """Columns of a full target forward with these decoder options: the window, its siblings and further paths, or a
-    tree. Of decoders that fill several rows, those of one row."""
+    tree and the tokens skipped before it. Of decoders that fill several rows, those of one row."""
     if "tree" in options:
-        return 1 + len(node_paths(str(options["tree"])))
+        nodes = node_paths(str(options["tree"]))
+        leaves = [len(path) for path in nodes if path + "0" not in nodes]
+        return 1 + len(nodes) + ("interval" in options) * (sum(leaves) // len(leaves))
     window = int(str(options.get("window", 1)))
     if "paths" in options:
         return 1 + int(str(options["paths"])) * (window - 1)

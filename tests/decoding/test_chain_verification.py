@@ -94,7 +94,7 @@ def test_a_chain_follows_the_algorithm_box():
 
 
 @pytest.mark.parametrize("poison", [float("nan"), "stale"])
-@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith(("zipar", "pjd"))])
+@pytest.mark.parametrize("name", [name for name in PRESETS if not name.startswith(("zipar", "pjd", "linear"))])
 def test_q_of_a_column_without_a_draft_changes_nothing(name, poison, monkeypatch):
     model = EnumerableModel(TokenLayout.with_row_ends(2, 3, 3), ("a", "b"))
     requests = [Request("ab"[index % 2], "p", index) for index in range(48)]

@@ -84,17 +84,16 @@ class Eagle:
         self._tree = parse_tree(tree)
         self._model = context.model
         self._head: EagleHead = head_for(context.model, head)
-        self.window = max(self._tree.depth) + 1
-        self.columns = len(self._tree.parents)
+        self.window, self.columns = max(self._tree.depth) + 1, len(self._tree.parents)
 
     def begin(self, batch: Batch) -> None:
         self._batch = batch
-        self._cache = HeadCache(self._head, batch.session, batch.tokens.shape[1], self.columns)
+        self._cache = HeadCache(self._head, batch.session, batch.tokens.shape[1], len(self._tree.parents))
         self._news: News | None = None
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
-        news = self._news
-        tree = chain(1) if news is None else pruned(self._tree, width - 1)
+        news, own = self._news, self._tree
+        tree = chain(1) if news is None else pruned(own, width - 1)
         positions = committed[:, None] + routes(tree, committed.device).depth
         tokens = torch.zeros_like(positions)
         tokens[:, :1] = self._batch.tokens.gather(1, (committed[:, None] - 1).clamp(min=0))
@@ -103,12 +102,12 @@ class Eagle:
         if len(tree.parents) > 1:
             readable, call = self._cache.readable(news.positions), call_eager
             # Compiled code is for one size of the tree and of the path; near an image's ends both are smaller.
-            if len(tree.parents) == self.columns and news.tokens.shape[1] == self.window:
+            if tree == own and news.tokens.shape[1] == max(own.depth) + 1:
                 call = self._batch.call
                 self._cache.mark_lengths(readable)
             levels = tree_levels(tree, self._batch.target.vocab, committed.device)
             call(Eagle._draft, self, levels, tokens, q, positions, news, readable, step)
-        return Proposal(tokens, positions, q[:, :-1] if tree.is_chain else q, tree, self.columns)
+        return Proposal(tokens, positions, q[:, :-1] if tree.is_chain else q, tree, len(own.parents))
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         features = features_at(self._batch.session.features, verification.columns)
@@ -135,7 +134,7 @@ class Eagle:
         """Draw the draft tokens and record their q, one depth at a time, after the tokens of the last step."""
         batch, features, proposed = self._batch, self._learn(news, readable)[:, None], []
         slots = positions[:, tree.inner]
-        race = batch.noise.race(slots, Stream.SIBLING, step * self.columns + tree.inner)
+        race = batch.noise.race(slots, Stream.SIBLING, step * len(self._tree.parents) + tree.inner)
         branches = self._cache.branches(tree, slots, positions[:, :1])
         for depth, level in enumerate(tree.levels):
             if depth:

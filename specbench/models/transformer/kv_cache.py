@@ -40,9 +40,14 @@ class Placement:
 
 
 class PositionLayer(CacheLayerMixin):
-    """Keys and values of one layer, [R, heads, slots, d]."""
+    """Keys and values of one layer, [R, heads, slots, d].
+
+    Attributes:
+        queries: collects the queries [R, G heads, T, d] of each forward of a Llama's layers, unless None.
+    """
 
     is_compileable = False
+    queries: list[Tensor] | None = None
 
     def __init__(self, capacity: int, placement: Placement, keys: Tensor | None = None, values: Tensor | None = None):
         """`keys` and `values`: existing buffers, if any."""

@@ -1,0 +1,156 @@
+"""Drafts of an EAGLE head of which every few ones are committed without a target forward (VVS, arXiv 2511.13587; the
+rule is that of its released code, commit 7790173).
+
+A round drafts a tree. Most rounds verify it by a target forward. Round number n, counted from 0 after the AR step,
+skips the verification if n mod `interval` is 1 and n at least `after`:
+
+    a path of the tree is drawn, each of its leaves equally likely
+    its first k drafts are committed, k being at most the mean number of drafts on a path, rounded down
+    the head drafts the next tree from the tokens of these, and features of the target that are k tokens older
+
+As `interval` is at least 2, no two rounds in a row skip. The forward of the next round feeds the k tokens before its
+tree; the head keeps the old features in their place. Nothing compares a skipped token with p: the images are lossy.
+
+The released code asks for more than five tokens where here are six rounds, so that rows of a batch skip together: the
+same at its interval of 5. It draws no siblings but takes the most probable tokens, on a tree that changes from step to
+step, beside LANTERN's acceptance: here the tree is EAGLE-1's, and the verifier any. Its call of the rule has one
+argument too many and cannot run as it stands.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.draft_tree import first_drafts_by_depth, routes
+from specbench.decoding.drafters.eagle import Eagle, News
+from specbench.decoding.drafters.token_init import Init
+from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
+from specbench.decoding.loop import Loop
+from specbench.decoding.noise import Stream
+from specbench.decoding.sampling import features_at, for_rows
+from specbench.models.interface import Tree
+
+
+class EagleSkips(Eagle):
+    """An EAGLE-1 head some of whose drafts are not verified.
+
+    Attributes:
+        after_skip: the tree that the forward of this step verifies, if tokens before its root were skipped; else None.
+    """
+
+    after_skip: Proposal | None
+
+    def __init__(self, context: Context, init: Init | None, tree: str, interval: int, after: int, head: str):
+        super().__init__(context, init, tree, head)
+        self._interval, self._tree_window = interval, self.window
+        paths = leaf_paths(self._tree)
+        most = sum(map(len, paths)) // len(paths)
+        padded = [[*path, *path[-1:] * most][:most] for path in paths]
+        self._paths = torch.tensor(padded, device=context.device)
+        """[leaves, most] columns of the first drafts of each path."""
+        self._lengths = torch.tensor([min(len(path), most) for path in paths], device=context.device)
+        self._after = max(after, most)  # each round commits a token at least, and so many are fed again
+        self.window, self.columns = self.window + most, self.columns + most
+
+    def begin(self, batch: Batch) -> None:
+        super().begin(batch)
+        self._round, self.after_skip = 0, None
+        shape = len(batch.session.draft_prompt().lengths), batch.tokens.shape[1], self._model.feature_size
+        self._features = torch.zeros(shape, dtype=self._model.dtype, device=batch.tokens.device)
+        """[R, L, d] of the target that predict each slot."""
+
+    def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
+        width, most, self.after_skip = min(width, self._tree_window), self._paths.shape[1], None
+        skips = self._round % self._interval == 1 and self._round >= self._after
+        self._round += (self._news is not None) + skips
+        proposal = super().propose(committed, width, step)
+        if not skips:
+            return proposal
+        known = self._batch.tokens
+        taken = self._skip(proposal, committed, step)
+        self.after_skip = own = super().propose(committed + taken, width, step)
+        # Rows that skip fewer tokens than others feed their last ones again.
+        slots = own.positions[:, :1] - most + torch.arange(most, device=known.device)
+        tokens = torch.cat([known.gather(1, slots - 1), own.tokens], 1)
+        tree = grafted(own.tree, most)
+        return Proposal(tokens, torch.cat([slots, own.positions], 1), own.q, tree, self.columns)
+
+    def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
+        super().observe(verification, positions, shift, keep_tail)
+        self._store(self._news.features, positions)
+        if self.after_skip is not None:
+            columns = torch.arange(self._paths.shape[1], device=positions.device)
+            fed = positions[:, :1] - len(columns) + columns
+            self._store(self._batch.session.features[:, : len(columns)], fed)
+
+    def _skip(self, drafted: Proposal, committed: Tensor, step: Tensor) -> Tensor:
+        """Write the first drafts of a random path after the committed tokens, for the head with older features; return
+        their number [B]."""
+        tokens, last = self._batch.tokens, committed[:, None] - 1
+        chance = self._batch.noise.uniform(committed[:, None], Stream.FRESH, step).squeeze(1)
+        path = (chance * len(self._paths)).long()
+        # Near the end the tree has fewer columns: those that are missing would be past the last slot.
+        columns = self._paths[path].clamp(max=drafted.tokens.shape[1] - 1)
+        ahead = torch.arange(columns.shape[1] + 1, device=tokens.device)
+        tokens.scatter_(1, committed[:, None] + ahead[:-1], drafted.tokens.gather(1, columns))
+        taken = self._lengths[path].minimum(len(self._batch.target.forced) - 1 - committed)
+        # The element of the last committed token comes again, so that complete rows, which skip nothing, have a newest.
+        oldest = (committed - taken).clamp(min=1)[:, None]
+        sources = torch.cat([last, (oldest + ahead[:-1]).minimum(last)], 1)
+        slots = last + ahead
+        self._news = News(tokens.gather(1, slots), features_at(self._features, sources), slots, taken + 1)
+        return taken
+
+    def _store(self, features: Tensor, slots: Tensor) -> None:
+        rows = torch.arange(len(features), device=slots.device)[:, None]
+        self._features[rows, for_rows(slots, len(features))] = features
+
+
+def leaf_paths(tree: Tree) -> list[list[int]]:
+    """Columns of the drafts from the root to each leaf."""
+    paths: list[list[int]] = []
+    for column, parent in enumerate(tree.parents):
+        before = paths[parent] if column else []
+        paths.append([*before, column] if column else [])
+    return [path for column, path in enumerate(paths) if column not in tree.parents]
+
+
+@lru_cache
+def grafted(tree: Tree, columns: int) -> Tree:
+    """The tree behind a chain of `columns` columns, the last of which is the parent of its root."""
+    return Tree((*range(-1, columns), *(parent + columns for parent in tree.parents[1:])))
+
+
+class SkippingLoop(Loop):
+    """The draft-and-verify loop of an `EagleSkips`, which commits tokens that were not verified."""
+
+    _drafter: EagleSkips
+
+    def _commit(self, logits: Tensor, proposal: Proposal) -> None:
+        own = self._drafter.after_skip
+        if own is None:
+            super()._commit(logits, proposal)
+            return
+        fed, taken = proposal.tokens.shape[1] - own.tokens.shape[1], own.positions[:, 0] - self.committed
+        self._record_skipped(logits[:, :fed], proposal.positions[:, :fed], taken)
+        self.committed = self.committed + taken
+        tables = None if own.tree.is_chain else routes(own.tree, logits.device)
+        by_depth = first_drafts_by_depth(own.tree, logits.device)
+        verified, positions, shift = self._verify(logits[:, fed:], own, tables, by_depth, self.committed, self.steps)
+        verified = verified._replace(columns=verified.columns + fed)
+        if proposal.branches:
+            self.session.keep(verified.columns[:, 1:], positions[:, 1:])
+        self._was_full = False
+        self._drafter.observe(verified, positions, shift, self._refinement.keeps_tail)
+        self.committed = self.committed + shift
+
+    def _record_skipped(self, logits: Tensor, positions: Tensor, taken: Tensor) -> None:
+        """Record p of the skipped tokens, the `taken` [B] ones from the first slot that is not committed."""
+        new, past = positions >= self.committed[:, None], self.tokens.shape[1] - 1
+        p, tokens = self._target(logits, positions), self.tokens.gather(1, positions)
+        self.recorder.slots(p, tokens, torch.where(new, positions, past), self.steps)
+        # The step counts for images that it completes by skipping, too.
+        self.recorder.count_forward((taken > 0) & (self.committed + taken == self._length))

@@ -1,0 +1,200 @@
+"""VVS: whole images beside a slow decoder with full forwards and no cache, and its limit of no skips."""
+
+import pytest
+import torch
+
+from specbench.checks.enumerable_model import EnumerableTransformer
+from specbench.decoding.draft_tree import parse_tree
+from specbench.decoding.loop import decode
+from specbench.decoding.noise import Noise, Stream, row_key
+from specbench.decoding.sampling import Target
+from specbench.decoding.skipped_verification import leaf_paths
+from specbench.errors import SpecbenchError
+from specbench.models.interface import TokenLayout
+from specbench.models.transformer.kv_cache import PositionCache
+from specbench.prompts import Request
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+
+GUIDED = Sampling(2.0, 1.3)
+ROW_ENDS = TokenLayout.with_row_ends(5, 4, 4)
+CASES = {
+    "chain, row ends": ("chain", ROW_ENDS, 2),
+    "paths of 1 and 4, row ends": ("0 1 00 000 0000", ROW_ENDS, 3),
+    "paths of 1 and 4": ("0 1 00 000 0000", TokenLayout.plain(3, 7, 5), 2),
+    "siblings": ("0 1 2 00 01 10 000 001", TokenLayout.plain(3, 7, 5), 2),
+}
+
+
+class Slow:
+    """One image decoded in lists, sibling after sibling, every forward of target and head from the start."""
+
+    def __init__(self, model, text, tree, interval):
+        self.model, self.text, self.interval = model, text, interval
+        self.paths = parse_paths(tree)
+        self.leaves = [path for path in self.paths if not any(other[:-1] == path for other in self.paths if other)]
+        self.most = sum(map(len, self.leaves)) // len(self.leaves)
+        self.head, self.layout = model.own_head(), model.layout
+        self.noise = Noise([row_key(0, text, 0)], model.layout.vocab)
+        self.target = Target(model.layout, GUIDED, model.device)
+        self.prefix = model.encode([text])
+        self.prompt = [
+            (len(embeds), known) for embeds, (known, _) in zip(self.prefix.embeds, self.states([]), strict=True)
+        ]
+
+    def states(self, tokens):
+        """Of the caption's row and the other one, hidden states of the prompt, then those that predict each slot."""
+        embed, found = self.model.backbone.embed_tokens, []
+        for start in self.prefix.embeds:
+            fed = torch.cat([start, embed(torch.tensor(tokens).long())])[None]
+            hidden = self.model.backbone(inputs_embeds=fed, use_cache=False).last_hidden_state[0]
+            found.append((hidden[: len(start) - 1], hidden[len(start) - 1 :]))
+        return found
+
+    def distribution(self, pair, slot):
+        with_caption, without = map(self.model.head, pair)
+        logits = without + GUIDED.guidance * (with_caption - without)
+        return self.target(logits[None, None], torch.tensor([[slot]]))[0, 0]
+
+    def number(self, stream, slot, step):
+        return self.noise.uniform(torch.tensor([[slot]]), stream, torch.tensor([[step]]))[0, 0]
+
+    def raced(self, weights, stream, slot, step):
+        return int(
+            self.noise.run_race(weights[None, None], torch.tensor([[slot]]), stream, torch.tensor([[step]]))[0, 0]
+        )
+
+    def guess(self, known, fed, drafts):
+        """The head's features after the tokens `known`, whose features are `fed`, and then its own `drafts`."""
+        found = []
+        for row, (length, before) in enumerate(self.prompt):
+            ids = self.prefix.ids[row, 1:length].tolist() + known + drafts
+            features = [*before, *(pair[row] for pair in fed)]
+            while len(features) <= len(ids):
+                fed_ids = ids[: len(features)]
+                slots = torch.arange(len(fed_ids))[None]
+                cache = PositionCache(1, len(fed_ids))
+                cache.place(slots, len(fed_ids))
+                mask = torch.ones(len(fed_ids), len(fed_ids)).tril().bool()[None, None]
+                inputs = torch.tensor([fed_ids]), torch.stack(features)[None]
+                features.append(self.head.extrapolate(*inputs, self.head.rotary(slots), mask, cache)[0, -1])
+            found.append(features[-1])
+        return found
+
+    def tree(self, known, fed, step):
+        """Drafted tokens by path, and the q of the children of each inner one."""
+        tokens, proposed = {"": known[-1]}, {}
+        for column, path in enumerate(self.paths):
+            children = [child for child in self.paths if child[:-1] == path and child]
+            if children:
+                drafts = [tokens[path[: depth + 1]] for depth in range(len(path))]
+                slot = len(known) + len(path)
+                q = self.distribution(self.guess(known, fed, drafts), slot)
+                draw = torch.tensor([[step * len(self.paths) + column]])
+                race = self.noise.race(torch.tensor([[slot]]), Stream.SIBLING, draw)[0, 0]
+                order = (q / race).topk(len(children)).indices.tolist()
+                tokens |= dict(zip(children, order, strict=True))
+                proposed[path] = q
+        return tokens, proposed
+
+    def verify(self, known, tokens, proposed, step):
+        """Tokens that one target forward commits."""
+        path, found = "", []
+        while True:
+            slot = len(known) + len(found)
+            p = self.distribution([row[1][slot] for row in self.states(known + found)], slot)
+            children, q = [child for child in self.paths if child[:-1] == path and child], proposed.get(path)
+            rest = p
+            for child in children:
+                trunk, depth = not child.strip("0"), [one for one in self.paths if len(one) == len(child)]
+                coin = step if trunk else step * len(self.paths) + depth.index(child)
+                stream = Stream.COIN if trunk else Stream.SIBLING_COIN
+                token = tokens[child]
+                if not q[token] > 0:
+                    continue
+                if self.number(stream, slot, coin) < rest[token] / q[token]:
+                    break
+                rest = (rest - q).clamp(min=0)
+                rest, q = rest / rest.sum(), q.clone()
+                q[token] = 0
+                q /= q.sum().clamp(min=torch.finfo(q.dtype).tiny)
+            else:
+                return [*found, self.raced(rest, *((Stream.RESIDUAL, slot, step) if children else (0, slot, 0)))]
+            path, found = child, [*found, token]
+
+    def skipped(self, known, tokens, step):
+        """Tokens of a random path, as many as paths have on average."""
+        leaf = self.leaves[int(self.number(Stream.FRESH, len(known), step) * len(self.leaves))]
+        return [tokens[leaf[: depth + 1]] for depth in range(min(self.most, len(leaf)))]
+
+    def image(self):
+        length, forwards, number = self.layout.length, 1, 0
+        fed = [[row[1][0] for row in self.states([])]]
+        known = [self.raced(self.distribution(fed[0], 0), 0, 0, 0)]
+        while len(known) < length:
+            forwards += 1
+            tokens, proposed = self.tree(known, fed, forwards)
+            if number % self.interval == 1 and number >= 6:
+                taken = self.skipped(known, tokens, forwards)[: length - len(known)]
+                true = self.states(known)
+                old = [[row[1][slot] for row in true] for slot in range(1, len(known))]
+                old = old[-len(taken) :] if len(taken) <= len(old) else old + old[-1:] * len(taken)
+                known, fed, number = known + taken, fed + old[: len(taken)], number + 1
+                if len(known) == length:
+                    break
+                tokens, proposed = self.tree(known, fed, forwards)
+            taken = self.verify(known, tokens, proposed, forwards)[: length - len(known)]
+            true = self.states(known + taken)
+            fed += [[row[1][slot] for row in true] for slot in range(len(known), len(known) + len(taken))]
+            known, number = known + taken, number + 1
+        return known, forwards
+
+
+def mild(layout):
+    """A model whose draft head has several likely tokens."""
+    model = EnumerableTransformer(layout, ("a", "bb"))
+    head = model.own_head()
+    for name, weight in head.named_parameters():
+        if "embed" not in name:
+            weight.data.mul_(0.4)
+    model.own_head = lambda: head
+    return model
+
+
+def parse_paths(text):
+    tree, paths = parse_tree(text), [""]
+    for column, parent in enumerate(tree.parents[1:], start=1):
+        paths.append(paths[parent] + str(tree.parents[1:column].count(parent)))
+    return paths
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("tree", "layout", "interval"), CASES.values(), ids=CASES)
+def test_images_are_those_of_a_slow_decoder(tree, layout, interval):
+    model = mild(layout)
+    spec = resolve("vvs", {"tree": tree, "interval": interval})
+    found = decode(model, [Request(text, text) for text in ("a", "bb")], spec, GUIDED, 0, render=False)
+    for text, row in zip(("a", "bb"), found, strict=True):
+        tokens, forwards = Slow(model, text, tree, interval).image()
+        assert row.tokens.tolist() == tokens
+        assert row.nfe == forwards == row.committed_step.max()
+        assert (row.uniforms["u_id"] > 0).all()
+
+
+def test_without_skips_images_are_those_of_eagle():
+    model = mild(ROW_ENDS)
+    requests = [Request(text, text) for text in ("a", "bb")]
+    specs = resolve("eagle"), resolve("vvs", {"interval": 1024})
+    one, other = (decode(model, requests, spec, GUIDED, 0, render=False) for spec in specs)
+    assert all(a.tokens.tolist() == b.tokens.tolist() and a.nfe == b.nfe for a, b in zip(one, other, strict=True))
+
+
+def test_a_path_ends_at_each_leaf():
+    assert leaf_paths(parse_tree("0 1 00 000 01")) == [[2], [1, 4], [1, 3, 5]]
+
+
+def test_an_interval_below_two_is_refused_in_one_line(cli):
+    refused = cli("run", "--decoder", "vvs:interval=1", "--limit", "1")
+    assert refused.code == 2 and "interval" in refused.err and "Traceback" not in refused.err
+    with pytest.raises(SpecbenchError, match="interval"):
+        resolve("vvs", {"interval": 0})
