@@ -386,12 +386,20 @@ def codes_in(text: str) -> list[int]:
 
 def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
     """What `generate` of transformers samples by with these files: their generation settings, and where those say
-    nothing, its own."""
+    nothing, its own.
+
+    Raises:
+        SpecbenchError: exit code 5 for values that `generate` does not take.
+    """
     if not files.holds("generation_config.json"):
         return defaults
-    held = read_json(files.source, files.named("generation_config.json"))
-    usual = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-    return replace(defaults, **{name: held.get(name) or value for name, value in usual.items()})
+    path, usual = files.named("generation_config.json"), {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    held = {name: value for name, value in read_json(files.source, path).items() if name in usual and value is not None}
+    found = replace(defaults, **usual | held)
+    with files.source.blaming(path):
+        if not (found.temperature > 0 and found.top_k >= 0 and found.top_k % 1 == 0 and 0 < found.top_p <= 1):
+            raise ValueError(f"{held} is no sampling")
+    return found
 
 
 def digest(found: tuple[CheckpointFiles, ...]) -> str:
