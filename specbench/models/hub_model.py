@@ -235,15 +235,21 @@ class HubModel(ModelFacts):
         return [] if self.choice.random else self._wanted.missing()
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Accepts any text; of a model by class, the number of a class; of a second stage, codes."""
-        for prompt in prompts if self.codes else ():
-            if max(codes_in(prompt.text), default=0 if self.second else self.codes) >= self.codes:
+        """Accepts any text; of a model by class, the number of a class; of a second stage, codes, which no other model
+        accepts from a run."""
+        for prompt in prompts:
+            codes = codes_in(prompt.text)
+            if codes and "codes" in prompt.meta and (self.second or not self.codes):
+                raise SpecbenchError(
+                    f"prompt '{prompt.id:.40}': '{self.name}' reads no codes of a run, which are for a second stage",
+                    "--prompts SET or FILE, as that run has them",
+                )
+            if self.codes and max(codes, default=0 if self.second else self.codes) >= self.codes:
                 raise SpecbenchError(
                     f"prompt '{prompt.id:.40}': {prompt.text!r:.40} has no codes, or one above {self.codes - 1}",
                     "" if self.second else "--prompts FOLDER, of a run of the first stage (results/tar-1.5b-...)",
                 )
-        for prompt in prompts if self.classes else ():
-            if not (prompt.text.isdecimal() and int(prompt.text) < self.classes):
+            if self.classes and not (prompt.text.isdecimal() and int(prompt.text) < self.classes):
                 raise SpecbenchError(
                     f"prompt '{prompt.id:.40}': {prompt.text!r:.40} is no class of '{self.name}'",
                     f"a number from 0 to {self.classes - 1}, as --prompts imagenet has them",
@@ -386,12 +392,20 @@ def codes_in(text: str) -> list[int]:
 
 def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
     """What `generate` of transformers samples by with these files: their generation settings, and where those say
-    nothing, its own."""
+    nothing, its own.
+
+    Raises:
+        SpecbenchError: exit code 5 for values that `generate` does not take.
+    """
     if not files.holds("generation_config.json"):
         return defaults
-    held = read_json(files.source, files.named("generation_config.json"))
-    usual = {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-    return replace(defaults, **{name: held.get(name) or value for name, value in usual.items()})
+    path, usual = files.named("generation_config.json"), {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
+    held = {name: value for name, value in read_json(files.source, path).items() if name in usual and value is not None}
+    found = replace(defaults, **usual | held)
+    with files.source.blaming(path):
+        if not (found.temperature > 0 and found.top_k >= 0 and found.top_k % 1 == 0 and 0 < found.top_p <= 1):
+            raise ValueError(f"{held} is no sampling")
+    return found
 
 
 def digest(found: tuple[CheckpointFiles, ...]) -> str:

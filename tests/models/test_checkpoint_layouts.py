@@ -186,6 +186,7 @@ def test_a_browser_download_in_progress_is_no_checkpoint(copied):
         ("janus-deepseek", "config.json", lambda held: held.update(language_config=7)),
         ("emu3-baai", "config.json", lambda held: held.update(hidden_size=64)),
         ("emu3-baai", "config.json", lambda held: held.update(num_attention_heads=0)),
+        ("emu3.5", "config.json", lambda held: held.update(rope_theta=None)),
         ("emu3-baai", "Emu3-VisionTokenizer/config.json", lambda held: held.update(ch=64)),
         ("anole-meta", "models/7b/params.json", lambda held: held["model"].update(n_layers=3)),
         ("anole-meta", "models/7b/params.json", lambda held: held["model"].pop("n_heads")),

@@ -95,6 +95,15 @@ def test_a_folder_with_another_size_names_its_model(tmp_path):
         find_model("llamagen").configured(ModelChoice(weights=str(tmp_path))).files()
 
 
+def test_a_checkpoint_of_other_classes_is_refused(tmp_path):
+    tensors = llamagen.write_by_class(tmp_path, "c2i_B_384.pt")
+    name = "cls_embedding.embedding_table.weight"
+    torch.save({"model": {**tensors, name: tensors[name][:11]}}, tmp_path / "c2i_B_384.pt")
+    info = find_model("llamagen-c2i-b").configured(ModelChoice(str(tmp_path), tiny=True))
+    with pytest.raises(SpecbenchError, match=r"has 10 classes, llamagen-c2i-b\+tiny has 1000"):
+        load_model(info, "cpu", "float32")
+
+
 def test_images_of_384_are_reduced_as_in_the_authors_script():
     pixels = torch.randint(256, (384, 384, 3), dtype=torch.uint8)
     wanted = torch.nn.functional.interpolate(pixels.permute(2, 0, 1)[None].float(), (256, 256), mode="bicubic")

@@ -136,7 +136,26 @@ def test_sampling_of_glm_image_is_that_of_its_generation_settings(tmp_path):
     settings = tmp_path / "vision_language_encoder" / "generation_config.json"
     settings.write_text(json.dumps({"do_sample": True, "top_k": 16384}))
     assert glm(tmp_path).sampling() == Sampling(1.0, 1.0, 16384, 1.0)
+    settings.write_text(json.dumps({"top_k": 0, "top_p": None}))
+    assert glm(tmp_path).sampling() == Sampling(1.0, 1.0, 0, 1.0)
     assert INFO["glm-image"].configured(ModelChoice(random=True)).sampling() == INFO["glm-image"].defaults
+
+
+@pytest.mark.parametrize("wrong", [{"top_k": "many"}, {"top_k": 2.5}, {"top_p": 2}, {"temperature": -1}], ids=str)
+def test_wrong_generation_settings_of_glm_image_are_a_damaged_file(wrong, tmp_path):
+    write("glm-image", tmp_path)
+    (tmp_path / "vision_language_encoder" / "generation_config.json").write_text(json.dumps(wrong))
+    with pytest.raises(SpecbenchError, match=r"generation_config\.json is damaged") as caught:
+        glm(tmp_path).sampling()
+    assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize("entry", [{"repetition_penalty": 1.5}, {"min_p": 0.3}], ids=str)
+def test_generation_settings_that_glm_image_does_not_follow_are_refused(entry, tmp_path):
+    write("glm-image", tmp_path)
+    (tmp_path / "vision_language_encoder" / "generation_config.json").write_text(json.dumps(entry))
+    with pytest.raises(SpecbenchError, match=f"{next(iter(entry))} = .* is not supported"):
+        load_model(glm(tmp_path), "cpu", "float32")
 
 
 def test_an_image_on_which_the_pipeline_fails_is_a_failed_row(tmp_path, cli):

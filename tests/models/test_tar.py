@@ -122,6 +122,14 @@ def test_prompts_without_codes_or_with_impossible_ones_are_one_line(name, text):
     find_model("tar-1.5b").check_prompts([Prompt("one", "a cat")])
 
 
+@pytest.mark.parametrize("name", ["tar-1.5b", "janus", "llamagen-c2i-b"])
+def test_the_codes_of_a_run_are_prompts_of_a_second_stage_alone(name):
+    of_a_run = Prompt("one", "<I3><I1>", meta={"codes": 2})
+    with pytest.raises(SpecbenchError, match="reads no codes of a run"):
+        find_model(name).check_prompts([of_a_run])
+    find_model("tar-dtok-256").check_prompts([of_a_run])
+
+
 def test_files_that_do_not_fit_are_one_line(stages, tmp_path):
     tar.write_detokenizer(tmp_path, 16)
     path = tmp_path / "ar_dtok_lp_256px.pth"

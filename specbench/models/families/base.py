@@ -8,6 +8,7 @@ transformers' classes are the networks. Written by hand, because it has nothing 
 - LlamaGen: the way from the published tensors into `LlamaModel` and `JanusVQVAE`, the rotary table over a grid, and the
   cleaning of captions;
 - SimpleAR: its image decoder, which is published as a TorchScript program;
+- GLM-Image: the rotation over several grids; Tar: absolute positions of the second stage, and TA-Tok's decoder;
 - all: prompts, since the processors build none for images or differ from the official scripts; tokenizers are read by
   the tokenizers library from `tokenizer.json` itself, which no tokenizer class then reinterprets; and loading, so that
   every tensor is accounted for.

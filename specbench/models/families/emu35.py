@@ -63,8 +63,10 @@ class Emu35(FamilyModel):
 def load(request: LoadRequest) -> Emu35:
     if request.found:
         files, words, vq_files = request.found
-        config = _CONFIG | read_json(files.source, files.named("config.json"))
-        config["rope_theta"] = float(config["rope_theta"])
+        path = files.named("config.json")
+        config = _CONFIG | read_json(files.source, path)
+        with files.source.blaming(path):
+            config["rope_theta"] = float(config["rope_theta"])
         network = build_network(lambda: Qwen3ForCausalLM(Qwen3Config.from_dict(config)), found=files)
         request.fill(network, read_tensors(files), files)
         tokenizer = ranked_tokenizer(words, network.config.vocab_size)
@@ -73,10 +75,8 @@ def load(request: LoadRequest) -> Emu35:
     else:
         config = Qwen3Config(**_CONFIG | request.sized_network({}, _TINY))
         network = request.randomise(build_network(Qwen3ForCausalLM, config))
-        tokenizer, ids = (
-            stand_in_tokenizer(_SPECIALS, first_byte=0),
-            range(FIRST_CODE, FIRST_CODE + request.info.v_image),
-        )
+        tokenizer = stand_in_tokenizer(_SPECIALS, first_byte=0)
+        ids = range(FIRST_CODE, FIRST_CODE + request.info.v_image)
         settings = request.sized(_VQ, _TINY_VQ)
         decoder = vq_decoder.random_taming(settings, normalise=False, attention=True, device=request.device)
     stream_ids = [*ids, token_id(tokenizer, LINE_END), token_id(tokenizer, END_IMAGE)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, read_json
 from specbench.models.facts import ModelFacts
@@ -54,13 +56,24 @@ def read_repetition_penalty(files: CheckpointFiles) -> float:
     held = read_json(files.source, path)
     for name, harmless in _WITHOUT_EFFECT.items():
         if held.get(name) not in harmless:
-            raise SpecbenchError(
-                f"{path}: {name} = {held[name]!r} changes the authors' samples and is not supported",
-                f"remove '{name}' from the file to decode without it",
-            )
+            raise _unsupported(path, name, held[name])
     penalty = held.get("repetition_penalty")
     if penalty is None:
         return 1.0
     if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not 0 < penalty < float("inf"):
         raise files.source.damaged(path, ValueError(f"repetition_penalty = {penalty!r} is not a positive number"))
     return float(penalty)
+
+
+def refuse_processors(files: CheckpointFiles) -> None:
+    """Raise a SpecbenchError with exit code 2 for any logits processor that `generate` would apply, a repetition
+    penalty included; 5 for a damaged file."""
+    if (penalty := read_repetition_penalty(files)) != 1.0:
+        raise _unsupported(files.named(GENERATION_CONFIG), "repetition_penalty", penalty)
+
+
+def _unsupported(path: Path, name: str, value: object) -> SpecbenchError:
+    return SpecbenchError(
+        f"{path}: {name} = {value!r} changes the authors' samples and is not supported",
+        f"remove '{name}' from the file to decode without it",
+    )

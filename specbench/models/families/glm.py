@@ -28,6 +28,7 @@ from specbench.models.checkpoint_loading import (
     read_tokenizer,
 )
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.generation_config import refuse_processors
 from specbench.models.families.vq_decoder import to_pixels
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix
@@ -166,6 +167,7 @@ def load(request: LoadRequest) -> GlmImage:
         warn(f"{model.name} draws no pictures: random weights have no diffusion model")
         return model
     files = request.found[0]
+    refuse_processors(files)
     config, tensors = read_model_config(files, GlmImageConfig), read_tensors(files)
     network, codebook = _network(config, files), tensors.get(CODEBOOK)
     if codebook is None:

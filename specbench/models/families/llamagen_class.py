@@ -59,9 +59,10 @@ def load(request: LoadRequest) -> LlamaGenClass:
     [files] = request.found
     language, image = files.only("c2i_*.pt"), files.only("vq_ds16_c2i.pt")
     tensors = convert(drop(read_tensors(language), ["freqs_cis"]), language, "embedding_table.weight", head)
-    network = build_network(
-        ClassNetwork, stored_config(tensors, language, head), len(tensors["embedding_table.weight"]) - 1
-    )
+    classes = len(tensors["embedding_table.weight"]) - 1
+    if classes != request.info.classes:
+        raise language.refusal(f" has {classes} classes, {request.info.name} has {request.info.classes}")
+    network = build_network(ClassNetwork, stored_config(tensors, language, head), classes)
     request.fill(network, tensors, language)
     decoder = vq_decoder.load_llamagen_vq(read_tensors(image), image, request.device)
     return LlamaGenClass(request, network, decoder)
