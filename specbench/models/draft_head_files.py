@@ -37,10 +37,11 @@ def find_head(given: str, model: str, own: Path | None, download: bool = False) 
 
 
 def no_own_head(model: str) -> SpecbenchError:
-    """The error for a model without a draft head."""
+    """The error for a model without a draft head; `model` may carry what was added to its name."""
+    name = model.partition("+")[0]
     return SpecbenchError(
         f"model '{model}' has no draft head of its own",
-        f"pass one with --head FOLDER, or train one with 'specbench train-head --model {model}'",
+        f"pass one with --head FOLDER, or train one with 'specbench train-head --model {name}'",
         MISSING_PREREQUISITE,
     )
 
