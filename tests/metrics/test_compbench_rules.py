@@ -307,7 +307,7 @@ def test_metrics_join_prompt_detector_and_rules():
     turned = sample("a cat with a ball next to a dog", "complex", {}, pixels)
     assert SpatialOfComplex.names(flat, turned) == ["ball", "dog"] and flat.names(turned) == ["cat", "dog"]
     seen["dog"] = [Found(box(2, 0), 0.5)]
-    deep.depth = lambda pixels: np.tile(np.linspace(1, 0, 200), (100, 1))
+    deep.depth = lambda pixels: np.tile(np.linspace(1, 0, pixels.shape[1]), (len(pixels), 1))
     (row,) = deep.features([sample("a cat in front of a dog", "3d_spatial", {}, pixels)])
     assert row["value"] == pytest.approx(0.25 * 1.4 + 0.5) and '"dog"' in row["details"]
     asked = {"counts": {"cat": 2, "dog": 2}}

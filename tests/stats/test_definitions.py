@@ -41,6 +41,7 @@ def test_latencies_are_means_per_image_and_step_time_a_ratio_of_totals():
     assert stats.latency_ms(rows) == (23.0 + 45.0) / 2
     assert stats.latency_e2e_ms(rows) == (25.0 + 47.0) / 2
     assert stats.step_ms(rows) == (23.0 + 45.0) / 6
+    assert stats.throughput(rows) == pytest.approx(2 / (0.025 + 0.047)), "each span once, sums of spans never"
 
 
 def test_batched_rows_have_throughput_and_no_latency():
