@@ -19,6 +19,7 @@ import click
 import typer
 
 from specbench.checks.audit_settings import AUDIT_SETTINGS, AuditSetting
+from specbench.checks.losslessness import AUDIT_SAMPLES
 from specbench.cli import build_app
 from specbench.metrics.catalog import METRICS
 from specbench.models.catalog import find_model
@@ -380,6 +381,7 @@ def file(page: Path, argument: str) -> str:
 
 def audit_settings(page: Path, argument: str) -> str:
     """What `specbench audit` decodes."""
+    usual = AUDIT_SAMPLES / sum(setting.share for setting in AUDIT_SETTINGS)
 
     def row(setting: AuditSetting) -> list[str]:
         sampling, layout = setting.sampling, setting.layout
@@ -397,7 +399,7 @@ def audit_settings(page: Path, argument: str) -> str:
         )
         also += ["transformer"] * (setting.model == "transformer")
         grid = f"{layout.height} x {layout.width} of {layout.v_image}"
-        images = f"{20_000 * setting.share:,.0f}"
+        images = f"{round(usual * setting.share, -2):,.0f}"
         return [grid, str(grammar or "-"), str(setting.window), images, ", ".join(also) or "-"]
 
     return _table(["image tokens", "forced tokens", "window", "images", "also"], map(row, AUDIT_SETTINGS))

@@ -1,9 +1,9 @@
 """What decoders are audited on: models whose images can be enumerated, and how they are decoded.
 
 Drafts that enter a window at its far end, are refined for several steps and tested last exist only in images several
-windows long, so most settings have images of at least four windows. Three have a window wider than the image. Two have
-shorter images, since every image must be enumerated: one for residual distributions over several tokens, one for the
-masks and cache of a window of several drafts.
+windows long, so seven settings have images of at least four windows. Four have a window wider than the image. The
+others have shorter images, since every image must be enumerated: among them one for residual distributions over several
+tokens, one for the masks and cache of a window of several drafts, and those for filters.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 
 AUDIT_SAMPLES = 290_000
-"""Images per decoder: 20,000 of each setting, times its share."""
+"""Images per decoder: some 19,300 of each setting, times its share."""
 _BATCH = 10_000
 THOROUGH = 10
 """Factor on the images of the settings in which a thorough audit sees least."""

@@ -44,6 +44,13 @@ def test_only_tokens_of_positive_weight_run_the_race():
     assert torch.equal(noise.run_race(weights, positions, Stream.TOKEN), everyone)
 
 
+def test_a_draw_reaches_any_of_many_tokens():
+    # Numbers of 16 bits would leave most of them out, which tests of uniformity do not show.
+    tokens = torch.arange(0, 8192, 15)
+    weights = torch.full((1, 8192), 2.0**-13).expand(len(tokens), -1)
+    assert torch.equal(sampling.draw(weights, (tokens.double() + 0.5) / 8192), tokens)
+
+
 def test_the_kth_largest_of_many_is_that_of_a_sort():
     draws = torch.Generator().manual_seed(0)
     values = torch.randn(2, 5, 8192, generator=draws)
