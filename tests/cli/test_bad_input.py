@@ -222,6 +222,6 @@ def test_every_command_accepts_every_variable_of_the_documentation(command, cli,
 @pytest.mark.parametrize("setting", run_settings(), ids=lambda setting: setting.name)
 def test_every_setting_is_read_from_the_environment(setting):
     named = {"tree": "chain", "size": "768x512"}.get(setting.name) or (setting.choices or ("x",))[0]
-    value = {bool: "true", int: "1", float: "1.0"}.get(setting.type, named)
+    value = {bool: "true", int: "2", float: "1.0"}.get(setting.type, named)
     check_environment({setting.env: value})
     assert merge(run_settings(), {}, {setting.env: value})[setting.name].given
