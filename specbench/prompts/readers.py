@@ -85,9 +85,11 @@ def _read_run(folder: Path) -> Iterator[Prompt]:
     """The images of a run of a first stage as prompts of the second: their tokens as codes ("<I5>")."""
     import pyarrow.parquet as pq  # not for other files
 
-    names = ["prompt_id", "sample", "status", "category", "meta", "tokens"]
+    names = ["prompt_id", "sample", "status", "category", "meta", "tokens", "facts"]
     with blaming(folder / "samples", "holds no images of a run: {}"):
         rows = pq.read_table(folder / "samples", columns=names).to_pylist()
+        if not any("stage2_nfe" in parse_json(row["facts"] or "{}") for row in rows):
+            raise SpecbenchError(f"'{folder}' is no run of a model with a second stage", "name one of tar-1.5b or tar-7b")
         latest = {second_stage_id(row["prompt_id"], row["sample"]): row for row in rows if row["status"] == "ok"}
         for name, row in latest.items():
             text = "".join(f"<I{token}>" for token in row["tokens"])

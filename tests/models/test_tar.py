@@ -130,6 +130,16 @@ def test_the_codes_of_a_run_are_prompts_of_a_second_stage_alone(name):
     find_model("tar-dtok-256").check_prompts([of_a_run])
 
 
+def test_a_second_stage_wants_a_run_of_a_first_one(cli, tmp_path):
+    out = "--out", tmp_path, "--quiet"
+    assert cli("run", "--model", "shapes", "--decoder", "ar", "--limit", "1", *out).code == 0
+    (run,) = tmp_path.glob("shapes-ar-*")
+    second = "run", "--model", "tar-dtok-256", "--random-weights", "--scale", "tiny", *out
+    for given, said in (((), "whose prompts are the images"), (("--prompts", run), "no run of a model with a second")):
+        refused = cli(*second, *given)
+        assert refused.code == 2 and said in refused.err and refused.err.count("\n") == 1
+
+
 def test_files_that_do_not_fit_are_one_line(stages, tmp_path):
     tar.write_detokenizer(tmp_path, 16)
     path = tmp_path / "ar_dtok_lp_256px.pth"
