@@ -249,6 +249,8 @@ class HubModel(ModelFacts):
                     f"prompt '{prompt.id:.40}': {prompt.text!r:.40} has no codes, or one above {self.codes - 1}",
                     "" if self.second else "--prompts FOLDER, of a run of the first stage (results/tar-1.5b-...)",
                 )
+            if not self.classes and str(prompt.meta.get("class")) == prompt.text:
+                raise SpecbenchError(f"prompt '{prompt.id:.40}' is a class number; '{self.name}' takes captions")
             if self.classes and not (prompt.text.isdecimal() and int(prompt.text) < self.classes):
                 raise SpecbenchError(
                     f"prompt '{prompt.id:.40}': {prompt.text!r:.40} is no class of '{self.name}'",

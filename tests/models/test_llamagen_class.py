@@ -72,6 +72,8 @@ def test_labels_are_drawn_one_by_one_and_stay_the_same():
     assert default_metrics("llamagen-c2i-b", "imagenet")[-1] == "fid[tf1+bicubic256]"
     assert "clip[b16+299]" not in default_metrics("llamagen-c2i-b", "imagenet")
     assert default_prompts("llamagen-c2i-3b") == "imagenet"
+    with pytest.raises(SpecbenchError, match="is a class number; 'janus' takes captions"):
+        find_model("janus").check_prompts(labels.prompts)
 
 
 @pytest.mark.parametrize("text", ["1000", "-1", "a cat", "", "7.0", "٣" * 400])
