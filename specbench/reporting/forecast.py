@@ -30,7 +30,7 @@ FORECAST = "forecast"
 """The `kind` of every row."""
 PROMPT_TOKENS = 128
 """Assumed elements of a prompt."""
-HEADS = ("eagle", "eagle-paths", "vertical", "vertical-coupled")
+HEADS = ("eagle", "eagle-paths", "eagle-skips", "vertical", "vertical-coupled")
 """Drafters with a head, whose drafting is modelled and not part of a run's overhead."""
 Range = tuple[float, float]
 
@@ -221,7 +221,9 @@ def _numbers(one: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[
         ms(setting.forward(1)),
         ms(setting.forward(columns, slots=most_slots(one.decoder, model))),
     )
-    step = forward + sum(ms(level) for level in _drafting(one.decoder, setting)) + assumed.overhead
+    interval = dict(one.decoder.options).get("interval")  # of rounds, one of which has drafts but no forward
+    rounds = interval / (interval - 1) if interval else 1
+    step = forward + rounds * sum(ms(level) for level in _drafting(one.decoder, setting)) + assumed.overhead
     seconds = (prefill + model.stream / assumed.tokens * step) / 1e3
     ar_seconds = (prefill + model.stream * (single + assumed.ar_overhead)) / 1e3
     return {

@@ -52,6 +52,10 @@ def test_a_batch_shares_the_weights_and_a_draft_head_costs_its_levels():
     (eagle,) = forecast_rows([EAGLE], setting())
     layers = 1e3 * 5 * 2 * 270e6 / (0.5 * 2039e9)
     assert eagle["step_ms"] - eagle["forward_ms"] - 1 == pytest.approx(layers, rel=0.15)
+    skips = Accepted("a run", "shapes", resolve("vvs", {"interval": 3, "tree": "mc_sim_7b_63"}), "vvs", 2.0)
+    same_tree = Accepted("a run", "shapes", resolve("eagle", {"tree": "mc_sim_7b_63"}), "eagle", 2.0)
+    skips, same_tree = (row["step_ms"] - row["forward_ms"] - 1 for row in forecast_rows([skips, same_tree], setting()))
+    assert skips == pytest.approx(1.5 * same_tree), "three rounds draft, of which two have a forward"
 
 
 def test_the_first_layer_of_a_vertical_head_is_read_once_for_all_drafts():
