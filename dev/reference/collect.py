@@ -1,13 +1,15 @@
 """python collect.py RUNS TO: results of all scored runs in a folder, compared with AR.
 
+With --add, what TO has of decoders that RUNS lacks stays, and its AR, of which RUNS needs the same images only.
+
 `headline.md` is the table of differences to AR, `against-ar.json` the same for programs, `scores.parquet` has a row per
 run and score, `images.parquet` a row per image with its tokens, from which the model's tokenizer draws it again.
 The verdicts of `specbench audit --run`, in TO/audit.json, are a column of the table.
 `make pictures` draws the pictures beside them.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -66,27 +68,61 @@ def headline(rows: list[dict]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def main(runs: Path, to: Path) -> None:
+def joined(old: str, new: str) -> str:
+    """Rows of two headline tables in the order of one, those of `new` instead of rows of the same name."""
+    head, new = old.splitlines(keepends=True)[:2], [line.removesuffix("\n") for line in new.splitlines()[2:]]
+    new = [line + " = |\n" * ("own context" in head[0]) for line in new]  # as `rewrite` fills that column
+    names = {line.split(" | ")[0] for line in new}
+    kept = [line for line in old.splitlines(keepends=True)[2:] if line.split(" | ")[0] not in names]
+
+    def place(line: str) -> tuple[bool, bool, float]:
+        cells = line.strip("| \n").split(" | ")
+        return cells[0] == GREEDY, cells[1] != "yes", float(cells[5])
+
+    return "".join([*head, *sorted(kept + new, key=place)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("to", type=Path)
+    parser.add_argument("--add", action="store_true")
+    options = parser.parse_args()
+    runs, to = options.runs, options.to
     stores = {folder.name: RunStore(folder) for folder in sorted(runs.glob("shapes-*"))}
     specs = {name: store.info().spec for name, store in stores.items()}
     names = {name: label(spec.decoder) for name, spec in specs.items()}
     names |= {name: GREEDY for name, spec in specs.items() if spec.sampling.top_k == 1}
     baseline = next(name for name in names if names[name] == "ar")
     differences = api.differences(baseline, metrics=list(METRICS), out=runs)
-    (to / "against-ar.json").write_text(json.dumps(differences, indent=1) + "\n")
     rows, audits = api.report(out=runs), json.loads((to / "audit.json").read_text())
     verdicts = {audit["run_id"]: audit["verdict"] for audit in audits}
     for row in rows:
         row["audit"] = verdicts.get(row["run_id"], "-")
         row["name"] = names[row["run_id"]]
         row["differences"] = [found for found in differences if found["run_id"] == row["run_id"]]
-    table, forced = headline(rows), to / "teacher-forced.jsonl"
-    (to / "headline.md").write_text(rewrite(table, read_rows(forced)) if forced.exists() else table)
-    scores = [{"run_id": n, "decoder": names[n], **row} for n, s in stores.items() for row in read_scores(s.folder)]
-    pd.DataFrame(scores)[list(SCORES)].to_parquet(to / "scores.parquet", index=False)
+    if options.add:
+        stores.pop(baseline)
+    taken = [names[name] for name in stores]
+    table, forced = headline([row for row in rows if row["name"] in taken]), to / "teacher-forced.jsonl"
+    scores = pd.DataFrame(
+        {"run_id": n, "decoder": names[n], **r} for n, s in stores.items() for r in read_scores(s.folder)
+    )
     parts = [images(store).assign(decoder=names[name]) for name, store in stores.items()]
+    if options.add:
+        gone = {found["run_id"] for found in differences}
+        differences = [
+            row for row in json.loads((to / "against-ar.json").read_text()) if row["run_id"] not in gone
+        ] + differences
+        table = joined((to / "headline.md").read_text(), table)
+        old, pictures = (pd.read_parquet(to / f"{name}.parquet") for name in ("scores", "images"))
+        scores = pd.concat([old[~old["decoder"].isin(taken)], scores])
+        parts = [pictures[~pictures["decoder"].isin(taken)], *parts]
+    (to / "against-ar.json").write_text(json.dumps(differences, indent=1) + "\n")
+    (to / "headline.md").write_text(rewrite(table, read_rows(forced)) if forced.exists() else table)
+    scores[list(SCORES)].to_parquet(to / "scores.parquet", index=False)
     pd.concat(parts).to_parquet(to / "images.parquet", index=False, compression="zstd")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main()
