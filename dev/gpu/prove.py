@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Lock
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "dev" / "speed"))
+sys.path[:0] = [str(ROOT / "dev" / name) for name in ("speed", "audit")]
 
 from parts import PARTS  # noqa: E402  needs the path above
 from parts.claims import FAILED, failure  # noqa: E402

@@ -27,7 +27,7 @@ def broken(device, scale):
 
 def test_parts_give_claims_and_a_broken_one_is_a_row(program, tmp_path, monkeypatch):
     parts = ["exactness", "families", "repeats", "forwards", "form-sums", "generate", "steps", "eager-steps"]
-    parts += ["memory", "energy"]
+    parts += ["memory", "energy", "recorded", "scores"]
     monkeypatch.setitem(program.PARTS, "families", program.PARTS["families"]._replace(run=broken))
     folder, found, left = program.prove("cpu", "tiny", tmp_path, parts, apart=False)
     assert not left
@@ -37,7 +37,7 @@ def test_parts_give_claims_and_a_broken_one_is_a_row(program, tmp_path, monkeypa
     assert [one["verdict"] for one in claims.pop("families")] == ["failed"]
     assert all(one["verdict"] != "failed" for of_part in claims.values() for one in of_part), claims
     assert claims["exactness"][0]["verdict"] == "met" and claims["memory"][0]["verdict"] == "met"
-    assert claims["repeats"][0]["verdict"] == "met"
+    assert claims["repeats"][0]["verdict"] == claims["recorded"][0]["verdict"] == "met"
     shown = (folder / "report.md").read_text()
     assert "| families | the part runs to its end | RuntimeError: planted | - | failed |" in shown
     assert all(f"| {name} |" in shown for name in parts)

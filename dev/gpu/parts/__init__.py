@@ -9,7 +9,7 @@ from typing import NamedTuple
 from parts.against_generate import generate
 from parts.claims import Outcome
 from parts.energy import energy
-from parts.exactness import exactness
+from parts.exactness import exactness, recorded
 from parts.families import families
 from parts.forms import FORMS, form
 from parts.forwards import forwards
@@ -17,6 +17,7 @@ from parts.graphs import graphs
 from parts.planned_memory import memory
 from parts.repeats import repeats
 from parts.scales import Scale
+from parts.scores import scores
 from parts.steps import eager_steps, steps
 from parts.throughput import throughput
 from parts.true_size import one_model, small_card
@@ -41,6 +42,7 @@ PARTS = {
     "lumina": Part(partial(one_model, "lumina", "ar,sjd,gsd:G=50,scd-mc", 2), 540),
     **{name: Part(partial(form, name), 200) for name in FORMS},
     "exactness": Part(exactness, 300, alone=False),
+    "recorded": Part(recorded, 400, alone=False),
     "repeats": Part(repeats, 60, alone=False),
     "graphs": Part(graphs, 300, alone=False),
     "families": Part(families, 200, alone=False),
@@ -48,6 +50,7 @@ PARTS = {
     "forwards": Part(forwards, 45),
     **{name: Part(partial(one_model, name, "ar,sjd", 1), 300) for name in ("janus", "llamagen", "simplear", "emu3")},
     "small-card": Part(small_card, 540),
+    "scores": Part(scores, 240),
     "memory": Part(memory, 30),
     "throughput": Part(throughput, 45),
     "eager-steps": Part(eager_steps, 60),

@@ -48,6 +48,21 @@ def exactness(device: str, scale: Scale) -> Outcome:
     return judged(rows), rows
 
 
+def recorded(device: str, scale: Scale) -> Outcome:
+    """`audit --run --recompute` of runs decoded on the device: eager, and compiled where steps are captured."""
+    from recorded import MODELS, measure
+
+    kinds = [
+        (*kind, compiled) for kind in (("float32", 1), ("float32", 2), ("bfloat16", 2)) for compiled in (False, True)
+    ]
+    models, kinds = (MODELS, kinds) if has_graphs(device) else (("shapes",), kinds[:1])
+    rows = [measure(model, dtype, batch, device, compiled) for model in models for dtype, batch, compiled in kinds]
+    wrong = [row for row in rows if row["verdict"] != "consistent"]
+    names = ("model", "dtype", "batch", "compiled")
+    found = f"{len(rows) - len(wrong)} of {len(rows)}" + "".join(f"; {[row[name] for name in names]}" for row in wrong)
+    return [claim("audit --run --recompute finds runs decoded here consistent", found, "all", not wrong)], rows
+
+
 def judged(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     """The claim that audits of decoders support."""
     tried = [row for row in rows if row.get("p_value") is not None]

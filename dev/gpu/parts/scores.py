@@ -1,0 +1,150 @@
+"""Scores on the device: the networks of `score --protocol sjd` and of GenEval at their published sizes, with random
+weights, fed by the threads of `score`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from itertools import pairwise
+
+import numpy as np
+import torch
+from PIL import Image
+from timing import CAPTION
+from torch import Tensor, nn
+from transformers import (
+    BlipTextConfig,
+    BlipTextModel,
+    BlipVisionConfig,
+    BlipVisionModel,
+    Mask2FormerConfig,
+    Mask2FormerForUniversalSegmentation,
+)
+
+from parts.claims import Outcome, claim
+from parts.scales import Scale, has_graphs
+from specbench.metrics.base import Metric, Sample, Settings
+from specbench.metrics.clip import Clip
+from specbench.metrics.fid import Fid
+from specbench.metrics.hpsv2 import Hpsv2
+from specbench.metrics.imagereward import ImageReward, RewardNetwork
+from specbench.metrics.inception import Inception
+from specbench.metrics.mask2former import MOST_INSTANCES, Mask2Former
+from specbench.metrics.openclip import untrained_model
+from specbench.metrics.read_ahead import read_ahead
+
+_TOLERANCE = 1e-3
+"""Features on the device may differ from those on the CPU by so much of the largest."""
+
+
+def scores(device: str, scale: Scale) -> Outcome:
+    """Images per second of each score, its share of waiting for pictures, and its distance from the CPU's features."""
+    count, side = (256, 768) if has_graphs(device) else (4, 96)
+    noise = np.random.default_rng(0).integers(0, 256, (8, side // 8, side // 8, 3), np.uint8)
+    pictures = [_png(noise[number % 8], side) for number in range(count)]
+    claims, rows = [], []
+    for name, make in _SCORES.items():
+        if has_graphs(device) or name in ("fid", "clip"):  # the others are too large for a trial
+            row = {"score": name, **_timed(make(device), pictures, device)}
+            row["largest_difference"] = _difference(make, pictures[:4], device)
+            told = f"{row['images_per_s']:.3g} images/s, {row['waiting']:.0%} of it waiting for pictures"
+            claims.append(claim(f"{name}, {side} px", told))
+            close = row["largest_difference"] <= _TOLERANCE
+            claims.append(
+                claim(f"{name}: features of CPU and device", f"{row['largest_difference']:.1e}", "0.001", close)
+            )
+            rows.append(row)
+    return claims, rows
+
+
+def _timed(metric: Metric, pictures: Sequence[bytes], device: str) -> dict[str, float]:
+    batches = read_ahead(lambda png: _sample(metric, png), pictures, min(metric.batch, len(pictures) // 2))
+    _features(metric, next(batches))  # makes what is made once
+    start, waiting, done = time.perf_counter(), 0.0, 0
+    since = start
+    for batch in batches:
+        waiting += time.perf_counter() - since
+        done += len(_features(metric, batch))  # which are on the CPU: the device is done
+        since = time.perf_counter()
+    seconds = time.perf_counter() - start
+    return {"images_per_s": done / seconds, "waiting": waiting / seconds}
+
+
+def _difference(make: Callable[[str], Metric], pictures: Sequence[bytes], device: str) -> float:
+    """The largest difference of a feature to the CPU's, over the largest feature."""
+    here, there = (
+        _features(metric, [_sample(metric, png) for png in pictures]) for metric in map(make, ("cpu", device))
+    )
+    return float(np.abs(here - there).max() / np.abs(here).max())
+
+
+def _features(metric: Metric, samples: Sequence[Sample]) -> np.ndarray:
+    return np.array([list(row.values()) for row in metric.features(samples)], np.float64).reshape(len(samples), -1)
+
+
+def _sample(metric: Metric, png: bytes) -> Sample:
+    pixels = np.asarray(Image.open(BytesIO(png)))
+    return Sample("", 0, CAPTION, None, {}, pixels, metric.preprocess(pixels))
+
+
+def _png(noise: np.ndarray, side: int) -> bytes:
+    held = BytesIO()
+    Image.fromarray(noise).resize((side, side), Image.Resampling.BICUBIC).save(held, "png")
+    return held.getvalue()
+
+
+def _given(metric: Metric, build: Callable[[], nn.Module], **more: object) -> Metric:
+    """The metric with a network of random weights, the same for every device, in the place of the published one."""
+    torch.manual_seed(0)
+    network = build().float().eval().requires_grad_(False).to(metric.settings.device)
+    vars(metric).update(network=network, **more)
+    return metric
+
+
+def _reward_network() -> RewardNetwork:
+    """BLIP with ViT-L and BERT of the base size."""
+    network = RewardNetwork.__new__(RewardNetwork)
+    nn.Module.__init__(network)
+    vision = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16}
+    text = {"hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "intermediate_size": 3072}
+    network.vision = BlipVisionModel(BlipVisionConfig(**vision, image_size=224, patch_size=16))
+    of_text = BlipTextConfig(**text, vocab_size=30524, encoder_hidden_size=1024, is_decoder=True)
+    network.text = BlipTextModel(of_text, add_pooling_layer=False)
+    widths = (768, 1024, 128, 64, 16, 1)
+    network.head = nn.Sequential(*[nn.Linear(*pair) for pair in pairwise(widths)])
+    return network
+
+
+class _Tokens:
+    """BERT ids without its vocabulary, which is no part of this project."""
+
+    def padded(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return torch.arange(1000, 1035).repeat(len(texts), 1), torch.ones(len(texts), 35, dtype=torch.long)
+
+
+class _Detector(Metric):
+    """GenEval's detector alone: the scores of what it finds."""
+
+    batch = 8
+
+    def preprocess(self, pixels: np.ndarray) -> None:
+        return None
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, float]]:
+        detector = Mask2Former.__new__(Mask2Former)
+        detector.network, detector.device = self.network, self.settings.device
+        detector.labels = {number: str(number) for number in range(80)}
+        found = [[one.score for one in image][:MOST_INSTANCES] for image in detector([one.pixels for one in samples])]
+        return [dict(enumerate([*image, *[0.0] * (MOST_INSTANCES - len(image))])) for image in found]
+
+
+_SCORES: dict[str, Callable[[str], Metric]] = {
+    "fid": lambda device: _given(Fid("tf1", Settings(device)), Inception),
+    "clip": lambda device: _given(Clip("b16", Settings(device)), lambda: untrained_model("ViT-B-16")),
+    "hpsv2": lambda device: _given(Hpsv2("v2.1", Settings(device)), lambda: untrained_model("ViT-H-14")),
+    "imagereward": lambda device: _given(ImageReward(Settings(device)), _reward_network, tokenizer=_Tokens()),
+    "geneval's detector": lambda device: _given(
+        _Detector(Settings(device)), lambda: Mask2FormerForUniversalSegmentation(Mask2FormerConfig(num_labels=80))
+    ),
+}
