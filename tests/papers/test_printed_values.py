@@ -21,8 +21,8 @@ from specbench.system.files import data_folder
 
 COUNTS = {"sjd": 11, "sjdpp": 10, "gsd": 2, "cool-sd": 3}
 TABLES = [f"{paper}-{n}" for paper, count in COUNTS.items() for n in range(1, count + 1)]
-REPORTS = ["janus-geneval", "models-geneval", "models-dpg"]
-"""Of the models' own reports, whose rows are printed in several places."""
+REPORTS = ["janus-geneval", "models-geneval", "models-dpg", "sjd-pac-1"]
+"""Of reports of models and a repository's README; their source is no table of a paper."""
 FIGURES = [
     f"{paper}-fig{n}"
     for paper, numbers in (

@@ -40,8 +40,10 @@ SWEPT = {
     "cool-sd-fig3": {"delta", "lambda"},
     "cool-sd-fig4": {"k"},
     "cool-sd-fig5": {"delta"},
+    "sjd-pac-1": {"G", "siblings", "fresh-q"},
 }
-"""Options that a table varies from row to row; of Cool-SD's table 3, how the paper measured is not said."""
+"""Options that a table varies from row to row; of Cool-SD's table 3, how the paper measured is not said; of SJD-PAC's
+results, siblings as its README has them, its programs other ones, and fresh drafts as in every table."""
 INITIALISED = {
     *("sjd-7", "sjd-8", "sjd-9", "sjd-10", "sjd-11", "sjd-fig6", "sjd-fig7", "sjd-fig8", "sjd-fig9", "sjd-fig14"),
     *("sjdpp-1", "sjdpp-2", "sjdpp-3", "sjdpp-4", "sjdpp-6", "sjdpp-7", "sjdpp-8", "sjdpp-9"),
