@@ -135,7 +135,7 @@ def status_table(rows: Sequence[Mapping], width: int) -> Group:
 def status_line(row: Mapping) -> dict[str, object]:
     """A row of `status` as cells of a table with `STATUS_COLUMNS`."""
     low, high = row["speedup_low"], row["speedup_high"]
-    interval = TOO_FEW if low is None else between(low, high)
+    interval = f" [{TOO_FEW if low is None else between(low, high)}]" if row["decoder"] != "ar" else ""  # AR's is 1
     state = f"silent for {duration(row['silent_s'])}" if row["state"] == "silent" else row["state"]
     return {
         **{name: row[name] for name in ("model", "part", "decoder", "window")},
@@ -144,7 +144,7 @@ def status_line(row: Mapping) -> dict[str, object]:
         else str(row["images"]),
         "failed": row["failed"] or None,
         "tokens per second": number(row["tokens_per_second"], 0),
-        "speed-up [95 %]": MISSING if row["speedup"] is None else f"{number(row['speedup'])}x [{interval}]",
+        "speed-up [95 %]": MISSING if row["speedup"] is None else f"{number(row['speedup'])}x{interval}",
         "left": MISSING if row["seconds_left"] is None else duration(row["seconds_left"]),
         "state": state,
     }
