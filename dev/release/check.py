@@ -70,7 +70,8 @@ def faults(installed: Mapping[str, bytes], source: Mapping[str, bytes]) -> Itera
         yield "README.md does not render as an index's page"
     if not metadata.get_all("Classifier"):
         yield "no classifiers"
-    yield from _unnamed_licences({name: text for name, text in installed.items() if not name.startswith(info)}, metadata)
+    own = {name: content for name, content in installed.items() if not name.startswith(info)}
+    yield from _unnamed_licences(own, metadata)
     carried = {f"{info}/licenses/{name}" for name in metadata.get_all("License-File", [])}
     if not {f"{info}/licenses/LICENSE", f"{info}/licenses/{LIBRARIES}"} <= carried & installed.keys():
         yield "the wheel's licenses/ lacks LICENSE or the plotting library's"
@@ -91,7 +92,8 @@ def _other_than_the_commit(installed: Mapping[str, bytes], source: Mapping[str, 
     head = {"revision": _git("rev-parse", "HEAD").strip(), "dirty": False}
     for kind, content in (("wheel", installed), ("sdist", source)):
         if (recorded := json.loads(content[RECORD])) != head:
-            yield f"the {kind} was built from {recorded}, not from the commit {head['revision']}: commit, and build again"
+            changed = " with changes" if recorded["dirty"] else ""
+            yield f"the {kind} is of {recorded['revision']}{changed}, not of the commit {head['revision']}"
     tracked = set(_git("ls-files").splitlines())
     if foreign := sorted(source.keys() - tracked - {RECORD, "PKG-INFO"}):
         yield f"the sdist has files that git does not know: {', '.join(foreign[:5])}"
@@ -132,7 +134,8 @@ def main() -> int:
     relative = re.findall(r"\]\((?!https?:|#)([^)]+)\)", (ROOT / "README.md").read_text())
     print(f"README.md has {len(relative)} links into the repository, which an index's page does not resolve")
     version = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
-    print(f"Tag the commit and upload both files:\n  git tag -a v{version} -m 'specbench {version}' && git push origin v{version}")
+    print("Tag the commit and upload both files:")
+    print(f"  git tag -a v{version} -m 'specbench {version}' && git push origin v{version}")
     for path in sorted(DIST.iterdir()):
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         print(f"  dist/{path.name}  {path.stat().st_size / 1e6:.1f} MB  sha256 {digest}")
