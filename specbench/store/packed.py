@@ -16,6 +16,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
@@ -73,7 +74,8 @@ def pack(folders: Sequence[Path], target: Path, pictures: str = "png") -> int:
     except OSError as error:
         raise SpecbenchError(f"cannot write {target}: {error.strerror}") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only folder refuses even this
+            aside.unlink()
     return len(digests)
 
 
