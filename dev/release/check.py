@@ -78,7 +78,7 @@ def faults(installed: Mapping[str, bytes], source: Mapping[str, bytes]) -> Itera
 
 
 def _wrong_versions(*metadata: Message) -> Iterator[str]:
-    heading = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
+    heading = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
     cited = re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)[1]
     versions = {"CHANGELOG.md": heading, "CITATION.cff": cited}
     versions |= {f"the {kind}": one["Version"] for kind, one in zip(("wheel", "sdist"), metadata, strict=True)}
@@ -133,7 +133,7 @@ def main() -> int:
     print(f"carried, with licences named in the wheel: weights of shapes (Apache-2.0), {libraries}")
     relative = re.findall(r"\]\((?!https?:|#)([^)]+)\)", (ROOT / "README.md").read_text())
     print(f"README.md has {len(relative)} links into the repository, which an index's page does not resolve")
-    version = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
+    version = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
     print("Tag the commit and upload both files:")
     print(f"  git tag -a v{version} -m 'specbench {version}' && git push origin v{version}")
     for path in sorted(DIST.iterdir()):
