@@ -219,11 +219,11 @@ def _load_head(box: Path, case) -> None:
     load_head(head_in(box / "files"))
 
 
-def _load_checkpoint(model: str = "simplear", dtype: str = "float32") -> Callable:
+def _load_checkpoint(model: str = "simplear", **choice: bool) -> Callable:
     def load(box: Path, case) -> None:
-        info = find_model(model).configured(ModelChoice(weights=str(box / "files"), tiny=True))
+        info = find_model(model).configured(ModelChoice(weights=str(box / "files"), tiny=True, **choice))
         check_model(info)
-        load_model(info, "cpu", dtype)
+        load_model(info, "cpu", "float32")
 
     return load
 
@@ -388,7 +388,7 @@ def _answer(box: Path, case) -> None:
     path, code, headers, cut, change = case
     served = hub()
     served.refusals = {path: (code, headers)} if code else {}
-    served.cut_after, served.spoil = cut, cases.spoilt(change)
+    served.cut_after, served.spoil = cut, cases.spoilt(path, change)
     try:
         with mock.patch("time.sleep"), mock.patch("specbench.models.hub_downloads._LOOK_EVERY_S", 0.01):
             fetch(box)
@@ -497,9 +497,9 @@ TARGETS = (
         lambda box, case: (box / "runs.zip").write_bytes(case),
         _read_pack,
     ),
-    Target("hub answers", 0.02, cases.answers(), lambda box, case: None, _answer),
+    Target("hub answers", 0.02, cases.answers(), lambda box, case: hub(), _answer),
     *(
-        [Target("checkpoints in eight bits", 0.01, *_folders(example_checkpoint), _load_checkpoint(dtype="int8wo"))]
+        [Target("checkpoints in eight bits", 0.01, *_folders(example_checkpoint), _load_checkpoint(eight_bits=True))]
         if find_spec("torchao")
         else []
     ),

@@ -22,7 +22,7 @@ class Hub:
         asked: paths that were asked for.
         files: other published files, by path.
         cut_after: bytes of a file's body after which the connection is cut.
-        spoil: makes the body that is sent of the one that is meant; its length is that of the former.
+        spoil: makes the body that is sent of the one that is meant at a path; its length is that of the former.
     """
 
     commits: dict[str, dict[str, Path]] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Hub:
     asked: list[str] = field(default_factory=list)
     files: dict[str, Path] = field(default_factory=dict)
     cut_after: int | None = None
-    spoil: Callable[[bytes], bytes] = bytes
+    spoil: Callable[[str, bytes], bytes] = lambda path, data: data
     address: str = ""
 
     def put(self, repo: str, commit: str, folder: Path) -> None:
@@ -112,7 +112,7 @@ class _Answers(BaseHTTPRequestHandler):
         self._send(status, data, body, headers)
 
     def _send(self, status: int, data: bytes, body: bool, headers: dict[str, str] | None = None) -> None:
-        data = self.hub.spoil(data)
+        data = self.hub.spoil(self.path, data)
         self.send_response(status)
         for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
             self.send_header(name, value)
