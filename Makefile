@@ -11,8 +11,10 @@ FIT_TORCHVISION := $(BIN)/python -c "import torchvision" 2>/dev/null || \
 # The HPSv2 authors' package pins a test runner and a protobuf of years ago, so it and what it really imports get an
 # environment of their own, with a torchvision that fits its torch.
 HPSV2_VENV ?= .venv-hpsv2
+# Building and uploading need tools of their own, and nothing of the package.
+RELEASE_VENV ?= .venv-release
 
-.PHONY: help demo install test test-slow test-hpsv2 audit-menu test-commands check docs docs-site pictures page-library train-shapes train-head speed gpu drills numbers release-matrix clean
+.PHONY: help demo install test test-slow test-hpsv2 audit-menu test-commands check docs docs-site pictures page-library train-shapes train-head speed gpu drills numbers release-matrix release clean
 
 help: ## List these targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -131,5 +133,16 @@ RELEASE_PYTHONS ?= $(PYTHON)
 release-matrix: ## Try the last commit on fresh machines (an hour; PyTorch from the network); writes results/release
 	$(PYTHON) dev/release/matrix.py $(RELEASE_PYTHONS:%=--python %) --packages-of $(PYTHON) --lowest-of $(PYTHON)
 
+$(RELEASE_VENV)/.run: constraints.txt
+	$(PYTHON) -m venv $(RELEASE_VENV)
+	$(RELEASE_VENV)/bin/python -m pip install --quiet --constraint constraints.txt hatchling twine 'readme_renderer[md]'
+	touch $@
+
+release: $(RELEASE_VENV)/.run ## Build wheel and source distribution of the commit, check them and their licences, say what to upload
+	rm -rf dist
+	$(RELEASE_VENV)/bin/python -m hatchling build -d dist
+	$(RELEASE_VENV)/bin/python -m twine check --strict dist/*
+	$(RELEASE_VENV)/bin/python dev/release/check.py
+
 clean: ## Remove .venv and caches, never results
-	rm -rf $(VENV) $(HPSV2_VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(HPSV2_VENV) $(RELEASE_VENV) .pytest_cache .ruff_cache .hypothesis build dist

@@ -11,13 +11,16 @@ import hashlib
 import io
 import json
 import os
+import re
+import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
-from examples import TABLES, example_run
+from examples import TABLES, example_run, judged
 from hostile import TEXTS
 from hypothesis import strategies as st
 from PIL import Image
@@ -432,6 +435,67 @@ flips = st.lists(st.tuples(st.integers(0, 63), st.integers(0, 10**6), st.integer
 doors = st.tuples(st.sampled_from(DOORS), flips, st.sampled_from(OUTPUTS), st.sampled_from(("results", "r\udcff")))
 """Command line, damage, where its output goes, and name of the results folder."""
 
+MEMBERS = ("../x", "/x", "run/../../x", "a/run.json", "a/images/..", "a/images/x\\y.png", "pack.json", "a" * 300)
+
+
+@st.composite
+def packs(draw, whole: bytes) -> bytes:
+    """Draw a packed file: one with changed headers or bytes, another manifest, or further members."""
+    with zipfile.ZipFile(io.BytesIO(whole)) as archive:
+        held = {name: archive.read(name) for name in archive.namelist()}
+    kind = draw(st.sampled_from(["headers", "headers", "bytes", "manifest", "members"]))
+    if kind == "bytes":
+        return damaged_bytes(whole, draw)
+    if kind == "headers":
+        starts = [found.start() for found in re.finditer(rb"PK(\x01\x02|\x03\x04|\x05\x06)", whole)]
+        data = bytearray(whole)
+        for _ in range(draw(st.integers(1, 2))):
+            place = draw(st.sampled_from(starts)) + draw(st.integers(0, 45))
+            data[min(place, len(data) - 1)] ^= 1 << draw(st.integers(0, 7))
+        return bytes(data)
+    about = json.loads(held.pop("pack.json"))
+    more = draw(st.lists(st.tuples(st.sampled_from(MEMBERS), st.binary(max_size=9)), max_size=2 * (kind == "members")))
+    about["files"] |= {name: hashlib.sha256(data).hexdigest() for name, data in more if draw(st.booleans())}
+    about = damaged_tree(about, draw) if kind == "manifest" else about
+    deflated = draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
+    with zipfile.ZipFile(sink := io.BytesIO(), "w", deflated) as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # two members of one name
+        for name, data in [*held.items(), *more, ("pack.json", json.dumps(about).encode("utf-8", "surrogatepass"))]:
+            archive.writestr(name, data)
+    return sink.getvalue()
+
+
+@st.composite
+def answers(draw) -> tuple[str, int, dict[str, str], int | None, tuple]:
+    """Draw what a hub answers: from which path on, status and headers of a refusal (0: none), where bodies are cut, and
+    how they are damaged."""
+    path = draw(st.sampled_from(["/api/models", "/owner", "/file", "/"]))
+    status = draw(st.sampled_from([0, 0, 200, 301, 302, 401, 403, 404, 410, 416, 451]))
+    headers = {"X-Error-Code": draw(st.sampled_from(["GatedRepo", "RepoNotFound", "x"]))}
+    if status in (301, 302):
+        places = ["file:///etc/passwd", "http://127.0.0.1:9/x", "//", "ftp://x/y", "/"]
+        headers["Location"] = draw(st.sampled_from(places))
+    cut = draw(st.sampled_from([None, None, 0, 10**6]))
+    change = draw(st.none() | st.tuples(st.sampled_from(["cut", "flip", "insert", "junk"]), st.integers(0, 400), junk))
+    return path, status, headers, cut, change
+
+
+def spoilt(start: str, change: tuple | None) -> Callable[[str, bytes], bytes]:
+    """Apply a change of `answers` to each body below a path."""
+
+    def spoil(path: str, data: bytes) -> bytes:
+        if change is None or not path.startswith(start):
+            return data
+        kind, place, more = change
+        if kind == "junk":
+            return json.dumps(more).encode("utf-8", "surrogatepass")
+        if kind == "cut":
+            return data[:place]
+        return data[:place] + b"\xff" + data[place + (kind == "flip") :]
+
+    return spoil
+
+
 RESULTS = (
     {"filename": "x/00000/samples/0000.png", "prompt": "drawn", "correct": True, "reason": "", "details": "{}"},
     [{"question_id": 0, "answer": "0.5"}],
@@ -441,6 +505,12 @@ RESULTS = (
 @st.composite
 def imports(draw) -> tuple[str, bytes]:
     """Draw a benchmark and the file that its official program is said to have written."""
+    if draw(st.booleans()):
+        lines = (judged() / "detail.txt").read_text().splitlines()
+        place = draw(st.integers(0, len(lines) - 1))
+        lines[place : place + draw(st.integers(0, 2))] = draw(st.lists(st.sampled_from(lines) | texts, max_size=2))
+        whole = "\n".join(lines).encode("utf-8", "surrogatepass")
+        return "dpg-bench", draw(st.just(whole) | st.builds(lambda: damaged_bytes(whole, draw)))
     benchmark, whole = draw(st.sampled_from([*zip(("geneval", "t2i-compbench"), RESULTS, strict=True)]))
     return benchmark, draw(json_bytes(whole) | st.sampled_from([nested(65), nested(1000), b"", b"\xff"]))
 

@@ -37,6 +37,7 @@ PIECE = 50
 """Cases per log entry."""
 LIMIT_S = 60.0
 REFUSALS = (BAD_INPUT, MISSING_PREREQUISITE)
+_LOOPBACK = "127.0.0.1"
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 _RELATIVE = {"os.mkdir", "os.remove", "os.rmdir"}
 """Events whose last argument may be an open folder that the path is relative to."""
@@ -79,9 +80,11 @@ class Watch:
                 self._check(event, path)
         elif event in _CHANGES:
             folder = arguments[-1] if event in _RELATIVE else -1
-            for path in arguments:
+            for path in arguments[event == "os.symlink" :]:  # where a link leads is no place that is written
                 if isinstance(path, str | bytes | os.PathLike):
                     self._check(event, path if folder == -1 else f"/proc/self/fd/{folder}/{os.fsdecode(path)}")
+        elif event == "socket.connect" and arguments[1][0] == _LOOPBACK:  # a hub of the drill
+            return
         elif event in ("socket.connect", "os.system", "pickle.find_class"):
             self._seen.append(event)
         elif event == "subprocess.Popen" and os.path.basename(str(arguments[0])) in ("sh", "bash"):

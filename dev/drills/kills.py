@@ -49,14 +49,19 @@ FACTS = ("status", "seed", "nfe", "tokens", "logp", "committed_step", "accepted"
 
 
 def make_model() -> EnumerableModel:
-    return EnumerableModel(TokenLayout.with_row_ends(2, 2, 3), TEXTS)
+    return EnumerableModel(make_model.layout, TEXTS)
+
+
+make_model.layout = TokenLayout.with_row_ends(2, 2, 3)
+PREVIEWED = TokenLayout(2, 2, 4, (-1, -1, 4, -1, -1, 5, -1, -1, 5), before=((1, 2),), ranges=((0, 2), (1, 4)))
+"""A preview before the grid, each with ids and ends of rows of its own."""
 
 
 def specs() -> list[RunSpec]:
     return [
         RunSpec("enumerable", "0" * 64, resolve(name, {} if name == "ar" else {"window": 3}), Sampling(guidance=2.0),
                 "pets", "1" * 64, seed=0, batch=1, dtype="float32", device="cpu", threads=1)
-        for name in ("ar", "scd-mc")
+        for name in ("ar", "preview" if make_model.layout is PREVIEWED else "scd-mc")
     ]  # fmt: skip
 
 
@@ -224,6 +229,7 @@ def _kill_a_node(out: Path, draw: random.Random) -> bool:
 
 KINDS: dict[str, Callable[[], Iterator[Drill]]] = {
     "driver": lambda: iter([driver]),
+    "two-grids": lambda: iter([driver]),
     "moved": lambda: iter([moved]),
     "pool-driver": lambda: iter([pool_driver]),
     "pool-resume": lambda: iter([pool_resume]),
@@ -238,6 +244,7 @@ def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
     ends = time.monotonic() + seconds
     torch.set_num_threads(1)  # a child has no threads of its parent's, and would wait for them
     parquet_log._FAN_IN, parquet_log._LEVELS = 3, (3, 9)  # merges happen within a run of 24 rows
+    make_model.layout = PREVIEWED if kind == "two-grids" else make_model.layout
     started = time.monotonic()
     truth = truth_of_a_quiet_run()
     driver.seconds = time.monotonic() - started

@@ -13,6 +13,8 @@ import types
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
@@ -20,6 +22,8 @@ import cases
 import matplotlib.pyplot  # noqa: F401 - it makes a folder of its own when it is first imported, which is no finding
 import pyarrow as pa
 from examples import (
+    COMMIT,
+    REPO,
     TABLES,
     example_checkpoint,
     example_head,
@@ -27,6 +31,9 @@ from examples import (
     example_pack,
     example_run,
     example_stranger,
+    fetch,
+    hub,
+    judged,
     small_run,
 )
 from hypothesis import strategies as st
@@ -52,6 +59,7 @@ from specbench.reporting import FORMATS, render
 from specbench.reporting.cards import card
 from specbench.reporting.contact_sheet import contact_sheet
 from specbench.reporting.html import write_page
+from specbench.reporting.status import status, status_line
 from specbench.store.merge_shards import merge_runs
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
@@ -179,6 +187,7 @@ def _read_results(box: Path, case) -> None:
             lambda folder: RunStore(folder).completed(),
             lambda folder: RunStore(folder).check(specs()[1]),
             lambda folder: json.dumps(card(folder), default=str),
+            lambda folder: json.dumps([status_line(row) for row in status(out)]),
             lambda folder: merge_runs([out], box / "merged"),
         )
         if (problem := _refusal(lambda read=read: read(find_runs(out)[0])))
@@ -210,10 +219,13 @@ def _load_head(box: Path, case) -> None:
     load_head(head_in(box / "files"))
 
 
-def _load_checkpoint(box: Path, case) -> None:
-    info = find_model("simplear").configured(ModelChoice(weights=str(box / "files"), tiny=True))
-    check_model(info)
-    load_model(info, "cpu", "float32")
+def _load_checkpoint(model: str = "simplear", **choice: bool) -> Callable:
+    def load(box: Path, case) -> None:
+        info = find_model(model).configured(ModelChoice(weights=str(box / "files"), tiny=True, **choice))
+        check_model(info)
+        load_model(info, "cpu", "float32")
+
+    return load
 
 
 def _folders(example: Callable[[], Path]) -> tuple[st.SearchStrategy, Callable]:
@@ -357,7 +369,43 @@ def _open_door(box: Path, case) -> None:
         assert not (box / "device").is_file()
 
 
+def _read_pack(box: Path, case) -> None:
+    """Verify and report a packed file; what either refuses names no bug, and nothing is unpacked outside the cache."""
+    problems = []
+    with mock.patch("tempfile.tempdir", str(box)):
+        for line in (["verify", "runs.zip"], ["report", "runs.zip"], ["status", "runs.zip"]):
+            try:
+                _type_line(box, (line[0], line[1:]))
+            except SpecbenchError as error:
+                assert "a bug" not in error.what, error
+                problems.append(error.what)
+    if problems:
+        raise SpecbenchError(problems[0])
+
+
+def _answer(box: Path, case) -> None:
+    """Download from a hub that answers anything; no file may stand under its name that is not the published one."""
+    path, code, headers, cut, change = case
+    served = hub()
+    served.refusals = {path: (code, headers)} if code else {}
+    served.cut_after, served.spoil = cut, cases.spoilt(path, change)
+    try:
+        with mock.patch("time.sleep"), mock.patch("specbench.models.hub_downloads._LOOK_EVERY_S", 0.01):
+            fetch(box)
+    except SpecbenchError as error:
+        assert "\n" not in error.what and "a bug" not in error.what, error
+        raise SpecbenchError(error.what) from error
+    finally:
+        whole = {one.name: one.read_bytes() for one in served.commits[REPO][COMMIT].iterdir()}
+        for one in (box / "specbench" / "file", *box.glob("hf/*/snapshots/*/*")):
+            assert not one.is_file() or one.stat().st_size in map(len, whole.values()), one
+
+
 def _lay_out_import(box: Path, case) -> None:
+    if case[0] == "dpg-bench":
+        shutil.copytree(judged(), box, dirs_exist_ok=True)
+        (box / "detail.txt").write_bytes(case[1])
+        return
     category = {"geneval": "counting", "t2i-compbench": "color"}[case[0]]
     small_run(box / "results", [Prompt("p", "drawn", category, {"line": 0, "include": []})])
     path = box / "official" / "color" / "annotation_blip" / "vqa_result.json"
@@ -367,7 +415,7 @@ def _lay_out_import(box: Path, case) -> None:
 
 def _import(box: Path, case) -> None:
     (folder,) = (box / "results").iterdir()
-    where = box / "official"
+    where = box / ("detail.txt" if case[0] == "dpg-bench" else "official")
     import_scores(case[0], folder, next(where.rglob("*.json")) if case[0] == "geneval" else where)
 
 
@@ -426,6 +474,7 @@ def _refusing(inside: str, number: int, place: int):
         yield
 
 
+TWO_GRIDS = partial(example_checkpoint, "glm-image")
 TARGETS = (
     Target("strangers' folders", 0.1, cases.strangers(), _lay_out_stranger, _use_stranger),
     Target("plug-ins", 0.04, cases.plugins, lambda box, case: _with_run(box), _score_by_stranger),
@@ -439,5 +488,19 @@ TARGETS = (
     Target("parquet parts", 0.05, cases.parts(), _write_part, _read_results),
     Target("run.json", 0.1, st.deferred(lambda: cases.json_bytes(example_info())), _write_info, _read_results),
     Target("draft heads", 0.15, *_folders(example_head), _load_head),
-    Target("checkpoints", 0.1, *_folders(example_checkpoint), _load_checkpoint),
+    Target("checkpoints", 0.1, *_folders(example_checkpoint), _load_checkpoint()),
+    Target("checkpoints of two grids", 0.02, *_folders(TWO_GRIDS), _load_checkpoint("glm-image")),
+    Target(
+        "packs",
+        0.04,
+        st.deferred(lambda: cases.packs(example_pack().read_bytes())),
+        lambda box, case: (box / "runs.zip").write_bytes(case),
+        _read_pack,
+    ),
+    Target("hub answers", 0.02, cases.answers(), lambda box, case: hub(), _answer),
+    *(
+        [Target("checkpoints in eight bits", 0.01, *_folders(example_checkpoint), _load_checkpoint(eight_bits=True))]
+        if find_spec("torchao")
+        else []
+    ),
 )

@@ -1,6 +1,6 @@
-"""Kill what writes besides runs: scoring, merging, reports, exports.
+"""Kill what writes besides runs: scoring, merging, reports, exports, packing, imports, downloads.
 
-    python dev/drills/writers.py score --kills 50    # also: merge, report, two-reports, export
+    python dev/drills/writers.py score --kills 50    # also: merge, report, two-reports, export, pack, import, fetch
 
 Each kill (SIGKILL at a random moment) is followed by the same command once more and by a comparison with an undisturbed
 one. Outcomes go to the log of `kills.py`, whose `report` prints them.
@@ -17,6 +17,7 @@ import signal
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,13 +27,15 @@ import pandas as pd
 from kills import LOG, RESULTS, contents, log, outcomes
 
 from specbench.metrics import scoring
-from specbench.metrics.official_exchange import export_images
+from specbench.metrics.official_exchange import export_images, import_scores
 from specbench.reporting.html import write_page
 from specbench.store import parquet_log
 from specbench.store.merge_shards import merge_runs
+from specbench.store.packed import pack
 
 _SVG_ID = re.compile(rb"\bf[0-9a-f]{8}-|\b[mp][0-9a-f]{10}\b")
 """Ids in the figures of a page, random so that two figures share none."""
+_FIRST_USED = re.compile(rb'first_used = ".*"')
 Act = Callable[[Path], None]
 Read = Callable[[Path], dict]
 
@@ -76,6 +79,26 @@ def export(box: Path) -> None:
         export_images("geneval", folder, box / "official")
 
 
+def pack_all(box: Path) -> None:
+    pack(sorted((box / "results").iterdir()), box / "runs.zip")
+
+
+def members(box: Path) -> dict:
+    with zipfile.ZipFile(box / "runs.zip") as archive:
+        return {name: [archive.read(name)] for name in archive.namelist()}
+
+
+def import_answers(box: Path) -> None:
+    (folder,) = (box / "results").iterdir()
+    import_scores("dpg-bench", folder, box / "detail.txt")
+
+
+def received(box: Path) -> dict:
+    """What a user of the downloads finds: files of the cache under their names, and the commits that were kept."""
+    found = [*box.glob("hf/*/snapshots/*/*"), *(path for path in box.glob("specbench/*") if path.suffix != ".lock")]
+    return {path.name: [_FIRST_USED.sub(b"", path.read_bytes())] for path in found if path.is_file()}
+
+
 def files(box: Path) -> dict:
     """Everything that is neither input nor a lock, by path."""
     written = (box / name for name in ("page.html", "official"))
@@ -93,6 +116,9 @@ KINDS: dict[str, tuple[Act, Read, Callable[[], Path]]] = {
     "report": (report, files, examples.scorable),
     "two-reports": (two_reports, files, examples.scorable),
     "export": (export, files, examples.exportable),
+    "pack": (pack_all, members, examples.scorable),
+    "import": (import_answers, scores, examples.judged),
+    "fetch": (examples.fetch, received, examples.empty),
 }
 """What is killed, how its outcome is read, and the folder it works in."""
 
@@ -120,7 +146,8 @@ def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
                 misses += 1  # it ended before the kill
                 continue
             act(box)
-            log(kind, number, compare(read(box), truth) | {"left_behind": len(list(box.rglob(".*.tmp")))})
+            left = [*box.rglob(".*.tmp"), *box.rglob("*.incomplete"), *box.rglob("*.part")]
+            log(kind, number, compare(read(box), truth) | {"left_behind": len(left)})
         number += 1
     print(f"{kind}: {number} of {kills} kills", file=sys.stderr)
 

@@ -55,6 +55,18 @@ def _impossible(decoder: str, what: str) -> float:
     return {"tokens": own.sum(), "images": (own > 0).sum(), "of": len(own)}[what]
 
 
+def _over_generate(guidance: float) -> float:
+    """Compiled AR over `generate()` with its best cache, by medians of CPU time."""
+    rows = pd.DataFrame(_json("speed/generate.json")["rows"])
+    times = rows[rows.guidance == guidance].groupby("name").cpu_ms.median()
+    return times["specbench ar, compiled"] / times[times.index.str.startswith("generate()")].min()
+
+
+def _audited(decoder: str, key: str) -> float:
+    return next(row[key] for row in _json("audit/best-lossless.json") if row["decoder"] == decoder)
+
+
+COST, STEPS = "docs/notes/cost-of-specbench.md", "docs/notes/best-lossless.md"
 QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
     (LOSSY, r"what they gain, ([\d.]+) to", lambda: _more_tokens(RELAXED)),
     (LOSSY, r"what they gain, [\d.]+ to ([\d.]+) %", lambda: _more_tokens(AMPLIFIED)),
@@ -64,6 +76,11 @@ QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
     ("docs/notes/audit-itself.md", r"False alarms.\*\* (\d+) audits", lambda: _false_alarms("audits")),
     ("docs/notes/audit-itself.md", r"0.0001, (\d+) with p below", lambda: _false_alarms("below")),
     ("docs/notes/audit-itself.md", r"smallest p ([\d.]+)", lambda: _false_alarms("smallest")),
+    (COST, r"it takes ([\d.]+) times as long with guidance", lambda: _over_generate(1.5)),
+    (COST, r"with guidance and ([\d.]+)\s+times without. \[On", lambda: _over_generate(1.0)),
+    (STEPS, r"audit \(220,000 images\): lossless, p = ([\d.]+)", lambda: _audited("best-lossless", "p_value")),
+    (STEPS, r"siblings\s+lossless, p = ([\d.]+)", lambda: _audited("best-lossless:siblings=1", "p_value")),
+    (STEPS, r"would have seen a total variation of ([\d.]+\d)", lambda: _audited("best-lossless", "detectable_tv")),
     ("docs/quality.md", r"\| zipar \|.*?; (\d+) impossible", lambda: _impossible("zipar", "tokens")),
     ("docs/quality.md", r"\| zipar \|.*? in (\d+) of \d+ images", lambda: _impossible("zipar", "images")),
     ("docs/quality.md", r"\| zipar \|.*? of (\d+) images", lambda: _impossible("zipar", "of")),

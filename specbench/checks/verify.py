@@ -20,6 +20,7 @@ from specbench.reporting.report_rows import Run
 from specbench.store.packed import changed_members, extract
 from specbench.store.run_folders import runs_in
 from specbench.store.run_store import RunStore, image_bytes
+from specbench.system.console import counted
 from specbench.system.device_peaks import KNOWN
 
 OK, WRONG, OPEN = "ok", "WRONG", "not checked"
@@ -77,7 +78,7 @@ def _pictures(run: Path) -> Iterator[tuple[str, str, str]]:
         return
     for row in rows.itertuples():
         image_bytes(run, row.image, row.image_sha256)
-    yield "pictures", OK, f"{len(rows)} are those that the rows name"
+    yield "pictures", OK, f"as the rows name them: {len(rows)}"
 
 
 def _scores(run: Path) -> Iterator[tuple[str, str, str]]:
@@ -140,5 +141,5 @@ def _tokens(run: Path, recompute: bool, device: str) -> tuple[str, str]:
     except SpecbenchError as error:
         return OPEN, str(error)
     how = "p recomputed by the model" if recompute else "by the recorded values; --recompute asks the model"
-    said = f"{found['verdict']} over {found['images']} images ({how})"
+    said = f"{found['verdict']} over {counted(found['images'], 'image')} ({how})"
     return (WRONG if found["failed"] else OK), said

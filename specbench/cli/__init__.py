@@ -156,8 +156,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError as error:
         code = 0 if _reader_left() else _fail(_bug(error), debug)
     except OSError as error:
+        from specbench.system.files import FULL  # for this error alone
+
         where = f"{error.filename}: " if error.filename else ""
-        code = _fail(SpecbenchError(f"{where}{error.strerror or error}", "check the path"), debug)
+        advice = "free some space" if error.errno in FULL else "check the path"
+        code = _fail(SpecbenchError(f"{where}{error.strerror or error}", advice), debug)
     except MemoryError:
         code = _fail(SpecbenchError("not enough memory", "see 'ulimit -v' and what else runs here", FAILURE), debug)
     except BaseException as error:  # a plug-in may raise anything

@@ -150,7 +150,7 @@ def export(
     if benchmark not in (*_BENCHMARKS, "dataset"):
         raise unknown_name("benchmark", benchmark, (*_BENCHMARKS, "dataset"))
     count = api.export(benchmark, run, to, out)
-    console.say(f"{count} images, in the layout of {benchmark}")
+    console.say(f"{console.counted(count, 'image')}, in the layout of {benchmark}")
     print(to)
 
 

@@ -125,10 +125,21 @@ def repository_download(
         receive = partial(snapshot_download, repo, revision=named or "main", allow_patterns=patterns)
         with _explained(repo, named):
             folder = Path(_watched(storage, size, progress, receive))
+        _refuse_other_sizes(repo, folder, {name: sizes[name] for name in files if sizes[name]})
         if named is None:
             first_use.keep(repo, folder.name, folder, [folder / name for name in files])
 
     return Download(repo, tuple(files), size, licence, cache, get, info.sha)
+
+
+def _refuse_other_sizes(repo: str, folder: Path, sizes: Mapping[str, int]) -> None:
+    """Remove a file of another size than the hub states, which the client takes for complete, and raise."""
+    for path, size in ((folder / name, size) for name, size in sizes.items()):
+        if (found := path.stat().st_size) != size:
+            for one in (path.resolve(), path):
+                one.unlink(missing_ok=True)
+            what = f"{repo}: {path.name} came with {found:,} bytes instead of {size:,}"
+            raise SpecbenchError(what, "a proxy may alter it; run the same command again", FAILURE)
 
 
 def _named(names: Iterable[str], pattern: str) -> list[str]:

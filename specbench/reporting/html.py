@@ -125,7 +125,9 @@ def scripts(shown: Sequence[charts.Chart], *others: str) -> dict[str, object]:
     """
     for place, chart in enumerate(shown):
         chart["place"] = place
-    texts = [*([_script("observable-plot.min.js"), _script("charts.js")] if shown else []), *map(_script, others)]
+    # The licences of the library ask for their texts in every copy: a page is one.
+    library = f"/*\n{_script('observable-plot.licences.txt')}*/\n{_script('observable-plot.min.js')}"
+    texts = [*([library, _script("charts.js")] if shown else []), *map(_script, others)]
     digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
     data = json.dumps(nonfinite_as_null(list(shown)), allow_nan=False).replace("<", "\\u003c")
     return {"scripts": [Markup(text) for text in texts], "digests": digests, "charts": Markup(data)}

@@ -16,11 +16,12 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.system.digests import cache_folder, sha256_of
-from specbench.system.files import STDOUT, aside_of, check_regular
+from specbench.system.files import STDOUT, check_regular, take_lock
 from specbench.system.json_values import parse_json
 
 MANIFEST = "pack.json"
@@ -54,11 +55,14 @@ def pack(folders: Sequence[Path], target: Path, pictures: str = "png") -> int:
     if str(target) in STDOUT:
         raise SpecbenchError(f"--to {target}: a packed file is not written to stdout", "name a file")
     place, digests = Path(os.path.realpath(target)), {}
-    aside = aside_of(place)
     try:
         if os.path.lexists(place):  # a link is followed, a device kept
             check_regular(place)
-        with tempfile.TemporaryDirectory() as scratch, zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:
+        with (
+            _written_aside(place) as aside,
+            tempfile.TemporaryDirectory() as scratch,
+            zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive,
+        ):
             for folder in folders:
                 source = _with_jpegs(folder, Path(scratch, folder.name)) if pictures == "jpeg" else folder
                 RunStore(source).samples(["status"])  # a damaged run is refused before it is sent
@@ -69,12 +73,24 @@ def pack(folders: Sequence[Path], target: Path, pictures: str = "png") -> int:
                         digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
             about = {"specbench_pack": PACK_VERSION, "pictures": pictures, "files": digests}
             archive.writestr(MANIFEST, json.dumps(about, indent=1))
-        os.replace(aside, place)
     except OSError as error:
         raise SpecbenchError(f"cannot write {target}: {error.strerror}") from error
+    return len(digests)
+
+
+@contextmanager
+def _written_aside(place: Path) -> Iterator[Path]:
+    """A file that becomes `place` at the end. It has one name, so that what a killed process left is written over."""
+    aside, lock_path = (place.with_name(f".{place.name[:160]}.{ending}") for ending in ("tmp", "lock"))
+    lock = take_lock(lock_path, f"{place} is being packed by another process")
+    try:
+        aside.unlink(missing_ok=True)
+        yield aside
+        os.replace(aside, place)
     finally:
         aside.unlink(missing_ok=True)
-    return len(digests)
+        lock_path.unlink(missing_ok=True)
+        os.close(lock)
 
 
 def _with_jpegs(folder: Path, copy: Path) -> Path:

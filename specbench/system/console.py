@@ -13,7 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console, Group
 from rich.padding import Padding
@@ -31,6 +31,19 @@ _WHOLE = 28
 """Table cells up to this width are not wrapped while another panel can be opened."""
 
 
+class _LossyStream(io.TextIOWrapper):
+    """stderr that drops what its file does not take: a log on a full disk ends no run and changes no exit code."""
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
 def prepare_streams() -> None:
     """Let stdout and stderr take every text, and be closed: what an encoding lacks is written as in JSON, \\uXXXX."""
     codecs.register_error("specbench", _escaped)
@@ -43,6 +56,8 @@ def prepare_streams() -> None:
             warn(f"{name} is closed: what belongs there is not printed")
         elif isinstance(stream, io.TextIOWrapper) and stream.errors in instead:
             stream.reconfigure(errors=instead[stream.errors])
+    if (own := sys.stderr) is sys.__stderr__ and isinstance(own, io.TextIOWrapper):  # not that of a test
+        sys.stderr = _LossyStream(own.buffer, own.encoding, own.errors, line_buffering=True)
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:

@@ -471,7 +471,8 @@ def _transient_reason(remote: Remote, error: Exception) -> str:
         SpecbenchError: the next try would fail in the same way.
     """
     if isinstance(error, urllib.error.HTTPError):
-        reason, wait = f"it answers {error.code} {error.reason}", error.headers.get("Retry-After")
+        said = str(error.reason).partition("\n")[0]  # of redirects in a circle urllib says three lines
+        reason, wait = f"it answers {error.code} {said}", error.headers.get("Retry-After")
         if error.code < 500 and error.code not in (408, 429):
             raise SpecbenchError(f"{remote.place}: {reason}", remote.by_hand.removeprefix("or "), FAILURE) from None
         return f"{reason}; it asks to wait {wait} s" if wait else reason

@@ -80,6 +80,19 @@ def test_a_closed_stdout_is_one_line(folder, command):
     assert (done.returncode, len(rest)) == ((2, 1) if "nothing" in command else (0, 0))
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a file that is always full")
+def test_a_full_disk_behind_a_stream_is_one_line_or_nothing_and_ends_no_run(folder):
+    def typed(line: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            f"{sys.executable} -m specbench {line}", shell=True, capture_output=True, text=True, cwd=folder
+        )
+
+    assert typed("list decoders >/dev/full").stderr.splitlines() == ["error: No space left on device (free some space)"]
+    said = typed("run --decoder ar --limit 1 --threads 1 --out logged 2>/dev/full")
+    assert (said.returncode, said.stdout.startswith("logged/shapes-ar-")) == (0, True)
+    assert typed("run --decoder nothing 2>/dev/full").returncode == 2
+
+
 def test_quiet_prints_nothing_on_stderr(there):
     assert there(*RUN, "--quiet").err == ""
 

@@ -120,6 +120,15 @@ def test_what_cannot_be_reached_is_one_short_line(hub, tmp_path):
     _refused(fetch(hub, tmp_path, HF_HUB_OFFLINE="1"), "downloads are disabled", "specbench fetch owner/name")
 
 
+def test_a_file_of_another_size_than_the_hub_states_is_refused_and_not_kept(hub, tmp_path):
+    hub.spoil = lambda path, data: b"" if path.endswith("model.safetensors") else data
+    done = fetch(hub, tmp_path)
+    assert done.stdout.startswith("1 owner/name: model.safetensors came with 0 bytes instead of 11"), done.stdout
+    assert not (tmp_path / "specbench" / "first-use.toml").exists()
+    hub.spoil = lambda path, data: data
+    assert fetch(hub, tmp_path).stdout == f"{OLD}\n"
+
+
 def test_files_that_do_not_fit_on_the_disk_are_refused_before_the_first_byte(hub, tmp_path):
     full = "import shutil, types\nshutil.disk_usage = lambda _: types.SimpleNamespace(free=5)\n"
     small = full + FETCH

@@ -150,6 +150,15 @@ def test_wrong_generation_settings_of_glm_image_are_a_damaged_file(wrong, tmp_pa
     assert caught.value.exit_code == 5
 
 
+@pytest.mark.parametrize("template", [b"\xff", b"{%- for part in", b"{{ messages.none.none }}"], ids=str)
+def test_a_damaged_template_of_glm_image_is_named_before_anything_is_decoded(template, tmp_path):
+    write("glm-image", tmp_path)
+    (tmp_path / "processor" / "chat_template.jinja").write_bytes(template)
+    with pytest.raises(SpecbenchError, match=r"chat_template\.jinja is damaged") as caught:
+        load_model(glm(tmp_path), "cpu", "float32")
+    assert caught.value.exit_code == 5
+
+
 @pytest.mark.parametrize("entry", [{"repetition_penalty": 1.5}, {"min_p": 0.3}], ids=str)
 def test_generation_settings_that_glm_image_does_not_follow_are_refused(entry, tmp_path):
     write("glm-image", tmp_path)

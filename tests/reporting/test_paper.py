@@ -108,7 +108,8 @@ def test_an_own_metric_has_differences_until_its_class_changes(here, cli):
 
 def test_a_packed_file_is_read_like_a_folder_and_a_changed_byte_is_named(here, cli):
     packed = here / "runs.zip"
-    assert cli("pack", "--to", packed, "--pictures", "jpeg").code == 0
+    (here / ".runs.zip.tmp").write_bytes(b"of a killed process")
+    assert cli("pack", "--to", packed, "--pictures", "jpeg").code == 0 and not list(here.glob(".runs.zip.*"))
     (here / "link").symlink_to(packed)
     assert cli("pack", "--to", here / "link", "--pictures", "jpeg").code == 0 and (here / "link").is_symlink()
     assert cli("pack", "--to", here / "results").code == 2 and cli("pack", "--to", "-").code == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,6 +22,7 @@ class Hub:
         asked: paths that were asked for.
         files: other published files, by path.
         cut_after: bytes of a file's body after which the connection is cut.
+        spoil: makes the body that is sent of the one that is meant at a path; its length is that of the former.
     """
 
     commits: dict[str, dict[str, Path]] = field(default_factory=dict)
@@ -29,6 +30,7 @@ class Hub:
     asked: list[str] = field(default_factory=list)
     files: dict[str, Path] = field(default_factory=dict)
     cut_after: int | None = None
+    spoil: Callable[[str, bytes], bytes] = lambda path, data: data
     address: str = ""
 
     def put(self, repo: str, commit: str, folder: Path) -> None:
@@ -110,6 +112,7 @@ class _Answers(BaseHTTPRequestHandler):
         self._send(status, data, body, headers)
 
     def _send(self, status: int, data: bytes, body: bool, headers: dict[str, str] | None = None) -> None:
+        data = self.hub.spoil(self.path, data)
         self.send_response(status)
         for name, value in {"Content-Length": str(len(data)), **(headers or {})}.items():
             self.send_header(name, value)
@@ -118,7 +121,7 @@ class _Answers(BaseHTTPRequestHandler):
         if body and cut is not None and len(data) > cut:
             self.wfile.write(data[:cut])
             self.wfile.flush()
-            self.connection.close()
+            self.close_connection = True
         elif body:
             self.wfile.write(data)
 

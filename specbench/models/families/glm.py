@@ -174,8 +174,10 @@ def load(request: LoadRequest) -> GlmImage:
         raise files.refusal(f" lacks '{CODEBOOK}'")
     request.fill(network, drop(tensors, ("model.visual.", "model.vqmodel.")), files)
     names = [named_token(files, role) for role in _ROLES]
-    template = files.named("chat_template.jinja").read_text(encoding="utf-8")
-    model = GlmImage(request, read_tokenizer(files), network, codebook, names, template)
+    path = files.named("chat_template.jinja")
+    with files.source.blaming(path):
+        model = GlmImage(request, read_tokenizer(files), network, codebook, names, path.read_text(encoding="utf-8"))
+        model.prompt_ids("")
     model.add_diffusion(files)
     return model
 
