@@ -17,7 +17,7 @@ from specbench.models import catalog
 from specbench.store.run_audits import AUDIT_JSON, read_audit
 from specbench.store.run_store import RunStore
 
-IMAGES = 6
+IMAGES = 12
 
 
 def decoded(out, decoder, **settings):
