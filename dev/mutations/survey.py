@@ -2,10 +2,10 @@
 
     python dev/mutations/survey.py 110 110 130        so many mutations of stats, store and metrics
 
-Works in a copy of the committed checkout under build/mutations; mutmut (pip install mutmut) must be installed in the
-environment of `make test`, not only named by PYTHONPATH, as some tests start a Python of their own. Each mutation meets the fastest tests that run its function, SECONDS of them at most, so
-that the share found is a lower bound of what the whole suite finds. Writes results/mutations/sample.jsonl; greater
-numbers add to what was tried.
+Works in a copy of the committed checkout under build/mutations. mutmut (pip install mutmut) must be installed in the
+environment of `make test`, not only named by PYTHONPATH, as some tests start a Python of their own. Each mutation
+meets the fastest tests that run its function, SECONDS of them at most, so that the share found is a lower bound of what
+the whole suite finds. Writes results/mutations/sample.jsonl; greater numbers add to what was tried.
 Decoding has a survey of its own, against the audit: dev/audit/survey.py.
 """
 
