@@ -2,9 +2,10 @@
 
     python dev/mutations/survey.py 110 110 130        so many mutations of stats, store and metrics
 
-Works in a copy of the committed checkout under build/mutations; mutmut (pip install mutmut) must be installed beside
-the packages of `make test`. Each mutation meets the fastest tests that run its function, SECONDS of them at most, so
-that the share found is a lower bound of what the whole suite finds. Writes results/mutations/sample.jsonl.
+Works in a copy of the committed checkout under build/mutations. mutmut (pip install mutmut) must be installed in the
+environment of `make test`, not only named by PYTHONPATH, as some tests start a Python of their own. Each mutation
+meets the fastest tests that run its function, SECONDS of them at most, so that the share found is a lower bound of what
+the whole suite finds. Writes results/mutations/sample.jsonl; greater numbers add to what was tried.
 Decoding has a survey of its own, against the audit: dev/audit/survey.py.
 """
 
@@ -40,10 +41,10 @@ timeout_constant = 10.0
 """
 
 
-def mutmut(*arguments: str, check: bool = True) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "mutmut", *arguments], cwd=COPY, check=check, capture_output=True, text=True
-    )
+def mutmut(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, "-m", "mutmut", *arguments], cwd=COPY, capture_output=True, text=True)
+    if done.returncode:  # such as a test that fails without any mutation
+        sys.exit(done.stdout[-5000:] + done.stderr[-5000:])
     return done.stdout
 
 
@@ -77,12 +78,14 @@ def main(numbers: list[int]) -> int:
             file.write(CONFIG)
         mutmut("run", "specbench.stats.tokens.*", "--max-children", "1")  # makes the mutants and times the tests
         fast_tests()
-    sample, chance = [], random.Random(0)
+    sample, chance = {}, random.Random(0)
     for package, number in zip(PACKAGES, numbers, strict=True):
-        names = list(exit_codes(package))
+        codes = exit_codes(package)
+        names = list(codes)
         chance.shuffle(names)
-        sample += names[:number]
-    mutmut("run", *sample, "--max-children", "1")
+        sample |= {name: codes[name] for name in names[:number]}
+    if untried := [name for name, code in sample.items() if code is None]:
+        mutmut("run", *untried, "--max-children", "1")
     rows = []
     for package in PACKAGES:
         for name, code in exit_codes(package).items():
