@@ -89,7 +89,9 @@ def _read_run(folder: Path) -> Iterator[Prompt]:
     with blaming(folder / "samples", "holds no images of a run: {}"):
         rows = pq.read_table(folder / "samples", columns=names).to_pylist()
         if not any("stage2_nfe" in parse_json(row["facts"] or "{}") for row in rows):
-            raise SpecbenchError(f"'{folder}' is no run of a model with a second stage", "name one of tar-1.5b or tar-7b")
+            raise SpecbenchError(
+                f"'{folder}' is no run of a model with a second stage", "name one of tar-1.5b or tar-7b"
+            )
         latest = {second_stage_id(row["prompt_id"], row["sample"]): row for row in rows if row["status"] == "ok"}
         for name, row in latest.items():
             text = "".join(f"<I{token}>" for token in row["tokens"])
