@@ -146,6 +146,28 @@ def test_the_gap_error_clusters_by_image():
     assert tokens.nll_gap_se == pytest.approx(np.std([1.0, 2.0, 4.0], ddof=1) / math.sqrt(3))
 
 
+def test_statistics_of_tokens_are_those_of_all_tokens_laid_end_to_end():
+    """Images of no, one and several free tokens; two tokens, and two images, are the fewest that have a spread."""
+    images = [[], [-1.0], [-2.0, -5.0, -0.5], [-3.0, -1.5]]
+    for kept in (images, images[:1] + images[-1:], [[-1.0], [-3.0]]):
+        rows = pd.DataFrame({
+            "free_tokens": [len(image) for image in kept],
+            "logp_sum": [sum(image) for image in kept],
+            "logp_spread": [sum((value - np.mean(image)) ** 2 for value in image) for image in kept],
+            "entropy_sum": [0.25 * len(image) ** 2 for image in kept],
+        })  # fmt: skip
+        every = np.array([value for image in kept for value in image])
+        assert stats.logp_std(rows) == pytest.approx(every.std(ddof=1))
+        assert stats.perplexity(rows) == pytest.approx(math.exp(-every.mean()))
+        excess = [(-sum(image) - 0.25 * len(image) ** 2, len(image)) for image in kept if image]
+        n, tokens = len(excess), len(every)
+        gap = sum(value for value, _ in excess) / tokens
+        squares = sum((value - gap * count) ** 2 for value, count in excess)
+        expected = None if n == 1 else pytest.approx(math.sqrt(n / (n - 1) * squares) / tokens)
+        assert stats.nll_gap(rows) == (pytest.approx(gap), expected)
+    assert stats.perplexity(rows.iloc[:0]) is None
+
+
 def test_a_token_of_probability_zero_makes_the_gap_infinite_and_is_counted():
     rows = frame([generation(4, 1.0, logp=(-1.0, -math.inf, 0.0, -3.0)), generation(4, 1.0)])
     tokens = stats.token_stats(rows)
