@@ -133,13 +133,16 @@ def repository_download(
 
 
 def _refuse_other_sizes(repo: str, folder: Path, sizes: Mapping[str, int]) -> None:
-    """Remove a file of another size than the hub states, which the client takes for complete, and raise."""
-    for path, size in ((folder / name, size) for name, size in sizes.items()):
-        if (found := path.stat().st_size) != size:
-            for one in (path.resolve(), path):
-                one.unlink(missing_ok=True)
-            what = f"{repo}: {path.name} came with {found:,} bytes instead of {size:,}"
-            raise SpecbenchError(what, "a proxy may alter it; run the same command again", FAILURE)
+    """Remove files of another size than the hub states, which the client takes for complete, and raise."""
+    held = {name: (folder / name).stat().st_size for name in sizes}
+    wrong = [name for name in sizes if held[name] != sizes[name]]
+    for path in (folder / name for name in wrong):
+        for one in (path.resolve(), path):
+            one.unlink(missing_ok=True)
+    if wrong:
+        name = wrong[0]
+        what = f"{repo}: {name} came with {held[name]:,} bytes instead of {sizes[name]:,}"
+        raise SpecbenchError(what, "a proxy may alter it; run the same command again", FAILURE)
 
 
 def _named(names: Iterable[str], pattern: str) -> list[str]:
