@@ -21,8 +21,8 @@ from loopback_hub import Hub, loopback_hub
 
 from specbench.models.families.model_specs import MODELS
 
-QUICK = ("llamagen", "lumina-512")
-LEFT_OUT = (*QUICK, "llamagen-c2i-3b", "glm-image", *(f"tar-dtok-{side}" for side in (256, 512, 1024)))
+SERVED = "llamagen"
+LEFT_OUT = (SERVED, "llamagen-c2i-3b", "glm-image", *(f"tar-dtok-{side}" for side in (256, 512, 1024)))
 SLOW = tuple(model.name for model in MODELS if model.name not in LEFT_OUT)
 """LlamaGen 3B has heads of 100, with which tests/models/test_llamagen_class.py writes it; GLM-Image draws pictures
 with diffusers and its whole repository alone; Tar's second stage reads no texts."""
@@ -32,7 +32,7 @@ with diffusers and its whole repository alone; Tar's second stage reads no texts
 def hub(tmp_path_factory) -> Iterator[Hub]:
     with loopback_hub() as served:
         folder = tmp_path_factory.mktemp("hub")
-        official_hub.serve(served, folder / "repositories", QUICK)
+        official_hub.serve(served, folder / "repositories", [SERVED])
         official_hub.serve_files(served, folder / "files")
         yield served
 
@@ -113,11 +113,11 @@ def test_a_table_from_an_empty_cache_in_one_command(hub, tmp_path):
     assert rows or "GSD" in bench.stdout
 
 
-@pytest.mark.parametrize("model", [QUICK[1], *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("model", SLOW)
 def test_the_first_command_of_every_model(model, hub, tmp_path):
     """From an empty cache to a picture in one command."""
-    if model in SLOW:
-        official_hub.serve(hub, tmp_path / "repositories", [model])
+    official_hub.serve(hub, tmp_path / "repositories", [model])
     ran = typed(hub, tmp_path, f"specbench run --model {model} --decoder gsd --G 50 --limit 1")
     assert ran.returncode == 0, ran.stderr
     assert len(list((tmp_path / "work" / "results").rglob("*.png"))) == 1
