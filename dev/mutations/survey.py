@@ -25,8 +25,11 @@ OUT = ROOT / "results" / "mutations" / "sample.jsonl"
 PACKAGES = ("stats", "store", "metrics")
 SECONDS = 25
 TESTS = ("stats", "store", "metrics", "reporting/test_report_rows.py", "reporting/test_compare.py")
-LEFT_OUT = ("test_nothing_foreign_is_unpickled", "whose_own_front_end_is_never_reached", "test_preference")
-"""Tests of the source text, of what an earlier test of the file imported, and of programs in a Python of their own."""
+LEFT_OUT = (
+    *("test_nothing_foreign_is_unpickled", "whose_own_front_end_is_never_reached"),
+    *("test_preference", "preprocessed_while_read"),
+)
+"""Tests of the source text, of what a process imported or made before, and of programs in a Python of their own."""
 CONFIG = f"""
 [tool.mutmut]
 source_paths = ["specbench"]
