@@ -12,8 +12,7 @@ from specbench.checks.losslessness import observe
 from specbench.models.interface import TokenLayout
 from specbench.specs.presets import resolve
 
-IMAGES = 30_000
-"""A total variation of 0.028 to 0.038 is then found with a probability of 95 %."""
+IMAGES = 60_000
 LONG = (
     AuditSetting("4 tokens of 3, window 2", TokenLayout.plain(1, 4, 3), window=2),
     AuditSetting("6 tokens of 3, window 3", TokenLayout.plain(2, 3, 3), window=3),

@@ -114,10 +114,10 @@ def label(choice) -> str:
 def test_a_lossless_decoder_passes(choice):
     spec = resolve(*choice)
     assert spec.lossless
-    [result] = audit_decoders([spec], samples=18_000)  # `make audit-menu` takes sixteen times as many
+    [result] = audit_decoders([spec], samples=32_000)
     assert result["verdict"] == "lossless", result
     assert result["tv_low"] < 0.005
-    assert result["detectable_tv"] < 0.05
+    assert result["detectable_tv"] < 0.042
 
 
 @pytest.mark.parametrize("choice", LOSSY, ids=label)
@@ -126,10 +126,7 @@ def test_a_lossy_decoder_is_shown_to_differ(choice):
     assert not spec.lossless
     # A kept draft matters most where many drafts wait for several steps.
     settings = AUDIT_SETTINGS[1:2] if spec.refine == "reuse" else AUDIT_SETTINGS[:3]
-    for images in (IMAGES // 4, IMAGES):  # in a quarter, all but GSD's distance has such a bound
-        result = audit_one(spec.name, spec, images, seed=0, settings=settings)
-        if result["verdict"] == "lossy" and result["tv_low"] > 0.005:
-            break
+    result = audit_one(spec.name, spec, IMAGES, seed=0, settings=settings)
     assert result["verdict"] == "lossy", result
     assert 0.005 < result["tv_low"] < result["tv"] < result["tv_high"] <= 1
 

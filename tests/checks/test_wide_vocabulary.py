@@ -4,7 +4,6 @@ planted there, which the audit's models show hardly or not at all."""
 import pytest
 from planted_bugs import Edit, plant
 
-from specbench.checks import wide_vocabulary
 from specbench.checks.decoder_contract import ContractChecks
 from specbench.checks.wide_vocabulary import wide_faults
 from specbench.specs.presets import resolve
@@ -23,24 +22,16 @@ BUGS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def fewer_images(monkeypatch):
-    """Of the 240 that `check` decodes: in 72 already, each bug shows in 15 % of the tokens or more, where 0.1 % may."""
-    monkeypatch.setattr(wide_vocabulary, "_IMAGES", 96)
-
-
 def wrong(decoder: str, dtype: str) -> list[str]:
     return wide_faults(ContractChecks(decoder, resolve(decoder), 0)._wide_images, dtype, 0)[0]
 
 
-@pytest.mark.usefixtures("fewer_images")
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_of_wide_vocabularies_is_found(bug, monkeypatch):
     plant([BUGS[bug]], monkeypatch)
     assert wrong("sjd", "float32")
 
 
-@pytest.mark.usefixtures("fewer_images")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("decoder", ["ar", "sjd-pac"])
 def test_exact_decoders_pass(decoder, dtype):

@@ -284,7 +284,7 @@ def test_doctor_reports_a_ready_machine(there):
 def test_the_demo_leaves_a_table_and_a_picture(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(demo, "DECODERS", ("ar", "sjd", "sjd++"))
+    monkeypatch.setattr(demo, "DECODERS", demo.DECODERS[:5])
     monkeypatch.setattr(demo, "_WINDOWS", (8,))
     outcome = cli("demo", "--limit", "1")
     assert outcome.code == 0, outcome.err
@@ -292,8 +292,8 @@ def test_the_demo_leaves_a_table_and_a_picture(cli, tmp_path, monkeypatch):
     assert max(map(len, lines)) <= 80
     head, *lines = lines[next(place for place, line in enumerate(lines) if line.startswith("decoder")) :]
     assert head.split()[:2] == ["decoder", "lossless"] and "speed-up [95 %]" in head and "shapes-clip" in head
-    assert [line.split()[0] for line in lines[:3]] == ["ar", "sjd", "sjd++"]
+    assert [line.split()[0] for line in lines[:5]] == ["ar", "jacobi", "sjd", "sjd-isp", "sjd++"]
     assert "the fastest lossless decoder" in " ".join(lines)
     assert (tmp_path / lines[-1].split()[-1]).read_bytes().startswith(b"\x89PNG")
     first, *_, last = outcome.err.splitlines()
-    assert first.startswith("4 decoders draw the same 1 caption") and last.strip().startswith("specbench run")
+    assert first.startswith("6 decoders draw the same 1 caption") and last.strip().startswith("specbench run")

@@ -21,8 +21,8 @@ from loopback_hub import Hub, loopback_hub
 
 from specbench.models.families.model_specs import MODELS
 
-SERVED = "llamagen"
-LEFT_OUT = (SERVED, "llamagen-c2i-3b", "glm-image", *(f"tar-dtok-{side}" for side in (256, 512, 1024)))
+QUICK = ("llamagen", "lumina-512")
+LEFT_OUT = (*QUICK, "llamagen-c2i-3b", "glm-image", *(f"tar-dtok-{side}" for side in (256, 512, 1024)))
 SLOW = tuple(model.name for model in MODELS if model.name not in LEFT_OUT)
 """LlamaGen 3B has heads of 100, with which tests/models/test_llamagen_class.py writes it; GLM-Image draws pictures
 with diffusers and its whole repository alone; Tar's second stage reads no texts."""
@@ -32,7 +32,7 @@ with diffusers and its whole repository alone; Tar's second stage reads no texts
 def hub(tmp_path_factory) -> Iterator[Hub]:
     with loopback_hub() as served:
         folder = tmp_path_factory.mktemp("hub")
-        official_hub.serve(served, folder / "repositories", [SERVED])
+        official_hub.serve(served, folder / "repositories", QUICK)
         official_hub.serve_files(served, folder / "files")
         yield served
 
@@ -47,12 +47,12 @@ def typed(hub: Hub, home: Path, line: str, **variables: str) -> subprocess.Compl
 
 
 def test_run_score_and_report_as_typed(hub, tmp_path):
-    ran = typed(hub, tmp_path, "specbench run --model llamagen --decoder gsd --G 50 --limit 1")
+    ran = typed(hub, tmp_path, "specbench run --model llamagen --decoder gsd --G 50 --limit 2")
     assert ran.returncode == 0, ran.stderr
     said = ran.stderr.splitlines()
     assert "downloading prompts of parti" in said[0]
     assert said[1] == "no AR among the decoders: reports will have no speed-up; add it: --decoder ar,gsd"
-    assert said[2].startswith("llamagen (bfloat16, cpu): 1 prompt of parti, 1 image with gsd")
+    assert said[2].startswith("llamagen (bfloat16, cpu): 2 prompts of parti, 2 images with gsd")
     assert [line.split(",")[0] for line in said[3:5]] == [
         "downloading peizesun/llamagen_t2i", "downloading google/flan-t5-xl"
     ]  # fmt: skip
@@ -67,7 +67,7 @@ def test_run_score_and_report_as_typed(hub, tmp_path):
     assert report.returncode == 0, report.stderr
     [folder] = (tmp_path / "work" / "results").iterdir()
     samples = pd.concat(map(pd.read_parquet, (folder / "samples").glob("*.parquet")))
-    assert len(samples) == 1 and samples[["nfe", "ar_ms"]].gt(0).all(axis=None)
+    assert len(samples) == 2 and samples[["nfe", "ar_ms"]].gt(0).all(axis=None)
     assert all(len(logprobs) == 256 for logprobs in samples["logp"]), "log-probabilities of every token"
     scores = pd.concat(map(pd.read_parquet, (folder / "scores").glob("*.parquet")))
     assert {"clip[b16+299]", "hpsv2[v2.1]"} <= set(scores["metric"])
@@ -113,11 +113,11 @@ def test_a_table_from_an_empty_cache_in_one_command(hub, tmp_path):
     assert rows or "GSD" in bench.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", SLOW)
+@pytest.mark.parametrize("model", [QUICK[1], *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_the_first_command_of_every_model(model, hub, tmp_path):
     """From an empty cache to a picture in one command."""
-    official_hub.serve(hub, tmp_path / "repositories", [model])
+    if model in SLOW:
+        official_hub.serve(hub, tmp_path / "repositories", [model])
     ran = typed(hub, tmp_path, f"specbench run --model {model} --decoder gsd --G 50 --limit 1")
     assert ran.returncode == 0, ran.stderr
     assert len(list((tmp_path / "work" / "results").rglob("*.png"))) == 1
