@@ -465,37 +465,6 @@ def packs(draw, whole: bytes) -> bytes:
     return sink.getvalue()
 
 
-@st.composite
-def answers(draw) -> tuple[str, int, dict[str, str], int | None, tuple]:
-    """Draw what a hub answers: from which path on, status and headers of a refusal (0: none), where bodies are cut, and
-    how they are damaged."""
-    path = draw(st.sampled_from(["/api/models", "/owner", "/file", "/"]))
-    status = draw(st.sampled_from([0, 0, 200, 301, 302, 401, 403, 404, 410, 416, 451]))
-    headers = {"X-Error-Code": draw(st.sampled_from(["GatedRepo", "RepoNotFound", "x"]))}
-    if status in (301, 302):
-        places = ["file:///etc/passwd", "http://127.0.0.1:9/x", "//", "ftp://x/y", "/"]
-        headers["Location"] = draw(st.sampled_from(places))
-    cut = draw(st.sampled_from([None, None, 0, 10**6]))
-    change = draw(st.none() | st.tuples(st.sampled_from(["cut", "flip", "insert", "junk"]), st.integers(0, 400), junk))
-    return path, status, headers, cut, change
-
-
-def spoilt(start: str, change: tuple | None) -> Callable[[str, bytes], bytes]:
-    """Apply a change of `answers` to each body below a path."""
-
-    def spoil(path: str, data: bytes) -> bytes:
-        if change is None or not path.startswith(start):
-            return data
-        kind, place, more = change
-        if kind == "junk":
-            return json.dumps(more).encode("utf-8", "surrogatepass")
-        if kind == "cut":
-            return data[:place]
-        return data[:place] + b"\xff" + data[place + (kind == "flip") :]
-
-    return spoil
-
-
 RESULTS = (
     {"filename": "x/00000/samples/0000.png", "prompt": "drawn", "correct": True, "reason": "", "details": "{}"},
     [{"question_id": 0, "answer": "0.5"}],

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
-import io
 import itertools
 import json
-import os
-import random
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from unittest import mock
 
 import torch
-from huggingface_hub import constants
 from kills import REQUESTS, make_model, specs
 from transformers import LlamaConfig
 
 from specbench.metrics import scoring
 from specbench.models.draft_head import new_head, save_head
-from specbench.models.hub_downloads import repository_download
 from specbench.prompts import Prompt, Request
 from specbench.prompts.public_files import read_dpg_bench
 from specbench.runs.executors.local import LocalExecutor
@@ -32,7 +24,6 @@ from specbench.store.packed import pack
 from specbench.store.run_audits import write_audit
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
-from specbench.system.downloads import Remote, fetch_all, fetch_file
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
@@ -40,7 +31,6 @@ import published  # noqa: E402
 import synthetic  # noqa: E402
 from checkpoints import write  # noqa: E402
 from drawn import drawn_run  # noqa: E402
-from loopback_hub import Hub, loopback_hub  # noqa: E402
 
 TABLES = tuple(path.read_text() for path in sorted((ROOT / "benchmarks").glob("*-[1-4].toml")))
 
@@ -98,41 +88,6 @@ def judged() -> Path:
     ]
     (box / "detail.txt").write_text("\n".join(lines))
     return box
-
-
-@functools.cache
-def hub() -> Hub:
-    """Serve a repository of three files and another file on the loopback, until the process ends."""
-    box = Path(tempfile.mkdtemp(prefix="specbench-drill-"))
-    (box / "repo").mkdir()
-    for number, size in enumerate((20, 2 * 2**20, 2**20)):
-        (box / "repo" / f"{number}.bin").write_bytes(random.Random(number).randbytes(size))
-    served = exitstack.enter_context(loopback_hub())
-    served.put(REPO, COMMIT, box / "repo")
-    served.files["/file"] = box / "repo" / "1.bin"
-    return served
-
-
-exitstack = contextlib.ExitStack()
-REPO, COMMIT = "owner/name", "c" * 40
-
-
-def fetch(home: Path) -> None:
-    """Download all that the hub serves, as a user whose caches are in `home`."""
-    served = hub()
-    template = served.address + constants.HUGGINGFACE_CO_URL_TEMPLATE.removeprefix(constants.ENDPOINT)
-    changed = {"ENDPOINT": served.address, "HUGGINGFACE_CO_URL_TEMPLATE": template}
-    changed |= {"HF_HUB_CACHE": str(home / "hf"), "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}
-    env = {"SPECBENCH_CACHE": str(home / "specbench"), "HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1"}
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, env))
-        for name, value in changed.items():
-            stack.enter_context(mock.patch.object(constants, name, value))
-        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-        content = served.files["/file"].read_bytes()
-        remote = Remote(f"{served.address}/file", f"sha256:{hashlib.sha256(content).hexdigest()}", len(content))
-        fetch_file(remote, home / "specbench" / "file")
-        fetch_all([repository_download(REPO, None, ("*.bin",), "MIT")])
 
 
 @functools.cache

@@ -22,8 +22,6 @@ import cases
 import matplotlib.pyplot  # noqa: F401 - it makes a folder of its own when it is first imported, which is no finding
 import pyarrow as pa
 from examples import (
-    COMMIT,
-    REPO,
     TABLES,
     example_checkpoint,
     example_head,
@@ -31,11 +29,10 @@ from examples import (
     example_pack,
     example_run,
     example_stranger,
-    fetch,
-    hub,
     judged,
     small_run,
 )
+from hub_drill import answers, download_from, hub
 from hypothesis import strategies as st
 from kills import specs
 
@@ -383,24 +380,6 @@ def _read_pack(box: Path, case) -> None:
         raise SpecbenchError(problems[0])
 
 
-def _answer(box: Path, case) -> None:
-    """Download from a hub that answers anything; what is taken for complete has the published sizes."""
-    path, code, headers, cut, change = case
-    served = hub()
-    served.refusals = {path: (code, headers)} if code else {}
-    served.cut_after, served.spoil = cut, cases.spoilt(path, change)
-    try:
-        with mock.patch("time.sleep"), mock.patch("specbench.models.hub_downloads._LOOK_EVERY_S", 0.01):
-            fetch(box)
-    except SpecbenchError as error:
-        assert "\n" not in error.what and "a bug" not in error.what, error
-        raise SpecbenchError(error.what) from error
-    # What is left of a download that failed is judged by the next one.
-    whole = {one.name: one.stat().st_size for one in served.commits[REPO][COMMIT].iterdir()}
-    for one in box.glob("hf/*/snapshots/*/*"):
-        assert one.stat().st_size == whole[one.name], one
-
-
 def _lay_out_import(box: Path, case) -> None:
     if case[0] == "dpg-bench":
         shutil.copytree(judged(), box, dirs_exist_ok=True)
@@ -497,7 +476,7 @@ TARGETS = (
         lambda box, case: (box / "runs.zip").write_bytes(case),
         _read_pack,
     ),
-    Target("hub answers", 0.02, cases.answers(), lambda box, case: hub(), _answer),
+    Target("hub answers", 0.02, answers(), lambda box, case: hub(), download_from),
     *(
         [Target("checkpoints in eight bits", 0.01, *_folders(example_checkpoint), _load_checkpoint(eight_bits=True))]
         if find_spec("torchao")

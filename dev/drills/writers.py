@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import examples
+import hub_drill
 import pandas as pd
 from kills import LOG, RESULTS, contents, log, outcomes
 
@@ -118,7 +119,7 @@ KINDS: dict[str, tuple[Act, Read, Callable[[], Path]]] = {
     "export": (export, files, examples.exportable),
     "pack": (pack_all, members, examples.scorable),
     "import": (import_answers, scores, examples.judged),
-    "fetch": (examples.fetch, received, examples.empty),
+    "fetch": (hub_drill.fetch, received, examples.empty),
 }
 """What is killed, how its outcome is read, and the folder it works in."""
 

@@ -52,7 +52,8 @@ def fetch(
 def downloads_of(name: str, images: bool = False) -> list[Download]:
     """What this disk lacks of all that a name stands for; arguments and errors as of `fetch`."""
     if name in models():
-        return find_model(name).downloads() + missing_set(prompts.default_prompts(name))
+        prompt_set = prompts.default_prompts(name)
+        return find_model(name).downloads() + (missing_set(prompt_set) if prompt_set else [])
     if name in prompts.prompt_set_names():
         return missing_set(name) + (missing_set(name, images=True) if images else [])
     if is_table(name):

@@ -67,8 +67,11 @@ def fetch_prompts(
     return folder
 
 
-def default_prompts(model: str) -> str:
-    """The prompt set of a model's name if there is one, class labels for models by class, else PartiPrompts."""
+def default_prompts(model: str) -> str | None:
+    """The prompt set of a model's name if there is one, class labels for models by class, none for a second stage,
+    whose prompts are the images of a first one, else PartiPrompts."""
+    if model.startswith("tar-dtok"):
+        return None
     if model.startswith("llamagen-c2i"):
         return LABELS
     return model if model in prompt_set_names() else "parti"

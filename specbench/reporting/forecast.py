@@ -221,8 +221,10 @@ def _numbers(one: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[
         ms(setting.forward(1)),
         ms(setting.forward(columns, slots=most_slots(one.decoder, model))),
     )
-    interval = dict(one.decoder.options).get("interval")  # of rounds, one of which has drafts but no forward
-    rounds = interval / (interval - 1) if interval else 1
+    rounds = 1.0  # of drafting, per forward
+    if one.decoder.drafter == "eagle-skips":
+        interval = dict(one.decoder.options)["interval"]
+        rounds = interval / (interval - 1)
     step = forward + rounds * sum(ms(level) for level in _drafting(one.decoder, setting)) + assumed.overhead
     seconds = (prefill + model.stream / assumed.tokens * step) / 1e3
     ar_seconds = (prefill + model.stream * (single + assumed.ar_overhead)) / 1e3

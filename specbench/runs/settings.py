@@ -402,12 +402,11 @@ def _settled(name: str, held: Value, values: Mapping[str, Value]) -> Value:
         from specbench.prompts import default_prompts  # not for `--help`
 
         model = values["model"].value
-        if str(model).startswith("tar-dtok"):
-            raise SpecbenchError(
-                f"'{model}' is a second stage, whose prompts are the images of a first one",
-                "--prompts results/RUN, a run of tar-1.5b or tar-7b",
-            )
-        return Value(default_prompts(model), f"default of {model}")
+        prompts = default_prompts(model)
+        if prompts is None:
+            what = f"'{model}' is a second stage, whose prompts are the images of a first one"
+            raise SpecbenchError(what, "--prompts results/RUN, a run of tar-1.5b or tar-7b")
+        return Value(prompts, f"default of {model}")
     return held
 
 

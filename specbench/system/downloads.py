@@ -454,8 +454,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 @functools.cache
 def _opener() -> urllib.request.OpenerDirector:
     """Opener that trusts the system's certificates and certifi's, unless SSL_CERT_FILE names others: some Pythons know
-    none of the system's, as on RHEL.
-    """
+    none of the system's, as on RHEL."""
     import certifi
 
     context = ssl.create_default_context()
@@ -471,18 +470,16 @@ def _transient_reason(remote: Remote, error: Exception) -> str:
         SpecbenchError: the next try would fail in the same way.
     """
     if isinstance(error, urllib.error.HTTPError):
-        said = str(error.reason).partition("\n")[0]  # of redirects in a circle urllib says three lines
+        said = str(error.reason).partition("\n")[0]  # urllib may say three lines
         reason, wait = f"it answers {error.code} {said}", error.headers.get("Retry-After")
         if error.code < 500 and error.code not in (408, 429):
             raise SpecbenchError(f"{remote.place}: {reason}", remote.by_hand.removeprefix("or "), FAILURE) from None
         return f"{reason}; it asks to wait {wait} s" if wait else reason
     cause = getattr(error, "reason", "") or error
     if isinstance(cause, ssl.SSLCertVerificationError):
-        raise SpecbenchError(
-            f"{remote.place}: the server's certificate cannot be verified",
-            "set SSL_CERT_FILE to your CA bundle; 'python -m certifi' prints one",
-            FAILURE,
-        ) from None
+        what = f"{remote.place}: the server's certificate cannot be verified"
+        fix = "set SSL_CERT_FILE to your CA bundle; 'python -m certifi' prints one"
+        raise SpecbenchError(what, fix, FAILURE) from None
     return str(getattr(cause, "strerror", "") or cause) or type(error).__name__
 
 

@@ -41,7 +41,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     Raises:
         SpecbenchError: the file cannot be written, for example because the disk is full; no partial file remains.
     """
-    aside = aside_of(path)
+    aside = path.with_name(f".{path.name[:160]}.{uuid.uuid4().hex}.tmp")  # no other writer's
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -61,11 +61,6 @@ def write_atomically(path: Path, data: bytes) -> None:
             f"earlier results are complete; {helps}run the same command again to resume",
             FAILURE,
         ) from error
-
-
-def aside_of(path: Path) -> Path:
-    """Where what will be `path` is written first; no other writer's."""
-    return path.with_name(f".{path.name[:160]}.{uuid.uuid4().hex}.tmp")
 
 
 def write_output(path: Path, data: bytes) -> None:

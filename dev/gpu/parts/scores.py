@@ -46,19 +46,19 @@ def scores(device: str, scale: Scale) -> Outcome:
     claims, rows = [], []
     for name, make in _SCORES.items():
         if has_graphs(device) or name in ("fid", "clip"):  # the others are too large for a trial
-            row = {"score": name, **_timed(make(device), pictures, device)}
-            row["largest_difference"] = _difference(make, pictures[:4], device)
+            metric = make(device)
+            row = {"score": name, **_timed(metric, pictures)}
+            row["largest_difference"] = _difference(make("cpu"), metric, pictures[:4])
             told = f"{row['images_per_s']:.3g} images/s, {row['waiting']:.0%} of it waiting for pictures"
             claims.append(claim(f"{name}, {side} px", told))
-            close = row["largest_difference"] <= _TOLERANCE
-            claims.append(
-                claim(f"{name}: features of CPU and device", f"{row['largest_difference']:.1e}", "0.001", close)
-            )
+            difference = row["largest_difference"]
+            what = f"{name}: features of CPU and device"
+            claims.append(claim(what, f"{difference:.1e}", str(_TOLERANCE), difference <= _TOLERANCE))
             rows.append(row)
     return claims, rows
 
 
-def _timed(metric: Metric, pictures: Sequence[bytes], device: str) -> dict[str, float]:
+def _timed(metric: Metric, pictures: Sequence[bytes]) -> dict[str, float]:
     batches = read_ahead(lambda png: _sample(metric, png), pictures, min(metric.batch, len(pictures) // 2))
     _features(metric, next(batches))  # makes what is made once
     start, waiting, done = time.perf_counter(), 0.0, 0
@@ -71,11 +71,9 @@ def _timed(metric: Metric, pictures: Sequence[bytes], device: str) -> dict[str, 
     return {"images_per_s": done / seconds, "waiting": waiting / seconds}
 
 
-def _difference(make: Callable[[str], Metric], pictures: Sequence[bytes], device: str) -> float:
+def _difference(on_cpu: Metric, metric: Metric, pictures: Sequence[bytes]) -> float:
     """The largest difference of a feature to the CPU's, over the largest feature."""
-    here, there = (
-        _features(metric, [_sample(metric, png) for png in pictures]) for metric in map(make, ("cpu", device))
-    )
+    here, there = (_features(one, [_sample(one, png) for png in pictures]) for one in (on_cpu, metric))
     return float(np.abs(here - there).max() / np.abs(here).max())
 
 
