@@ -1,6 +1,6 @@
 """python collect.py RUNS TO: results of all scored runs in a folder, compared with AR.
 
-With --add, what TO has of decoders that RUNS lacks stays, and its AR, of which RUNS needs the same images only.
+With --add, TO keeps its AR, of whose images RUNS must have those with the same keys, and decoders that RUNS lacks.
 
 `headline.md` is the table of differences to AR, `against-ar.json` the same for programs, `scores.parquet` has a row per
 run and score, `images.parquet` a row per image with its tokens, from which the model's tokenizer draws it again.
