@@ -18,7 +18,9 @@ from teacher_forced import read_rows, rewrite
 from specbench import api
 from specbench.metrics.score_store import image_values, read_scores
 from specbench.metrics.shapes import ShapesClip, ShapesDetector
+from specbench.reporting.columns import with_interval
 from specbench.reporting.report_rows import label
+from specbench.stats import ratio_of_totals
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
 
@@ -77,9 +79,21 @@ def joined(old: str, new: str) -> str:
 
     def place(line: str) -> tuple[bool, bool, float]:
         cells = line.strip("| \n").split(" | ")
-        return cells[0] == GREEDY, cells[1] != "yes", float(cells[5])
+        return cells[0] == GREEDY, cells[1] != "yes", float(cells[5].partition(" ")[0])
 
     return "".join([*head, *sorted(kept + new, key=place)])
+
+
+def with_intervals(table: str, pictures: pd.DataFrame) -> str:
+    """The headline table with 95 % intervals, over prompts, of the tokens per step."""
+    lines = [line.strip("| \n").split(" | ") for line in table.splitlines()]
+    at = lines[0].index("tokens per step")
+    for line in lines[2:]:
+        own = pictures[pictures["decoder"] == line[0]]
+        found = ratio_of_totals(own["tokens"].map(len), own["nfe"], own["prompt_id"])
+        steps_differ = found.low < found.high
+        line[at] = with_interval(found.value, *((found.low, found.high) if steps_differ else (None, None)))
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def main() -> None:
@@ -115,13 +129,15 @@ def main() -> None:
             row for row in json.loads((to / "against-ar.json").read_text()) if row["run_id"] not in gone
         ] + differences
         table = joined((to / "headline.md").read_text(), table)
-        old, pictures = (pd.read_parquet(to / f"{name}.parquet") for name in ("scores", "images"))
-        scores = pd.concat([old[~old["decoder"].isin(taken)], scores])
-        parts = [pictures[~pictures["decoder"].isin(taken)], *parts]
+        kept = [pd.read_parquet(to / f"{name}.parquet") for name in ("scores", "images")]
+        scores_kept, pictures_kept = (frame[~frame["decoder"].isin(taken)] for frame in kept)
+        scores, parts = pd.concat([scores_kept, scores]), [pictures_kept, *parts]
     (to / "against-ar.json").write_text(json.dumps(differences, indent=1) + "\n")
+    pictures = pd.concat(parts)
+    table = with_intervals(table, pictures)
     (to / "headline.md").write_text(rewrite(table, read_rows(forced)) if forced.exists() else table)
     scores[list(SCORES)].to_parquet(to / "scores.parquet", index=False)
-    pd.concat(parts).to_parquet(to / "images.parquet", index=False, compression="zstd")
+    pictures.to_parquet(to / "images.parquet", index=False, compression="zstd")
 
 
 if __name__ == "__main__":
