@@ -23,6 +23,8 @@ from specbench.reporting import demo
 from specbench.runs import memory_estimate, run_progress, runner
 from specbench.system.images import read_picture
 
+PROGRAM = f"{shlex.quote(sys.executable)} -m specbench"
+"""Beginning of a line for a shell; the checkout's path may have spaces."""
 RUN = ("run", "--decoder", "ar,sjd", "--limit", "2", "--threads", "1")
 REPORT_KEYS = (
     *("run_id", "model", "decoder", "options", "n", "nfe", "step_compression", "latency_ms"),
@@ -73,7 +75,7 @@ def test_an_ascii_terminal_gets_every_line(folder, command, encoding):
 
 @pytest.mark.parametrize("command", ["list decoders", "list nothing"])
 def test_a_closed_stdout_is_one_line(folder, command):
-    program = f"{sys.executable} -m specbench {command} >&-"
+    program = f"{PROGRAM} {command} >&-"
     done = subprocess.run(["sh", "-c", program], capture_output=True, text=True, cwd=folder, timeout=600)
     first, *rest = done.stderr.splitlines()
     assert first == "warning: stdout is closed: what belongs there is not printed"
@@ -83,9 +85,7 @@ def test_a_closed_stdout_is_one_line(folder, command):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a file that is always full")
 def test_a_full_disk_behind_a_stream_is_one_line_or_nothing_and_ends_no_run(folder):
     def typed(line: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            f"{sys.executable} -m specbench {line}", shell=True, capture_output=True, text=True, cwd=folder
-        )
+        return subprocess.run(f"{PROGRAM} {line}", shell=True, capture_output=True, text=True, cwd=folder)
 
     assert typed("list decoders >/dev/full").stderr.splitlines() == ["error: No space left on device (free some space)"]
     said = typed("run --decoder ar --limit 1 --threads 1 --out logged 2>/dev/full")
