@@ -24,7 +24,15 @@ COPY = ROOT / "build" / "mutations"
 OUT = ROOT / "results" / "mutations" / "sample.jsonl"
 PACKAGES = ("stats", "store", "metrics")
 SECONDS = 25
-TESTS = ("stats", "store", "metrics", "reporting", "runs/test_runner.py", "runs/test_published.py", "cli/test_commands.py")
+TESTS = (
+    "stats",
+    "store",
+    "metrics",
+    "reporting",
+    "runs/test_runner.py",
+    "runs/test_published.py",
+    "cli/test_commands.py",
+)
 LEFT_OUT = (
     *("test_nothing_foreign_is_unpickled", "whose_own_front_end_is_never_reached"),
     *("test_preference", "preprocessed_while_read"),
