@@ -15,7 +15,7 @@ from specbench import errors
 from specbench.runs.settings import run_settings
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store import schema
-from specbench.store.run_info import SCHEMA_VERSION
+from specbench.store.run_info import SCHEMA_VERSION, Invocation, RunInfo
 from specbench.store.token_sums import SUMS
 from specbench.system.version import __version__
 
@@ -169,6 +169,9 @@ def test_columns_and_keys_of_stored_runs_are_documented():
             assert set(pq.read_schema(samples).names) <= {*documented("samples/*.parquet"), *SUMS.names}
     assert {f"spec.{name}" for name in RunSpec.__dataclass_fields__} <= keys.keys()
     assert {f"spec.sampling.{name}" for name in Sampling.__dataclass_fields__} <= keys.keys()
+    written = RunInfo.__dataclass_fields__.keys() - {"stored", "roofline"} | {"floor"}  # the key of a roofline's inputs
+    written |= {f"invocations[].{name}" for name in Invocation.__dataclass_fields__.keys() - {"stored"}}
+    assert written <= keys.keys()
 
 
 def test_exit_codes_are_documented():
