@@ -154,7 +154,10 @@ def score(
     if problems:
         raise joint_problem(problems, others=bool(rows))
     if not rows and not against:
-        raise SpecbenchError("no score: no metric can be had that scores these prompts", "see: specbench list metrics")
+        raise SpecbenchError(
+            "no score: none of these metrics scores these prompts without reference images",
+            "--reference FOLDER of real images, or --metric; see: specbench list metrics",
+        )
 
 
 def _find_scored(names: Sequence[str], out: str) -> None:

@@ -78,6 +78,9 @@ class Aesthetic(Clip):
         digests = {name: checkpoints.CHECKPOINTS[name].digest for name in self.checkpoints}
         return {**digests, **CosineMetric.identity(self)}
 
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return True  # it reads no caption
+
     @cached_property
     def head(self) -> nn.Module:
         weights = load_weights(self.weights_file("aesthetic"))

@@ -101,6 +101,8 @@ def test_the_aesthetic_predictor_is_linear_in_the_unit_embedding(tmp_path, monke
         for number in (0, 2, 4, 6, 7):
             x = x @ weights[f"layers.{number}.weight"].T + weights[f"layers.{number}.bias"]
     assert values(metric, asked) == pytest.approx(x[:, 0].tolist(), rel=1e-4) and x.std() > 1e-3
+    by_class = {"class": 3}  # prompts that are no captions
+    assert metric.accepts(None, by_class) and not preference.PickScore(Settings(offline=True)).accepts(None, by_class)
 
 
 VQASCORE = """

@@ -82,7 +82,7 @@ def test_nothing_scored_is_no_success(tmp_path, cli, monkeypatch):
     monkeypatch.setattr("specbench.system.downloads._open_url", lambda *_: pytest.fail("the network was used"))
     stored_run(tmp_path / "out", PROMPTS)
     bundled = cli("score", "--bundled-only", "--out", tmp_path / "out", "--json")
-    assert bundled.code == 2 and json.loads(bundled.out) == [] and "no score" in bundled.err
+    assert bundled.code == 2 and json.loads(bundled.out) == [] and "--reference FOLDER" in bundled.err
     away = cli("score", "--offline", "--out", tmp_path / "out")
     assert away.code == 5 and "clip[b16+299] is left out: ViT-B-16.pt is not on this disk" in away.err
     assert away.err.count("is left out") == 2 and "specbench fetch HPS_v2.1_compressed.pt" in away.err
