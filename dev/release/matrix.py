@@ -66,6 +66,12 @@ EXTRAS: dict[str, str] = {
     "docs": "import mkdocs, material, mkdocstrings",
 }
 """What every extra lets one import."""
+WOULD_INSTALL = """
+import json, subprocess, sys
+plan = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--report", "-", sys.argv[1]]
+names = {one["metadata"]["name"] for one in json.loads(subprocess.check_output(plan))["install"]}
+sys.exit("torch would be replaced" if "torch" in names else print(len(names), "packages, no torch"))
+"""
 
 
 @dataclass
@@ -161,8 +167,9 @@ def try_packages(matrix: Matrix, python: str, folder: Path, clone: Path, tests: 
     base, dist = folder / "wheel", folder / "dist"
     if not build_packages(matrix, python, clone, dist):
         return
-    matrix.step("wheel: environment", [python, "-m", "venv", base], folder)
     (wheel,), (sdist,) = dist.glob("*.whl"), dist.glob("*.tar.gz")
+    try_kept_torch(matrix, python, wheel, folder)
+    matrix.step("wheel: environment", [python, "-m", "venv", base], folder)
     if not matrix.step("wheel: pip install", [base / "bin" / "python", *PIP_INSTALL, wheel], folder):
         return
     fit_torchvision(matrix, "wheel", base, folder)
@@ -174,6 +181,18 @@ def try_packages(matrix: Matrix, python: str, folder: Path, clone: Path, tests: 
     for extra in extras_of(clone):
         try_extra(matrix, extra, base, wheel, folder)
     try_source_distribution(matrix, base, sdist, folder, tests)
+
+
+def try_kept_torch(matrix: Matrix, python: str, wheel: Path, folder: Path) -> None:
+    """Ask pip what it would install where a torch with CUDA is: only its name and version are there."""
+    environment = folder / "with CUDA"
+    matrix.step("torch kept: environment", [python, "-m", "venv", environment], folder)
+    (packages,) = (environment / "lib").glob("python3*/site-packages")
+    for name, version in (("torch", "2.13.0+cu130"), ("torchvision", "0.28.0+cu130")):
+        (found := packages / f"{name}-{version}.dist-info").mkdir()
+        (found / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (found / "RECORD").write_text("")
+    matrix.step("torch kept: pip install", [environment / "bin" / "python", "-c", WOULD_INSTALL, wheel], folder)
 
 
 def build_packages(matrix: Matrix, python: str, clone: Path, dist: Path) -> bool:
