@@ -87,7 +87,7 @@ def main(numbers: list[int]) -> int:
         subprocess.run(["git", "clone", "--quiet", ROOT, COPY], check=True)
         with (COPY / "pyproject.toml").open("a") as file:
             file.write(CONFIG)
-        mutmut("run", "specbench.stats.tokens.*", "--max-children", "1")  # makes the mutants and times the tests
+        mutmut("run", "specbench.stats.tokens.x_top1__mutmut_1")  # makes all mutants and times the tests
         fast_tests()
     sample, chance = {}, random.Random(0)
     for package, number in zip(PACKAGES, numbers, strict=True):
