@@ -231,6 +231,8 @@ _Measure = tuple[str, int, dict[str, Estimate], float | None]
 def _speed(names: Mapping[str, Mapping]) -> _Measure:
     """The speed-up; without any, images per hour; else tokens per step."""
     found = {n: Estimate(r["speedup"], r["speedup_low"], r["speedup_high"]) for n, r in names.items() if r["speedup"]}
+    # A baseline's own is 1 by definition, without an interval.
+    found |= {n: Estimate(1.0, None, None) for n in found if names[n]["baseline"] == names[n]["run_id"]}
     if found:
         return "speed-up [95 %]", 2, found, 1.0
     key = "images_per_hour" if any(row["images_per_hour"] for row in names.values()) else "step_compression"
