@@ -71,7 +71,7 @@ docs: $(VENV)/.dev ## Refresh the generated parts of README and docs
 
 docs-site: $(VENV)/.dev ## Build the documentation with its API reference into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "Open build/site/index.html"
+	@echo "Open build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site"
 
 pictures: $(VENV)/.run ## Draw every picture that README and docs show anew (minutes; screenshots need Chromium)
 	$(BIN)/python dev/pictures/draw.py
