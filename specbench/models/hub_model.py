@@ -139,10 +139,10 @@ class HubModel(ModelFacts):
         if choice.size:
             if choice.tiny:
                 raise SpecbenchError(f"--size {choice.size}: a tiny network has one size", "omit --scale tiny")
-            if self.sizes is None:
-                size = f"{self.resolution[1]}x{self.resolution[0]}"
-                raise SpecbenchError(f"--size {choice.size}: '{self.name}' has one size, {size}", "omit it")
-            asked = self.sizes.check(self.name, choice.size)
+            only = f"{self.resolution[1]}x{self.resolution[0]}"
+            if self.sizes is None and choice.size != only:
+                raise SpecbenchError(f"--size {choice.size}: '{self.name}' has one size, {only}", "omit it")
+            asked = self.sizes.check(self.name, choice.size) if self.sizes else self.resolution
             if second:
                 second = tuple(one for one in second if one.resolution == asked)
             else:

@@ -65,7 +65,8 @@ def test_a_size_is_part_of_the_name_and_reaches_prompt_and_grid(tmp_path):
     info = INFO["lumina2"].configured(ModelChoice(random=True, size="1024x512"))
     assert (info.name, info.grid, info.resolution) == ("lumina2+1024x512+random", (64, 128), (512, 1024))
     assert recorded_model(info.name) == info and info.stream == 64 * 129
-    assert INFO["lumina2"].configured(ModelChoice(size="768x768")) == INFO["lumina2"]
+    for name, own in (("lumina2", "768x768"), ("janus", "384x384")):  # one of several sizes, and the only one
+        assert INFO[name].configured(ModelChoice(size=own)) == INFO[name]
     write("lumina2", tmp_path)
     model = load_model(INFO["lumina2"].configured(ModelChoice(str(tmp_path), tiny=True)), "cpu", "float32")
     model.layout = type(model.layout).with_row_ends(64, 128, 24)
