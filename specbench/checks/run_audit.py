@@ -1,8 +1,8 @@
 """Audit a stored run of any model: the Rosenblatt transform of its tokens, recorded while decoding or recomputed.
 
 Recorded values rely on the decoder; recomputation feeds the finished tokens through the model once, teacher-forced in
-float32 with the whole context, and relies on nothing but the tokens. It also compares what was recorded with what it
-finds, and counts tokens that the target cannot draw.
+the run's number format with the whole context, and relies on nothing but the tokens. It also compares what was recorded
+with what it finds, and counts tokens that the target cannot draw.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ _TOLERANCE = 0.01
 _BEYOND = 0.001
 """Share of the tokens of a float32 run that may be beyond it: a token at the edge of top-p falls to either side."""
 _CONTROL = 16
-"""Images of a run of fewer bits that are also recomputed in its own dtype: how far apart rounding alone brings them."""
+"""Images of a run of fewer bits that are also recomputed in float32: how far rounding alone moves values."""
 _ROUNDING = 1.5
-"""Mean distance of such a run's values to those recomputed, over the control's, that rounding never makes."""
+"""Mean distance of such a run's values to those recomputed, in its dtype or in float32, over that between these two,
+that rounding never makes: of two independent roundings it is the square root of 2."""
 _EDGE = 0.001
 """A token of a float32 run is possible if it is with this many nats more, and with so much more top-p."""
 _COLUMNS = (
@@ -123,10 +124,12 @@ def audit_run(
         `detectable` (see `specbench.stats.rosenblatt.detectable`), `images, tokens, tests, by_order`, `recomputed`,
         `target` (`dtype`, or None for the run's own), `unavailable` (orders without values), `fingerprint` (of the
         rows, see `specbench.store.run_audits`), and where
-        p was recomputed: `impossible_tokens, impossible_images` (tokens of probability 0 given all tokens before them,
-        and the images with one), `nll_gap, nll_gap_se` (of the possible tokens, in nats), `agreement` (of recorded
-        values with those recomputed, by value: mean distance `mean`, the share `beyond` 0.01, `rounding` (the mean
-        distance that the run's dtype explains, None for float32), `differs`; empty where the loop records none).
+        p was recomputed: `impossible_tokens, impossible_images, impossible_by_rounding` (tokens of probability 0 given
+        all tokens before them, the images with one, and how many of a run of fewer bits are no verdict),
+        `nll_gap, nll_gap_se` (of the possible tokens, in nats), `agreement` (of recorded values with those recomputed,
+        by value: mean distance `mean`, the share `beyond` 0.01, `differs`, and of a run of fewer bits the mean
+        distances `from_float32` of the recorded values and `rounding` of those recomputed, else None; empty where the
+        loop records none), `dtype` (in which it was).
 
     Raises:
         SpecbenchError: no decoded images, no recorded values, other weights than the run's; exit code 5 where the
@@ -159,7 +162,7 @@ def audit_run(
     }
     if dtype:
         return described | {"failed": False}  # it claims to be an exact sampler of its own target alone
-    if found.get("impossible_tokens"):
+    if found.get("impossible_tokens", 0) > found.get("impossible_by_rounding", 0):
         described |= {"verdict": IMPOSSIBLE, "deviates": True, "failed": described["declared"] == "lossless"}
     if any(held["differs"] for held in found.get("agreement", {}).values()):
         described |= {"verdict": OTHERS, "failed": True}
@@ -267,36 +270,48 @@ def _place(steps: np.ndarray) -> np.ndarray | None:
 def _recomputed(
     spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str
 ) -> tuple[Values, dict[str, object]]:
-    """Values of a teacher-forced pass in float32, and what they say of the run (see `audit_run`)."""
-    facts = _model_of(spec, weights, revision)
-    model, edge = load_model(facts, device, "float32"), _EDGE
-    rounding: dict[str, float] = {}
+    """Values of a teacher-forced pass in the run's dtype, and what they say of the run (see `audit_run`).
+
+    Rounding moves p, most where guidance multiplies it, so that exact samples of a run of fewer bits are none of p
+    recomputed in other shapes or in float32: their uniformity is tested by the recorded values, or by token id alone.
+    """
+    facts, recorded = _model_of(spec, weights, revision), rows["u_id"].notna()
+    control: dict[str, np.ndarray] = {}
+    apart: dict[str, np.ndarray] = {}
     if spec.dtype != "float32":
         part = rows.iloc[:: -(-len(rows) // _CONTROL)]
-        control = teacher_forced_values(load_model(facts, device, spec.dtype), part, spec.sampling)
-        gaps = _gaps(_compared(control), _compared(teacher_forced_values(model, part, spec.sampling)), _free(part))
-        rounding = {name: _mean(gap) for name, gap in gaps.items()}
-        edge = float(max(gap[np.isfinite(gap)].max() for gap in gaps.values()))
-    values = teacher_forced_values(model, rows, spec.sampling, edge)
+        exact = _compared(teacher_forced_values(load_model(facts, device, "float32"), part, spec.sampling))
+        rounded = _compared(teacher_forced_values(load_model(facts, device, spec.dtype), part, spec.sampling))
+        control = _gaps(rounded, exact, _free(part))
+        apart = _gaps(_stored(part), exact, _free(part)) if recorded.any() else {}
+    edge = max((float(gap[np.isfinite(gap)].max()) for gap in control.values()), default=_EDGE)
+    values = teacher_forced_values(load_model(facts, device, spec.dtype), rows, spec.sampling, edge)
     free, agreement = _free(rows), {}
-    if rows["u_id"].notna().any():
-        stored = {"logp": np.stack(rows["logp"]), **_stacked(rows, OF_TARGET)}
-        for name, gap in _gaps(stored, _compared(values), free).items():
-            mean, beyond, explained = _mean(gap), float((gap > _TOLERANCE).mean()), rounding.get(name)
-            differs = beyond > _BEYOND
-            if explained is not None:  # rounding swaps ranks of p, whose mean distance then varies too much to judge
-                differs = name != "u_p" and mean > _ROUNDING * explained
-            held = {"mean": mean, "beyond": beyond, "rounding": explained, "differs": bool(differs)}
-            agreement[_COMPARED[name]] = held
+    for name, gap in (_gaps(_stored(rows), _compared(values), free) if recorded.any() else {}).items():
+        held = {"mean": _mean(gap), "beyond": float((gap > _TOLERANCE).mean()), "from_float32": None, "rounding": None}
+        differs = held["beyond"] > _BEYOND
+        if control:
+            held |= {"from_float32": _mean(apart[name]), "rounding": _mean(control[name])}
+            lost, to_lose = (np.isinf(one[name]).mean() for one in (apart, control))
+            differs = max(held["mean"], held["from_float32"]) > _ROUNDING * held["rounding"]
+            differs |= lost > _ROUNDING * to_lose + _BEYOND
+            differs &= name != "u_p"  # rounding swaps ranks of p: its mean distance varies too much to judge
+        agreement[_COMPARED[name]] = held | {"differs": bool(differs)}
     impossible = (~values.possible & free).sum(1)
     # A token at the edge is possible, but has no log p here.
     gap, error = _gap_of(values.logp, values.entropy, free & np.isfinite(values.logp))
+    if control:
+        by_id = {"u_id": values.u["u_id"]}
+        values = values._replace(u=_stacked(rows, PRINTED_ORDERS) if recorded.all() else by_id)
+    by_rounding = _ROUNDING * np.isinf(control["logp"]).mean() * free.sum() if control else 0.0
     return values, {
         "impossible_tokens": int(impossible.sum()),
         "impossible_images": int((impossible > 0).sum()),
+        "impossible_by_rounding": int(by_rounding),
         "nll_gap": gap,
         "nll_gap_se": error,
         "agreement": agreement,
+        "dtype": spec.dtype,
     }
 
 
@@ -310,13 +325,13 @@ def _under_other_target(
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(BYTES)}")
     if not ModelChoice.of_name(spec.model)[1].eight_bits:
         what = f"--dtype {dtype}: run '{info.run_id}' was not decoded with --dtype {EIGHT_BITS}"
-        raise SpecbenchError(what, "omit it: such runs are recomputed in float32")
+        raise SpecbenchError(what, "omit it: such runs are recomputed in their own number format")
     _model_of(spec, weights, revision)
     plain = recorded_model(spec.model.replace(f"+{EIGHT_BITS}", ""), weights, revision)
     values = teacher_forced_values(load_model(plain, device, dtype), rows, spec.sampling)
     impossible = (np.isneginf(values.logp) & _free(rows)).sum(1)
     counts = {"impossible_tokens": int(impossible.sum()), "impossible_images": int((impossible > 0).sum())}
-    return values, {**counts, "agreement": {}}
+    return values, {**counts, "impossible_by_rounding": 0, "agreement": {}}
 
 
 _COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending"}
@@ -325,6 +340,10 @@ _COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending
 
 def _compared(values: Values) -> dict[str, np.ndarray]:
     return {"logp": values.logp, **values.u}
+
+
+def _stored(rows: pd.DataFrame) -> dict[str, np.ndarray]:
+    return {"logp": np.stack(rows["logp"]), **_stacked(rows, OF_TARGET)}
 
 
 def _free(rows: pd.DataFrame) -> np.ndarray:

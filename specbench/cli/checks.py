@@ -60,7 +60,7 @@ _StoredRuns = Annotated[
         autocompletion=completion.runs,
     ),
 ]
-_Recompute = Annotated[bool, switch("--recompute", "With --run: recompute p, teacher-forced in float32.")]
+_Recompute = Annotated[bool, switch("--recompute", "With --run: recompute p, teacher-forced.")]
 _RunWeights = Annotated[
     str | None, option("--weights", "DIR|OWNER/NAME", "With --recompute: the run's checkpoint, if not official.")
 ]
@@ -315,12 +315,17 @@ def notes(row: Mapping) -> list[str]:
     """Results that have no column in the table, one line each."""
     lines = []
     if row["recomputed"]:
-        target = f"{row['target']}, another target than the run's" if row["target"] else "float32"
-        lines.append(f"p recomputed in {target}; orders that need q are unavailable: {', '.join(row['unavailable'])}")
+        target = f"{row['target']}, another target than the run's" if row["target"] else row["dtype"]
+        left = f"; not tested: {', '.join(row['unavailable'])}" if row["unavailable"] else "; tested as recorded"
+        lines.append(f"p recomputed in {target}{left}")
         lines += [
             f"recorded {name}: {held['mean']:.2g} from the recomputed value on average, {held['beyond']:.2%} of the "
             "tokens more than 0.01"
-            + (f"; rounding explains {held['rounding']:.2g}" if held["rounding"] is not None else "")
+            + (
+                f"; from float32 {held['from_float32']:.2g}, of which rounding explains {held['rounding']:.2g}"
+                if held["rounding"] is not None
+                else ""
+            )
             for name, held in row["agreement"].items()
         ]
         if not row["agreement"] and not row["target"]:
@@ -329,6 +334,7 @@ def notes(row: Mapping) -> list[str]:
             lines.append(
                 f"{row['impossible_tokens']:,} tokens in {row['impossible_images']:,} of {row['images']:,} images have "
                 "probability 0 given all tokens before them"
+                + (f"; rounding makes up to {most:,}" if (most := row["impossible_by_rounding"]) else "")
             )
     if row["kind"] in ("serial", "images") and row["p_value"] < row["level"]:
         before = f"token {row['group']} tokens before" if row["kind"] == "serial" else "same token of the image before"
