@@ -316,8 +316,8 @@ def notes(row: Mapping) -> list[str]:
     lines = []
     if row["recomputed"]:
         target = f"{row['target']}, another target than the run's" if row["target"] else row["dtype"]
-        left = f"; not tested: {', '.join(row['unavailable'])}" if row["unavailable"] else "; tested as recorded"
-        lines.append(f"p recomputed in {target}{left}")
+        left = f"not tested: {', '.join(row['unavailable'])}" if row["unavailable"] else "tested by the recorded values"
+        lines.append(f"p recomputed in {target}; {left}")
         lines += [
             f"recorded {name}: {held['mean']:.2g} from the recomputed value on average, {held['beyond']:.2%} of the "
             "tokens more than 0.01"
