@@ -96,6 +96,8 @@ def test_whole_images_are_the_units_of_the_interval():
     together = deviation(run_of({"u_p": np.where(sharp, u**1.5, u)}), [("u_p", "all")])
     apart = deviation(run_of({"u_p": np.where(draw.random(u.shape) < 0.5, u**1.5, u)}), [("u_p", "all")])
     assert together.high - together.low > 1.5 * (apart.high - apart.low)
+    alike, level = run_of({"u_p": np.repeat(draw.random((60, 1)), 200, axis=1)}), 0.001
+    assert detectable(alike, level) > 3 * detectable(run_of({"u_p": u}), level)
 
 
 def test_too_few_tokens_are_refused():
