@@ -278,7 +278,8 @@ def _recomputed(
     facts, recorded = _model_of(spec, weights, revision), rows["u_id"].notna()
     control: dict[str, np.ndarray] = {}
     apart: dict[str, np.ndarray] = {}
-    part = rows.iloc[:: -(-len(rows) // _CONTROL)]
+    part = rows[recorded] if recorded.any() else rows
+    part = part.iloc[:: -(-len(part) // _CONTROL)]
     if spec.dtype != "float32":  # before the run's own model, so that one at a time is in memory
         exact = _compared(teacher_forced_values(load_model(facts, device, "float32"), part, spec.sampling))
         apart = _gaps(_stored(part), exact, _free(part)) if recorded.any() else {}
