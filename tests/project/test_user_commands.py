@@ -113,6 +113,30 @@ def test_a_table_from_an_empty_cache_in_one_command(hub, tmp_path):
     assert rows or "GSD" in bench.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model", ["llamagen-c2i-b-256", "lumina-512", "anole", "janus", "simplear", "tar-1.5b", "liquid", "lumina2", "emu3"]
+)
+def test_the_whole_path_with_one_model_of_each_family(model, hub, tmp_path):
+    if model not in QUICK:
+        official_hub.serve(hub, tmp_path / "repositories", [model])
+    by_class = "c2i" in model
+    for line, codes in (
+        (f"fetch {model}" + " parti" * (not by_class), [0]),
+        (f"run --model {model} --decoder ar,sjd --limit 1", [0]),
+        ("score", [2 if by_class else 0]),  # FID of classes needs a folder of real images
+        ("report", [0]),
+        ("audit --run RUN --recompute", [0]),
+        ("pack", [0]),
+        ("verify runs.zip", [0]),
+        (f"bench gsd-1 --model {model} --limit 1 --dry-run", [0, 5]),  # 5: its full size does not fit this machine
+        ("status", [0]),
+    ):
+        run = next((folder.name for folder in (tmp_path / "work" / "results").glob("*-sjd-*")), "")
+        done = typed(hub, tmp_path, f"specbench {line.replace('RUN', run)}")
+        assert done.returncode in codes and "Traceback" not in done.stderr, (line, done.stderr)
+
+
 @pytest.mark.parametrize("model", [QUICK[1], *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_the_first_command_of_every_model(model, hub, tmp_path):
     """From an empty cache to a picture in one command."""
