@@ -62,9 +62,7 @@ _SIBLINGS = Option("siblings", 3, "candidates for the first draft token", minimu
 _DEPTH = Option("depth", 4, "length of each sibling branch, in tokens", minimum=1)
 TAU = Option("tau", 0.5, "threshold on p/q above which an unverified draft token is kept; inf is SJD", minimum=0.0)
 ANY_TAIL = Option(
-    "any-tail",
-    False,
-    "combine with couple, gumbel or reuse too, which biases the images: the decoder is then lossy",
+    "any-tail", False, "combine with couple, gumbel or reuse too, which biases the images: the decoder is then lossy"
 )
 
 _CLUSTER = (
@@ -166,11 +164,7 @@ DRAFTERS = {
     "jacobi-tree": Component(
         "specbench.decoding.drafters.jacobi:JacobiTree",
         "jacobi window plus sibling branches at its first draft token",
-        (
-            _WINDOW,
-            _SIBLINGS,
-            _DEPTH,
-        ),
+        (_WINDOW, _SIBLINGS, _DEPTH),
         is_chain=lambda values: values["siblings"] == 1,
     ),
     "jacobi-lookup": Component(
@@ -404,10 +398,7 @@ VERIFIERS = {
     "pair-segments": Component(
         "specbench.decoding.verification.segments:PairSegments",
         "accept chains of drafts from a table of token pairs by one test of their product of p/q",
-        (
-            Option("pairs", "", "text file with two token ids on each line; empty for equal neighbours"),
-            ANY_TAIL,
-        ),
+        (Option("pairs", "", "text file with two token ids on each line; empty for equal neighbours"), ANY_TAIL),
         False,
         looks_ahead=True,
     ),
@@ -470,9 +461,7 @@ RESIDUALS = {
 
 REFINES = {
     "resample": Component(
-        "specbench.decoding.verification.refinement:Resample",
-        "resample every unverified token from p",
-        redraws=True,
+        "specbench.decoding.verification.refinement:Resample", "resample every unverified token from p", redraws=True
     ),
     "tilt": Component(
         "specbench.decoding.verification.refinement:Tilt",
