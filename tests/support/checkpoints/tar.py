@@ -105,7 +105,8 @@ class _TaTok(nn.Module):
 def _write_ta_tok(path: Path) -> _TaTok:
     network = randomise(_TaTok(), seed=5)
     named = {
-        re.sub(r"^decoder\.(vision_model\.)?", "decoder.vision_model.", name): tensor for name, tensor in network.state_dict().items()
+        re.sub(r"^decoder\.(vision_model\.)?", "decoder.vision_model.", name): tensor
+        for name, tensor in network.state_dict().items()
     }
     named |= {"scale_layer.shift": torch.zeros(1, 3, 1, 1), "scale_layer.scale": torch.ones(1, 3, 1, 1)}
     quantiser = {"name": "simvq", "args": {"codebook_size": CODES, "l2_normalized": True}}
