@@ -44,7 +44,7 @@ SELECTION = (
 LOWEST_TESTS = (
     "tests/models",
     "--ignore=tests/models/test_compilation.py",  # compiled with a newer torch only, see `specbench.runs.compiler`
-    # transformers' own generation of images, which a model is compared with, was broken at 5.0 and at 5.13
+    # transformers' own generation of images, which a model is compared with, was broken at 5.1 and at 5.13
     "--deselect=tests/models/test_family_official_behaviour.py::test_janus_equals_its_native_greedy_generation",
 )
 RUNS_TESTS = ("pytest", "pytest-xdist", "hypothesis")

@@ -8,8 +8,8 @@ from specbench.checks import doctor
 @pytest.mark.parametrize(
     ("here", "requirement", "older"),
     [
-        ("5.0.0", "transformers>=5.0", False),
-        ("4.57.6", "transformers>=5.0", True),
+        ("5.1.0", "transformers>=5.1", False),
+        ("4.57.6", "transformers>=5.1", True),
         ("2.13.0+cpu", "torch>=2.8", False),
         ("2.7.1", "torch>=2.8", True),
         ("13.9", "rich>=13.8", False),

@@ -105,7 +105,7 @@ class CodeFeatures(nn.Module):
         self.embedding, self.embedding_proj = nn.Embedding(words, width), nn.Linear(width, width)
         self.out_linear = nn.Linear(width, config.num_channels)
         decoder = Siglip2VisionModel(config)
-        self.decoder = getattr(decoder, "vision_model", decoder)  # one level more in transformers 5.0
+        self.decoder = getattr(decoder, "vision_model", decoder)  # one level more in transformers 5.1
         self.decode_task_layer = nn.Sequential(nn.Linear(size, size), nn.Tanh(), nn.Linear(size, size))
         self._normalise = normalise
 
