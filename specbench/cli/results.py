@@ -154,10 +154,25 @@ def score(
     if problems:
         raise joint_problem(problems, others=bool(rows))
     if not rows and not against:
-        raise SpecbenchError(
-            "no score: none of these metrics scores these prompts without reference images",
-            "--reference FOLDER of real images, or --metric; see: specbench list metrics",
-        )
+        raise _no_score(out, named)
+
+
+def _no_score(out: str, names: Sequence[str]) -> SpecbenchError:
+    """Why nothing was scored."""
+    import pandas as pd
+
+    from specbench.store.run_folders import find_runs
+    from specbench.store.run_store import RunStore
+
+    rows = pd.concat([RunStore(folder).samples(["status", "error", "image"]) for folder in find_runs(out, names)])
+    if len(rows) and rows["status"].ne("ok").all():
+        return SpecbenchError(f"no score: no image was decoded; the first failed: {rows['error'].iloc[0]}")
+    if len(rows) and rows["image"].isna().all():
+        return SpecbenchError("no score: these runs have no pictures", "their `specbench run` warned why")
+    return SpecbenchError(
+        "no score: none of these metrics scores these prompts without reference images",
+        "--reference FOLDER of real images, or --metric; see: specbench list metrics",
+    )
 
 
 def _find_scored(names: Sequence[str], out: str) -> None:

@@ -230,6 +230,10 @@ def test_failed_images_exit_with_3_and_are_rows(cli, tmp_path, monkeypatch):
     assert outcome.code == 3 and "1 of 2 images failed" in outcome.err and "NaN logits" in outcome.err
     rows = specbench.load(outcome.out.strip(), out="results")
     assert sorted(rows["status"]) == ["failed", "ok"]
+    (tmp_path / "mine.txt").write_text("a red circle\n")
+    assert cli("run", "--prompts", "mine.txt", "--decoder", "sjd", "--threads", "1", "--out", "all").code == 3
+    scored = cli("score", "--out", "all")
+    assert scored.code == 2 and "no image was decoded; the first failed" in scored.err and "NaN logits" in scored.err
 
 
 def test_interrupting_says_how_to_resume(tmp_path):

@@ -98,7 +98,9 @@ def glm(folder, **choice):
     return INFO["glm-image"].configured(ModelChoice(str(folder), tiny=True, **choice))
 
 
-@pytest.mark.skipif(not hasattr(GlmImageProcessor, "_get_target_shape"), reason="computed elsewhere in transformers 5.1")
+@pytest.mark.skipif(
+    not hasattr(GlmImageProcessor, "_get_target_shape"), reason="computed elsewhere in transformers 5.1"
+)
 @pytest.mark.parametrize("size", [(36, 24), (49, 33), (64, 64), (16, 16), (32, 32)])
 def test_the_preview_of_glm_image_has_the_processors_grid(size):
     *_, height, width = GlmImageProcessor._get_target_shape(None, 32 * size[0], 32 * size[1])
