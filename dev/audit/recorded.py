@@ -3,7 +3,7 @@
     python dev/audit/recorded.py [--device cuda] [--compile]
 
 A line per model and dtype goes to results/audit/recorded.jsonl at once, and a later call goes on where it stopped. No
-line may have `differs`: these are the measurements behind the tolerances of `specbench.checks.run_audit`.
+line may have `differs`: these are the measurements behind the tolerances of `specbench.checks.agreement`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -25,21 +26,42 @@ from specbench import api  # noqa: E402
 from specbench.checks.run_audit import audit_run  # noqa: E402
 
 OUT = ROOT / "results" / "audit" / "recorded.jsonl"
+KEYS = ("model", "decoder", "sampling", "dtype", "batch", "device", "compiled")
 MODELS = ("shapes", "janus", "llamagen", "lumina", "anole", "simplear", "emu3")
 
 
-def measure(model: str, dtype: str, batch: int, device: str, compiled: bool) -> dict:
-    """Audit a few images of SJD."""
+SHARP = {
+    "as the model's": {},
+    "guidance 7": {"cfg": 7.0, "top_k": 0, "top_p": 1.0},
+    "guidance 7, temperature 0.3": {"cfg": 7.0, "temperature": 0.3},
+    "top-k 1": {"top_k": 1},
+}
+"""Sampling under which rounding moves p most, or seldom and far."""
+
+
+def measure(
+    model: str, decoder: str, sampling: str, dtype: str, batch: int, device: str, compiled: bool
+) -> dict[str, object]:
+    """Audit a few images."""
     # Tiny images have few tokens, and a test needs hundreds.
     tiny = {"limit": 2} if model == "shapes" else {"random_weights": True, "scale": "tiny", "limit": 24}
     with tempfile.TemporaryDirectory() as out:
         (folder,) = api.run(
-            model=model, decoder=["sjd"], batch=batch, prompts="shapes", dtype=dtype, device=device,
-            compile="on" if compiled else "off", threads=1, quiet=True, out=out, **tiny,
+            model=model, decoder=[decoder], batch=batch, prompts="shapes", dtype=dtype, device=device, quiet=True,
+            compile="on" if compiled else "off", threads=1, out=out, **tiny, **SHARP[sampling],
         ).folders  # fmt: skip
         found = audit_run(folder, recompute=True, device=device, keep=False)
-    setting = {"model": model, "dtype": dtype, "batch": batch, "device": device, "compiled": compiled}
+    setting = dict(zip(KEYS, (model, decoder, sampling, dtype, batch, device, compiled), strict=True))
     return setting | {name: found[name] for name in ("verdict", "tokens", "impossible_tokens", "agreement")}
+
+
+def settings(device: str, compiled: bool) -> Iterator[tuple]:
+    """What to measure, as of `KEYS`."""
+    for model in MODELS:
+        for dtype, batch in (("float32", 1), ("float32", 2), ("bfloat16", 2)):
+            yield model, "sjd", "as the model's", dtype, batch, device, compiled
+        for sampling in SHARP:
+            yield model, "ar", sampling, "bfloat16", 2, device, compiled
 
 
 def main() -> int:
@@ -48,15 +70,12 @@ def main() -> int:
     parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    keys = ("model", "dtype", "batch", "device", "compiled")
-    done = {tuple(row[key] for key in keys) for row in read_rows(OUT)}
+    done = {tuple(row[key] for key in KEYS) for row in read_rows(OUT)}
     with OUT.open("a") as out:
-        for model in MODELS:
-            for dtype, batch in (("float32", 1), ("float32", 2), ("bfloat16", 2)):
-                setting = (model, dtype, batch, options.device, options.compile)
-                if setting not in done:
-                    out.write(json.dumps(measure(*setting)) + "\n")
-                    out.flush()
+        for setting in settings(options.device, options.compile):
+            if setting not in done:
+                out.write(json.dumps(measure(*setting)) + "\n")
+                out.flush()
     wrong = [row for row in read_rows(OUT) if any(held["differs"] for held in row["agreement"].values())]
     print(f"{len(read_rows(OUT))} runs, {len(wrong)} of them flagged")
     for row in wrong:

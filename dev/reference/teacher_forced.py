@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT / "dev"))
 
 from json_rows import read_rows  # noqa: E402 - found through the line above
 
-from specbench.checks.run_audit import teacher_forced_values  # noqa: E402
+from specbench.checks.teacher_forced import teacher_forced_values  # noqa: E402
 from specbench.models.catalog import load_model  # noqa: E402
 from specbench.prompts import load_prompts  # noqa: E402
 from specbench.specs.run_spec import Sampling  # noqa: E402

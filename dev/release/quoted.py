@@ -78,7 +78,7 @@ QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
     ("docs/notes/audit-itself.md", r"smallest p ([\d.]+)", lambda: _false_alarms("smallest")),
     (COST, r"it takes ([\d.]+) times as long with guidance", lambda: _over_generate(1.5)),
     (COST, r"with guidance and ([\d.]+)\s+times without. \[On", lambda: _over_generate(1.0)),
-    (STEPS, r"audit \(220,000 images\): lossless, p = ([\d.]+)", lambda: _audited("best-lossless", "p_value")),
+    (STEPS, r"audit \([\d,]+ images\): lossless, p = ([\d.]+)", lambda: _audited("best-lossless", "p_value")),
     (STEPS, r"siblings\s+lossless, p = ([\d.]+)", lambda: _audited("best-lossless:siblings=1", "p_value")),
     (STEPS, r"would have seen a total variation of ([\d.]+\d)", lambda: _audited("best-lossless", "detectable_tv")),
     ("docs/quality.md", r"\| zipar \|.*?; (\d+) impossible", lambda: _impossible("zipar", "tokens")),

@@ -140,6 +140,6 @@ def _tokens(run: Path, recompute: bool, device: str) -> tuple[str, str]:
         found = audit_run(run, recompute, device=device, keep=False)
     except SpecbenchError as error:
         return OPEN, str(error)
-    how = "p recomputed by the model" if recompute else "by the recorded values; --recompute asks the model"
+    how = "compared with the model" if recompute else "by the recorded values; --recompute asks the model"
     said = f"{found['verdict']} over {counted(found['images'], 'image')} ({how})"
     return (WRONG if found["failed"] else OK), said

@@ -48,7 +48,9 @@ _SETTINGS = tuple(setting for setting in run_settings() if setting.name in OPEN_
 _Table = Annotated[
     str,
     typer.Argument(
-        metavar="NAME", help="A table or figure, see 'specbench list tables'.", autocompletion=completion.tables
+        metavar="NAME",
+        help="A table or figure, see 'specbench list tables', or a file of yours (FILE.toml).",
+        autocompletion=completion.tables,
     ),
 ]
 

@@ -160,7 +160,7 @@ _AUDIT_HELP = help_of(
     "With --run, the stored images of a run of any model are tested instead: are its tokens exact samples of the "
     "model's distribution (Rosenblatt transform)? tv is then a lower bound on the mean total variation per token. "
     "The exit code is 4 if a decoder that is declared lossless deviates. With --recompute it is also 4 if the recorded "
-    "values are not the model's, and tokens of probability 0 are a verdict by themselves.",
+    "values are not the model's, and tokens of probability 0, more than rounding makes, are a verdict by themselves.",
 )
 
 
@@ -316,25 +316,20 @@ def notes(row: Mapping) -> list[str]:
     lines = []
     if row["recomputed"]:
         target = f"{row['target']}, another target than the run's" if row["target"] else row["dtype"]
-        left = f"not tested: {', '.join(row['unavailable'])}" if row["unavailable"] else "tested by the recorded values"
-        lines.append(f"p recomputed in {target}; {left}")
-        lines += [
-            f"recorded {name}: {held['mean']:.2g} from the recomputed value on average, {held['beyond']:.2%} of the "
-            "tokens more than 0.01"
-            + (
-                f"; from float32 {held['from_float32']:.2g}, of which rounding explains {held['rounding']:.2g}"
-                if held["rounding"] is not None
-                else ""
-            )
-            for name, held in row["agreement"].items()
-        ]
+        how = [f"p recomputed in {target}"]
+        if row["agreement"] and row["dtype"] != "float32":
+            how.append("tested by the recorded values")
+        if row["unavailable"]:
+            how.append(f"not tested: {', '.join(row['unavailable'])}")
+        lines.append("; ".join(how))
+        lines += [_distance(name, held) for name, held in row["agreement"].items()]
         if not row["agreement"] and not row["target"]:
             lines.append("this loop records no p given all tokens before, so there is nothing to compare")
         if row["impossible_tokens"]:
             lines.append(
                 f"{row['impossible_tokens']:,} tokens in {row['impossible_images']:,} of {row['images']:,} images have "
                 "probability 0 given all tokens before them"
-                + (f"; rounding makes up to {most:,}" if (most := row["impossible_by_rounding"]) else "")
+                + ("; rounding explains them" if row["impossible_by_rounding"] else "")
             )
     if row["kind"] in ("serial", "images") and row["p_value"] < row["level"]:
         before = f"token {row['group']} tokens before" if row["kind"] == "serial" else "same token of the image before"
@@ -343,9 +338,20 @@ def notes(row: Mapping) -> list[str]:
         lines.append(
             f"no deviation at level {row['level']:g}; one of {row['detectable']:.3f} per token in one of these orders "
             "would have been found with probability 0.95"
-            + ("" if row["recomputed"] else "; this trusts what the decoder recorded, --recompute the tokens alone")
+            + ("" if row["recomputed"] else "; this trusts what the decoder recorded; --recompute asks the model")
         )
     return lines
+
+
+def _distance(name: str, held: Mapping) -> str:
+    """Line on the agreement of a recorded value."""
+    rounding = "" if held["rounding"] is None else f"; rounding makes {held['rounding']:.2g}"
+    if held["images"]:
+        rounding += f", but not the distance of {console.counted(held['images'], 'image')}"
+    return (
+        f"recorded {name}: {held['mean']:.2g} from the recomputed value on average, {held['beyond']:.2%} of the tokens "
+        f"more than 0.01{rounding}" + ("; this is not the model's" if held["differs"] else "")
+    )
 
 
 _CHECK_HELP = help_of(

@@ -234,7 +234,7 @@ def _unfit_for(images: Images, metrics: Iterable[Metric]) -> list[SpecbenchError
 
 def joint_problem(problems: Sequence[SpecbenchError], others: bool) -> SpecbenchError:
     """One error for all `problems` of scoring, which say so if `others` were scored."""
-    first, more = problems[0], len(problems) - 1
+    first, more = min(problems, key=lambda one: not isinstance(one, PluginError)), len(problems) - 1
     what = first.what + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")
     if not others:
         return SpecbenchError(what, first.try_this, first.exit_code)

@@ -35,7 +35,7 @@ def methods(folders: Sequence[Path]) -> tuple[str, str]:
     """
     infos = [read_info(folder) for folder in folders]
     known = {info.spec.decoder.name: PRESETS.get(info.spec.decoder.name) for info in infos}
-    papers = {name: preset.paper if preset and preset.paper != "-" else None for name, preset in known.items()}
+    papers = {name: _published(preset.paper) if preset else None for name, preset in known.items()}
     sentences = [
         *_each("Images were decoded with {}.", map(_model, infos)),
         *_each("Sampling used {}.", map(_sampling, infos)),
@@ -49,6 +49,10 @@ def methods(folders: Sequence[Path]) -> tuple[str, str]:
     cited = dict.fromkeys(text for text in papers.values() if text)
     entries = [_entry(_key(text), text) for text in cited]
     return " ".join(sentences) + "\n", "\n\n".join([*entries, _SELF % version]) + "\n"
+
+
+def _published(paper: str) -> str | None:
+    return None if paper == "-" or paper.startswith("this project") else paper
 
 
 def _each(sentence: str, texts: Iterable[str]) -> list[str]:
@@ -150,7 +154,8 @@ def _key(paper: str) -> str:
     found = _SOURCE.fullmatch(paper)
     title = found["title"] if found else paper
     number = (found["year"] or found["eprint"] or "") if found else ""
-    return re.sub(r"[^a-z0-9]+", "-", f"{title.partition(':')[0]}-{number}".lower()).strip("-")[:60]
+    name = title.partition(":")[0].replace("+", "p")  # SJD++ is not SJD
+    return re.sub(r"[^a-z0-9]+", "-", f"{name}-{number}".lower()).strip("-")[:60]
 
 
 def _entry(key: str, paper: str) -> str:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-from planted_bugs import RECORDING_FAULTS, plant
+from planted_bugs import RECORDING_FAULTS, Edit, plant
 
 from specbench import api
 from specbench.checks.run_audit import CONSISTENT, IMPOSSIBLE, OTHERS, PRINTED_ORDERS, audit_run
@@ -129,12 +129,59 @@ def test_a_run_that_records_another_p_than_the_models_is_a_verdict(fault, tmp_pa
     assert OTHERS in cli("report", folder).out
 
 
-@pytest.mark.slow
-def test_bfloat16_does_not_hide_another_p(tmp_path, monkeypatch):
+@pytest.mark.parametrize("sampling", [{"top_k": 1}, {"temperature": 0.1}, {"cfg": 7.0, "temperature": 0.3}])
+def test_rounding_that_is_seldom_and_far_is_no_verdict(sampling, tmp_path):
+    """Under sharp sampling bfloat16 leaves most tokens as they are and makes another one the likeliest now and then."""
+    found = audit_run(decoded(tmp_path, "ar", **SAMPLED | {"dtype": "bfloat16", "limit": 2} | sampling), recompute=True)
+    assert (found["verdict"], found["failed"]) == (CONSISTENT, False)
+
+
+TEMPERATURE = Edit("specbench.decoding.sampling:Target.__call__", "logits.float(), ", "logits.float() / 1.3, ")
+
+
+@pytest.mark.parametrize(
+    ("fault", "decoder", "changed"),
+    [
+        (RECORDING_FAULTS["cache"], "sjd", {}),
+        (TEMPERATURE, "ar", {"cfg": 7.0, "limit": 8, "batch": 8, "top_k": 0, "top_p": 1.0}),
+    ],
+)
+def test_bfloat16_does_not_hide_another_p(fault, decoder, changed, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        plant([RECORDING_FAULTS["guidance"]], patch)
-        folder = decoded(tmp_path, "sjd", **SAMPLED | {"dtype": "bfloat16", "limit": 8, "batch": 8})
+        plant([fault], patch)
+        folder = decoded(tmp_path, decoder, **SAMPLED | {"dtype": "bfloat16"} | changed)
     assert audit_run(folder, recompute=True)["verdict"] == OTHERS
+
+
+def audit_of_changed(folder, monkeypatch, change):
+    """Audit of a run whose rows were changed; in a file that would not pass its digest."""
+    plain = RunStore.samples
+
+    def changed(self, columns):
+        rows = plain(self, columns)
+        change(rows)
+        return rows
+
+    monkeypatch.setattr(RunStore, "samples", changed)
+    return audit_run(folder, recompute=True, keep=False)
+
+
+def test_one_image_of_another_run_is_found_under_the_rounding_of_bfloat16(tmp_path, monkeypatch):
+    """Its tokens are impossible more often than rounding makes them, though the mean over the images hides it."""
+    folder = decoded(tmp_path, "ar", **SAMPLED | {"dtype": "bfloat16", "cfg": 7.0, "limit": 8, "batch": 8})
+
+    def copy_tokens(rows):
+        rows.at[0, "tokens"] = rows.at[1, "tokens"]
+
+    assert audit_of_changed(folder, monkeypatch, copy_tokens)["failed"]
+
+
+def test_an_image_without_records_does_not_keep_the_others_from_being_compared(folder_of, monkeypatch):
+    def forget(rows):
+        rows.at[0, "u_id"] = rows.at[0, "u_p"] = None
+
+    found = audit_of_changed(folder_of("sjd"), monkeypatch, forget)
+    assert set(found["agreement"]) == {"log p", "u by token id", "u by p descending"}
 
 
 def test_tokens_that_the_target_cannot_draw_are_a_verdict(tmp_path, cli):
@@ -148,7 +195,7 @@ def test_tokens_that_the_target_cannot_draw_are_a_verdict(tmp_path, cli):
 def test_recomputing_in_pieces_changes_nothing(folder_of, monkeypatch):
     folder = folder_of("sjd")
     whole = audit_run(folder, recompute=True)
-    monkeypatch.setattr("specbench.checks.run_audit._CHUNK", 512 * 50)  # 50 columns at a time, one image
+    monkeypatch.setattr("specbench.checks.teacher_forced._CHUNK", 512 * 50)  # 50 columns at a time, one image
     pieces = audit_run(folder, recompute=True)
     assert pieces["tv"] == pytest.approx(whole["tv"], abs=1e-3)
     assert pieces["agreement"]["u by p descending"]["beyond"] == 0

@@ -116,7 +116,18 @@ def test_a_table_from_an_empty_cache_in_one_command(hub, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
-    "llamagen-c2i-b-256 lumina-512 anole janus simplear tar-1.5b liquid glm-image lumina2 emu3".split(),
+    [
+        "llamagen-c2i-b-256",
+        "lumina-512",
+        "anole",
+        "janus",
+        "simplear",
+        "tar-1.5b",
+        "liquid",
+        "glm-image",
+        "lumina2",
+        "emu3",
+    ],
 )
 def test_the_whole_path_with_one_model_of_each_family(model, hub, tmp_path):
     if model not in QUICK:
