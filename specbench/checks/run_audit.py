@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specbench.checks.agreement import Rounding, agreement, rounding_explains
+from specbench.checks.record_comparison import Rounding, compare_recorded, rounding_explains
 from specbench.checks.teacher_forced import Values, teacher_forced_values
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model, recorded_model
@@ -113,7 +113,7 @@ def audit_run(
         rows, see `specbench.store.run_audits`), and where p was recomputed: `impossible_tokens, impossible_images,
         impossible_by_rounding` (tokens of probability 0 given all tokens before them, the images with one, and in a run
         of fewer bits how many are no verdict: all, if rounding explains them), `nll_gap, nll_gap_se` (of the possible
-        tokens, in nats), `agreement` (of recorded values with those recomputed, see `specbench.checks.agreement`; empty
+        tokens, in nats), `agreement` (of recorded values with those recomputed, see `specbench.checks.record_comparison`; empty
         where the loop records none), `dtype` (in which it was).
 
     Raises:
@@ -265,7 +265,7 @@ def _recomputed(
         "impossible_by_rounding": int(impossible.sum()) if explained else 0,
         "nll_gap": gap,
         "nll_gap_se": error,
-        "agreement": agreement(_stored(rows), values, free, rounding) if recorded.any() else {},
+        "agreement": compare_recorded(_stored(rows), values, free, rounding) if recorded.any() else {},
         "dtype": spec.dtype,
     }
     if rounding is not None:

@@ -6,46 +6,10 @@ joint distribution of the image tokens equals AR sampling). Importing this modul
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from specbench.specs.options import Option
+from specbench.specs.options import Component, Option
 from specbench.specs.tree_paths import node_paths
-
-
-@dataclass(frozen=True)
-class Component:
-    """One implementation of a component kind (drafter, init, verifier, residual or refine).
-
-    Attributes:
-        target: "module:attribute" of its implementation, imported only when a decoder is built.
-        summary: one line for `specbench list`.
-        options: options it adds to the decoder.
-        lossless: whether the joint distribution of the image tokens equals AR sampling.
-        ignores: component kinds that have no effect with it.
-        only_with: components of other kinds it requires; empty if it combines with all.
-        excludes: components of other kinds it cannot be combined with.
-        loop: "module:attribute" of the decode loop that runs it; of drafters only.
-        head_kind: kind of draft head it drafts with, where that is not its own name; of drafters only.
-        is_chain: whether the drafts form a chain with these option values; of drafters only.
-        looks_ahead: whether the number of accepted drafts depends on the drafts after them; of verifiers only.
-        redraws: whether every unverified draft is drawn anew, whatever draft and noise the slot had; of refinements
-            only. A verifier that looks ahead is lossless beside these alone.
-    """
-
-    target: str
-    summary: str
-    options: tuple[Option, ...] = ()
-    lossless: bool = True
-    only_with: tuple[str, ...] = ()
-    ignores: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
-    loop: str = "specbench.decoding.loop:Loop"
-    head_kind: str = ""
-    is_chain: Callable[[Mapping[str, object]], bool] = lambda values: True
-    looks_ahead: bool = False
-    redraws: bool = False
-
 
 _WINDOW = Option(
     "window", 16, "tokens per target forward: the last committed token and window - 1 drafts", minimum=1, maximum=65536

@@ -1,9 +1,12 @@
-"""Options: typed, validated values with a default and a help text. Importing this never imports torch."""
+"""Options, typed and validated values with a default and a help text, and components, which bring options to a decoder.
+
+Importing this never imports torch.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from specbench.errors import SpecbenchError
@@ -69,6 +72,40 @@ class Option:
         if self.maximum is not None:
             parts.append(f"at most {plain(self.maximum)}")
         return " and ".join(parts) or "a number"
+
+
+@dataclass(frozen=True)
+class Component:
+    """One implementation of a component kind (drafter, init, verifier, residual or refine).
+
+    Attributes:
+        target: "module:attribute" of its implementation, imported only when a decoder is built.
+        summary: one line for `specbench list`.
+        options: options it adds to the decoder.
+        lossless: whether the joint distribution of the image tokens equals AR sampling.
+        ignores: component kinds that have no effect with it.
+        only_with: components of other kinds it requires; empty if it combines with all.
+        excludes: components of other kinds it cannot be combined with.
+        loop: "module:attribute" of the decode loop that runs it; of drafters only.
+        head_kind: kind of draft head it drafts with, where that is not its own name; of drafters only.
+        is_chain: whether the drafts form a chain with these option values; of drafters only.
+        looks_ahead: whether the number of accepted drafts depends on the drafts after them; of verifiers only.
+        redraws: whether every unverified draft is drawn anew, whatever draft and noise the slot had; of refinements
+            only. A verifier that looks ahead is lossless beside these alone.
+    """
+
+    target: str
+    summary: str
+    options: tuple[Option, ...] = ()
+    lossless: bool = True
+    only_with: tuple[str, ...] = ()
+    ignores: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
+    loop: str = "specbench.decoding.loop:Loop"
+    head_kind: str = ""
+    is_chain: Callable[[Mapping[str, object]], bool] = lambda values: True
+    looks_ahead: bool = False
+    redraws: bool = False
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -50,7 +50,7 @@ class Rounding(NamedTuple):
     exact: Values
 
 
-def agreement(
+def compare_recorded(
     recorded: Mapping[str, np.ndarray], values: Values, free: np.ndarray, rounding: Rounding | None
 ) -> dict[str, dict[str, object]]:
     """Distance of recorded values to those recomputed in the run's number format, and whether rounding explains it.
