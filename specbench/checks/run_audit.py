@@ -113,8 +113,9 @@ def audit_run(
         rows, see `specbench.store.run_audits`), and where p was recomputed: `impossible_tokens, impossible_images,
         impossible_by_rounding` (tokens of probability 0 given all tokens before them, the images with one, and in a run
         of fewer bits how many are no verdict: all, if rounding explains them), `nll_gap, nll_gap_se` (of the possible
-        tokens, in nats), `agreement` (of recorded values with those recomputed, see `specbench.checks.record_comparison`; empty
-        where the loop records none), `dtype` (in which it was).
+        tokens, in nats), `agreement` (of recorded values with those recomputed, as of
+        `specbench.checks.record_comparison.compare_recorded`; empty where the loop records none), `dtype` (in which
+        it was).
 
     Raises:
         SpecbenchError: no decoded images, no recorded values, other weights than the run's; exit code 5 where the
