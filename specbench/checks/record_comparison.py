@@ -15,19 +15,20 @@ import numpy as np
 
 from specbench.checks.teacher_forced import Values
 
-COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending"}
+COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending", "entropy": "entropy"}
 """Printed names of the recorded values that are compared with those recomputed."""
-ENTROPY = "entropy"
 _JUDGED = ("logp", "u_id")
 """Values that are judged in fewer bits: rounding swaps ranks of p, which moves u by p too far to judge."""
 _TOLERANCE = 0.01
-"""Difference of a float32 run's recorded value to the recomputed one, in nats or of u, that rounding never makes."""
+"""Difference of a float32 run's recorded value to the recomputed one, in nats or of u, beyond the last digits."""
 _BEYOND = 0.001
 """Share of the tokens of a float32 run that may be beyond it: a token at the edge of top-p falls to either side."""
 _ROUNDING = 2.0
 """Distance of two roundings over that of one to the exact value, at most: that of sums of two equal ones."""
 _ERRORS = 5.0
 """Standard errors by which a mean must exceed that: the larger of those over tokens and over images."""
+_FLIPS = 5.0
+"""Tokens that rounding moves by a nat, of which a control may hold none by chance."""
 _FEW = 8
 """Images whose spread is no estimate: fewer."""
 _SLACK = 0.001
@@ -38,7 +39,7 @@ class Rounding(NamedTuple):
     """What rounding does to values of the run's model and prompts.
 
     Attributes:
-        part: [M] images of the run whose prompts were taken.
+        part: [M] images of the run whose prompts, and tokens before each, were taken.
         free: [M, N] bool, slots that the grammar leaves free.
         drawn: values in the run's number format, of tokens drawn from p in it.
         exact: values of the same tokens in float32.
@@ -56,63 +57,62 @@ def compare_recorded(
     """Distance of recorded values to those recomputed in the run's number format, and whether rounding explains it.
 
     Args:
-        recorded: [K, N] by name of COMPARED and "entropy", NaN where an image has none.
+        recorded: [K, N] by name of COMPARED, NaN where an image has none.
         free: [K, N] bool, slots that the grammar leaves free.
         rounding: of a run of fewer bits than float32.
 
     Returns:
-        By printed name: mean distance `mean` (of entropy: recorded minus recomputed, out of which rounding averages;
-        it tells another temperature), the share `beyond` 0.01, `differs`, and in fewer bits the mean distance that
-        `rounding` makes and the number of `images` that are too far by themselves, else None.
+        By printed name: mean distance `mean` (of entropy in fewer bits: recorded minus recomputed, out of which
+        rounding averages; it tells another temperature), the share `beyond` 0.01, `differs`, and in fewer bits the mean
+        distance that `rounding` makes and the number of `images` that are too far by themselves, else None.
     """
-    ours = {name: recorded[name] for name in COMPARED if name in recorded}
-    gaps, found = _gaps(ours, _compared(values), free), {}
+    compared = [name for name in COMPARED if name in recorded]
+    gaps = {name: _gap(recorded[name], _value(values, name), free) for name in compared}
     if rounding is None:
-        for name, gap in gaps.items():
-            beyond = _share_beyond(gap)
-            found[COMPARED[name]] = {
+        shares = {name: _share_beyond(gap) for name, gap in gaps.items()}
+        return {
+            COMPARED[name]: {
                 "mean": float(np.nanmean(gap)),
-                "beyond": beyond,
+                "beyond": shares[name],
                 "rounding": None,
                 "images": None,
-                "differs": beyond > _BEYOND,
+                "differs": shares[name] > _BEYOND,
             }
-        return found
-    control = _gaps(_compared(rounding.drawn), _compared(rounding.exact), rounding.free)
-    for name, gap in gaps.items():
-        slots = (~np.isnan(gap)).sum(1)
-        alone = _outliers(np.nansum(gap, 1), np.nanmean(control[name], 1).max(), slots)
-        held = _against(gap, control[name])
-        judged = name in _JUDGED
-        held |= {"images": int(alone.sum()) if judged else None, "differs": judged and (held["differs"] or alone.any())}
-        found[COMPARED[name]] = held | {"differs": bool(held["differs"])}
+            for name, gap in gaps.items()
+        }
+    found = {}
+    for name in ("logp", *(one for one in compared if one in values.u)):
+        control = _gap(_value(rounding.drawn, name), _value(rounding.exact, name), rounding.free)
+        held = _against(gaps[name], control)
+        images = None
+        if name in _JUDGED:
+            slots = (~np.isnan(gaps[name])).sum(1)
+            images = int(_outliers(np.nansum(gaps[name], 1), np.nanmean(control, 1).max(), slots).sum())
+        found[COMPARED[name]] = held | {"images": images, "differs": bool(images or (images == 0 and held["differs"]))}
+    difference = np.where(~np.isnan(gaps["entropy"]), recorded["entropy"] - values.entropy, np.nan)
     moved = np.where(rounding.free, rounding.drawn.entropy - rounding.exact.entropy, np.nan)
-    difference = np.where(free & ~np.isnan(gaps["u_id"]), recorded["entropy"] - values.entropy, np.nan)
-    found[ENTROPY] = _against(difference, moved, _SLACK) | {"images": None}
+    found[COMPARED["entropy"]] = _against(difference, moved, _SLACK) | {"images": None}
     return found
 
 
 def rounding_explains(impossible: np.ndarray, free: np.ndarray, rounding: Rounding) -> bool:
-    """Whether rounding makes so many tokens [K, N] of probability 0, in each image and in those of `rounding`."""
+    """Whether rounding makes so many tokens [K, N] of probability 0, in each image and in all of them."""
     counts, slots = (impossible & free).sum(1), free.sum(1)
     lost, of = (~rounding.exact.possible & rounding.free).sum(1), rounding.free.sum(1)
-    together = _outliers(counts[rounding.part].sum(), lost.sum() / of.sum(), slots[rounding.part].sum())
+    together = _outliers(counts.sum(), (lost.sum() + _FLIPS) / of.sum(), slots.sum())
     return not (together or _outliers(counts, (lost / of).max(), slots).any())
 
 
-def _compared(values: Values) -> dict[str, np.ndarray]:
-    return {"logp": values.logp, **values.u}
+def _value(values: Values, name: str) -> np.ndarray:
+    return {"logp": values.logp, "entropy": values.entropy, **values.u}[name]
 
 
-def _gaps(some: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray], free: np.ndarray) -> dict[str, np.ndarray]:
-    """[K, N] distances by name of the values of `free` slots, at most 1, as where one p of the two is 0; NaN where a
-    slot is not free or a value is missing."""
-    found = {}
-    for name in some:
-        with np.errstate(invalid="ignore"):
-            gap = np.where(some[name] == others[name], 0.0, np.abs(some[name] - others[name]))
-        found[name] = np.where(free, np.minimum(gap, 1.0), np.nan)
-    return found
+def _gap(one: np.ndarray, other: np.ndarray, free: np.ndarray) -> np.ndarray:
+    """[K, N] distances of the values of `free` slots, at most 1, as where one p of the two is 0; NaN where a slot is
+    not free or a value is missing."""
+    with np.errstate(invalid="ignore"):
+        gap = np.where(one == other, 0.0, np.abs(one - other))
+    return np.where(free, np.minimum(gap, 1.0), np.nan)
 
 
 def _share_beyond(gap: np.ndarray) -> float:
@@ -130,17 +130,19 @@ def _outliers(sums: np.ndarray, mean: float, tokens: np.ndarray) -> np.ndarray:
 
 def _against(own: np.ndarray, control: np.ndarray, slack: float = 0.0) -> dict[str, object]:
     """Means of the values [K, N] and of `control` [M, N], without NaN, and whether the first `differs` from 0 by more
-    than such rounding and chance.
+    than such rounding, chance and `slack`.
 
     The chance is that of `control`: values which differ much in some images alone are no reason to allow for more.
+    Where rounding moves few tokens, but far, as between ties under top-k 1, `control` may hold none of these: `_FLIPS`
+    of them are allowed for on either side.
     """
     own, control = (held[~np.isnan(held).all(1)] for held in (own, control))
     mean, rounding = float(np.nanmean(own)), float(np.nanmean(control))
-    spread = np.nanvar(control) / (~np.isnan(control)).sum()
+    tokens = [int((~np.isnan(held)).sum()) for held in (own, control)]
+    spread = np.nanvar(control) / tokens[1]
     if len(control) >= _FEW:
         spread = max(spread, np.nanmean(control, 1).var() / len(control))
     error = _ROUNDING * math.sqrt(spread * (1 + len(control) / len(own)))
-    # Where rounding moves few tokens, `control` may hold none of them: ties under top-k 1, a nat or so each.
-    few = _ERRORS / (~np.isnan(own)).sum()
-    differs = abs(mean) > _ROUNDING * abs(rounding) + _ERRORS * error + few + slack
+    unseen = 2 * _ROUNDING * _FLIPS / min(tokens)
+    differs = abs(mean) > _ROUNDING * abs(rounding) + _ERRORS * error + unseen + slack
     return {"mean": mean, "beyond": _share_beyond(own), "rounding": rounding, "differs": bool(differs)}

@@ -2,8 +2,8 @@
 
 Recorded values rely on the decoder. Recomputation feeds the finished tokens through the model, teacher-forced in the
 run's number format with the whole context: it compares what was recorded with what it finds, and counts tokens that the
-target cannot draw. In float32 it tests the recomputed values and relies on nothing but the tokens; in fewer bits, where
-p depends on the shapes of the forwards, it tests the recorded ones that passed the comparison.
+target cannot draw. In float32 it tests the recomputed values, and of the draft distributions, which only the decoder
+knew, the recorded ones. In fewer bits, where p depends on the shapes of the forwards, it tests the recorded ones.
 """
 
 from __future__ import annotations
@@ -242,15 +242,16 @@ def _recomputed(
 ) -> tuple[Values, dict[str, object]]:
     """Values of a teacher-forced pass in the run's dtype, and what they say of the run (see `audit_run`).
 
-    Rounding moves p, most where guidance multiplies it, so that exact samples of a run of fewer bits are none of p
-    recomputed in other shapes or in float32: their uniformity is tested by the recorded values, or by token id alone.
+    Orders that need q are tested as recorded. Rounding moves p, most where guidance multiplies it, so that exact
+    samples of a run of fewer bits are none of p recomputed in other shapes or in float32: their uniformity is tested by
+    the recorded values, or by token id alone.
     """
     facts, recorded = _model_of(spec, weights, revision), rows["u_id"].notna()
     model, free = load_model(facts, device, spec.dtype), _free(rows)
     values, rounding = teacher_forced_values(model, rows, spec.sampling), None
     if spec.dtype != "float32":
         part = np.flatnonzero(recorded if recorded.any() else ~recorded)
-        part = part[:: -(-len(part) // _CONTROL)]
+        part = part[np.linspace(0, len(part) - 1, min(len(part), _CONTROL)).astype(int)]
         drawn = teacher_forced_values(model, rows.iloc[part], spec.sampling, draw=True)
         del model  # one at a time is in memory
         model = load_model(facts, device, "float32")
@@ -269,10 +270,10 @@ def _recomputed(
         "agreement": compare_recorded(_stored(rows), values, free, rounding) if recorded.any() else {},
         "dtype": spec.dtype,
     }
-    if rounding is not None:
-        held = _stacked(rows, PRINTED_ORDERS) if recorded.any() else {"u_id": values.u["u_id"]}
-        values = values._replace(u=held)
-    return values, found
+    held = _stacked(rows, PRINTED_ORDERS)
+    if rounding is None:
+        return values._replace(u=held | values.u), found
+    return values._replace(u=held or {"u_id": values.u["u_id"]}), found
 
 
 def _under_other_target(
@@ -296,7 +297,7 @@ def _under_other_target(
 
 def _stored(rows: pd.DataFrame) -> dict[str, np.ndarray]:
     """[K, N] recorded values by name."""
-    return {name: np.stack(rows[name]) for name in ("logp", "entropy")} | _stacked(rows, OF_TARGET)
+    return _stacked(rows, ("logp", "entropy", *OF_TARGET))
 
 
 def _free(rows: pd.DataFrame) -> np.ndarray:

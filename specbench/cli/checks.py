@@ -180,8 +180,10 @@ def audit(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    recomputed = bool(recompute or weights or revision or dtype)
-    _check_audit(decoders or (), bool(run), compiled, thorough, recomputed, device)
+    recomputed, elsewhere = bool(recompute or dtype), bool(weights or revision)
+    _check_audit(decoders or (), bool(run), compiled, thorough, recomputed, elsewhere, device)
+    if run and (samples != _DEFAULT_SAMPLES or seed):
+        raise SpecbenchError("--samples, --seed and --run exclude each other", "a run is audited with all its images")
     require_decoders(decoders or ())
     if run:
         return audit_runs(run, out, recompute, weights, revision, device, dtype, json, quiet)
@@ -194,13 +196,14 @@ def audit(
 
 
 def _check_audit(
-    decoders: Sequence[str], runs: bool, compiled: bool, thorough: bool, recomputed: bool, device: str
+    decoders: Sequence[str], runs: bool, compiled: bool, thorough: bool, recomputed: bool, elsewhere: bool, device: str
 ) -> None:
     """Refuse flags of `audit` that contradict or need each other.
 
     Args:
         runs: whether stored runs are audited.
         recomputed: whether a flag that recomputes p is given.
+        elsewhere: whether the checkpoint to recompute with is named.
     """
     if runs and decoders:
         raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other", "write --run before every run")
@@ -208,8 +211,10 @@ def _check_audit(
         raise SpecbenchError("--compile and --run exclude each other")
     if runs and thorough:
         raise SpecbenchError("--thorough and --run exclude each other")
-    if recomputed and not runs:
+    if (recomputed or elsewhere) and not runs:
         raise SpecbenchError("--recompute, --weights, --revision and --dtype require --run")
+    if runs and not recomputed and (elsewhere or device != AUTO):
+        raise SpecbenchError("--weights, --revision and --device require --recompute", "recorded values need no model")
     if device != AUTO and not runs:
         raise SpecbenchError(f"--device {device} requires --run", "models to enumerate run on the CPU")
 
@@ -317,8 +322,9 @@ def notes(row: Mapping) -> list[str]:
     if row["recomputed"]:
         target = f"{row['target']}, another target than the run's" if row["target"] else row["dtype"]
         how = [f"p recomputed in {target}"]
-        if row["agreement"] and row["dtype"] != "float32":
-            how.append("tested by the recorded values")
+        if row["agreement"]:
+            recorded = "orders of q are" if row["dtype"] == "float32" else "all orders are"
+            how.append(f"{recorded} tested as recorded")
         if row["unavailable"]:
             how.append(f"not tested: {', '.join(row['unavailable'])}")
         lines.append("; ".join(how))
@@ -346,11 +352,12 @@ def notes(row: Mapping) -> list[str]:
 def _distance(name: str, held: Mapping) -> str:
     """Line on the agreement of a recorded value."""
     rounding = "" if held["rounding"] is None else f"; rounding makes {held['rounding']:.2g}"
+    signed = ", with its sign" if name == "entropy" and rounding else ""
     if held["images"]:
         rounding += f", but not the distance of {console.counted(held['images'], 'image')}"
     return (
-        f"recorded {name}: {held['mean']:.2g} from the recomputed value on average, {held['beyond']:.2%} of the tokens "
-        f"more than 0.01{rounding}" + ("; this is not the model's" if held["differs"] else "")
+        f"recorded {name}: {held['mean']:.2g} from the recomputed value on average{signed}, {held['beyond']:.2%} of "
+        f"the tokens more than 0.01{rounding}" + ("; this is not the model's" if held["differs"] else "")
     )
 
 

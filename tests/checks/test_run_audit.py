@@ -5,11 +5,14 @@ import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from planted_bugs import RECORDING_FAULTS, Edit, plant
 
 from specbench import api
+from specbench.checks.record_comparison import Rounding, rounding_explains
 from specbench.checks.run_audit import CONSISTENT, IMPOSSIBLE, OTHERS, PRINTED_ORDERS, audit_run
+from specbench.checks.teacher_forced import Values
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Target
 from specbench.errors import BAD_INPUT, GATE, MISSING_PREREQUISITE, SpecbenchError
@@ -90,8 +93,8 @@ def test_recomputed_values_are_those_recorded(folder_of):
     folder = folder_of("sjd")
     found = audit_run(folder, recompute=True)
     assert found["verdict"] == "consistent"
-    assert found["unavailable"] == ["p/q descending", "q/q of the step before, descending"]
-    assert set(found["agreement"]) == {"log p", "u by token id", "u by p descending"}
+    assert found["unavailable"] == []
+    assert set(found["agreement"]) == {"log p", "u by token id", "u by p descending", "entropy"}
     for agreement in found["agreement"].values():
         assert agreement["mean"] < 1e-4
         assert agreement["beyond"] == 0
@@ -178,10 +181,37 @@ def test_one_image_of_another_run_is_found_under_the_rounding_of_bfloat16(tmp_pa
 
 def test_an_image_without_records_does_not_keep_the_others_from_being_compared(folder_of, monkeypatch):
     def forget(rows):
-        rows.at[0, "u_id"] = rows.at[0, "u_p"] = None
+        for name in ("u_id", "u_p", "logp", "entropy"):
+            rows.at[0, name] = None
 
     found = audit_of_changed(folder_of("sjd"), monkeypatch, forget)
-    assert set(found["agreement"]) == {"log p", "u by token id", "u by p descending"}
+    assert set(found["agreement"]) == {"log p", "u by token id", "u by p descending", "entropy"}
+    assert not found["failed"]
+
+
+def test_recomputing_keeps_what_the_recorded_draft_distributions_show(folder_of):
+    """`amplify` favours drafts: the order by p/q shows it far better than those that need p alone."""
+    folder = folder_of("amplify")
+    asked, recorded = (audit_run(folder, recompute=recompute, keep=False) for recompute in (True, False))
+    assert asked["order"] == recorded["order"] == "p/q descending"
+    assert asked["tv_low"] == pytest.approx(recorded["tv_low"], abs=1e-3)
+
+
+def test_wrong_entropies_are_found_in_float32(folder_of, monkeypatch):
+    def change(rows):
+        rows["entropy"] = [entropy + 0.1 for entropy in rows["entropy"]]
+
+    assert audit_of_changed(folder_of("sjd"), monkeypatch, change)["verdict"] == OTHERS
+
+
+def test_many_impossible_tokens_beside_the_control_are_not_explained():
+    """Images that no control was taken of have their own allowance, which all of them together do not."""
+    images, slots = 100, 240
+    free, none = np.ones((images, slots), bool), Values({}, np.zeros(0))
+    possible = none._replace(possible=np.ones((16, slots), bool))
+    rounding = Rounding(np.arange(16), free[:16], none, possible)
+    assert rounding_explains(np.eye(images, slots, dtype=bool)[:20], free[:20], rounding)
+    assert not rounding_explains(np.arange(slots) < np.full((images, 1), 12), free, rounding)
 
 
 def test_tokens_that_the_target_cannot_draw_are_a_verdict(tmp_path, cli):
