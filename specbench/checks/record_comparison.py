@@ -66,33 +66,31 @@ def compare_recorded(
         rounding averages; it tells another temperature), the share `beyond` 0.01, `differs`, and in fewer bits the mean
         distance that `rounding` makes and the number of `images` that are too far by themselves, else None.
     """
-    compared = [name for name in COMPARED if name in recorded]
-    gaps = {name: _gap(recorded[name], _value(values, name), free) for name in compared}
+    gaps = {name: _gap(recorded[name], _value(values, name), free) for name in COMPARED if name in recorded}
     if rounding is None:
-        shares = {name: _share_beyond(gap) for name, gap in gaps.items()}
-        return {
-            COMPARED[name]: {
-                "mean": float(np.nanmean(gap)),
-                "beyond": shares[name],
-                "rounding": None,
-                "images": None,
-                "differs": shares[name] > _BEYOND,
-            }
-            for name, gap in gaps.items()
-        }
+        return {COMPARED[name]: _within_last_digits(gap) for name, gap in gaps.items()}
     found = {}
-    for name in ("logp", *(one for one in compared if one in values.u)):
+    for name in gaps:
         control = _gap(_value(rounding.drawn, name), _value(rounding.exact, name), rounding.free)
-        held = _against(gaps[name], control)
-        images = None
-        if name in _JUDGED:
+        if name == "entropy":
+            signed = np.where(np.isnan(gaps[name]), np.nan, recorded[name] - values.entropy)
+            moved = np.where(np.isnan(control), np.nan, rounding.drawn.entropy - rounding.exact.entropy)
+            held = _against(signed, moved, _SLACK) | {"images": None}
+        elif name in _JUDGED:
             slots = (~np.isnan(gaps[name])).sum(1)
             images = int(_outliers(np.nansum(gaps[name], 1), np.nanmean(control, 1).max(), slots).sum())
-        found[COMPARED[name]] = held | {"images": images, "differs": bool(images or (images == 0 and held["differs"]))}
-    difference = np.where(~np.isnan(gaps["entropy"]), recorded["entropy"] - values.entropy, np.nan)
-    moved = np.where(rounding.free, rounding.drawn.entropy - rounding.exact.entropy, np.nan)
-    found[COMPARED["entropy"]] = _against(difference, moved, _SLACK) | {"images": None}
+            held = _against(gaps[name], control)
+            held |= {"images": images, "differs": held["differs"] or images > 0}
+        else:
+            held = _against(gaps[name], control) | {"images": None, "differs": False}
+        found[COMPARED[name]] = held
     return found
+
+
+def _within_last_digits(gap: np.ndarray) -> dict[str, object]:
+    """Agreement of a float32 run's values."""
+    mean, beyond = float(np.nanmean(gap)), _share_beyond(gap)
+    return {"mean": mean, "beyond": beyond, "rounding": None, "images": None, "differs": beyond > _BEYOND}
 
 
 def rounding_explains(impossible: np.ndarray, free: np.ndarray, rounding: Rounding) -> bool:
