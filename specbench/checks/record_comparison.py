@@ -36,16 +36,14 @@ _SLACK = 0.001
 
 
 class Rounding(NamedTuple):
-    """What rounding does to values of the run's model and prompts.
+    """What rounding does to values of the run's model and prompts, in M of the run's images.
 
     Attributes:
-        part: [M] images of the run whose prompts, and tokens before each, were taken.
         free: [M, N] bool, slots that the grammar leaves free.
-        drawn: values in the run's number format, of tokens drawn from p in it.
+        drawn: values in the run's number format, of tokens drawn from p in it, each given the image's own before it.
         exact: values of the same tokens in float32.
     """
 
-    part: np.ndarray
     free: np.ndarray
     drawn: Values
     exact: Values
@@ -66,31 +64,28 @@ def compare_recorded(
         rounding averages; it tells another temperature), the share `beyond` 0.01, `differs`, and in fewer bits the mean
         distance that `rounding` makes and the number of `images` that are too far by themselves, else None.
     """
-    gaps = {name: _gap(recorded[name], _value(values, name), free) for name in COMPARED if name in recorded}
-    if rounding is None:
-        return {COMPARED[name]: _within_last_digits(gap) for name, gap in gaps.items()}
     found = {}
-    for name in gaps:
+    for name in [name for name in COMPARED if name in recorded]:
+        gap = _gap(recorded[name], _value(values, name), free)
+        if rounding is None:
+            mean, beyond = float(np.nanmean(gap)), _share_beyond(gap)
+            held = {"mean": mean, "beyond": beyond, "rounding": None, "images": None, "differs": beyond > _BEYOND}
+            found[COMPARED[name]] = held
+            continue
         control = _gap(_value(rounding.drawn, name), _value(rounding.exact, name), rounding.free)
         if name == "entropy":
-            signed = np.where(np.isnan(gaps[name]), np.nan, recorded[name] - values.entropy)
+            signed = np.where(np.isnan(gap), np.nan, recorded[name] - values.entropy)
             moved = np.where(np.isnan(control), np.nan, rounding.drawn.entropy - rounding.exact.entropy)
             held = _against(signed, moved, _SLACK) | {"images": None}
         elif name in _JUDGED:
-            slots = (~np.isnan(gaps[name])).sum(1)
-            images = int(_outliers(np.nansum(gaps[name], 1), np.nanmean(control, 1).max(), slots).sum())
-            held = _against(gaps[name], control)
+            slots = (~np.isnan(gap)).sum(1)
+            images = int(_outliers(np.nansum(gap, 1), np.nanmean(control, 1).max(), slots).sum())
+            held = _against(gap, control)
             held |= {"images": images, "differs": held["differs"] or images > 0}
         else:
-            held = _against(gaps[name], control) | {"images": None, "differs": False}
+            held = _against(gap, control) | {"images": None, "differs": False}
         found[COMPARED[name]] = held
     return found
-
-
-def _within_last_digits(gap: np.ndarray) -> dict[str, object]:
-    """Agreement of a float32 run's values."""
-    mean, beyond = float(np.nanmean(gap)), _share_beyond(gap)
-    return {"mean": mean, "beyond": beyond, "rounding": None, "images": None, "differs": beyond > _BEYOND}
 
 
 def rounding_explains(impossible: np.ndarray, free: np.ndarray, rounding: Rounding) -> bool:

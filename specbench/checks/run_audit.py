@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specbench.checks.record_comparison import Rounding, compare_recorded, rounding_explains
+from specbench.checks.record_comparison import COMPARED, Rounding, compare_recorded, rounding_explains
 from specbench.checks.teacher_forced import Values, teacher_forced_values
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model, recorded_model
@@ -35,8 +35,6 @@ PRINTED_ORDERS = {
     "u_qq": "q/q of the step before, descending",
 }
 """Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
-OF_TARGET = ("u_id", "u_p")
-"""Orders that need the model and the tokens alone."""
 CONSISTENT, DEVIATES = "consistent", "deviates"
 IMPOSSIBLE = "impossible tokens"
 OTHERS = "recorded p is not the model's"
@@ -220,7 +218,7 @@ def _worst_group(result: RosenblattResult, kind: str) -> str | None:
 
 
 def _stacked(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """[K, N] by order, NaN for images without it; an order that no image has is left out."""
+    """[K, N] by column, NaN for images without it; one that no image has is left out."""
     length, found = len(rows["tokens"].iloc[0]), {}
     for name in names:
         if rows[name].notna().any():
@@ -256,7 +254,7 @@ def _recomputed(
         del model  # one at a time is in memory
         model = load_model(facts, device, "float32")
         exact = teacher_forced_values(model, rows.iloc[part], spec.sampling, drawn.tokens)
-        rounding = Rounding(part, free[part], drawn, exact)
+        rounding = Rounding(free[part], drawn, exact)
     impossible = ~values.possible & free
     explained = rounding is not None and rounding_explains(impossible, free, rounding)
     # A token at the edge is possible, but has no log p here.
@@ -267,7 +265,7 @@ def _recomputed(
         "impossible_by_rounding": int(impossible.sum()) if explained else 0,
         "nll_gap": gap,
         "nll_gap_se": error,
-        "agreement": compare_recorded(_stored(rows), values, free, rounding) if recorded.any() else {},
+        "agreement": compare_recorded(_stacked(rows, COMPARED), values, free, rounding) if recorded.any() else {},
         "dtype": spec.dtype,
     }
     held = _stacked(rows, PRINTED_ORDERS)
@@ -293,11 +291,6 @@ def _under_other_target(
     impossible = (np.isneginf(values.logp) & _free(rows)).sum(1)
     counts = {"impossible_tokens": int(impossible.sum()), "impossible_images": int((impossible > 0).sum())}
     return values, {**counts, "impossible_by_rounding": 0, "agreement": {}}
-
-
-def _stored(rows: pd.DataFrame) -> dict[str, np.ndarray]:
-    """[K, N] recorded values by name."""
-    return _stacked(rows, ("logp", "entropy", *OF_TARGET))
 
 
 def _free(rows: pd.DataFrame) -> np.ndarray:

@@ -209,7 +209,7 @@ def test_many_impossible_tokens_beside_the_control_are_not_explained():
     images, slots = 100, 240
     free, none = np.ones((images, slots), bool), Values({}, np.zeros(0))
     possible = none._replace(possible=np.ones((16, slots), bool))
-    rounding = Rounding(np.arange(16), free[:16], none, possible)
+    rounding = Rounding(free[:16], none, possible)
     assert rounding_explains(np.eye(images, slots, dtype=bool)[:20], free[:20], rounding)
     assert not rounding_explains(np.arange(slots) < np.full((images, 1), 12), free, rounding)
 
