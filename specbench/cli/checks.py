@@ -351,14 +351,18 @@ def notes(row: Mapping) -> list[str]:
 
 def _distance(name: str, held: Mapping) -> str:
     """Line on the agreement of a recorded value."""
-    rounding = "" if held["rounding"] is None else f"; rounding makes {held['rounding']:.2g}"
-    signed = ", with its sign" if name == "entropy" and rounding else ""
-    if held["images"]:
-        rounding += f", but not the distance of {console.counted(held['images'], 'image')}"
-    return (
-        f"recorded {name}: {held['mean']:.2g} from the recomputed value on average{signed}, {held['beyond']:.2%} of "
-        f"the tokens more than 0.01{rounding}" + ("; this is not the model's" if held["differs"] else "")
+    mean, rounding, told = held["mean"], held["rounding"], "from"
+    if name == "entropy" and rounding is not None:  # the mean has a sign
+        told = "below" if mean < 0 else "above"
+    line = (
+        f"recorded {name}: {abs(mean):.2g} {told} the recomputed value on average, {held['beyond']:.2%} of the tokens "
     )
+    line += "more than 0.01"
+    if rounding is not None:
+        line += f"; rounding makes {abs(rounding):.2g}"
+    if held["images"]:
+        line += f", but not the distance of {console.counted(held['images'], 'image')}"
+    return line + ("; this is not the model's" if held["differs"] else "")
 
 
 _CHECK_HELP = help_of(
