@@ -20,7 +20,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, RANDOM, ModelFacts
 from specbench.models.transformer.size import Size, draft_weights, first_layer_weights
 from specbench.reporting.report_rows import Run, label
-from specbench.runs.memory_estimate import most_columns, most_slots
+from specbench.runs.memory_estimate import most_columns
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.tree_paths import node_paths
 from specbench.stats.forward_time import Forward, Reached, forward_ms
@@ -157,7 +157,7 @@ def _row(one: Accepted, setting: ForecastSetting, ar_overhead: float | None) -> 
     ends = [_numbers(one, setting, corner) for corner in _corners(one, setting, ar_overhead)]
     assumed = _middle(one, setting, ar_overhead)
     middle, columns = _numbers(one, setting, assumed), most_columns(one.decoder, model)
-    slots = most_slots(one.decoder, model)
+    slots = model.stream
     row: dict[str, object] = {
         "kind": FORECAST,
         "source": one.source,
@@ -219,7 +219,7 @@ def _numbers(one: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[
     prefill, single, forward = (
         ms(setting.forward(PROMPT_TOKENS, 0)),
         ms(setting.forward(1)),
-        ms(setting.forward(columns, slots=most_slots(one.decoder, model))),
+        ms(setting.forward(columns, slots=model.stream)),
     )
     rounds = 1.0  # of drafting, per forward
     if one.decoder.drafter == "eagle-skips":

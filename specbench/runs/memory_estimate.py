@@ -100,18 +100,15 @@ def footprint(
         weights += ssd_weights(layer.width) * number
     if decoder.verifier.startswith("lantern"):
         weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1)
-    stream = most_slots(decoder, model)
-    slots = ASSUMED_PROMPT_TOKENS + stream + 2 * columns
+    slots = ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns
     if device != "cpu":
-        slots = whole_blocks(whole_blocks(ASSUMED_PROMPT_TOKENS) + stream + 2 * columns)
+        slots = whole_blocks(whole_blocks(ASSUMED_PROMPT_TOKENS) + model.stream + 2 * columns)
     cache = rows * slots * kv
     inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
     if decoder.init.endswith(("-sample", "-top1")) or decoder.drafter == "jacobi-lookup":
         inputs += (model.stream + columns) * distribution
     if decoder.head_kind in ("vertical", "ssd") or decoder.drafter == "eagle-skips":
         inputs += rows * (model.stream + columns) * width
-    if decoder.drafter == "line-cache":  # the queries of an image row, as if each had keys of its own
-        inputs += rows * model.stream // rows_of_tokens(model) * kv // 2
     if decoder.drafter == "row-jacobi":
         inputs += (model.stream + 1) * distribution
     activations = 4 * width + 3 * layer.inner * number
@@ -149,7 +146,7 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     vocabularies, the temporaries hold only the tokens kept by top-k, and those of races and grouping are numpy
     arrays.
     """
-    alone = decoder.drafter in ("none", "zipar", "line-cache")
+    alone = decoder.drafter in ("none", "zipar")
     kept = (4 if decoder.drafter.startswith("jacobi") else 3) + 2 * (decoder.drafter == "jacobi-lookup")
     kept += 3 * (decoder.drafter in ("jacobi-tree", "jacobi-lookup"))
     return kept + max(
@@ -160,15 +157,6 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
         7 if decoder.refine == "gumbel" or alone else 0,  # p, bits (2), shifted (2), masked (2)
         9 if decoder.verifier == "grouped" and not alone else 0,  # p, bits (2), keys (2), sorted (2), order (2)
     )
-
-
-def most_slots(decoder: DecoderSpec, model: ModelFacts) -> int:
-    """Stream slots that the cache holds: all, or the image rows kept and the one in work."""
-    options = dict(decoder.options)
-    if "middle-rows" not in options:
-        return model.stream
-    rows = 1 + sum(int(str(options[f"{name}-rows"])) for name in ("anchor", "middle", "recent"))
-    return min(model.stream, rows * model.stream // rows_of_tokens(model))
 
 
 def rows_of_tokens(model: ModelFacts) -> int:

@@ -17,7 +17,6 @@ from specbench.models.families.generation_config import GENERATION_CONFIG, logit
 from specbench.models.interface import CompilableModel, ImageModel
 from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor
-from specbench.runs.memory_estimate import most_slots
 from specbench.runs.plan import Plan, available_threads
 from specbench.runs.run_progress import Reporter
 from specbench.runs.window_tuning import tune_window
@@ -117,9 +116,7 @@ def specs_to_run(
             facts[spec.run_id] = {name: value for name, value in found.items() if value}
             if not plan.workers.elsewhere:  # those of this machine, where it decodes
                 given = plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads
-                # The roofline reads the keys and values of all tokens.
-                whole = most_slots(decoder, plan.model) == plan.model.stream
-                facts[spec.run_id]["roofline"] = roofline_facts(*given) if whole else None
+                facts[spec.run_id]["roofline"] = roofline_facts(*given)
     for text in _twins(plans[0].out, specs):
         reporter.note(text)
     return specs, facts

@@ -109,17 +109,6 @@ DRAFTERS = {
         "no drafts: one token per target forward (AR)",
         ignores=("init", "verifier", "residual", "refine"),
     ),
-    "line-cache": Component(
-        "specbench.decoding.drafters.line_cache:LineCache",
-        "no drafts: one token per target forward, whose KV cache keeps a few image rows",
-        (
-            Option("anchor-rows", 1, "first image rows that stay in the KV cache", minimum=0),
-            Option("middle-rows", 1, "places in between, in image rows, for the tokens attended to most", minimum=0),
-            Option("recent-rows", 2, "last complete image rows that stay in the KV cache", minimum=1),
-        ),
-        lossless=False,
-        ignores=("init", "verifier", "residual", "refine"),
-    ),
     "jacobi": Component(
         "specbench.decoding.drafters.jacobi:Jacobi",
         "unverified tokens of the previous iteration, then fresh tokens",
@@ -334,15 +323,6 @@ VERIFIERS = {
         _OMEGA,
         False,
     ),
-    "relax": Component(
-        "specbench.decoding.verification.cool_sd:EntropyWeighted",
-        "accept with min(1, w p/q), w larger where the entropy of p is low",
-        (
-            Option("delta", 1.0, "w - 1 where p is certain", minimum=0.0),
-            Option("relax-scale", 2.0, "entropy in nats over which w - 1 falls by a factor of e", above=0.0),
-        ),
-        False,
-    ),
     "segments": Component(
         "specbench.decoding.verification.segments:Segments",
         "accept segments of rising p(x) by one test of the product of p/q over their end",
@@ -356,13 +336,6 @@ VERIFIERS = {
             ),
             ANY_TAIL,
         ),
-        False,
-        looks_ahead=True,
-    ),
-    "pair-segments": Component(
-        "specbench.decoding.verification.segments:PairSegments",
-        "accept chains of drafts from a table of token pairs by one test of their product of p/q",
-        (Option("pairs", "", "text file with two token ids on each line; empty for equal neighbours"), ANY_TAIL),
         False,
         looks_ahead=True,
     ),
@@ -426,16 +399,6 @@ RESIDUALS = {
 REFINES = {
     "resample": Component(
         "specbench.decoding.verification.refinement:Resample", "resample every unverified token from p", redraws=True
-    ),
-    "tilt": Component(
-        "specbench.decoding.verification.refinement:Tilt",
-        "resample from p tilted towards tokens whose probability rose, with q the tilted distribution",
-        (
-            Option("tilt", 0.5, "exponent on p/q; negative values prefer tokens whose probability fell"),
-            Option("clip", 2.0, "bound on p/q and on q/p before the exponent", minimum=1.0),
-        ),
-        excludes=("match",),
-        redraws=True,
     ),
     "reuse": Component(
         "specbench.decoding.verification.refinement:Reuse",

@@ -85,7 +85,6 @@ class Component:
         lossless: whether the joint distribution of the image tokens equals AR sampling.
         ignores: component kinds that have no effect with it.
         only_with: components of other kinds it requires; empty if it combines with all.
-        excludes: components of other kinds it cannot be combined with.
         loop: "module:attribute" of the decode loop that runs it; of drafters only.
         head_kind: kind of draft head it drafts with, where that is not its own name; of drafters only.
         is_chain: whether the drafts form a chain with these option values; of drafters only.
@@ -100,7 +99,6 @@ class Component:
     lossless: bool = True
     only_with: tuple[str, ...] = ()
     ignores: tuple[str, ...] = ()
-    excludes: tuple[str, ...] = ()
     loop: str = "specbench.decoding.loop:Loop"
     head_kind: str = ""
     is_chain: Callable[[Mapping[str, object]], bool] = lambda values: True

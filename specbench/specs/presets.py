@@ -204,10 +204,6 @@ def _check_fit(name: str, choices: Mapping[str, str]) -> None:
         part = CHOICES[kind][choices[kind]]
         needed = part.only_with
         others = {choices[other] for other in _kinds(choices) if other != kind}
-        if refused := others & set(part.excludes):
-            raise SpecbenchError(
-                f"decoder '{name}': --{kind} {choices[kind]} cannot be combined with {', '.join(sorted(refused))}"
-            )
         if needed and not others & set(needed):
             raise SpecbenchError(
                 f"decoder '{name}': --{kind} {choices[kind]} cannot be combined with {_named(choices)}",

@@ -132,13 +132,6 @@ def test_rising_segments_are_tested_as_the_summary_of_sjd_sv_says(alpha):
     check_segments(p, proposal, coins, outcome, alpha, lambda x, px, i: px[i] < px[i - 1])
 
 
-def test_pairs_of_the_table_are_tested_together(tmp_path):
-    table = tmp_path / "pairs.txt"
-    table.write_text("0 1\n1 2\n2 2\n")
-    p, proposal, coins, outcome = verified("sjd-pairs", {"pairs": str(table)})
-    check_segments(p, proposal, coins, outcome, 1, lambda x, px, i: (x[i - 1], x[i]) not in {(0, 1), (1, 2), (2, 2)})
-
-
 def check_segments(p, proposal, coins, outcome, alpha, starts):
     q, x = proposal.q.double().numpy(), proposal.tokens[:, 1:].numpy()
     for row in range(ROWS):
@@ -170,7 +163,7 @@ def test_the_joint_ratio_is_the_recursion():
         torch.testing.assert_close(found[:, i], reach)
 
 
-@pytest.mark.parametrize("name", ["sjd-block", "eagle-block", "sjd-tilt"])
+@pytest.mark.parametrize("name", ["sjd-block", "eagle-block"])
 def test_the_exact_ones_keep_the_joint_distribution_of_long_images(name):
     for setting in SETTINGS:
         assert p_value(observe(setting, resolve(name), 20_000, seed=0)) > AUDIT_LEVEL
@@ -188,10 +181,9 @@ def test_a_block_beside_a_coupled_tail_does_not():
     assert p_value(counts["resample"]) > AUDIT_LEVEL
 
 
-@pytest.mark.parametrize("name", ["sjd-sv", "sjd-pairs", "sjd-relax"])
-def test_the_relaxed_ones_do_not(name):
-    assert not resolve(name).lossless
-    assert p_value(observe(SETTINGS[0], resolve(name), 20_000, seed=0)) < AUDIT_LEVEL
+def test_segments_do_not():
+    assert not resolve("sjd-sv").lossless
+    assert p_value(observe(SETTINGS[0], resolve("sjd-sv"), 20_000, seed=0)) < AUDIT_LEVEL
 
 
 def test_a_block_of_one_draft_is_the_usual_test():
@@ -208,7 +200,7 @@ def test_a_block_of_one_draft_is_the_usual_test():
 def test_an_image_does_not_depend_on_how_far_the_others_are():
     model = EnumerableModel(TokenLayout.plain(3, 4, 3))
     requests = [Request("", "p", sample) for sample in range(12)]
-    for name in ("sjd-block", "sjd-sv", "sjd-pairs"):
+    for name in ("sjd-block", "sjd-sv"):
         spec = resolve(name, {"window": 5})
         together = decode(model, requests, spec, Sampling(1.0), 1, render=False)
         alone = [decode(model, [one], spec, Sampling(1.0), 1, render=False)[0] for one in requests]
@@ -217,7 +209,7 @@ def test_an_image_does_not_depend_on_how_far_the_others_are():
             assert np.array_equal(one.tokens, other.tokens)
 
 
-@pytest.mark.parametrize("verifier", ["block", "segments", "pair-segments"])
+@pytest.mark.parametrize("verifier", ["block", "segments"])
 @pytest.mark.parametrize("refine", ["couple", "gumbel", "reuse"])
 def test_drafts_that_were_looked_at_must_not_be_kept(verifier, refine):
     chosen = {"verifier": verifier, "refine": refine}
@@ -234,16 +226,3 @@ def test_drafts_that_were_looked_at_must_not_be_kept(verifier, refine):
 def test_branches_are_refused(name, options):
     with pytest.raises(SpecbenchError, match="verifies a chain"):
         resolve(name, options)
-
-
-def test_a_tilted_redraw_cannot_be_committed_by_match():
-    with pytest.raises(SpecbenchError, match="cannot be combined with match"):
-        resolve("sjd-tilt", {"verifier": "match"})
-
-
-@pytest.mark.parametrize("content", ["1 2 3\n", "1 x\n", "1 99\n", ""])
-def test_a_bad_table_of_pairs_is_named(tmp_path, content):
-    path = tmp_path / "pairs.txt"
-    path.write_text(content)
-    with pytest.raises(SpecbenchError, match="--pairs"):
-        build(resolve("sjd-pairs", {"pairs": str(path)}), EnumerableModel(TokenLayout.plain(1, 4, 3)))

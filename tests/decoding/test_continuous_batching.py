@@ -61,11 +61,7 @@ def alone(decoder, trace: bool = False) -> dict:
     return {r: decode(MODEL, [r], decoder, SAMPLING, 3, trace=trace)[0] for r in REQUESTS}
 
 
-WITHOUT_ATTENTION = [name for name in PRESETS if name != "linear-kv"]
-"""Decoders that the model of this module, a table, is enough for."""
-
-
-@pytest.mark.parametrize("name", WITHOUT_ATTENTION)
+@pytest.mark.parametrize("name", PRESETS)
 def test_every_decoder_in_any_order(name):
     decoder = resolve(name)
     expected = alone(decoder)
@@ -83,8 +79,8 @@ def test_every_decoder_in_any_order(name):
 
 
 def test_which_decoders_refill():
-    refilled = {name for name in WITHOUT_ATTENTION if continuous_batching.refills(build(resolve(name), MODEL))}
-    assert {*WITHOUT_ATTENTION} - refilled == WHOLE_BATCHES
+    refilled = {name for name in PRESETS if continuous_batching.refills(build(resolve(name), MODEL))}
+    assert {*PRESETS} - refilled == WHOLE_BATCHES
 
 
 @pytest.mark.parametrize("init", ["above-sample", "left-repeat"])

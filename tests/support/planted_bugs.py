@@ -218,10 +218,6 @@ BUGS = (
     _bug("batch of one", "one row too far is picked where a distribution of a lone image is",
          _DECODING + "sampling:rows_at", "index_select(1, slots[0])",
          "index_select(1, (slots[0] + 1).clamp(max=distributions.shape[1] - 1))", "sjd", LONE),
-    # Tilted drafts
-    _bug("q", "tilted drafts are recorded as drawn from p", _JACOBI + "Jacobi.observe",
-         "verification.p if refined_from is None else refined_from", "verification.p", "sjd-tilt", EIGHT,
-         tilt=2.0, clip=8.0),
     # The best of several paths
     _bug("q", "the best of several paths is recorded with the q of any path", _GREEDY + "GreedyPathLoop._best_chain",
          "best_path_q(p, q, drafts, paths)", "q", "eagle-gbv", FOUR),

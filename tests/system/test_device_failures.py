@@ -46,7 +46,7 @@ class Notes(Reporter):
         self.texts.append(text)
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "linear-kv"])
+@pytest.mark.parametrize("name", PRESETS)
 def test_nan_logits_are_one_line_with_top_p(name):
     model = tiny.tiny_model()
     model.conditional[:] = float("nan")

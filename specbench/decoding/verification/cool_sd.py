@@ -1,5 +1,4 @@
-"""Relaxed acceptance min(1, w p/q), with a weight per draft depth (UniformRSD and Cool-SD, arXiv 2601.09212) or by
-entropy.
+"""Relaxed acceptance min(1, w p/q), with a weight per draft depth (UniformRSD and Cool-SD, arXiv 2601.09212).
 
 Weights above 1 accept more and are lossy; weights below 1 reject more, and are unbiased under the `optimal` residual
 only. Cool-SD's claim: weights that decrease with depth cost less quality than weights that increase.
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.interfaces import Context
-from specbench.decoding.sampling import entropy
 from specbench.decoding.verification.ratio_tests import RatioTest, ratio
 
 
@@ -53,19 +51,3 @@ class DepthWeighted(RatioTest):
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
         place = torch.as_tensor(depth, device=self.weights.device).clamp(max=len(self.weights)) - 1
         return self.weights[place][..., None] * ratio(p, q, x)
-
-
-class EntropyWeighted(RatioTest):
-    """min(1, w p/q) with w = 1 + delta exp(-H/relax_scale), H the entropy of p in nats: relaxed most where p is
-    certain.
-
-    CSD (arXiv 2606.27829) relaxes by entropy too, but its formula was not read here; this weight is our own.
-    """
-
-    def __init__(self, context: Context, delta: float, relax_scale: float):
-        super().__init__(context)
-        self._delta, self._scale = delta, relax_scale
-
-    def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
-        weight = 1 + self._delta * (-entropy(p) / self._scale).exp()
-        return weight[..., None] * ratio(p, q, x)

@@ -1,7 +1,7 @@
 """Refinement: the next draft of each slot of the window, drawn as if every earlier slot were final.
 
 Given the prefix, every rule but `Reuse` fills the slot with a sample of its `distribution`, so that this is q of the
-next step whether or not the token has changed. For every rule but `Tilt` it is p.
+next step whether or not the token has changed. For every rule but `StaleReuse` it is p.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Refinement(Protocol):
 def refined_from(refinement: Refinement, p: Tensor, tests: DraftTests) -> Tensor | None:
     """Distributions [B, T, V] that the refined tokens are drawn from; None where they are p.
 
-    A refinement that draws from another distribution has a method `distribution`, as `Tilt` has.
+    A refinement that draws from another distribution has a method `distribution`, as `StaleReuse` has.
     """
     distribution = getattr(refinement, "distribution", None)
     return distribution(p, tests) if distribution else None
@@ -81,29 +81,6 @@ class StaleReuse(Reuse):
     def distribution(self, p: Tensor, tests: DraftTests) -> Tensor:
         drafts = tests.draft.shape[1]
         return torch.cat([torch.where(self._kept(tests)[..., None], tests.q, p[:, :drafts]), p[:, drafts:]], dim=1)
-
-
-class Tilt(Resample):
-    """Resample from t = p clip(p/q, 1/c, c)^tilt, normalised: tokens whose probability rose since the draft was drawn
-    are preferred, or avoided where `tilt` is negative.
-
-    Lossless, as t is recorded as the q of the new draft. A slot without a draft is drawn from p. The weight of SJD-VP
-    (arXiv 2603.27115) was not read here; this rule is our own.
-    """
-
-    def __init__(self, context: Context, tilt: float, clip: float):
-        super().__init__(context)
-        self._tilt, self._clip = tilt, clip
-
-    def distribution(self, p: Tensor, tests: DraftTests) -> Tensor:
-        drafts = tests.draft.shape[1]
-        p_drafted = p[:, :drafts]
-        rise = torch.where(p_drafted > 0, p_drafted / tests.q, 1.0).clamp_(1 / self._clip, self._clip)
-        tilted = p_drafted * torch.where(tests.drafted[..., None], rise, 1.0).pow_(self._tilt)
-        return torch.cat([tilted / tilted.sum(-1, keepdim=True), p[:, drafts:]], dim=1)
-
-    def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
-        return super().refine(self.distribution(p, tests), tests, noise, positions, step)
 
 
 class Couple:

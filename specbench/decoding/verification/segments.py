@@ -1,4 +1,4 @@
-"""Verification of runs of drafts by one test: SJD-SV (arXiv 2609.13245) and a relative of phrase verification.
+"""Verification of runs of drafts by one test: SJD-SV (arXiv 2609.13245).
 
 The drafts are cut into segments. In a segment b .. e the shortest end g .. e with at least `alpha` of the segment's sum
 of p_i(x_i) is tested, all at once:
@@ -9,13 +9,10 @@ The drafts before g are never tested. After the first segment that is not accept
 [p - q]+ of its own slot alone. This is lossy: the product accepts drafts for the sake of their neighbours, and the
 residual distribution does not make up for it. `block` is the exact rule.
 
-Cuts: `rising` starts a segment wherever p_i(x_i) falls (SJD-SV); `pairs` joins two drafts that stand in a table of
-pairs of tokens, and tests segments whole.
+A segment starts wherever p_i(x_i) falls.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,7 +20,6 @@ from torch import Tensor
 from specbench.decoding.interfaces import Context
 from specbench.decoding.sampling import at
 from specbench.decoding.verification.ratio_tests import DraftTests, Exact, Verdict
-from specbench.errors import SpecbenchError
 
 _IMPOSSIBLE = -1e6
 """Stands for the logarithm of 0, so that differences of sums stay defined."""
@@ -50,22 +46,6 @@ class Segments(Exact):
         return Verdict(accept_segments(px.double(), r.double(), starts, tests.coin, self._alpha) & exists, {})
 
 
-class PairSegments(Segments):
-    """Accept or reject whole chains of drafts whose neighbours stand in a table of pairs."""
-
-    def __init__(self, context: Context, pairs: str, any_tail: bool = False):
-        super().__init__(context, alpha=1.0)
-        self._vocab = context.layout.vocab
-        found = read_pairs(pairs, context.layout.v_image) if pairs else [(t, t) for t in range(context.layout.v_image)]
-        codes = sorted({first * self._vocab + second for first, second in found})
-        self._codes = torch.tensor(codes, device=context.device)
-
-    def starts(self, tests: DraftTests, px: Tensor) -> Tensor:
-        codes = tests.draft[:, :-1] * self._vocab + tests.draft[:, 1:]
-        place = torch.searchsorted(self._codes, codes).clamp(max=len(self._codes) - 1)
-        return self._codes[place] != codes
-
-
 def accept_segments(px: Tensor, r: Tensor, starts: Tensor, coin: Tensor, alpha: float) -> Tensor:
     """Accepted drafts [B, K] by segment, as if all segments before were accepted.
 
@@ -87,24 +67,3 @@ def accept_segments(px: Tensor, r: Tensor, starts: Tensor, coin: Tensor, alpha: 
     first = (number[:, :, None] > number[:, None, :]).sum(-1)
     passed = ~tested | (coin.gather(1, first) < product)
     return (passed[:, None] & (same & (slot >= slot[:, None]))).any(-1)
-
-
-def read_pairs(path: str, v_image: int) -> list[tuple[int, int]]:
-    """Pairs of image token ids from a text file with two ids on each line.
-
-    Raises:
-        SpecbenchError: no such file, or a line that is no pair of ids below `v_image`.
-    """
-    try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecbenchError(f"--pairs {path}: cannot be read as text", "name a file of token pairs") from error
-    pairs = []
-    for number, line in enumerate(lines, start=1):
-        words = line.split()
-        if len(words) != 2 or not all(word.isdecimal() and int(word) < v_image for word in words):
-            raise SpecbenchError(f"--pairs {path}, line {number}: expected two token ids below {v_image}")
-        pairs.append((int(words[0]), int(words[1])))
-    if not pairs:
-        raise SpecbenchError(f"--pairs {path}: no pairs", "write two token ids on each line")
-    return pairs

@@ -40,14 +40,9 @@ class Placement:
 
 
 class PositionLayer(CacheLayerMixin):
-    """Keys and values of one layer, [R, heads, slots, d].
-
-    Attributes:
-        queries: collects the queries [R, G heads, T, d] of each forward of a Llama's layers, unless None.
-    """
+    """Keys and values of one layer, [R, heads, slots, d]."""
 
     is_compileable = False
-    queries: list[Tensor] | None = None
 
     def __init__(self, capacity: int, placement: Placement, keys: Tensor | None = None, values: Tensor | None = None):
         """`keys` and `values`: existing buffers, if any."""

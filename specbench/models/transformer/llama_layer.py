@@ -40,8 +40,6 @@ def run_layer(
     value = linear_output(attention.v_proj, normed).view(shape).transpose(1, 2)
     held = cache.layers[attention.layer_idx]
     key, value = held.update(key, value)
-    if held.queries is not None:
-        held.queries.append(query)
     seen, _ = grouped_attention(attention, query, key, value, mask, attention.scaling)
     hidden = hidden + linear_output(attention.o_proj, seen.reshape(*hidden.shape[:-1], -1))
     mlp, normed = layer.mlp, _norm(layer.post_attention_layernorm, hidden)
