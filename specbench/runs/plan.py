@@ -26,7 +26,7 @@ from specbench.runs.memory_estimate import fitting_windows, settle_batch
 from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling
-from specbench.store.run_folders import find_runs_like, read_infos
+from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.system.downloads import Download
 from specbench.system.limits import available_cores
 from specbench.system.torch_device import check_decoding_device
@@ -314,6 +314,15 @@ def _earlier_batch(plan: Plan) -> int | None:
         for info in find_runs_like(runs, **wanted).values():
             if "images" in (info.memory or {}):  # written by --batch auto alone
                 return info.spec.batch
+    return None
+
+
+def earlier_window(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int | None:
+    """The window that `--window auto` chose for the same run before, so that repeating a command resumes it."""
+    wanted = vars(plan.spec(decoder, weights_sha256)) | {"decoder": without_options(decoder, "window")}
+    for info in find_runs_like(plan.out, **wanted).values():
+        if info.window_curve is not None:
+            return dict(info.spec.decoder.options)["window"]
     return None
 
 

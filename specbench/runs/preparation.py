@@ -17,7 +17,7 @@ from specbench.models.families.generation_config import GENERATION_CONFIG, logit
 from specbench.models.interface import CompilableModel, ImageModel
 from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor
-from specbench.runs.plan import Plan, available_threads
+from specbench.runs.plan import Plan, available_threads, earlier_window
 from specbench.runs.run_progress import Reporter
 from specbench.runs.window_tuning import tune_window
 from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_name
@@ -38,7 +38,8 @@ def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, Im
     )
     where = f"{plan.model.name} ({plan.dtype}, {plan.device})"
     if not plan.workers.elsewhere:
-        reporter.note(f"loading {where}")
+        on_gpu = plan.device.startswith("cuda") and torch.cuda.is_available()
+        reporter.note(f"loading {where}{f' on {torch.cuda.get_device_name(plan.device)}' if on_gpu else ''}")
         model = load()
         yield LocalExecutor(model), model
         return
@@ -161,7 +162,7 @@ def _choose_window(
 ) -> tuple[DecoderSpec, list[dict] | None]:
     """Return the decoder with the fastest window and the measured curve; no curve if an earlier call chose it."""
     decoder = planned.spec
-    if earlier := _earlier_window(plan, decoder, weights_sha256):
+    if earlier := earlier_window(plan, decoder, weights_sha256):
         return with_window(decoder, earlier), None
     if model is None:
         raise SpecbenchError("--window auto: cannot be measured with --workers or --ray", "omit them, or set a number")
@@ -205,12 +206,3 @@ def _tuned_window(
     if company:
         reporter.note(f"{decoder.name}: {company} meanwhile; on a quiet machine another window may be the fastest")
     return window, curve
-
-
-def _earlier_window(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int | None:
-    """The window that `--window auto` chose for the same run before, so that repeating a command resumes it."""
-    wanted = vars(plan.spec(decoder, weights_sha256)) | {"decoder": without_options(decoder, "window")}
-    for info in find_runs_like(plan.out, **wanted).values():
-        if info.window_curve is not None:
-            return dict(info.spec.decoder.options)["window"]
-    return None

@@ -12,22 +12,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from specbench.prompts import Request
+from specbench.runs.decoder_args import with_window
 from specbench.runs.dry_run import seconds_per_image
-from specbench.runs.executors.local import Chunk, Executor
 from specbench.runs.executors.ray_cluster import require_ray
-from specbench.runs.plan import Plan, together
-from specbench.runs.preparation import open_executor, specs_to_run
+from specbench.runs.plan import Plan, earlier_window, together
 from specbench.runs.run_progress import Reporter, RunSummary, timing_warnings
 from specbench.specs.run_spec import RunSpec
-from specbench.store.run_folders import run_folder
+from specbench.store.run_folders import run_folder, runs_in
 from specbench.store.run_store import RunStore
 from specbench.system import console, environment
 from specbench.system.downloads import fetch_all
 from specbench.system.torch_device import require_device
+
+# Imports inside functions: torch, only where images are missing. The first line, and complete runs, do not wait for it.
+
+if TYPE_CHECKING:
+    from specbench.runs.executors.local import Chunk, Executor
 
 _MOST_NAMED = 3
 """Disturbances of a measurement that are told one by one."""
@@ -54,14 +57,41 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
     for group in groups:
         for note in dict.fromkeys(note for plan in group for note in plan.notes):
             reporter.note(note)
-        summary.add(_run_group(group, reporter))
+        if complete := _complete(group):
+            reporter.start(complete.total, complete.resumed, complete.folders)
+            reporter.finish()
+        summary.add(complete or _run_group(group, reporter))
         if summary.interrupted:
             break
     return summary
 
 
+def _complete(group: Sequence[Plan]) -> RunSummary | None:
+    """Outcome of plans whose images are all stored; None for those that have work left."""
+    first = group[0]
+    if not (first.model.ready and runs_in(first.out)):
+        return None
+    weights, specs = first.model.weights_sha256(), []
+    for plan in group:
+        for planned in plan.decoders:
+            window = earlier_window(plan, planned.spec, weights) if planned.auto_window else None
+            if planned.auto_window and not window:
+                return None
+            specs.append(plan.spec(with_window(planned.spec, window) if window else planned.spec, weights))
+    specs, requests = list(dict.fromkeys(specs)), first.requests
+    stores = {spec: RunStore(run_folder(first.out, spec)) for spec in specs}
+    for spec, store in stores.items():
+        store.check(spec)
+        if _pending(store, requests, first.trace) or store.unfinished():
+            return None
+    total = len(specs) * len(requests)
+    return RunSummary([store.folder for store in stores.values()], total, resumed=total)
+
+
 def _run_group(group: Sequence[Plan], reporter: Reporter) -> RunSummary:
     """Run plans on one loaded model, which nothing refers to when this returns: the next one may need its memory."""
+    from specbench.runs.preparation import open_executor, specs_to_run
+
     first = group[0]
     with open_executor(first, reporter) as (executor, model):
         specs, run_facts = specs_to_run(group, model, reporter)
@@ -168,6 +198,8 @@ def _warm_up(
 def _chunks(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], trace: bool) -> Iterator[Chunk]:
     """Split the work into chunks. At batch 1 the decoders alternate, so that slow drifts of the machine affect all
     alike; larger batches stay with one decoder, so that their rows can be refilled."""
+    from specbench.runs.executors.local import Chunk
+
     starts = [
         (start, spec) for spec, requests in work.items() for start in range(0, len(requests), executor.portion(spec))
     ]
@@ -191,9 +223,7 @@ def announcement(plans: Sequence[Plan]) -> str:
     images = sum(len(plan.requests) for plan, _ in places)
     paces = [seconds_per_image(plan.out, plan.model.name, one.spec.name, plan.device) for plan, one in places]
     known = None not in paces and sum(pace * len(plan.requests) for (plan, _), pace in zip(places, paces, strict=True))
-    here = first.device.startswith("cuda") and torch.cuda.is_available()
-    gpu = f" ({torch.cuda.get_device_name(first.device)})" if here else ""
-    how = ", ".join((first.dtype, f"{first.device}{gpu}", *(["compiled"] if first.compiled else [])))
+    how = ", ".join((first.dtype, first.device, *(["compiled"] if first.compiled else [])))
     names = ", ".join(decoders[:_MOST_NAMED]) + (f" and {len(decoders) - 3} more" if len(decoders) > 3 else "")
     prompts, pictures = console.counted(len(first.chosen), "prompt"), console.counted(images, "image")
     return f"{first.model.name} ({how}): {prompts} of {first.prompts.name}, {pictures} with {names}" + (

@@ -50,6 +50,31 @@ def test_nothing_heavy_is_imported(arguments, tmp_path):
     assert done.stderr.splitlines()[-1] == "HEAVY []", done.stderr
 
 
+WITHOUT_TORCH = """
+import sys
+from specbench.cli import main
+sys.modules["torch"] = None  # importing it fails
+for line in {lines!r}:
+    try:
+        main(line.split())
+    except SystemExit as stopped:
+        print(stopped.code, file=sys.stderr)
+"""
+
+
+def test_what_is_complete_needs_no_torch_and_a_run_says_first_what_it_does(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    complete = "run --decoder ar,scd-mc --limit 1 --device cpu --compile off"
+    assert cli(*complete.split()).code == 0
+    lines = [complete, complete.replace("--limit 1", "--limit 2")]
+    command = [sys.executable, "-c", WITHOUT_TORCH.format(lines=lines)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    announced, resumed, code, first, *rest = done.stderr.splitlines()
+    assert announced.startswith("shapes (float32, cpu): 1 prompt of shapes, 2 images with ar, scd-mc; about ")
+    assert (resumed, code) == ("2 of 2 images already done", "0")
+    assert first.startswith("shapes (float32, cpu): 2 prompts of shapes, 4 images") and "torch" in str(rest)
+
+
 @pytest.mark.parametrize("wanted", [group.name for group in typer.main.get_command(build_app()).commands.values()])
 def test_a_command_is_the_same_whichever_others_are_loaded(wanted):
     every, alone = (typer.main.get_command(build_app(named)).commands for named in (None, wanted))
