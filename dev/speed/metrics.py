@@ -31,7 +31,8 @@ from specbench.metrics.fid import Fid
 from specbench.metrics.geneval import GenEval
 from specbench.metrics.hpsv2 import ARCHITECTURE, Hpsv2
 from specbench.metrics.imagereward import ImageReward, RewardNetwork
-from specbench.metrics.inception import FRONT_ENDS, INCEPTION_SIZE, Inception
+from specbench.metrics.inception import FRONT_ENDS, INCEPTION_SIZE
+from specbench.metrics.inception_network import Inception
 from specbench.metrics.mask2former import Mask2Former
 from specbench.metrics.openclip import import_open_clip
 from specbench.system import environment

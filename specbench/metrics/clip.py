@@ -11,23 +11,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch.nn import functional as F
 
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import PerImageMetric, Sample, Settings, described
-from specbench.metrics.inception import center256
+from specbench.metrics.crops import center256, short_side_centre
 from specbench.metrics.openclip import (
     OPENCLIP_PACKAGES,
     Tokenize,
     image_embeddings,
     load_openai,
     normalised,
-    short_side_centre,
     text_embeddings,
 )
+
+if TYPE_CHECKING:
+    import torch
 
 _PREFIX = "A photo depicts "
 
@@ -38,6 +39,9 @@ def as_saved(pixels: np.ndarray) -> np.ndarray:
 
 def bilinear299(pixels: np.ndarray) -> np.ndarray:
     """Resize uint8 [H, W, 3] to [299, 299, 3] by bilinear interpolation without antialiasing, rounded to 8 bits."""
+    import torch  # not for images that are scored already
+    from torch.nn import functional as F
+
     x_BCHW = torch.from_numpy(np.array(pixels)).permute(2, 0, 1)[None]
     resized = F.interpolate(x_BCHW.float(), (299, 299), mode="bilinear", align_corners=False)
     return resized.round().clamp(0, 255).to(torch.uint8)[0].permute(1, 2, 0).numpy()

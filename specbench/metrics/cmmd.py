@@ -18,8 +18,9 @@ import torch
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Score, Settings, described
 from specbench.metrics.clip import clip_versions
+from specbench.metrics.crops import squashed
 from specbench.metrics.fid import Mmd, gaussian_mmd
-from specbench.metrics.openclip import OPENCLIP_PACKAGES, image_embeddings, load_openai, normalised, squashed
+from specbench.metrics.openclip import OPENCLIP_PACKAGES, image_embeddings, load_openai, normalised
 from specbench.metrics.reference import ReferenceMetric, distance_difference, feature_matrix, with_influence
 from specbench.stats import Difference
 

@@ -31,7 +31,8 @@ from specbench.metrics.blip import (
 )
 from specbench.metrics.clip import Clip
 from specbench.metrics.compbench_rules import SPACY_PACKAGES, Grammar, spacy_versions
-from specbench.metrics.openclip import normalised, squashed
+from specbench.metrics.crops import squashed
+from specbench.metrics.openclip import normalised
 from specbench.stats import Difference
 
 YES, NO = 2748, 2053

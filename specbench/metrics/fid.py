@@ -17,22 +17,28 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib.metadata import version
 from types import ModuleType
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import torch
-from scipy import stats
-from torch import Tensor, nn
+from scipy.special import stdtrit
 
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Score, Settings, described
-from specbench.metrics.inception import CROPS, FRONT_ENDS, INCEPTION_FEATURES, Inception, load_inception
+from specbench.metrics.inception import CROPS, FRONT_ENDS, INCEPTION_FEATURES
 from specbench.metrics.precision_recall import K_NEAREST, NearestNeighbours, neighbourhood, squared_distances
 from specbench.metrics.reference import ReferenceMetric, distance_difference, feature_matrix, with_influence
 from specbench.metrics.torchvision_stub import torchvision_if_it_loads
 from specbench.stats import Difference, Estimate, mean_interval, proportion_interval
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from specbench.metrics.inception_network import Inception
+
+# Imports inside functions: torch, not for images that are scored already.
 
 _ROWS = 512
 _SPLITS = 4
@@ -76,21 +82,27 @@ class Fid(ReferenceMetric):
 
     @cached_property
     def network(self) -> Inception:
+        from specbench.metrics.inception_network import load_inception
+
         path = self.weights_file("inception")
         return load_inception(path, self.settings.device)
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
         return FRONT_ENDS[self.front_end](CROPS[self.crop](pixels))
 
-    @torch.inference_mode()
     def embed(self, inputs: Sequence[torch.Tensor]) -> np.ndarray:
-        return self.network(torch.stack(list(inputs)).to(self.settings.device)).cpu().numpy()
+        import torch
+
+        with torch.inference_mode():
+            return self.network(torch.stack(list(inputs)).to(self.settings.device)).cpu().numpy()
 
     @cached_property
     def _reference(self) -> Gaussian:
         return Gaussian(self.reference_features)
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        import torch
+
         images = Gaussian(feature_matrix(statistics["feature"], self._reference.features.shape[1]))
         if images.n < 2:
             return []
@@ -184,7 +196,9 @@ class Gaussian:
     @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean [d] and unbiased covariance [d, d], accumulated by torchmetrics in float64."""
-        states = _torchmetrics("fid").FrechetInceptionDistance(FeaturesAsImages(self.features.shape[1]))
+        import torch
+
+        states = _torchmetrics("fid").FrechetInceptionDistance(_features_as_images(self.features.shape[1]))
         for start in range(0, self.n, _ROWS):
             states.update(torch.tensor(self.features[start : start + _ROWS]), real=True)
         mean = (states.real_features_sum / self.n).numpy()
@@ -288,17 +302,19 @@ def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], 
     low = high = None
     if min(images.n, reference.n) // 2 > images.d:
         spread = np.sqrt(np.mean((pairs[:, 0] - pairs[:, 1]) ** 2 / 2))
-        reach = stats.t.ppf(0.975, _SPLITS) * spread
+        reach = stdtrit(_SPLITS, 0.975) * spread
         low, high = float(value - reach), float(value + reach)
     return Extrapolated(float(value), low, high, float(plug_in - value))
 
 
 def kid(images: np.ndarray, reference: np.ndarray) -> float:
     """KID in float64: mean over 100 pairs of subsets of at most 1000 rows, drawn with a fixed seed."""
+    import torch
+
     size = min(_KID_SUBSET_SIZE, len(images), len(reference))
     subsets = 1 if size == len(images) == len(reference) else _KID_SUBSETS
     with _drawing_apart():
-        states = _torchmetrics("kid").KernelInceptionDistance(FeaturesAsImages(images.shape[1]), subsets, size)
+        states = _torchmetrics("kid").KernelInceptionDistance(_features_as_images(images.shape[1]), subsets, size)
         states.update(torch.tensor(reference).double(), real=True)
         states.update(torch.tensor(images).double(), real=False)
         return states.compute()[0].item()
@@ -306,6 +322,8 @@ def kid(images: np.ndarray, reference: np.ndarray) -> float:
 
 def inception_score(logits: Tensor) -> tuple[float, float]:
     """Inception score of logits [n, classes]: mean over 10 splits in a fixed order, and their standard deviation."""
+    from torch import nn
+
     with _drawing_apart():
         states = _torchmetrics("inception").InceptionScore(nn.Identity(), _IS_SPLITS)
         states.update(logits.double())
@@ -316,21 +334,21 @@ def inception_score(logits: Tensor) -> tuple[float, float]:
 @contextmanager
 def _drawing_apart() -> Iterator[None]:
     """Context of torchmetrics' sums with drawn subsets or splits: a fixed seed, and the user's random numbers stay."""
+    import torch
+
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # features being kept in memory is what is wanted here
         torch.manual_seed(_KID_SEED)
         yield
 
 
-class FeaturesAsImages(nn.Module):
+def _features_as_images(d: int) -> torch.nn.Module:
     """Identity network for torchmetrics, fed with features [n, d]: its own resize is never reached."""
+    from torch import nn
 
-    def __init__(self, d: int):
-        super().__init__()
-        self.num_features = d
-
-    def forward(self, features_ND: Tensor) -> Tensor:
-        return features_ND
+    network = nn.Identity()
+    network.num_features = d
+    return network
 
 
 @cache

@@ -18,16 +18,10 @@ import torch
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Metric, Sample, Score, column_difference, described, paired_features, part_scores
 from specbench.metrics.clip import clip_versions
+from specbench.metrics.crops import short_side_centre
 from specbench.metrics.geneval_rules import GENEVAL_COLORS, Found, confident, details, judge_image
 from specbench.metrics.mask2former import Instance, Mask2Former, mask2former_input
-from specbench.metrics.openclip import (
-    OPENCLIP_PACKAGES,
-    image_embeddings,
-    load_openai,
-    normalised,
-    short_side_centre,
-    text_embeddings,
-)
+from specbench.metrics.openclip import OPENCLIP_PACKAGES, image_embeddings, load_openai, normalised, text_embeddings
 from specbench.metrics.published_weights import folder_identity
 from specbench.stats import Difference, mean_of_estimates, proportion_interval
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import PerImageMetric, Sample, described
 from specbench.metrics.blip import Tokenizer, linear_layers, load_weights, part_of, text_network, vision_network
-from specbench.metrics.openclip import normalised, short_side_centre
+from specbench.metrics.crops import short_side_centre
+from specbench.metrics.openclip import normalised
 
 MEAN, STD = 0.16717362830052426, 1.0333394966054072
 

@@ -11,16 +11,19 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from PIL import Image
-from torch import Tensor
 
 from specbench.metrics.torchvision_stub import torchvision_if_it_loads
-from specbench.models.script_archive import read_script_tensors
 
-Tokenize = Callable[[Sequence[str]], Tensor]
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+# Imports inside functions: torch, not for images that are scored already.
+
+Tokenize = Callable[[Sequence[str]], "Tensor"]
 """Texts to ids [n, context length]."""
 
 OPENCLIP_PACKAGES = {"open_clip_torch": "pip install open_clip_torch"}
@@ -32,13 +35,15 @@ STD = (0.26862954, 0.26130258, 0.27577711)
 def import_open_clip() -> ModuleType:
     """Import open_clip, with a stand-in for torchvision where that does not load."""
     with torchvision_if_it_loads():
-        import open_clip  # an extra
+        import open_clip
     return open_clip
 
 
 def load_openai(path: Path, device: str) -> torch.nn.Module:
     """Load a CLIP in float32 from a file published by OpenAI, whose digest the caller has checked; its sizes are
     read off the weights."""
+    from specbench.models.script_archive import read_script_tensors
+
     # The mask is no parameter, and open_clip makes its own.
     weights = {name: held for name, held in read_script_tensors(path).items() if not name.endswith("attn_mask")}
     model = import_open_clip().model.build_model_from_openai_state_dict(weights, cast_dtype=None)
@@ -77,11 +82,15 @@ def folder_tokenizer(folder: Path) -> Tokenize:
 
 def scaled(pixels: np.ndarray) -> Tensor:
     """Scale uint8 [H, W, 3] to float32 [3, H, W] from 0 to 1."""
+    import torch
+
     return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32) / 255
 
 
 def centred(x_CHW: Tensor, mean: Sequence[float] = MEAN, std: Sequence[float] = STD) -> Tensor:
     """Subtract a mean per channel and divide by a deviation, CLIP's if none are given."""
+    import torch
+
     return (x_CHW - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None]
 
 
@@ -90,37 +99,24 @@ def normalised(pixels: np.ndarray) -> Tensor:
     return centred(scaled(pixels))
 
 
-def short_side_centre(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Preprocess as CLIP (Radford et al. 2021): short side to `size` by Pillow's bicubic, then the centre square.
-    uint8 [H, W, 3] to [size, size, 3]."""
-    height, width = pixels.shape[:2]
-    short = min(height, width)
-    resized = Image.fromarray(pixels).resize(
-        (int(size * width / short), int(size * height / short)), Image.Resampling.BICUBIC
-    )
-    left, top = round((resized.width - size) / 2), round((resized.height - size) / 2)
-    return np.asarray(resized.crop((left, top, left + size, top + size)))
-
-
-def squashed(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Resize uint8 [H, W, 3] to [size, size, 3] without a crop, by Pillow's bicubic."""
-    return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
-
-
-@torch.inference_mode()
 def image_embeddings(model: torch.nn.Module, images: Sequence[Tensor], device: str) -> Tensor:
     """Embed preprocessed images [3, H, W]: unit vectors float32 [n, d] on the CPU."""
-    return model.encode_image(torch.stack(list(images)).to(device), normalize=True).cpu()
+    import torch
+
+    with torch.inference_mode():
+        return model.encode_image(torch.stack(list(images)).to(device), normalize=True).cpu()
 
 
-@torch.inference_mode()
 def text_embeddings(
     model: torch.nn.Module, texts: Sequence[str], device: str, tokenize: Tokenize | None = None
 ) -> Tensor:
     """Embed texts: unit vectors float32 [n, d] on the CPU. CLIP's own tokenizer cuts texts to 77 tokens and keeps
     the end token."""
+    import torch
+
     if tokenize is None:
         tokens = import_open_clip().tokenize(list(texts), context_length=model.context_length)
     else:
         tokens = tokenize(list(texts))
-    return model.encode_text(tokens.to(device), normalize=True).cpu()
+    with torch.inference_mode():
+        return model.encode_text(tokens.to(device), normalize=True).cpu()

@@ -8,8 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import TypeVar
 
-import torch
-
 from specbench.system.limits import available_cores
 
 T, R = TypeVar("T"), TypeVar("R")
@@ -28,6 +26,8 @@ def read_ahead(load: Callable[[T], R], items: Sequence[T], batch: int) -> Iterat
     """
     if not items:
         return
+    import torch  # not where everything is scored
+
     threads, rest, ahead = torch.get_num_threads(), iter(items[1:]), min(BATCHES_AHEAD * batch, MOST_AHEAD)
     loaded = [load(items[0])]
     # One thread of torch each: the images are what is spread over the cores.

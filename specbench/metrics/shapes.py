@@ -13,25 +13,30 @@ import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar
+from importlib.metadata import version
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import torch
 
 from specbench.metrics.base import Metric, Sample, Score, column_difference, part_scores
 from specbench.metrics.clip import CosineMetric
-from specbench.metrics.fid import Gaussian, fid_difference, fid_estimate, warn_of_few
-from specbench.metrics.inception import whole
+from specbench.metrics.crops import whole
 from specbench.metrics.openclip import Tokenize, folder_tokenizer, load_folder_model
 from specbench.metrics.reference import ReferenceImages, damaged_features, feature_matrix, kept_features
-from specbench.models.shapes import detector, features, reading_order, render, scene
-from specbench.models.shapes.network import WEIGHTS
+from specbench.models.shapes import FEATURE_FILE, FEATURES, WEIGHTS, detector, reading_order, render, scene
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, SceneRequest
 from specbench.stats import Difference, mean_of_estimates, proportion_interval
 from specbench.system.digests import digest_of
 from specbench.system.json_values import parse_json
+
+if TYPE_CHECKING:
+    import torch
+
+    from specbench.metrics.fid import Gaussian
+
+# Imports inside functions: torch and what needs it, not for images that are scored already.
 
 CLIP_FOLDER = WEIGHTS / "clip"
 RENDERS = 2048
@@ -101,10 +106,10 @@ class ShapesFrechet(Metric):
 
     name = "shapes-frechet"
     batch = 64
-    columns: ClassVar = {"scene": pa.string(), "feature": pa.list_(pa.float32(), features.FEATURES)}
+    columns: ClassVar = {"scene": pa.string(), "feature": pa.list_(pa.float32(), FEATURES)}
 
     def feature_identity(self) -> Mapping[str, str]:
-        return {"weights": digest_of(features.FILE), "torch": torch.__version__}
+        return {"weights": digest_of(FEATURE_FILE), "torch": version("torch")}
 
     def identity(self) -> Mapping[str, str]:
         own = self.settings.reference
@@ -115,21 +120,27 @@ class ShapesFrechet(Metric):
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        return features.load_features(self.settings.device)
+        from specbench.models.shapes.features import load_features
+
+        return load_features(self.settings.device)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         scenes = [json.dumps(sample.meta["scene"], sort_keys=True) for sample in samples]
         rows = self.extract([sample.pixels for sample in samples])
         return [{"scene": text, "feature": row} for text, row in zip(scenes, rows, strict=True)]
 
-    @torch.inference_mode()
     def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:
         """Extract features float32 [n, 64] of images uint8 [64, 64, 3]."""
+        import torch
+
         x_BCHW = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-        return self.network(x_BCHW.to(self.settings.device)).cpu().numpy()
+        with torch.inference_mode():
+            return self.network(x_BCHW.to(self.settings.device)).cpu().numpy()
 
     def reference_features(self, statistics: pd.DataFrame) -> Gaussian:
         """Features of renders of the scored captions, or of the user's folder."""
+        from specbench.metrics.fid import Gaussian
+
         if self.settings.reference:
             own = ReferenceImages(self.settings)
             return Gaussian(own.features(whole, self.extract, self.feature_identity(), self.batch))
@@ -147,11 +158,15 @@ class ShapesFrechet(Metric):
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         if len(statistics) < 2:
             return []
-        images = Gaussian(feature_matrix(statistics["feature"], features.FEATURES))
+        from specbench.metrics.fid import Gaussian, fid_estimate, warn_of_few
+
+        images = Gaussian(feature_matrix(statistics["feature"], FEATURES))
         distance = fid_estimate(images, self.reference_features(statistics), statistics["prompt_id"].to_list())
         return [Score(self.name, distance, images.n, warn_of_few(images))]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        from specbench.metrics.fid import fid_difference
+
         return fid_difference(features, baseline, self.reference_features(features))
 
     def _of_renders(self, scenes: Sequence[str]) -> np.ndarray:

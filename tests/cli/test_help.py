@@ -50,6 +50,18 @@ def test_nothing_heavy_is_imported(arguments, tmp_path):
     assert done.stderr.splitlines()[-1] == "HEAVY []", done.stderr
 
 
+TABLE = """
+name = "toy"
+title = "One row"
+columns = [{ key = "nfe", header = "NFE" }]
+[defaults]
+model = "lumina"
+prompts = "coco"
+protocol = "sjd"
+[[rows]]
+label = "AR"
+decoder = "ar"
+"""
 WITHOUT_TORCH = """
 import sys
 from specbench.cli import main
@@ -58,21 +70,24 @@ for line in {lines!r}:
     try:
         main(line.split())
     except SystemExit as stopped:
-        print(stopped.code, file=sys.stderr)
+        print("EXIT", stopped.code or 0, file=sys.stderr)
 """
 
 
 def test_what_is_complete_needs_no_torch_and_a_run_says_first_what_it_does(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    complete = "run --decoder ar,scd-mc --limit 1 --device cpu --compile off"
-    assert cli(*complete.split()).code == 0
-    lines = [complete, complete.replace("--limit 1", "--limit 2")]
+    (tmp_path / "toy.toml").write_text(TABLE)
+    run = "run --decoder ar --limit 1 --device cpu --compile off"
+    complete = (run, "score --device cpu", "bench toy.toml --model shapes --limit 1 --device cpu --compile off")
+    for line in complete:
+        assert cli(*line.split()).code == 0
+    lines = [*complete, run.replace("--limit 1", "--limit 2")]
     command = [sys.executable, "-c", WITHOUT_TORCH.format(lines=lines)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    announced, resumed, code, first, *rest = done.stderr.splitlines()
-    assert announced.startswith("shapes (float32, cpu): 1 prompt of shapes, 2 images with ar, scd-mc; about ")
-    assert (resumed, code) == ("2 of 2 images already done", "0")
-    assert first.startswith("shapes (float32, cpu): 2 prompts of shapes, 4 images") and "torch" in str(rest)
+    whole, *others, started = done.stderr.split("EXIT ")[:-1]
+    assert [text.split()[0] for text in (*others, started)] == ["0", "0", "0"] and done.stderr.endswith("EXIT 1\n")
+    assert "shapes (float32, cpu): 1 prompt of shapes, 1 image with ar; about " in whole
+    assert "1 of 1 images already done" in whole and "shapes (float32, cpu): 2 prompts of shapes, 2 images" in started
 
 
 @pytest.mark.parametrize("wanted", [group.name for group in typer.main.get_command(build_app()).commands.values()])

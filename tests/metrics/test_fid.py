@@ -29,10 +29,11 @@ from specbench.metrics.base import Sample, Settings, feature_fingerprint, finger
 from specbench.metrics.catalog import metric
 from specbench.metrics.clip import bilinear299
 from specbench.metrics.cmmd import centre_square
+from specbench.metrics.crops import short_side_centre, squashed
 from specbench.metrics.fid import (
-    FeaturesAsImages,
     Fid,
     Gaussian,
+    _features_as_images,
     fid_difference,
     fid_estimate,
     fid_infinity,
@@ -42,8 +43,8 @@ from specbench.metrics.fid import (
     kid,
 )
 from specbench.metrics.hpsv2 import hps_input
-from specbench.metrics.inception import CROPS, FRONT_ENDS, load_inception
-from specbench.metrics.openclip import short_side_centre, squashed
+from specbench.metrics.inception import CROPS, FRONT_ENDS
+from specbench.metrics.inception_network import load_inception
 from specbench.stats import Estimate
 
 
@@ -207,7 +208,7 @@ def test_distance_equals_torchmetrics_whose_own_front_end_is_never_reached():
     from torchmetrics.image.fid import FrechetInceptionDistance
 
     x, y = (cloud(n, 24, seed).astype(np.float32) for n, seed in ((90, 1), (300, 2)))
-    theirs = FrechetInceptionDistance(FeaturesAsImages(24))
+    theirs = FrechetInceptionDistance(_features_as_images(24))
     theirs.update(torch.tensor(x), real=False)
     theirs.update(torch.tensor(y), real=True)
     assert frechet_distance(Gaussian(x), Gaussian(y)) == pytest.approx(theirs.compute().item(), rel=1e-5)

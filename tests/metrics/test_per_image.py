@@ -24,10 +24,11 @@ from specbench.metrics.base import Sample, Settings, fingerprint
 from specbench.metrics.blip import part_of
 from specbench.metrics.cmmd import PREPARATIONS as CMMD_SHAPES
 from specbench.metrics.cmmd import Cmmd
+from specbench.metrics.crops import short_side_centre
 from specbench.metrics.imagereward import MEAN, STD, ImageReward
 from specbench.metrics.openclip import MEAN as CLIP_MEAN
 from specbench.metrics.openclip import STD as CLIP_STD
-from specbench.metrics.openclip import import_open_clip, normalised, short_side_centre
+from specbench.metrics.openclip import import_open_clip, normalised
 from specbench.metrics.torchvision_stub import torchvision_if_it_loads, torchvision_loads
 
 try:

@@ -22,7 +22,8 @@ from PIL import Image
 from specbench.errors import SpecbenchError
 from specbench.metrics import packages, preference
 from specbench.metrics.base import Sample, Settings, fingerprint
-from specbench.metrics.openclip import import_open_clip, normalised, short_side_centre
+from specbench.metrics.crops import short_side_centre
+from specbench.metrics.openclip import import_open_clip, normalised
 
 try:
     open_clip = import_open_clip()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from specbench.metrics.inception import Inception
+from specbench.metrics.inception_network import Inception
 
 
 def images(n: int, height: int = 40, width: int = 56, seed: int = 0) -> list[np.ndarray]:

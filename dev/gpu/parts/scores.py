@@ -29,7 +29,7 @@ from specbench.metrics.clip import Clip
 from specbench.metrics.fid import Fid
 from specbench.metrics.hpsv2 import Hpsv2
 from specbench.metrics.imagereward import ImageReward, RewardNetwork
-from specbench.metrics.inception import Inception
+from specbench.metrics.inception_network import Inception
 from specbench.metrics.mask2former import MOST_INSTANCES, Mask2Former
 from specbench.metrics.openclip import untrained_model
 from specbench.metrics.read_ahead import read_ahead

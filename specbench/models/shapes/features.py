@@ -8,11 +8,8 @@ from pathlib import Path
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from specbench.models.shapes.network import WEIGHTS
+from specbench.models.shapes import FEATURE_FILE, FEATURES
 from specbench.models.shapes.tokenizer import to_float
-
-FEATURES = 64
-FILE = WEIGHTS / "features.safetensors"
 
 
 class FeatureNetwork(nn.Sequential):
@@ -29,7 +26,7 @@ class FeatureNetwork(nn.Sequential):
         return super().forward(to_float(images)).mean((2, 3))
 
 
-def load_features(device: str = "cpu", file: Path = FILE) -> FeatureNetwork:
+def load_features(device: str = "cpu", file: Path = FEATURE_FILE) -> FeatureNetwork:
     """The shipped network in float32."""
     network = FeatureNetwork()
     network.load_state_dict(load_file(file))

@@ -21,11 +21,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
-from specbench.models.shapes import captions
+from specbench.models.shapes import WEIGHTS, captions
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES
 from specbench.models.shapes.tokenizer import GRID, TOKENS, ShapesTokenizer
 
-WEIGHTS = Path(__file__).parent / "weights"
 Device = str | torch.device
 
 

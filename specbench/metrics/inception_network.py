@@ -1,0 +1,181 @@
+"""The Inception network of FID, and its published file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from specbench.metrics.inception import INCEPTION_FEATURES
+
+
+class Inception(nn.Module):
+    """Inception v3 of the FID papers: images [B, 3, 299, 299], scaled to about -1..1, to features [B, 2048].
+
+    This is TensorFlow's of 2015 with 1008 outputs, up to its pooled features. It differs from the ImageNet Inception of
+    today in pooling: averages leave padding out, and the last block takes a maximum. Layers are named as in the
+    published file, which all FID tools for torch share.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.Conv2d_1a_3x3 = _Conv(3, 32, 3, 2)
+        self.Conv2d_2a_3x3 = _Conv(32, 32, 3)
+        self.Conv2d_2b_3x3 = _Conv(32, 64, 3, padding=1)
+        self.Conv2d_3b_1x1 = _Conv(64, 80, 1)
+        self.Conv2d_4a_3x3 = _Conv(80, 192, 3)
+        self.Mixed_5b = _block_35(192, 32)
+        self.Mixed_5c = _block_35(256, 64)
+        self.Mixed_5d = _block_35(288, 64)
+        self.Mixed_6a = _reduce_35(288)
+        self.Mixed_6b = _block_17(768, 128)
+        self.Mixed_6c = _block_17(768, 160)
+        self.Mixed_6d = _block_17(768, 160)
+        self.Mixed_6e = _block_17(768, 192)
+        self.Mixed_7a = _reduce_17(768)
+        self.Mixed_7b = _block_8(1280, "average")
+        self.Mixed_7c = _block_8(2048, "maximum")
+        self.fc = nn.Linear(INCEPTION_FEATURES, 1008)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        x = x_BCHW
+        for name, layer in self.named_children():
+            if name != "fc":
+                x = layer(F.max_pool2d(x, 3, 2) if name in ("Conv2d_3b_1x1", "Mixed_5b") else x)
+        return x.mean((2, 3))
+
+    @torch.inference_mode()
+    def unbiased_logits(self, features_BD: Tensor) -> Tensor:
+        """Features to the logits of TensorFlow's Inception score, which leave the bias out: [B, 1008] on the CPU."""
+        return (features_BD.to(self.fc.weight) @ self.fc.weight.T).cpu()
+
+
+def load_inception(path: Path, device: str = "cpu") -> Inception:
+    """Build the network and load a published file, whose digest the caller has checked."""
+    network = Inception()
+    network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+    return network.eval().requires_grad_(False).to(device)
+
+
+def _block_35(channels: int, pooled: int) -> _Block:
+    return _Block(
+        "average",
+        {
+            "branch1x1": _Conv(channels, 64, 1),
+            "branch5x5_1": _Conv(channels, 48, 1),
+            "branch5x5_2": _Conv(48, 64, 5, padding=2),
+            "branch3x3dbl_1": _Conv(channels, 64, 1),
+            "branch3x3dbl_2": _Conv(64, 96, 3, padding=1),
+            "branch3x3dbl_3": _Conv(96, 96, 3, padding=1),
+            "branch_pool": _Conv(channels, pooled, 1),
+        },
+    )
+
+
+def _reduce_35(channels: int) -> _Block:
+    return _Block(
+        "reduce",
+        {
+            "branch3x3": _Conv(channels, 384, 3, 2),
+            "branch3x3dbl_1": _Conv(channels, 64, 1),
+            "branch3x3dbl_2": _Conv(64, 96, 3, padding=1),
+            "branch3x3dbl_3": _Conv(96, 96, 3, 2),
+        },
+    )
+
+
+def _block_17(channels: int, inner: int) -> _Block:
+    row, column = {"kernel": (1, 7), "padding": (0, 3)}, {"kernel": (7, 1), "padding": (3, 0)}
+    return _Block(
+        "average",
+        {
+            "branch1x1": _Conv(channels, 192, 1),
+            "branch7x7_1": _Conv(channels, inner, 1),
+            "branch7x7_2": _Conv(inner, inner, **row),
+            "branch7x7_3": _Conv(inner, 192, **column),
+            "branch7x7dbl_1": _Conv(channels, inner, 1),
+            "branch7x7dbl_2": _Conv(inner, inner, **column),
+            "branch7x7dbl_3": _Conv(inner, inner, **row),
+            "branch7x7dbl_4": _Conv(inner, inner, **column),
+            "branch7x7dbl_5": _Conv(inner, 192, **row),
+            "branch_pool": _Conv(channels, 192, 1),
+        },
+    )
+
+
+def _reduce_17(channels: int) -> _Block:
+    return _Block(
+        "reduce",
+        {
+            "branch3x3_1": _Conv(channels, 192, 1),
+            "branch3x3_2": _Conv(192, 320, 3, 2),
+            "branch7x7x3_1": _Conv(channels, 192, 1),
+            "branch7x7x3_2": _Conv(192, 192, (1, 7), padding=(0, 3)),
+            "branch7x7x3_3": _Conv(192, 192, (7, 1), padding=(3, 0)),
+            "branch7x7x3_4": _Conv(192, 192, 3, 2),
+        },
+    )
+
+
+def _block_8(channels: int, pool: str) -> _Block:
+    row, column = {"kernel": (1, 3), "padding": (0, 1)}, {"kernel": (3, 1), "padding": (1, 0)}
+    return _Block(
+        pool,
+        {
+            "branch1x1": _Conv(channels, 320, 1),
+            "branch3x3_1": _Conv(channels, 384, 1),
+            "branch3x3_2a": _Conv(384, 384, **row),
+            "branch3x3_2b": _Conv(384, 384, **column),
+            "branch3x3dbl_1": _Conv(channels, 448, 1),
+            "branch3x3dbl_2": _Conv(448, 384, 3, padding=1),
+            "branch3x3dbl_3a": _Conv(384, 384, **row),
+            "branch3x3dbl_3b": _Conv(384, 384, **column),
+            "branch_pool": _Conv(channels, 192, 1),
+        },
+    )
+
+
+class _Block(nn.Module):
+    """Branches side by side. A branch is a chain of layers, named by their places in it; two layers of one place, the
+    last, fork.
+
+    `pool` names what the last branch starts with: "average", "maximum", or "reduce" (a maximum with stride 2, alone).
+    """
+
+    def __init__(self, pool: str, layers: dict[str, _Conv]):
+        super().__init__()
+        self.pool, self.chains = pool, {}
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+            branch, _, place = name.partition("_")
+            if place != "pool":
+                self.chains.setdefault(branch, {}).setdefault(place[:1], []).append(name)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        parts = []
+        for chain in self.chains.values():
+            *inner, last = chain.values()
+            x = x_BCHW
+            for (name,) in inner:
+                x = getattr(self, name)(x)
+            parts += [getattr(self, name)(x) for name in last]
+        return torch.cat([*parts, self._pooled(x_BCHW)], 1)
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        if self.pool == "reduce":
+            return F.max_pool2d(x, 3, 2)
+        if self.pool == "average":
+            return self.branch_pool(F.avg_pool2d(x, 3, 1, 1, count_include_pad=False))
+        return self.branch_pool(F.max_pool2d(x, 3, 1, 1))
+
+
+class _Conv(nn.Module):
+    def __init__(self, channels: int, out: int, kernel: int | tuple[int, int], stride: int = 1, padding=0):
+        super().__init__()
+        self.conv = nn.Conv2d(channels, out, kernel, stride, padding, bias=False)
+        self.bn = nn.BatchNorm2d(out, eps=0.001)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return F.relu(self.bn(self.conv(x_BCHW)))
