@@ -24,8 +24,10 @@ from specbench.stats.drafts import (
     theorem2_bound,
 )
 from specbench.stats.intervals import (
+    RULE,
     Difference,
     Estimate,
+    Verdict,
     difference_to_show,
     holm,
     mean_difference,
@@ -36,6 +38,7 @@ from specbench.stats.intervals import (
     proportion_interval,
     ratio_of_totals,
     speed_difference,
+    verdicts,
     without_few,
 )
 from specbench.stats.speed import (

@@ -26,6 +26,13 @@ MOST_PROMPTS = 10**7
 CHANGE = 0.02
 """Relative change to detect, for `prompts_needed` and `prompts_for_change`."""
 _POWER = 0.8
+SIGNIFICANT = 0.05
+"""Level of the tests."""
+RULE = (
+    f"A difference between two runs is called real where p < {SIGNIFICANT:g} in a paired t test over their common "
+    f"prompts (at least {FEW_UNITS}). The speed-up of two runs is one test; their scores are corrected together (Holm)."
+)
+"""What `verdicts` does, in words: the one rule behind every sentence and mark."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +195,27 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         largest = max(largest, min(1.0, (len(known) - rank) * p))
         corrected[place] = largest
     return corrected
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a paired difference is real, by its Holm-corrected p-value; None where there is no test."""
+
+    p: float | None
+
+    @property
+    def real(self) -> bool:
+        return self.p is not None and self.p < SIGNIFICANT
+
+
+def verdicts(p_values: Sequence[float | None]) -> list[Verdict]:
+    """Judge the tests of one pair of runs that answer one question, see `RULE`.
+
+    Args:
+        p_values: of `Difference`s as `difference_to_show` leaves them: all scores of the pair, or all its token
+            statistics, or its speed-up alone. What other runs stand in the same table changes nothing.
+    """
+    return [Verdict(p) for p in holm(p_values)]
 
 
 def prompts_needed(spread: float | None, change: float) -> int | None:

@@ -122,6 +122,15 @@ def test_holm_is_the_closed_bonferroni_test():
     assert stats.holm([None, 0.01, None]) == [None, 0.01, None] and stats.holm([]) == []
 
 
+def test_a_verdict_is_the_corrected_p_value_below_the_level_and_none_without_a_test():
+    found = stats.verdicts([0.03, None, 0.04, 0.001])
+    assert [one.p for one in found] == pytest.approx([0.06, None, 0.06, 0.003])
+    assert [one.real for one in found] == [False, False, False, True]
+    assert stats.verdicts([0.03])[0].real and not stats.verdicts([0.05])[0].real
+    few = stats.difference_to_show(stats.mean_difference([1.0, 1.1, 1.2], list("abc")))
+    assert not stats.verdicts([few.p])[0].real, "three prompts are too few"
+
+
 def test_corrected_p_values_rarely_cry_wolf_in_a_whole_table():
     draw = np.random.default_rng(7)
     tables = draw.random((RUNS, 20))
