@@ -51,6 +51,12 @@ def _no_settings_from_outside(monkeypatch, tmp_path_factory):
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}"))
 
 
+@pytest.fixture(autouse=True)
+def no_baseline(monkeypatch):
+    """No AR beside the decoders that a test names; `--baseline N` still adds it."""
+    monkeypatch.setattr("specbench.runs.decoder_args.BASELINE_PROMPTS", 0)
+
+
 @pytest.fixture
 def cli(capsys, monkeypatch):
     """`cli("run", "--limit", "1")` runs the command line in this process."""

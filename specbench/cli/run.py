@@ -126,7 +126,6 @@ def run(
     from specbench.runs.runner import run_plans
 
     reporter = Reporter() if values["quiet"].value else ProgressReporter(table=_live_table)
-    _say_without_baseline(plans, reporter)
     _say_unequal(plans, reporter)
     summary = run_plans(plans, reporter)
     if as_json:
@@ -148,27 +147,6 @@ def _live_table(folders: Sequence[Path]) -> RenderableType:
     from specbench.reporting.status import status_of, status_table
 
     return status_table(status_of(folders), console.stderr().width)
-
-
-def _say_without_baseline(plans: Sequence[Plan], reporter: Reporter) -> None:
-    """Say that reports will have no speed-up, where no AR of the same settings is decoded here or stored."""
-    from specbench.store.run_folders import find_runs_like
-
-    decoders = list(dict.fromkeys(one.spec.name for plan in plans for one in plan.decoders))
-    alike = ("sampling", "seed", "batch", "dtype", "device", "threads")
-    stored = (
-        find_runs_like(
-            plan.out,
-            model=plan.model.name,
-            decoder={"name": "ar"},
-            prompts_sha256=plan.prompts.sha256,
-            **{name: getattr(plan, name) for name in alike},
-        )
-        for plan in plans
-    )
-    if "ar" not in decoders and not all(stored):
-        added = ",".join(("ar", *decoders))
-        reporter.note(f"no AR among the decoders: reports will have no speed-up; add it: --decoder {added}")
 
 
 def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:

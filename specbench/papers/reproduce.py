@@ -24,6 +24,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.score_store import read_scores
 from specbench.models.catalog import find_model
 from specbench.models.facts import EIGHT_BITS
+from specbench.papers.cells import RATIOS_TO_AR
 from specbench.papers.join import PaperTable, join
 from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chosen_setting, takes, with_runs
 from specbench.prompts import load_prompts
@@ -33,6 +34,7 @@ from specbench.reporting.report_rows import natural
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, make_plan, plan_model, plan_sampling, together
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
+from specbench.specs.presets import PRESETS
 from specbench.store.run_folders import find_runs_like, read_infos, run_folder, without_options
 from specbench.store.run_store import RunStore
 from specbench.system.downloads import Download, fetch_all, fetch_what_can_be_had, offline
@@ -183,9 +185,17 @@ def _resolve(
         flags = {name: value for name, value in flags.items() if name not in unused}
         open_here = {one.env for one in settings if one.name in OPEN_IN_TABLES - unused and one.name not in given}
         free = {name: value for name, value in env.items() if name in open_here}
-        return PlannedCell(asked, merge(settings, flags, free, given, f"{table.name}.toml"))
+        values = merge(settings, flags, free, given, f"{table.name}.toml")
+        return PlannedCell(asked, values if _lacks_ar(table) else values | {"baseline": Value(0, "default of tables")})
     except SpecbenchError as problem:
         return PlannedCell(asked, {}, problem=problem)
+
+
+def _lacks_ar(table: Table) -> bool:
+    """Whether a table has speed-ups over AR, and no row of AR."""
+    decoders = {one.decoder for one in table.all_settings()}
+    over_ar = any(column.key in RATIOS_TO_AR for column in table.columns)
+    return over_ar and not any(name in PRESETS and PRESETS[name].choices["drafter"] == "none" for name in decoders)
 
 
 def _settings(asked: CellSettings, model: object) -> dict[str, object]:
@@ -293,7 +303,7 @@ def _run_together(plans: list[Plan], by_plan: Mapping[int, CellSettings], done: 
         return []
     weights = plans[0].model.weights_sha256()
     for plan in plans:
-        (decoder,) = plan.decoders
+        decoder, *_ = plan.decoders
         done.folders[by_plan[id(plan)]] = run_folder(plan.out, plan.spec(decoder.spec, weights))
     done.trouble = summary.problem() or done.trouble
     return []

@@ -62,4 +62,4 @@ def demo(
 
 
 def _plan(flags: Mapping[str, object]) -> Plan:
-    return make_plan(merge(run_settings(), flags, env={}))
+    return make_plan(merge(run_settings(), flags | {"baseline": 0}, env={}))

@@ -199,7 +199,8 @@ def _heading(runs: Sequence[Mapping]) -> str:
     row = runs[0]
     setting = row["setting"]
     sampling = setting["sampling"]
-    drawn = "; ".join(dict.fromkeys(text for run in runs for text in run.get("drawn", ())))
+    drafting = [run for run in runs if run["decoder"] != "ar"]  # a baseline has fewer prompts
+    drawn = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.get("drawn", ())))
     parts = [f"prompts {setting['prompts']}" + (f" ({drawn})" if drawn else ""), f"seed {setting['seed']}"]
     parts += [f"guidance {sampling['guidance']:g}", f"temperature {sampling['temperature']:g}"]
     parts += [f"top-k {sampling['top_k']}" if sampling["top_k"] else "no top-k"]

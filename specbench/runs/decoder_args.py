@@ -13,6 +13,9 @@ from specbench.specs.presets import PRESETS, DecoderSpec, Preset, choices_of, de
 from specbench.specs.published import published
 from specbench.system import plugins
 
+BASELINE_PROMPTS = 8
+"""Prompts of the AR baseline of a run; an interval takes as many."""
+
 
 @dataclass(frozen=True)
 class PlannedDecoder:
@@ -23,12 +26,14 @@ class PlannedDecoder:
         auto_window: the window is to be chosen by measuring, once the model is loaded.
         origins: option or choice name to where its value came from.
         windows: with `auto_window`, those to choose from: no wider than an image, and with room in memory.
+        first: of the baseline that a run adds: it decodes one image of each of the first so many prompts.
     """
 
     spec: DecoderSpec
     auto_window: bool
     origins: Mapping[str, str]
     windows: tuple[int, ...] = ()
+    first: int | None = None
 
     @property
     def takes_auto_window(self) -> bool:
@@ -75,6 +80,18 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
         if name not in used and not any(name in inline for _, inline in requests):
             raise _unused(name, [decoder.spec.name for decoder in planned.values()])
     return list(planned.values())
+
+
+def with_baseline(decoders: Sequence[PlannedDecoder], values: Mapping[str, Value]) -> list[PlannedDecoder]:
+    """The decoders of a run, and AR for their speed-ups on the first prompts, where none of them is AR."""
+    value = {name: held.value for name, held in values.items()}
+    untimed = value["batch"] != 1 or value["mode"] == "throughput" or value["workers"] or value["ray"]
+    timed = value["mode"] == "latency" or not untimed
+    prompts = value["baseline"] if value["baseline"] is not None else BASELINE_PROMPTS * timed
+    if not prompts or any(one.spec.drafter == "none" for one in decoders):
+        return list(decoders)
+    ar = _plan_decoder("ar", {}, {}, str(value["model"]))
+    return [*decoders, replace(ar, first=prompts)]
 
 
 def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:

@@ -22,7 +22,7 @@ from specbench.models.facts import ModelFacts
 from specbench.prompts import downloadable, public_names
 from specbench.prompts.public import missing_set
 from specbench.runs.compiler import settle_precision
-from specbench.runs.decoder_args import PlannedDecoder, plan_decoders
+from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_baseline
 from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.plan import (
@@ -93,7 +93,7 @@ def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[
     if values["weights"].value and model.ready:  # files that no one has checked, as those of official weights are
         problems += _caught(lambda: check_model(model))
     digest = shared.once(("digest", model), model.weights_sha256) if model.ready else None
-    chosen = plan.decoders if plan else plan_decoders(values["decoder"].value, values)
+    chosen = plan.decoders if plan else with_baseline(plan_decoders(values["decoder"].value, values), values)
     heads = [
         {str(error) for error in _caught(lambda one=one: own_head(model, one.spec, require_head))} for one in chosen
     ]
@@ -142,11 +142,12 @@ def _outlook(
     value = {name: held.value for name, held in values.items()}
     device = value["device"]
     dtype, _, _ = settle_precision(value["dtype"], model.dtype, value["compile"], device)
-    images = plan.images if plan else _expected_images(values)
+    requests = plan.requests_of(planned) if plan else ()
+    images = len(requests) if plan else _expected_images(values, planned.first)
     run_id = None if planned.auto_window else _run_id(plan, planned, digest)
     there = run_id is not None and (plan.out / run_id).is_dir()
     stored = RunStore(plan.out / run_id).completed(plan.trace) if there else set()
-    done = len(stored & {request.key for request in plan.requests}) if stored else 0
+    done = len(stored & {request.key for request in requests}) if stored else 0
     alike = Path(value["out"]), model.name, planned.spec.name, device
     own = seconds_per_image(*alike, run_id) if done else None
     pace = own or shared.once(alike, lambda: seconds_per_image(*alike))
@@ -185,8 +186,9 @@ def _outlook(
     return Outlook(row, found)
 
 
-def _expected_images(values: Mapping[str, Value]) -> int | None:
-    """Images of a public prompt set that is not on this disk yet; None where its prompts must be read to know."""
+def _expected_images(values: Mapping[str, Value], first: int | None) -> int | None:
+    """Images, of a baseline those of the `first` prompts, of a public prompt set that is not on this disk yet; None
+    where its prompts must be read to know."""
     name, drawing = str(values["prompts"].value), plan_drawing(values)
     if name not in public_names() or drawing.ids or drawing.categories or drawing.per_category:
         return None
@@ -194,7 +196,7 @@ def _expected_images(values: Mapping[str, Value]) -> int | None:
     if "/" in name:
         return None
     counts = [found.prompts - drawing.offset, *(n for n in (drawing.sample, drawing.limit) if n is not None)]
-    return max(0, min(counts)) * int(values["samples"].value)
+    return max(0, min(counts)) * int(values["samples"].value) if first is None else max(0, min(*counts, first))
 
 
 def _run_id(plan: Plan | None, planned: PlannedDecoder, digest: str | None) -> str | None:

@@ -21,7 +21,7 @@ from specbench.models.facts import EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.prompt_set import Drawing
 from specbench.runs import compiler
-from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders
+from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders, with_baseline
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
 from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value
 from specbench.specs.presets import DecoderSpec
@@ -104,11 +104,17 @@ class Plan:
         workers = self.workers if self.workers.elsewhere else None  # only these import decoders by their references
         return self.model, self.device, self.dtype, self.threads, self.compiled, workers, images
 
-    @property
-    def asked(self) -> dict[str, object]:
-        """Values that the user gave, but for the decoder's."""
+    def asked_of(self, decoder: PlannedDecoder) -> dict[str, object]:
+        """Values that the user gave, but for the decoder's; those that decode the same images of a baseline."""
         names = (*RUN_ORIGINS, "samples", "out", *(setting.name for setting in DRAWN))
-        return {name: self.settings[name].value for name in names if self.settings[name].given}
+        given = {name: self.settings[name].value for name in names if self.settings[name].given}
+        return given if decoder.first is None else given | {"samples": 1, "limit": min(decoder.first, len(self.chosen))}
+
+    def drawn_of(self, decoder: PlannedDecoder) -> str | None:
+        """`drawn` of one decoder's images."""
+        if decoder.first is None or decoder.first >= len(self.chosen):
+            return self.drawn
+        return f"first {decoder.first}" + (f" of {self.drawn}" if self.drawn else "")
 
     @property
     def images(self) -> int:
@@ -121,6 +127,13 @@ class Plan:
         """Images to generate; of a shard, every n-th one."""
         number, shards = self.shard
         return requests_for(self.chosen, self.samples)[number - 1 :: shards]
+
+    def requests_of(self, decoder: PlannedDecoder) -> list[Request]:
+        """Those of `requests` that one of the decoders decodes: fewer of a baseline."""
+        if decoder.first is None:
+            return self.requests
+        first = {prompt.id for prompt in self.chosen[: decoder.first]}
+        return [request for request in self.requests if request.prompt_id in first and request.sample == 0]
 
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
         """Origin of each value of one decoder's run, by setting name."""
@@ -204,7 +217,7 @@ def make_plan(
     """
     value = {name: held.value for name, held in values.items()}
     shared = shared or Shared()
-    model, decoders = plan_model(values), plan_decoders(value["decoder"], values)
+    model, decoders = plan_model(values), with_baseline(plan_decoders(value["decoder"], values), values)
     workers, shard = plan_workers(values), plan_shard(value["shard"])
     drawing, prompts, chosen = plan_drawing(values), None, ()
     with _collected(obstacles):

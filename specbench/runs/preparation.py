@@ -15,6 +15,7 @@ from specbench.models.catalog import load_model
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.families.generation_config import GENERATION_CONFIG, logits_processors
 from specbench.models.interface import CompilableModel, ImageModel
+from specbench.prompts import Request
 from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor
 from specbench.runs.plan import Plan, available_threads, earlier_window
@@ -87,16 +88,17 @@ def _load_in_worker(
     return load_for_run(model, device, dtype, threads, compiled)
 
 
-def specs_to_run(
+def work_of(
     plans: Sequence[Plan], model: ImageModel | None, reporter: Reporter
-) -> tuple[list[RunSpec], dict[str, dict[str, object]]]:
-    """Resolve every decoder of the plans to its run spec; return the specs, and fields of run.json by run id.
+) -> tuple[dict[RunSpec, list[Request]], dict[str, dict[str, object]]]:
+    """Resolve every decoder of the plans to its run spec; return the images of each, and fields of run.json by run id.
 
     Args:
         model: the loaded model; None if workers have it.
     """
     weights_sha256 = model.weights_sha256 if model else plans[0].model.weights_sha256()
-    specs, facts = [], {}
+    wanted: dict[str, tuple[RunSpec, list[Request]]] = {}
+    facts = {}
     # The files that loading downloaded may tell sizes and a revision that were unknown while planning.
     for plan in (replace(plan, model=plan.model.as_stored()) for plan in plans):
         source = plan.model.source_facts and plan.model.source_facts | {"sha256": weights_sha256}
@@ -110,17 +112,20 @@ def specs_to_run(
             if planned.auto_window:
                 decoder, curve = _choose_window(model, weights_sha256, plan, planned, reporter)
             spec = plan.spec(decoder, weights_sha256)
-            specs.append(spec)
+            requests, (_, already) = plan.requests_of(planned), wanted.get(spec.run_id, (spec, ()))
+            if len(requests) <= len(already):
+                continue
+            wanted[spec.run_id] = spec, requests
             found = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory, "source": source}
             found |= {"commits": plan.model.commits, "file_digests": plan.model.file_digests}
-            found |= {"processors": processors, "drawn": plan.drawn, "asked": plan.asked}
+            found |= {"processors": processors, "drawn": plan.drawn_of(planned), "asked": plan.asked_of(planned)}
             facts[spec.run_id] = {name: value for name, value in found.items() if value}
             if not plan.workers.elsewhere:  # those of this machine, where it decodes
                 given = plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads
                 facts[spec.run_id]["roofline"] = roofline_facts(*given)
-    for text in _twins(plans[0].out, specs):
+    for text in _twins(plans[0].out, [spec for spec, _ in wanted.values()]):
         reporter.note(text)
-    return specs, facts
+    return dict(wanted.values()), facts
 
 
 def _twins(out: Path, specs: Sequence[RunSpec]) -> list[str]:

@@ -12,16 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from specbench.prompts import Request
-from specbench.runs.decoder_args import with_window
+from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.dry_run import seconds_per_image
 from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.plan import Plan, earlier_window, together
 from specbench.runs.run_progress import Reporter, RunSummary, timing_warnings
 from specbench.specs.run_spec import RunSpec
-from specbench.store.run_folders import run_folder, runs_in
+from specbench.store.run_folders import find_runs_like, run_folder, runs_in
 from specbench.store.run_store import RunStore
 from specbench.system import console, environment
 from specbench.system.downloads import fetch_all
@@ -52,7 +53,8 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
             require_ray(group[0].workers.address)
         else:
             require_device(group[0].device)
-        reporter.note(announcement(group))
+        for line in announcement(group):
+            reporter.note(line)
     fetch_all(found for group in groups for plan in group for found in plan.downloads())
     for group in groups:
         for note in dict.fromkeys(note for plan in group for note in plan.notes):
@@ -71,31 +73,32 @@ def _complete(group: Sequence[Plan]) -> RunSummary | None:
     first = group[0]
     if not (first.model.ready and runs_in(first.out)):
         return None
-    weights, specs = first.model.weights_sha256(), []
+    weights, wanted = first.model.weights_sha256(), {}
     for plan in group:
         for planned in plan.decoders:
             window = earlier_window(plan, planned.spec, weights) if planned.auto_window else None
             if planned.auto_window and not window:
                 return None
-            specs.append(plan.spec(with_window(planned.spec, window) if window else planned.spec, weights))
-    specs, requests = list(dict.fromkeys(specs)), first.requests
-    stores = {spec: RunStore(run_folder(first.out, spec)) for spec in specs}
+            spec = plan.spec(with_window(planned.spec, window) if window else planned.spec, weights)
+            if len(requests := plan.requests_of(planned)) > len(wanted.get(spec, ())):
+                wanted[spec] = requests
+    stores = {spec: RunStore(run_folder(first.out, spec)) for spec in wanted}
     for spec, store in stores.items():
         store.check(spec)
-        if _pending(store, requests, first.trace) or store.unfinished():
+        if _pending(store, wanted[spec], first.trace) or store.unfinished():
             return None
-    total = len(specs) * len(requests)
+    total = sum(map(len, wanted.values()))
     return RunSummary([store.folder for store in stores.values()], total, resumed=total)
 
 
 def _run_group(group: Sequence[Plan], reporter: Reporter) -> RunSummary:
     """Run plans on one loaded model, which nothing refers to when this returns: the next one may need its memory."""
-    from specbench.runs.preparation import open_executor, specs_to_run
+    from specbench.runs.preparation import open_executor, work_of
 
     first = group[0]
     with open_executor(first, reporter) as (executor, model):
-        specs, run_facts = specs_to_run(group, model, reporter)
-        return run(executor, specs, first.requests, first.out, reporter, run_facts, first.trace)
+        wanted, run_facts = work_of(group, model, reporter)
+        return run(executor, list(wanted), first.requests, first.out, reporter, run_facts, first.trace, wanted)
 
 
 def run(
@@ -106,6 +109,7 @@ def run(
     reporter: Reporter | None = None,
     run_facts: Mapping[str, Mapping[str, object]] | None = None,
     trace: bool = False,
+    fewer: Mapping[RunSpec, Sequence[Request]] = MappingProxyType({}),
 ) -> RunSummary:
     """Decode every image of `requests` with every spec, interleaved, except those already stored.
 
@@ -115,26 +119,28 @@ def run(
         out: results folder; each spec has a folder of its run id in it.
         run_facts: fields of `specbench.store.run_info.RunInfo` by run id, for example `origins`.
         trace: store a trace of every image; images stored without one are decoded again.
+        fewer: the images of specs that do not decode all of `requests`.
 
     Raises:
         SpecbenchError: the settings do not fit the model, a folder is unusable, or the disk refused a row.
     """
     reporter = reporter or Reporter()
-    specs = list({spec.run_id: spec for spec in specs}.values())
-    stores = {spec: RunStore(run_folder(out, spec)) for spec in specs}
+    specs = {spec.run_id: spec for spec in specs}.values()
+    wanted = {spec: fewer.get(spec, requests) for spec in specs}
+    stores = {spec: RunStore(run_folder(out, spec)) for spec in wanted}
     for spec, store in stores.items():
         store.check(spec)
     with ExitStack() as writing, _stop_on_signals(reporter) as stop:
-        work = {spec: _lock(store, spec, requests, trace, writing) for spec, store in stores.items()}
+        work = {spec: _lock(store, spec, wanted[spec], trace, writing) for spec, store in stores.items()}
         writing.callback(reporter.finish)
-        facts = _warm_up(executor, [spec for spec in specs if work[spec]], requests, reporter, stop)
+        facts = _warm_up(executor, work, reporter, stop)
         for spec in work:
             if stores[spec].locked:
                 of_run = dict((run_facts or {}).get(spec.run_id, {}))
                 of_call = environment.environment_facts() | facts | {"drawn": of_run.pop("drawn", None)}
-                stores[spec].begin(spec, of_call | {"wanted": len(requests)}, of_run)
+                stores[spec].begin(spec, of_call | {"wanted": len(wanted[spec])}, of_run)
         todo = sum(map(len, work.values()))
-        total = len(specs) * len(requests)
+        total = sum(map(len, wanted.values()))
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed, summary.folders)
         # Chunks that are being decoded when it is set are finished and written.
@@ -173,16 +179,16 @@ def _pending(store: RunStore, requests: Sequence[Request], trace: bool) -> list[
 
 def _warm_up(
     executor: Executor,
-    specs: Sequence[RunSpec],
-    requests: Sequence[Request],
+    work: Mapping[RunSpec, Sequence[Request]],
     reporter: Reporter,
     stop: threading.Event,
 ) -> dict[str, object]:
     """Prepare the executor for the runs that have work left, until `stop`; return facts about it for run.json."""
+    specs = [spec for spec, requests in work.items() if requests]
     if not specs:
         return {}
     reporter.note(f"warming up {len(specs)} decoder{'s' if len(specs) > 1 else ''}")
-    texts = sorted({request.text for request in requests}, key=len)
+    texts = sorted({request.text for requests in work.values() for request in requests}, key=len)
 
     def tell(what: str, done: int, total: int) -> bool:
         reporter.part(what, done, total)
@@ -214,21 +220,40 @@ def _disturbances(store: RunStore) -> list[str]:
     return timing_warnings(pace, machines)
 
 
-def announcement(plans: Sequence[Plan]) -> str:
-    """Say in one line what plans that share their work will do."""
+def announcement(plans: Sequence[Plan]) -> list[str]:
+    """Say in a line what plans that share their work will do, and in another what their baseline is."""
     first = plans[0]
-    decoders = list(dict.fromkeys(one.spec.name for plan in plans for one in plan.decoders))
-    runs = {(plan.sampling, plan.seed, plan.batch, one.spec): (plan, one) for plan in plans for one in plan.decoders}
-    places = list(runs.values())
-    images = sum(len(plan.requests) for plan, _ in places)
-    paces = [seconds_per_image(plan.out, plan.model.name, one.spec.name, plan.device) for plan, one in places]
-    known = None not in paces and sum(pace * len(plan.requests) for (plan, _), pace in zip(places, paces, strict=True))
+    wanted = [(plan, one, len(plan.requests_of(one))) for plan in plans for one in plan.decoders]
+    runs = {(plan.sampling, plan.seed, plan.batch, one.spec): (plan, one, images) for plan, one, images in wanted}
+    asked = [run for run in runs.values() if run[1].first is None]
+    decoders = list(dict.fromkeys(one.spec.name for _, one, _ in asked))
+    images = sum(images for *_, images in asked)
     how = ", ".join((first.dtype, first.device, *(["compiled"] if first.compiled else [])))
     names = ", ".join(decoders[:_MOST_NAMED]) + (f" and {len(decoders) - 3} more" if len(decoders) > 3 else "")
     prompts, pictures = console.counted(len(first.chosen), "prompt"), console.counted(images, "image")
-    return f"{first.model.name} ({how}): {prompts} of {first.prompts.name}, {pictures} with {names}" + (
-        f"; about {console.duration(known)} in all by earlier runs" if known else ""
-    )
+    said = f"{first.model.name} ({how}): {prompts} of {first.prompts.name}, {pictures} with {names}{_time(asked)}"
+    added = [run for run in runs.values() if run[1].first is not None and run[2]]
+    if not added:
+        return [said]
+    first_few = console.counted(max(images for *_, images in added), "prompt")
+    there = all(_stored(plan, one) for plan, one, _ in added)
+    cost = ", stored already" if there else f"{_time(added)} (--baseline 0: none)"
+    return [said, f"baseline for the speed-up: ar on the first {first_few}{cost}"]
+
+
+def _stored(plan: Plan, decoder: PlannedDecoder) -> bool:
+    """Whether a run of these settings has the images of a decoder already."""
+    names = ("sampling", "seed", "batch", "dtype", "device", "threads")
+    alike = {name: getattr(plan, name) for name in names} | {"prompts_sha256": plan.prompts.sha256}
+    found = find_runs_like(plan.out, model=plan.model.name, decoder={"name": decoder.spec.name}, **alike)
+    return any(not _pending(RunStore(folder), plan.requests_of(decoder), plan.trace) for folder in found)
+
+
+def _time(runs: Sequence[tuple[Plan, PlannedDecoder, int]]) -> str:
+    """How long the images of runs take, where earlier runs tell."""
+    paces = [seconds_per_image(plan.out, plan.model.name, one.spec.name, plan.device) for plan, one, _ in runs]
+    known = None not in paces and sum(pace * images for pace, (*_, images) in zip(paces, runs, strict=True))
+    return f"; about {console.duration(known)} in all by earlier runs" if known else ""
 
 
 @contextmanager

@@ -152,6 +152,14 @@ _WORK = (
     _what("samples", 1, "images per prompt", "N", minimum=1, maximum=10**6),
     _what("seed", 0, "random seed", "N", minimum=0, maximum=MAX_SEED),
     _what(
+        "baseline",
+        8,
+        "also decode AR on the first N prompts, for the speed-up, where no decoder is AR; 0: never",
+        "N",
+        "8; none with a batch or workers, whose latencies are not measured",
+        minimum=0,
+    ),
+    _what(
         "batch",
         1,
         "images decoded together, or auto: as many as fit in memory (always 1 in latency mode)",

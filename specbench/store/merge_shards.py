@@ -21,6 +21,8 @@ from specbench.system.files import files_named, write_atomically
 
 _ROWS = 1024
 """Rows per copied batch."""
+MAX_WANTED = 10**9
+"""Stands for what a part was to decode in runs that do not say it."""
 SHARDS = "shard-*-of-*"
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 
@@ -68,17 +70,25 @@ def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") 
 
 def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
     """What is missing among the folders of shards, in words: parts without a folder, and parts with fewer images than
-    the others of their run, whose sizes differ by one at most."""
-    images: dict[int, dict[int, dict[str, int]]] = {}
+    the others of their run, whose sizes differ by one at most; of a baseline, fewer than the part was to decode."""
+    images: dict[int, dict[int, dict[str, tuple[int, int]]]] = {}
     for folder in map(Path, folders):
         if found := _SHARD.search(str(folder)):
-            counts = {run.name: len(RunStore(run).completed()) for run in runs_in(folder)}
+            runs = runs_in(folder)
+            wanted = {run.name: read_info(run).invocations[-1].wanted or MAX_WANTED for run in runs}
+            counts = {run.name: (len(RunStore(run).completed()), wanted[run.name]) for run in runs}
             images.setdefault(int(found[2]), {})[int(found[1])] = counts
     said = []
     for of, parts in images.items():
-        most = {name: max(one.get(name, 0) for one in parts.values()) for one in parts.values() for name in one}
+        most = {name: max(one.get(name, (0,))[0] for one in parts.values()) for one in parts.values() for name in one}
         absent = [part for part in range(1, of + 1) if part not in parts]
-        behind = [part for part in sorted(parts) if any(parts[part].get(name, 0) < most[name] - 1 for name in most)]
+        whole = [name for name in most if most[name] >= max(most.values()) - 1]  # a part may have none of a baseline's
+        behind = [
+            part
+            for part, runs in sorted(parts.items())
+            if any(name not in runs for name in whole)
+            or any(done < min(most[name] - 1, wanted) for name, (done, wanted) in runs.items())
+        ]
         said += [f"shards not there: {_spans(absent)} of {of}"] * bool(absent)
         said += [f"shards not finished: {_spans(behind)} of {of}"] * bool(behind)
     return said

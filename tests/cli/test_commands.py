@@ -20,7 +20,9 @@ import pytest
 import specbench
 from specbench.errors import SpecbenchError
 from specbench.reporting import demo
-from specbench.runs import memory_estimate, run_progress, runner
+from specbench.runs import memory_estimate
+from specbench.runs.run_progress import Reporter
+from specbench.store.merge_shards import incomplete_shards, merge_runs, shards_in
 from specbench.system.images import read_picture
 
 PROGRAM = f"{shlex.quote(sys.executable)} -m specbench"
@@ -131,14 +133,44 @@ def test_output_goes_through_links_and_to_stdout(there, tmp_path):
     assert not os.path.exists("-")
 
 
-def test_a_run_says_that_no_ar_with_its_settings_is_decoded_or_stored(there, tmp_path, monkeypatch):
-    # It is said before the first image, so none is decoded here.
-    monkeypatch.setattr(runner, "run_plans", lambda plans, reporter: run_progress.RunSummary([], 0, 0))
-    run = ("run", "--limit", "2", "--threads", "1", "--decoder")
-    assert "no AR" not in there(*run, "sjd").err, "the folder has it"
-    assert "no AR" not in there(*run, "ar,sjd", "--out", tmp_path).err
-    for other in (("--out", tmp_path), ("--cfg", "3"), ("--seed", "1")):
-        assert "no AR among the decoders" in there(*run, "sjd", *other).err
+_TINY = {"model": "llamagen", "random_weights": True, "scale": "tiny", "prompts": "shapes", "threads": 1, "samples": 2}
+
+
+def test_ar_decodes_the_first_prompts_of_a_run_without_it_and_a_longer_run_decodes_it_no_further(tmp_path):
+    said = []
+
+    class Notes(Reporter):
+        def note(self, text):
+            said.append(text)
+
+    run = _TINY | {"decoder": "sjd", "baseline": 2, "out": str(tmp_path)}
+    assert specbench.run(Notes(), **run, limit=3).done == 8
+    assert "3 prompts of shapes, 6 images with sjd" in said[0]
+    assert said[1] == "baseline for the speed-up: ar on the first 2 prompts (--baseline 0: none)"
+    states = {row["decoder"].split()[0]: row for row in specbench.status(tmp_path)}
+    assert {name: (row["images"], row["wanted"]) for name, row in states.items()} == {"ar": (2, 2), "sjd": (6, 6)}
+    rows = {row["decoder"]: row for row in specbench.report(out=tmp_path)}
+    assert rows["sjd"]["pairs"] == 2 and rows["sjd"]["speedup_note"] == "over the 2 images in common with AR"
+    left = {row["decoder"]: (row["images"], row["done"]) for row in specbench.dry_run(**run, limit=5)}
+    assert left == {"ar": (2, 2), "sjd": (10, 6)}
+    said.clear()
+    assert specbench.run(Notes(), **run, limit=4).done == 2
+    assert said[1] == "baseline for the speed-up: ar on the first 2 prompts, stored already"
+
+
+@pytest.mark.parametrize("setting", [{"batch": 4}, {"workers": 2}, {"decoder": ["ar", "sjd"]}, {"baseline": 0}])
+def test_no_baseline_is_added_where_it_says_nothing_or_ar_is_there(setting, monkeypatch):
+    monkeypatch.setattr("specbench.runs.decoder_args.BASELINE_PROMPTS", 8)
+    assert [row["images"] for row in specbench.dry_run(**{"decoder": "sjd", "limit": 9} | setting)] in ([9], [9, 9])
+
+
+def test_parts_of_a_run_share_its_baseline(tmp_path):
+    """Of two samples a prompt, all first ones are in the first of two parts."""
+    common = _TINY | {"decoder": "sjd", "limit": 4, "baseline": 2, "out": str(tmp_path)}
+    for part in ("1/2", "2/2"):
+        assert specbench.run(shard=part, **common).problem() is None
+    assert incomplete_shards(shards_in(tmp_path)) == []
+    assert [run.rows for run in merge_runs(out=tmp_path)] == [2, 8]
 
 
 def test_the_command_that_adds_ar_names_the_folder_where_the_run_is_now(cli, tmp_path):
