@@ -82,7 +82,7 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
     return list(planned.values())
 
 
-def with_baseline(decoders: Sequence[PlannedDecoder], values: Mapping[str, Value]) -> list[PlannedDecoder]:
+def with_ar(decoders: Sequence[PlannedDecoder], values: Mapping[str, Value]) -> list[PlannedDecoder]:
     """The decoders of a run, and AR for their speed-ups on the first prompts, where none of them is AR."""
     value = {name: held.value for name, held in values.items()}
     untimed = value["batch"] != 1 or value["mode"] == "throughput" or value["workers"] or value["ray"]

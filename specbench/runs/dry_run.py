@@ -22,7 +22,7 @@ from specbench.models.facts import ModelFacts
 from specbench.prompts import downloadable, public_names
 from specbench.prompts.public import missing_set
 from specbench.runs.compiler import settle_precision
-from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_baseline
+from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_ar
 from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.plan import (
@@ -93,7 +93,7 @@ def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[
     if values["weights"].value and model.ready:  # files that no one has checked, as those of official weights are
         problems += _caught(lambda: check_model(model))
     digest = shared.once(("digest", model), model.weights_sha256) if model.ready else None
-    chosen = plan.decoders if plan else with_baseline(plan_decoders(values["decoder"].value, values), values)
+    chosen = plan.decoders if plan else with_ar(plan_decoders(values["decoder"].value, values), values)
     heads = [
         {str(error) for error in _caught(lambda one=one: own_head(model, one.spec, require_head))} for one in chosen
     ]

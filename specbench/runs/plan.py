@@ -21,7 +21,7 @@ from specbench.models.facts import EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.prompt_set import Drawing
 from specbench.runs import compiler
-from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders, with_baseline
+from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders, with_ar
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
 from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value
 from specbench.specs.presets import DecoderSpec
@@ -217,7 +217,7 @@ def make_plan(
     """
     value = {name: held.value for name, held in values.items()}
     shared = shared or Shared()
-    model, decoders = plan_model(values), with_baseline(plan_decoders(value["decoder"], values), values)
+    model, decoders = plan_model(values), with_ar(plan_decoders(value["decoder"], values), values)
     workers, shard = plan_workers(values), plan_shard(value["shard"])
     drawing, prompts, chosen = plan_drawing(values), None, ()
     with _collected(obstacles):
