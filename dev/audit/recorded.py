@@ -24,6 +24,7 @@ from json_rows import read_rows  # noqa: E402 - found through the line above
 
 from specbench import api  # noqa: E402
 from specbench.checks.run_audit import audit_run  # noqa: E402
+from specbench.store.run_info import read_info  # noqa: E402
 
 OUT = ROOT / "results" / "audit" / "recorded.jsonl"
 KEYS = ("model", "decoder", "sampling", "dtype", "batch", "device", "compiled")
@@ -42,7 +43,7 @@ SHARP = {
 def measure(
     model: str, decoder: str, sampling: str, dtype: str, batch: int, device: str, compiled: bool
 ) -> dict[str, object]:
-    """Audit a few images."""
+    """Audit a few images; `compiled` of the result is what the run found."""
     # Tiny images have few tokens, and a test needs hundreds.
     tiny = {"limit": 2} if model == "shapes" else {"random_weights": True, "scale": "tiny", "limit": 24}
     with tempfile.TemporaryDirectory() as out:
@@ -50,6 +51,7 @@ def measure(
             model=model, decoder=[decoder], batch=batch, prompts="shapes", dtype=dtype, device=device, quiet=True,
             compile="on" if compiled else "off", threads=1, out=out, **tiny, **SHARP[sampling],
         ).folders  # fmt: skip
+        compiled = read_info(folder).compiled
         found = audit_run(folder, recompute=True, device=device, keep=False)
     setting = dict(zip(KEYS, (model, decoder, sampling, dtype, batch, device, compiled), strict=True))
     return setting | {name: found[name] for name in ("verdict", "tokens", "impossible_tokens", "agreement")}

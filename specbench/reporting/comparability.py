@@ -40,14 +40,14 @@ def configuration(info: RunInfo) -> str:
     """Format the settings that change only the speed of AR, for example "float32, 2 threads"."""
     spec = info.spec
     threads = [f"{count} thread{'s' * (count != 1)}"] if (count := spec.identity().get("threads")) else []
-    return ", ".join([spec.dtype, *threads, *(["compiled"] if spec.compiled else [])])
+    return ", ".join([spec.dtype, *threads, *(["compiled"] if info.compiled else [])])
 
 
 def _fields(info: RunInfo) -> dict[str, object]:
     spec = info.spec
     identity = spec.identity()
     fields = {name: identity.get(name) for name in (*_WORK, *_CONFIGURATION)} | {"mode": spec.mode or "latency"}
-    fields["compiled"] = "yes" if spec.compiled else "no"
+    fields["compiled"] = "yes" if info.compiled else "no"
     fields |= asdict(spec.sampling)
     if fields["threads"] is None:  # on a GPU
         del fields["threads"]

@@ -71,7 +71,7 @@ def _model(info: RunInfo) -> str:
     where += [info.source_text] if info.source_text else []
     facts = tex("; ".join([*where, f"SHA-256 of the weights {spec.weights_sha256[:12]}"]))
     images = "one image" if spec.batch == 1 else f"{spec.batch} images"
-    compiled = ", with compiled steps" if spec.compiled else ""
+    compiled = ", with compiled steps" if info.compiled else ""
     return rf"\texttt{{{tex(spec.model)}}} ({facts}) in {tex(spec.dtype)}, {images} at a time{compiled}"
 
 

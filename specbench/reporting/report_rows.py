@@ -3,7 +3,8 @@
 Keys: `run_id, folder, model, source` (of a checkpoint that is not the official one: see
 `specbench.store.run_info.RunInfo.source_text`), `processors` (logits processors of the checkpoint's
 `generation_config.json`, in words), `decoder, label, lossless, options` (with their defaults), `setting`
-(dtype, device, threads, batch, seed, prompts, weights and sampling), `n, failed`, the numbers named after functions of
+(dtype, device, threads, batch, seed, prompts, weights and sampling), `steps` (compiled or eager, and how, as found in
+the run), `n, failed`, the numbers named after functions of
 `specbench.stats` (`nfe, step_compression, latency_ms, latency_median_ms, latency_e2e_ms, step_ms, throughput,
 images_per_hour, over_floor` (None where it would be below 1), `roofline_note` (why), `acceptance, acceptance_by_offset,
 rounds, acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound, top1, logp_mean,
@@ -159,6 +160,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "lossless": spec.decoder.lossless,
         "options": nonfinite_as_text(dict(spec.decoder.options)),
         "setting": setting(spec),
+        "steps": info.steps,
         "n": len(rows),
         "failed": run.failed,
         "nfe": stats.nfe(rows),

@@ -129,6 +129,7 @@ def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True
         failed
         + few
         + [f"Measured on {line}." for line in machines]
+        + list(dict.fromkeys(f"Steps: {row['steps']}." for row in rows if tells_steps(row)))
         + list(floors)
         + list(wrong)
         + [
@@ -136,6 +137,11 @@ def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True
             *(_load(rows) if load else ()),
         ]
     )
+
+
+def tells_steps(row: Mapping) -> bool:
+    """Whether a report says how the steps of a run ran: not of the usual eager ones on a CPU."""
+    return row["steps"] != "eager" or row["setting"]["device"] != "cpu"
 
 
 def lacks_interval(rows: Sequence[Mapping], parts: bool = True) -> bool:
@@ -213,7 +219,7 @@ def _heading(runs: Sequence[Mapping]) -> str:
         setting["dtype"],
         setting["device"],
         *([f"{threads} thread{'s' * (threads != 1)}"] if threads else []),
-        *(["compiled"] if setting.get("compiled") else []),
+        *(dict.fromkeys(row["steps"].partition(" ")[0] for row in runs if tells_steps(row))),
         f"batch {setting['batch']}",
     ]
     source = f" from {row['source']}" if row.get("source") else ""

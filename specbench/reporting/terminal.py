@@ -170,6 +170,7 @@ def _setting(card: Mapping) -> Iterator[tuple[str, str]]:
         yield "source", card["source"]
     if card["processors"]:
         yield "processors", card["processors"]
+    yield "steps", card["numbers"]["steps"]
     for name, value in card["setting"].items():
         items = value.items() if isinstance(value, Mapping) else [(name, value)]
         for key, item in items:

@@ -13,8 +13,9 @@ from specbench.models.facts import EIGHT_BITS
 from specbench.system.torch_device import emulates_bfloat16
 
 MODES = ("auto", "on", "off")
-COMPILING_TORCH = (2, 12)
-"""First version of torch that compiles a step; those before break off, each for another reason."""
+COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 12)}
+"""First version of torch that compiles every step, by kind of device; those before break off, each for another
+reason."""
 QUOTING_TORCH = (2, 14)
 """First version of torch that quotes the path of its libraries for the linker."""
 
@@ -57,8 +58,8 @@ def missing(device: str) -> str | None:
         return "compilation is not supported on mps"
     if kind == "cuda" and find_spec("triton") is None:
         return "the package triton is not installed"
-    if find_spec("torch") and _minor_version("torch") < COMPILING_TORCH:
-        return f"torch before {'.'.join(map(str, COMPILING_TORCH))} cannot compile the steps"
+    if find_spec("torch") and _minor_version("torch") < COMPILING_TORCH[kind]:
+        return f"torch before {'.'.join(map(str, COMPILING_TORCH[kind]))} cannot compile the steps on {kind}"
     variable, known = ("CC", ("gcc", "clang", "cc")) if kind == "cuda" else ("CXX", ("g++", "clang++"))
     compilers = (os.environ[variable],) if os.environ.get(variable) else known
     if not any(map(shutil.which, compilers)):

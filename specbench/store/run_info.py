@@ -48,7 +48,9 @@ class Invocation:
         device, threads: where it decoded; None in files of before, whose `RunSpec` tells.
         load: load average at the start.
         compile_s, compiled_forms, graph_bytes: seconds of compilation, compiled functions, bytes of captured CUDA
-            graphs; None where nothing was compiled.
+            graphs; None where nothing was to be compiled.
+        compile_options: Inductor's options by compiled part of a step, "forward" or "sampling"; None in files of
+            before.
         workers: number of workers; None where the calling process decoded.
         drawn: which prompts of the set were to be decoded, in words; None for all.
         wanted: number of images that the run was to have at the end of the call; None in files of before.
@@ -62,6 +64,7 @@ class Invocation:
     load: float | None = None
     compile_s: float | None = None
     compiled_forms: int | None = None
+    compile_options: Mapping[str, Mapping[str, object]] | None = None
     graph_bytes: int | None = None
     workers: int | None = None
     device: str | None = None
@@ -79,8 +82,11 @@ class Invocation:
         list(content["hardware"].get("gpus") or ())
         if not isinstance(content.get("drawn"), str | None) or not isinstance(content.get("device"), str | None):
             raise TypeError("drawn or device")
-        if not isinstance(content.get("wanted"), int | None):
-            raise TypeError("wanted")
+        if not all(isinstance(content.get(name), int | None) for name in ("wanted", "compiled_forms")):
+            raise TypeError("wanted or compiled_forms")
+        parts = content.get("compile_options") or {}
+        if not (isinstance(parts, dict) and all(isinstance(options, dict) for options in parts.values())):
+            raise TypeError("compile_options")
         float(content.get("load") or 0)
         known = {name: content.get(name) for name in _names(cls)}
         return cls(**known, stored=content)
@@ -192,6 +198,21 @@ class RunInfo:
         known = ((name, self.source.get(name), length) for name, length in names)
         details = ", ".join(f"{name} {str(value)[:length]}" for name, value, length in known if value)
         return f"{self.source.get('weights')}" + (f" ({details})" if details else "")
+
+    @property
+    def compiled(self) -> bool:
+        """Whether an invocation compiled anything; where none noted it, whether it was to."""
+        forms = [call.compiled_forms for call in self.invocations if call.compiled_forms is not None]
+        return any(forms) if forms else bool(self.spec.compiled)
+
+    @property
+    def steps(self) -> str:
+        """How the steps ran: "eager", or "compiled" and what of them with which options."""
+        if not self.compiled:
+            return "eager"
+        parts = {part: options for call in self.invocations for part, options in (call.compile_options or {}).items()}
+        told = (" ".join([part, *(f"{name}={plain(value)}" for name, value in parts[part].items())]) for part in parts)
+        return f"compiled ({'; '.join(told)})" if parts else "compiled"
 
     @property
     def processors_text(self) -> str | None:

@@ -153,7 +153,8 @@ class RunStore:
         """Put a further invocation into `run.json`, on the hardware of a worker which is not the first one's."""
         info = self.info()
         *before, call = info.invocations
-        other = replace(call, hardware=hardware, compile_s=None, compiled_forms=None, graph_bytes=None, stored={})
+        unknown = dict.fromkeys(("compile_s", "compiled_forms", "compile_options", "graph_bytes"))
+        other = replace(call, hardware=hardware, stored={}, **unknown)
         if other.machine not in info.machines:
             self._write_info(replace(info, invocations=[*before, other, call]))
 

@@ -26,7 +26,7 @@ def test_a_complete_machine_lacks_nothing(complete):
 @pytest.mark.parametrize(
     ("attribute", "value", "reason"),
     [
-        ("metadata.version", lambda name: "2.11.0", "torch before 2.12 cannot compile the steps"),
+        ("metadata.version", lambda name: "2.11.0", "torch before 2.12 cannot compile the steps on cpu"),
         ("shutil.which", lambda name: None, "no compiler (g++, clang++) is installed"),
         ("sysconfig.get_path", lambda name: "/nowhere", "header files are not installed"),
         (
@@ -41,6 +41,14 @@ def test_what_is_missing_is_named_and_the_run_goes_on_eagerly(complete, monkeypa
     compiled, note = compiler.should_compile("on", "cpu")
     assert not compiled and reason in note and note.endswith("running eagerly")
     assert compiler.should_compile("off", "cpu") == (False, None)
+
+
+def test_torch_2_11_compiles_on_cuda_as_was_measured_there(complete, monkeypatch):
+    monkeypatch.setattr(compiler.shutil, "which", lambda name: name)
+    monkeypatch.setattr(compiler.metadata, "version", lambda name: "2.11.0+cu130")
+    assert compiler.should_compile("auto", "cuda:0") == (True, None)
+    monkeypatch.setattr(compiler.metadata, "version", lambda name: "2.10.1")
+    assert compiler.missing("cuda") == "torch before 2.11 cannot compile the steps on cuda"
 
 
 def test_a_path_with_spaces_does_not_matter_on_cuda_or_to_a_newer_torch(complete, monkeypatch):

@@ -108,4 +108,4 @@ def test_on_a_gpu_shards_of_two_nodes_are_one_run(tmp_path):
         stored(tmp_path / f"shard-{number}-of-2", threads, "cuda")
     [merged] = merge_runs([], tmp_path)
     [section] = sections(report_rows([merged.folder]))
-    assert "cuda, batch 1" in section.heading and "thread" not in section.heading
+    assert "cuda, eager, batch 1" in section.heading and "thread" not in section.heading

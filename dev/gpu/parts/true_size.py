@@ -61,8 +61,8 @@ def _typed(model: str, device: str, options: Sequence[str], budget: int = 0) -> 
     claims = [claim(f"{model}: {' '.join(options)}", told if done.returncode == 0 else f"{told}: {said[-1:]}")]
     for row in rows:
         values = ", ".join(f"{name} {row[name]:.4g}" for name in _SHOWN if row[name] is not None)
-        claims.append(claim(f"{model}, {row['label']}", values))
-    kept = [{name: row[name] for name in (*_SHOWN, "label", "n", "failed", "environment")} for row in rows]
+        claims.append(claim(f"{model}, {row['label']}, {row['steps']}", values))
+    kept = [{name: row[name] for name in (*_SHOWN, "label", "steps", "n", "failed", "environment")} for row in rows]
     return claims, [{"model": model, "typed": run, "budget_gib": budget, **used, "said": said, "rows": kept}]
 
 

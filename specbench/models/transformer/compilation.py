@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
 from typing import ParamSpec, TypeVar
 
@@ -77,7 +77,15 @@ def graph_bytes() -> int | None:
 
 
 class CompiledForms:
-    """Several compiled functions."""
+    """Several compiled functions.
+
+    Attributes:
+        part: of a step that they are.
+        options: of Inductor.
+    """
+
+    part: str
+    options: dict[str, object]
 
     def all_compiled(self) -> Iterable[Compiled]:
         raise NotImplementedError
@@ -100,23 +108,40 @@ class CompiledFunctions(CompiledForms):
     one set of shapes; only shapes are guarded, so all else that a function depends on must be the same in all calls.
     """
 
+    part = "sampling"
+
     def __init__(self, options: dict[str, object]):
         """`options` of Inductor."""
         # A hash uses each intermediate result twice; unless these are materialised early, the fused expression grows
         # exponentially, and compiling takes minutes.
-        self._options = {"realize_opcount_threshold": 8, **options}
-        self._options["guard_filter_fn"] = lambda guards: [
-            guard.guard_type in ("TENSOR_MATCH", "SHAPE_ENV") for guard in guards
-        ]
+        self.options = {"realize_opcount_threshold": 8, **options}
         self._compiled: dict[Callable, Compiled] = {}
 
     def __call__(self, function: Callable[Args, Result], *args: Args.args) -> Result:
         if function not in self._compiled:
-            self._compiled[function] = Compiled(function, False, self._options)
+            self._compiled[function] = Compiled(function, False, {**self.options, "guard_filter_fn": _on_shapes})
         return self._compiled[function](*args)
 
     def all_compiled(self) -> Iterable[Compiled]:
         return self._compiled.values()
+
+
+def _on_shapes(guards: Sequence) -> list[bool]:
+    """Keep the guards on shapes and tensors."""
+    return [guard.guard_type in ("TENSOR_MATCH", "SHAPE_ENV") for guard in guards]
+
+
+def compile_facts(compiled: Sequence[CompiledForms], device: torch.device) -> dict[str, object]:
+    """What was compiled, for `run.json`; see `specbench.store.run_info.Invocation`. Empty if nothing was to be."""
+    if not compiled:
+        return {}
+    facts = {
+        "compile_s": round(sum(one.seconds for one in compiled), 3),
+        "compiled_forms": sum(one.forms for one in compiled),
+        "compile_options": {one.part: one.options for one in compiled if one.forms},
+    }
+    graphs = graph_bytes() if device.type == "cuda" else None
+    return facts if graphs is None else facts | {"graph_bytes": graphs}
 
 
 def compiled_functions(device: torch.device) -> CompiledFunctions:

@@ -30,10 +30,12 @@ CUDA_OPTIONS: dict[str, object] = {"triton.cudagraphs": True}
 class CompiledStep(CompiledForms):
     """`run_step` of one model under one guidance."""
 
+    part = "forward"
+
     def __init__(self, model: StepModel, guidance: float, fixed_shapes: bool, options: dict[str, object]):
         """`fixed_shapes`: a form per padded window, captured for each part of the cache, as CUDA graphs require;
         `options` of Inductor."""
-        self._model, self._guidance, self._fixed_shapes, self._options = model, guidance, fixed_shapes, options
+        self._model, self._guidance, self._fixed_shapes, self.options = model, guidance, fixed_shapes, options
         self._made: list[tuple[list[object], Compiled]] = []
         self.follow_model()
 
@@ -64,8 +66,7 @@ class CompiledStep(CompiledForms):
             """Keep the guards on arguments, shapes and torch's state; drop those on the model and module globals."""
             return [re.search(r"\bmodel\b|\bG\[", guard.name) is None for guard in guards]
 
-        options = {"guard_filter_fn": not_on_model, **self._options}
-        return Compiled(step, not self._fixed_shapes, options)
+        return Compiled(step, not self._fixed_shapes, {"guard_filter_fn": not_on_model, **self.options})
 
     def __call__(self, cache: PositionCache, inputs: ForwardInputs, most: int) -> tuple[Tensor, Tensor]:
         """See `run_step`; the next call overwrites the returned tensors. `most`: columns of the session's widest

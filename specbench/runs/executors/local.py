@@ -17,7 +17,7 @@ from specbench.decoding.generation import Generation
 from specbench.decoding.loop import WARM_UP_STEPS, decode, warm_up_steps
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.interface import CompilableModel, ImageModel
-from specbench.models.transformer.compilation import graph_bytes
+from specbench.models.transformer.compilation import compile_facts
 from specbench.models.transformer.host_sync import AsyncHostCopy
 from specbench.prompts import Request
 from specbench.runs.run_progress import Reporter
@@ -105,7 +105,7 @@ def warm_up(
     """Run some steps of each spec. Errors of an image show again in its row; wrong settings are raised.
 
     Returns:
-        `compile_s` and `compiled_forms` if anything was compiled, and `graph_bytes` of CUDA graphs on a GPU.
+        What `compile_facts` tells.
     """
     compiles = isinstance(model, CompilableModel) and model.compiles
     # A GPU's compiled steps have other shapes where a prompt fills more blocks of the cache.
@@ -122,13 +122,7 @@ def warm_up(
                 raise
         except (Exception, SystemExit) as error:  # recurs, and is recorded, with the first measured image
             check_alive(model.device, error)
-    steps = model.compiled if isinstance(model, CompilableModel) else ()
-    if not steps:
-        return {}
-    seconds, forms = (sum(getattr(step, name) for step in steps) for name in ("seconds", "forms"))
-    facts = {"compile_s": round(seconds, 3), "compiled_forms": forms}
-    graphs = graph_bytes() if model.device.type == "cuda" else None
-    return facts if graphs is None else facts | {"graph_bytes": graphs}
+    return compile_facts(model.compiled if isinstance(model, CompilableModel) else (), model.device)
 
 
 class StepWatch:
