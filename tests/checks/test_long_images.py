@@ -21,6 +21,7 @@ LONG = (
 )
 
 
+@pytest.mark.slow  # four of the audit's settings are of this kind
 @pytest.mark.parametrize("setting", LONG, ids=lambda setting: setting.name)
 @pytest.mark.parametrize(
     "decoder", ["scd-mc", "sjd-pac", "sjd", "sjd-isp", "scd-gs", "predictive", "jacobi", "best-lossless"]

@@ -20,10 +20,11 @@ def setting_of(bug):
     return setting
 
 
-def measured(bug) -> float:
-    """P-value of the bug's decoder on its setting, at the number of images of a whole audit or a multiple of it."""
+def measured(bug, part: int = 1) -> float:
+    """P-value of the bug's decoder on its setting, at the number of images of a whole audit or a multiple of it, or at
+    a `part`-th of them."""
     setting = setting_of(bug)
-    images = round(bug.times * IMAGES * setting.share / setting.tables)
+    images = round(bug.times * IMAGES * setting.share / setting.tables / part)
     return p_value(observe(setting, resolve(bug.decoder, bug.options), images, seed=0))
 
 
@@ -32,19 +33,22 @@ def title(bug) -> str:
 
 
 def case(bug):
-    return pytest.param(bug, marks=pytest.mark.slow) if bug.times > 1 else bug
+    """A bug that takes more images than a whole audit's, or all of those of a setting with a transformer, is slow."""
+    slow = bug.times > 1 or bug.what == "only the first token of an accepted branch is kept"
+    return pytest.param(bug, marks=pytest.mark.slow) if slow else bug
 
 
 @pytest.mark.parametrize("bug", [*map(case, BUGS)], ids=title)
 def test_a_planted_bug_is_caught(bug, monkeypatch):
     plant(bug.edits, monkeypatch)
-    # Far below the audit's level, whatever its other settings show.
-    assert measured(bug) < AUDIT_LEVEL / 100
+    # Far below the audit's level, whatever its other settings show; with as few images as show it.
+    assert any(measured(bug, part) < AUDIT_LEVEL / 100 for part in (16, 4, 1))
 
 
 SOUND = {(bug.setting, bug.decoder, tuple(bug.options.items())): bug for bug in BUGS}
 
 
-@pytest.mark.parametrize("bug", [*map(case, SOUND.values())], ids=lambda bug: f"{bug.decoder} {bug.setting}")
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", SOUND.values(), ids=lambda bug: f"{bug.decoder} {bug.setting}")
 def test_the_same_decoder_passes_without_the_bug(bug):
     assert measured(bug) > AUDIT_LEVEL

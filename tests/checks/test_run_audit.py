@@ -109,7 +109,7 @@ SAMPLED = {"limit": 3, "batch": 3, "cfg": 1.5, "temperature": 1.0, "top_k": 60, 
     [
         ("float32", "sjd", {}),
         ("bfloat16", "sjd", {}),
-        ("bfloat16", "ar", {"cfg": 7.0, "limit": IMAGES, "batch": IMAGES}),
+        ("bfloat16", "ar", {"cfg": 7.0, "limit": 4, "batch": 4}),
     ],
 )
 def test_rounding_is_no_verdict(dtype, decoder, changed, tmp_path):
@@ -146,7 +146,7 @@ TEMPERATURE = Edit("specbench.decoding.sampling:Target.__call__", "logits.float(
     ("fault", "decoder", "changed"),
     [
         (RECORDING_FAULTS["cache"], "sjd", {}),
-        (TEMPERATURE, "ar", {"cfg": 7.0, "limit": 8, "batch": 8, "top_k": 0, "top_p": 1.0}),
+        (TEMPERATURE, "ar", {"cfg": 7.0, "limit": 6, "batch": 6, "top_k": 0, "top_p": 1.0}),
     ],
 )
 def test_bfloat16_does_not_hide_another_p(fault, decoder, changed, tmp_path, monkeypatch):
@@ -171,7 +171,7 @@ def audit_of_changed(folder, monkeypatch, change):
 
 def test_one_image_of_another_run_is_found_under_the_rounding_of_bfloat16(tmp_path, monkeypatch):
     """Its tokens are impossible more often than rounding makes them, though the mean over the images hides it."""
-    folder = decoded(tmp_path, "ar", **SAMPLED | {"dtype": "bfloat16", "cfg": 7.0, "limit": 8, "batch": 8})
+    folder = decoded(tmp_path, "ar", **SAMPLED | {"dtype": "bfloat16", "cfg": 7.0, "limit": 6, "batch": 6})
 
     def copy_tokens(rows):
         rows.at[0, "tokens"] = rows.at[1, "tokens"]

@@ -77,6 +77,7 @@ def tokens_and_steps(model, decoder, requests):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_same_tokens_under_the_same_noise_and_nothing_compiled_twice(eager, compiled, monkeypatch):
     monkeypatch.setattr(sampling, "WIDE", 0)  # as for wide vocabularies: eager steps look at the kept tokens alone
     torch._dynamo.utils.counters.clear()
@@ -95,6 +96,7 @@ def test_same_tokens_under_the_same_noise_and_nothing_compiled_twice(eager, comp
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_refilled_rows_are_compiled_for_once(eager, compiled):
     """Also where the rows end together, in steps narrower than the others, and the last ones alone."""
     made = []
@@ -113,6 +115,7 @@ class Steeper(Tiny):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_models_of_one_process_share_no_compiled_code(eager, compiled):
     """The guards that would tell them apart are left out: they take longer than the step of a small model."""
     steeper, plain = Steeper(), Steeper()
@@ -146,6 +149,7 @@ def test_a_compiled_model_may_be_changed_in_place():
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_the_joint_of_compiled_steps_is_exact(eager, compiled):
     exact = np.append(joint(eager, "a fox"), 0.0)
     observed = np.zeros((2, len(exact)), dtype=np.int64)
@@ -198,6 +202,7 @@ def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_fixed_shapes_are_compiled_once_for_all_parts_of_the_cache(eager, monkeypatch):
     """On a GPU every part is captured, but a network of many layers takes half a minute to compile."""
     read = set()
