@@ -51,5 +51,5 @@ def test_exact_decoders_pass(decoder, dtype, images, monkeypatch):
 def test_a_lossy_decoder_fails_nothing_and_is_described(monkeypatch):
     monkeypatch.setattr(wide_vocabulary, "_IMAGES", FEW)
     monkeypatch.setattr(decoder_contract, "WIDE_DTYPES", ["float32"])
-    found = ContractChecks("gsd", resolve("gsd"), 0).wide_vocabulary()
+    found = ContractChecks("amplify", resolve("amplify", {"k": 8}), 0).wide_vocabulary()
     assert found.status == "ok" and "declared lossy" in found.detail

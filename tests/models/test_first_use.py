@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import write
+from forked import forked_command, forked_script
 from loopback_hub import Hub, loopback_hub
 
 from specbench.errors import INTERRUPTED
@@ -45,9 +46,8 @@ def folder(path: Path, weights: bytes) -> Path:
     return path
 
 
-def fetch(hub: Hub, home: Path, command=("-c", FETCH), **variables: str) -> subprocess.CompletedProcess:
-    env = {**os.environ, **hub.env(home), **variables}
-    return subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, timeout=300)
+def fetch(hub: Hub, home: Path, script: str = FETCH, **variables: str) -> subprocess.CompletedProcess:
+    return forked_script(script, env={**os.environ, **hub.env(home), **variables})
 
 
 def kept(home: Path) -> dict:
@@ -132,7 +132,7 @@ def test_a_file_of_another_size_than_the_hub_states_is_refused_and_not_kept(hub,
 def test_files_that_do_not_fit_on_the_disk_are_refused_before_the_first_byte(hub, tmp_path):
     full = "import shutil, types\nshutil.disk_usage = lambda _: types.SimpleNamespace(free=5)\n"
     small = full + FETCH
-    _refused(fetch(hub, tmp_path, ("-c", small)), "do not fit", "free space")
+    _refused(fetch(hub, tmp_path, small), "do not fit", "free space")
     assert not any("/resolve/" in line for line in hub.asked)
 
 
@@ -195,15 +195,16 @@ def test_the_command_line_decodes_with_an_unpinned_model_from_an_empty_cache(hub
     write("janus", tmp_path / "janus")
     hub.put("deepseek-community/Janus-Pro-1B", OLD, tmp_path / "janus")
     run = ("run", "--model", "janus", "--scale", "tiny", "--decoder", "ar", "--limit", "1", "--threads", "1", "--json")
-    command = ("-m", "specbench", *run, "--prompts", "shapes", "--out", str(tmp_path / "out"))
-    done = fetch(hub, tmp_path, command, OMP_NUM_THREADS="1")
+    command = (*run, "--prompts", "shapes", "--out", str(tmp_path / "out"))
+    env = {**os.environ, **hub.env(tmp_path)}
+    done = forked_command(command, env=env)
     assert done.returncode == 0, done.stderr
     [row] = json.loads(done.stdout)
     facts = json.loads((Path(row["folder"]) / "run.json").read_text())
     assert facts["commits"] == {"deepseek-community/Janus-Pro-1B": OLD}
     hub.put("deepseek-community/Janus-Pro-1B", NEW, tmp_path / "janus")
-    again = fetch(hub, tmp_path, command, OMP_NUM_THREADS="1")
-    assert "1 of 1 images already done" in again.stderr and "now (--revision main)" in again.stderr
+    again = forked_command((*command, "--limit", "2"), env=env)
+    assert "1 image in" in again.stderr and "now (--revision main)" in again.stderr
 
 
 KILLED = """
@@ -222,7 +223,7 @@ import huggingface_hub
     ],
 )
 def test_a_kill_in_any_phase_is_made_good_by_the_same_command(hub, tmp_path, module, function):
-    killed = fetch(hub, tmp_path, ("-c", KILLED.format(module=module, function=function) + FETCH))
+    killed = fetch(hub, tmp_path, KILLED.format(module=module, function=function) + FETCH)
     assert killed.returncode == 9
     assert fetch(hub, tmp_path).stdout == f"{OLD}\n"
     assert kept(tmp_path)[REPO]["commit"] == OLD and len(kept(tmp_path)[REPO]["files"]) == 2
