@@ -7,6 +7,7 @@ What depends on imports, on the encoding of streams, on signals or on how Python
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import subprocess
@@ -57,7 +58,7 @@ def _end(work: Callable[[], object], streams: Sequence[int], cwd: Path, env: Map
         signal.alarm(TIMEOUT_S)
         for number, stream in enumerate(streams, start=1):
             os.dup2(stream, number)
-        sys.stdin, sys.stdout, sys.stderr = open(os.devnull), open(1, "w", buffering=1), open(2, "w", buffering=1)
+        sys.stdin, sys.stdout, sys.stderr = io.StringIO(), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
         given = dict(env)
         os.environ.clear()
         os.environ.update(given)
