@@ -18,7 +18,7 @@ import pandas as pd
 from specbench.checks.record_comparison import COMPARED, Rounding, compare_recorded, rounding_explains
 from specbench.checks.teacher_forced import Values, teacher_forced_values
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import load_model, recorded_model
+from specbench.models.catalog import load_model, model_code, recorded_model
 from specbench.models.facts import BYTES, EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.specs.run_spec import RunSpec
 from specbench.stats.rosenblatt import LEVEL, RosenblattResult, Tokens, audit_tokens
@@ -317,4 +317,6 @@ def _model_of(spec: RunSpec, weights: str | None, revision: str | None) -> Model
             f"({model.weights_sha256()[:12]}, not {spec.weights_sha256[:12]})",
             "name the run's checkpoint with --weights" if not weights else "",
         )
+    if spec.model_code != ((code := model_code(model)) and code.digest):
+        raise SpecbenchError(f"model '{model.name}' has other code here than in the run", "put the run's code back")
     return model

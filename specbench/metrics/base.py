@@ -22,7 +22,7 @@ import pyarrow as pa
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.stats import Difference, Estimate, mean_difference, mean_interval
 from specbench.system.downloads import Download
-from specbench.system.plugins import source_digest
+from specbench.system.foreign_code import code_of
 from specbench.system.torch_device import use_device
 
 # Imports inside functions: torch and downloads, not for `list metrics`.
@@ -304,12 +304,13 @@ MEAN_OF_IMAGES = "mean"
 
 
 def _code(metric: Metric) -> dict[str, str]:
-    """What tells a plug-in's class from another of its name: where it is, and the digest of its source."""
+    """What tells a plug-in's class from another of its name: where it is, and the digest of its code."""
     reference = getattr(metric, "class_reference", None)
     if reference is None:
         return {}
     mean = getattr(type(metric), "difference", None) is PerImageMetric.difference
-    found = {"class": reference, "code": source_digest(reference) or "unknown"}
+    code = code_of([reference])
+    found = {"class": reference, "code": code.digest[:16] if code else "specbench's"}
     return found | ({"score": MEAN_OF_IMAGES} if mean else {})
 
 

@@ -18,6 +18,7 @@ from specbench.models.hub_model import RELEASED, HubModel
 from specbench.models.transformer.size import Size, llama_size
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
+from specbench.system.foreign_code import Code, code_of
 from specbench.system.torch_device import check_decoding_device, use_device
 
 if TYPE_CHECKING:
@@ -219,8 +220,8 @@ def models() -> dict[str, ModelFacts]:
     found: dict[str, ModelFacts] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
     for name in plugins.plugins("models"):
         model = plugins.load_plugin("models", name, _is_model, "a ModelInfo with a name of letters, digits and .+-[]")
-        if model is not None:
-            found.setdefault(model.name, model)
+        if model is not None and found.setdefault(model.name, model) is model:
+            _references[model.name] = plugins.plugins("models")[name].value
     return found
 
 
@@ -246,9 +247,24 @@ def _own_model(reference: str) -> ModelFacts:
         raise SpecbenchError(f"model '{reference}' is a {type(found).__name__}, not a specbench ModelInfo")
     if not _is_model(found):
         raise SpecbenchError(f"model '{reference}' is called {found.name!r}", "letters, digits and .+-[] make a name")
-    if models().setdefault(found.name, found) is not found:
+    again = _references.get(found.name) == reference  # perhaps reloaded
+    if not again and models().setdefault(found.name, found) is not found:
         raise SpecbenchError(f"model '{reference}' is called '{found.name}', a name already taken")
+    _references[found.name] = reference
+    models()[found.name] = found
     return found
+
+
+_references: dict[str, str] = {}
+"""Where the models of plug-ins and of the user's own modules are defined, by name."""
+
+
+def model_code(model: ModelFacts) -> Code | None:
+    """Code of a model that is not specbench's, its configuration included; None for specbench's own."""
+    reference = _references.get(ModelChoice.of_name(model.name)[0])
+    targets = [getattr(model, name, None) for name in ("target", "prompt_check")]
+    config = getattr(model, "config", None)
+    return code_of([*targets, reference], [config] if isinstance(config, Path) else [])
 
 
 def recorded_model(name: str, weights: str | None = None, revision: str | None = None) -> ModelFacts:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 from specbench.store.run_info import RunInfo
 
-_WORK = ("model", "weights_sha256", "prompts_sha256", "seed", "batch", "device")
+_WORK = ("model", "weights_sha256", "model_code", "prompts_sha256", "seed", "batch", "device")
 _CONFIGURATION = ("dtype", "threads", "compiled")
 _TIME = ("threads", "compiled", "batch", "device", "mode", "hardware")
 """Fields that the number of steps does not depend on, but for rounding."""

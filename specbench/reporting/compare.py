@@ -23,14 +23,13 @@ from specbench.reporting.columns import MISSING, TOO_FEW, between, number, stall
 from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import Run, latencies
-from specbench.stats.intervals import CHANGE, FEW_UNITS
-from specbench.system.plugins import is_reference, source_digest
+from specbench.stats.intervals import CHANGE, FEW_UNITS, SIGNIFICANT
+from specbench.system.foreign_code import code_of
+from specbench.system.plugins import is_reference
 
 FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
 """Note of a number whose interval is left out."""
-SIGNIFICANT = 0.05
-"""Level of the tests."""
 HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
 _NAMES = {
     "speedup": "speed-up, B over A",
@@ -212,7 +211,7 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
         estimate, n = stats.difference_to_show(stored[0]), stored[1]
         return _difference_row(name, estimate, n, estimate.p, estimate.spread, score)
     reference = name if name in metric_catalog.metric_names() else str(identity.get("class"))
-    if reference != name and (not is_reference(reference) or source_digest(reference) != identity.get("code")):
+    if reference != name and (not is_reference(reference) or _code_here(reference) != identity.get("code")):
         return _row(name, note=f"its class {reference} is not here as it was when it scored")
     try:
         on = {"device": "cuda"} if "float32" in identity else {}
@@ -228,6 +227,11 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
         return _row(name, note="no images in common, or no paired difference is defined for this metric")
     estimate = stats.Estimate(found["difference"], found["low"], found["high"])
     return _difference_row(name, estimate, found["n"], found["p"], found["spread"], score)
+
+
+def _code_here(reference: str) -> str | None:
+    code = code_of([reference])
+    return code and code.digest[:16]
 
 
 def _difference_row(

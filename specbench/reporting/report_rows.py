@@ -28,6 +28,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -130,7 +131,35 @@ def report_rows(folders: Sequence[Path]) -> list[dict]:
         SpecbenchError: a damaged run folder.
     """
     once = {folder.resolve(): folder for folder in folders}.values()
-    return sorted((report_row(*one) for one in with_ar_runs(once).values()), key=_order)
+    runs = with_ar_runs(once)
+    rows = [report_row(*one) for one in runs.values()]
+    _name_versions(rows, [run.info for run, _ in runs.values()])
+    return sorted(rows, key=_order)
+
+
+def _name_versions(rows: Sequence[dict], infos: Sequence[RunInfo]) -> None:
+    """Add to the labels of rows that differ in a plug-in's code alone when that was edited ("power, edited 26 Nov
+    14:02")."""
+    groups: dict[str, list[tuple[dict, RunInfo]]] = {}
+    for row, info in zip(rows, infos, strict=True):
+        same = [row["model"], row["setting"], row["label"], row["options"]]
+        groups.setdefault(json.dumps(same, sort_keys=True), []).append((row, info))
+    for group in groups.values():
+        times = {info.spec.decoder_code: _edited(info) for _, info in group}
+        for row, info in group if len(times) > 1 else ():
+            code = info.spec.decoder_code
+            told = times[code] if list(times.values()).count(times[code]) == 1 else f"{times[code]}, code {code[:6]}"
+            row["label"] += f", {told}"
+
+
+def _edited(info: RunInfo) -> str:
+    """When the decoder's code was edited, in the reader's time."""
+    if info.spec.decoder_code is None:
+        return "code not recorded"
+    edited = ((info.code or {}).get("decoder") or {}).get("edited")
+    if not isinstance(edited, str):
+        return f"code {info.spec.decoder_code[:6]}"
+    return f"edited {datetime.fromisoformat(edited).astimezone():%d %b %H:%M}"
 
 
 def with_ar_runs(folders: Iterable[Path]) -> dict[Path, tuple[Run, list[Run]]]:
@@ -237,7 +266,7 @@ def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None
 
 def setting(spec: RunSpec) -> dict:
     """Settings shared by the rows of one table: what makes the run, without model, decoder and draft head."""
-    left_out = ("decoder", "head_sha256", "model")
+    left_out = ("decoder", "decoder_code", "head_sha256", "model")
     return {name: value for name, value in identity_json(spec).items() if name not in left_out}
 
 

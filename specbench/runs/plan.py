@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import find_model
+from specbench.models.catalog import find_model, model_code
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import find_head, missing_head, require_head
 from specbench.models.facts import EIGHT_BITS, ModelChoice, ModelFacts
@@ -24,10 +24,11 @@ from specbench.runs import compiler
 from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders, with_ar
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
 from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value
-from specbench.specs.presets import DecoderSpec
+from specbench.specs.presets import DecoderSpec, decoder_code
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.system.downloads import Download
+from specbench.system.foreign_code import Code, refuse_edited
 from specbench.system.limits import available_cores
 from specbench.system.torch_device import check_decoding_device
 
@@ -158,6 +159,8 @@ class Plan:
             threads=self.threads,
             compiled=self.compiled or None,
             head_sha256=head.sha256() if head else None,
+            decoder_code=_digest(decoder_code(decoder)),
+            model_code=_digest(model_code(self.model)),
             mode=self.mode if self.mode == "throughput" and self.batch == 1 else None,
         )
 
@@ -177,6 +180,10 @@ class Plan:
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """Files of the decoder's draft head; None without one."""
         return own_head(self.model, decoder, lambda *own: find_head(*own, download))
+
+
+def _digest(code: Code | None) -> str | None:
+    return code and code.digest
 
 
 def own_head(model: ModelFacts, decoder: DecoderSpec, find: Callable) -> Any:
@@ -218,6 +225,8 @@ def make_plan(
     value = {name: held.value for name, held in values.items()}
     shared = shared or Shared()
     model, decoders = plan_model(values), with_ar(plan_decoders(value["decoder"], values), values)
+    for code in (model_code(model), *(decoder_code(one.spec) for one in decoders)):
+        refuse_edited(code)
     workers, shard = plan_workers(values), plan_shard(value["shard"])
     drawing, prompts, chosen = plan_drawing(values), None, ()
     with _collected(obstacles):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import load_model
+from specbench.models.catalog import load_model, model_code
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.families.generation_config import GENERATION_CONFIG, logits_processors
 from specbench.models.interface import CompilableModel, ImageModel
@@ -21,13 +21,14 @@ from specbench.runs.executors.local import Executor, LocalExecutor
 from specbench.runs.plan import Plan, available_threads, earlier_window
 from specbench.runs.run_progress import Reporter
 from specbench.runs.window_tuning import tune_window
-from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_name
+from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_code, decoder_name
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import find_runs_like, read_infos, run_folder, same_but_for_threads, without_options
 from specbench.store.run_info import describe_point
 from specbench.system import plugins
 from specbench.system.device_failures import memory_for, release_memory
 from specbench.system.device_peaks import find_peak
+from specbench.system.foreign_code import Code, changed_modules, require_code
 from specbench.system.monitor import MachineMonitor, others_at_work
 
 
@@ -35,7 +36,14 @@ from specbench.system.monitor import MachineMonitor, others_at_work
 def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, ImageModel | None]]:
     """Load the plan's model here, or start its workers; yields the executor, and the model if it is in this process."""
     load = functools.partial(
-        _load_in_worker, plan.model, plan.device, plan.dtype, plan.threads, plan.compiled, plan.workers.references
+        _load_in_worker,
+        plan.model,
+        plan.device,
+        plan.dtype,
+        plan.threads,
+        plan.compiled,
+        plan.workers.references,
+        model_code(plan.model),
     )
     where = f"{plan.model.name} ({plan.dtype}, {plan.device})"
     if not plan.workers.elsewhere:
@@ -78,13 +86,20 @@ def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int
 
 
 def _load_in_worker(
-    model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool, references: Sequence[str]
+    model: ModelFacts,
+    device: str,
+    dtype: str | None,
+    threads: int,
+    compiled: bool,
+    references: Sequence[str],
+    code: Code | None,
 ) -> ImageModel:
-    """Load the model in a process that may not have imported the plan's own decoders yet."""
+    """Load the model in a process that may not have imported the plan's own decoders yet, and must have its code."""
     add_plugin_decoders()
     plugins.search_current_folder()
     for reference in references:
         decoder_name(reference)
+    require_code(f"model '{model.name}'", code and code.digest, model_code(model))
     return load_for_run(model, device, dtype, threads, compiled)
 
 
@@ -119,11 +134,14 @@ def work_of(
             found = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory, "source": source}
             found |= {"commits": plan.model.commits, "file_digests": plan.model.file_digests}
             found |= {"processors": processors, "drawn": plan.drawn_of(planned), "asked": plan.asked_of(planned)}
+            codes = {"decoder": decoder_code(decoder), "model": model_code(plan.model)}
+            found |= {"code": {kind: code.to_json() for kind, code in codes.items() if code}}
             facts[spec.run_id] = {name: value for name, value in found.items() if value}
             if not plan.workers.elsewhere:  # those of this machine, where it decodes
                 given = plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads
                 facts[spec.run_id]["roofline"] = roofline_facts(*given)
-    for text in _twins(plans[0].out, [spec for spec, _ in wanted.values()]):
+    specs = [spec for spec, _ in wanted.values()]
+    for text in (*_twins(plans[0].out, specs), *_older_code(plans[0].out, specs, facts)):
         reporter.note(text)
     return dict(wanted.values()), facts
 
@@ -136,6 +154,24 @@ def _twins(out: Path, specs: Sequence[RunSpec]) -> list[str]:
     except SpecbenchError:  # a damaged run that is none of this call's
         return []
     return [text for text in same_but_for_threads(stored | new) if stored and any(name in text for name in new)]
+
+
+def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping]) -> list[str]:
+    """Stored runs from which new ones differ in the code of a plug-in alone, and where it was edited."""
+    said = []
+    for spec in specs:
+        if not (spec.decoder_code or spec.model_code) or run_folder(out, spec).exists():
+            continue
+        like = {name: value for name, value in vars(spec).items() if name not in ("decoder_code", "model_code")}
+        if older := list(find_runs_like(out, **like).values()):
+            code, last = facts[spec.run_id]["code"], older[-1].code or {}
+            names = [name for kind in code for name in changed_modules(last.get(kind) or {}, code[kind])]
+            places = f" ({', '.join(names)})" if older[-1].code else ""
+            said.append(
+                f"the code of {spec.decoder.name} has changed{places}: this is another run, and the images of before "
+                f"stay in {' and '.join(info.run_id for info in older)}"
+            )
+    return said
 
 
 def roofline_facts(

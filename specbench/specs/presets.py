@@ -16,6 +16,7 @@ from pathlib import Path
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.specs.components import ANY_TAIL, CHOICES, DRAFTERS, Component
 from specbench.specs.options import Option
+from specbench.system.foreign_code import Code, code_of
 from specbench.system.plugins import load_plugin, load_user_object, plugins
 
 
@@ -148,10 +149,9 @@ def decoder_name(reference: str) -> str:
     """Name of a decoder for `resolve`; "package.module:NAME" imports and registers that preset first."""
     if ":" not in reference:
         return reference
-    if _imported.get(reference) in PRESETS:
-        return _imported[reference]
     name, _, given = reference.partition(":")
-    if name in PRESETS and name not in sys.modules:  # a file's decoder may have the file's name
+    known = reference in _imported or name in sys.modules
+    if name in PRESETS and not known:  # a file's decoder may have the file's name
         meant = f"did you mean {name}:{given.replace(':', '=')}?" if ":" in given else f"for example {name}:window=16"
         raise SpecbenchError(f"decoder '{reference}': an option is written NAME=VALUE", meant)
     preset = load_user_object(reference, "decoder")
@@ -160,9 +160,18 @@ def decoder_name(reference: str) -> str:
     for kind, choice in preset.choices.items():
         if choice not in CHOICES.get(kind, ()):
             raise SpecbenchError(f"decoder '{reference}': there is no {kind} '{choice}'", "specbench list components")
-    if PRESETS.setdefault(preset.name, preset) is not preset:
+    again = _imported.get(reference) == preset.name  # perhaps reloaded
+    if not again and PRESETS.setdefault(preset.name, preset) is not preset:
         raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', a name already taken")
-    return _imported.setdefault(reference, preset.name)
+    PRESETS[preset.name], _imported[reference] = preset, preset.name
+    return preset.name
+
+
+def decoder_code(decoder: DecoderSpec) -> Code | None:
+    """Code of the decoder's components and preset that is not specbench's; None where all is."""
+    parts = [CHOICES[kind][getattr(decoder, kind)] for kind in CHOICES]
+    presets = [reference for reference, name in _imported.items() if name == decoder.name]
+    return code_of([*(part.target for part in parts), DRAFTERS[decoder.drafter].loop, *presets])
 
 
 def require_decoders(pieces: Sequence[str]) -> None:
@@ -185,8 +194,8 @@ def add_plugin_decoders() -> None:
     """Register the presets of installed plug-ins; built-in names take precedence."""
     for name in plugins("decoders"):
         preset = load_plugin("decoders", name, lambda found: isinstance(found, Preset), "a Preset")
-        if preset is not None:
-            PRESETS.setdefault(preset.name, preset)
+        if preset is not None and PRESETS.setdefault(preset.name, preset) is preset:
+            _imported[plugins("decoders")[name].value] = preset.name
 
 
 def _kinds(choices: Mapping[str, str]) -> list[str]:

@@ -42,7 +42,8 @@ class RunSpec:
     it is and the threads of its host.
 
     `prompts` is a set's name or a file; `prompts_sha256` its content. `head_sha256` is the digest of the draft head's
-    files, None for decoders without one. `mode` is "throughput" if images decoded one at a time shared the machine with
+    files, None for decoders without one; `decoder_code` and `model_code` are digests of code that is not specbench's
+    (`specbench.system.foreign_code`). `mode` is "throughput" if images decoded one at a time shared the machine with
     other workers, so that no latency is measured, else None. `compiled` is True where the target's steps were compiled,
     else None. The generated ids, their order and the workers are not part of it: rows are addressed by (prompt id,
     sample).
@@ -62,6 +63,8 @@ class RunSpec:
     head_sha256: str | None = None
     mode: str | None = None
     compiled: bool | None = None
+    decoder_code: str | None = None
+    model_code: str | None = None
 
     @property
     def timed(self) -> bool:

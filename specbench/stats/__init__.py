@@ -27,7 +27,7 @@ from specbench.stats.intervals import (
     RULE,
     Difference,
     Estimate,
-    Verdict,
+    Judged,
     difference_to_show,
     holm,
     mean_difference,

@@ -198,7 +198,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judged:
     """Whether a paired difference is real, by its Holm-corrected p-value; None where there is no test."""
 
     p: float | None
@@ -208,14 +208,14 @@ class Verdict:
         return self.p is not None and self.p < SIGNIFICANT
 
 
-def verdicts(p_values: Sequence[float | None]) -> list[Verdict]:
+def verdicts(p_values: Sequence[float | None]) -> list[Judged]:
     """Judge the tests of one pair of runs that answer one question, see `RULE`.
 
     Args:
         p_values: of `Difference`s as `difference_to_show` leaves them: all scores of the pair, or all its token
             statistics, or its speed-up alone. What other runs stand in the same table changes nothing.
     """
-    return [Verdict(p) for p in holm(p_values)]
+    return [Judged(p) for p in holm(p_values)]
 
 
 def prompts_needed(spread: float | None, change: float) -> int | None:

@@ -158,11 +158,13 @@ def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
 
 def _settings(spec: RunSpec) -> dict[str, str]:
     """What makes a run, but for its decoder, as text by name."""
-    left_out = ("decoder", "sampling", "prompts_sha256", "weights_sha256", "head_sha256")
+    left_out = ("decoder", "sampling", "prompts_sha256", "weights_sha256", "head_sha256", "decoder_code", "model_code")
     flat = {name: value for name, value in spec.identity().items() if name not in left_out}
     flat |= {name: value for name, value in vars(spec.sampling).items() if value is not None}
-    weights = {"weights": spec.weights_sha256[:8], "prompt-file": spec.prompts_sha256[:8]}
-    return {name.replace("_", "-"): plain(value) for name, value in (flat | weights).items()}
+    digests = {"weights": spec.weights_sha256, "prompt-file": spec.prompts_sha256}
+    digests |= {"decoder-code": spec.decoder_code or "", "model-code": spec.model_code or ""}
+    flat |= {name: digest[:8] for name, digest in digests.items()}
+    return {name.replace("_", "-"): plain(value) for name, value in flat.items()}
 
 
 def _differing(own: Mapping[str, str], others: Iterable[Mapping[str, str]]) -> list[str]:

@@ -136,6 +136,8 @@ class RunInfo:
         processors: logits processors of the checkpoint's `generation_config.json` that are part of the target
             distribution, for example {"repetition_penalty": 1.1}; None without any.
         asked: values that the user gave, by name of a setting of `specbench run`, but for the decoder's.
+        code: code of the decoder and of the model that is not specbench's, `specbench.system.foreign_code.Code.to_json`
+            by "decoder" and "model"; None without any.
         schema: version of the files in the folder.
         stored: the object as read from the file, with keys of other versions.
     """
@@ -152,6 +154,7 @@ class RunInfo:
     file_digests: Mapping[str, str] | None = None
     processors: Mapping[str, object] | None = None
     asked: Mapping[str, object] | None = None
+    code: Mapping[str, Mapping] | None = None
     schema: int = SCHEMA_VERSION
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
 
@@ -321,9 +324,11 @@ def _number(value: object) -> object:
 
 def _check_optional(content: Mapping[str, object]) -> None:
     """Raise a TypeError, LookupError or ValueError for a malformed optional key."""
-    for name in ("origins", "memory", "floor", "source", "commits", "file_digests", "processors", "asked"):
+    for name in ("origins", "memory", "floor", "source", "commits", "file_digests", "processors", "asked", "code"):
         if not isinstance(content.get(name), dict | None):
             raise TypeError(name)
+    if not all(isinstance(code, dict) for code in (content.get("code") or {}).values()):
+        raise TypeError("code")
     if not isinstance(content.get("window_curve"), list | None):
         raise TypeError("window_curve")
     if not all(isinstance(point, dict) for point in content.get("window_curve") or ()):

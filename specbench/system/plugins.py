@@ -9,9 +9,7 @@ installed.
 
 from __future__ import annotations
 
-import ast
 import functools
-import hashlib
 import importlib
 import os
 import re
@@ -21,7 +19,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 
 from specbench.errors import PARTIAL, SpecbenchError
 from specbench.system.console import one_line
@@ -151,26 +148,6 @@ def search_current_folder() -> None:
 def path_component(name: object) -> bool:
     """Whether a plug-in's name can be that of a file: a single one, on every system."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
-
-
-def source_digest(reference: str) -> str | None:
-    """Digest of the source text of the class or function "package.module:NAME"; None where its file is not found.
-
-    Nothing is imported, so that a reference from a results folder of others can be compared first.
-    """
-    module, _, name = reference.partition(":")
-    tails = (f"{module.replace('.', '/')}.py", f"{module.replace('.', '/')}/__init__.py")
-    found = (os.path.join(folder or os.curdir, tail) for folder in ["", *sys.path] for tail in tails)
-    path = next(filter(os.path.isfile, found), None)
-    if path is None:
-        return None
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        nodes = (node for node in ast.parse(text).body if getattr(node, "name", None) == name)
-        text = next((ast.get_source_segment(text, node) for node in nodes), text)
-    except (OSError, ValueError, SyntaxError):
-        return None
-    return hashlib.sha256(str(text).encode()).hexdigest()[:16]
 
 
 def is_reference(name: str) -> bool:

@@ -52,7 +52,7 @@ def long_sentences(text: str) -> list[str]:
 def test_a_guide_has_short_sentences_and_few_lines(page):
     assert long_sentences(page.read_text()) == []
     lines = _without_generated(page.read_text()).splitlines()
-    assert len(lines) <= {"results-format.md": 175, "README.md": 130, "development.md": 130}.get(page.name, 120)
+    assert len(lines) <= {"results-format.md": 185, "README.md": 130, "development.md": 130}.get(page.name, 120)
 
 
 def test_every_program_that_make_runs_exists():

@@ -21,10 +21,12 @@ from specbench.models.transformer.compilation import compile_facts
 from specbench.models.transformer.host_sync import AsyncHostCopy
 from specbench.prompts import Request
 from specbench.runs.run_progress import Reporter
+from specbench.specs.presets import decoder_code
 from specbench.specs.run_spec import RunSpec
 from specbench.store.schema import base_row, failed_row, sample_row, trace_row
 from specbench.system import environment
 from specbench.system.device_failures import check_alive, is_out_of_memory, out_of_memory, release_memory
+from specbench.system.foreign_code import require_code
 from specbench.system.monitor import MachineMonitor
 from specbench.system.plugins import foreign_place
 
@@ -107,6 +109,8 @@ def warm_up(
     Returns:
         What `compile_facts` tells.
     """
+    for spec in specs:
+        require_code(f"decoder '{spec.decoder.name}'", spec.decoder_code, decoder_code(spec.decoder))
     compiles = isinstance(model, CompilableModel) and model.compiles
     # A GPU's compiled steps have other shapes where a prompt fills more blocks of the cache.
     works = [(spec, text) for spec in specs for text in (texts if compiles else texts[:1])]

@@ -1,0 +1,281 @@
+"""Identity of code that is not specbench's: the syntax trees of a plug-in's module and of all modules of the user's
+that it imports, and the versions of the packages that it imports.
+
+Two texts are the same code where they differ in comments, white space and docstrings alone. Imports are found in the
+syntax trees, so that it does not matter what else a process has loaded; what runs is the text that was imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import json
+import linecache
+import os
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from specbench.errors import SpecbenchError
+
+_OURS = __name__.partition(".")[0]
+_INSTALLED = ("site-packages", "dist-packages")
+_SUFFIXES = (".py", "/__init__.py", ".so", ".abi3.so", sysconfig.get_config_var("EXT_SUFFIX") or ".so")
+
+
+@dataclass(frozen=True)
+class Code:
+    """Code of one plug-in, as kept in `run.json`.
+
+    Attributes:
+        modules: digest of each module by name, and of each further file.
+        packages: versions of the installed packages among them, and of those that they import besides specbench's own.
+        edited: when the newest of the files was changed, UTC; None where there is no file.
+    """
+
+    modules: Mapping[str, str] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    edited: str | None = None
+
+    @property
+    def digest(self) -> str:
+        return _sha256(json.dumps([dict(self.modules), dict(self.packages)], sort_keys=True))
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Text of a module: its digest, the names that it imports, and its file."""
+
+    digest: str
+    imports: tuple[str, ...]
+    path: str
+
+
+_seen: dict[str, tuple[object, _Source]] = {}
+"""By name of an imported module its `__spec__`, which a reload replaces, and its text as first read."""
+
+
+def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code | None:
+    """Code behind references "package.module:NAME"; None where all of them are specbench's.
+
+    Nothing is imported, so that a reference from a results folder of others can be compared first.
+
+    Args:
+        files: data files whose content counts as code.
+    """
+    foreign = sorted({target for target in targets if target and not _is(target, _OURS)})
+    if not foreign:
+        return None
+    modules = {f"file {path.name}": _sha256(path.read_bytes()) for path in files if path.is_file()}
+    paths, packages, own = list(map(str, files)), set(), {_top(target) for target in foreign}
+    todo, done = [target.partition(":")[0] for target in foreign], set()
+    while todo:
+        name = todo.pop()
+        done.add(name)
+        place = _locate(name)
+        if place is not None and _installed(place):
+            packages.add(_top(name))
+        if place is not None and (_top(name) in own or not (_installed(place) or _standard(place))):
+            source = _source(name, place)
+            modules[name], paths = source.digest, [*paths, place]
+            todo += [found for found in source.imports if found not in done and not _is(found, _OURS)]
+    for target in foreign:
+        if target.partition(":")[0] not in modules:  # of a notebook or an interactive session
+            modules[target] = _in_memory(target)
+    times = [os.stat(path).st_mtime for path in paths if os.path.isfile(path)]
+    edited = datetime.fromtimestamp(max(times), UTC).isoformat(timespec="seconds") if times else None
+    return Code(dict(sorted(modules.items())), dict(_versions(frozenset(packages))), edited)
+
+
+def refuse_edited(code: Code | None) -> None:
+    """Refuse to go on with code whose files were edited after this process imported them: what ran would be unknown."""
+    for name in code.modules if code else ():
+        if name in _seen and os.path.isfile(path := _seen[name][1].path) and _read(name, path) != _seen[name][1]:
+            what = f"{path} was edited after this process had imported it, which still runs the old code"
+            raise SpecbenchError(what, f"restart Python, or importlib.reload({name})")
+
+
+def require_code(who: str, wanted: str | None, here: Code | None) -> None:
+    """Refuse a process whose code of a plug-in is not that of the plan, as a worker on another machine may have."""
+    if wanted != (here and here.digest):
+        what = f"{who}: its code on this worker is not that of the command"
+        raise SpecbenchError(what, "give all machines the same files and packages")
+
+
+def changed_modules(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Modules, files and packages that two stored codes (`Code.to_json`) differ in."""
+    pairs = [(dict(old.get(part) or {}), dict(new.get(part) or {})) for part in ("modules", "packages")]
+    return [name for a, b in pairs for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)]
+
+
+def _top(name: str) -> str:
+    return name.partition(":")[0].partition(".")[0]
+
+
+def _is(name: str, top: str) -> bool:
+    return _top(name) == top
+
+
+def _installed(path: str) -> bool:
+    return any(part in _INSTALLED for part in Path(path).parts)
+
+
+def _standard(path: str) -> bool:
+    return path.startswith(tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")))
+
+
+def _locate(name: str) -> str | None:
+    """File of a module, imported or not; None where it has none."""
+    module = sys.modules.get(name)
+    if module is not None:
+        return os.path.abspath(path) if isinstance(path := getattr(module, "__file__", None), str) else None
+    if name in sys.builtin_module_names or _top(name) in sys.stdlib_module_names:
+        return None
+    parent, _, last = name.rpartition(".")
+    folders: Iterable[str] = sys.path
+    if parent in sys.modules:
+        folders = getattr(sys.modules[parent], "__path__", ())
+    elif parent:
+        package = _locate(parent)
+        folders = [os.path.dirname(package)] if package and os.path.basename(package).startswith("__init__.") else ()
+    found = (os.path.join(folder or os.curdir, last) + suffix for folder in folders for suffix in _SUFFIXES)
+    path = next(filter(os.path.isfile, found), None)
+    return path and os.path.abspath(path)
+
+
+def _source(name: str, path: str) -> _Source:
+    module = sys.modules.get(name)
+    spec = getattr(module, "__spec__", None) or module
+    if module is not None and name in _seen and _seen[name][0] is spec:
+        return _seen[name][1]
+    source = _read(name, path)
+    if module is not None:
+        _seen[name] = spec, source
+    return source
+
+
+def _read(name: str, path: str) -> _Source:
+    if path.endswith((".so", ".pyd", ".pyc")) and os.path.isfile(path):
+        return _Source(_sha256(Path(path).read_bytes()), (), path)
+    if os.path.isfile(path):
+        text: bytes | str = Path(path).read_bytes()
+    else:  # in a zip file
+        text = "".join(linecache.getlines(path, vars(sys.modules.get(name, ModuleType(name)))))
+    try:
+        tree = ast.parse(text)
+    except (ValueError, SyntaxError, RecursionError):
+        return _Source(_sha256(text), (), path)
+    package = name if os.path.basename(path) == "__init__.py" else name.rpartition(".")[0]
+    return _Source(_sha256("\n".join(_tokens(tree))), tuple(_imports(tree, name, package)), path)
+
+
+def _tokens(tree: ast.AST) -> Iterator[str]:
+    """The nodes of a syntax tree level by level, without positions, docstrings and fields that Python versions add."""
+    todo = deque([tree])
+    while todo:
+        node = todo.popleft()
+        parts = [type(node).__name__]
+        for name, value in ast.iter_fields(node):
+            if name in ("ctx", "kind", "type_comment", "type_ignores") or value is None or value == []:
+                continue
+            held = value if isinstance(value, list) else [value]
+            held = held[1:] if name == "body" and _documented(node) else held
+            todo += [one for one in held if isinstance(one, ast.AST)]
+            parts.append(f"{name}={['*' if isinstance(one, ast.AST) else repr(one) for one in held]}")
+        yield " ".join(parts)
+
+
+def _documented(node: ast.AST) -> bool:
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    return isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None
+
+
+def _imports(tree: ast.AST, name: str, package: str) -> Iterator[str]:
+    """Names that may be modules: the packages above, and what import statements anywhere in a module name."""
+    found = [name]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*above, *filter(None, [node.module])])
+            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            found += [one.value for one in node.args[:1] if isinstance(one, ast.Constant)]
+    for one in dict.fromkeys(str(one) for one in found if one):
+        pieces = one.split(".")
+        yield from (".".join(pieces[: end + 1]) for end in range(len(pieces)))
+
+
+@functools.cache
+def _versions(tops: frozenset[str]) -> dict[str, str]:
+    """Distribution and version of installed packages by their imported names, but for those that specbench requires,
+    whose versions each invocation keeps."""
+    if not tops:
+        return {}
+    required = {line.split(">")[0].split("[")[0].strip() for line in _requirements()} | {_OURS}
+    owners = metadata.packages_distributions()
+    names = sorted({owner for top in tops for owner in owners.get(top, ())} - required)
+    return {name: metadata.version(name) for name in names}
+
+
+def _requirements() -> list[str]:
+    try:
+        return metadata.requires(_OURS) or []
+    except metadata.PackageNotFoundError:
+        return []
+
+
+def _in_memory(target: str) -> str:
+    """Digest of an object without a file, by the instructions and constants of its functions, and of what these name in
+    its own module."""
+    module, _, names = target.partition(":")
+    held = sys.modules.get(module)
+    for name in names.split("."):
+        held = getattr(held, name, None)
+    return _sha256("\n".join(_parts(held, module, set())))
+
+
+def _parts(held: Any, module: str, seen: set[int]) -> Iterator[str]:
+    if id(held) in seen:
+        return
+    seen.add(id(held))
+    held = getattr(held, "__func__", None) or getattr(held, "fget", None) or held
+    if isinstance(held, type) and held.__module__ == module:
+        for name, part in [*sorted(vars(held).items()), *(("base", base) for base in held.__bases__)]:
+            if name not in ("__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"):
+                yield name
+                yield from _parts(part, module, seen)
+    elif isinstance(code := getattr(held, "__code__", None), CodeType) and held.__module__ == module:
+        yield repr((held.__defaults__, held.__kwdefaults__))
+        for part in _nested(code):
+            constants = [one for one in part.co_consts if not isinstance(one, CodeType)]
+            yield repr((part.co_code, constants, part.co_names))
+            for name in part.co_names:
+                if name in held.__globals__:
+                    yield from _parts(held.__globals__[name], module, seen)
+    elif not isinstance(held, type | ModuleType) and " at 0x" not in (text := repr(held)):
+        yield text
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for one in code.co_consts:
+        if isinstance(one, CodeType):
+            yield from _nested(one)
+
+
+def _sha256(content: str | bytes) -> str:
+    data = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,192 @@
+"""Code of plug-ins is part of what a run and a score are: decoders, models, metrics, and what they import."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+from synthetic import folder, sjd
+
+from specbench.errors import SpecbenchError
+from specbench.metrics.base import Settings, fingerprint
+from specbench.metrics.catalog import metric
+from specbench.models.catalog import models
+from specbench.reporting import report_rows
+from specbench.specs.presets import PRESETS
+from specbench.store.run_folders import find_runs
+from specbench.system.foreign_code import changed_modules, code_of, refuse_edited, require_code
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A folder on the path of imports, none of whose modules outlives the test."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    before, presets = set(sys.modules), dict(PRESETS)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+    PRESETS.clear()
+    PRESETS.update(presets)
+    models.cache_clear()
+
+
+def digest(target="mine:THING", imported=False, files=()):
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("mine", "rules", "other", "deep")]:
+        del sys.modules[name]
+    if imported:
+        importlib.import_module(target.partition(":")[0])
+    return code_of([target], files).digest
+
+
+def test_code_of_specbench_is_none():
+    assert code_of(["specbench.decoding.loop:Loop", None]) is None
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_code_is_the_syntax_of_the_module_and_of_all_that_it_imports(place, imported):
+    (place / "deep").mkdir()
+    (place / "deep" / "__init__.py").write_text("")
+    (place / "deep" / "inner.py").write_text("from . import level\n")
+    (place / "deep" / "level.py").write_text("N = 1\n")
+    (place / "rules.py").write_text("def rule(x):\n    return x\n")
+    (place / "other.py").write_text("1\n")
+    text = '"""Doc."""\nimport json\nimport rules\n\ndef late():\n    """Doc."""\n    import deep.inner\nTHING = 1\n'
+    (place / "mine.py").write_text(text)
+    first = digest(imported=imported)
+    (place / "mine.py").write_text(text.replace("Doc", "Other").replace("\n\n", "\n\n\n# a comment\n"))
+    (place / "other.py").write_text("2  # nobody imports it\n")
+    assert digest(imported=imported) == first, "comments, white space and docstrings change nothing"
+    found = {first}
+    for name, old, new in (
+        ("mine.py", "THING = 1", "THING = 2"),
+        ("rules.py", "return x", "return -x"),
+        ("deep/level.py", "N = 1", "N = True"),
+        ("deep/__init__.py", "", "x = 1\n"),
+    ):
+        path = place / name
+        path.write_text(path.read_text().replace(old, new))
+        found.add(digest(imported=imported))
+    assert len(found) == 5
+    assert set(code_of(["mine:THING"]).modules) == {"mine", "rules", "deep", "deep.inner", "deep.level"}
+
+
+def test_what_runs_is_the_text_that_was_imported(place):
+    (place / "mine.py").write_text("THING = 1\n")
+    first = digest(imported=True)
+    refuse_edited(code_of(["mine:THING"]))
+    (place / "mine.py").write_text("THING = 10\n")
+    assert code_of(["mine:THING"]).digest == first, "a process keeps the module that it has imported"
+    with pytest.raises(SpecbenchError, match=r"mine\.py was edited .*old code"):
+        refuse_edited(code_of(["mine:THING"]))
+    importlib.reload(sys.modules["mine"])
+    assert code_of(["mine:THING"]).digest != first
+
+
+def test_an_object_without_a_file_is_known_by_its_instructions(place, monkeypatch):
+    module = type(sys)("cell")
+    monkeypatch.setitem(sys.modules, "cell", module)
+    rule = "def helper(x): return x * {}\nclass Rule:\n    '''{}'''\n    def accept(self, x): return helper(x)\n"
+
+    def of(*filled):
+        exec(compile(rule.format(*filled), "<cell>", "exec"), vars(module))
+        return code_of(["cell:Rule"])
+
+    first = of(2, "a")
+    assert first.edited is None and of(2, "b").digest == first.digest
+    assert of(3, "a").digest != first.digest, "a function that its method calls"
+
+
+def test_installed_packages_count_by_version_and_a_worker_with_other_code_is_refused(place):
+    site = place / "site-packages"
+    (site / "plugs-1.0.dist-info").mkdir(parents=True)
+    (site / "plugs-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: plugs\nVersion: 1.0\n")
+    (site / "plugs-1.0.dist-info" / "top_level.txt").write_text("plugs\n")
+    (site / "plugs.py").write_text("import numpy, yaml_of_nobody\nTHING = 1\n")
+    sys.path.insert(0, str(site))
+    try:
+        code = code_of(["plugs:THING"])
+    finally:
+        sys.path.remove(str(site))
+    assert code.packages == {"plugs": "1.0"} and set(code.modules) == {"plugs"}
+    newer = replace(code, packages={"plugs": "1.1"})
+    assert newer.digest != code.digest and changed_modules(code.to_json(), newer.to_json()) == ["plugs"]
+    require_code("decoder 'x'", code.digest, code)
+    with pytest.raises(SpecbenchError, match="decoder 'x': its code on this worker"):
+        require_code("decoder 'x'", code.digest, newer)
+
+
+def copy(name, place):
+    text = (EXAMPLES / name).read_text()
+    (place / Path(name).name).write_text(text)
+    return text
+
+
+def test_an_edited_decoder_and_an_edited_model_are_other_runs(place, cli):
+    power, greys = copy("power.py", place), copy("plugin/toy_plugin/greys.py", place)
+    copy("plugin/toy_plugin/greys.json", place)
+    greys = greys.replace("toy_plugin.greys", "greys")
+    (place / "greys.py").write_text(greys)
+    (place / "p.txt").write_text("bright\ndark\n")
+
+    def run(*more):
+        for name in ("power", "greys"):
+            sys.modules.pop(name, None)
+        given = ("--model", "greys:MODEL", "--prompts", "p.txt", "--decoder", "ar,power:DECODER", "--out", "o")
+        done = cli("run", *given, *more)
+        assert done.code == 0, done.err
+        return done.err, sorted(path.name for path in Path("o").iterdir())
+
+    _, first = run("--limit", 1)
+    (place / "power.py").write_text(power.replace("** self._power", "** (self._power / 2)"))
+    said, second = run("--limit", 2)
+    assert len(first) == 2 and len(second) == 3 and set(first) < set(second), "AR goes on in its own run"
+    old = next(name for name in first if "power" in name)
+    assert "the code of power has changed (power)" in said and f"of before stay in {old}" in " ".join(said.split())
+    rows = report_rows(find_runs("o"))
+    assert [row["n"] for row in rows if row["decoder"] == "ar"] == [2]
+    labels = [row["label"] for row in rows if row["decoder"] == "power"]
+    assert len(set(labels)) == 2 and all(label.startswith("power, edited ") for label in labels)
+    (place / "power.py").unlink()
+    sys.modules.pop("power")
+    del PRESETS["power"]
+    assert [row["label"] for row in report_rows(find_runs("o")) if row["decoder"] == "power"] == labels
+
+    copy("power.py", place)
+    (place / "greys.json").write_text((place / "greys.json").read_text() + " ")
+    said, third = run("--limit", 1)
+    assert len(third) == 5 and "the code of ar has changed (file greys.json)" in said
+    (place / "greys.py").write_text(greys.replace("/ 8", "/ 9"))
+    assert len(run("--limit", 1)[1]) == 7
+
+
+def test_a_helper_outside_the_class_of_a_metric_is_part_of_its_identity(place):
+    text = copy("plugin/toy_plugin/contrast.py", place)
+    text = text.replace("float(np.std(sample.pixels @ [0.299, 0.587, 0.114]))", "helper(sample)")
+    found = set()
+    for factor in (1, 2):
+        (place / "contrast.py").write_text(
+            f"{text}\n\ndef helper(sample):\n    return {factor} * sample.pixels.std()\n"
+        )
+        sys.modules.pop("contrast", None)
+        found.add(fingerprint(metric("contrast:Contrast")(Settings())))
+    assert len(found) == 2
+
+
+def test_rows_whose_code_was_edited_in_the_same_minute_are_told_apart(tmp_path):
+    at = {"decoder": {"modules": {}, "edited": "2026-11-26T14:02:00+00:00"}}
+    for number in "12":
+        place = folder(tmp_path, replace(tiny.spec("sjd"), decoder_code=number * 64), sjd(2))
+        held = json.loads((place / "run.json").read_text())
+        (place / "run.json").write_text(json.dumps(held | {"code": at}))
+    folder(tmp_path, tiny.spec("sjd"), sjd(2))
+    labels = sorted(row["label"] for row in report_rows(find_runs(tmp_path)))
+    assert len(labels) == 3 and labels[0] == "sjd, code not recorded"
+    assert labels[1].endswith(", code 111111") and labels[2].endswith(", code 222222")
