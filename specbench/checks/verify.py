@@ -1,11 +1,11 @@
-"""What can be checked of a packed file (`specbench verify`): digests, rows, pictures, scores, tokens and latencies."""
+"""What can be checked of runs, packed or in a folder (`specbench verify`): digests, rows, pictures, scores, tokens and latencies."""
 
 from __future__ import annotations
 
 import json
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +18,8 @@ from specbench.metrics.base import MEAN_OF_IMAGES, Settings, fingerprint
 from specbench.metrics.score_store import feature_folders, image_features, read_scores, stored_values
 from specbench.reporting.report_rows import Run
 from specbench.store.packed import changed_members, extract
-from specbench.store.run_folders import runs_in
+from specbench.store.run_folders import find_runs, runs_in
+from specbench.store.run_info import RUN_JSON
 from specbench.store.run_store import RunStore, image_bytes
 from specbench.system.console import counted
 from specbench.system.device_peaks import KNOWN
@@ -30,9 +31,10 @@ _COLUMNS = ("run", "check", "status", "detail")
 
 
 def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> list[dict[str, str]]:
-    """Check a packed file of runs (`specbench verify`).
+    """Check a packed file of runs, or a results folder (`specbench verify`).
 
     Args:
+        path: file of `specbench pack`, results folder, or folder of one run.
         recompute: take p from the model, which must be on this disk, instead of the recorded values.
         device: where it is recomputed.
 
@@ -40,21 +42,32 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
         One dict a check: `run, check, status, detail`; `status` is "ok", "WRONG" or "not checked".
 
     Raises:
-        SpecbenchError: no packed file, or one with members that are refused.
+        SpecbenchError: no packed file, one with members that are refused, or a folder without runs.
     """
     path = Path(path)
+    if path.is_dir():
+        runs = [path.resolve()] if (path / RUN_JSON).is_file() else find_runs(path)
+        none = _row("-", "digests", OPEN, "a folder has none; specbench pack writes them")
+        return [none, *_verified(runs, recompute, device)]
     if changed := list(changed_members(path)):
         return [_row("-", "digests", WRONG, text) for text in changed]
     rows = [_row("-", "digests", OK, "every part is as it was packed")]
     with tempfile.TemporaryDirectory() as folder:  # not the unpacked copy, which other commands may have added to
         extract(path, Path(folder))
-        for run in runs_in(Path(folder)):
-            for check in (_identity, _pictures, _scores, _latencies):
-                try:
-                    rows += [_row(run.name, *found) for found in check(run)]
-                except SpecbenchError as error:
-                    rows.append(_row(run.name, check.__name__.strip("_"), WRONG, str(error).replace(f"{folder}/", "")))
-            rows.append(_row(run.name, "tokens", *_tokens(run, recompute, device)))
+        return rows + _verified(runs_in(Path(folder)), recompute, device)
+
+
+def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[str, str]]:
+    """The checks of unpacked runs."""
+    rows = []
+    for run in runs:
+        for check in (_identity, _pictures, _scores, _latencies):
+            try:
+                rows += [_row(run.name, *found) for found in check(run)]
+            except SpecbenchError as error:
+                said = str(error).replace(f"{run.parent}/", "")
+                rows.append(_row(run.name, check.__name__.strip("_"), WRONG, said))
+        rows.append(_row(run.name, "tokens", *_tokens(run, recompute, device)))
     return rows
 
 
@@ -74,7 +87,7 @@ def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
 def _pictures(run: Path) -> Iterator[tuple[str, str, str]]:
     rows = RunStore(run).samples(["image", "image_sha256"]).dropna(subset=["image"])
     if not (run / "images").is_dir():
-        yield "pictures", OPEN, "packed without pictures"
+        yield "pictures", OPEN, "none are here"
         return
     for row in rows.itertuples():
         image_bytes(run, row.image, row.image_sha256)

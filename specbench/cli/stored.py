@@ -183,14 +183,14 @@ def pack(
 
 
 def verify(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File of specbench pack.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="File of specbench pack, results folder, or a run.")],
     recompute: Annotated[bool, switch("--recompute", "Take p from the model instead of the recorded values.")] = False,
     device: Annotated[str, option("--device", "DEVICE", "With --recompute: torch device.")] = "cpu",
     json: Json = False,
 ) -> None:
     from specbench.checks import verify as checks
 
-    rows = checks.verify(file, recompute, device)
+    rows = checks.verify(path, recompute, device)
     print_json(rows) if json else print_table(rows, ("run", "check", "status", "detail"))
     if wrong := [row for row in rows if row["status"] == checks.WRONG]:
         raise SpecbenchError(f"{len(wrong)} of {len(rows)} checks failed: {wrong[0]['detail']}", exit_code=GATE)

@@ -137,6 +137,12 @@ def test_verify_reads_the_file_and_names_what_is_impossible(here, cli, tmp_path)
     assert cli("pack", "--out", tmp_path / "results", "--to", tmp_path / "fast.zip").code == 0
     found = cli("verify", tmp_path / "fast.zip")
     assert found.code == 4 and "less time than their target forwards" in found.out
+    same = cli("verify", tmp_path / "results")
+    assert same.code == 4 and same.out.splitlines()[3:] == found.out.splitlines()[3:], "a folder has the same findings"
+    next((folder / "images").iterdir()).unlink()
+    one_run = cli("verify", folder)
+    assert one_run.code == 4 and "pictures" in one_run.out and str(tmp_path) not in one_run.out
+    assert "no runs" in cli("verify", folder / "images").err
     whole = here / "whole.zip"
     assert cli("pack", "--to", whole).code == cli("report", whole).code == 0
     for picture in (here / "cache" / "packs").glob("*/*/images/*.png"):
