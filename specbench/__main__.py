@@ -12,6 +12,7 @@ def program() -> NoReturn:
     The process ends after Python's exit handlers and before native libraries are taken down: threads of Arrow abort
     now and then while that happens (https://github.com/apache/arrow/issues/39862), after all work is done.
     """
+    _restart_with_docstrings()
     code: object = 1
 
     def end() -> None:
@@ -31,6 +32,15 @@ def program() -> NoReturn:
     except SystemExit as ending:
         code = ending.code
         raise
+
+
+def _restart_with_docstrings() -> None:
+    """Begin again as with PYTHONOPTIMIZE=1 where Python drops docstrings: reports print them, and transformers
+    reads its own while it is imported."""
+    options = [option for option in sys.orig_argv[1:] if option != "-OO"]
+    fewer = len(options) < len(sys.orig_argv) - 1
+    if sys.flags.optimize > 1 and (fewer or os.environ.get("PYTHONOPTIMIZE") != "1"):
+        os.execve(sys.executable, [sys.executable, *options], os.environ | {"PYTHONOPTIMIZE": "1"})
 
 
 if __name__ == "__main__":

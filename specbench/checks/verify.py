@@ -1,4 +1,4 @@
-"""What can be checked of runs, packed or in a folder (`specbench verify`): digests, rows, pictures, scores, tokens and latencies."""
+"""Checks of runs, packed or in a folder (`specbench verify`): digests, rows, pictures, scores, tokens and latencies."""
 
 from __future__ import annotations
 

@@ -118,9 +118,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if _PINNED_ONLY in arguments:
         os.environ["SPECBENCH_PINNED_ONLY"] = "1"
     console.prepare_streams()
-    if sys.flags.optimize > 1:
-        advice = "unset PYTHONOPTIMIZE, or set it to 1"
-        sys.exit(_fail(SpecbenchError("without docstrings there are no definitions to print", advice), debug))
     console.show_progress(_NO_PROGRESS not in arguments)
     arguments = [argument for argument in arguments if argument not in _ANYWHERE]
     if arguments[:1] == ["--"]:

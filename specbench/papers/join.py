@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -24,7 +23,7 @@ from specbench.papers.cells import (
 from specbench.papers.table import CellSettings, Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
-from specbench.reporting.columns import FAILED_AUDIT, failed_audit
+from specbench.reporting.columns import FAILED_AUDIT, definition_of, failed_audit
 from specbench.reporting.compare import MARKED, Gate, against, failures, marks
 from specbench.reporting.report_rows import Run, nearest_ar, report_row, with_ar_runs
 from specbench.store.run_info import RunInfo
@@ -355,4 +354,4 @@ def _meaning(column: Column) -> str:
         return f"{column.metric}: {summary}{part}."
     if column.key in _BESIDE:
         return _BESIDE[column.key]
-    return " ".join(inspect.getdoc(getattr(stats, column.key)).split("\n\n")[0].split())
+    return definition_of(getattr(stats, column.key))

@@ -40,8 +40,19 @@ class ReportColumn:
 
     def definition(self) -> str | None:
         """Definition on one line under the column's own heading: the text, or the first paragraph of the docstring."""
-        text = self.source if isinstance(self.source, str | None) else inspect.getdoc(self.source).split("\n\n")[0]
+        text = self.source if isinstance(self.source, str | None) else definition_of(self.source)
         return text and f"{self.heading}: {' '.join(text.partition(': ')[2].split())}"
+
+
+def definition_of(number: Callable) -> str:
+    """First paragraph of the docstring of a function of `specbench.stats`, on one line.
+
+    Raises:
+        SpecbenchError: Python runs without docstrings.
+    """
+    if not (text := inspect.getdoc(number)):
+        raise SpecbenchError("without docstrings there are no definitions to print", "set PYTHONOPTIMIZE=1, not 2")
+    return " ".join(text.split("\n\n")[0].split())
 
 
 @contextmanager
