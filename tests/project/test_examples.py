@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from forked import forked_command
 
+from specbench import load
+
+NAMES = ("greys-ar", "greys-predictive")
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 pytest.importorskip("hatchling", reason="builds the plug-in")
 
@@ -29,10 +32,7 @@ def plugin(tmp_path_factory) -> Path:
 
 def specbench(plugin: Path, folder: Path, *arguments: str, code: int = 0) -> list[dict]:
     """The JSON that one command prints where the plug-in is installed; it must end with exit code `code`."""
-    paths = [str(path) for path in (plugin, os.environ.get("PYTHONPATH")) if path]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", "specbench", *arguments, "--json"]
-    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300)
+    done = forked_command([*arguments, "--json"], cwd=folder, path=[plugin])
     assert done.returncode == code, done.stderr
     return json.loads(done.stdout)
 
@@ -55,17 +55,11 @@ def test_the_metrics_score_the_models_images(plugin, runs):
 def test_the_drafter_saves_steps_and_the_model_reads_its_prompts(plugin, runs):
     rows = {row["decoder"]: row for row in specbench(plugin, runs, "report")}
     assert rows["row-above"]["step_compression"] > 1.05 and rows["row-above"]["lossless"]
-    command = (
-        "import specbench, sys; frames = [specbench.load(run) for run in sys.argv[1:]];"
-        "tokens = [frame.set_index(['prompt_id', 'sample'])['tokens'].map(list) for frame in frames];"
-        "assert tokens[0].equals(tokens[1]), 'ar and predictive differ';"
-        "mean = tokens[0].map(lambda one: sum(one) / len(one)).groupby('prompt_id').mean();"
-        "assert mean['night'] + 4 < mean['dusk'] < mean['noon'] - 2, mean"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", command, "greys-ar", "greys-predictive"], cwd=runs, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
+    ar, predictive = (load(run, out=runs / "results").set_index(["prompt_id", "sample"]) for run in NAMES)
+    tokens = ar["tokens"].map(list)
+    assert tokens.equals(predictive["tokens"].map(list))
+    mean = tokens.map(lambda one: sum(one) / len(one)).groupby("prompt_id").mean()
+    assert mean["night"] + 4 < mean["dusk"] < mean["noon"] - 2, mean
 
 
 def test_the_drafter_is_lossless(plugin, tmp_path):

@@ -17,10 +17,12 @@ from pathlib import Path
 import official_hub
 import pandas as pd
 import pytest
+from forked import forked
 from loopback_hub import Hub, loopback_hub
 
 from specbench.models.families.model_specs import MODELS
 
+pytestmark = pytest.mark.slow
 QUICK = ("llamagen", "lumina-512")
 LEFT_OUT = (*QUICK, "llamagen-c2i-3b", "glm-image", *(f"tar-dtok-{side}" for side in (256, 512, 1024)))
 SLOW = tuple(model.name for model in MODELS if model.name not in LEFT_OUT)
@@ -37,13 +39,17 @@ def hub(tmp_path_factory) -> Iterator[Hub]:
         yield served
 
 
+@pytest.fixture
+def no_baseline():
+    """Users have one, unlike other tests."""
+
+
 def typed(hub: Hub, home: Path, line: str, **variables: str) -> subprocess.CompletedProcess:
     """Type a command in an empty folder of a user with an empty home folder."""
     (home / "work").mkdir(parents=True, exist_ok=True)
-    env = {**os.environ, **hub.env(home), "HOME": str(home), "OMP_NUM_THREADS": "1", **variables}
+    env = {**os.environ, **hub.env(home), "HOME": str(home), **variables}
     env.pop("SPECBENCH_PROMPTS_MIRROR", None)
-    command = official_hub.command(hub, *line.split()[1:])
-    return subprocess.run(command, env=env, cwd=home / "work", capture_output=True, text=True, timeout=3600)
+    return forked(lambda: official_hub.type_as_user(hub, *line.split()[1:]), cwd=home / "work", env=env)
 
 
 def test_run_score_and_report_as_typed(hub, tmp_path):
@@ -60,7 +66,7 @@ def test_run_score_and_report_as_typed(hub, tmp_path):
     assert scored.returncode == 0, scored.stderr
     said = scored.stderr.splitlines()[0]
     assert re.fullmatch(
-        r"scoring 1 run on cpu: clip\[b16\+299\], hpsv2\[v2\.1\]; downloads: 2, [\d.]+ MB \(test\)", said
+        r"scoring 2 runs on cpu: clip\[b16\+299\], hpsv2\[v2\.1\]; downloads: 2, [\d.]+ MB \(test\)", said
     ), said
     assert "downloading ViT-B-16.pt" in scored.stderr and "downloading HPS.pt" in scored.stderr
     report = typed(hub, tmp_path, "specbench report")
@@ -83,7 +89,6 @@ def test_after_a_score_the_same_process_loads_a_model():
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
 def test_protocols_and_beforehand_downloads_as_typed(hub, tmp_path):
     fetched = typed(hub, tmp_path, "specbench fetch llamagen parti --protocol cool-sd")
     assert fetched.returncode == 0 and fetched.stderr.count("downloading ") == 9, fetched.stderr
@@ -97,7 +102,6 @@ def test_protocols_and_beforehand_downloads_as_typed(hub, tmp_path):
     assert "fid[clean+center256]" not in found, "PartiPrompts have no reference images"
 
 
-@pytest.mark.slow
 def test_a_table_from_an_empty_cache_in_one_command(hub, tmp_path):
     official_hub.serve(hub, tmp_path / "repositories", ["lumina"])
     bench = typed(hub, tmp_path, "specbench bench gsd-1 --limit 1 --samples 1")
@@ -110,7 +114,6 @@ def test_a_table_from_an_empty_cache_in_one_command(hub, tmp_path):
     assert rows or "GSD" in bench.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
     [
@@ -147,11 +150,11 @@ def test_the_whole_path_with_one_model_of_each_family(model, hub, tmp_path):
         assert done.returncode in codes and "Traceback" not in done.stderr, (line, done.stderr)
 
 
-@pytest.mark.parametrize("model", [QUICK[1], *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.parametrize("model", [QUICK[1], *SLOW])
 def test_the_first_command_of_every_model(model, hub, tmp_path):
     """From an empty cache to a picture in one command."""
     if model in SLOW:
         official_hub.serve(hub, tmp_path / "repositories", [model])
-    ran = typed(hub, tmp_path, f"specbench run --model {model} --decoder gsd --G 50 --limit 1")
+    ran = typed(hub, tmp_path, f"specbench run --model {model} --decoder gsd --G 50 --limit 1 --baseline 0")
     assert ran.returncode == 0, ran.stderr
     assert len(list((tmp_path / "work" / "results").rglob("*.png"))) == 1

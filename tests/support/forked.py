@@ -25,13 +25,24 @@ TIMEOUT_S = 300
 
 
 def forked(
-    work: Callable[[], object], cwd: Path | str = ".", env: Mapping[str, str] | None = None
+    work: Callable[[], object],
+    cwd: Path | str = ".",
+    env: Mapping[str, str] | None = None,
+    path: Sequence[Path | str] = (),
 ) -> subprocess.CompletedProcess:
-    """Call `work` in a fork with a working folder and an environment of its own; what it did, as of a process."""
+    """Call `work` in a fork with a working folder and an environment of its own; what it did, as of a process.
+
+    Args:
+        path: folders to import from, as if PYTHONPATH named them.
+    """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # other threads exist: those of a hub wait for a request
         child = os.fork()
         if not child:
+            sys.path[:0] = map(str, path)
+            for module in [module for name, module in sys.modules.items() if name.startswith("specbench")]:
+                for known in [one for one in vars(module).values() if hasattr(one, "cache_clear")]:
+                    known.cache_clear()  # such as which plug-ins are installed
             _end(work, (out.fileno(), err.fileno()), Path(cwd).absolute(), os.environ if env is None else env)
         _, status = os.waitpid(child, 0)
         printed = [(file.seek(0), file.read().decode())[1] for file in (out, err)]

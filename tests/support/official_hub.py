@@ -8,7 +8,6 @@ constants of the writers.
 from __future__ import annotations
 
 import functools
-import json
 import os
 import shutil
 import subprocess
@@ -94,11 +93,10 @@ def serve_files(hub: Hub, folder: Path) -> None:
     hub.files |= {f"/files/{path.name}": path for path in folder.iterdir()}
 
 
-def command(hub: Hub, *arguments: str) -> list[str]:
-    """The command line on a machine for which the files of a hub are the published ones."""
+def type_as_user(hub: Hub, *arguments: str) -> None:
+    """Call the command line on a machine for which the files of a hub are the published ones; for a forked process."""
     files = {name: hub.files[f"/files/{file}"] for name, file in _NETWORKS.items() if f"/files/{file}" in hub.files}
-    facts = {name: str(path) for name, path in files.items()}
-    return [sys.executable, __file__, "--as-user", hub.address, json.dumps(facts), *arguments]
+    _as_user(hub.address, {name: str(path) for name, path in files.items()}, [*arguments])
 
 
 _NETWORKS = {
@@ -145,8 +143,5 @@ def _as_user(address: str, facts: dict[str, str], arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--as-user":
-        _as_user(sys.argv[2], json.loads(sys.argv[3]), sys.argv[4:])
-    else:
-        for name in sys.argv[2:]:
-            _write(Path(sys.argv[1]), name)
+    for name in sys.argv[2:]:
+        _write(Path(sys.argv[1]), name)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import forked_command
 
 POWER = (Path(__file__).parents[2] / "docs" / "examples" / "power.py").read_text()
 ENTRY_POINTS = """
@@ -48,10 +49,8 @@ def site(tmp_path):
 
 
 def specbench(folder: Path, *arguments: str, site: Path | None = None) -> subprocess.CompletedProcess:
-    paths = [str(path) for path in (site, os.environ.get("PYTHONPATH")) if path]
-    env = os.environ | {"COLUMNS": "200", "PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, "-m", "specbench", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=300)
+    env = os.environ | {"COLUMNS": "200"}
+    return forked_command(arguments, cwd=folder, env=env, path=[folder, *([site] if site else [])])
 
 
 def test_good_plugins_join_and_broken_ones_are_named(site, tmp_path):
@@ -124,7 +123,9 @@ def test_a_foreign_model_is_named_for_its_faults(tmp_path, monkeypatch, cli):
 
 
 def test_an_option_of_a_plugin_is_a_flag(site, tmp_path):
-    done = specbench(tmp_path, "run", "--help", "all", site=site)
+    command = [sys.executable, "-m", "specbench", "run", "--help", "all"]  # flags are made when the command is imported
+    env = os.environ | {"COLUMNS": "200", "PYTHONPATH": str(site)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=300)
     assert "--power" in done.stdout
 
 
@@ -146,8 +147,8 @@ def test_the_decoder_of_the_guide_is_lossy_unless_its_power_is_1(tmp_path):
 
 
 def test_a_reference_that_is_no_decoder_is_refused(tmp_path):
-    (tmp_path / "mine.py").write_text("DECODER = 3\n")
-    done = specbench(tmp_path, "run", "--decoder", "mine:DECODER")
+    (tmp_path / "five.py").write_text("DECODER = 3\n")
+    done = specbench(tmp_path, "run", "--decoder", "five:DECODER")
     assert done.returncode == 2 and "is a int, not a specbench Preset" in done.stderr
     done = specbench(tmp_path, "audit", "power:DECODER")
     assert done.returncode == 2 and "there is no power.py in this folder" in done.stderr
