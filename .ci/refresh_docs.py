@@ -326,23 +326,17 @@ def _goals_met(claims: list[dict]) -> str:
     return f"{sum(one['verdict'] == 'met' for one in aims)} of {len(aims)}" if aims else "-"
 
 
-_HEADLINE = (
-    *("decoder", "lossless", "window", "steps", "tokens per step", "window cost", "overhead", "speed-up [95 %]"),
-    *("shapes-clip", "shapes-detector"),
-)
-
-
 def results(page: Path, argument: str) -> str:
     """The headline table of the runs committed under results/readme, and the picture made of them."""
     from specbench.api import report
-    from specbench.reporting.columns import summary_columns
+    from specbench.reporting.columns import first_columns
     from specbench.reporting.demo import PICTURE
 
     rows = report(out=RESULTS)
-    columns = [column for column in summary_columns(rows) if column.heading in _HEADLINE]
+    columns = [column for column in first_columns(rows) if any(column.cell(row) != "-" for row in rows)]
     said = f"{rows[0]['n']} prompts show speed and are far too few to compare scores."
     picture = f"![One row per prompt, one column per decoder]({_link(page, RESULTS / PICTURE)})"
-    table = _table([column.heading for column in columns], ([column.cell(row) for column in columns] for row in rows))
+    table = _table([column.title for column in columns], ([column.cell(row) for column in columns] for row in rows))
     return f"{table}\n\n{said} Measured on {rows[0]['environment'][0]}.\n\n{picture}"
 
 

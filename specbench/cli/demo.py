@@ -32,7 +32,7 @@ def demo(limit: _Limit = 8, out: _Out = Path("results/demo"), quiet: Quiet = Fal
 
     from specbench.reporting import demo as demonstration
     from specbench.reporting.answer import answer, disturbances
-    from specbench.reporting.terminal import summary_table
+    from specbench.reporting.terminal import narrow_table
 
     reporters = (None, None) if quiet else (ProgressReporter(notes=False), ScoreProgress())
     if not quiet:
@@ -45,7 +45,7 @@ def demo(limit: _Limit = 8, out: _Out = Path("results/demo"), quiet: Quiet = Fal
     if json:
         return print_json(rows)
     screen = console.stdout()
-    screen.print(Text(), summary_table(rows, screen.width, whole=True), Text(), sep="\n")
+    screen.print(Text(), narrow_table(rows, screen.width), Text(), sep="\n")
     said = [*answer(rows)[:1], *disturbances(rows)[-1:]]
     screen.print(*(Text(line) for line in (*said, f"Images of every decoder: {out / demonstration.PICTURE}")), sep="\n")
     if not quiet:

@@ -276,7 +276,8 @@ def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
 _Page = Annotated[
     Path | None, option("--html", "FILE", "Write an HTML page with tables, plots and images to this file.")
 ]
-_Explain = Annotated[bool, switch("--explain", "On a terminal: print the definition of every column.")]
+_Explain = Annotated[bool, switch("--explain", "Print the definition of every column.")]
+_All = Annotated[bool, switch("--all", "Print every number of a run, in the tables behind the first one.")]
 _TableModel = Annotated[
     str | None, model_option("Model to report instead of the table's model.", show_default="the table's")
 ]
@@ -316,6 +317,7 @@ def report(
     runs: Annotated[list[str] | None, runs_argument(with_tables=True)] = None,
     fmt: Annotated[str | None, format_option(TABLE_FORMATS)] = None,
     html: _Page = None,
+    everything: _All = False,
     explain: _Explain = False,
     to: To = None,
     columns: Columns = None,
@@ -374,7 +376,7 @@ def report(
     if fmt != "html" and (to or not html):
         with decimals(digits):
             problem = _print_report(
-                runs or (), out, fmt, to, explain, chosen, notes, caption, definitions, baseline, gates
+                runs or (), out, fmt, to, everything, explain, chosen, notes, caption, definitions, baseline, gates
             )
         if problem:
             raise problem
@@ -447,6 +449,7 @@ def _print_report(
     out: str,
     fmt: str,
     to: Path | None,
+    everything: bool,
     explain: bool,
     columns: Sequence[str],
     notes: bool,
@@ -467,11 +470,12 @@ def _print_report(
         found = with_columns(sections(rows), columns) if columns else sections(rows)
         write_or_print(latex_definitions(rows, found), definitions)
     if fmt == "markdown" and to is None and not columns and console.is_terminal():
+        from specbench.papers.printed import printed_beside
         from specbench.reporting.terminal import report_view
 
         screen = console.stdout()
-        screen.print(report_view(rows, screen.width, explain))
+        screen.print(report_view(rows, screen.width, explain, everything, printed_beside(rows)))
     else:
-        text = to_parquet(rows) if fmt == "parquet" else reporting.render(rows, fmt, columns, notes, caption)
-        write_or_print(text, to)
+        how = columns, notes, caption, everything, explain
+        write_or_print(to_parquet(rows) if fmt == "parquet" else reporting.render(rows, fmt, *how), to)
     return problem

@@ -274,15 +274,15 @@ def _short(value: float | None) -> float | None:
 
 
 def _show_table(folders: Sequence[Path]) -> None:
-    """The short table of `specbench report` of these runs, for whoever waits in front of a terminal."""
+    """The first table of `specbench report` of these runs, for whoever waits in front of a terminal."""
     from specbench.reporting.columns import FEW_PROMPTS
     from specbench.reporting.report_rows import report_rows
     from specbench.reporting.sections import lacks_interval, sections
-    from specbench.reporting.terminal import summary_table
+    from specbench.reporting.terminal import first_table
 
     screen = console.stdout()
     for section in sections(report_rows(folders)):
         screen.print()
-        screen.print(summary_table(section.runs, screen.width))
+        screen.print(first_table(section.runs, screen.width))
         if lacks_interval(section.runs, parts=False):
             screen.print(Text(FEW_PROMPTS, style="dim"))

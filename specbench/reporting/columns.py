@@ -38,6 +38,12 @@ class ReportColumn:
     source: Callable | str | None = None
     better: int = 0
 
+    @property
+    def title(self) -> str:
+        """The heading with an arrow to the better side."""
+        name, bracket, interval = self.heading.partition(" [")
+        return f"{name}{('', ' ↑', ' ↓')[self.better]}{bracket}{interval}"
+
     def definition(self) -> str | None:
         """Definition on one line under the column's own heading: the text, or the first paragraph of the docstring."""
         text = self.source if isinstance(self.source, str | None) else definition_of(self.source)
@@ -134,6 +140,17 @@ def _speedup(row: Mapping) -> str:
     return f"{cell}, {row['speedup_note']}" if row["speedup_note"] else cell
 
 
+def _short_speedup(row: Mapping) -> str:
+    """The speed-up alone; over which images is said once, below the table."""
+    said = str(row["speedup_note"] or "").partition(" (")[0]
+    return _speedup(row | {"speedup_note": None if row["speedup"] is not None else said})
+
+
+def _seconds(row: Mapping) -> str:
+    value = row["latency_ms"]
+    return MISSING if value is None else number(value / 1e3, 2 if value >= 1e3 else 3)
+
+
 def _roofline(row: Mapping) -> str:
     return "wrong roofline" if row.get("roofline_note") else _plain("over_floor", 2, "x")(row)
 
@@ -167,6 +184,7 @@ _WINDOW = (
     "Window: tokens per target forward, siblings and further paths aside (for a static draft tree: its nodes and the "
     "root token); varies for ZipAR."
 )
+_LATENCY = "Latency: seconds per image from the start of prefill to the last token, mean over images decoded alone."
 _LOSSLESS = "Lossless: the joint distribution of the image tokens equals AR sampling."
 
 FAILED_AUDIT = "NOT LOSSLESS: fails its audit"
@@ -200,6 +218,23 @@ def audit_cell(row: Mapping) -> str:
     return f"{cell} ({', '.join(notes)})" if notes else cell
 
 
+def _with_window(row: Mapping) -> str:
+    label, window = _label(row), row["options"].get("window")
+    return label if window is None else label.replace(row["label"], f"{row['label']} window={window}", 1)
+
+
+def _exactness(row: Mapping) -> str:
+    """Whether a decoder is lossless, and what an audit of its run has shown."""
+    audit = row.get("audit")
+    cell = "yes" if row["lossless"] else "no"
+    if not audit or audit["verdict"] not in ("consistent", "deviates"):
+        return cell
+    if audit["verdict"] == "consistent":
+        return f"{cell}, audited" if audit["current"] and audit["images"] == row["n"] else f"{cell}, audited in part"
+    shown = f"TV ≥ {number(audit['tv'], 3)}" if audit["tv"] else "audit deviates"
+    return f"{cell}, {shown}"
+
+
 DECODER = ReportColumn("decoder", _label)
 WINDOW = ReportColumn("window", lambda row: str(window_of(row["options"]) or "-"), _WINDOW)
 IMAGES = ReportColumn("images", _images)
@@ -210,7 +245,7 @@ SPEED = (
     DECODER,
     WINDOW,
     IMAGES,
-    ReportColumn("steps", _plain("nfe", 1), stats.nfe, -1),
+    ReportColumn("NFE", _plain("nfe", 1), stats.nfe, -1),
     ReportColumn("tokens per step", _plain("step_compression", 2), stats.step_compression, 1),
     ReportColumn("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
     ReportColumn("overhead", _plain("overhead", 2, "x"), stats.overhead),
@@ -239,6 +274,18 @@ QUALITY = (
     ReportColumn("acceptance", _plain("acceptance", 3), stats.acceptance, 1),
     ReportColumn("acceptance length", _plain("acceptance_length", 2), stats.acceptance_length, 1),
 )
+
+FIRST = (
+    ReportColumn("decoder", _with_window),
+    IMAGES,
+    SPEED[3],
+    ReportColumn("latency s", _seconds, _LATENCY, -1),
+    ReportColumn("speed-up [95 %]", _short_speedup, stats.speedup, 1),
+    SPEED[4],
+    IMAGES_PER_HOUR,
+)
+_SHOWN = "Of audited runs also what the audit has shown: a total variation of at least so much."
+EXACTNESS = ReportColumn("lossless", _exactness, f"{_LOSSLESS} {_SHOWN}")
 
 DRAFTS = (
     DECODER,
@@ -283,11 +330,9 @@ AUDIT = (
 """Shown where a run was audited."""
 
 
-def summary_columns(rows: Sequence[Mapping]) -> list[ReportColumn]:
-    """The columns of the short table of a terminal and of the page: those of speed, the audit, and the scores."""
-    audited = AUDIT if any(row.get("audit") for row in rows) else ()
-    first, last = [*SPEED[:3], LOSSLESS, *SPEED[3:8], IMAGES_PER_HOUR], SPEED[9:12]
-    return [*first, *last, *audited, *score_columns(rows), *QUALITY[3:]]
+def first_columns(rows: Sequence[Mapping]) -> list[ReportColumn]:
+    """The columns of the first table, as a paper has them; the others are in the tables behind it."""
+    return [*FIRST, *score_columns(rows), EXACTNESS]
 
 
 def score_columns(rows: Sequence[Mapping]) -> list[ReportColumn]:

@@ -57,7 +57,7 @@ def demo(
     scoring.score(summary.folders, reporter=score_reporter)
     rows = report_rows(summary.folders)
     contact_sheet(summary.folders, out / PICTURE)
-    (out / TABLES).write_text(render(rows))
+    (out / TABLES).write_text(render(rows, everything=True, explain=True))
     return rows
 
 

@@ -30,7 +30,7 @@ from specbench.reporting.image_tiles import Tile, category_means, first_prompts,
 from specbench.reporting.plot_data import lower_is_better, pareto, speed_by_prompt, step_data, sweeps
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.sections import Section, circumstances, definitions, lacks_interval, sections
-from specbench.reporting.terminal import KEPT, shown_columns
+from specbench.reporting.terminal import KEPT
 from specbench.stats import Estimate
 from specbench.system.console import counted, shared_cells, used_columns
 from specbench.system.environment import now
@@ -48,8 +48,6 @@ _LONGEST_NAME = 34
 _LONG_WORD = 16
 _EXACT_SIDE = 128
 """Images up to this size are embedded losslessly; larger ones as small JPEGs."""
-_TABLE_WIDTH = 130
-"""Characters of the terminal whose short table the page shows."""
 _NAMED = 4
 """Decoders named in the title."""
 _NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?")
@@ -153,7 +151,7 @@ def _section(section: Section, limit: int) -> dict:
             "[" in cell and TOO_FEW not in cell for row in section.runs for cell in (c.cell(row) for c in table.columns)
         )
     ]
-    columns, has_intervals = shown_columns(section.runs, _TABLE_WIDTH), not lacks_interval(section.runs, parts=False)
+    has_intervals = not lacks_interval(section.runs, parts=False)
     by_category = []
     for metric in dict.fromkeys(metric for scored in values.values() for metric in scored):
         means = category_means(values, metric)
@@ -163,7 +161,7 @@ def _section(section: Section, limit: int) -> dict:
         "heading": section.heading,
         "answer": section.answer,
         "headline": _headline(names, marks),
-        "table": _table("", columns, section.runs, best=has_intervals),
+        "table": _table("", section.first.columns, section.runs, best=has_intervals),
         "has_intervals": has_intervals,
         "marks": [marks[name] for name in names],
         "legend": {row["decoder"]: marks[name] for name, row in names.items()},
@@ -191,7 +189,7 @@ def _table(
     return {
         "title": title,
         "remark": " ".join(filter(None, (f"{shared_cells(headings, cells, used)}.".lstrip("."), remark))),
-        "headings": [headings[place] for place in used],
+        "headings": [columns[place].title for place in used],
         "rows": [[(row[place], number in found.get(place, ())) for place in used] for number, row in enumerate(cells)],
     }
 

@@ -22,6 +22,7 @@ from specbench.reporting.columns import (
     TRACED,
     WINDOW,
     ReportColumn,
+    first_columns,
     part_columns,
     score_columns,
     with_interval,
@@ -46,18 +47,46 @@ class ReportTable:
 
 @dataclass(frozen=True)
 class Section:
-    """Runs (report rows) of one model and setting, their tables, and what they say in sentences."""
+    """Runs (report rows) of one model and setting: the first table, those behind it, and what they say in sentences.
+
+    Attributes:
+        notes: a few lines below the first table; `circumstances` has all.
+    """
 
     heading: str
     runs: Sequence[Mapping]
+    first: ReportTable
     tables: Sequence[ReportTable]
     answer: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+    def shown(self, everything: bool) -> Sequence[ReportTable]:
+        """The first table, or all."""
+        return (self.first, *self.tables) if everything else (self.first,)
 
 
 def sections(rows: Sequence[Mapping]) -> list[Section]:
     """Group the rows of `report_rows` by model and setting."""
     groups = groupby(rows, key=lambda row: (row["model"], json.dumps(row["setting"], sort_keys=True)))
     return [_section(list(group)) for _, group in groups]
+
+
+_MOST_NOTES = 3
+
+
+def _notes(runs: Sequence[Mapping], remark: str | None) -> list[str]:
+    """What must be known to read the first table, in at most `_MOST_NOTES` lines."""
+    over = [row["pairs"] for row in runs if row["speedup"] is not None and row["speedup_note"]]
+    images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
+    common = [f"The speed-up is over the {images} images in common with AR."] if over else []
+    machines = dict.fromkeys(line for row in runs for line in row["environment"])
+    few = [FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
+    failed = [f"{row['label']}: {text}." for row in runs for text in row.get("fails", ())]
+    wrong = ["A roofline is wrong: specbench report --all"] if any(row.get("roofline_note") for row in runs) else []
+    measured = [f"Measured on {one}." for one in machines]
+    found = [*failed, *common, *few, *([remark] if remark else []), *wrong, *measured]
+    left = len(found) - _MOST_NOTES
+    return found if left <= 0 else [*found[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
 
 
 def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section]:
@@ -70,7 +99,7 @@ def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section
         SpecbenchError: a name that is in no table of any section.
     """
     found = list(found)
-    columns_of = ([column for one in section.tables for column in one.columns] for section in found)
+    columns_of = ([column for one in section.shown(True) for column in one.columns] for section in found)
     known = [{one.heading.lower().removesuffix(" [95 %]"): one for one in columns} for columns in columns_of]
     short = [_short_names(columns) | columns for columns in known]
     wanted = [name.strip().lower() for name in names if name.strip().lower() != DECODER.heading]
@@ -83,7 +112,7 @@ def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section
         over = (heading for heading in columns if heading.startswith("over "))
         # The decoder's own column of each section: it may name the gates that fail.
         kept = [columns[name] for name in (DECODER.heading.lower(), *wanted, *over) if name in columns]
-        shown.append(replace(section, tables=(ReportTable(kept),)))
+        shown.append(replace(section, first=ReportTable(kept), tables=()))
     return shown
 
 
@@ -91,19 +120,25 @@ def _short_names(columns: Mapping[str, ReportColumn]) -> dict[str, ReportColumn]
     """What a column may be called besides its heading: the key of its number ("nfe", "speedup"), or a metric without
     its variant."""
     keys = {column.source.__name__: column for column in columns.values() if callable(column.source)}
-    return {heading.partition("[")[0]: column for heading, column in columns.items() if "[" in heading} | keys
+    plain = {heading.partition("[")[0]: column for heading, column in columns.items() if "[" in heading}
+    return plain | keys | {_FORMER[name]: column for name, column in columns.items() if name in _FORMER}
 
 
-def definitions(found: Sequence[Section]) -> list[str]:
-    """List the definitions of all columns, each once."""
+_FORMER = {"nfe": "steps", "latency s": "latency"}
+"""Further names of columns, by their headings."""
+
+
+def definitions(found: Sequence[Section], everything: bool = True) -> list[str]:
+    """List the definitions of the columns of the first tables, or of all, each once."""
     columns = {
         column.heading: column
         for section in found
-        for table in section.tables
+        for table in section.shown(everything)
         if table.title is None
         for column in table.columns
+        if any(column.cell(row) != MISSING for row in section.runs)
     }
-    return [*(text for column in columns.values() if (text := column.definition())), READING]
+    return [*(text for column in columns.values() if (text := column.definition())), *([READING] * everything)]
 
 
 def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True) -> list[str]:
@@ -166,9 +201,11 @@ def _section(runs: list[Mapping]) -> Section:
         *([ReportTable(STAGES)] if any("stage2_nfe" in row for row in runs) else ()),
         *(ReportTable((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
+    first = ReportTable(first_columns(runs))
     if any("against" in row for row in runs):
-        tables = [replace(table, columns=_against(table.columns, runs)) for table in tables]
-    return Section(_heading(runs), runs, tables, answer(runs))
+        first, *tables = (replace(table, columns=_against(table.columns, runs)) for table in (first, *tables))
+    notes = _notes(runs, " ".join(remarks) or None)
+    return Section(_heading(runs), runs, first, tables, answer(runs), notes)
 
 
 def _against(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> list[ReportColumn]:
@@ -190,11 +227,14 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> list[R
         return shown + marks(numbers(row)).get("speedup", "")
 
     scored = {name for row in runs for name in numbers(row)}
-    gated = replace(DECODER, cell=lambda row: DECODER.cell(row) + (" (FAILS GATE)" if row.get("fails") else ""))
+
+    def gated(column: ReportColumn) -> ReportColumn:
+        return replace(column, cell=lambda row: column.cell(row) + (" (FAILS GATE)" if row.get("fails") else ""))
+
     found: list[ReportColumn] = []
     for column in columns:
         by_metric = column.heading.partition(" (")[0] in scored
-        found.append(gated if column is DECODER else marked(column) if by_metric else column)
+        found.append(gated(column) if column.heading == DECODER.heading else marked(column) if by_metric else column)
         if column.heading.startswith("speed-up"):
             meaning = f"Over: latency of {base} over that of the run. {MARKED}"
             found.append(ReportColumn(f"over {base} [95 %]", over, meaning, 1))

@@ -29,92 +29,75 @@ from specbench.reporting.columns import (
     THROUGHPUT,
     ReportColumn,
     failed_audit,
+    first_columns,
     number,
     part_columns,
     score_columns,
-    summary_columns,
 )
 from specbench.reporting.image_tiles import Tile
 from specbench.reporting.maps import ACCEPTED, ACCEPTED_COLOUR, DRAWN_COLOUR
-from specbench.reporting.sections import circumstances, sections
+from specbench.reporting.sections import circumstances, definitions, sections
 from specbench.store.run_info import describe_point
-from specbench.system.console import fitted_distinct, one_line, panel_count, used_columns
+from specbench.system.console import fitted_distinct, one_line, panel_count
 
-_MORE = "specbench report --explain defines the columns; specbench report | less shows all of them"
+_MORE = "specbench report --all: every number; --explain: what the columns mean"
 _LEFT = ("decoder", "lossless", "audit")
-KEPT = ("decoder", "speed-up [95 %]")
+KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")
 """Columns that are shown even if all rows agree."""
-_FIRST = ("decoder", "lossless", "steps", "speed-up [95 %]")
-"""Columns of a table in one panel, at any width."""
-_ALWAYS = (*_FIRST, "window", "images", "tokens per step", "images per hour", "audit")
-"""Columns of a table, at any width, besides scores."""
-_WHERE_WIDE = (
-    *(("tokens per step",), ("window",), ("latency ms",), ("window cost", "overhead"), ("median ms",)),
-    *(("NLL - H gap",), ("acceptance",), ("step ms",), ("perplexity",)),
-)
-"""Columns added where no further panel is opened for them, the most wanted first; those of a group stand together."""
+_ESSENTIAL = ("decoder", "NFE", "latency s", "speed-up [95 %]", "lossless")
+"""Columns of the demonstration, and as many scores as stand beside them."""
 _CHOICES = ("drafter", "init", "verifier", "residual", "refine")
 _MOST_COLUMNS = 64
 """Width of an image, in characters, at most."""
 
 
-def report_view(rows: Sequence[Mapping], width: int, explain: bool = False) -> Group:
+def report_view(
+    rows: Sequence[Mapping], width: int, explain: bool = False, everything: bool = False, printed: Sequence[str] = ()
+) -> Group:
     """Lay out the rows of `report_rows`.
 
     Args:
         width: of the terminal, in characters.
         explain: add the definition of each column.
+        everything: add the tables behind the first one, and all notes.
+        printed: lines of what papers print for the same cells.
     """
     parts: list[RenderableType] = []
-    definitions: dict[str, None] = {}
-    for section in sections(rows):
-        columns = [one for one in shown_columns(section.runs, width) if one.cell(section.runs[0]) != MISSING]
+    found = sections(rows)
+    for section in found:
         parts += [Text(one_line(section.heading), style="bold")]
         parts += [Text(), *(Text(one_line(sentence)) for sentence in section.answer), Text()] if section.answer else []
-        parts += [summary_table(section.runs, width)]
-        parts += [Text(remark, style="dim") for table in section.tables if (remark := table.remark)]
-        parts.append(Text())
-        definitions |= dict.fromkeys(text for column in columns if (text := column.definition()))
-    around = circumstances(rows, parts=False)
-    below = [*definitions, *around] if explain else [*around, _MORE]
-    return Group(*parts, *(Text(one_line(text), style="dim") for text in below))
+        for table in section.shown(everything):
+            parts += [Text(f"{one_line(table.title)}:")] if table.title else []
+            parts += [_table(table.columns, section.runs, width)]
+            parts += [Text(one_line(table.remark), style="dim")] if table.remark else []
+            parts += [Text()] if everything else []
+        parts += [] if everything else [*(Text(one_line(note), style="dim") for note in section.notes), Text()]
+    below = [*(definitions(found, everything) if explain else ()), *(circumstances(rows) if everything else ())]
+    texts = [*(Text(one_line(text)) for text in printed), *(Text(one_line(text), style="dim") for text in below)]
+    return Group(*parts, *texts, *([] if below else [Text(_MORE, style="dim")]))
 
 
-def summary_table(runs: Sequence[Mapping], width: int, whole: bool = False) -> Group:
-    """One line per run with what a first look needs; what all runs share stands in one line below.
-
-    Args:
-        whole: keep it to one panel, with the scores that fit.
-    """
-    columns = shown_columns(runs, width, whole)
-    headings = [column.heading for column in columns]
-    kept = [place for place, heading in enumerate(headings) if heading in KEPT]
-    right = [place for place, heading in enumerate(headings) if heading not in _LEFT]
-    return fitted_distinct(headings, _cells(columns, runs), width, kept, right)
+def first_table(runs: Sequence[Mapping], width: int) -> Group:
+    """The first table of a report: one line per run; what all runs share stands in one line below."""
+    return _table(first_columns(runs), runs, width)
 
 
-def shown_columns(runs: Sequence[Mapping], width: int, whole: bool = False) -> list[ReportColumn]:
-    """The columns of `summary_table`, before empty and constant ones are dropped."""
-    every, scores = summary_columns(runs), [column.heading for column in score_columns(runs)]
-    shown = [*_FIRST] if whole else [*_ALWAYS, *scores]
-    most = 1 if whole else _panels(every, shown, runs, width)
-    for group in (*((heading,) for heading in scores), *_WHERE_WIDE):
-        if not set(group) <= set(shown) and _panels(every, [*shown, *group], runs, width) <= most:
-            shown += group
-    return [column for column in every if column.heading in shown]
+def narrow_table(runs: Sequence[Mapping], width: int) -> Group:
+    """The essential columns of `first_table`, with the scores that stand beside them."""
+    every, shown = first_columns(runs), [*_ESSENTIAL]
+    for column in score_columns(runs):
+        cells = [[one.cell(row) for one in every if one.heading in (*shown, column.heading)] for row in runs]
+        headings = [one.title for one in every if one.heading in (*shown, column.heading)]
+        shown += [column.heading] if panel_count(headings, cells, width) == 1 else []
+    return _table([column for column in every if column.heading in shown], runs, width)
 
 
-def _panels(every: Sequence[ReportColumn], shown: Sequence[str], runs: Sequence[Mapping], width: int) -> int:
-    """Into how many panels a table of these columns is cut."""
-    columns = [column for column in every if column.heading in shown]
-    cells = _cells(columns, runs)
-    used = used_columns(cells, [place for place, column in enumerate(columns) if column.heading in KEPT])
-    headings = [columns[place].heading for place in used]
-    return panel_count(headings, [[row[place] for place in used] for row in cells], width)
-
-
-def _cells(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> list[list[str]]:
-    return [[column.cell(row) for column in columns] for row in runs]
+def _table(columns: Sequence[ReportColumn], runs: Sequence[Mapping], width: int) -> Group:
+    cells = [[column.cell(row) for column in columns] for row in runs]
+    kept = [place for place, column in enumerate(columns) if column.heading in KEPT]
+    right = [place for place, column in enumerate(columns) if column.heading not in _LEFT]
+    return fitted_distinct([column.title for column in columns], cells, width, kept, right)
 
 
 def run_view(card: Mapping) -> RenderableType:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.reporting.compare import HEADINGS, comparison_lines, verdict
 from specbench.reporting.sections import Section, circumstances, definitions, sections, with_columns
-from specbench.system.console import one_line, printable
+from specbench.system.console import one_line, printable, used_columns
 from specbench.system.json_values import nonfinite_as_null
 
 REPORT_SCHEMA = 1
@@ -25,6 +25,8 @@ def render(
     columns: Sequence[str] = (),
     notes: bool = False,
     caption: str | None = None,
+    everything: bool = False,
+    explain: bool = False,
 ) -> str:
     """Format the rows of `report_rows` in one of `FORMATS`.
 
@@ -32,6 +34,8 @@ def render(
         columns: of markdown and LaTeX, the only ones, see `specbench.reporting.sections.with_columns`.
         notes: whether LaTeX has the answer, definitions and machines below its tables.
         caption: of the tables in LaTeX, in place of the model and setting.
+        everything: whether markdown and LaTeX have all tables and notes, not only the first.
+        explain: whether markdown has the definition of each column.
 
     Raises:
         SpecbenchError: unknown format or column, or columns chosen for a format of all numbers.
@@ -40,26 +44,37 @@ def render(
         raise unknown_name("format", fmt, FORMATS)
     if fmt in ("markdown", "latex"):
         found = with_columns(sections(rows), columns) if columns else sections(rows)
-        return markdown(rows, found) if fmt == "markdown" else to_latex(rows, found, notes, caption)
+        if fmt == "markdown":
+            return markdown(rows, found, everything, explain)
+        return to_latex(rows, found, notes, caption, everything)
     if columns:
         raise SpecbenchError(f"--columns: {fmt} has all of them", "choose columns of markdown or latex")
     return FORMATS[fmt](rows)
 
 
-def markdown(rows: Sequence[Mapping], found: Sequence[Section]) -> str:
-    """Format as markdown: tables of speed and quality by setting, column definitions, machines."""
+def markdown(rows: Sequence[Mapping], found: Sequence[Section], everything: bool = False, explain: bool = False) -> str:
+    """Format as markdown: by setting, what the runs say, the first table or all, and notes."""
     blocks = []
     for section in found:
         blocks.append(f"### {_prose(section.heading)}")
         blocks.append("\n".join(f"- {_prose(text)}" for text in section.answer))
-        for table in section.tables:
+        for table in section.shown(everything):
             blocks += [f"{escape(table.title)}:"] if table.title else []
             cells = [[column.cell(row) for column in table.columns] for row in section.runs]
-            blocks.append(markdown_lines([column.heading for column in table.columns], cells))
+            used = _used(section, cells)
+            kept = [[row[place] for place in used] for row in cells]
+            blocks.append(markdown_lines([table.columns[place].title for place in used], kept))
             blocks += [_prose(table.remark)] if table.remark else []
-    blocks.append("\n".join(f"- {_prose(text)}" for text in definitions(found)))
-    blocks.append("\n".join(_prose(text) for text in circumstances(rows)))
+        blocks += [_prose(text) for text in section.notes] if not everything else []
+    blocks.append("\n".join(f"- {_prose(text)}" for text in definitions(found, everything)) if explain else "")
+    blocks.append("\n".join(_prose(text) for text in circumstances(rows)) if everything else "")
     return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _used(section: Section, cells: Sequence[Sequence[str]]) -> Sequence[int]:
+    """Places of the columns that are not empty, or of all that were chosen."""
+    every = range(len(cells[0]))
+    return used_columns(cells, every) if section.tables else every
 
 
 def markdown_lines(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
@@ -98,16 +113,24 @@ def json_text(rows: Sequence[Mapping]) -> str:
     return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def to_latex(rows: Sequence[Mapping], found: Sequence[Section], notes: bool = False, caption: str | None = None) -> str:
-    """Format as LaTeX: one booktabs `table` per table of the report, the best values bold; with `notes` definitions
-    after them."""
-    tables = [(section, table) for section in found for table in section.tables]
+def to_latex(
+    rows: Sequence[Mapping],
+    found: Sequence[Section],
+    notes: bool = False,
+    caption: str | None = None,
+    everything: bool = False,
+) -> str:
+    """Format as LaTeX: a booktabs `table` for the first table of each section, or for all, the best values bold; with
+    `notes` definitions after them."""
+    tables = [(section, table) for section in found for table in section.shown(everything)]
     floats = []
     for place, (section, table) in enumerate(tables, 1):
         heading = caption or section.heading
-        shown = [[column.cell(row) for row in section.runs] for column in table.columns]
-        best = [_best(column.better, cells) for column, cells in zip(table.columns, shown, strict=True)]
-        headings, text = [column.heading for column in table.columns], f"{table.title}; {heading}"
+        cells = [[column.cell(row) for column in table.columns] for row in section.runs]
+        columns = [table.columns[place] for place in _used(section, cells)]
+        shown = [[column.cell(row) for row in section.runs] for column in columns]
+        best = [_best(column.better, texts) for column, texts in zip(columns, shown, strict=True)]
+        headings, text = [column.title for column in columns], f"{table.title}; {heading}"
         lines = list(zip(*shown, strict=True))
         floats.append(latex_table(headings, lines, text if table.title else heading, f"tab:specbench-{place}", best))
     answers = "".join(f"{tex(sentence)}\n\n" for section in found for sentence in section.answer)

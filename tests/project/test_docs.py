@@ -122,6 +122,7 @@ def test_the_options_of_run_are_frozen():
             "ids",
             "samples",
             "seed",
+            "baseline",
             "batch",
             "workers",
             "ray",
