@@ -460,6 +460,7 @@ def _print_report(
 ) -> SpecbenchError | None:
     """Print or write the tables of runs; on a terminal they are fitted to its width. Returns a failed gate's error."""
     from specbench import api, reporting
+    from specbench.papers.printed import printed_beside
     from specbench.reporting.compare import compare_rows
     from specbench.reporting.sections import sections, with_columns
     from specbench.reporting.text_formats import latex_definitions, to_parquet
@@ -469,13 +470,15 @@ def _print_report(
     if definitions:
         found = with_columns(sections(rows), columns) if columns else sections(rows)
         write_or_print(latex_definitions(rows, found), definitions)
+    printed = printed_beside(rows) if fmt == "markdown" and not columns else []
     if fmt == "markdown" and to is None and not columns and console.is_terminal():
-        from specbench.papers.printed import printed_beside
         from specbench.reporting.terminal import report_view
 
         screen = console.stdout()
-        screen.print(report_view(rows, screen.width, explain, everything, printed_beside(rows)))
+        screen.print(report_view(rows, screen.width, explain, everything, printed))
+    elif fmt == "parquet":
+        write_or_print(to_parquet(rows), to)
     else:
-        how = columns, notes, caption, everything, explain
-        write_or_print(to_parquet(rows) if fmt == "parquet" else reporting.render(rows, fmt, *how), to)
+        text = reporting.render(rows, fmt, columns, notes, caption, everything, explain)
+        write_or_print("\n".join([text, *(f"- {line}\n" for line in printed)]), to)
     return problem

@@ -78,16 +78,16 @@ def test_from_a_checkpoint_and_published_prompts_to_a_scored_report(name, machin
     for run in ran.out.split():
         assert {row["metric"] for row in rows if row["run_id"] == Path(run).name} >= PROTOCOL
 
-    report = cli("report").out
+    report = cli("report", "--all", "--explain").out
     heading, *_ = report.splitlines()
     assert heading.startswith("### lumina+tiny from TINY (layout lumina, sha256 ")
     assert re.search(rf"prompts {SETS[name]}( \(2 of [\d,]+: first 2\))?, seed 0", heading), heading
-    ar, gsd = re.findall(r"^\| (ar|gsd G=50[^|]*?) \| \d+ \| (\d) \| ([\d.]+) \|", report, re.MULTILINE)
+    ar, gsd, *_ = re.findall(r"^\| (ar|gsd G=50[^|]*?) \| (\d) \| ([\d.]+) \|", report, re.MULTILINE)
     assert ar[0] == "ar" and gsd[0].startswith("gsd G=50") and ar[1] == gsd[1] == "2"
     assert float(gsd[2]) < float(ar[2]), "fewer target forwards"
     table = next(line for line in report.splitlines() if line.startswith("| decoder") and "lossless" in line)
-    assert set(table.strip("| ").split(" | ")) >= PROTOCOL
+    assert {heading.rstrip(" ↑↓") for heading in table.strip("| ").split(" | ")} >= PROTOCOL
     definitions = {line.partition(":")[0][2:]: line for line in report.splitlines() if line.startswith("- ")}
     assert definitions.keys() >= PROTOCOL and "interval" not in "".join(definitions[one] for one in PROTOCOL)
-    assert cli("report", "--format", "markdown", "--to", "report.md").code == 0
+    assert cli("report", "--all", "--explain", "--format", "markdown", "--to", "report.md").code == 0
     assert (machine / "report.md").read_text().strip() == report.strip()

@@ -294,7 +294,10 @@ def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_f
     written = cli("report", "--out", tmp_path, "--columns", "steps,Speed-Up", "--to", tex, "--html", page)
     assert (written.code, written.out.split()) == (0, [str(page), str(tex)])
     head = next(line for line in tex.read_text().splitlines() if line.startswith("decoder"))
-    assert head == r"decoder & steps & speed-up {[}95 \%{]} \\" and "footnotesize" not in tex.read_text()
+    assert (
+        head == r"decoder & NFE $\downarrow$ & speed-up $\uparrow$ {[}95 \%{]} \\"
+        and "footnotesize" not in tex.read_text()
+    )
     assert "footnotesize" in cli("report", "--out", tmp_path, "--format", "latex", "--notes").out
     assert page.read_text().startswith("<!doctype html>")
     compared = cli("compare", runs[0], runs[1], "--to", tmp_path / "c.tex")

@@ -42,7 +42,7 @@ def results(tmp_path) -> Path:
 @pytest.mark.parametrize("fmt", ["markdown", "csv", "json"])
 def test_tables_are_the_golden_ones(results, fmt):
     """To accept a change: run with UPDATE_GOLDEN=1 in the environment, and read the difference."""
-    text = render(report_rows(find_runs(results)), fmt).replace(str(results), "OUT")
+    text = render(report_rows(find_runs(results)), fmt, everything=True, explain=True).replace(str(results), "OUT")
     golden = GOLDEN / f"report.{ {'markdown': 'md'}.get(fmt, fmt) }"
     if os.environ.get("UPDATE_GOLDEN"):
         golden.write_text(text)
@@ -180,7 +180,7 @@ def test_a_run_without_any_decoded_image_is_a_row_of_missing_numbers(tmp_path):
     folder(tmp_path, SJD, [None, None])
     row = rows_of(tmp_path)[0]
     assert (row["n"], row["failed"], row["nfe"], row["perplexity"], row["latency_ms"]) == (0, 2, None, None, None)
-    assert "| - | - |" in render([row])
+    assert "| 0 (+2 failed) |" in render([row])
 
 
 def test_a_card_tells_a_run_apart(tmp_path):

@@ -41,7 +41,7 @@ def test_a_stalled_image_is_named_and_the_median_stands_beside_the_mean(rows):
 
 
 def test_definitions_are_there_on_demand(rows):
-    assert "median ms: median over" in shown(rows, 120, explain=True) and "median ms:" not in shown(rows, 120)
+    assert "NFE: target forwards" in shown(rows, 120, explain=True) and "NFE:" not in shown(rows, 120)
 
 
 def test_report_show_and_compare_say_which_prompts_were_drawn(tmp_path, monkeypatch, cli):
