@@ -3,9 +3,12 @@
 Parts run in the order of their worth, as many as fit into the minutes, each in a process of its own with a time limit,
 so that one that fails, hangs or breaks the CUDA context leaves the others alone. Parts that measure nothing run side by
 side. A part that was measured on this device with the same files of this project is not measured again unless it is
-named; one that failed is. A failed part is a row that says so; the exit code is then 1. Writes `raw.json` (every
-measurement, versions, hardware) and `report.md` to results/gpu/<device>/ after every part; `make docs` brings the table
-into the README. Each part has its date and commit, and its last line tells what is left.
+named; one that failed is. A failed part is a row that says so; the exit code is then 1.
+
+Claims are printed as they come, and `raw.json` (every measurement, versions, hardware) and `report.md` in
+results/gpu/<device>/ written anew with each: a part that is cut leaves what it has. Where only one folder comes back
+from the machine, `make gpu OUT=folder` keeps a copy there. `make docs` brings the table into the README. Each part has
+its date and commit, and the last line tells what is left.
 """
 
 from __future__ import annotations
@@ -13,15 +16,22 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from itertools import groupby
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Timer
 
+STARTED = time.perf_counter()  # the imports below take some of the minutes
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "dev" / name) for name in ("speed", "audit")]
 
@@ -37,16 +47,22 @@ OVER = 1.2
 """A part may take so much longer than it took before."""
 
 
-def run_part(name: str, device: str, scale: str) -> dict[str, object]:
-    """Claims and raw rows of one part, or the claim that it failed."""
-    start = time.perf_counter()
+Piece = dict[str, list]
+"""Claims and raw rows that a part has found since its last piece, and under `files` those of this project it is made
+of."""
+
+
+def pieces(name: str, device: str, scale: str) -> Iterator[Piece]:
+    """What one part finds, as it comes, or the claim that it failed; at the end its files."""
+    files: list[str] = []
     try:
-        claims, rows = PARTS[name].run(device, SCALES[scale])
+        found = PARTS[name].run(device, SCALES[scale])
+        for claims, rows in [found] if isinstance(found, tuple) else found:
+            files += [path for row in rows for path in row.pop("files", ())]
+            yield {"claims": claims, "rows": rows}
     except Exception as error:  # another part may still work
-        claims, rows = [failure(f"{type(error).__name__}: {error}")], []
-    seconds = time.perf_counter() - start
-    files = _own_files([path for row in rows for path in row.pop("files", ())])
-    return {"part": name, "seconds": seconds, "claims": claims, "rows": rows, "files": files}
+        yield {"claims": [failure(f"{type(error).__name__}: {error}")], "rows": []}
+    yield {"claims": [], "rows": [], "files": _own_files(files)}
 
 
 def _own_files(more: Sequence[str]) -> list[str]:
@@ -64,19 +80,49 @@ def _digest(files: Sequence[str]) -> str | None:
     return hashlib.sha256(b"\0".join((ROOT / file).read_bytes() for file in files)).hexdigest()[:16]
 
 
-def run_apart(name: str, device: str, scale: str, seconds: float) -> dict[str, object]:
-    """`run_part` in a process of its own."""
+_MARK = "piece "
+_GROUPS: set[int] = set()
+"""Process groups of the parts that run."""
+
+
+def pieces_apart(name: str, device: str, scale: str, seconds: float) -> Iterator[Piece]:
+    """`pieces` of a part in a process of its own, which ends after `seconds` with all that it has started."""
     command = [sys.executable, __file__, "--part", name, "--device", device, "--scale", scale]
-    start, said = time.perf_counter(), ""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=max(seconds, 1))
-        lines = done.stdout.strip().splitlines()
-        if done.returncode == 0 and lines:
-            return json.loads(lines[-1])
-        said = f"ended with {done.returncode}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
-    except subprocess.TimeoutExpired:
-        said = f"not done after {seconds:.0f} s"
-    return {"part": name, "seconds": time.perf_counter() - start, "claims": [failure(said)], "rows": []}
+    with tempfile.TemporaryFile("w+") as said:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True)
+        _GROUPS.add(child.pid)
+        late = Timer(max(seconds, 1), _kill, [child.pid])
+        late.start()
+        done = False
+        try:
+            for line in child.stdout:
+                if line.startswith(_MARK):
+                    piece = json.loads(line.removeprefix(_MARK))
+                    done = "files" in piece
+                    yield piece
+        finally:
+            cut = not late.is_alive()
+            late.cancel()
+            _kill(child.pid)
+            code = child.wait()
+        if not done:
+            said.seek(0)
+            last = (said.read().strip().splitlines() or ["no message"])[-1]
+            why = f"not done after {seconds:.0f} s" if cut else f"ended with {code}: {last}"
+            yield {"claims": [failure(why)], "rows": []}
+
+
+def _kill(group: int) -> None:
+    """Kill a part and all that it has started, which would disturb the next ones."""
+    with suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    _GROUPS.discard(group)
+
+
+def _stop(number: int, _: object) -> None:
+    for group in tuple(_GROUPS):
+        _kill(group)
+    sys.exit(128 + number)
 
 
 def report(facts: dict[str, object], found: Sequence[dict]) -> str:
@@ -109,55 +155,77 @@ def _before(path: Path, scale: str) -> list[dict]:
     return [part for part in raw["parts"] if raw["scale"] == scale and part["part"] in PARTS]
 
 
+def _failed(part: dict) -> bool:
+    return any(one["verdict"] == FAILED for one in part["claims"])
+
+
 def is_current(part: dict) -> bool:
     """Whether a part was measured, with the files of this project as they are now."""
-    failed = any(one["verdict"] == FAILED for one in part["claims"])
-    return not failed and part.get("digest") is not None and part["digest"] == _digest(part["files"])
+    return not _failed(part) and part.get("digest") is not None and part["digest"] == _digest(part["files"])
 
 
 def expected_seconds(name: str, before: Sequence[dict]) -> float:
     """What a part may take: its limit, or a little more than it took when it was last measured."""
-    took = [part["seconds"] for part in before if part["part"] == name and part["claims"][0]["verdict"] != FAILED]
+    took = [part["seconds"] for part in before if part["part"] == name and not _failed(part)]
     return min(PARTS[name].seconds, OVER * took[0]) if took else PARTS[name].seconds
 
 
+class Results:
+    """Parts that were measured, in a folder of the device, and in further ones."""
+
+    def __init__(self, device: str, scale: str, places: Sequence[Path]):
+        self.device, self.scale, self._lock = device, scale, Lock()
+        name = re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
+        self.folders = [place / name for place in places]
+        self.found, self._here = _before(self.folders[0] / "raw.json", scale), environment.environment_facts()
+
+    def put(self, part: dict) -> None:
+        """Take a part in the place of what was known of it, and write all."""
+        named = {"date": environment.now()[:10], "git": self._here["git"], "digest": _digest(part.get("files", ()))}
+        with self._lock:
+            self.found = [*(one for one in self.found if one["part"] != part["part"]), {**part, **named}]
+            for folder in self.folders:
+                write(folder, self.device, self.scale, self._here, self.found)
+
+
 def prove(
-    device: str, scale: str, out: Path, names: Sequence[str], minutes: float | None = None, apart: bool = True
-) -> tuple[Path, list[dict], list[str]]:
-    """Run the parts that fit and write the results; returns the folder, what was found, and the parts that are left.
+    results: Results,
+    names: Sequence[str],
+    minutes: float | None = None,
+    run: Callable[[str, str, str, float], Iterator[Piece]] = pieces_apart,
+    clock: Callable[[], float] = time.perf_counter,
+    start: float | None = None,
+) -> list[str]:
+    """Run the parts that fit, neighbours that are not alone side by side; returns those that are left.
 
     Args:
         names: parts to measure, also again; all that are not current if there are none.
-        minutes: that this call may take; None for all it needs.
+        minutes: that this call may take since its `start`; None for all it needs.
+        run: gives the pieces of a part; arguments of `pieces_apart`.
     """
-    folder = out / re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
-    found, here = _before(folder / "raw.json", scale), environment.environment_facts()
-    current = {part["part"] for part in found if is_current(part)}
+    current = {part["part"] for part in results.found if is_current(part)}
     names = list(names) or [name for name in PARTS if name not in current]
-    end = time.perf_counter() + 60 * minutes if minutes else float("inf")
-    lock = Lock()
+    end = (clock() if start is None else start) + 60 * minutes if minutes else float("inf")
+    left: list[str] = []
 
-    def done(name: str) -> bool:
-        """Measure one part, if it fits; written at once, so that a program that is stopped loses no other."""
-        left = end - time.perf_counter()
-        if expected_seconds(name, found) > left:
-            return False
-        part = (
-            run_apart(name, device, scale, min(PARTS[name].seconds, left)) if apart else run_part(name, device, scale)
-        )
-        said = [f"  {one['verdict']}: {one['what']}: {one['value']}" for one in part["claims"]]
-        print("\n".join([name, *said]), file=sys.stderr, flush=True)
-        measured = {"date": environment.now()[:10], "git": here["git"], "digest": _digest(part.get("files", ()))}
-        with lock:
-            found[:] = [*(one for one in found if one["part"] != name), {**part, **measured}]
-            write(folder, device, scale, here, found)
-        return True
+    def done(name: str, room: float) -> None:
+        began, part = clock(), {"part": name, "seconds": 0.0, "claims": [], "rows": []}
+        for piece in run(name, results.device, results.scale, min(PARTS[name].seconds, room)):
+            part = {**part, **{key: [*part.get(key, ()), *value] for key, value in piece.items()}}
+            part["seconds"] = clock() - began
+            lines = [f"{name}: {one['verdict']}: {one['what']}: {one['value']}" for one in piece["claims"]]
+            print("".join(f"{line}\n" for line in lines), end="", file=sys.stderr, flush=True)
+            results.put(part)
 
-    together = [name for name in names if not PARTS[name].alone]
-    left = [name for name in names if PARTS[name].alone and not done(name)]
-    with ThreadPoolExecutor(len(together) if apart and together else 1) as pool:
-        left += [name for name, ran in zip(together, pool.map(done, together), strict=True) if not ran]
-    return folder, found, left
+    for alone, group in groupby(names, lambda name: PARTS[name].alone):
+        for block in [[name] for name in group] if alone else [list(group)]:
+            room = end - clock()
+            # The first part of a call runs anyway, so that no part is left for ever.
+            fits = [name for name in block if name is names[0] or expected_seconds(name, results.found) <= room]
+            left += [name for name in block if name not in fits]
+            with ThreadPoolExecutor(len(fits) or 1) as pool:
+                list(pool.map(partial(done, room=room), fits))
+    return left
 
 
 def write(folder: Path, device: str, scale: str, here: dict[str, object], found: list[dict]) -> None:
@@ -185,25 +253,31 @@ def main() -> int:
     parser.add_argument("--scale", choices=SCALES, help="full, or tiny for a trial; tiny on a CPU by default")
     parser.add_argument("--minutes", type=float, help="that this call may take; all that it needs by default")
     parser.add_argument("--out", type=Path, help="folder of the results; results/gpu, or build/gpu of a trial")
+    parser.add_argument("--copy", type=Path, help="folder of a copy of the results, also written as they come")
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     scale = options.scale or ("tiny" if options.device == "cpu" else "full")
     # What is under results/gpu goes into the README.
     out = options.out or ROOT / ("results" if scale == "full" else "build") / "gpu"
-    if out.exists() and not out.is_dir():
-        parser.error(f"--out {out}: is not a folder")
+    places = [out, *([options.copy / "gpu"] if options.copy else [])]
+    if unfit := [place for place in places if place.exists() and not place.is_dir()]:
+        parser.error(f"{unfit[0]}: is not a folder")
     if options.part:
-        print(json.dumps(run_part(options.part, options.device, scale)))
+        for piece in pieces(options.part, options.device, scale):
+            print(f"{_MARK}{json.dumps(piece)}", flush=True)
         return 0
     if problem := missing(options.device):
         print(f"error: --device {options.device}: {problem}", file=sys.stderr)
         return 5
-    folder, found, left = prove(options.device, scale, out, options.parts, options.minutes)
-    print(folder)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
+    results = Results(options.device, scale, places)
+    left = prove(results, options.parts, options.minutes, start=STARTED)
+    print(results.folders[0])
     if left:
-        seconds = sum(expected_seconds(name, found) for name in left)
+        seconds = sum(expected_seconds(name, results.found) for name in left)
         print(f"left, at most {seconds / 60:.0f} minutes: {', '.join(left)}; type the same again", file=sys.stderr)
-    return int(any(one["verdict"] == FAILED for part in found for one in part["claims"]))
+    return int(any(map(_failed, results.found)))
 
 
 def missing(device: str) -> str | None:

@@ -1,10 +1,12 @@
-"""`make gpu` at a tiny scale on a CPU: every part gives claims, and one that fails leaves the others alone."""
+"""`make gpu` at a tiny scale on a CPU: claims come as they are measured, a part that fails or is cut leaves the others
+alone, and the queue answers what decides first."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,24 +23,42 @@ def program(monkeypatch):
     return prove
 
 
+@pytest.fixture
+def prove(program, monkeypatch):
+    """Run parts in this process, one after the other."""
+    alone = {name: part._replace(alone=True) for name, part in program.PARTS.items()}
+    monkeypatch.setattr(program, "PARTS", alone)
+
+    def here(name, device, scale, seconds):
+        return program.pieces(name, device, scale)
+
+    return lambda results, names, minutes=None: program.prove(results, names, minutes, here)
+
+
+def told(what, verdict="told"):
+    return {"what": what, "value": 1, "goal": "-", "verdict": verdict}
+
+
 def broken(device, scale):
     raise RuntimeError("planted")
 
 
-def test_parts_give_claims_and_a_broken_one_is_a_row(program, tmp_path, monkeypatch):
-    parts = ["exactness", "families", "repeats", "forwards", "form-sums", "generate", "steps", "eager-steps"]
-    parts += ["memory", "energy", "recorded", "scores"]
+def test_parts_give_claims_and_a_broken_one_is_a_row(program, prove, tmp_path, monkeypatch):
+    parts = ["decisive", "exactness", "families", "repeats", "forwards", "form-sums", "generate", "steps"]
+    parts += ["eager-steps", "memory", "energy", "recorded", "scores"]
     monkeypatch.setitem(program.PARTS, "families", program.PARTS["families"]._replace(run=broken))
-    folder, found, left = program.prove("cpu", "tiny", tmp_path, parts, apart=False)
-    assert not left
-    raw = json.loads((folder / "raw.json").read_text())
-    assert raw["parts"] == json.loads(json.dumps(found)) and raw["versions"]["torch"]
-    claims = {part["part"]: part["claims"] for part in found}
+    results = program.Results("cpu", "tiny", [tmp_path / "here", tmp_path / "copy"])
+    assert prove(results, parts) == []
+    here, copy = (folder / "raw.json" for folder in results.folders)
+    raw = json.loads(here.read_text())
+    assert raw["parts"] == json.loads(json.dumps(results.found)) and raw["versions"]["torch"]
+    assert copy.read_text() == here.read_text()
+    claims = {part["part"]: part["claims"] for part in results.found}
     assert [one["verdict"] for one in claims.pop("families")] == ["failed"]
     assert all(one["verdict"] != "failed" for of_part in claims.values() for one in of_part), claims
     assert claims["exactness"][0]["verdict"] == "met" and claims["memory"][0]["verdict"] == "met"
     assert claims["repeats"][0]["verdict"] == claims["recorded"][0]["verdict"] == "met"
-    shown = (folder / "report.md").read_text()
+    shown = (results.folders[0] / "report.md").read_text()
     assert "| families | the part runs to its end | RuntimeError: planted | - | failed |" in shown
     assert all(f"| {name} |" in shown for name in parts)
 
@@ -51,22 +71,102 @@ def test_the_queue_goes_on_where_it_stopped(program, tmp_path, monkeypatch):
             ran.append(name)
             if name == "fails" and ran.count(name) == 1:
                 raise RuntimeError("planted")
-            return [{"what": name, "value": 1, "goal": "-", "verdict": "told"}], []
+            return [told(name)], []
 
         return program.PARTS["energy"]._replace(run=run, seconds=60 if name == "long" else 1)
 
-    monkeypatch.setattr(program, "PARTS", {name: part(name) for name in ("quick", "long", "fails")})
+    parts = {name: part(name) for name in ("quick", "long", "fails")}
+    monkeypatch.setattr(program, "PARTS", parts)
+    results = program.Results("cpu", "tiny", [tmp_path])
 
     def queue(names=(), minutes=0.5):
-        return program.prove("cpu", "tiny", tmp_path, names, minutes, apart=False)[2]
+        return program.prove(results, names, minutes, lambda *given: program.pieces(*given[:3]))
 
     assert queue() == ["long"] and ran == ["quick", "fails"]
-    assert queue() == ["long"] and ran[2:] == ["fails"]  # what failed is measured again, what did not is not
-    assert queue(minutes=2) == [] and ran[3:] == ["long"]
+    assert queue() == [] and ran[2:] == ["long", "fails"]  # the first of a call runs, whatever it may take
     assert queue() == [] and len(ran) == 4
     assert queue(["quick"]) == [] and ran[4:] == ["quick"]  # a part that is named
     monkeypatch.setattr(program, "_digest", lambda files: "other code")
     assert queue(minutes=None) == [] and ran[5:] == ["quick", "long", "fails"]
+
+
+class Card:
+    """A machine that is there for 15 minutes, with a clock of its own: parts take a share of their limits."""
+
+    def __init__(self, program, share):
+        self.now, self.share, self.ends, self._limits = 0.0, share, {}, program.PARTS
+        self._block: tuple[float, bool] = (0.0, True)
+
+    def run(self, name, device, scale, seconds):
+        began, alone = self.now, self._limits[name].alone
+        if not alone and not self._block[1]:
+            began = self._block[0]  # beside the parts before it
+        self._block = began, alone
+        takes = self.share * self._limits[name].seconds
+        self.ends[name] = began + min(takes, seconds)
+        self.now = max(self.now, self.ends[name])
+        yield {"claims": [told(name)], "rows": []}
+        if takes > seconds:
+            yield {"claims": [told("cut", "failed")], "rows": []}
+        yield {"claims": [], "rows": [], "files": ["dev/gpu/prove.py"]}
+
+
+@pytest.mark.parametrize("share", [0.6, 1.0])
+def test_fifteen_minutes_of_a_card_answer_what_decides_first(program, share, tmp_path, monkeypatch):
+    monkeypatch.setattr(program, "ThreadPoolExecutor", lambda workers: OneThread())
+    monkeypatch.setattr(program.Results, "put", lambda self, part: self.found.append({**part, "digest": None}))
+    results, card = program.Results("cpu", "tiny", [tmp_path]), Card(program, share)
+    left = list(program.PARTS)
+    for start, minutes in ((90, 8.5), (90 + 570 + 5, 3.9)):  # the start of the machine, one call, what is left of it
+        card.now = max(card.now, start)
+        left = program.prove(results, left, minutes, card.run, lambda: card.now)
+        assert card.now <= start + 60 * minutes + 1  # no call is cut from outside
+    order = sorted(card.ends, key=card.ends.__getitem__)
+    assert order[0] == "decisive" and card.ends["decisive"] - 90 <= 300
+    assert {"janus", "exactness", "int8wo"} <= card.ends.keys() and card.ends["exactness"] < 900
+
+
+class OneThread:
+    """A pool of this thread."""
+
+    map = staticmethod(map)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+
+STARTER = """
+import json, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print('piece ' + json.dumps({"claims": [], "rows": [{"pid": child.pid}]}), flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_part_that_is_cut_leaves_its_rows_and_nothing_that_it_started(program, tmp_path, monkeypatch):
+    script = tmp_path / "part.py"
+    script.write_text(STARTER)
+    monkeypatch.setattr(program, "__file__", str(script))
+    first, last = program.pieces_apart("decisive", "cpu", "tiny", 1)
+    [failure] = last["claims"]
+    assert failure["verdict"] == "failed" and failure["value"] == "not done after 1 s"
+    state = Path(f"/proc/{first['rows'][0]['pid']}/stat")
+    until = time.monotonic() + 10
+    while state.exists() and state.read_text().split()[2] != "Z" and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not state.exists() or state.read_text().split()[2] == "Z"
+
+
+def test_a_command_that_fails_is_a_failure(program, monkeypatch):
+    from parts import true_size
+
+    ended = subprocess.CompletedProcess([], 2, "[]", "error: no module named 'x'\n")
+    monkeypatch.setattr(true_size, "_specbench", lambda budget, *words: ended)
+    claims, _ = true_size.one_model("llamagen", "ar,sjd", 1, "cpu", None)
+    assert claims[0]["verdict"] == "failed" and "no module named 'x'" in claims[0]["value"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 from parts.against_generate import generate
 from parts.claims import Outcome
+from parts.decisive import decisive
 from parts.energy import energy
 from parts.exactness import exactness, recorded
 from parts.families import families
-from parts.forms import FORMS, form
+from parts.forms import form
 from parts.forwards import forwards
 from parts.graphs import graphs
 from parts.planned_memory import memory
@@ -22,7 +23,7 @@ from parts.throughput import throughput
 from parts.true_size import one_model, small_card
 
 
-def scores(device: str, scale: Scale) -> Outcome:
+def scores(device: str, scale: Scale) -> Iterator[Outcome]:
     """`parts.scores`, imported where it is measured: the digest of a part is of all that its process has imported, and
     a change of a metric makes no measurement of a decoder stale."""
     from parts.scores import scores
@@ -34,33 +35,38 @@ class Part(NamedTuple):
     """One part.
 
     Attributes:
-        run: measures it; arguments device and scale.
+        run: measures it; arguments device and scale. Gives its outcome, or pieces of it as they come.
         seconds: that it may take.
         alone: whether nothing else may run meanwhile, because it takes times, memory or energy.
     """
 
-    run: Callable[[str, Scale], Outcome]
+    run: Callable[[str, Scale], Outcome | Iterator[Outcome]]
     seconds: int
     alone: bool = True
 
 
 PARTS = {
-    "steps": Part(steps, 330),
-    "lumina": Part(partial(one_model, "lumina", "ar,sjd,gsd:G=50,scd-mc", 2), 540),
-    **{name: Part(partial(form, name), 200) for name in FORMS},
-    "exactness": Part(exactness, 300, alone=False),
-    "recorded": Part(recorded, 400, alone=False),
+    "decisive": Part(decisive, 270),
+    "janus": Part(partial(one_model, "janus", "ar,sjd", 1), 120),
+    "int8wo": Part(partial(form, "int8wo"), 120),
+    "exactness": Part(exactness, 200, alone=False),
+    "graphs": Part(graphs, 180, alone=False),
+    "families": Part(families, 150, alone=False),
     "repeats": Part(repeats, 60, alone=False),
-    "graphs": Part(graphs, 300, alone=False),
-    "families": Part(families, 200, alone=False),
-    "generate": Part(generate, 330),
-    "forwards": Part(forwards, 45),
-    **{name: Part(partial(one_model, name, "ar,sjd", 1), 300) for name in ("janus", "llamagen", "simplear", "emu3")},
-    "small-card": Part(small_card, 540),
+    "recorded": Part(recorded, 200, alone=False),
+    "lumina": Part(partial(one_model, "lumina", "ar,sjd", 1), 240),
+    "form-tuned": Part(partial(form, "form-tuned"), 200),
+    "forwards": Part(forwards, 60),
+    "steps": Part(steps, 270),
+    "generate": Part(generate, 270),
+    **{name: Part(partial(form, name), 200) for name in ("form-sums", "form-autotune")},
+    **{name: Part(partial(one_model, name, "ar,sjd", 1), 200) for name in ("llamagen", "simplear", "emu3")},
+    "small-card": Part(small_card, 270),
     "scores": Part(scores, 240),
     "memory": Part(memory, 30),
     "throughput": Part(throughput, 45),
     "eager-steps": Part(eager_steps, 60),
     "energy": Part(energy, 45),
 }
-"""The parts in the order of their worth, with what each may take; those that are not alone run side by side."""
+"""The parts in the order of their worth, with what each may take, which fits into nine minutes; neighbours that are not
+alone run side by side."""

@@ -10,12 +10,13 @@ from llama import PROMPT
 from timing import in_turns, median, timed_decode
 
 from parts.claims import Outcome, claim
-from parts.scales import AIM, Scale, filtered, floor_ms, has_graphs, random_llama
+from parts.scales import Scale, filtered, has_graphs, random_llama
 from specbench.specs.presets import resolve
 
 
 def generate(device: str, scale: Scale) -> Outcome:
-    """Time AR and `generate()` with every cache, eager and compiled, by the clock."""
+    """Time AR and `generate()` with every cache, eager and compiled, by the clock. With a static cache transformers
+    itself compiles on CUDA."""
     sampling = filtered(scale)
     model = random_llama(device, scale)
     compiled = has_graphs(device)
@@ -35,12 +36,6 @@ def generate(device: str, scale: Scale) -> Outcome:
     best = min(spent, key=spent.__getitem__)
     claims = [
         claim("AR over the best of generate()", f"{ours / spent[best]:.2f} ({best})", "0.9", ours <= 0.9 * spent[best]),
-        claim("milliseconds a token: AR, generate()", f"{ours:.2f}, {spent[best]:.2f}"),
+        claim("milliseconds a token of a short image: AR, generate()", f"{ours:.2f}, {spent[best]:.2f}"),
     ]
-    floor = floor_ms(model, device, scale)
-    if floor is None:
-        claims.append(claim("AR over the weight-read floor", "the device's peaks are unknown: doctor --measure"))
-    else:
-        what = f"AR over the weight-read floor ({model.size.weights / 1e9:.2g} billion weights, {floor:.2f} ms)"
-        claims.append(claim(what, f"{ours / floor:.2f}", str(AIM), ours <= AIM * floor))
     return claims, rows

@@ -6,7 +6,7 @@ MET, MISSED, TOLD, FAILED = "met", "missed", "told", "failed"
 """Verdicts of a claim; `told` is a number without a goal."""
 
 Outcome = tuple[list[dict], list[dict]]
-"""Claims and raw rows of a part."""
+"""Claims and raw rows of a part, or of a piece of it."""
 
 
 def claim(what: str, value: object, goal: str = "-", met: bool | None = None) -> dict[str, object]:

@@ -9,7 +9,7 @@ from parts.scales import SIDE, Scale, filtered, has_graphs, random_llama
 
 
 def steps(device: str, scale: Scale) -> Outcome:
-    """Time compiled decoders, each on one image of a quarter of Lumina's length; acceptance is that of random weights.
+    """Time compiled decoders on images of a quarter of Lumina's length; acceptance is that of random weights.
 
     In shorter images the last steps, whose window is not full and which run eagerly, would weigh too much.
     """
@@ -18,7 +18,7 @@ def steps(device: str, scale: Scale) -> Outcome:
     if compiled:
         model.compile()
     names = ("ar", "sjd", "gsd", "scd-gs") if compiled else ("ar", "sjd")
-    rows, _ = realised(model, names, filtered(scale), 1)
+    rows, _ = realised(model, names, filtered(scale), scale.rounds)
     shares = realised_shares(rows)
     told = ", ".join(f"{name} {shares[name].image_ms / 1e3:.1f}" for name in names)
     claims = [claim(f"seconds of an image of {model.layout.length} tokens", told)]

@@ -6,9 +6,9 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from parts.claims import Outcome, claim
+from parts.claims import Outcome, claim, failure
 from parts.scales import GIB, Scale, has_graphs
 
 _CARD_GIB = 24
@@ -34,17 +34,15 @@ def one_model(name: str, decoders: str, images: int, device: str, scale: Scale) 
     return _typed(name, device, ["--decoder", decoders, "--limit", str(images)])
 
 
-def small_card(device: str, scale: Scale) -> Outcome:
+def small_card(device: str, scale: Scale) -> Iterator[Outcome]:
     """Decode batches of Lumina-mGPT with SJD in the memory of a smaller card, and in all of it."""
-    claims, rows = [], []
     for budget in (_CARD_GIB, 0):
         for batch in scale.card_batches:
-            options = ["--decoder", "sjd", "--limit", str(batch), "--batch", str(batch), "--mode", "throughput"]
+            options = ["--decoder", "sjd", "--baseline", "0", "--limit", str(batch), "--batch", str(batch)]
+            options += ["--mode", "throughput"]
             found, more = _typed("lumina", device, options, budget)
             where = f"{f'{budget} GiB' if budget else 'all memory'}, batch {batch}"
-            claims += [one | {"what": f"{where}: {one['what']}"} for one in found]
-            rows += more
-    return claims, rows
+            yield [one | {"what": f"{where}: {one['what']}"} for one in found], more
 
 
 def _typed(model: str, device: str, options: Sequence[str], budget: int = 0) -> Outcome:
@@ -58,7 +56,8 @@ def _typed(model: str, device: str, options: Sequence[str], budget: int = 0) -> 
         rows = json.loads(_specbench(0, "report", "--out", out, "--json").stdout or "[]")
     used = json.loads(said.pop()) if said and said[-1].startswith("{") else {"peak": 0, "files": []}
     told = f"exit code {done.returncode}, peak {used['peak'] / GIB:.1f} GiB"
-    claims = [claim(f"{model}: {' '.join(options)}", told if done.returncode == 0 else f"{told}: {said[-1:]}")]
+    typed = f"{model}: {' '.join(options)}"
+    claims = [claim(typed, told) if done.returncode == 0 else failure(f"{typed}: {told}: {said[-1:]}")]
     for row in rows:
         values = ", ".join(f"{name} {row[name]:.4g}" for name in _SHOWN if row[name] is not None)
         claims.append(claim(f"{model}, {row['label']}, {row['steps']}", values))

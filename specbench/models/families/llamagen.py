@@ -14,7 +14,6 @@ from functools import cached_property
 from html.parser import HTMLParser
 from urllib.parse import unquote_plus
 
-import ftfy
 import torch
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
@@ -339,8 +338,17 @@ def _clean_once(caption: str) -> str:
     text = _apply_rules(_CHARACTERS, _page_text(_apply_rules(_ADDRESSES, text)))
     if len(_WORD_JOINTS.findall(text)) > 3:
         text = _WORD_JOINTS.sub(" ", text)
-    text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
+    text = html.unescape(html.unescape(_repaired(text))).strip()
     return _apply_rules(_SHOP_WORDS + _SPACING + _ENDS, text).strip()
+
+
+def _repaired(text: str) -> str:
+    """The text with its encoding repaired; plain ASCII has nothing to repair, and needs no ftfy."""
+    if text.isascii() and text.isprintable() and "&" not in text:
+        return text
+    import ftfy
+
+    return ftfy.fix_text(text)
 
 
 def _apply_rules(rules: _Rules, text: str) -> str:
