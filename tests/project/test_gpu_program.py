@@ -140,7 +140,7 @@ class OneThread:
 
 STARTER = """
 import json, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], stdout=subprocess.DEVNULL)
 print('piece ' + json.dumps({"claims": [], "rows": [{"pid": child.pid}]}), flush=True)
 time.sleep(60)
 """
