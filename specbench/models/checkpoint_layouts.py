@@ -222,6 +222,9 @@ class ModelFiles:
                     return layout
             download = download and len(self.layouts) > 1
             folder = find_marks(self.layouts[0].sources[0], self.weights, self.revision, download)
+        main = self.layouts[0]
+        if folder and all((folder / name).is_file() for name in main.sources[0].files):
+            return main  # its files by name, though others' may lie beside them
         name = recognise(folder) if folder else None
         if name and LAYOUTS[name].family != self.family:
             raise SpecbenchError(

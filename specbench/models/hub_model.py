@@ -164,7 +164,7 @@ class HubModel(ModelFacts):
         if self.choice.tiny or self.choice.random or self._is_official:
             return self
         folder = self._other_folder(download)
-        size = folder and stored_size(self.family, self.network, folder, self.choice.weights)
+        size = folder and stored_size(self.family, self.network, folder, self.choice.weights, self.source.files[0])
         return replace(self, network=size or self.network, size_known=size is not None)
 
     heads = MappingProxyType[str, Path]({})

@@ -106,18 +106,29 @@ def chameleon(words: int, width: int, inner: int, layers: int, heads: int, kv_he
     return NetworkSize(words, width, inner, layers, heads, kv_heads, layer_extra=norms, head_rows=words)
 
 
+_LLAMAGEN_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
+"""Attention heads of the authors' sizes by width: their tensors do not tell."""
+
+
+def llamagen_head(tensors: Mapping, named: NetworkSize) -> int:
+    """Width of a head in LlamaGen's tensors, by their rotary table, else by the authors' size of this width, else by
+    the `named` model."""
+    if (table := tensors.get("freqs_cis")) is not None:
+        return 2 * table.shape[1]
+    width = tensors["output.weight"].shape[1]
+    return width // _LLAMAGEN_HEADS[width] if width in _LLAMAGEN_HEADS else named.one_head
+
+
 def llamagen(
-    codes: int, width: int, inner: int, layers: int, text_width: int = 2048, caption: int = 120
+    codes: int, width: int, inner: int, layers: int, heads: int, text_width: int = 2048, caption: int = 120
 ) -> NetworkSize:
-    """LlamaGen: heads of 64, a caption projection, and learned vectors of the unconditional caption."""
+    """LlamaGen: a caption projection, and learned vectors of the unconditional caption."""
     caption_parameters = (text_width + width) * width + caption * text_width
-    heads = width // 64
     return NetworkSize(codes, width, inner, layers, heads, heads, extra=caption_parameters, head_rows=codes)
 
 
-def llamagen_class(codes: int, width: int, inner: int, layers: int, classes: int = 1000) -> NetworkSize:
+def llamagen_class(codes: int, width: int, inner: int, layers: int, heads: int, classes: int = 1000) -> NetworkSize:
     """LlamaGen by class: learned vectors of the classes and of none."""
-    heads = width // {3200: 100, 4096: 128}.get(width, 64)
     return NetworkSize(codes, width, inner, layers, heads, heads, extra=(classes + 1) * width, head_rows=codes)
 
 
@@ -140,11 +151,13 @@ def janus(
     )
 
 
-def tar_detokenizer(image_tokens: int, width: int, layers: int, features: int = 1152, codes: int = 729) -> NetworkSize:
+def tar_detokenizer(
+    image_tokens: int, width: int, layers: int, heads: int, features: int = 1152, codes: int = 729
+) -> NetworkSize:
     """Tar's de-tokenizer, a LlamaGen with a projection of features and a vector for each position."""
     extra = (features + 1 + codes + image_tokens - 1) * width
     inner = 256 * -(-(8 * width // 3) // 256)
-    return NetworkSize(16_384, width, inner, layers, width // 64, width // 64, extra=extra, head_rows=16_384)
+    return NetworkSize(16_384, width, inner, layers, heads, heads, extra=extra, head_rows=16_384)
 
 
 def qwen(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> NetworkSize:
@@ -173,13 +186,13 @@ CHAMELEON_7B = chameleon(65_536, 4096, 11_008, 32, 32, 32)
 CHAMELEON_34B = chameleon(65_536, 8192, 22_016, 48, 64, 8)
 LUMINA2_7B = chameleon(171_384, 4096, 11_008, 32, 32, 32)
 """The fewest words that hold the image tokens; how many more its configuration has was not seen."""
-LLAMAGEN_XL = llamagen(16_384, 1280, 3584, 36)
+LLAMAGEN_XL = llamagen(16_384, 1280, 3584, 36, 20)
 LLAMAGEN_CLASS = {
-    "b": llamagen_class(16_384, 768, 2048, 12),
-    "l": llamagen_class(16_384, 1024, 2816, 24),
-    "xl": llamagen_class(16_384, 1280, 3584, 36),
-    "xxl": llamagen_class(16_384, 1536, 4096, 48),
-    "3b": llamagen_class(16_384, 3200, 8704, 24),
+    "b": llamagen_class(16_384, 768, 2048, 12, 12),
+    "l": llamagen_class(16_384, 1024, 2816, 24, 16),
+    "xl": llamagen_class(16_384, 1280, 3584, 36, 20),
+    "xxl": llamagen_class(16_384, 1536, 4096, 48, 24),
+    "3b": llamagen_class(16_384, 3200, 8704, 24, 32),
 }
 JANUS_1B = janus(102_400, 2048, 5632, 24, 16, 16)
 JANUS_7B = janus(102_400, 4096, 11_008, 30, 32, 32)
@@ -227,17 +240,21 @@ _DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, A
 """What reading sizes off files of others may raise."""
 
 
-def stored_size(family: str, official: NetworkSize, folder: Path, weights: str | None = None) -> NetworkSize | None:
+def stored_size(
+    family: str, official: NetworkSize, folder: Path, weights: str | None = None, file: str = ""
+) -> NetworkSize | None:
     """The size of the checkpoint in `folder`; None where its files do not tell: whoever loads it says why.
 
     Args:
+        file: name of the model's own file, in a folder that may hold several models.
         weights: what the user calls it, if not `folder`.
 
     Raises:
         SpecbenchError: it has the published size of another model of the family.
     """
     try:
-        size = _llamagen_size(folder) if family.startswith("llamagen") else _configured_size(family, folder)
+        of_llamagen = family.startswith("llamagen")
+        size = _llamagen_size(folder / file, official) if of_llamagen else _configured_size(family, folder)
     except _DOES_NOT_TELL:
         return None
     if size != official:
@@ -279,28 +296,26 @@ def _meta_size(held: Mapping) -> NetworkSize:
     return chameleon(words, width, inner, params["n_layers"], heads, params.get("n_kv_heads") or heads)
 
 
-def _llamagen_size(folder: Path) -> NetworkSize:
+def _llamagen_size(path: Path, named: NetworkSize) -> NetworkSize:
     """LlamaGen has no configuration: the shapes of its tensors tell, which are mapped into memory rather than read."""
     import argparse  # only for LlamaGen's pickled files
 
     import torch  # only for LlamaGen's pickled files
 
-    paths = sorted([*folder.glob("t2i_*.pt"), *folder.glob("c2i_*.pt")])
-    if not paths:
-        raise ValueError("no t2i_*.pt or c2i_*.pt")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
-            held = torch.load(paths[0], map_location="cpu", weights_only=True, mmap=True)
+            held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # torch promises nothing about damaged files
         raise ValueError(str(error)) from error
     tensors = next((held[name] for name in ("model", "module", "state_dict") if name in held), held)
     codes, width = tensors["output.weight"].shape
     layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
     inner = len(tensors["layers.0.feed_forward.w1.weight"])
+    sizes = codes, width, inner, layers, width // llamagen_head(tensors, named)
     if (classes := tensors.get("cls_embedding.embedding_table.weight")) is not None:
-        return llamagen_class(codes, width, inner, layers, len(classes) - 1)
+        return llamagen_class(*sizes, len(classes) - 1)
     caption, text_width = tensors["cls_embedding.uncond_embedding"].shape
-    return llamagen(codes, width, inner, layers, text_width, caption)
+    return llamagen(*sizes, text_width, caption)
 
 
 def _read_object(path: Path) -> dict:

@@ -19,7 +19,7 @@ from specbench.prompts import Prompt, Request, default_prompts, load_prompts
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
-WIDE = llamagen_class(512, 200, 48, 2)
+WIDE = llamagen_class(512, 200, 48, 2, 2)
 """A network with heads of 100, as 3B has them."""
 
 
@@ -32,7 +32,7 @@ def loaded(request, tmp_path_factory):
         patch.setattr(llamagen, "HEAD", head)
         tensors = llamagen.write_by_class(folder, f"c2i_{size.upper()}_384.pt", bare=size == "3b")
     info = find_model(f"llamagen-c2i-{size}")
-    info = replace(info, network=replace(WIDE, heads=2, kv_heads=2)) if head == 100 else info
+    info = replace(info, network=WIDE) if head == 100 else info
     return tensors, width, head, load_model(info.configured(ModelChoice(str(folder), tiny=True)), "cpu", "float32")
 
 
@@ -95,6 +95,34 @@ def test_a_folder_with_another_size_names_its_model(tmp_path):
     assert (info.layers, info.network.width) == (llamagen.LAYERS, llamagen.WIDTH)
     with pytest.raises(SpecbenchError, match="holds LlamaGen by class, not 'llamagen'"):
         find_model("llamagen").configured(ModelChoice(weights=str(tmp_path))).files()
+
+
+def test_a_folder_of_several_models_is_read_for_the_one_that_was_asked_for(tmp_path):
+    llamagen.write_by_class(tmp_path, "c2i_B_384.pt")
+    rows = {"output": 512, "layers.23.feed_forward.w1": 8, "layers.0.feed_forward.w1": 8}
+    wide = {f"{name}.weight": torch.zeros(1).expand(count, 3200) for name, count in rows.items()}
+    wide["cls_embedding.embedding_table.weight"] = torch.zeros(1).expand(1001, 3200)
+    torch.save({"model": wide}, tmp_path / "c2i_3B_384.pt")
+    (tmp_path / "t2i_XL_stage1_256.pt").touch()
+
+    def network(size):
+        info = find_model(f"llamagen-c2i-{size}").configured(ModelChoice(weights=str(tmp_path)))
+        assert f"c2i_{size.upper()}_384.pt" in [path.name for path in info.files()]
+        return info.network
+
+    small, large = network("b"), network("3b")
+    assert (small.width, small.heads) == (128, 2)
+    assert (large.width, large.heads, large.one_head) == (3200, 32, 100), "as published, not 50 heads of 64"
+    torch.save({"model": wide | {"freqs_cis": torch.zeros(577, 20, 2)}}, tmp_path / "c2i_3B_384.pt")
+    assert network("3b").one_head == 40, "the file's own rotary table"
+    (tmp_path / "c2i_3B_384.pt").rename(tmp_path / "c2i_B_384.pt")
+    assert network("b").one_head == 40
+    published = {f"{name}.weight": torch.zeros(1).expand(*shape) for name, shape in {
+        "output": (16_384, 3200), "layers.23.feed_forward.w1": (1, 3200), "layers.0.feed_forward.w1": (8704, 3200),
+        "cls_embedding.embedding_table": (1001, 3200)}.items()}  # fmt: skip
+    torch.save({"model": published}, tmp_path / "c2i_B_384.pt")
+    with pytest.raises(SpecbenchError, match="has the size of 'llamagen-c2i-3b'"):
+        network("b")
 
 
 def test_a_checkpoint_of_other_classes_is_refused(tmp_path):

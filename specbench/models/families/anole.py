@@ -15,6 +15,8 @@ RELEASED_WORDS = "Generate an image of "
 
 
 class Anole(FamilyModel):
+    marks = START, END_OF_TURN, BEGIN_IMAGE
+
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
         first = END_OF_TURN if self.released_rows else START
         text = RELEASED_WORDS * self.released_prompt + text

@@ -103,6 +103,9 @@ def stand_in_tokenizer(specials: Mapping[str, int], first_byte: int) -> Tokenize
 class FamilyModel(TransformerModel):
     """A family whose prompts are token ids and whose image tokens are words of its vocabulary.
 
+    Attributes:
+        marks: special tokens that its prompts are written with. A tokenizer without one would spell it in letters.
+
     Args:
         request: what is being loaded.
         tokenizer: text to vocabulary ids.
@@ -111,6 +114,8 @@ class FamilyModel(TransformerModel):
         stream_ids: [layout.vocab] vocabulary id of each stream id: image tokens, then the forced special.
         decoder: image tokens to pixels.
     """
+
+    marks: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -127,6 +132,8 @@ class FamilyModel(TransformerModel):
         self.released_prompt = request.info.choice.released_prompt
         self.released_guidance = request.info.choice.released_guidance
         self.tokenizer = tokenizer
+        if spelled := [name for name in self.marks if len(self.words(name)) != 1]:
+            raise request.found[-1].refusal(f": the tokenizer of '{self.name}' has no token '{spelled[0]}'")
         self.backbone = backbone
         self.weights_sha256 = request.weights_sha256
         self.codebook = decoder.codebook

@@ -70,6 +70,8 @@ _IMAGE_SETTINGS = {
 class Emu3(FamilyModel):
     """The unconditional prompt is the official negative one, with the same beginning of the image."""
 
+    marks = START, BEGIN_IMAGE, IMAGE_TOKENS
+
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
         image = f"{BEGIN_IMAGE}{self.layout.height}*{self.layout.width}{IMAGE_TOKENS}"
         return self.words(START + text + _POSITIVE + image), self.words(START + _NEGATIVE + image)

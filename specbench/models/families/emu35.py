@@ -50,6 +50,8 @@ _TINY_VQ = {"latent_channels": 32, "embed_dim": 32, "base_channels": 32, "channe
 class Emu35(FamilyModel):
     """The unconditional prompt has no request, and says nothing of a task."""
 
+    marks = START, BEGIN_IMAGE, IMAGE_TOKENS, ANSWER
+
     def __init__(self, request: LoadRequest, *parts: object):
         super().__init__(request, *parts)
         self.layout = replace(self.layout, forced=(*self.layout.forced[:-1], self.layout.v_image + 1))

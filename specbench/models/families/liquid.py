@@ -26,6 +26,8 @@ _TINY |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
 
 
 class Liquid(FamilyModel):
+    marks = START, BEGIN_IMAGE, NO_PROMPT
+
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
         asked = f"{START}{text} Generate an image based on this description.{BEGIN_IMAGE}"
         return self.words(asked), self.words(START + NO_PROMPT + BEGIN_IMAGE)

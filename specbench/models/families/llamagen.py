@@ -37,12 +37,11 @@ from specbench.models.draft_head import EagleHead
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.interface import DraftPrompt, TokenLayout
+from specbench.models.network_sizes import llamagen_head
 from specbench.models.transformer.model import Prefix
 
 CAPTION = 120
 """Positions that the caption takes, padding included."""
-HEAD = 64
-"""Width of an attention head, in every published size."""
 VQ_FILE = "vq_ds16_t2i.pt"
 HEAD_GRIDS = {"t2i": 16, "t2i2": 32}
 """Side of the grid that a published draft head was trained on, by the `input_type` of its configuration."""
@@ -73,7 +72,8 @@ class LlamaGen(FamilyModel):
     ):
         codes = network.output.out_features
         super().__init__(request, tokenizer, network.model, network.output.weight, range(codes), decoder)
-        network.model.rotary_emb = GridRotary(self.layout.height, self.layout.width).to(request.device)
+        rotary = GridRotary(self.layout.height, self.layout.width, network.model.config.head_dim)
+        network.model.rotary_emb = rotary.to(request.device)
         tokenizer.no_padding()
         tokenizer.enable_truncation(CAPTION)
         self._network = network
@@ -121,9 +121,11 @@ class LlamaGen(FamilyModel):
         """
         if head.published_as:
             _check_grid(head.published_as, self.name, self.layout)
-            for matrix in (head.layers[0].self_attn.q_proj.weight, head.layers[0].self_attn.k_proj.weight):
-                matrix.data = rotary_halves(matrix.data, HEAD)
-            head.rotary_emb = GridRotary(self.layout.height, self.layout.width, caption=CAPTION - 1)
+            attention = head.layers[0].self_attn
+            for matrix in (attention.q_proj.weight, attention.k_proj.weight):
+                matrix.data = rotary_halves(matrix.data, attention.head_dim)
+            grid = self.layout.height, self.layout.width
+            head.rotary_emb = GridRotary(*grid, attention.head_dim, caption=CAPTION - 1)
         return head
 
 
@@ -152,7 +154,7 @@ class GridRotary(nn.Module):
     the last.
     """
 
-    def __init__(self, height: int, width: int, base: float = 10_000.0, caption: int = CAPTION, head: int = HEAD):
+    def __init__(self, height: int, width: int, head: int, base: float = 10_000.0, caption: int = CAPTION):
         super().__init__()
         half = head // 2
         frequencies = base ** -(torch.arange(0, half, 2) / half)
@@ -184,8 +186,8 @@ def load(request: LoadRequest) -> LlamaGen:
         return _random(request)
     files, text_files = request.found
     language, image = files.only("t2i_*.pt"), files.only(VQ_FILE)
-    tensors = convert(read_tensors(language), language)
-    network = build_network(Network, stored_config(tensors, language), tensors["uncond_embedding"].shape[-1])
+    tensors, head = converted(request, language, "uncond_embedding")
+    network = build_network(Network, stored_config(tensors, language, head), tensors["uncond_embedding"].shape[-1])
     request.fill(network, tensors, language)
     encoder = build_network(T5EncoderModel, read_model_config(text_files, T5Config), found=text_files)
     text_tensors = drop(read_tensors(text_files), ["decoder.", "lm_head."])
@@ -195,7 +197,7 @@ def load(request: LoadRequest) -> LlamaGen:
 
 
 def _random(request: LoadRequest) -> LlamaGen:
-    config = llama_config(request.sized_network({}, TINY_SIZES))
+    config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.one_head)
     text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
     network = request.randomise(build_network(Network, config, text_config.d_model))
     encoder = randomise(build_network(T5EncoderModel, text_config), request.device, _text_dtype(request))
@@ -212,13 +214,13 @@ def _text_dtype(request: LoadRequest) -> torch.dtype:
     return torch.float32 if request.dtype == torch.float16 else request.dtype
 
 
-def llama_config(sizes: Mapping[str, int], head: int = HEAD) -> LlamaConfig:
+def llama_config(sizes: Mapping[str, int], head: int) -> LlamaConfig:
     heads = sizes["hidden_size"] // head
     sizes = {**sizes, "num_attention_heads": heads, "num_key_value_heads": heads}
     return LlamaConfig(**sizes, rms_norm_eps=1e-5)
 
 
-def stored_config(tensors: Mapping[str, Tensor], found: CheckpointFiles, head: int = HEAD) -> LlamaConfig:
+def stored_config(tensors: Mapping[str, Tensor], found: CheckpointFiles, head: int) -> LlamaConfig:
     """The architecture that converted tensors were made with."""
     try:
         vocabulary, width = tensors["output.weight"].shape
@@ -246,9 +248,16 @@ _LAYER_NAMES = {
 }
 
 
-def convert(
-    tensors: Mapping[str, Tensor], found: CheckpointFiles, condition: str = "uncond_embedding", head: int = HEAD
-) -> dict[str, Tensor]:
+def converted(request: LoadRequest, found: CheckpointFiles, condition: str) -> tuple[dict[str, Tensor], int]:
+    """The tensors of a file as of `convert`, and the width of their heads."""
+    tensors = read_tensors(found)
+    if "output.weight" not in tensors:
+        raise found.refusal(" lacks 'output.weight'")
+    head = llamagen_head(tensors, request.info.network)
+    return convert(drop(tensors, ["freqs_cis"]), found, condition, head), head
+
+
+def convert(tensors: Mapping[str, Tensor], found: CheckpointFiles, condition: str, head: int) -> dict[str, Tensor]:
     """Official tensors under the names and in the order of `Network`, of heads of `head`; the name of the learned
     `condition` must be among them."""
     converted: dict[str, Tensor] = {}

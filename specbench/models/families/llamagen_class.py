@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaModel
 
-from specbench.models.checkpoint_loading import build_network, drop, read_tensors
+from specbench.models.checkpoint_loading import build_network, read_tensors
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
-from specbench.models.families.llamagen import TINY_SIZES, TINY_VQ, GridRotary, convert, llama_config, stored_config
+from specbench.models.families.llamagen import TINY_SIZES, TINY_VQ, GridRotary, converted, llama_config, stored_config
 from specbench.models.transformer.model import Prefix
 
 
@@ -28,7 +28,7 @@ class LlamaGenClass(FamilyModel):
         unused = stand_in_tokenizer({}, first_byte=0)
         super().__init__(request, unused, network.model, network.output.weight, codes, decoder)
         head = network.model.config.head_dim
-        rotary = GridRotary(self.layout.height, self.layout.width, caption=1, head=head)
+        rotary = GridRotary(self.layout.height, self.layout.width, head, caption=1)
         network.model.rotary_emb = rotary.to(request.device)
         self._classes = network.embedding_table.weight
 
@@ -49,16 +49,15 @@ class ClassNetwork(nn.Module):
 
 
 def load(request: LoadRequest) -> LlamaGenClass:
-    head = request.info.network.one_head
     if not request.found:
-        sizes = request.sized_network({}, TINY_SIZES)
-        network = request.randomise(build_network(ClassNetwork, llama_config(sizes, head), request.info.classes))
+        config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.one_head)
+        network = request.randomise(build_network(ClassNetwork, config, request.info.classes))
         settings = request.sized(vq_decoder.LLAMAGEN_VQ, TINY_VQ)
         decoder = vq_decoder.random_taming(settings, normalise=True, attention=True, device=request.device)
         return LlamaGenClass(request, network, decoder)
     [files] = request.found
     language, image = files.only("c2i_*.pt"), files.only("vq_ds16_c2i.pt")
-    tensors = convert(drop(read_tensors(language), ["freqs_cis"]), language, "embedding_table.weight", head)
+    tensors, head = converted(request, language, "embedding_table.weight")
     classes = len(tensors["embedding_table.weight"]) - 1
     if classes != request.info.classes:
         raise language.refusal(f" has {classes} classes, {request.info.name} has {request.info.classes}")

@@ -27,7 +27,7 @@ class Lumina(FamilyModel):
         patch: pixels per image token, each way.
     """
 
-    start, patch = START, 16
+    marks, start, patch = (END_OF_TURN, BEGIN_IMAGE), START, 16
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
         height, width = self.layout.height * self.patch, self.layout.width * self.patch

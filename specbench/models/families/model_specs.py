@@ -191,7 +191,7 @@ def _tar_detokenizer(side: int) -> HubModel:
         v_image=16384,
         codes=65536,
         defaults=Sampling(guidance=4.0),
-        network=sizes.tar_detokenizer(side**2, 1280, 30),
+        network=sizes.tar_detokenizer(side**2, 1280, 30, 20),
         other_bytes=170_332_684 + 2 * _TA_TOK_PARAMETERS,
         pixel_numbers=_VQGAN_NUMBERS,
     )

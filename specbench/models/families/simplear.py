@@ -48,6 +48,7 @@ TINY_QWEN = {
 class SimpleAR(FamilyModel):
     """Attributes: repetition_penalty: on image tokens that the image already holds; 1 for none."""
 
+    marks: tuple[str, ...] = (BEGIN, BEGIN_IMAGE)
     repetition_penalty = 1.0
 
     def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:

@@ -31,6 +31,7 @@ _SYSTEM = f"{TURN}system\nYou are a helpful assistant.{END_OF_TURN}\n"
 class Tar(SimpleAR):
     """Attributes: second: the de-tokenizer, see `specbench.models.interface.StagedModel`."""
 
+    marks = TURN, END_OF_TURN, "<im_start>", "<S0>"
     draws = False
 
     def __init__(

@@ -29,7 +29,7 @@ from specbench.models.checkpoint_loading import (
 from specbench.models.facts import TINY_GRID
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
-from specbench.models.families.llamagen import TINY_SIZES, TINY_VQ, convert, llama_config, stored_config
+from specbench.models.families.llamagen import TINY_SIZES, TINY_VQ, converted, llama_config, stored_config
 from specbench.models.hub_model import codes_in
 from specbench.models.transformer.model import Prefix
 
@@ -127,7 +127,8 @@ class CodeFeatures(nn.Module):
 
 def load(request: LoadRequest) -> TarDetokenizer:
     if not request.found:
-        settings, config = request.sized(_FEATURES, _TINY_FEATURES), llama_config(request.sized_network({}, TINY_SIZES))
+        settings = request.sized(_FEATURES, _TINY_FEATURES)
+        config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.one_head)
         shape = settings["hidden_size"], math.prod(CODE_GRID) + request.info.stream - 1
         network = request.randomise(build_network(PositionedNetwork, config, *shape))
         shape = request.info.codes, settings["num_channels"]
@@ -138,11 +139,14 @@ def load(request: LoadRequest) -> TarDetokenizer:
         return TarDetokenizer(request, network, features, decoder)
     files, image = request.found
     language, tokenizer = files.only("ar_dtok_*.pth"), files.only("ta_tok.pth")
-    tensors = convert(read_tensors(language), language, "clip_proj.weight")
+    tensors, head = converted(request, language, "clip_proj.weight")
     if "abs_pe" not in tensors:
         raise language.refusal(" lacks 'abs_pe'")
-    config = stored_config(tensors, language)
-    config.rms_norm_eps = read_arguments(language).get("norm_eps", config.rms_norm_eps)
+    config, arguments = stored_config(tensors, language, head), read_arguments(language)
+    config.rms_norm_eps = arguments.get("norm_eps", config.rms_norm_eps)
+    heads = config.num_attention_heads
+    if any(arguments.get(name) not in (None, heads) for name in ("n_head", "n_kv_head")):
+        raise language.refusal(f" says of itself n_head = {arguments.get('n_head')}; its size has {heads} heads")
     sizes = tensors["clip_proj.weight"].shape[1], tensors["abs_pe"].shape[1]
     network = request.fill(build_network(PositionedNetwork, config, *sizes, found=language), tensors, language)
     decoder = vq_decoder.load_llamagen_vq(read_tensors(image), image, request.device)
