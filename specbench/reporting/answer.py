@@ -79,6 +79,12 @@ def disturbances(rows: Sequence[Mapping]) -> list[str]:
         for row in rows
         if "one_by_one" in row
     ]
+    said += [
+        f"{_name(row)}: {count} of {row['n']} images were decoded under {stack}, not {row['versions']}; their times "
+        "are left out."
+        for row in rows
+        for stack, count in row.get("untimed", {}).items()
+    ]
     busy = [row["disturbed"] for row in rows if (row.get("disturbed") or 0) > BUSY_CORES]
     if busy and any(row["latency_ms"] is not None for row in rows):
         cores = number(max(busy), 1)

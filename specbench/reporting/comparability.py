@@ -8,7 +8,7 @@ from specbench.store.run_info import RunInfo
 
 _WORK = ("model", "weights_sha256", "model_code", "prompts_sha256", "seed", "batch", "device")
 _CONFIGURATION = ("dtype", "threads", "compiled")
-_TIME = ("threads", "compiled", "batch", "device", "mode", "hardware")
+_TIME = ("threads", "compiled", "batch", "device", "mode", "hardware", "versions")
 """Fields that the number of steps does not depend on, but for rounding."""
 
 
@@ -29,11 +29,16 @@ def mismatched_fields(
     """
     free = _TIME if steps_alone else _CONFIGURATION if any_configuration else ()
     mine, theirs = _fields(info), _fields(baseline)
-    return [
-        f"{name} ({_short(mine[name])}, {other} {_short(theirs[name])})"
-        for name in mine
-        if name in theirs and name not in free and mine[name] != theirs[name]
-    ]
+    differing = [name for name in mine if name in theirs and name not in free and mine[name] != theirs[name]]
+    if "versions" in differing:
+        mine["versions"], theirs["versions"] = _apart(str(mine["versions"]), str(theirs["versions"]))
+    return [f"{name} ({_short(mine[name])}, {other} {_short(theirs[name])})" for name in differing]
+
+
+def _apart(mine: str, theirs: str) -> tuple[str, str]:
+    """Two lists of versions without what they share."""
+    one, two = mine.split(", "), theirs.split(", ")
+    return ", ".join(part for part in one if part not in two), ", ".join(part for part in two if part not in one)
 
 
 def configuration(info: RunInfo) -> str:
@@ -51,7 +56,7 @@ def _fields(info: RunInfo) -> dict[str, object]:
     fields |= asdict(spec.sampling)
     if fields["threads"] is None:  # on a GPU
         del fields["threads"]
-    return fields | {"hardware": " and ".join(info.machines)}
+    return fields | {"hardware": " and ".join(info.machines), "versions": info.stack}
 
 
 def _short(value: object) -> str:

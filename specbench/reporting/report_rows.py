@@ -17,8 +17,9 @@ decoded), `gpu_disturbed` (where there were: other processes on the GPU and cloc
 `scores` (a list of dicts `metric, value, low, high, n, fingerprint, too_few`: whether the bounds are None for want of
 prompts), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False where the images have
 changed since), `drawn` (of runs of a part of their prompt set: which, in words), `one_by_one` (images decoded in
-smaller batches than the run's, where there are any), the numbers of `STAGE2` (of models with a second stage), `floor`
-(roofline inputs, see `specbench.runs.preparation`),
+smaller batches than the run's, where there are any), `untimed` (of runs that were decoded under several versions:
+number of images by those whose times are left out, beside `versions`), the numbers of `STAGE2` (of models with a second
+stage), `floor` (roofline inputs, see `specbench.runs.preparation`),
 `environment` (machine and versions, a line each) and `load` (load average at the start of each invocation).
 """
 
@@ -26,6 +27,8 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -89,7 +92,18 @@ class Run:
 
     @cached_property
     def info(self) -> RunInfo:
-        return RunStore(self.folder).info()
+        """Description of the run; of several stacks of versions, `stack` is the one of most images."""
+        info, store = RunStore(self.folder).info(), RunStore(self.folder)
+        if len({call.stack for call in info.invocations}) > 1:
+            started = store.samples(["started_at", "status"])
+            counts = Counter(_stacks(info, started[started["status"] == "ok"]["started_at"]))
+            info.stack = max(counts, key=counts.__getitem__, default=info.invocations[-1].stack)
+        return info
+
+    @property
+    def untimed(self) -> dict[str, int]:
+        """Number of images by the versions under which they were decoded, of those whose times do not count for it."""
+        return self.rows.attrs.get("untimed", {})
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -105,10 +119,16 @@ class Run:
     def _read(self) -> tuple[pd.DataFrame, int]:
         """`rows` and `failed`, from one pass over the parts."""
         pieces, failed = [], 0
-        for piece in RunStore(self.folder).batches_with_facts(_COLUMNS):
+        for piece in RunStore(self.folder).batches_with_facts((*_COLUMNS, "started_at")):
             failed += pc.sum(pc.equal(piece["status"], "failed")).as_py() or 0
             pieces.append(piece.filter(pc.equal(piece["status"], "ok")))
-        return stats.as_frame(pa.concat_tables(pieces, promote_options="default")), failed
+        found = stats.as_frame(pa.concat_tables(pieces, promote_options="default"))
+        if len({call.stack for call in self.info.invocations}) > 1:
+            stacks = _stacks(self.info, found["started_at"])
+            other = [stack != self.info.stack for stack in stacks]
+            found.loc[other, [name for name in found if name.endswith("_ms")]] = None
+            found.attrs["untimed"] = dict(Counter(stack for stack in stacks if stack != self.info.stack))
+        return found, failed
 
     @property
     def started(self) -> list[str]:
@@ -121,6 +141,13 @@ class Run:
         store = RunStore(self.folder)
         traces = store.traces()
         return traces.merge(store.samples(["committed_step"]), on=KEY) if len(traces) else traces
+
+
+def _stacks(info: RunInfo, started: Iterable[str]) -> list[str]:
+    """The versions under which each image was decoded: those of the last invocation that began before it."""
+    calls = sorted(info.invocations, key=lambda call: str(call.started_at))
+    starts = [str(call.started_at) for call in calls]
+    return [calls[max(0, bisect_right(starts, str(at)) - 1)].stack for at in started]
 
 
 def report_rows(folders: Sequence[Path]) -> list[dict]:
@@ -213,6 +240,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "scores": scores_to_show(run.folder, rows["prompt_id"]),
         **({"audit": audit} if audit else {}),
         **({"drawn": info.drawn} if info.drawn else {}),
+        **({"untimed": untimed, "versions": info.stack} if (untimed := run.untimed) else {}),
         **({name: getattr(stats, name)(rows) for name in STAGE2} if "stage2_nfe" in rows else {}),
         **({"one_by_one": singly} if (singly := int((rows["batch"] < spec.batch).sum())) else {}),
         "load": [call.load for call in info.invocations],

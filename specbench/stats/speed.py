@@ -53,11 +53,13 @@ def latency_e2e_ms(rows: pd.DataFrame) -> float | None:
 
 def step_ms(rows: pd.DataFrame) -> float | None:
     """Step: latency over target forwards, milliseconds, a ratio of totals."""
+    rows = rows.dropna(subset=["ar_ms"])
     return ratio_or_none(rows["ar_ms"].sum(min_count=1), rows["nfe"].sum())
 
 
 def throughput(rows: pd.DataFrame) -> float | None:
     """Throughput: images per second, from the spans of the batches the images were decoded in."""
+    rows = with_times(rows)
     spans = [name for name in rows.columns if name.endswith("_ms") and name not in ("ar_ms", "e2e_ms")]
     seconds = (rows[spans].sum(axis=1) / rows["batch"]).sum() / 1e3
     return ratio_or_none(len(rows), seconds)
@@ -66,6 +68,7 @@ def throughput(rows: pd.DataFrame) -> float | None:
 def tokens_per_second(rows: pd.DataFrame) -> float | None:
     """Tokens per second: stream tokens over the time of the images from prefill to the last token (batch time over
     batch size), both summed over all images."""
+    rows = with_times(rows)
     times = rows[[f"{span}_ms" for span in AR_SPANS]].sum(axis=1) / rows["batch"]
     return ratio_or_none(1e3 * rows["stream_tokens"].sum(), times.sum())
 
@@ -157,7 +160,7 @@ def roofline_ratio(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
     Excluded, so that the bound is slightly too low: the prompt's KV cache, tree branches, all work outside the target,
     all writes. `floor` holds the inputs stored with the run, see `specbench.runs.preparation`.
     """
-    if floor is None or rows.empty:
+    if floor is None or (rows := with_times(rows)).empty:
         return None
     loop = rows[["draft_ms", "target_ms", "verify_ms", "host_ms"]].sum(axis=1) / rows["batch"]
     return ratio_or_none(loop.sum(), floor_ms(rows, floor).sum())
@@ -173,6 +176,11 @@ def floor_ms(rows: pd.DataFrame, floor: Mapping) -> pd.Series:
     read_ms = read / floor["bytes_per_s"] * 1e3
     computed_ms = size.operations(columns, rows_per_image, visible * columns / nfe) / floor["flops"] * 1e3
     return pd.concat([read_ms, computed_ms], axis=1).max(axis=1)
+
+
+def with_times(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that have times; those of images decoded under other versions than most of the run have none."""
+    return rows.dropna(subset=["target_ms"])
 
 
 def mean(values: pd.Series) -> float | None:

@@ -112,6 +112,16 @@ class Invocation:
         return (seen[int(number or 0) :] or seen)[:1] if kind == "cuda" else []
 
     @property
+    def stack(self) -> str:
+        """Versions that time the forward, with the host's threads beside a GPU: equal lines mean comparable
+        latencies."""
+        python = str(self.versions.get("python") or "").split(".")[:2]
+        found = {"python": ".".join(python), **{name: self.versions.get(name) for name in ("torch", "transformers")}}
+        if self.gpus:
+            found |= {"CUDA": self.hardware.get("cuda"), "driver": self.hardware.get("driver"), "threads": self.threads}
+        return ", ".join(f"{name} {value}" for name, value in found.items() if value)
+
+    @property
     def machine(self) -> str:
         """Platform, processor, cores and the GPU that decoded as one line: equal lines mean comparable latencies."""
         platform, cpu, cores = (self.hardware.get(name) or "unknown" for name in ("platform", "cpu", "cores"))
@@ -140,6 +150,7 @@ class RunInfo:
             by "decoder" and "model"; None without any.
         schema: version of the files in the folder.
         stored: the object as read from the file, with keys of other versions.
+        stack: of those of the invocations, the one whose times count; not in the file.
     """
 
     spec: RunSpec
@@ -157,11 +168,13 @@ class RunInfo:
     code: Mapping[str, Mapping] | None = None
     schema: int = SCHEMA_VERSION
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
+    stack: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
         self.run_id = self.run_id or self.spec.run_id
         for call in self.invocations:
             call.device, call.threads = call.device or self.spec.device, call.threads or self.spec.threads
+        self.stack = self.stack or " or ".join(dict.fromkeys(call.stack for call in self.invocations))
 
     @classmethod
     def from_json(cls, content: Mapping[str, object]) -> RunInfo:
@@ -240,7 +253,7 @@ _KEYS = {"roofline": "floor"}
 
 @cache  # a results folder may hold thousands of descriptions
 def _names(kind: type) -> tuple[str, ...]:
-    names = [one.name for one in fields(kind) if one.name != "stored"]
+    names = [one.name for one in fields(kind) if one.name not in ("stored", "stack")]
     return tuple(dict.fromkeys(("schema", "run_id", *names))) if kind is RunInfo else tuple(names)
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 from specbench.system.limits import available_cores
 from specbench.system.version import __version__
@@ -75,17 +77,27 @@ def _recorded_state() -> dict[str, object] | None:
 
 
 def hardware() -> dict[str, object]:
-    """CPU model, cores available to this process, memory, GPUs, and where there are any, whether they use TF32."""
+    """CPU model, cores available to this process, memory, GPUs, and where there are any, CUDA, driver, and whether they
+    use TF32."""
     gpus = _gpus()
-    backends = sys.modules["torch"].backends if gpus else None
+    torch = sys.modules["torch"] if gpus else None
     return {
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cores": available_cores(),
         "memory_gib": _memory_gib(),
         "gpus": gpus,
-        **({"tf32": backends.cudnn.allow_tf32 or backends.cuda.matmul.allow_tf32} if gpus else {}),
+        **(_cuda_facts(torch) if torch else {}),
     }
+
+
+def _cuda_facts(torch: ModuleType) -> dict[str, object]:
+    tf32 = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+    try:
+        driver = re.search(r"Module\S*(?: for \S+)?\s+(\d[\d.]+)", Path("/proc/driver/nvidia/version").read_text())
+    except OSError:
+        driver = None
+    return {"tf32": tf32, "cuda": torch.version.cuda, "driver": driver and driver[1]}
 
 
 def load_average() -> float | None:

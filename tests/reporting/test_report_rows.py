@@ -11,15 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny
-from synthetic import AR, SJD, ar, changed, folder, generation, sjd
+from synthetic import AR, SJD, ar, changed, folder, generation, sjd, stored_rows
 
 from specbench.errors import SpecbenchError
 from specbench.reporting import render, report_rows
+from specbench.reporting.answer import answer
 from specbench.reporting.cards import card
 from specbench.reporting.report_rows import label, window_of
 from specbench.specs.presets import resolve
 from specbench.specs.tree_paths import columns_fed
 from specbench.store.run_folders import find_runs
+from specbench.store.run_store import RunStore
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -192,3 +194,37 @@ def test_a_card_tells_a_run_apart(tmp_path):
     assert shown["decoder"]["options"]["window"] == 3 and shown["numbers"]["nfe"] == 2.0
     assert shown["invocations"][0]["environment"].startswith("Test CPU, 2 cores")
     assert json.dumps(shown) and card(folder(tmp_path, AR, ar(1)))["facts"] == {}
+
+
+def test_no_speed_up_across_versions_that_time_the_forward(tmp_path):
+    folder(tmp_path, AR, ar(8))
+    place = folder(tmp_path, SJD, sjd(8))
+    info = json.loads((place / "run.json").read_text())
+    info["invocations"][0]["versions"]["torch"] = "2.10.0"
+    (place / "run.json").write_text(json.dumps(info))
+    [row] = rows_of(tmp_path, "sjd")
+    assert (
+        row["speedup"] is None and row["speedup_note"] == "differs from AR in versions (torch 2.10.0, AR torch 2.9.0)"
+    )
+    info["invocations"][0]["versions"] |= {"torch": "2.9.0", "numpy": "2.0", "specbench": "9"}
+    (place / "run.json").write_text(json.dumps(info))
+    assert rows_of(tmp_path, "sjd")[0]["speedup"] > 1
+
+
+def test_times_under_other_versions_than_most_are_left_out_and_said(tmp_path):
+    folder(tmp_path, AR, ar(8))
+    place, alone = folder(tmp_path, SJD, sjd(8)), folder(tmp_path / "alone", SJD, sjd(8))
+    slow = stored_rows([None] * 8 + [generation(2, 3000.0)] * 2)[8:]
+    with RunStore(place).lock(SJD) as store:
+        info = store.info()
+        later = replace(info.invocations[0], started_at="2026-01-31T00:00:00.000+00:00", stored={})
+        later.versions = {**later.versions, "torch": "2.10.0"}
+        store._write_info(replace(info, invocations=[*info.invocations, later]))
+        store.append([row | {"started_at": "2026-02-01T00:00:00.000+00:00"} for row in slow])
+    [row], [wanted] = rows_of(tmp_path, "sjd"), rows_of(alone.parent, "sjd")
+    assert row["n"] == 10 and row["untimed"] == {"python 3.11, torch 2.10.0": 2}
+    for name in ("latency_ms", "latency_median_ms", "latency_e2e_ms", "step_ms", "over_floor"):
+        assert row[name] == wanted[name], name
+    assert row["pairs"] == 8 and row["speedup"] > 1
+    said = "sjd (window 3): 2 of 10 images were decoded under python 3.11, torch 2.10.0, not python 3.11, torch 2.9.0"
+    assert any(said in sentence for sentence in answer(rows_of(tmp_path)))
