@@ -19,8 +19,10 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import check_model, find_model, models
 from specbench.models.facts import AS_PUBLISHED, ModelChoice, ModelFacts
 from specbench.models.hub_model import HubModel
+from specbench.prompts import default_prompts
 from specbench.runs import compiler
 from specbench.runs.memory_estimate import footprint, free_memory
+from specbench.runs.needs import fetch_command, needs_of, score_needs
 from specbench.runs.plan import available_threads, check_writable
 from specbench.specs.presets import resolve
 from specbench.system import plugins
@@ -88,6 +90,7 @@ def doctor(
         *_acceleration(),
         _limits(),
         *(_model(info, required=bool(named)) for info in named or models().values()),
+        *(row for info in named for row in _needs(info)),
         *(row for info in named for row in _memory(info)),
         *_peaks(measure),
         *(row for name in wanted for row in _metric(name)),
@@ -189,7 +192,9 @@ def _model(info: ModelFacts, required: bool) -> dict[str, str]:
         if required:
             check_model(info)
     except SpecbenchError as error:
-        return _row(f"model {info.name}", MISSING if required else WARNING, error.what, error.try_this)
+        official = required and needs_of(info, None)
+        fix = fetch_command(info, None) if official else error.try_this
+        return _row(f"model {info.name}", MISSING if required else WARNING, error.what, fix)
     if not files:
         return _row(f"model {info.name}", OK, "random weights, no files needed")
     size = sum(path.stat().st_size for path in files)
@@ -197,6 +202,18 @@ def _model(info: ModelFacts, required: bool) -> dict[str, str]:
     folder = files[0].parent
     where = "this package" if folder.is_relative_to(PACKAGE) else folder
     return _row(f"model {info.name}", OK, f"{size / 2**20:.1f} MiB in {where}{complete}")
+
+
+def _needs(info: ModelFacts) -> list[dict[str, str]]:
+    """What is missing of the model's files, its prompts, and the networks of the metrics that score its images."""
+    prompts = default_prompts(info.name.partition("+")[0])
+    of_model = needs_of(info, None)
+    found = [(one, MISSING, False) for one in needs_of(info, prompts) if one not in of_model[:1]]  # `_model` names it
+    found += [(one, WARNING, True) for one in score_needs(info, prompts)]
+    return [
+        _row(one.what, status, f"not here: {one.text()}", fetch_command(info, prompts, scores))
+        for one, status, scores in found
+    ]
 
 
 def _memory(info: ModelFacts) -> list[dict[str, str]]:

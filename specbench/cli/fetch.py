@@ -24,6 +24,8 @@ _Names = Annotated[
 ]
 _Images = Annotated[bool, switch("--images", "With a prompt set: its reference images too.")]
 
+_Scores = Annotated[bool, switch("--scores", "With a model: the networks of the metrics of its images too.")]
+
 
 def add_to(app: typer.Typer) -> None:
     app.command(name="fetch", help=_HELP)(fetch)
@@ -34,6 +36,7 @@ def fetch(
     metric: Annotated[list[str] | None, metric_option("A metric; may be repeated.")] = None,
     protocol: Annotated[str | None, protocol_option("The metrics")] = None,
     images: _Images = False,
+    scores: _Scores = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
@@ -43,7 +46,7 @@ def fetch(
         console.show_progress(False)
     from specbench.papers import downloads
 
-    rows = downloads.fetch(names or (), metric or (), protocol, images)
+    rows = downloads.fetch(names or (), metric or (), protocol, images, scores)
     if json:
         return print_json(rows)
     asked = ", ".join([*(names or ()), *(metric or ()), *([f"protocol {protocol}"] if protocol else [])])

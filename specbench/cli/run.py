@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -24,6 +24,7 @@ from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
+from specbench.system.downloads import offline
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -219,21 +220,23 @@ def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
     if as_json:
         print_json(rows)
     elif problem is None or len({str(one) for one in obstacles}) > 1 or problem.exit_code == MISSING_PREREQUISITE:
-        print_dry_run(rows)
+        print_dry_run(rows, needed=_needed(sweep_values(values, axes)))
     if problem:
         raise problem
 
 
-def print_dry_run(rows: Sequence[Mapping], first: Sequence[str] = (), notes: Sequence[str] = ()) -> None:
+def print_dry_run(
+    rows: Sequence[Mapping], first: Sequence[str] = (), notes: Sequence[str] = (), needed: Sequence[str] = ()
+) -> None:
     """Print rows of `specbench.runs.dry_run`.
 
     Args:
         first: columns before those of every dry run.
         notes: keys with lists of texts, printed below the table and as numbers in it; obstacles always are.
+        needed: what is not on this disk; what the rows say of it, if empty.
     """
     from specbench.prompts.public import missing_set
     from specbench.runs.dry_run import ON_DISK
-    from specbench.system.downloads import offline
 
     notes = (*notes, "obstacles")
     texts = {name: list(dict.fromkeys(text for row in rows for text in row[name])) for name in notes}
@@ -254,11 +257,26 @@ def print_dry_run(rows: Sequence[Mapping], first: Sequence[str] = (), notes: Seq
     for found in marks.values():
         _print_lines([f"{mark}. {text}" for text, mark in found.items()])
     missing = dict.fromkeys((row["model"], row["weights"]) for row in rows if row["weights"] not in (None, ON_DISK))
-    lines = [f"weights of {model}: {brings}" for model, brings in missing]
-    absent = [name for name in dict.fromkeys(str(row["prompts"]) for row in rows) if missing_set(name)]
+    lines = [f"weights of {model}: {brings}" for model, brings in missing if not needed]
+    absent = [name for name in dict.fromkeys(str(row["prompts"]) for row in rows) if missing_set(name) and not needed]
     lines += [f"prompts of {name}: specbench fetch {name.partition('/')[0]}" for name in absent]
     title = "Not on this disk:" if offline() else "The run would download this first; to do it now:"
-    _print_lines([title, *lines] if lines else [])
+    _print_lines([title, *lines] if lines else needed)
+
+
+def _needed(settings: Iterable[Mapping[str, Value]]) -> list[str]:
+    """Everything that runs of these settings and their scores lack on this disk, and the command that brings it."""
+    from specbench.runs.needs import fetch_command, needs_of, score_needs
+    from specbench.runs.plan import plan_model
+
+    lines: list[str] = []
+    for model, prompts in dict.fromkeys((plan_model(values), str(values["prompts"].value)) for values in settings):
+        needs, scores = needs_of(model, prompts), score_needs(model, prompts)
+        when = "Not on this disk" if offline() else "Downloaded first"
+        for title, some, every in ((f"{when}, or now", needs, False), ("For score, by default", scores, True)):
+            lines += [f"{title}: {fetch_command(model, prompts, every)}"] if some else []
+            lines += [f"  {one.what} {one.text()}" for one in some]
+    return lines
 
 
 def _print_lines(lines: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import (
@@ -201,6 +202,17 @@ class ModelFiles:
     def missing(self) -> list[Download]:
         """What `locate` would download; errors as there."""
         return [found for asked in self._asked(download=True) if (found := missing_checkpoint(*asked))]
+
+    def absent(self) -> list[Source]:
+        """The sources whose files are not on this disk, where no folder or hub id was chosen in their place."""
+
+        def here(*asked: Any) -> bool:
+            try:
+                return bool(find_checkpoint(*asked))
+            except SpecbenchError:
+                return False
+
+        return [asked[0] for asked in self._asked(download=False) if not here(*asked)]
 
     def require_known(self) -> None:
         """Check that every file is on this disk or of a known revision; errors as of `locate`."""

@@ -231,6 +231,10 @@ class HubModel(ModelFacts):
                 raise
             self._wanted.require_known()
 
+    def absent(self) -> list[Source]:
+        """The parts whose files are not on this disk."""
+        return self._wanted.absent()
+
     def downloads(self) -> list[Download]:
         return [] if self.choice.random else self._wanted.missing()
 

@@ -25,7 +25,11 @@ from specbench.system.downloads import Download, fetch_all
 
 
 def fetch(
-    names: Sequence[str] = (), metrics: Sequence[str] = (), protocol: str | None = None, images: bool = False
+    names: Sequence[str] = (),
+    metrics: Sequence[str] = (),
+    protocol: str | None = None,
+    images: bool = False,
+    scores: bool = False,
 ) -> list[dict[str, object]]:
     """Download what names stand for (`specbench fetch`): sizes and free disk first.
 
@@ -34,6 +38,7 @@ def fetch(
         metrics: names of metrics.
         protocol: "sjd" or "cool-sd": the metrics of that protocol.
         images: with prompt sets, their reference images too.
+        scores: with models, the networks of the metrics that score their images by default.
 
     Returns:
         One dict per download: `name, files, bytes, commit, folder`; none where all was on this disk.
@@ -42,11 +47,17 @@ def fetch(
         SpecbenchError: an unknown name, a disk that is too small, or something that cannot be had.
     """
     wanted = [found for name in names for found in downloads_of(name, images)]
+    metrics = [*metrics, *(metric for name in names if scores and name in models() for metric in _scored_by(name))]
     wanted += metric_catalog.downloads(metric_catalog.with_protocol(metrics, protocol), Settings())
     return [
         {"name": one.name, "files": len(one.files), "bytes": one.size, "commit": one.commit, "folder": str(one.folder)}
         for one in fetch_all(wanted)
     ]
+
+
+def _scored_by(model: str) -> list[str]:
+    """The metrics that score a model's images by default."""
+    return metric_catalog.default_metrics(model, prompts.default_prompts(model))
 
 
 def downloads_of(name: str, images: bool = False) -> list[Download]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specbench.errors import SpecbenchError
+from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.models.catalog import find_model, model_code
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import find_head, missing_head, require_head
@@ -27,7 +27,7 @@ from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value
 from specbench.specs.presets import DecoderSpec, decoder_code
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
-from specbench.system.downloads import Download
+from specbench.system.downloads import Download, offline
 from specbench.system.foreign_code import Code, refuse_edited
 from specbench.system.limits import available_cores
 from specbench.system.torch_device import check_decoding_device
@@ -229,11 +229,11 @@ def make_plan(
         refuse_edited(code)
     workers, shard = plan_workers(values), plan_shard(value["shard"])
     drawing, prompts, chosen = plan_drawing(values), None, ()
-    with _collected(obstacles):
+    with _collected(obstacles), _named_together(model, str(value["prompts"]), obstacles):
         prompts = shared.once(("prompts", value["prompts"]), lambda: shared.load(value["prompts"]))
         chosen = shared.once((value["prompts"], drawing), lambda: tuple(drawing.of(prompts)))
         _check_images(len(chosen), value["samples"], shard)
-    with _collected(obstacles):
+    with _collected(obstacles), _named_together(model, str(value["prompts"]), obstacles):
         model.require_weights()
     for decoder in decoders:
         with _collected(obstacles):
@@ -273,6 +273,22 @@ def make_plan(
     with _collected(obstacles):
         return plan if workers.elsewhere else _settle_batch(_settle_windows(plan))
     return None
+
+
+@contextmanager
+def _named_together(model: ModelFacts, prompts: str, obstacles: list[SpecbenchError] | None) -> Iterator[None]:
+    """Where something cannot be had and only the first obstacle is raised, name all else that is missing with it."""
+    try:
+        yield
+    except SpecbenchError as error:
+        from specbench.runs.needs import fetch_command, missing_error, needs_of  # brings the metrics' catalogue
+
+        named = obstacles is not None or error.exit_code == BAD_INPUT
+        if named or len(needs := needs_of(model, prompts)) < 2:
+            raise
+        found = missing_error(needs, fetch_command(model, prompts))
+        what = found.what if offline() else f"{error.what}; {found.what}"
+        raise SpecbenchError(what, found.try_this, error.exit_code) from None
 
 
 @contextmanager

@@ -1,0 +1,92 @@
+"""All that a run and its scores read and this disk lacks, with sizes and licences; known without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.metrics import catalog as metric_catalog
+from specbench.metrics.published_weights import CHECKPOINTS, hub_problem
+from specbench.models.facts import BYTES, ModelFacts
+from specbench.models.hub_model import HubModel
+from specbench.prompts import default_prompts
+from specbench.prompts.public import missing_set
+from specbench.system.downloads import Download
+
+_KILO, _UNITS = 1000, ("bytes", "kB", "MB", "GB", "TB")
+
+
+class Need(NamedTuple):
+    """Files of one origin: what they are, the repository, set or file, bytes (None: unknown here), the licence, and
+    whether the bytes are those in memory."""
+
+    what: str
+    name: str
+    size: int | None
+    licence: str
+    about: bool = False
+
+    def text(self) -> str:
+        """Name, size and licence in one line."""
+        size = "size unknown" if self.size is None else f"{in_words(self.size)}{' in memory' * self.about}"
+        return f"{self.name}: {size}; {self.licence}"
+
+
+def in_words(size: float) -> str:
+    """Bytes in a unit of their size: "14.0 GB"."""
+    place = 0
+    while size >= _KILO and place < len(_UNITS) - 1:
+        size, place = size / _KILO, place + 1
+    return f"{size:.3g} {_UNITS[place]}"
+
+
+def needs_of(model: ModelFacts, prompts: str | None, heads: Iterable[str] = ()) -> list[Need]:
+    """What decoding needs: the official model's files, draft heads of the hub, prompts."""
+    found = [*_of_model(model), *(Need("draft head", head, None, "licence as its card says") for head in heads)]
+    return found + [_of_download("prompts", one) for one in (missing_set(prompts) if prompts else ())]
+
+
+def score_needs(model: ModelFacts, prompts: str | None) -> list[Need]:
+    """What the metrics need that score the model's images by default; their networks, each once."""
+    found: dict[str, Need] = {}
+    for name in metric_catalog.default_metrics(model.name.partition("+")[0], prompts):
+        if name in metric_catalog.IMPORTED:
+            continue
+        metric = metric_catalog.metric(name)()
+        for key in metric.checkpoints:
+            if not (one := CHECKPOINTS[key]).here:
+                found[one.file] = Need(f"network of {name}", one.file, one.remote.size, one.licence)
+        for repository in metric.repositories.values():
+            if hub_problem(repository):
+                found[repository] = Need(f"network of {name}", repository, None, "licence as its card says")
+    return list(found.values())
+
+
+def fetch_command(model: ModelFacts, prompts: str | None, scores: bool = False) -> str:
+    """The one command that brings it."""
+    name = model.name.partition("+")[0]
+    other = [prompts.partition("/")[0]] if prompts and prompts != default_prompts(name) and missing_set(prompts) else []
+    return " ".join(["specbench", "fetch", name, *other, *(["--scores"] if scores else [])])
+
+
+def missing_error(needs: Sequence[Need], command: str) -> SpecbenchError:
+    """Everything that is missing, in one line."""
+    listed = "; ".join(f"{one.what} {one.name}" for one in needs)
+    return SpecbenchError(f"not on this disk: {listed}", f"with a network: {command}", MISSING_PREREQUISITE)
+
+
+def _of_model(model: ModelFacts) -> list[Need]:
+    if not isinstance(model, HubModel) or model.choice.random or model.choice.weights or model.choice.revision:
+        return []
+    sources = model.absent()
+    sizes = {0: model.parameters * BYTES[model.dtype], **({1: model.other_bytes} if len(model.companions) == 1 else {})}
+    places = {source: place for place, source in enumerate((model.source, *model.companions))}
+    return [
+        Need(one.what.removeprefix("the "), one.repo, sizes.get(places.get(one, -1)), one.licence, True)
+        for one in sources
+    ]
+
+
+def _of_download(what: str, one: Download) -> Need:
+    return Need(what, one.name.removeprefix("prompts of "), one.size, one.licence)
