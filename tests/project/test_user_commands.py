@@ -134,7 +134,7 @@ def test_the_whole_path_with_one_model_of_each_family(model, hub, tmp_path):
         official_hub.serve(hub, tmp_path / "repositories", [model])
     by_class = "c2i" in model
     for line, codes in (
-        (f"fetch {model}" + " parti" * (not by_class), [0]),
+        (f"fetch {model} --scores", [0]),
         (f"run --model {model} --decoder ar,sjd --limit 1", [0]),
         # FID of classes needs a folder of real images, GLM-Image's pictures its diffusion model.
         ("score", [2 if by_class or model == "glm-image" else 0]),
@@ -146,15 +146,19 @@ def test_the_whole_path_with_one_model_of_each_family(model, hub, tmp_path):
         ("status", [0]),
     ):
         run = next((folder.name for folder in (tmp_path / "work" / "results").glob("*-sjd-*")), "")
-        done = typed(hub, tmp_path, f"specbench {line.replace('RUN', run)}")
+        offline = {} if line.startswith("fetch") else {"SPECBENCH_OFFLINE": "1"}
+        done = typed(hub, tmp_path, f"specbench {line.replace('RUN', run)}", **offline)
         assert done.returncode in codes and "Traceback" not in done.stderr, (line, done.stderr)
 
 
 @pytest.mark.parametrize("model", [QUICK[1], *SLOW])
 def test_the_first_command_of_every_model(model, hub, tmp_path):
-    """From an empty cache to a picture in one command."""
+    """One command brings everything; then there is a picture without the network."""
     if model in SLOW:
         official_hub.serve(hub, tmp_path / "repositories", [model])
-    ran = typed(hub, tmp_path, f"specbench run --model {model} --decoder gsd --G 50 --limit 1 --baseline 0")
+    fetched = typed(hub, tmp_path, f"specbench fetch {model} --scores")
+    assert fetched.returncode == 0, fetched.stderr
+    line = f"specbench run --model {model} --decoder gsd --G 50 --limit 1 --baseline 0"
+    ran = typed(hub, tmp_path, line, SPECBENCH_OFFLINE="1")
     assert ran.returncode == 0, ran.stderr
     assert len(list((tmp_path / "work" / "results").rglob("*.png"))) == 1

@@ -70,7 +70,11 @@ def test_every_decoder_finds_the_draft_head_that_comes_with_the_model(tmp_path):
 def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(bare, cli, monkeypatch):
     monkeypatch.setattr("specbench.runs.dry_run.free_memory", lambda *_: 2**40)  # a smaller machine is an obstacle
     outcome = cli("run", "--model", "lumina", "--decoder", "ar,eagle", "--prompts", "coco", "--dry-run", "--out", bare)
-    assert outcome.code == 5 and "no draft head" in outcome.err and "would download" in outcome.out
+    assert (
+        outcome.code == 5
+        and "no draft head" in outcome.err
+        and "Downloaded first, or now: specbench fetch lumina" in outcome.out
+    )
     assert cli("run", "--model", "lumina", "--decoder", "ar", "--dry-run", "--out", bare).code == 0, "all can be had"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     outcome = cli("run", "--model", "lumina", "--decoder", "ar,eagle", "--prompts", "coco", "--dry-run", "--out", bare)
