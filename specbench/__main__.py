@@ -5,6 +5,8 @@ import os
 import sys
 from typing import NoReturn
 
+from specbench.system import signals
+
 
 def program() -> NoReturn:
     """Run the command line as a whole process.
@@ -12,6 +14,7 @@ def program() -> NoReturn:
     The process ends after Python's exit handlers and before native libraries are taken down: threads of Arrow abort
     now and then while that happens (https://github.com/apache/arrow/issues/39862), after all work is done.
     """
+    signals.install()
     _restart_with_docstrings()
     code: object = 1
 
@@ -21,7 +24,8 @@ def program() -> NoReturn:
                 if stream:
                     stream.flush()
             except (OSError, ValueError):  # a full disk, a closed stream: Python's own end reports it
-                return
+                if not signals.asked():  # the terminal may be what is gone
+                    return
         os._exit(code if isinstance(code, int) else int(bool(code)))
 
     atexit.register(end)  # the first to be registered is the last to be called
@@ -32,6 +36,14 @@ def program() -> NoReturn:
     except SystemExit as ending:
         code = ending.code
         raise
+    except BaseException:
+        if not signals.asked():
+            raise
+        signals.answered()  # in an import, or between two lines
+        stopped = signals.problem()
+        sys.stderr.write(f"error: {stopped}\n")
+        code = stopped.exit_code
+        sys.exit(code)
 
 
 def _restart_with_docstrings() -> None:

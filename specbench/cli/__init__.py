@@ -21,7 +21,7 @@ import typer
 
 from specbench.cli.commands import COMMANDS, COMPLETION, CommandLine, help_of
 from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, unknown_name
-from specbench.system import console
+from specbench.system import console, signals
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -130,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app = _app_of(arguments)
         code = app(arguments, standalone_mode=False, prog_name="specbench")
+        signals.look()
         if code == INTERRUPTED:  # typer's own answer to Ctrl-C
             raise KeyboardInterrupt
     except SpecbenchError as error:
@@ -138,18 +139,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = (
             BAD_INPUT if type(error).__name__ == "NoArgsIsHelpError" else _fail(_usage_problem(error, arguments), debug)
         )
-    except (KeyboardInterrupt, typer.Abort):
-        code = _fail(
-            SpecbenchError(
-                "interrupted", "what is finished is kept; run the same command again to resume", INTERRUPTED
-            ),
-            debug,
-        )
+    except BaseException if signals.asked() else (KeyboardInterrupt, typer.Abort):  # noqa: B030
+        code = _fail(signals.problem(), debug)
         # Threads of a download try again for minutes, which Python's own end would wait for.
         if any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()):
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(INTERRUPTED)
+            os._exit(code)
     except BrokenPipeError as error:
         code = 0 if _reader_left() else _fail(_bug(error), debug)
     except OSError as error:
@@ -166,6 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # rich ends the program where nobody reads its text
         broke = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
         code = 0 if broke else _fail(_bug(error), debug)
+    signals.answered()
     sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -200,6 +197,8 @@ def _app_of(arguments: Sequence[str]) -> typer.Typer:
 
 
 def _fail(error: SpecbenchError, debug: bool) -> int:
+    signals.answered()
+    error = signals.in_place_of(error)
     if debug and sys.exc_info()[1] is not None:
         traceback.print_exc()
     if COMPLETION not in os.environ:  # a shell that asks would print it into the line that is being typed

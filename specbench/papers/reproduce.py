@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from specbench import prompts
-from specbench.errors import BAD_INPUT, INTERRUPTED, MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.score_store import read_scores
 from specbench.models.catalog import find_model
@@ -270,7 +270,7 @@ def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda
     done = TableRun(problems={one.settings: one.problem for one in planned if one.problem is not None})
     by_plan = {id(one.plan): one.settings for one in planned if one.plan is not None}
     waiting = together(one.plan for one in planned if one.plan is not None)
-    while waiting and (done.trouble is None or done.trouble.exit_code != INTERRUPTED):
+    while waiting and (done.trouble is None or done.trouble.exit_code <= 128):
         waiting += _run_together(waiting.pop(0), by_plan, done, reporter)
     stopped = None
     if not done.folders:  # the first problem that an installation or download solves, or else the first problem

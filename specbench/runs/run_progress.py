@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
+from specbench.errors import PARTIAL, SpecbenchError
+from specbench.system import signals
 from specbench.system.monitor import BUSY_CORES, gpu_disturbances, taken_cores
 
 SLOW = 1.25
@@ -57,7 +58,7 @@ class RunSummary:
         resumed: images that were stored before.
         done, failed: rows written by this call.
         errors: distinct errors of the failed rows.
-        interrupted: whether the user stopped it before the end.
+        interrupted: number of the signal that stopped it before the end; 0 if none did.
     """
 
     folders: list[Path]
@@ -66,17 +67,13 @@ class RunSummary:
     done: int = 0
     failed: int = 0
     errors: list[str] = field(default_factory=list)
-    interrupted: bool = False
+    interrupted: int = 0
 
     def problem(self) -> SpecbenchError | None:
         """Error with the exit code of an incomplete run; None if it is complete."""
         if self.interrupted:
             there = self.resumed + self.done
-            return SpecbenchError(
-                f"interrupted with {there} of {self.total} images done",
-                "run the same command again to resume",
-                INTERRUPTED,
-            )
+            return signals.problem(f" with {there} of {self.total} images done", self.interrupted)
         if self.failed:
             return SpecbenchError(
                 f"{self.failed} of {self.total} images failed; the first one: {self.errors[0]}",
@@ -91,7 +88,7 @@ class RunSummary:
         self.total, self.resumed = self.total + other.total, self.resumed + other.resumed
         self.done, self.failed = self.done + other.done, self.failed + other.failed
         self.errors += [error for error in other.errors if error not in self.errors]
-        self.interrupted |= other.interrupted
+        self.interrupted = self.interrupted or other.interrupted
 
     def count(self, row: Mapping[str, object]) -> None:
         """Count a row that this call wrote."""

@@ -6,10 +6,8 @@ run_plans -> run -> Executor.decode -> specbench.decoding.loop.decode
 from __future__ import annotations
 
 import json
-import signal
-import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +22,7 @@ from specbench.runs.run_progress import Reporter, RunSummary, timing_warnings
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import find_runs_like, run_folder, runs_in
 from specbench.store.run_store import RunStore
-from specbench.system import console, environment
+from specbench.system import console, environment, signals
 from specbench.system.downloads import fetch_all
 from specbench.system.torch_device import require_device
 
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 
 _MOST_NAMED = 3
 """Disturbances of a measurement that are told one by one."""
-TERMINATION_S = 20.0
-"""Seconds from SIGTERM until images that are unfinished are dropped; schedulers kill 30 s after it."""
 
 
 def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> RunSummary:
@@ -56,6 +52,7 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
         for line in announcement(group):
             reporter.note(line)
     fetch_all(found for group in groups for plan in group for found in plan.downloads())
+    signals.look()
     for group in groups:
         for note in dict.fromkeys(note for plan in group for note in plan.notes):
             reporter.note(note)
@@ -65,6 +62,7 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
         summary.add(complete or _run_group(group, reporter))
         if summary.interrupted:
             break
+        signals.look()
     return summary
 
 
@@ -130,7 +128,7 @@ def run(
     stores = {spec: RunStore(run_folder(out, spec)) for spec in wanted}
     for spec, store in stores.items():
         store.check(spec)
-    with ExitStack() as writing, _stop_on_signals(reporter) as stop:
+    with ExitStack() as writing, signals.finishing(reporter.stopping) as stop:
         work = {spec: _lock(store, spec, wanted[spec], trace, writing) for spec, store in stores.items()}
         writing.callback(reporter.finish)
         facts = _warm_up(executor, work, reporter, stop)
@@ -152,7 +150,7 @@ def run(
             for row in done.rows:
                 summary.count(row)
                 reporter.row(done.spec.run_id, row)
-        summary.interrupted = stop.is_set() and summary.done + summary.failed < todo
+        summary.interrupted = stop.number if summary.done + summary.failed < todo else 0
     timed = {spec.run_id: stores[spec] for spec in work if work[spec] and spec.timed}
     found = [f"{run_id}: {problem}" for run_id, store in timed.items() for problem in _disturbances(store)]
     for text in found[:_MOST_NAMED]:
@@ -181,7 +179,7 @@ def _warm_up(
     executor: Executor,
     work: Mapping[RunSpec, Sequence[Request]],
     reporter: Reporter,
-    stop: threading.Event,
+    stop: signals.Stop,
 ) -> dict[str, object]:
     """Prepare the executor for the runs that have work left, until `stop`; return facts about it for run.json."""
     specs = [spec for spec, requests in work.items() if requests]
@@ -254,31 +252,3 @@ def _time(runs: Sequence[tuple[Plan, PlannedDecoder, int]]) -> str:
     paces = [seconds_per_image(plan.out, plan.model.name, one.spec.name, plan.device) for plan, one, _ in runs]
     known = None not in paces and sum(pace * images for pace, (*_, images) in zip(paces, runs, strict=True))
     return f"; about {console.duration(known)} in all by earlier runs" if known else ""
-
-
-@contextmanager
-def _stop_on_signals(reporter: Reporter) -> Iterator[threading.Event]:
-    """Set the event at the first Ctrl-C or SIGTERM, so that the images in work are finished; after SIGTERM within
-    `TERMINATION_S`. A second Ctrl-C interrupts at once."""
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-
-    def on_signal(number, _frame):
-        stop.set()
-        for own in before:
-            signal.signal(own, signal.default_int_handler)
-        if number == signal.SIGTERM:
-            signal.setitimer(signal.ITIMER_REAL, TERMINATION_S)
-        with suppress(RuntimeError):  # a signal in the middle of a write to the same stream
-            reporter.stopping(TERMINATION_S if number == signal.SIGTERM else None)
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        yield stop
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)

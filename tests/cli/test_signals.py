@@ -1,14 +1,17 @@
-"""The process around the command line: restart with docstrings."""
+"""The process around the command line: restart with docstrings, signals."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from specbench import __main__ as process
+from specbench.system import signals
 
 
 @pytest.mark.parametrize(
@@ -30,3 +33,67 @@ def test_without_docstrings_the_program_restarts_with_them_once(monkeypatch, typ
     process._restart_with_docstrings()
     assert [call[1][1:] for call in calls] == ([restarted] if restarted else [])
     assert all(call[2]["PYTHONOPTIMIZE"] == "1" for call in calls)
+
+
+@pytest.fixture
+def handled(monkeypatch):
+    """This process handles signals as that of a command does, until the test ends."""
+    before = {number: signal.getsignal(number) for number in (*signals.NUMBERS, signal.SIGALRM)}
+    monkeypatch.setattr(signals, "_state", signals._State())
+    monkeypatch.setattr(signals, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    signals.install()
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+class Swallowing:
+    """Interrupted in its destructor, as the regex package's objects were."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __del__(self):
+        os.kill(os.getpid(), self.number)
+        time.sleep(1)
+
+
+@pytest.mark.parametrize("number", signals.NUMBERS)
+def test_a_signal_that_a_destructor_swallows_still_ends_the_command(handled, cli, monkeypatch, number):
+    def command(*_):
+        del self_destroying[0]
+        time.sleep(30)
+
+    self_destroying = [Swallowing(number)]
+    monkeypatch.setattr("specbench.reporting.status.status", command)
+    start = time.monotonic()
+    found = cli("status")
+    assert found.code == 128 + number and time.monotonic() - start < 10
+    name = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+    assert found.err == f"error: {name} (what is finished is kept; run the same command again to resume)\n"
+
+
+def test_an_interrupt_that_a_library_turns_into_an_error_is_an_interrupt(handled, cli, monkeypatch):
+    def command(*_):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
+        except KeyboardInterrupt:
+            raise ImportError("numpy failed to import") from None
+
+    monkeypatch.setattr("specbench.reporting.status.status", command)
+    found = cli("status")
+    assert found.code == 143 and found.err.startswith("error: stopped by SIGTERM (") and found.err.count("\n") == 1
+
+
+def test_what_a_process_was_started_to_ignore_stays_ignored_and_a_fork_dies_quietly(handled, cli):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signals.install()
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    if not (child := os.fork()):
+        os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM and not signals.asked()

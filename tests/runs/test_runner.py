@@ -29,6 +29,7 @@ from specbench.runs.sweep import sweep_plans
 from specbench.store import parquet_log
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
+from specbench.system import signals
 
 DECODERS = ("ar", "scd-mc")
 SAMPLES = 3
@@ -269,13 +270,13 @@ def test_sigterm_ends_a_run_in_time_and_drops_only_what_is_unfinished(tmp_path, 
         healthy(watch, committed)
 
     monkeypatch.setattr(local.StepWatch, "__call__", stuck)
-    monkeypatch.setattr(runner, "TERMINATION_S", 0.3)
+    monkeypatch.setattr(signals, "TERMINATION_S", 0.3)
     reporter, start, before = Told(), time.monotonic(), signal.getsignal(signal.SIGTERM)
     if at == "image":
         with pytest.raises(KeyboardInterrupt):
             go(tmp_path, reporter=reporter, batch=2)
     else:
-        assert go(tmp_path, reporter=reporter, batch=2).problem().exit_code == INTERRUPTED
+        assert go(tmp_path, reporter=reporter, batch=2).problem().exit_code == 128 + signal.SIGTERM
     assert time.monotonic() - start < 30 and told == [0.3]
     assert signal.getsignal(signal.SIGTERM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     monkeypatch.undo()

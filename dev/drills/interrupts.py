@@ -1,0 +1,175 @@
+"""Interrupt commands at random moments of a whole process, imports included.
+
+    python dev/drills/interrupts.py run --count 60 --seconds 600    # also: demo, score, report, audit, fetch, bench, compile
+    python dev/drills/interrupts.py table
+
+Every interrupt must end the command with exit code 130 and one line, within 3 s or with the image in work. Outcomes go
+to results/drills/interrupts.jsonl, a line each; a call continues the count that is there. A sleeping Python process is
+interrupted at the same moment: its time to the end is the control for a loaded machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+from specbench.system.version import __version__
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
+
+LOG = Path(__file__).parents[2] / "results" / "drills" / "interrupts.jsonl"
+REPO = "deepseek-community/Janus-Pro-1B"
+RUN = ("run", "--decoder", "ar,sjd", "--limit", "6", "--threads", "1")
+COMMANDS = {
+    "run": RUN,
+    "demo": ("demo", "--limit", "2"),
+    "score": ("score", "--metric", "shapes-detector"),
+    "report": ("report", "--format", "html"),
+    "audit": ("audit", "--run", "shapes-sjd"),
+    "fetch": ("fetch", REPO, "--no-progress"),
+    "bench": ("bench", "gsd-1", "--model", "shapes", "--limit", "1"),
+    "compile": (*RUN, "--compile", "on"),
+}
+LONGEST_S = {"run": 25.0, "demo": 40.0, "score": 15.0, "report": 8.0, "audit": 20.0, "fetch": 5.0, "bench": 30.0, "compile": 60.0}  # fmt: skip
+"""Interrupts fall between the start and this time, which the commands take about twice as long as on a loaded machine."""
+WITHIN_S = 3.0
+SLEEPER = "import sys, time; print(flush=True); time.sleep(600)"
+
+
+def prepared(name: str, box: Path) -> dict[str, str]:
+    """Put the inputs of a command into a folder; returns what its environment has besides."""
+    if name in ("score", "report", "audit"):
+        subprocess.run([sys.executable, "-m", "specbench", *RUN, "--quiet"], cwd=box, check=True, capture_output=True)
+    if name != "fetch":
+        return {}
+    import hub_drill
+
+    served, files = hub_drill.hub(), box / "repository"
+    files.mkdir()
+    (files / "config.json").write_text("{}")
+    (files / "model.safetensors").write_bytes(bytes(4_000_000))
+    served.put(REPO, "c" * 40, files)
+    served.cut_after = 100_000  # the client tries again until it is interrupted
+    return served.env(box)
+
+
+def interrupt(name: str, box: Path, env: dict[str, str], draw: random.Random) -> dict | None:
+    """Start a command, interrupt it, and describe its end; None where it had ended before."""
+    at = draw.uniform(0.3, LONGEST_S[name])
+    command = [sys.executable, "-m", "specbench", *COMMANDS[name]]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    control = subprocess.Popen([sys.executable, "-c", SLEEPER], **pipes)
+    control.stdout.readline()
+    said = box / "said"
+    with said.open("w") as stderr:
+        running = subprocess.Popen(command, cwd=box, env=os.environ | env, stdout=subprocess.DEVNULL, stderr=stderr)
+        time.sleep(at)
+        alive = running.poll() is None
+        running.send_signal(signal.SIGINT)
+        control.send_signal(signal.SIGINT)
+        start = time.monotonic()
+        ended = _wait(running, control, start)
+    lines = said.read_text().splitlines()
+    if not alive:
+        return None
+    return {
+        "command": name,
+        "at_s": round(at, 2),
+        "ended_s": ended["command"],
+        "control_s": ended["control"],
+        "code": running.returncode,
+        "errors": sum(line.startswith("error: ") for line in lines),
+        "traceback": any("Traceback" in line or "Exception ignored" in line for line in lines),
+        "image_in_work": any(line.startswith("ending after") for line in lines),
+        "last": lines[-1] if lines else "",
+        "load": round(os.getloadavg()[0], 1),
+        "version": __version__,
+    }
+
+
+def _wait(running: subprocess.Popen, control: subprocess.Popen, start: float) -> dict[str, float]:
+    """Seconds from `start` until each process ends; a command that does not is killed after two minutes."""
+    ended: dict[str, float] = {}
+    while len(ended) < 2:
+        for name, process in (("command", running), ("control", control)):
+            if name not in ended and process.poll() is not None:
+                ended[name] = round(time.monotonic() - start, 2)
+        if time.monotonic() - start > 120:
+            running.kill()
+        time.sleep(0.01)
+    return ended
+
+
+def outcomes() -> list[dict]:
+    return [json.loads(line) for line in LOG.read_text().splitlines()] if LOG.exists() else []
+
+
+def as_wanted(one: dict) -> bool:
+    """Whether a command ended as it should; where the control was slow, so may the command be."""
+    in_time = one["ended_s"] <= WITHIN_S * max(1.0, one["control_s"] / 0.1) or one["image_in_work"]
+    return one["code"] == 130 and one["errors"] == 1 and not one["traceback"] and in_time
+
+
+def table() -> str:
+    groups = defaultdict(list)
+    for one in outcomes():
+        groups[one["command"]].append(one)
+    groups["all"] = outcomes()
+    heads = (
+        "command",
+        "interrupts",
+        "exit code 130",
+        "one line",
+        "traceback",
+        "over 3 s",
+        "slowest, s",
+        "not as wanted",
+    )
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * 7}"]
+    for name, found in groups.items():
+        late = [one for one in found if one["ended_s"] > WITHIN_S and not one["image_in_work"]]
+        cells = [len(found), sum(one["code"] == 130 for one in found), sum(one["errors"] == 1 for one in found)]
+        cells += [sum(one["traceback"] for one in found), len(late)]
+        cells += [f"{max((one['ended_s'] for one in found), default=0):.1f}", sum(not as_wanted(one) for one in found)]
+        lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=(*COMMANDS, "table"))
+    parser.add_argument("--count", type=int, default=40, help="interrupts in the log at the end, of this command")
+    parser.add_argument("--seconds", type=float, default=600, help="end after this time")
+    asked = parser.parse_args()
+    if asked.command == "table":
+        print(table())
+        return
+    deadline = time.monotonic() + asked.seconds
+    with tempfile.TemporaryDirectory() as folder:
+        inputs = Path(folder, "inputs")
+        inputs.mkdir()
+        env = prepared(asked.command, inputs)
+        done = sum(one["command"] == asked.command for one in outcomes())
+        while done < asked.count and time.monotonic() < deadline:
+            box = shutil.copytree(inputs, Path(folder, "box"))
+            env |= {"SPECBENCH_CACHE": str(box / "cache")}
+            found = interrupt(asked.command, box, env, random.Random())
+            shutil.rmtree(box)
+            if found:
+                done += 1
+                with LOG.open("a") as log:
+                    log.write(json.dumps(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()
