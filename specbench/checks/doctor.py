@@ -23,7 +23,8 @@ from specbench.prompts import default_prompts
 from specbench.runs import compiler
 from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.needs import fetch_command, needs_of, score_needs
-from specbench.runs.plan import available_threads, check_writable
+from specbench.runs.plan import check_writable
+from specbench.runs.threads import available_threads
 from specbench.specs.presets import resolve
 from specbench.system import plugins
 from specbench.system.files import PACKAGE

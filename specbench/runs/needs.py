@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.published_weights import CHECKPOINTS, hub_problem
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.hub_model import HubModel
 from specbench.prompts import default_prompts
 from specbench.prompts.public import missing_set
-from specbench.system.downloads import Download
+from specbench.system.downloads import Download, offline
 
 _KILO, _UNITS = 1000, ("bytes", "kB", "MB", "GB", "TB")
 
@@ -74,6 +75,20 @@ def missing_error(needs: Sequence[Need], command: str) -> SpecbenchError:
     """Everything that is missing, in one line."""
     listed = "; ".join(f"{one.what} {one.name}" for one in needs)
     return SpecbenchError(f"not on this disk: {listed}", f"with a network: {command}", MISSING_PREREQUISITE)
+
+
+@contextmanager
+def named_together(model: ModelFacts, prompts: str, obstacles: list[SpecbenchError] | None) -> Iterator[None]:
+    """Where something cannot be had and only the first obstacle is raised, name all else that is missing with it."""
+    try:
+        yield
+    except SpecbenchError as error:
+        named = obstacles is not None or error.exit_code == BAD_INPUT
+        if named or len(needs := needs_of(model, prompts)) < 2:
+            raise
+        found = missing_error(needs, fetch_command(model, prompts))
+        what = found.what if offline() else f"{error.what}; {found.what}"
+        raise SpecbenchError(what, found.try_this, error.exit_code) from None
 
 
 def _of_model(model: ModelFacts) -> list[Need]:

@@ -5,7 +5,6 @@ All user errors are reported here, before a model is loaded or a file is written
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from specbench.errors import BAD_INPUT, SpecbenchError
+from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, model_code
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import find_head, missing_head, require_head
@@ -23,13 +22,14 @@ from specbench.prompts.prompt_set import Drawing
 from specbench.runs import compiler
 from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders, with_ar
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
+from specbench.runs.needs import named_together
 from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value
+from specbench.runs.threads import free_threads
 from specbench.specs.presets import DecoderSpec, decoder_code
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
-from specbench.system.downloads import Download, offline
+from specbench.system.downloads import Download
 from specbench.system.foreign_code import Code, refuse_edited
-from specbench.system.limits import available_cores
 from specbench.system.torch_device import check_decoding_device
 
 SAMPLING_SETTINGS = {
@@ -229,11 +229,11 @@ def make_plan(
         refuse_edited(code)
     workers, shard = plan_workers(values), plan_shard(value["shard"])
     drawing, prompts, chosen = plan_drawing(values), None, ()
-    with _collected(obstacles), _named_together(model, str(value["prompts"]), obstacles):
+    with _collected(obstacles), named_together(model, str(value["prompts"]), obstacles):
         prompts = shared.once(("prompts", value["prompts"]), lambda: shared.load(value["prompts"]))
         chosen = shared.once((value["prompts"], drawing), lambda: tuple(drawing.of(prompts)))
         _check_images(len(chosen), value["samples"], shard)
-    with _collected(obstacles), _named_together(model, str(value["prompts"]), obstacles):
+    with _collected(obstacles), named_together(model, str(value["prompts"]), obstacles):
         model.require_weights()
     for decoder in decoders:
         with _collected(obstacles):
@@ -248,6 +248,9 @@ def make_plan(
         shared.once(("out", out), lambda: check_writable(out))
     if obstacles:
         return None
+    threads, busy = value["threads"] * (workers.count or 1), []
+    if not threads:
+        threads, busy = shared.once(("threads", out, model.name, device), lambda: free_threads(out, model.name, device))
     plan = Plan(
         model=model,
         decoders=tuple(decoders),
@@ -260,12 +263,12 @@ def make_plan(
         batch=value["batch"],
         dtype=dtype,
         device=device,
-        threads=value["threads"] or max(1, shared.once("threads", available_threads) // (workers.count or 1)),
+        threads=threads // (workers.count or 1) or 1,
         compiled=compiled,
         out=out,
         trace=value["trace"],
         settings=values,
-        notes=(*unmet, *filter(None, [model.size_note])),
+        notes=(*unmet, *busy, *filter(None, [model.size_note])),
         workers=workers,
         mode=run_mode(value["mode"], value["batch"], workers, device),
         shard=shard,
@@ -273,22 +276,6 @@ def make_plan(
     with _collected(obstacles):
         return plan if workers.elsewhere else _settle_batch(_settle_windows(plan))
     return None
-
-
-@contextmanager
-def _named_together(model: ModelFacts, prompts: str, obstacles: list[SpecbenchError] | None) -> Iterator[None]:
-    """Where something cannot be had and only the first obstacle is raised, name all else that is missing with it."""
-    try:
-        yield
-    except SpecbenchError as error:
-        from specbench.runs.needs import fetch_command, missing_error, needs_of  # brings the metrics' catalogue
-
-        named = obstacles is not None or error.exit_code == BAD_INPUT
-        if named or len(needs := needs_of(model, prompts)) < 2:
-            raise
-        found = missing_error(needs, fetch_command(model, prompts))
-        what = found.what if offline() else f"{error.what}; {found.what}"
-        raise SpecbenchError(what, found.try_this, error.exit_code) from None
 
 
 @contextmanager
@@ -457,13 +444,6 @@ def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:
             f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens", "0 keeps all of them"
         )
     return sampling
-
-
-def available_threads() -> int:
-    """CPU cores of this process, limited by OMP_NUM_THREADS."""
-    cores = available_cores()
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(asked)) if asked.isdigit() and int(asked) else cores
 
 
 def check_writable(out: Path) -> None:

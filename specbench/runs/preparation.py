@@ -18,8 +18,9 @@ from specbench.models.interface import CompilableModel, ImageModel
 from specbench.prompts import Request
 from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor
-from specbench.runs.plan import Plan, available_threads, earlier_window
+from specbench.runs.plan import Plan, earlier_window
 from specbench.runs.run_progress import Reporter
+from specbench.runs.threads import available_threads
 from specbench.runs.window_tuning import tune_window
 from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_code, decoder_name
 from specbench.specs.run_spec import RunSpec

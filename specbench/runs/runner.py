@@ -91,9 +91,12 @@ def _complete(group: Sequence[Plan]) -> RunSummary | None:
 
 def _run_group(group: Sequence[Plan], reporter: Reporter) -> RunSummary:
     """Run plans on one loaded model, which nothing refers to when this returns: the next one may need its memory."""
+    from specbench.runs.costs import cost_note
     from specbench.runs.preparation import open_executor, work_of
 
     first = group[0]
+    if note := cost_note(first):
+        reporter.note(note)
     with open_executor(first, reporter) as (executor, model):
         wanted, run_facts = work_of(group, model, reporter)
         return run(executor, list(wanted), first.requests, first.out, reporter, run_facts, first.trace, wanted)

@@ -55,7 +55,7 @@ COPIES_MIB = (1, 4, 16, 64, 256)
 COLUMNS, SIDE = (1, 2, 4, 8, 16, 32, 64, 128), 1024
 """Columns of the measured products, and rows and columns of each of their matrices of weights."""
 _MEASURED = "devices.json"
-_SECONDS, _CALLS = 0.4, 8
+_SECONDS, _CALLS, _GLIMPSE_S = 0.4, 8, 0.1
 """Minimum duration and number of calls of each measurement."""
 
 
@@ -154,6 +154,18 @@ def measure_peak(device: str, dtype: str, threads: int) -> Peak:
     return peak
 
 
+def glimpse_peak(device: str, dtype: str) -> Peak:
+    """The peak of a device from a quarter of a second of measuring, for a forecast; nothing is stored."""
+    bytes_per_s, flops = _measure(device, getattr(_torch(), dtype), COPIES_MIB[-1:], _GLIMPSE_S)
+    return Peak(device_name(device), bytes_per_s, flops, "measured now")
+
+
+def _torch():
+    import torch
+
+    return torch
+
+
 def device_name(device: str) -> str:
     """Name of the device as reported by its driver."""
     if device == "cpu":
@@ -163,19 +175,21 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
 
 
-def _measure(device: str, dtype) -> tuple[dict[int, float], float]:
+def _measure(
+    device: str, dtype, sizes: Sequence[int] = COPIES_MIB, seconds: float = _SECONDS
+) -> tuple[dict[int, float], float]:
     import torch
 
     wait = partial(torch.cuda.synchronize, device) if device.startswith("cuda") else lambda: None
     speeds = {}
-    for mib in COPIES_MIB:
+    for mib in sizes:
         source = torch.ones(mib * 2**20, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
-        speeds[mib * 2**20] = 2 * len(source) / _best(lambda s=source, t=target: t.copy_(s), wait)
+        speeds[mib * 2**20] = 2 * len(source) / _best(lambda s=source, t=target: t.copy_(s), wait, seconds)
     side = 8192 if device.startswith("cuda") else 1024
     matrix = torch.ones(side, side, dtype=dtype, device=device)
     product = torch.empty_like(matrix)
-    return speeds, 2 * side**3 / _best(lambda: torch.mm(matrix, matrix, out=product), wait)
+    return speeds, 2 * side**3 / _best(lambda: torch.mm(matrix, matrix, out=product), wait, seconds)
 
 
 def measure_products(device: str, dtype, columns: Sequence[int] = COLUMNS, side: int = SIDE) -> dict[int, float]:
@@ -200,10 +214,10 @@ def measure_products(device: str, dtype, columns: Sequence[int] = COLUMNS, side:
     return speeds
 
 
-def _best(call: Callable[[], object], wait: Callable[[], None]) -> float:
+def _best(call: Callable[[], object], wait: Callable[[], None], seconds: float = _SECONDS) -> float:
     """Time `call` repeatedly; returns the seconds of the fastest call."""
-    best, calls, end = float("inf"), 0, time.perf_counter() + _SECONDS
-    while calls < _CALLS or time.perf_counter() < end:
+    best, calls, end = float("inf"), 0, time.perf_counter() + seconds
+    while (calls < _CALLS and seconds == _SECONDS) or time.perf_counter() < end:
         start = time.perf_counter()
         call()
         wait()

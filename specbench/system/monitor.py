@@ -13,6 +13,8 @@ from pathlib import Path
 BUSY_CORES = 0.25
 """Cores taken by other processes on average above which latencies count as disturbed."""
 
+_GLANCE_S = 0.2
+
 
 class MachineMonitor:
     """Monitor from construction until `read`."""
@@ -54,6 +56,14 @@ def joules(device: object) -> float | None:
         return nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
     except nvml.NVMLError:
         return None
+
+
+@functools.cache
+def cores_in_use() -> float:
+    """Cores, of those that this process may use, that others use now; 0 where the system does not tell."""
+    monitor = MachineMonitor()
+    time.sleep(_GLANCE_S)
+    return float(monitor.read().get("other_cores", 0.0))
 
 
 def others_at_work(machine: Mapping[str, object]) -> str | None:

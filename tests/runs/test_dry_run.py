@@ -101,7 +101,7 @@ def test_a_prompt_file_is_read_once_for_all_runs_of_a_command(tmp_path, cli, mon
 def test_many_runs_are_planned_at_once_with_their_progress(tmp_path, cli, monkeypatch):
     """What all runs share is found out once: a sweep of 1,000 seeds took 27 s, one of 20,000 was silent for minutes."""
     calls = []
-    for name in ("models.shapes.captions.encode", "runs.dry_run.free_memory", "runs.plan.available_threads"):
+    for name in ("models.shapes.captions.encode", "runs.dry_run.free_memory", "runs.plan.free_threads"):
         place = f"specbench.{name}"
         monkeypatch.setattr(place, spied(calls, pkgutil.resolve_name(place)))
     values = merge(run_settings(), {"decoder": ["ar"], "limit": 4, "out": str(tmp_path)}, env={})
