@@ -24,8 +24,8 @@ be downloaded yet.
 
 Not included: the cache of new prompts while a throughput run refills rows, numpy arrays, text encoding (done before the
 cache is allocated), and memory of kernels and libraries. Compiled steps are not included either (not measured): on a
-GPU captured graphs have a separate memory pool with the activations and outputs of every form (a power of two of
-columns, a number of blocks of cache): one `target` each, minus what torch shares.
+GPU captured graphs have a separate memory pool with the activations and outputs of every form (a padded
+window, a number of blocks of cache): one `target` each, minus what torch shares.
 """
 
 from __future__ import annotations

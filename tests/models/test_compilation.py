@@ -17,7 +17,7 @@ from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.transformer import compiled_forward as compiled_module
 from specbench.models.transformer.compilation import graph_bytes
-from specbench.models.transformer.compiled_forward import CompiledStep
+from specbench.models.transformer.compiled_forward import CompiledStep, padded_columns
 from specbench.models.transformer.kv_cache import PARTS, whole_parts
 from specbench.models.transformer.model import TransformerSession
 from specbench.models.transformer.size import whole_blocks
@@ -182,7 +182,7 @@ def joint(model, text) -> np.ndarray:
 
 
 def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
-    """What captured graphs need, without the graphs: all windows of a session are its widest, a power of two."""
+    """What captured graphs need, without the graphs: all windows of a session are its widest, padded."""
     widths = set()
 
     def call_eager(function, **_):
@@ -199,6 +199,11 @@ def test_fixed_shapes_fill_windows_up_and_change_nothing(eager, monkeypatch):
     for decoder in DECODERS:
         np.testing.assert_array_equal(tokens(model, decoder, REQUESTS), tokens(eager, decoder, REQUESTS))
     assert widths == {1, 4, 8}
+
+
+def test_windows_are_padded_to_a_multiple_of_eight_and_narrow_ones_less():
+    widths = {1: 1, 2: 2, 3: 4, 7: 8, 9: 16, 16: 16, 26: 32, 40: 40, 48: 48, 96: 96}
+    assert {columns: padded_columns(columns) for columns in widths} == widths
 
 
 @needs_compiler

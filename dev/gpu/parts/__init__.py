@@ -47,6 +47,7 @@ class Part(NamedTuple):
 
 PARTS = {
     "decisive": Part(decisive, 270),
+    "form-apart": Part(partial(form, "form-apart"), 130),
     "janus": Part(partial(one_model, "janus", "ar,sjd", 1), 120),
     "int8wo": Part(partial(form, "int8wo"), 120),
     "exactness": Part(exactness, 200, alone=False),

@@ -13,18 +13,20 @@ from parts.claims import Outcome, claim
 from parts.scales import SIDE, Scale, filtered, floor_ms, has_graphs, random_llama
 from specbench.models.eight_bits import quantise_network
 from specbench.models.transformer import compiled_forward
+from specbench.models.transformer import model as transformer_model
 from specbench.specs.presets import resolve
 from specbench.system import matrix_products
 
 FORMS = {
+    "form-apart": ({}, False),
     "int8wo": ({}, False),
     "form-tuned": ({"coordinate_descent_tuning": True}, False),
     "form-sums": ({"coordinate_descent_tuning": True}, True),
     "form-autotune": ({"max_autotune": True}, False),
 }
 """Inductor's options besides those of today, and whether the products of one and two states are compiled to sums. Its
-own rewrite of a product as multiply-and-sum needs the tuning and a single row, and guidance has two. "int8wo" has the
-weights in eight bits, in today's form."""
+own rewrite of a product as multiply-and-sum needs the tuning and a single row, and guidance has two. "form-apart"
+does not join products of one input, "int8wo" has the weights in eight bits; both in today's form."""
 
 
 def form(name: str, device: str, scale: Scale) -> Iterator[Outcome]:
@@ -36,6 +38,8 @@ def form(name: str, device: str, scale: Scale) -> Iterator[Outcome]:
         return
     compiled = has_graphs(device)
     model = random_llama(device, scale, side=SIDE // 4 if compiled else None)
+    if name == "form-apart":
+        vars(transformer_model).update(join_products=lambda network: None)
     if name == "int8wo":
         quantise_network(model.backbone)
     if compiled:

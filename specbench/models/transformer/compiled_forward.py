@@ -3,7 +3,7 @@
 A forward becomes a few kernels (on a GPU one CUDA graph) instead of some hundred calls that each cost more than their
 arithmetic. A form is compiled per combination of shapes, so these must be few: on a CPU sizes are symbols of one form,
 apart from a lone column, whose products depend on the number of rows, and a single row;
-on a GPU windows are padded to the session's widest, a power of two, and only the number of slots read is a symbol.
+on a GPU windows are padded to the session's widest, a multiple of 8, and only the number of slots read is a symbol.
 
 Checking all of torch's guards takes about as long as the forward of a small model. Only guards on the arguments are
 kept; the model is checked when a session begins.
@@ -73,7 +73,7 @@ class CompiledStep(CompiledForms):
         forward, to which narrower ones are padded where shapes are fixed."""
         width = inputs.tokens.shape[1]
         if self._fixed_shapes:
-            inputs = inputs.widened(1 << (max(width, most) - 1).bit_length())
+            inputs = inputs.widened(padded_columns(max(width, most)))
             # The number of slots read is a symbol: one form serves all parts of a cache, each captured apart.
             for read, dim in ((inputs.index, 0), (inputs.mask, 2)):
                 if read is not None:
@@ -82,6 +82,11 @@ class CompiledStep(CompiledForms):
         with _sizes_apart_floats_fixed():
             features, logits = self._made[-1][1](cache.buffers(), inputs)
         return features[:, :width], logits[:, :width]
+
+
+def padded_columns(columns: int) -> int:
+    """Columns that a window is padded to, for few different shapes."""
+    return -(-columns // 8) * 8 if columns > 8 else 1 << (columns - 1).bit_length()
 
 
 def compiled_step(model: StepModel, guidance: float) -> CompiledStep:

@@ -56,6 +56,8 @@ class ForwardInputs(NamedTuple):
 
     def widened(self, width: int) -> ForwardInputs:
         """Pad to `width` columns by repeating the last one, which does not change the others' results."""
+        if width == self.tokens.shape[1]:
+            return self
         column = torch.arange(width, device=self.tokens.device).clamp(max=self.tokens.shape[1] - 1)
         columns = {name: getattr(self, name)[:, column] for name in ("tokens", "positions", "slots")}
         return self._replace(**columns, mask=None if self.mask is None else self.mask[:, column])

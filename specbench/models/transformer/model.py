@@ -16,6 +16,7 @@ from specbench.models.transformer.compilation import CompiledFunctions, call_eag
 from specbench.models.transformer.compiled_forward import CompiledStep, compiled_step
 from specbench.models.transformer.forward import ForwardInputs, guide, run_step
 from specbench.models.transformer.host_sync import to_host
+from specbench.models.transformer.joined_products import join_products
 from specbench.models.transformer.kv_cache import PARTS, CacheExtent, PositionCache, whole_parts
 from specbench.models.transformer.size import whole_blocks
 
@@ -132,7 +133,9 @@ class TransformerModel:
         return TransformerSession(self, prefix, guidance, columns)
 
     def compile(self) -> None:
-        """Run the steps of later sessions compiled."""
+        """Run the steps of later sessions compiled, on a GPU with joined products."""
+        if self.device.type == "cuda":
+            join_products(self.backbone)
         self._compiled_steps, self._compiled_functions = {}, {}
 
     @property

@@ -1,0 +1,80 @@
+"""Joined products: the same tokens with half of the matrix products, in every family."""
+
+import pytest
+import torch
+from compilable import needs_compiler
+from torch import nn
+
+from specbench.decoding.loop import decode
+from specbench.models.catalog import find_model, load_model, models
+from specbench.models.facts import ModelChoice
+from specbench.models.hub_model import HubModel
+from specbench.models.transformer.joined_products import join_products
+from specbench.prompts import Request
+from specbench.specs.presets import resolve
+
+FAMILIES = {model.target: name for name, model in models().items() if isinstance(model, HubModel)}
+REQUESTS = [Request("7", "a"), Request("12", "b")]  # captions, and classes where a model wants these
+
+
+def tokens(model, sampling, decoder="sjd"):
+    return [image.tokens.tolist() for image in decode(model, REQUESTS, resolve(decoder), sampling, 0, render=False)]
+
+
+@pytest.mark.parametrize("name", FAMILIES.values())
+def test_joined_products_give_the_same_tokens(name):
+    info = find_model(name).configured(ModelChoice(random=True, tiny=True))
+    model, sampling = load_model(info, "cpu", "float32"), info.sampling()
+    before, layers = tokens(model, sampling), sum(hasattr(part, "q_proj") for part in model.backbone.modules())
+    weights = {name: value.clone() for name, value in model.backbone.named_parameters()}
+    join_products(model.backbone)
+    [(_, one), *_] = [(name, part) for name, part in model.backbone.named_modules() if name.endswith(".q_proj")]
+    assert type(one) is not nn.Linear and layers > 0
+    for path, part in model.backbone.named_modules():
+        if path.rpartition(".")[2] in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
+            assert torch.equal(part.weight, weights[f"{path}.weight"])
+    assert tokens(model, sampling) == before
+    assert one.joined.latest.hidden is None  # nothing keeps the states
+
+
+def test_one_product_stands_for_three_and_one_for_two(monkeypatch):
+    info = find_model("lumina").configured(ModelChoice(random=True, tiny=True))
+    model, made = load_model(info, "cpu", "float32"), []
+    linear = nn.functional.linear
+    monkeypatch.setattr(nn.functional, "linear", lambda *given: made.append(1) or linear(*given))
+    counts = []
+    for _ in range(2):
+        made.clear()
+        tokens(model, info.sampling(), "ar")
+        counts.append(len(made))
+        join_products(model.backbone)
+    forwards = model.layout.length + 1  # with the prefill
+    assert counts[0] - counts[1] == 3 * len(model.backbone.layers) * forwards
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_compiled_steps_of_joined_products_draw_the_same_tokens():
+    info = find_model("lumina").configured(ModelChoice(random=True, tiny=True))
+    model = load_model(info, "cpu", "float32")
+    before = tokens(model, info.sampling())
+    join_products(model.backbone)
+    model.compile()
+    assert tokens(model, info.sampling()) == before
+
+
+def test_traced_code_has_one_product_and_leaves_nothing_behind():
+    network, graphs = nn.Module(), []
+    for name in ("q_proj", "k_proj", "v_proj"):
+        network.add_module(name, nn.Linear(4, 4))
+    join_products(network)
+
+    def traced(graph, inputs):
+        graphs.append([node for node in graph.graph.nodes if node.target is nn.functional.linear])
+        return graph.forward
+
+    call = torch.compile(lambda x: network.q_proj(x) + network.k_proj(x) + network.v_proj(x), backend=traced)
+    hidden = torch.randn(1, 2, 4)
+    expected = network.q_proj(hidden) + network.k_proj(hidden) + network.v_proj(hidden)
+    assert torch.equal(call(hidden), expected) and [len(found) for found in graphs] == [1]
+    assert network.q_proj.joined.latest.hidden is None
