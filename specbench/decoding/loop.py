@@ -39,7 +39,7 @@ from specbench.models.interface import (
     StagedModel,
 )
 from specbench.models.transformer.compilation import call_eager
-from specbench.models.transformer.host_sync import to_host
+from specbench.models.transformer.host_sync import LaggingHostCopy
 from specbench.prompts import Request
 from specbench.prompts.prompt_set import second_stage_id
 from specbench.specs.presets import DecoderSpec, resolve
@@ -354,8 +354,9 @@ class Loop:
 class CommittedBounds:
     """Bounds on the committed tokens of the slowest row, when a step commits 1 to `most` of `length` tokens per row.
 
-    The host synchronises with the device only when they cannot decide whether the batch is complete: for AR never, for
-    a window of W once per W / (tokens per step) steps, and once per step in the last window.
+    Only when they cannot decide whether the batch is complete does the host ask the device: for AR never, for a window
+    of W once per W / (tokens per step) steps, and once per step in the last window. A GPU tells what it knew a step
+    before, and so runs at most one step in vain.
 
     Attributes:
         behind: lower bound on the tokens that the slowest row has committed.
@@ -365,6 +366,7 @@ class CommittedBounds:
         """`known`: tokens of every row; a bound as far behind as it may be."""
         self.behind, self._ahead = max(0, known - most), known
         self._length, self._most = length, most
+        self._copy, self._steps = LaggingHostCopy(), 0
 
     @property
     def done(self) -> bool:
@@ -373,7 +375,9 @@ class CommittedBounds:
 
     def step(self, committed: Tensor) -> None:
         """Update the bounds for a queued step; `committed` [B]: tokens per row after it."""
+        self._steps += 1
         self.behind += 1
         self._ahead += self._most
-        if self.behind < self._length <= self._ahead:
-            self.behind = self._ahead = min(to_host(committed))
+        if self.behind < self._length <= self._ahead and (known := self._copy.take(committed, self._steps)):
+            slowest, since = min(known[0]), self._steps - known[1]
+            self.behind, self._ahead = max(self.behind, slowest + since), slowest + since * self._most

@@ -1,8 +1,9 @@
 """Host syncs: a small, counted number per image; `tests/decoding/test_one_device.py` has none within a step."""
 
+import numpy as np
+import pytest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specbench.decoding import loop
 from specbench.decoding.loop import decode
 from specbench.models.catalog import load_model
 from specbench.models.transformer import host_sync
@@ -28,8 +29,8 @@ def test_host_syncs_per_image_are_few_and_steps_call_torch_hardly_more_often_tha
 
     Calls are shares of AR's step, forwards included; a step's host time is its calls.
     """
-    synced = []
-    monkeypatch.setattr(loop, "to_host", lambda numbers: synced.append(1) or host_sync.to_host(numbers))
+    synced, take = [], host_sync.LaggingHostCopy.take
+    monkeypatch.setattr(host_sync.LaggingHostCopy, "take", lambda *given: synced.append(1) or take(*given))
     model, per_step = load_model("shapes"), {}
     for name in ("ar", "sjd", "gsd", "eagle"):
         synced.clear()
@@ -40,3 +41,27 @@ def test_host_syncs_per_image_are_few_and_steps_call_torch_hardly_more_often_tha
     assert per_step["sjd"] < 1.75 * per_step["ar"]
     assert per_step["gsd"] < 1.9 * per_step["ar"]
     assert per_step["eagle"] < 3.95 * per_step["ar"]
+
+
+@pytest.mark.parametrize("name", ["sjd", "gsd", "eagle", "vertical"])
+def test_a_host_that_knows_only_the_step_before_queues_one_step_in_vain(name, monkeypatch):
+    """As on a GPU, whose work goes on while the host reads an earlier copy."""
+    model, requests = load_model("shapes"), [Request("a red circle", "p"), Request("a blue square", "q")]
+
+    def images():
+        steps.clear()
+        return decode(model, requests, resolve(name), Sampling(3.0), 0, render=False, watch=steps.append)
+
+    steps, held = [], []
+    before, queued = images(), len(steps)
+
+    def take(self, numbers, when):
+        held.append((numbers.tolist(), when))
+        return held[-2] if len(held) > 1 else None
+
+    monkeypatch.setattr(host_sync.LaggingHostCopy, "take", take)
+    for one, other in zip(before, images(), strict=True):
+        assert (one.tokens == other.tokens).all() and one.nfe == other.nfe
+        np.testing.assert_allclose(one.logp, other.logp, atol=1e-4)  # of windows of another width
+        assert (one.accepted == other.accepted).all()
+    assert len(steps) <= queued + 1

@@ -1,13 +1,15 @@
 """Device-to-host synchronisation (host sync): all reads of device numbers by the host while a batch is decoded.
 
-In a sync the host waits for all work queued on a GPU. Decode steps use bounds or an `AsyncHostCopy` instead, and sync
-only where neither suffices.
+In a sync the host waits for all work queued on a GPU. Decode steps use bounds or one of the copies below instead.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+_Copy = tuple[Tensor, float, torch.cuda.Event]
+"""A copy on its way, when it was started, and what says that it is complete."""
 
 
 def to_host(numbers: Tensor) -> list:
@@ -23,7 +25,7 @@ class AsyncHostCopy:
     def __init__(self, known: tuple[list[int], float] | None = None):
         """`known`: numbers and their `when`, if the host knows them already."""
         self._latest = known
-        self._pending: tuple[Tensor, float, torch.cuda.Event] | None = None
+        self._pending: _Copy | None = None
 
     def latest(self, numbers: Tensor, when: float) -> tuple[list[int], float]:
         """Start a copy of `numbers` [n] unless one is pending; returns the latest complete copy and its `when`."""
@@ -34,9 +36,32 @@ class AsyncHostCopy:
             copy, sent, _ = self._pending
             self._latest, self._pending = (to_host(copy), sent), None
         if self._pending is None:
-            copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            copy.copy_(numbers, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record()
-            self._pending = copy, when, event
+            self._pending = _started(numbers, when)
         return self._latest
+
+
+class LaggingHostCopy:
+    """Host copy of a changing tensor: current on a CPU; on a GPU the one that the call before started, so that the
+    device has a step to work on while the host waits for it."""
+
+    def __init__(self) -> None:
+        self._pending: _Copy | None = None
+
+    def take(self, numbers: Tensor, when: int) -> tuple[list[int], int] | None:
+        """Start a copy of `numbers` [n]; returns the one of the call before and its `when`, None in the first call."""
+        if not numbers.is_cuda:
+            return to_host(numbers), when
+        before, self._pending = self._pending, _started(numbers, when)
+        if before is None:
+            return None
+        copy, sent, event = before
+        event.synchronize()
+        return to_host(copy), sent
+
+
+def _started(numbers: Tensor, when: float) -> _Copy:
+    copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+    copy.copy_(numbers, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    return copy, when, event
