@@ -170,7 +170,9 @@ def test_columns_and_keys_of_stored_runs_are_documented():
             assert set(pq.read_schema(samples).names) <= {*documented("samples/*.parquet"), *SUMS.names}
     assert {f"spec.{name}" for name in RunSpec.__dataclass_fields__} <= keys.keys()
     assert {f"spec.sampling.{name}" for name in Sampling.__dataclass_fields__} <= keys.keys()
-    written = RunInfo.__dataclass_fields__.keys() - {"stored", "roofline"} | {"floor"}  # the key of a roofline's inputs
+    written = RunInfo.__dataclass_fields__.keys() - {"stored", "stack", "roofline"} | {
+        "floor"
+    }  # the key of a roofline's inputs
     written |= {f"invocations[].{name}" for name in Invocation.__dataclass_fields__.keys() - {"stored"}}
     assert written <= keys.keys()
 
