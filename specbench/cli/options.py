@@ -125,7 +125,7 @@ OwnRows = Annotated[
 ]
 Baseline = Annotated[
     str | None,
-    option("--baseline", "ROW", "Add speed-ups over this row, and mark what differs from it (Holm-corrected)."),
+    option("--baseline", "ROW", "Add speed-ups over this row, and mark what differs from it."),
 ]
 Gates = Annotated[
     list[str] | None,

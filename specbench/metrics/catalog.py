@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specbench.errors import SpecbenchError, unknown_name
+from specbench.system.foreign_code import code_of, refuse_edited
 from specbench.system.plugins import (
     is_reference,
     load_object,
@@ -256,6 +257,7 @@ def _foreign(found: Any, reference: str) -> Callable[..., Any]:
     if not (isinstance(found, type) and all(hasattr(found, part) for part in ("features", "scores", "identity"))):
         raise SpecbenchError(f"metric '{reference}' is no specbench metric", "subclass specbench.metrics.base.Metric")
 
+    refuse_edited(code_of([reference]))
     from specbench.metrics.base import Metric  # which a plug-in has imported
     from specbench.system.downloads import Download
 

@@ -29,6 +29,7 @@ from specbench.metrics.base import (
 from specbench.metrics.catalog import METRICS
 from specbench.stats import Difference, Estimate, difference_to_show, prompts_for_change, without_few
 from specbench.store.parquet_log import ParquetLog
+from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
 from specbench.system.files import blaming, check_regular, files_named, read_regular, take_lock, write_atomically
 from specbench.system.json_values import parse_json
@@ -113,7 +114,8 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     Raises:
         SpecbenchError: only one of them is scored by what `metric` is now.
     """
-    features, theirs = (image_features(path, metric) for path in (folder, baseline))
+    common = of_same_captions(folder, baseline)
+    features, theirs = (_kept(image_features(path, metric), common) for path in (folder, baseline))
     if features.empty != theirs.empty:
         lacking = folder if features.empty else baseline
         raise SpecbenchError(
@@ -138,6 +140,19 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     }
 
 
+def of_same_captions(folder: Path, baseline: Path) -> pd.DataFrame | None:
+    """Keys of the images whose captions two runs share; None where their prompt sets are the same."""
+    stores = RunStore(folder), RunStore(baseline)
+    if len({store.info().spec.prompts_sha256 for store in stores}) == 1:
+        return None
+    mine, theirs = (store.samples(["prompt"]) for store in stores)
+    return mine.merge(theirs, on=[*KEY, "prompt"])[list(KEY)]
+
+
+def _kept(features: pd.DataFrame, keys: pd.DataFrame | None) -> pd.DataFrame:
+    return features if keys is None else features.merge(keys, on=list(KEY))
+
+
 def stored_difference(
     folder: Path, baseline: Path, metric: str, fingerprint: str, identity: Mapping[str, object]
 ) -> tuple[Difference, int] | None:
@@ -154,6 +169,8 @@ def stored_difference(
     mine, theirs = [stored_values(path / "scores" / f"{metric}-{fingerprint}", column) for path in (folder, baseline)]
     if mine is None or theirs is None:
         return None
+    common = of_same_captions(folder, baseline)
+    mine, theirs = _kept(mine, common), _kept(theirs, common)
     return column_difference(mine, theirs, column, over_categories=metric in _OVER_CATEGORIES)
 
 

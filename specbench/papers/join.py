@@ -279,7 +279,7 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
 
 def with_baseline(joined: PaperTable, name: str, gates: Sequence[Gate] = ()) -> PaperTable:
     """The joined table with a column of the speed-ups over a row of each group, and with marks on scores and speed-ups
-    that differ from that row's. Holm's correction is over the whole table. A row that fails a gate has a note, and the
+    that differ from that row's. A row that fails a gate has a note, and the
     first such row's error is the table's `problem`.
 
     Args:

@@ -11,11 +11,11 @@ from specbench.metrics.catalog import bundled_metrics, default_metrics
 from specbench.models.facts import RANDOM
 from specbench.models.families.model_specs import MODELS
 from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number, stall_note
-from specbench.reporting.compare import CHANGE, SIGNIFICANT, corrected, quality_rows
+from specbench.reporting.compare import CHANGE, corrected, is_real, quality_rows
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import window_of
 from specbench.specs.tree_paths import columns_fed
-from specbench.stats.intervals import FEW_UNITS
+from specbench.stats.intervals import FEW_UNITS, verdicts
 from specbench.store.run_info import read_info
 from specbench.system.monitor import BUSY_CORES
 
@@ -42,6 +42,7 @@ def answer(rows: Sequence[Mapping]) -> list[str]:
         *_untimed(rows, against_ar),
         *_gaps(rows),
         *_unscored(rows),
+        *(f"{_name(row)}: {copy} is a copy of it and left out." for row in rows for copy in row.get("copies", ())),
         *disturbances(rows),
     ]
 
@@ -116,14 +117,14 @@ def _fastest(exact: Sequence[Mapping]) -> str:
             said = f"AR was the fastest lossless decoder; the next, {_name(best)}, ran {value} times as fast ({few})"
         else:
             said = f"{_name(best)}, the fastest lossless decoder, ran {value} times as fast as AR ({few})"
-    elif best["speedup_low"] > 1:
+    elif best["speedup"] > 1 and _real(best):
         said = f"{_name(best)} is the fastest lossless decoder: {value} times as fast as AR {interval} over {images}"
-    elif shown := next((row for row in others if (row["speedup_low"] or 0) > 1), None):
+    elif shown := next((row for row in others if row["speedup"] > 1 and _real(row)), None):
         said = (
             f"{_name(best)} has the largest speed-up of a lossless decoder, {value} {interval} over {images}, but is "
             f"not shown to be faster than AR; {_name(shown)} is: {number(shown['speedup'])} {_interval(shown)}"
         )
-    elif best["speedup_high"] < 1:
+    elif best["speedup"] < 1 and _real(best):
         said = (
             f"No lossless decoder is faster than AR: the best, {_name(best)}, reaches {value} {interval} of its speed"
         )
@@ -139,9 +140,9 @@ def _fastest(exact: Sequence[Mapping]) -> str:
 def _with_loss(row: Mapping, beside_lossless: bool) -> str:
     why = f"declared lossless, {FAILED_AUDIT}" if failed_audit(row) else "not lossless"
     speed = f"{number(row['speedup'])} times the speed of AR {_interval(row)}".rstrip()
-    unsure = (row["speedup_low"] or 0) <= 1
+    unsure = not (row["speedup"] > 1 and _real(row))
     if unsure and not beside_lossless:
-        slower = row["speedup_high"] is not None and row["speedup_high"] < 1
+        slower = row["speedup"] < 1 and _real(row)
         first = "No decoder is faster than AR" if slower else "No decoder is shown to be faster than AR"
         return f"{first}: the best, {_name(row)}, {why}, runs at {speed}."
     other = "Above it stands" if beside_lossless else "The fastest decoder is"
@@ -176,9 +177,8 @@ def _quality(chosen: Sequence[Mapping], rows: Sequence[Mapping]) -> list[str]:
         folder = Path(row["folder"])
         baseline = folders.get(row["baseline"], folder.parent / row["baseline"])
         differences = quality_rows(baseline, folder, wanted=lambda metric: not lower_is_better(metric))
-        found += [one | {"who": _name(row)} for one in differences if one["value"] is not None]
-    found = corrected(found)
-    real = [row for row in found if row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT]
+        found += [one | {"who": _name(row)} for one in corrected(differences) if one["value"] is not None]
+    real = [row for row in found if is_real(row)]
     same = [row for row in found if row["value"] == row["low"] == row["high"] == 0]
     names = {one["name"] for one in found}
     scores = [score for row in rows if row["decoder"] == "ar" for score in row["scores"]] if found else []
@@ -233,5 +233,14 @@ def _untimed(rows: Sequence[Mapping], timed: Sequence[Mapping]) -> list[str]:
 
 
 def _interval(row: Mapping) -> str:
+    """The interval, with the p-value where it alone would say more than the test."""
     low, high = row["speedup_low"], row["speedup_high"]
-    return "" if low is None else f"[{between(low, high)}]"
+    if low is None:
+        return ""
+    p = "" if _real(row) or low <= 1 <= high else f", p = {number(row['speedup_p'], 3)}"
+    return f"[{between(low, high)}{p}]"
+
+
+def _real(row: Mapping) -> bool:
+    """Whether the run's speed differs from AR's, by `specbench.stats.RULE`."""
+    return verdicts([row["speedup_p"]])[0].real

@@ -18,7 +18,7 @@ from specbench import stats
 from specbench.errors import GATE, SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings, fingerprint, whole_identity
-from specbench.metrics.score_store import difference, read_scores, stored_difference
+from specbench.metrics.score_store import difference, of_same_captions, read_scores, stored_difference
 from specbench.reporting.columns import MISSING, TOO_FEW, between, number, stall_note
 from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.plot_data import lower_is_better
@@ -30,6 +30,7 @@ from specbench.system.plugins import is_reference
 FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
 """Note of a number whose interval is left out."""
+OTHER_CAPTIONS = "no images of the same captions: what the runs share is the ids of their prompts"
 HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
 _NAMES = {
     "speedup": "speed-up, B over A",
@@ -46,7 +47,7 @@ _NAMES = {
 _TESTED = ("", _NAMES["speedup"])
 """Of the named numbers, those that are tested; a score has no such name."""
 MARK = "†"
-MARKED = f"{MARK}: differs from the baseline at the 5 % level, p-values corrected by Holm over the whole table."
+MARKED = f"{MARK}: differs from the baseline. {stats.RULE}"
 _LEAST_P = 0.0001
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
@@ -57,9 +58,9 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dic
 
     `speedup` is B over A, `speedup_reverse` A over B, followed by the factors of `speedup` and the latencies per image,
     `latency_a_ms, median_a_ms, latency_b_ms, median_b_ms`, of runs that have them; other names are metrics.
-    `p` is the two-sided p-value of no difference, `p_holm` its Holm correction, `prompts_needed` the number of prompts
-    needed to detect a change of 2 % (of the speed-up, or of A's score). Values that cannot be compared are None, with
-    the reason in `note`.
+    `p` is the two-sided p-value of no difference, `p_holm` its correction (`specbench.stats.verdicts`),
+    `prompts_needed` the number of prompts needed to detect a change of 2 % (of the speed-up, or of A's score). Values
+    that cannot be compared are None, with the reason in `note`.
 
     Raises:
         SpecbenchError: a damaged run folder.
@@ -70,11 +71,10 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dic
 
 
 def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None) -> list[dict[str, dict]]:
-    """Compare runs with their baselines: for each (baseline, run) the speed-up and the score differences by name, with
-    p-values that are Holm-corrected over all pairs together. Keys as of `compare_runs`."""
-    found = [[row for row in compare_runs(*pair, settings) if _NAMES.get(row["name"], "") in _TESTED] for pair in pairs]
-    joint = iter(corrected([row for rows in found for row in rows]))
-    return [{row["name"]: next(joint) for row in rows} for rows in found]
+    """Compare runs with their baselines: for each (baseline, run) the speed-up and the score differences by name. Keys
+    and p-values as of `compare_runs`."""
+    found = (compare_runs(*pair, settings) for pair in pairs)
+    return [{row["name"]: row for row in rows if _NAMES.get(row["name"], "") in _TESTED} for rows in found]
 
 
 def compare_rows(rows: Sequence[dict], baseline: str = "ar", gates: Sequence[Gate] = ()) -> SpecbenchError | None:
@@ -125,12 +125,31 @@ def _same_setting(row: Mapping) -> str:
 
 def marks(numbers: Mapping[str, Mapping]) -> dict[str, str]:
     """The mark of each number of `against` that differs from the baseline's, by name."""
-    return {name: MARK for name, row in numbers.items() if row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT}
+    return {name: MARK for name, row in numbers.items() if is_real(row)}
 
 
 def corrected(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Add the Holm-corrected p-values `p_holm` to the rows."""
-    return [dict(row) | {"p_holm": p} for row, p in zip(rows, stats.holm([row["p"] for row in rows]), strict=True)]
+    """Add to the numbers of one pair of runs their corrected p-values, `p_holm`: the speed-up is one test, the scores
+    are corrected together."""
+    scores = iter(stats.verdicts([row["p"] for row in rows if row["name"] not in _NAMES]))
+    judged = (stats.verdicts([row["p"]])[0] if row["name"] in _NAMES else next(scores) for row in rows)
+    return [dict(row) | {"p_holm": found.p} for row, found in zip(rows, judged, strict=True)]
+
+
+def is_real(row: Mapping[str, object]) -> bool:
+    """Whether a number of `corrected` shows a difference, by `specbench.stats.RULE`."""
+    return row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT
+
+
+def real_differences(row: Mapping) -> set[str]:
+    """Names of the numbers of a report row, "speedup" and metrics, that differ from AR's; without distances to
+    reference images."""
+    if row["baseline"] is None or row["baseline"] == row["run_id"]:
+        return set()
+    folder = Path(row["folder"])
+    found = quality_rows(folder.parent / row["baseline"], folder, wanted=lambda metric: not lower_is_better(metric))
+    speed = {"name": "speedup", "p": row["speedup_p"]}
+    return {one["name"] for one in corrected([speed, *found]) if is_real(one)}
 
 
 def _speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
@@ -184,8 +203,12 @@ def quality_rows(
     """Compute the paired differences of overall scores, B minus A, for the metrics selected by `wanted`."""
     scores = [{(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b)]
     whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0] and wanted(key[0])]
+    common = of_same_captions(a, b) if whole else None
+    if common is not None and common.empty:
+        return [_row(name, note=OTHER_CAPTIONS) for name in dict.fromkeys(name for name, _ in whole)]
     rows = [
-        _plain_difference(scores[0][key], scores[1][key]) or _quality_row(a, b, scores[0][key], settings)
+        (common is None and _plain_difference(scores[0][key], scores[1][key]))
+        or _quality_row(a, b, scores[0][key], settings)
         for key in whole
         if key in scores[0] and key in scores[1]
     ]
@@ -312,11 +335,11 @@ class Gate:
 def verdict(rows: Sequence[Mapping]) -> str:
     """What of the rows of `compare_runs` is real at the 5 % level, in one sentence."""
     said = {True: [], False: []}
-    tests = sum(row["p_holm"] is not None for row in rows)
+    tests = sum(row["p_holm"] is not None and row["name"] not in _NAMES for row in rows)
     for row in rows:
         if row["value"] is None or (row["name"] in _NAMES and row["name"] != "speedup"):
             continue
-        real = row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT
+        real = is_real(row)
         said[real].append(_told(row) if real else _open(row, tests))
     real = f"Real: {', '.join(said[True])}" if said[True] else "No difference is shown to be real"
     open_ = f"; not told apart: {', '.join(said[False])}" if said[False] else ""
@@ -340,7 +363,8 @@ def _open(row: Mapping, tests: int) -> str:
     name, none = ("speed", 1) if row["name"] == "speedup" else (row["name"], 0)
     corrected = ""
     if row["low"] is not None and row["p_holm"] is not None and not row["low"] <= none <= row["high"]:
-        corrected = f"; p = {_p(row['p_holm'])} once corrected for {tests} comparisons"
+        corrected = f"; p = {_p(row['p_holm'])}"
+        corrected += f" once corrected for {tests} scores" if name != "speed" and tests > 1 else ""
     return f"{name} ({_value(row)}{_interval(row)}{corrected})"
 
 

@@ -25,13 +25,21 @@ from PIL import Image
 from specbench.metrics.catalog import unjudged
 from specbench.reporting import charts, maps
 from specbench.reporting.columns import FASTEST, TOO_FEW, ReportColumn, failed_audit, number, with_interval
-from specbench.reporting.compare import SIGNIFICANT, corrected, quality_rows
+from specbench.reporting.compare import corrected, is_real, quality_rows
 from specbench.reporting.image_tiles import Tile, category_means, first_prompts, tiles, values_per_image
 from specbench.reporting.plot_data import lower_is_better, pareto, speed_by_prompt, step_data, sweeps
 from specbench.reporting.report_rows import report_rows
-from specbench.reporting.sections import Section, circumstances, definitions, lacks_interval, sections
+from specbench.reporting.sections import (
+    BOLD_RULE,
+    Section,
+    bold_cells,
+    circumstances,
+    definitions,
+    lacks_interval,
+    sections,
+)
 from specbench.reporting.terminal import KEPT
-from specbench.stats import Estimate
+from specbench.stats import RULE, Estimate
 from specbench.system.console import counted, shared_cells, used_columns
 from specbench.system.environment import now
 from specbench.system.files import write_output
@@ -50,7 +58,6 @@ _EXACT_SIDE = 128
 """Images up to this size are embedded losslessly; larger ones as small JPEGs."""
 _NAMED = 4
 """Decoders named in the title."""
-_NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?")
 
 
 def write_page(folders: Sequence[Path], path: Path, limit: int = PROMPTS) -> Path:
@@ -161,7 +168,7 @@ def _section(section: Section, limit: int) -> dict:
         "heading": section.heading,
         "answer": section.answer,
         "headline": _headline(names, marks),
-        "table": _table("", section.first.columns, section.runs, best=has_intervals),
+        "table": _table("", section.first.columns, section.runs, best=True),
         "has_intervals": has_intervals,
         "marks": [marks[name] for name in names],
         "legend": {row["decoder"]: marks[name] for name, row in names.items()},
@@ -185,24 +192,14 @@ def _table(
         columns = [column for column in columns if column is not FASTEST]  # it repeats the speed-up
     cells, headings = [[column.cell(row) for column in columns] for row in runs], [one.heading for one in columns]
     used = used_columns(cells, [place for place, heading in enumerate(headings) if heading in KEPT])
-    found = {place: _best(columns[place].better, [row[place] for row in cells]) for place in used if best}
+    marked = bold_cells(runs, columns, cells) if best else [set()] * len(columns)
     return {
         "title": title,
         "remark": " ".join(filter(None, (f"{shared_cells(headings, cells, used)}.".lstrip("."), remark))),
         "headings": [columns[place].title for place in used],
-        "rows": [[(row[place], number in found.get(place, ())) for place in used] for number, row in enumerate(cells)],
+        "rows": [[(row[place], number in marked[place]) for place in used] for number, row in enumerate(cells)],
+        "bold": BOLD_RULE if any(marked) else "",
     }
-
-
-def _best(better: int, cells: Sequence[str]) -> list[int]:
-    """The rows whose number is the best of its column; none where all are the same."""
-    numbers = {
-        row: float(found[0].replace(",", "")) for row, cell in enumerate(cells) if (found := _NUMBER.match(cell))
-    }
-    if not better or len(set(numbers.values())) < 2:
-        return []
-    best = max(numbers.values(), key=lambda value: better * value)
-    return [row for row, value in numbers.items() if value == best]
 
 
 def _headline(names: Mapping[str, Mapping], marks: charts.Marks) -> dict:
@@ -318,7 +315,7 @@ def _step_charts(names: Mapping[str, Mapping], marks: charts.Marks) -> list[char
 
 
 def _differences(names: Mapping[str, Mapping]) -> list[dict]:
-    """Paired score differences of every run from AR, Holm-corrected together: a table of the significant ones, and a
+    """Paired score differences of every run from AR, corrected for each run: a table of the real ones, and a
     sentence about the others. Distances to reference images are left to `specbench score --against`, which has those.
     """
     baselines = {row["baseline"] for row in names.values()} - {None}
@@ -327,21 +324,23 @@ def _differences(names: Mapping[str, Mapping]) -> list[dict]:
         {**difference, "run": name}
         for name, row in names.items()
         if baseline is not None and row is not baseline
-        for difference in quality_rows(
-            Path(baseline["folder"]), Path(row["folder"]), wanted=lambda metric: not lower_is_better(metric)
+        for difference in corrected(
+            quality_rows(
+                Path(baseline["folder"]), Path(row["folder"]), wanted=lambda metric: not lower_is_better(metric)
+            )
         )
     ]
-    tested = [row for row in corrected(found) if row["p_holm"] is not None]
+    tested = [row for row in found if row["p_holm"] is not None]
     if not tested:
         return []
-    real = [row for row in tested if row["p_holm"] < SIGNIFICANT]
+    real = [row for row in tested if is_real(row)]
     least = min((row["p_holm"] for row in tested if row not in real), default=None)
     headings = ("decoder", "score", "difference [95 %]", "p, corrected")
     cells = (
         (r["run"], r["name"], with_interval(r["value"], r["low"], r["high"], 3), f"{r['p_holm']:.4f}") for r in real
     )
-    said = f"{counted(len(tested), 'paired t test')} with prompts as units, Holm-corrected together: "
-    said += f"{len(real) or 'none'} below p = {SIGNIFICANT:g}"
+    said = f"{RULE} Of {counted(len(tested), 'score difference')}, {len(real) or 'none'} "
+    said += "is real" if len(real) < 2 else "are real"
     said += "." if least is None else f"; the smallest p of the others is {number(least, 3)}."
     return [
         {

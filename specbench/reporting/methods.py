@@ -145,7 +145,7 @@ def _statistics(infos: Sequence[RunInfo]) -> str:
     timed = "A speed-up is the ratio of the summed latencies of AR and of a decoder over the same images. "
     return (timed if any(info.spec.timed for info in infos) else "") + (
         rf"Intervals are at 95\,\% over prompts and are given for {FEW_UNITS} prompts or more; $p$-values are "
-        "paired and corrected by Holm."
+        "paired, those of the scores of two runs corrected together by Holm."
     )
 
 

@@ -9,11 +9,12 @@ the run), `n, failed`, the numbers named after functions of
 images_per_hour, over_floor` (None where it would be below 1), `roofline_note` (why), `acceptance, acceptance_by_offset,
 rounds, acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound, top1, logp_mean,
 logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`; of traced images `draft_tv, draft_tv_by_offset,
-draft_top1`), the comparison with AR (`speedup, speedup_low, speedup_high, step_ratio, window_cost, overhead,
+draft_top1`), the comparison with AR (`speedup, speedup_low, speedup_high, speedup_p, step_ratio, window_cost, overhead,
 speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
 speedup_fastest_high, fastest_ar`; bounds are None below `FEW_UNITS` prompts), `stalled` (number of images that stalled,
 with the slowest of them, ms), `disturbed` (needed cores that other processes took on average while the images were
-decoded), `gpu_disturbed` (where there were: other processes on the GPU and clocks held back, in words),
+decoded), `copies` (folders with a copy of the run, which are left out), `gpu_disturbed` (where there were: other
+processes on the GPU and clocks held back, in words),
 `scores` (a list of dicts `metric, value, low, high, n, fingerprint, too_few`: whether the bounds are None for want of
 prompts), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False where the images have
 changed since), `drawn` (of runs of a part of their prompt set: which, in words), `one_by_one` (images decoded in
@@ -157,11 +158,28 @@ def report_rows(folders: Sequence[Path]) -> list[dict]:
     Raises:
         SpecbenchError: a damaged run folder.
     """
-    once = {folder.resolve(): folder for folder in folders}.values()
-    runs = with_ar_runs(once)
+    runs = with_ar_runs({folder.resolve(): folder for folder in folders}.values())
+    copies = _copies([run for run, _ in runs.values()])
+    runs = {folder: found for folder, found in runs.items() if folder not in copies}
     rows = [report_row(*one) for one in runs.values()]
+    for row in rows:
+        if own := [str(copy) for copy, folder in copies.items() if str(folder) == row["folder"]]:
+            row["copies"] = own
     _name_versions(rows, [run.info for run, _ in runs.values()])
     return sorted(rows, key=_order)
+
+
+def _copies(runs: Sequence[Run]) -> dict[Path, Path]:
+    """Folders that hold a copy of another one's run, with that one: the id and the start of an image are the same."""
+    groups, found = {}, {}
+    for run in sorted(runs, key=lambda run: run.folder.name != run.info.run_id):
+        groups.setdefault(run.info.run_id, []).append(run)
+    for first, *others in groups.values():
+        keys = {tuple(key) for key in RunStore(first.folder).samples(["started_at"]).values} if others else ()
+        for run in others:
+            if any(tuple(key) in keys for key in RunStore(run.folder).samples(["started_at"]).values):
+                found[run.folder] = first.folder
+    return found
 
 
 def _name_versions(rows: Sequence[dict], infos: Sequence[RunInfo]) -> None:
@@ -344,7 +362,7 @@ _Over = Callable[[Run], stats.SpeedUp | None]
 
 def against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
     """The keys of a row that compare the run with the AR run that is most like it."""
-    interval = ("speedup", "speedup_low", "speedup_high")
+    interval = ("speedup", "speedup_low", "speedup_high", "speedup_p")
     factors = ("step_ratio", "window_cost", "overhead", "speedup_e2e", "pairs", "baseline")
     empty = dict.fromkeys((*interval, *factors))
     nearest = nearest_ar(run, ar_runs)
@@ -365,6 +383,7 @@ def against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
         "speedup": total.value,
         "speedup_low": total.low,
         "speedup_high": total.high,
+        "speedup_p": result.p,
         "step_ratio": result.steps,
         "window_cost": result.window_cost,
         "overhead": result.overhead,

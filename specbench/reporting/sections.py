@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -27,7 +28,8 @@ from specbench.reporting.columns import (
     score_columns,
     with_interval,
 )
-from specbench.reporting.compare import MARKED, marks
+from specbench.reporting.compare import MARKED, marks, real_differences
+from specbench.stats import RULE
 from specbench.store.run_folders import same_but_for_threads
 
 READING = (
@@ -68,7 +70,38 @@ class Section:
 def sections(rows: Sequence[Mapping]) -> list[Section]:
     """Group the rows of `report_rows` by model and setting."""
     groups = groupby(rows, key=lambda row: (row["model"], json.dumps(row["setting"], sort_keys=True)))
-    return [_section(list(group)) for _, group in groups]
+    found = [_section(list(group)) for _, group in groups]
+    return [replace(one, heading=_told_apart(one, found)) for one in found]
+
+
+def _told_apart(section: Section, others: Sequence[Section]) -> str:
+    """Its heading, with the settings in which sections of the same heading differ, as an edited list of prompts."""
+    alike = [one.runs[0]["setting"] for one in others if one.heading == section.heading]
+    own = section.runs[0]["setting"]
+    apart = [name for name in own if any(one.get(name) != own[name] for one in alike)]
+    known = {"prompts_sha256": "prompt file", "weights_sha256": "weights", "model_code": "code of the model"}
+    return ", ".join([section.heading, *(f"{known.get(name, name)} {str(own[name])[:8]}" for name in apart)])
+
+
+BOLD_RULE = f"Bold: the best value of its column, where its difference from AR is real. {RULE}"
+_LEADING = re.compile(r"-?[\d,]*\.?\d+")
+
+
+def bold_cells(
+    runs: Sequence[Mapping], columns: Sequence[ReportColumn], cells: Sequence[Sequence[str]]
+) -> list[set[int]]:
+    """By column, the rows whose cell is bold, see `BOLD_RULE`."""
+    real, found = [real_differences(row) for row in runs], []
+    for column, texts in zip(columns, zip(*cells, strict=True), strict=True):
+        name = "speedup" if column.heading.startswith("speed-up") else column.heading.partition(" (")[0]
+        values = {
+            place: float(m[0].replace(",", "")) for place, cell in enumerate(texts) if (m := _LEADING.match(cell))
+        }
+        top = max(values.values(), key=lambda value: column.better * value, default=None)
+        found.append(
+            {place for place, value in values.items() if column.better and value == top and name in real[place]}
+        )
+    return found
 
 
 _MOST_NOTES = 3

@@ -5,12 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.reporting.compare import HEADINGS, comparison_lines, verdict
-from specbench.reporting.sections import Section, circumstances, definitions, sections, with_columns
+from specbench.reporting.sections import (
+    BOLD_RULE,
+    Section,
+    bold_cells,
+    circumstances,
+    definitions,
+    sections,
+    with_columns,
+)
 from specbench.system.console import one_line, printable, used_columns
 from specbench.system.json_values import nonfinite_as_null
 
@@ -120,40 +127,30 @@ def to_latex(
     caption: str | None = None,
     everything: bool = False,
 ) -> str:
-    """Format as LaTeX: a booktabs `table` for the first table of each section, or for all, the best values bold; with
-    `notes` definitions after them."""
+    """Format as LaTeX: a booktabs `table` for the first table of each section, or for all, with `notes` definitions
+    after them; bold as of `BOLD_RULE`."""
     tables = [(section, table) for section in found for table in section.shown(everything)]
-    floats = []
+    floats, marked = [], False
     for place, (section, table) in enumerate(tables, 1):
         heading = caption or section.heading
         cells = [[column.cell(row) for column in table.columns] for row in section.runs]
         columns = [table.columns[place] for place in _used(section, cells)]
         shown = [[column.cell(row) for row in section.runs] for column in columns]
-        best = [_best(column.better, texts) for column, texts in zip(columns, shown, strict=True)]
+        best = bold_cells(section.runs, columns, list(zip(*shown, strict=True)))
+        marked = marked or any(best)
         headings, text = [column.title for column in columns], f"{table.title}; {heading}"
         lines = list(zip(*shown, strict=True))
         floats.append(latex_table(headings, lines, text if table.title else heading, f"tab:specbench-{place}", best))
     answers = "".join(f"{tex(sentence)}\n\n" for section in found for sentence in section.answer)
     below = answers + latex_definitions(rows, found)
-    return LATEX_NEEDS + "\n".join(floats) + (f"\n{{\\footnotesize\n{below}\n}}\n" if notes else "")
+    said = f"% {BOLD_RULE}\n" if marked else ""
+    return LATEX_NEEDS + said + "\n".join(floats) + (f"\n{{\\footnotesize\n{below}\n}}\n" if notes else "")
 
 
 def latex_definitions(rows: Sequence[Mapping], found: Sequence[Section]) -> str:
     """The definitions of the columns, and machines, for a file of their own."""
     texts = (*definitions(found), *circumstances(rows, load=False))
     return "\n\n".join(map(tex, texts)) + "\n"
-
-
-_LEADING = re.compile(r"-?[\d,]*\.?\d+")
-
-
-def _best(better: int, cells: Sequence[str]) -> set[int]:
-    """Places of the best values of a column as printed; none where all are equal, or neither way is better."""
-    found = {place: float(m[0].replace(",", "")) for place, cell in enumerate(cells) if (m := _LEADING.match(cell))}
-    if not better or len(set(found.values())) < 2:
-        return set()
-    top = max(found.values(), key=lambda value: better * value)
-    return {place for place, value in found.items() if value == top}
 
 
 def comparison_latex(rows: Sequence[Mapping], a: str, b: str) -> str:

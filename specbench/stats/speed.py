@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from specbench.models.transformer.size import Size
-from specbench.stats.intervals import Estimate, ratio_of_totals
+from specbench.stats.intervals import Estimate, difference_to_show, ratio_of_totals, speed_difference
 from specbench.store.schema import AR_SPANS
 
 STALL = 3.0
@@ -92,6 +92,7 @@ class SpeedUp:
         end_to_end: the same ratio for the end-to-end latency.
         pairs: images that both runs decoded.
         prompts: the prompts of these images, the independent units of the interval.
+        p: of `specbench.stats.speed_difference`; None below `FEW_UNITS` prompts.
     """
 
     total: Estimate
@@ -101,6 +102,7 @@ class SpeedUp:
     end_to_end: float | None
     pairs: int
     prompts: int
+    p: float | None
 
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
@@ -119,6 +121,7 @@ def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
     return SpeedUp(
         speedup(timed), step_ratio(timed), window_cost(timed), overhead(timed),
         ratio_or_none(timed["e2e_ms_base"].sum(), timed["e2e_ms"].sum()), len(timed), timed["prompt_id"].nunique(),
+        difference_to_show(speed_difference(timed)).p,
     )  # fmt: skip
 
 

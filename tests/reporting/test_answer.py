@@ -14,6 +14,7 @@ def row(label, speedup=None, low=None, high=None, lossless=True, **more):
         "run_id": f"m-{label}", "folder": f"nowhere/m-{label}", "decoder": label, "label": label, "lossless": lossless,
         "options": {"window": 16}, "speedup": speedup, "speedup_low": low, "speedup_high": high, "pairs": 9, "n": 9,
         "baseline": "m-ar", "window_cost": 1.0, "step_ratio": 2.0, "overhead": 1.25, "speedup_note": None,
+        "speedup_p": None if low is None else 0.4 if low <= 1 <= high else 0.01,
         "latency_ms": 400.0, "latency_median_ms": 300.0, "stalled": None, "disturbed": None,
     }  # fmt: skip
     return base | more
@@ -23,16 +24,26 @@ AR = row("ar", 1.0, 1.0, 1.0, options={})
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said"),
+    ("value", "low", "high", "said"),
     [
-        (1.1, 1.5, "sjd (window 16) is the fastest lossless decoder: 1.30 times as fast as AR [1.10–1.50] over 9"),
-        (0.9, 1.5, "No lossless decoder is shown to be faster than AR"),
-        (0.7, 0.9, "No lossless decoder is faster than AR"),
-        (None, None, "too few for an interval"),
+        (1.3, 1.1, 1.5, "sjd (window 16) is the fastest lossless decoder: 1.30 times as fast as AR [1.10–1.50] over 9"),
+        (1.3, 0.9, 1.5, "No lossless decoder is shown to be faster than AR"),
+        (0.8, 0.7, 0.9, "No lossless decoder is faster than AR"),
+        (1.3, None, None, "too few for an interval"),
     ],
 )
-def test_faster_is_said_only_where_the_interval_shows_it(low, high, said):
-    assert said in answer([AR, row("sjd", 1.3, low, high)])[0]
+def test_faster_is_said_only_where_the_test_shows_it(value, low, high, said):
+    assert said in answer([AR, row("sjd", value, low, high)])[0]
+
+
+def test_the_report_calls_a_decoder_faster_only_where_compare_does():
+    found = answer([AR, row("sjd", 1.26, 1.03, 1.56, speedup_p=0.0744)])[0]
+    assert found.startswith("No lossless decoder is shown to be faster than AR: the best, sjd (window 16), is at 1.26")
+    assert "[1.03–1.56, p = 0.074]" in found, "the interval alone would say more"
+
+
+def test_a_copy_of_a_run_is_said():
+    assert "sjd (window 16): r/x copy is a copy of it and left out." in answer([AR, row("sjd", copies=["r/x copy"])])
 
 
 def test_a_window_cheaper_than_a_token_is_no_headline():

@@ -4,6 +4,7 @@ run and image cards."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,11 +21,25 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.base import PerImageMetric
 from specbench.prompts import Prompt, Request
+from specbench.reporting import html, render, report_rows
 from specbench.reporting.cards import image_card
-from specbench.reporting.compare import FEW_NOTE, FIELDS, Gate, compare_runs, comparison_lines, verdict
+from specbench.reporting.compare import (
+    FEW_NOTE,
+    FIELDS,
+    OTHER_CAPTIONS,
+    Gate,
+    compare_runs,
+    comparison_lines,
+    corrected,
+    is_real,
+    real_differences,
+    verdict,
+)
 from specbench.reporting.maps import ACCEPTED, DRAWN, commit_steps, grid_of, origins
 from specbench.reporting.report_rows import Run
+from specbench.reporting.sections import BOLD_RULE, sections
 from specbench.reporting.terminal import half_blocks, image_view
+from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
 
@@ -50,11 +65,12 @@ def brightness(monkeypatch):
     monkeypatch.setitem(metric_catalog.METRICS, "brightness", entry)
 
 
-def pictured(out: Path, spec, generations, values) -> Path:
-    """A scored run whose images have these mean pixels."""
+def pictured(out: Path, spec, generations, values, caption="prompt") -> Path:
+    """A scored run whose images have these mean pixels; `caption` begins each prompt, or gives the beginning of one."""
     with RunStore(out / spec.run_id).create(spec, synthetic.INVOCATION) as store:
         for number, (item, value) in enumerate(zip(generations, values, strict=True)):
-            prompt = Prompt(f"p{number}", f"prompt {number}", "pets", {})
+            begin = caption(number) if callable(caption) else caption
+            prompt = Prompt(f"p{number}", f"{begin} {number}", "pets", {})
             item.image = np.full((3, 4, 4), value, dtype=np.uint8)
             row = sample_row(base_row(Request.of(prompt), 7, synthetic.INVOCATION["started_at"]), item, spec.batch == 1)
             store.append([row], {row["image"]: item.image})
@@ -72,6 +88,39 @@ def runs(tmp_path) -> tuple[Path, Path]:
 
 def named(rows: list[dict]) -> dict[str, dict]:
     return {row["name"]: row for row in rows}
+
+
+def test_images_of_other_captions_are_not_common(tmp_path):
+    a = pictured(tmp_path, AR, synthetic.ar(8), range(8))
+    other, edited = (changed(SJD, prompts_sha256=name * 64) for name in "23")
+    b = pictured(tmp_path, other, synthetic.sjd(8), range(10, 18), "another")
+    row = named(compare_runs(a, b))["brightness"]
+    assert row["value"] is row["low"] is row["p"] is None and row["note"] == OTHER_CAPTIONS
+    values = [*range(10, 17), 200]
+    c = pictured(tmp_path, edited, synthetic.sjd(8), values, lambda number: "prompt" if number < 7 else "another")
+    row = named(compare_runs(a, c))["brightness"]
+    assert (row["value"], row["n"]) == (10, 7), "the edited caption is no pair"
+    shown = sections(report_rows([a, b, c]))
+    assert len({section.heading for section in shown}) == 3 and "prompt file 22222222" in shown[1].heading
+
+
+def test_a_folder_copied_beside_itself_counts_once(runs):
+    copy = shutil.copytree(runs[1], runs[1].parent / f"{runs[1].name} copy")
+    rows = report_rows([copy, *runs])
+    assert [row["n"] for row in rows] == [8, 8] and rows[1]["folder"] == str(runs[1])
+    assert rows[1]["copies"] == [str(copy)]
+
+
+def test_bold_follows_the_verdict_of_compare_in_latex_and_on_the_page(runs, tmp_path):
+    rows = report_rows(runs)
+    real = {name for name, row in named(compare_runs(*runs)).items() if is_real(row)}
+    assert real == {"brightness"} == real_differences(rows[1]) and not real_differences(rows[0])
+    assert rows[1]["speedup"] > 1 and rows[1]["speedup_p"] > 0.05, "a best speed-up that shows nothing is not bold"
+    latex, page = render(rows, "latex"), html.page(rows)
+    assert latex.count("\\textbf") == 1 and BOLD_RULE in latex and BOLD_RULE.partition(":")[0] in page
+    unclear = pictured(tmp_path / "unclear", AR, synthetic.ar(8), (100, 150, 200, 50, 80, 120, 90, 110)).parent
+    pictured(unclear, SJD, synthetic.ar(8), (100, 151, 199, 50, 81, 119, 90, 110))
+    assert "\\textbf" not in render(report_rows(find_runs(unclear)), "latex"), "a best value that shows nothing"
 
 
 def test_latencies_stand_beside_their_medians_and_a_stalled_image_is_named(tmp_path):
@@ -101,7 +150,9 @@ def test_scores_are_paired_and_p_values_corrected_together(runs):
     gaps = [2, 3, 3, 1, 2, 3, 2, 3]
     expected = stats.mean_difference(gaps, range(8))
     assert (found["value"], found["low"], found["p"]) == pytest.approx((expected.value, expected.low, expected.p))
-    assert rows["brightness"]["p_holm"] == pytest.approx(min(1, 2 * found["p"])), "the smaller of two"
+    assert found["p_holm"] == found["p"] and rows["speedup"]["p_holm"] == rows["speedup"]["p"], "one test each"
+    two = corrected([row | {"p": p} for row, p in ((rows["speedup"], 0.04), (found, 0.03), (found, 0.04))])
+    assert [row["p_holm"] for row in two] == [0.04, 0.06, 0.06], "the speed-up is a test of its own"
     assert found["prompts_needed"] == stats.prompts_needed(np.std(gaps, ddof=1), 0.02 * 900 / 8)
     assert all(tuple(row) == FIELDS for row in rows.values())
 
@@ -112,8 +163,10 @@ def test_an_interval_that_says_more_than_the_corrected_p_is_explained():
 
     rows = [row("speedup", 1.4, 1.1, 1.8, 0.054), row("brightness", -0.1, -0.2, 0.1, 0.3)]
     said = verdict(rows)
-    assert "speed (1.40 [1.10–1.80]; p = 0.0540 once corrected for 2 comparisons)" in said
-    assert said.count("corrected") == 1, "an interval that holds 0 explains itself"
+    assert "speed (1.40 [1.10–1.80]; p = 0.0540)" in said
+    assert "brightness (-0.100 [-0.200 to 0.100])" in said, "an interval that holds 0 explains itself"
+    scores = [row(name, -0.1, -0.2, -0.01, 0.06) for name in ("brightness", "clip")]
+    assert verdict(scores).count("p = 0.0600 once corrected for 2 scores") == 2
 
 
 def test_few_prompts_give_values_without_intervals_and_p_values(runs, tmp_path):
