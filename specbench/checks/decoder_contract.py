@@ -190,7 +190,7 @@ class ContractChecks:
         declared = getattr(self._decoder, "lossless", None)
         if wrong and not declared:
             return Finding("wide vocabulary", OK, f"declared {'lossy' if declared is False else 'nothing'}; {wrong[0]}")
-        fine = f"samples of p in {' and '.join(WIDE_DTYPES)} (would have seen {max(seen):.3f} of them chosen otherwise)"
+        fine = f"samples of p in {' and '.join(WIDE_DTYPES)} (a share of {max(seen):.3f} wrong ones would be detected)"
         return finding("wide vocabulary", wrong, fine)
 
     def _wide_images(self, model: EnumerableTransformer, requests: Sequence[Request]) -> Sequence:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from textwrap import shorten
+from collections.abc import Sequence
+from textwrap import wrap
 from typing import Annotated
 
 import typer
@@ -23,8 +24,6 @@ _COLUMNS = {
     "runs": ("name", "model", "source", "decoder", "differs", "prompts", "seed", "images"),
 }
 """Columns shown of each kind; --json has them all."""
-_SHORT = {"decoders": ("name", "lossless", "summary")}
-"""Those of a terminal, where they are fewer."""
 _Kind = Annotated[
     str,
     typer.Argument(metavar="WHAT", help=f"One of {', '.join(_COLUMNS)}.", autocompletion=completion.of(*_COLUMNS)),
@@ -59,11 +58,25 @@ def list_things(
             lines = (f"{known.name}: {known.summary}", f"paper: {known.paper}", f"equation: {known.equation}", "")
             console.stdout().print(*map(Text, lines), sep="\n")
         return print_table(rows, ("name", "value", "source", "published"))
-    columns = _SHORT.get(kind, _COLUMNS[kind]) if console.is_terminal() else _COLUMNS[kind]
-    if columns is not _COLUMNS[kind]:
-        # One line a decoder, also at 80 columns.
-        room = console.stdout().width - max(len(row["name"]) for row in rows) - len("lossless") - 4
-        rows = [{**row, "summary": shorten(row["summary"], max(room, 20), placeholder=" ...")} for row in rows]
+    if kind == "decoders" and console.is_terminal():
+        return _print_decoders(rows)
+    columns = _COLUMNS[kind]
     print_table(rows, [one for one in columns if one != "source" or any(row.get("source") for row in rows)])
-    if kind in _SHORT and console.is_terminal():
-        console.say("Options, paper and equation of one: specbench list decoders sjd")
+
+
+def _print_decoders(rows: Sequence[dict]) -> None:
+    """Decoders in groups: lossless ones, lossy ones, those with a trained head, and those as released."""
+    screen, groups = console.stdout(), {}
+    for row in rows:
+        released = row["name"].endswith("-released")
+        kind = "as released by the authors" if released else "lossless" if row["lossless"] else "lossy"
+        head = ", with a trained head" if "head" in row["options"] and not released else ""
+        groups.setdefault(f"{kind}{head}", []).append((row["name"], row["summary"]))
+    width = max(len(row["name"]) for row in rows)
+    for title in sorted(groups, key=lambda title: (title.startswith("as"), "head" in title, title.startswith("lossy"))):
+        screen.print(Text(f"{title[0].upper()}{title[1:]}", style="bold"))
+        for name, summary in groups[title]:
+            lines = wrap(summary, screen.width - width - 4) or [""]
+            screen.print(Text(f"  {name:{width}}  {lines[0]}"))
+            screen.print(*(Text(" " * (width + 4) + line) for line in lines[1:]), sep="\n", end="\n" * (len(lines) > 1))
+    console.say("Options, paper and equation of one: specbench list decoders sjd")

@@ -157,7 +157,7 @@ def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
         open_here = [one for plan in plans for one in plan.decoders if one.origins.get(name) != "inline"]
         own = {one.spec.name: dict(one.spec.options).get(name) for one in open_here}
         values = {decoder: value for decoder, value in own.items() if value is not None}
-        if len(set(values.values())) > 1 and any(name in one.origins for one in open_here):
+        if len(set(values.values())) > 1:
             said.append(f"{name} ({', '.join(f'{decoder} {value}' for decoder, value in values.items())})")
             equal.append(f"--{name} {min(values.values())}")
     if said:

@@ -35,7 +35,7 @@ def answer(rows: Sequence[Mapping]) -> list[str]:
     chosen = [*exact[:1], *faster]
     return [
         *([_fastest(exact)] if exact else []),
-        *(_with_loss(row, bool(exact)) for row in faster),
+        *(_with_loss(row) for row in faster),
         *(sentence for row in chosen[:1] if (sentence := _free_window(row))),
         *_quality(chosen, rows),
         *(_apart(row) for row in apart),
@@ -43,6 +43,7 @@ def answer(rows: Sequence[Mapping]) -> list[str]:
         *_gaps(rows),
         *_unscored(rows),
         *(f"{_name(row)}: {copy} is a copy of it and left out." for row in rows for copy in row.get("copies", ())),
+        *_unequal_windows(rows),
         *disturbances(rows),
     ]
 
@@ -55,8 +56,20 @@ def _gaps(rows: Sequence[Mapping]) -> list[str]:
     said = (
         f"NLL - H is beyond twice its error in {len(beyond)} of {len(looked_at)} lossless decoders: {listed}. Chance "
     )
-    said += "alone puts one in 20 there, more with few images; specbench audit tells whether one is lossless."
+    said += "alone puts one in 20 there. specbench audit tells whether one is lossless."
     return [said] if beyond else []
+
+
+def _unequal_windows(rows: Sequence[Mapping]) -> list[str]:
+    """The windows of decoders that were compared with unequal ones; not those of a sweep."""
+    windows: dict[str, set] = {}
+    for row in rows:
+        if (window := row["options"].get("window")) is not None:
+            windows.setdefault(row["decoder"], set()).add(window)
+    swept = any(len(found) > 1 for found in windows.values())
+    listed = ", ".join(f"{name} {window}" for name, (window, *_) in windows.items())
+    alike = len(set(map(frozenset, windows.values()))) < 2
+    return [] if swept or alike else [f"Windows differ: {listed}. --window N gives all of them the same."]
 
 
 def _unscored(rows: Sequence[Mapping]) -> list[str]:
@@ -90,8 +103,8 @@ def disturbances(rows: Sequence[Mapping]) -> list[str]:
     if busy and any(row["latency_ms"] is not None for row in rows):
         cores = number(max(busy), 1)
         said.append(
-            f"The machine was not idle: other processes took up to {cores} of the cores needed, on average during a "
-            "run, so latencies are too long and speed-ups uncertain; repeat on a quiet machine."
+            f"Other processes took up to {cores} of the cores needed. Latencies are too long and speed-ups uncertain: "
+            "repeat on a quiet machine."
         )
     said += [f"{_name(row)}: {'; '.join(row['gpu_disturbed'])}." for row in rows if row.get("gpu_disturbed")]
     return said
@@ -137,24 +150,21 @@ def _fastest(exact: Sequence[Mapping]) -> str:
     return said + (f"; intervals overlap with {', '.join(level)}." if level else ".")
 
 
-def _with_loss(row: Mapping, beside_lossless: bool) -> str:
-    why = f"declared lossless, {FAILED_AUDIT}" if failed_audit(row) else "not lossless"
-    speed = f"{number(row['speedup'])} times the speed of AR {_interval(row)}".rstrip()
-    unsure = not (row["speedup"] > 1 and _real(row))
-    if unsure and not beside_lossless:
-        slower = row["speedup"] < 1 and _real(row)
-        first = "No decoder is faster than AR" if slower else "No decoder is shown to be faster than AR"
-        return f"{first}: the best, {_name(row)}, {why}, runs at {speed}."
-    other = "Above it stands" if beside_lossless else "The fastest decoder is"
-    return f"{other} {_name(row)}, {why}: {speed}{', not shown to be faster than AR' if unsure else ''}."
+def _with_loss(row: Mapping) -> str:
+    """The fastest decoder where it is not lossless."""
+    kind = f"is declared lossless and {FAILED_AUDIT}" if failed_audit(row) else "is lossy"
+    slower = " It is slower." if row["speedup"] < 1 and _real(row) else " It is not shown to be faster."
+    shown = "" if row["speedup"] > 1 and _real(row) else slower
+    speed = f"{number(row['speedup'])} times as fast as AR {_interval(row)}".rstrip()
+    return f"{_name(row)} {kind}: {speed}.{shown}"
 
 
 def _apart(row: Mapping) -> str:
     """Why the speed-up of a run over AR says nothing."""
     return (
         f"The speed-up of {_name(row)} says nothing: its forwards took {number(row['window_cost'])} times as long as "
-        "AR's of a single token, so AR ran on a slower machine, or a busy one; decode both in one command, with "
-        "another --out."
+        "AR's of a single token. AR ran on a slower machine, or a busy one: decode both in one command, with another "
+        "--out."
     )
 
 
@@ -165,8 +175,8 @@ def _free_window(row: Mapping) -> str | None:
         return None
     fed = columns_fed(row["options"]) if window_of(row["options"]) else "several"
     return (
-        f"A target forward of {fed} tokens takes {number(cost)} times as long as one of a single token on this "
-        f"machine; where it takes no longer, {row['label']} would be {number(steps / overhead)} times as fast as AR."
+        f"A target forward of {fed} tokens takes {number(cost)} times as long as one of a single token here. At equal "
+        f"cost {row['label']} would be {number(steps / overhead)} times as fast as AR."
     )
 
 
@@ -208,11 +218,11 @@ def _untold(rows: Sequence[Mapping], own: Sequence[int | None]) -> list[str]:
         return []
     known = [row["prompts_needed"] for row in rows if row["prompts_needed"]] or [needed for needed in own if needed]
     change = f"{100 * CHANGE:g} %"
-    most = f" A change of {change} of AR's score takes up to {max(known):,} prompts to find." if known else ""
+    most = f" Up to {max(known):,} prompts show a change of {change}." if known else ""
     listed = "; ".join(f"{who} in {', '.join(scores)}" for who, scores in by_decoder.items())
     images = min(row["n"] for row in rows)
     few = f"{images} image{'s' if images != 1 else ''}"
-    return [f"Not to be told from {few}, whether scores differ from AR's: {listed}.{most}"]
+    return [f"No difference from AR's scores is shown over {few}: {listed}.{most}"]
 
 
 def _bounds(row: Mapping) -> str:

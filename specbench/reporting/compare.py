@@ -33,18 +33,18 @@ FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS
 OTHER_CAPTIONS = "no images of the same captions: what the runs share is the ids of their prompts"
 HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
 _NAMES = {
-    "speedup": "speed-up, B over A",
-    "speedup_reverse": "speed-up, A over B",
-    "step_ratio": "steps, A over B",
-    "window_cost": "window cost, B over A",
-    "overhead": "overhead, B over A",
+    "speedup": "speed-up ↑",
+    "speedup_reverse": "",
+    "step_ratio": "tokens per step ↑",
+    "window_cost": "window cost ↓",
+    "overhead": "overhead ↓",
     "latency_a_ms": "mean latency of A, ms",
     "median_a_ms": "median latency of A, ms",
     "latency_b_ms": "mean latency of B, ms",
     "median_b_ms": "median latency of B, ms",
 }
-"""Names of the numbers about speed; every other row is a score difference, B minus A."""
-_TESTED = ("", _NAMES["speedup"])
+"""Names of the numbers about speed, "" for one that is not printed; every other row is a score difference."""
+_TESTED = (None, _NAMES["speedup"])
 """Of the named numbers, those that are tested; a score has no such name."""
 MARK = "†"
 MARKED = f"{MARK}: differs from the baseline. {stats.RULE}"
@@ -74,7 +74,7 @@ def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None
     """Compare runs with their baselines: for each (baseline, run) the speed-up and the score differences by name. Keys
     and p-values as of `compare_runs`."""
     found = (compare_runs(*pair, settings) for pair in pairs)
-    return [{row["name"]: row for row in rows if _NAMES.get(row["name"], "") in _TESTED} for rows in found]
+    return [{row["name"]: row for row in rows if _NAMES.get(row["name"]) in _TESTED} for rows in found]
 
 
 def compare_rows(rows: Sequence[dict], baseline: str = "ar", gates: Sequence[Gate] = ()) -> SpecbenchError | None:
@@ -341,10 +341,10 @@ def verdict(rows: Sequence[Mapping]) -> str:
             continue
         real = is_real(row)
         said[real].append(_told(row) if real else _open(row, tests))
-    real = f"Real: {', '.join(said[True])}" if said[True] else "No difference is shown to be real"
-    open_ = f"; not told apart: {', '.join(said[False])}" if said[False] else ""
+    real = f"{'; '.join(said[True])}." if said[True] else ""
+    open_ = f"No difference is shown in {', '.join(said[False])}." if said[False] else ""
     if said[True] or said[False]:
-        return f"{real}{open_}."
+        return " ".join(filter(None, (real, open_)))
     steps = next((row["value"] for row in rows if row["name"] == "step_ratio"), None)
     if steps is None:
         return "Nothing could be compared."
@@ -354,7 +354,7 @@ def verdict(rows: Sequence[Mapping]) -> str:
 def _told(row: Mapping) -> str:
     if row["name"] == "speedup":
         way = "faster" if row["value"] > 1 else "slower"
-        return f"B is {way} than A, {_value(row)} times its speed{_interval(row)}"
+        return f"B is {way} than A: {_value(row)} times as fast{_interval(row)}"
     return f"B scores {'higher' if row['value'] > 0 else 'lower'} in {row['name']}, by {_value(row)}{_interval(row)}"
 
 
@@ -377,7 +377,7 @@ def directions(a: str, b: str) -> list[str]:
     return [
         f"A (baseline): {a}",
         f"B: {b}",
-        "A speed-up above 1 means that B is faster; a difference above 0 means that B scores higher.",
+        "Speeds are B's over A's, scores B's minus A's; ↑: more is better for B.",
     ]
 
 
@@ -393,7 +393,7 @@ def comparison_lines(rows: Sequence[Mapping]) -> list[tuple[str, ...]]:
             f"{row['prompts_needed']:,}" if row["prompts_needed"] else MISSING,
         )
         for row in rows
-        if row["value"] is not None
+        if row["value"] is not None and _title(row)
     ]
 
 
@@ -401,7 +401,7 @@ def reasons(rows: Sequence[Mapping]) -> list[str]:
     """Why numbers are missing or restricted, and what the last column means."""
     said: dict[str, list[str]] = {}
     for row in rows:
-        if row["note"]:
+        if row["note"] and _title(row):
             said.setdefault(row["note"], []).append(_title(row))
     needed = (
         f"Prompts needed: to detect a change of {100 * CHANGE:g} % of the speed-up, or of A's score, with 80 % power."
@@ -413,7 +413,7 @@ def reasons(rows: Sequence[Mapping]) -> list[str]:
 
 
 def _title(row: Mapping) -> str:
-    return _NAMES.get(row["name"], f"{row['name']}, B minus A")
+    return _NAMES.get(row["name"], f"{row['name']} {'↓' if lower_is_better(row['name']) else '↑'}")
 
 
 def _value(row: Mapping) -> str:

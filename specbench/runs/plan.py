@@ -17,6 +17,7 @@ from specbench.models.catalog import find_model, model_code
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import find_head, missing_head, require_head
 from specbench.models.facts import EIGHT_BITS, ModelChoice, ModelFacts
+from specbench.models.hub_model import RELEASED, HubModel
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.prompt_set import Drawing
 from specbench.runs import compiler
@@ -268,7 +269,7 @@ def make_plan(
         out=out,
         trace=value["trace"],
         settings=values,
-        notes=(*unmet, *busy, *filter(None, [model.size_note])),
+        notes=(*unmet, *busy, *filter(None, [model.size_note, _rows_note(model, values)])),
         workers=workers,
         mode=run_mode(value["mode"], value["batch"], workers, device),
         shard=shard,
@@ -287,6 +288,17 @@ def _collected(obstacles: list[SpecbenchError] | None) -> Iterator[None]:
         if obstacles is None:
             raise
         obstacles.append(error)
+
+
+def _rows_note(model: ModelFacts, values: Mapping[str, Value]) -> str | None:
+    """The form of the unconditional prompt, where `run` and the papers' tables differ in it and the user chose none."""
+    rows = values["guidance-rows"]
+    family = model.family if isinstance(model, HubModel) else None
+    if family not in RELEASED["guidance_rows"] or rows.origin.startswith(("flag", "environment")):
+        return None
+    if rows.value == "released":
+        return f"{model.name}: unconditional rows as in SJD's and GSD's code; run alone has official ones, other images"
+    return f"{model.name}: official unconditional rows; papers' tables (bench gsd-1) have --guidance-rows released"
 
 
 def plan_drawing(values: Mapping[str, Value]) -> Drawing:

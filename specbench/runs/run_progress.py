@@ -113,13 +113,13 @@ def timing_warnings(ms_per_step: Sequence[float], machines: Sequence[dict]) -> l
     if slow.any():
         times = steps[slow].max() / np.median(steps)
         worst = max((taken_cores(machines[index]) or 0.0 for index in np.flatnonzero(slow)), default=0.0)
-        company = f", while other processes took up to {worst:.1f} of its cores" if worst > BUSY_CORES else ""
+        company = f", while other processes took up to {worst:.1f} of the cores needed" if worst > BUSY_CORES else ""
         said.append(
             f"{slow.sum()} of {len(steps)} images took up to {times:.1f} times the usual time per step{company}"
         )
     others = [cores for one in machines if (cores := taken_cores(one)) is not None]
     if others and np.mean(others) > BUSY_CORES:
-        said.append(f"other processes took {np.mean(others):.1f} of its cores on average")
+        said.append(f"other processes took {np.mean(others):.1f} of the cores needed, on average")
     said += gpu_disturbances(machines)
     clocks = [float(one["gpu_mhz"]) for one in machines if one.get("gpu_mhz")]
     if clocks and min(clocks) < STEADY_CLOCK * max(clocks):

@@ -141,7 +141,7 @@ def test_nothing_that_can_run_is_5_and_names_each_reason_once(cli, tmp_path, mon
     outcome = cli("bench", "gsd-1", "--out", tmp_path / "results")
     assert outcome.code == 5 and outcome.out == "" and not (tmp_path / "results").exists()
     assert len(outcome.err.splitlines()) == 2, "COCO is missing, PartiPrompts is missing"
-    assert "specbench fetch parti" in outcome.err and "specbench fetch coco" in outcome.err
+    assert "prompts parti (with" in outcome.err and "specbench fetch lumina coco" in outcome.err
 
 
 @pytest.mark.parametrize(

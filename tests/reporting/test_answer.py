@@ -68,16 +68,21 @@ def test_a_slower_decoder_that_is_shown_to_be_faster_than_ar_is_not_denied():
 def test_a_lossy_decoder_is_named_as_such_and_only_above_the_lossless_one():
     sjd = row("sjd", 1.3, 1.2, 1.4)
     found = answer([AR, sjd, row("gsd", 1.6, 1.5, 1.7, lossless=False)])
-    assert found[0].startswith("sjd") and "gsd (window 16), not lossless: 1.60" in found[1]
+    assert found[0].startswith("sjd") and found[1] == "gsd (window 16) is lossy: 1.60 times as fast as AR [1.50–1.70]."
     assert not any("gsd" in text for text in answer([AR, sjd, row("gsd", 1.2, 1.1, 1.3, lossless=False)]))
 
 
 def test_a_lossy_decoder_that_is_no_faster_is_not_called_the_fastest():
-    assert answer([AR, row("gsd", 0.7, 0.6, 0.8, lossless=False)])[0].startswith(
-        "No decoder is faster than AR: the best"
-    )
-    found = answer([AR, row("gsd", 1.1, 0.9, 1.3, lossless=False)])
-    assert found[0].startswith("No decoder is shown to be faster than AR: the best, gsd (window 16), not lossless")
+    assert answer([AR, row("gsd", 0.7, 0.6, 0.8, lossless=False)])[0].endswith("[0.60–0.80]. It is slower.")
+    [found] = answer([AR, row("gsd", 1.1, 0.9, 1.3, lossless=False)])
+    assert found.startswith("gsd (window 16) is lossy: 1.10") and found.endswith("It is not shown to be faster.")
+
+
+def test_unequal_windows_are_told_but_not_those_of_a_sweep():
+    rows = [row("sjd", 1.3, 1.2, 1.4), row("sjd++", 1.6, 1.5, 1.7, lossless=False)]
+    rows[1]["options"] = {"window": 96}
+    assert "Windows differ: sjd 16, sjd++ 96. --window N gives all of them the same." in answer([AR, *rows])
+    assert not any("Windows differ" in text for text in answer([AR, *rows, row("sjd++", 1.1, 1.0, 1.2)]))
 
 
 def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
@@ -115,8 +120,8 @@ def test_the_verdict_needs_the_corrected_p_value():
     speed = {"name": "speedup", "value": 1.3, "low": 1.1, "high": 1.5, "p": 0.03, "p_holm": 0.04}
     score = {"name": "clip", "value": -0.1, "low": -0.2, "high": -0.01, "p": 0.04, "p_holm": 0.08}
     said = verdict([speed, score])
-    assert said.startswith("Real: B is faster than A") and "not told apart: clip (-0.100" in said
-    assert verdict([speed | {"p_holm": 0.06}]).startswith("No difference is shown to be real")
+    assert said.startswith("B is faster than A: 1.30") and "No difference is shown in clip (-0.100" in said
+    assert verdict([speed | {"p_holm": 0.06}]).startswith("No difference is shown in speed")
     assert verdict([{**speed, "value": None}]) == "Nothing could be compared."
 
 

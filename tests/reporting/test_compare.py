@@ -354,7 +354,7 @@ def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_f
     assert "footnotesize" in cli("report", "--out", tmp_path, "--format", "latex", "--notes").out
     assert page.read_text().startswith("<!doctype html>")
     compared = cli("compare", runs[0], runs[1], "--to", tmp_path / "c.tex")
-    assert compared.code == 0 and r"speed-up, B over A & " in (tmp_path / "c.tex").read_text()
+    assert compared.code == 0 and r"speed-up $\uparrow$ & " in (tmp_path / "c.tex").read_text()
     assert json.loads(cli("compare", runs[0], runs[1], "--json").out)[0]["name"] == "speedup"
     refused = cli("report", "--out", tmp_path, "--columns", "steps,sped", "--format", "latex")
     assert refused.code == 2 and "unknown column 'sped'" in refused.err

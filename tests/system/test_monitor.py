@@ -90,5 +90,7 @@ def test_in_a_container_a_process_does_not_take_itself_for_another(pids, cuda, o
 
 
 def test_readings_of_before_tell_all_that_others_used():
-    assert timing_warnings([1.0], [{"other_cores": 2.0}]) == ["other processes took 2.0 of its cores on average"]
+    assert timing_warnings([1.0], [{"other_cores": 2.0}]) == [
+        "other processes took 2.0 of the cores needed, on average"
+    ]
     assert timing_warnings([1.0], [{"other_cores": 9.0, "taken_cores": 0.0}]) == []
