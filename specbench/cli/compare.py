@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Out, Reference, To, chosen_format, format_option, option, run_argument
+from specbench.cli.options import Json, Out, Quiet, Reference, To, chosen_format, format_option, option, run_argument
 from specbench.cli.output import as_json, markdown_table, write_or_print
 from specbench.errors import SpecbenchError
 from specbench.system import console
@@ -39,8 +39,11 @@ def compare(
     fmt: Annotated[str | None, format_option(_FORMATS)] = None,
     to: To = None,
     out: Out = "results",
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
+    if quiet:
+        console.show_progress(False)
     from specbench import api
     from specbench.metrics.base import Settings
     from specbench.reporting.compare import HEADINGS, Gate, comparison_lines, directions, reasons, verdict

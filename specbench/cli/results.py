@@ -335,8 +335,11 @@ def report(
     caption: Caption = None,
     definitions: _Definitions = None,
     out: Out = "results",
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
+    if quiet:
+        console.show_progress(False)
     from specbench.papers.table_files import is_table, refuse_mistyped
     from specbench.reporting.columns import decimals
     from specbench.reporting.compare import Gate

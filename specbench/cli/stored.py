@@ -76,7 +76,9 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="verify", help=help_of("verify"))(verify)
 
 
-def status(runs: Runs = None, out: Out = "results", json: Json = False) -> None:
+def status(runs: Runs = None, out: Out = "results", quiet: Quiet = False, json: Json = False) -> None:
+    if quiet:
+        console.show_progress(False)
     from specbench.reporting import status as found
 
     rows = found.status(out, runs or ())
@@ -115,8 +117,11 @@ def show(
     prompt: _Prompt = None,
     sample: Annotated[int, option("--sample", "N", "Sample index of the image.", min=0)] = 0,
     out: Out = "results",
+    quiet: Quiet = False,
     json: Json = False,
 ) -> None:
+    if quiet:
+        console.show_progress(False)
     from specbench.reporting import cards as cards_of
     from specbench.reporting.terminal import image_view, run_view
     from specbench.store.run_folders import find_runs

@@ -235,6 +235,9 @@ def find_model(name: str) -> ModelFacts:
     """
     if plugins.is_reference(name):
         return _own_model(name)
+    if name not in models() and "/" in name:
+        own = f"a checkpoint goes with the model of its architecture: --model lumina --weights {name}"
+        raise SpecbenchError(f"unknown model '{name}'", own)
     if name not in models():
         raise unknown_name("model", name, models())
     return models()[name]

@@ -79,7 +79,8 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
     if name in (networks := _networks()):
         return metric_catalog.downloads(networks[name][:1], Settings())
     unknown = unknown_name("thing to fetch", name, fetchable())
-    raise SpecbenchError(unknown.what, unknown.try_this.partition("valid:")[0] + "see: specbench list --help")
+    guess = unknown.try_this.partition("valid:")[0].strip()
+    raise SpecbenchError(unknown.what, f"{guess} see: specbench list --help".strip())
 
 
 def fetchable() -> list[str]:

@@ -107,7 +107,12 @@ def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
         if name in tables or any(run.startswith(name) for run in runs):
             continue
         paper, _, number = name.rpartition("-")
-        if (paper in papers and number.isdigit()) or difflib.get_close_matches(name, tables, n=1, cutoff=0.8):
+        if paper in papers and number.isdigit():
+            raise SpecbenchError(
+                f"unknown table '{name}'",
+                f"of {paper}: {', '.join(table for table in tables if table.rpartition('-')[0] == paper)}",
+            )
+        if difflib.get_close_matches(name, tables, n=1, cutoff=0.8):
             raise unknown_name("table", name, tables)
 
 

@@ -113,9 +113,7 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
         if parts := [known for known in public.public_names() if known.startswith(f"{path.parts[0]}/")]:
             raise unknown_name("prompt set", name, parts)
         if path.suffix or len(path.parts) > 1:
-            raise SpecbenchError(
-                f"prompt file '{name}' does not exist", f"or name a set: {', '.join(prompt_set_names())}"
-            )
+            raise SpecbenchError(f"prompt file '{name}' does not exist", "or name a set: specbench list prompts")
         raise unknown_name("prompt set", name, prompt_set_names())
     return build_prompt_set(name, read_file(path))
 
