@@ -210,6 +210,10 @@ class Metric:
         """Compute the scores, the overall one first."""
         raise NotImplementedError
 
+    def captions_cut(self, captions: Sequence[str]) -> tuple[int, int] | None:
+        """Count the captions longer than what it reads, and give that number of tokens; None where nothing is cut."""
+        return None
+
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         """Subtract a baseline's score from this run's over the images both have.
 

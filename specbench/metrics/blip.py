@@ -112,6 +112,10 @@ class Tokenizer:
         )
         return found.input_ids, found.attention_mask
 
+    def cut(self, texts: Sequence[str]) -> tuple[int, int]:
+        """Number of texts of more tokens than it gives, and that number of tokens."""
+        return sum(len(self._tokenizer(text).input_ids) > _TOKENS for text in texts), _TOKENS
+
     def ids(self, text: str) -> list[int]:
         return self._tokenizer(text, truncation=True, max_length=_TOKENS).input_ids
 

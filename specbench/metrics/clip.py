@@ -21,6 +21,7 @@ from specbench.metrics.crops import center256, short_side_centre
 from specbench.metrics.openclip import (
     OPENCLIP_PACKAGES,
     Tokenize,
+    cut_by_clip,
     image_embeddings,
     load_openai,
     normalised,
@@ -94,6 +95,9 @@ class CosineMetric(PerImageMetric):
         size = self.network.visual.image_size
         return normalised(short_side_centre(pixels, size[0] if isinstance(size, tuple) else size))
 
+    def captions_cut(self, captions: Sequence[str]) -> tuple[int, int] | None:
+        return None if self.tokenize else cut_by_clip([self.prefix + caption for caption in captions])
+
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         images = image_embeddings(self.network, self.preprocessed(samples), self.settings.device)
         captions = [self.prefix + sample.prompt for sample in samples]
@@ -103,7 +107,7 @@ class CosineMetric(PerImageMetric):
 
 class Clip(CosineMetric):
     """CLIP score (Hessel et al. 2021, without their factor 2.5): cosine of image and caption, -1 to 1. Captions over
-    77 tokens are cut and keep the end token."""
+    77 tokens are cut, which is said, and keep the end token."""
 
     batch = 32
 

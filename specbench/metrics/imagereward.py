@@ -66,6 +66,9 @@ class ImageReward(PerImageMetric):
     def preprocess(self, pixels: np.ndarray) -> Tensor:
         return normalised(short_side_centre(pixels, self.network.vision.config.image_size))
 
+    def captions_cut(self, captions: Sequence[str]) -> tuple[int, int]:
+        return self.tokenizer.cut(captions)
+
     @torch.inference_mode()
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         images = torch.stack(self.preprocessed(samples))

@@ -27,6 +27,8 @@ Tokenize = Callable[[Sequence[str]], "Tensor"]
 """Texts to ids [n, context length]."""
 
 OPENCLIP_PACKAGES = {"open_clip_torch": "pip install open_clip_torch"}
+CONTEXT = 77
+"""Tokens of a text that the published CLIP networks read."""
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -105,6 +107,12 @@ def image_embeddings(model: torch.nn.Module, images: Sequence[Tensor], device: s
 
     with torch.inference_mode():
         return model.encode_image(torch.stack(list(images)).to(device), normalize=True).cpu()
+
+
+def cut_by_clip(texts: Sequence[str]) -> tuple[int, int]:
+    """Number of texts longer than CLIP's context, and its tokens, start and end included."""
+    tokens = import_open_clip().tokenize(list(texts), context_length=CONTEXT + 1)
+    return int((tokens[:, CONTEXT] != 0).sum()), CONTEXT
 
 
 def text_embeddings(

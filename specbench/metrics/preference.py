@@ -81,6 +81,9 @@ class Aesthetic(Clip):
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return True  # it reads no caption
 
+    def captions_cut(self, captions: Sequence[str]) -> None:
+        return None
+
     @cached_property
     def head(self) -> nn.Module:
         weights = load_weights(self.weights_file("aesthetic"))

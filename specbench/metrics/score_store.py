@@ -35,15 +35,17 @@ from specbench.system.files import blaming, check_regular, files_named, read_reg
 from specbench.system.json_values import parse_json
 from specbench.system.plugins import path_component
 
-RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images")
+RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images", "cut")
 """Columns of the per-run file: a score per row; `note` is a warning or null; `identity` is JSON; `images` counts those
-of the run that could be scored."""
+of the run that could be scored; `cut` is the share of their captions that are longer than the metric reads, null where
+it is not known."""
 _MAX_BYTES = 2**26
 _SCORE_TYPES = {
     **dict.fromkeys(("metric", "fingerprint", "identity"), str),
     **dict.fromkeys(("value", "low", "high"), float | None),
     **dict.fromkeys(("n", "images"), int),
     "note": str | None,
+    "cut": float | None,
 }
 _OVER_CATEGORIES = ("shapes-detector",)
 """Metrics that are the mean of their categories' means of `correct`."""
@@ -62,9 +64,9 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
 
 
 def _known_score(row: dict[str, object]) -> dict[str, object]:
-    """Validate a row of a per-run file; raises a ValueError for one that specbench did not write. `note` is absent
-    in old ones."""
-    row = {"note": None} | row
+    """Validate a row of a per-run file; raises a ValueError for one that specbench did not write. `note` and
+    `cut` are absent in old ones."""
+    row = {"note": None, "cut": None} | row
     for name, kind in _SCORE_TYPES.items():
         if not isinstance(row.get(name), kind):
             raise ValueError(f"column {name}")
@@ -203,8 +205,8 @@ def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bo
     take minutes.)"""
     path = _scores_file(folder, metric)
     try:
-        table = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES))).read(columns=["images"])
-        rows = table.to_pylist()
+        file = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES)))
+        rows = file.read(columns=["images"]).to_pylist() if "cut" in file.schema_arrow.names else ()
     except (pa.ArrowException, OSError, ValueError, SpecbenchError):
         return False
     parts = files_named(feature_parts(folder, metric).folder, "*.parquet")
@@ -213,10 +215,11 @@ def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bo
 
 
 def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None:
-    """Compute and write the run's scores from the stored features of the images in `wanted`, which holds their key
-    and `started_at`."""
+    """Compute and write the run's scores from the stored features of the images in `wanted`, which holds their key,
+    `started_at` and `prompt`."""
     features = image_features(folder, metric).merge(wanted[[*KEY, "started_at"]], on=[*KEY, "started_at"])
     digest, identity = fingerprint(metric), json.dumps(whole_identity(metric), sort_keys=True)
+    cut, said = _cut(metric, wanted["prompt"].tolist())
     rows = [
         {
             "metric": item.name,
@@ -224,10 +227,11 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
             "low": item.estimate.low,
             "high": item.estimate.high,
             "n": item.n,
-            "note": item.note,
+            "note": "; ".join(filter(None, (item.note, said))) or None,
             "fingerprint": digest,
             "identity": identity,
             "images": len(wanted),
+            "cut": cut,
         }
         for item in metric.scores(metric.statistics(features))
     ]
@@ -242,6 +246,15 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
     for leftover in files_named(target.parent, ".*.tmp"):  # of a killed writer; this one holds the lock
         leftover.unlink()
     write_atomically(target, sink.getvalue())
+
+
+def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | None]:
+    """Share of the captions that the metric cuts, None where it is not known, and a warning about them."""
+    found = metric.captions_cut(captions) if captions and hasattr(metric, "captions_cut") else None
+    if found is None or not found[0]:
+        return (None if found is None else 0.0), None
+    count, tokens = found
+    return count / len(captions), f"{count} of {len(captions)} captions are cut: it reads {tokens} tokens"
 
 
 def _scores_file(folder: Path, metric: Metric) -> Path:

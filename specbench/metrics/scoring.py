@@ -294,7 +294,9 @@ def score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRep
     """
     reporter = reporter or ScoreReporter()
     rows = images.rows.reset_index(drop=True)
-    wanted = {metric.name: rows.loc[list(_accepted(rows, metric)), [*KEY, "started_at"]] for metric in metrics}
+    wanted = {
+        metric.name: rows.loc[list(_accepted(rows, metric)), [*KEY, "started_at", "prompt"]] for metric in metrics
+    }
     fitting = [metric for metric in metrics if len(wanted[metric.name])]
     logs = []
     for metric in fitting:

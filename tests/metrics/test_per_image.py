@@ -265,6 +265,16 @@ def test_over_long_prompts_keep_their_end_token(clip_metric):
     assert value == clip_metric.features([sample(pictures()["square"], LONG + "and a dog")])[0]["value"]
 
 
+@pytest.mark.parametrize(
+    ("fixture", "tokens", "own"), [("clip_metric", 77, 2), ("hps_metric", 77, 2), ("reward_metric", 35, 2)]
+)
+def test_captions_longer_than_the_metric_reads_are_counted(fixture, tokens, own, request):
+    metric = request.getfixturevalue(fixture)
+    fitting = "a " * (tokens - own)
+    assert metric.captions_cut([fitting, fitting + "a", "a cat", LONG * 3]) == (2, tokens)
+    assert metric.captions_cut(["a cat"]) == (0, tokens)
+
+
 @pytest.mark.parametrize("fixture", ["clip_metric", "reward_metric", "hps_metric"])
 def test_values_do_not_depend_on_the_batch(fixture, request):
     metric = request.getfixturevalue(fixture)

@@ -364,17 +364,39 @@ def test_a_metric_is_one_class_and_fingerprints_never_share_a_column(tmp_path, m
         scoring.score([folder], ["brightness"])
     text = render_tables(report_rows(find_runs(tmp_path)))
     for metric in (Brightness, Brighter):
-        assert f"| brightness ({fingerprint(metric())}) |" in text
+        assert f"| brightness ({fingerprint(metric())}) " in text
     monkeypatch.setattr(metric_catalog, "metric", lambda name: Brightness)
     scoring.score([second], ["brightness"])
-    assert "| brightness |" in render_tables(report_rows([first]))
+    assert "| brightness ↑ |" in render_tables(report_rows([first]))
+
+
+class ShortSighted(Brightness):
+    """Reads three letters of a caption."""
+
+    def captions_cut(self, captions):
+        return sum(len(caption) > 3 for caption in captions), 3
+
+
+def test_captions_that_a_metric_cuts_are_stored_and_said(tmp_path, monkeypatch):
+    folder = drawn_run(tmp_path, n=4)
+    entry = metric_catalog.MetricEntry(f"{__name__}:ShortSighted", "mean pixel")
+    monkeypatch.setitem(metric_catalog.METRICS, "brightness", entry)
+    scoring.score([folder], ["brightness"])
+    [score] = (row for row in read_scores(folder) if row["metric"] == "brightness")
+    assert score["cut"] == 1.0 and score["note"] == "4 of 4 captions are cut: it reads 3 tokens"
+    assert f"brightness: {score['note']}." in render_tables(report_rows([folder]), everything=True)
+    [file] = (folder / "scores").glob("brightness*.parquet")
+    pq.write_table(pq.read_table(file).drop_columns("cut"), file)
+    assert read_scores(folder)[0]["cut"] is None, "of a version that did not count"
+    scoring.score([folder], ["brightness"])
+    assert 1.0 in [row["cut"] for row in read_scores(folder)]
 
 
 def test_scores_reach_the_tables_with_their_definition(tmp_path):
     folder = drawn_run(tmp_path, wrong=(0,))
     scoring.score([folder], DETECTOR)
-    text = render_tables(report_rows([folder]))
-    assert "| shapes-detector |" in text and "0.833 [" in text
+    text = render_tables(report_rows([folder]), everything=True, explain=True)
+    assert "| shapes-detector" in text and "0.833 [" in text
     assert (
         "shapes-detector by part:" in text and "| colors |" in text and "- shapes-detector: fraction of images" in text
     )
