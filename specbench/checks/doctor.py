@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import check_model, find_model, models
-from specbench.models.facts import AS_PUBLISHED, ModelChoice, ModelFacts
+from specbench.models.facts import AS_PUBLISHED, EIGHT_BITS_GAIN, ModelChoice, ModelFacts
 from specbench.models.hub_model import HubModel
 from specbench.prompts import default_prompts
 from specbench.runs import compiler
@@ -239,7 +239,7 @@ def _memory(info: ModelFacts) -> list[dict[str, str]]:
         if isinstance(info, HubModel):
             light = replace(info, choice=replace(info.choice, eight_bits=True))
             less = footprint(light, resolve("ar"), info.sampling(), dtype, device).total(1)
-            fix += f"; --dtype int8wo needs about {less / 2**30:.1f} GiB"
+            fix += f"; --dtype int8wo needs about {less / 2**30:.1f} GiB ({EIGHT_BITS_GAIN})"
         return [_row("memory", WARNING, detail, fix)]
     return [_row("memory", OK, detail)]
 

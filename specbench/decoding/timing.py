@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextlib import AbstractContextManager
 
 import torch
 
 
 class Spans:
-    """Sums of milliseconds by name. On CUDA, events are recorded and read once, at the end."""
+    """Sums of milliseconds by name. On CUDA, events are recorded, and read when the device has passed them."""
 
     def __init__(self, device: torch.device):
         self._device = device
@@ -48,20 +49,31 @@ class _Events(AbstractContextManager[None]):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._total_ms = 0.0
-        self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._pairs: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._spare: list[torch.cuda.Event] = []
 
     def __enter__(self) -> None:
-        self._first = torch.cuda.Event(enable_timing=True)
-        self._first.record()
+        self._first = self._recorded()
 
     def __exit__(self, *raised: object) -> None:
-        last = torch.cuda.Event(enable_timing=True)
-        last.record()
-        self._pairs.append((self._first, last))
+        self._pairs.append((self._first, self._recorded()))
+        self._read()
+
+    def _recorded(self) -> torch.cuda.Event:
+        """An event that is recorded now, if possible one that was read: an image has thousands of them."""
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _read(self) -> None:
+        """Add the spans that the device has passed."""
+        while self._pairs and self._pairs[0][1].query():
+            pair = self._pairs.popleft()
+            self._total_ms += pair[0].elapsed_time(pair[1])
+            self._spare += pair
 
     def total_ms(self) -> float:
         if self._pairs:
             torch.cuda.synchronize(self._device)
-            self._total_ms += sum(first.elapsed_time(last) for first, last in self._pairs)
-            self._pairs.clear()
+            self._read()
         return self._total_ms

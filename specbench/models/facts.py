@@ -19,6 +19,8 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 """Bytes of one number by dtype."""
 EIGHT_BITS = "int8wo"
 """Value of `--dtype` for matrices in eight bits; activations and all other weights keep the model's own dtype."""
+EIGHT_BITS_GAIN = "saves memory, not time"
+"""What eight bits do: torchao's product writes the matrix in the model's own dtype before it is read."""
 DTYPES = (*BYTES, EIGHT_BITS)
 """Values of `--dtype`."""
 

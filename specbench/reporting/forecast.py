@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from specbench import stats
 from specbench.errors import SpecbenchError
-from specbench.models.facts import BYTES, RANDOM, ModelFacts
+from specbench.models.facts import BYTES, EIGHT_BITS, EIGHT_BITS_GAIN, RANDOM, ModelFacts
 from specbench.models.transformer.size import Size, draft_weights, first_layer_weights
 from specbench.reporting.report_rows import Run, label
 from specbench.runs.memory_estimate import most_columns
@@ -100,7 +100,8 @@ class ForecastSetting:
         """
         if self.model.size is None:
             raise SpecbenchError(f"the sizes of '{self.model.name}' are unknown", "choose a model at full scale")
-        return self.model.size
+        # Eight bits are written as sixteen before they are multiplied.
+        return replace(self.model.size, eight_bits=0)
 
     def forward(self, columns: float, context: float | None = None, slots: int | None = None) -> Forward:
         """A forward of the model; with the mean context of an image if None, of whose slots the cache keeps `slots`."""
@@ -293,6 +294,10 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
         f"Overhead: {overhead}.",
         "Encoding of the prompt and drawing of the picture are left out.",
     ]
+    if setting.model.size.eight_bits:
+        lines.append(
+            f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}: its weights are read as those of {setting.dtype} at least."
+        )
     if peak.products:
         lines.append("Products with weights take the time measured there for their number of columns, at that share.")
     else:

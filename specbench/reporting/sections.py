@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from specbench.errors import unknown_name
+from specbench.models.facts import EIGHT_BITS, EIGHT_BITS_GAIN
 from specbench.reporting.answer import answer
 from specbench.reporting.columns import (
     AUDIT,
@@ -193,6 +194,7 @@ def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True
     parts_of_one = same_but_for_threads({r["run_id"]: {**r["setting"], **{k: r[k] for k in same}} for r in rows})
     wrong = dict.fromkeys(f"Roofline: {row['roofline_note']}." for row in rows if row.get("roofline_note"))
     few = [FEW_PROMPTS] if lacks_interval(rows, parts) else []
+    light = any(f"+{EIGHT_BITS}" in row["model"] for row in rows)
     return (
         failed
         + few
@@ -200,6 +202,7 @@ def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True
         + list(dict.fromkeys(f"Steps: {row['steps']}." for row in rows if tells_steps(row)))
         + list(floors)
         + list(wrong)
+        + ([f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}; its roofline counts one byte a weight."] if light else [])
         + [
             *(f"{text}." for text in parts_of_one),
             *(_load(rows) if load else ()),

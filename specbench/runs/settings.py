@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.models.facts import DTYPES
+from specbench.models.facts import DTYPES, EIGHT_BITS_GAIN
 from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
 from specbench.specs.options import Option, parse_size
@@ -236,7 +236,8 @@ _MODEL = (
     _model(
         "dtype",
         "float32",
-        f"number format of the weights: {', '.join(DTYPES)} (matrices in eight bits, by torchao: another target)",
+        f"number format of the weights: {', '.join(DTYPES)} (matrices in eight bits, by torchao: another target; "
+        f"{EIGHT_BITS_GAIN})",
         "TYPE",
         "the model",
         choices=DTYPES,

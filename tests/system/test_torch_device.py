@@ -1,5 +1,6 @@
 """Device names: invalid ones and devices that are not here are refused in one short line, by every command."""
 
+import itertools
 from contextlib import nullcontext
 
 import pytest
@@ -99,23 +100,32 @@ def test_a_card_with_a_number_becomes_the_current_one_before_anything_is_loaded(
     assert cards == [("set_device", "cuda:0")], "the first one, also after another, as run.json says"
 
 
-def test_spans_wait_for_their_own_card(cards, monkeypatch):
+def test_spans_wait_for_their_own_card_and_use_their_events_again(cards, monkeypatch):
+    """A card that is two spans behind the host."""
+    made = []
+    clock = itertools.count()
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+            made.append(self)
+
+        def record(self):
+            self.at = next(clock)
+
+        def query(self):
+            return bool(cards) or max(event.at for event in made) - self.at >= 4
+
+        def elapsed_time(self, other):
+            return 5.0 * (other.at - self.at)
+
     monkeypatch.setattr(torch.cuda, "Event", Event)
     spans = Spans(torch.device("cuda:1"))
-    with spans("target"):
-        pass
-    assert spans.totals_ms() == {"target": 5.0} and cards == [("synchronize", torch.device("cuda:1"))]
-
-
-class Event:
-    def __init__(self, enable_timing):
-        assert enable_timing
-
-    def record(self):
-        pass
-
-    def elapsed_time(self, other):
-        return 5.0
+    for _ in range(50):
+        with spans("target"):
+            pass
+    assert not cards and len(made) <= 8
+    assert spans.totals_ms() == {"target": 250.0} and cards == [("synchronize", torch.device("cuda:1"))]
 
 
 def test_a_measurement_of_a_card_waits_for_it(cards, monkeypatch):
