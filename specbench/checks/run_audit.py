@@ -127,9 +127,9 @@ def audit_run(
         raise SpecbenchError(f"run '{folder.name}' has no decoded images to audit")
     found: dict[str, object] = {}
     if dtype:
-        values, found = _under_other_target(info, rows, *_checkpoint(info, weights, revision), device, dtype)
+        values, found = _under_other_target(info, rows, *checkpoint_of(info, weights, revision), device, dtype)
     elif recompute:
-        values, found = _recomputed(info.spec, rows, *_checkpoint(info, weights, revision), device)
+        values, found = _recomputed(info.spec, rows, *checkpoint_of(info, weights, revision), device)
     else:
         rows = _with_values(rows, folder)
         values = Values(_stacked(rows, PRINTED_ORDERS), np.stack(rows["entropy"]))
@@ -155,7 +155,7 @@ def audit_run(
     return described
 
 
-def _checkpoint(info: RunInfo, weights: str | None, revision: str | None) -> tuple[str | None, str | None]:
+def checkpoint_of(info: RunInfo, weights: str | None, revision: str | None) -> tuple[str | None, str | None]:
     """Weights and revision to recompute with: those given, else those that the run recorded."""
     source = info.source if info.source and not weights else {}
     return weights or source.get("weights"), revision or source.get("revision")
@@ -244,7 +244,7 @@ def _recomputed(
     samples of a run of fewer bits are none of p recomputed in other shapes or in float32: their uniformity is tested by
     the recorded values, or by token id alone.
     """
-    facts, recorded = _model_of(spec, weights, revision), rows["u_id"].notna()
+    facts, recorded = model_of(spec, weights, revision), rows["u_id"].notna()
     model, free = load_model(facts, device, spec.dtype), _free(rows)
     values, rounding = teacher_forced_values(model, rows, spec.sampling), None
     if spec.dtype != "float32":
@@ -285,7 +285,7 @@ def _under_other_target(
     if not ModelChoice.of_name(spec.model)[1].eight_bits:
         what = f"--dtype {dtype}: run '{info.run_id}' was not decoded with --dtype {EIGHT_BITS}"
         raise SpecbenchError(what, "omit it: such runs are recomputed in their own number format")
-    _model_of(spec, weights, revision)
+    model_of(spec, weights, revision)
     plain = recorded_model(spec.model.replace(f"+{EIGHT_BITS}", ""), weights, revision)
     values = teacher_forced_values(load_model(plain, device, dtype), rows, spec.sampling)
     impossible = (np.isneginf(values.logp) & _free(rows)).sum(1)
@@ -307,7 +307,7 @@ def _gap_of(logp: np.ndarray, entropy: np.ndarray, counted: np.ndarray) -> tuple
     return mean, float(math.sqrt(k / (k - 1) * off) / counted.sum()) if k > 1 else None
 
 
-def _model_of(spec: RunSpec, weights: str | None, revision: str | None) -> ModelFacts:
+def model_of(spec: RunSpec, weights: str | None, revision: str | None) -> ModelFacts:
     """The run's model, its files on this disk."""
     model = recorded_model(spec.model, weights, revision)
     model.files()  # raises where they are not: nothing of this size is downloaded unasked

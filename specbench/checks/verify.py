@@ -5,28 +5,42 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import torch
 
 from specbench import stats
-from specbench.checks.run_audit import audit_run
+from specbench.checks.run_audit import audit_run, checkpoint_of, model_of
+from specbench.decoding.generation import SPANS
+from specbench.decoding.noise import row_key
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import MEAN_OF_IMAGES, Settings, fingerprint
 from specbench.metrics.score_store import feature_folders, image_features, read_scores, stored_values
+from specbench.models.catalog import load_model
+from specbench.models.interface import StagedModel
 from specbench.reporting.report_rows import Run
 from specbench.store.packed import changed_members, extract
 from specbench.store.run_folders import find_runs, runs_in
 from specbench.store.run_info import RUN_JSON
-from specbench.store.run_store import RunStore, image_bytes
+from specbench.store.run_store import RunStore, image_bytes, read_image
+from specbench.store.schema import AR_SPANS
 from specbench.system.console import counted
 from specbench.system.device_peaks import KNOWN
 
 OK, WRONG, OPEN = "ok", "WRONG", "not checked"
 _CLOSE = 1e-5
 _ROUNDED = 0.99
+_SLACK = 1e-2
+"""Of log p and entropy in nats, of probabilities, and of times relative to their sum: more than rounding makes."""
+_MOST_WORDS = 2**20
+"""More tokens than any vocabulary has."""
+_LEVELS = 6.0
+"""Mean distance of grey levels that JPEG and other arithmetic may make."""
 _COLUMNS = ("run", "check", "status", "detail")
 
 
@@ -35,7 +49,8 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
 
     Args:
         path: file of `specbench pack`, results folder, or folder of one run.
-        recompute: take p from the model, which must be on this disk, instead of the recorded values.
+        recompute: take p from the model, which must be on this disk, instead of the recorded values, and draw the
+            pictures again.
         device: where it is recomputed.
 
     Returns:
@@ -61,13 +76,14 @@ def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[s
     """The checks of unpacked runs."""
     rows = []
     for run in runs:
-        for check in (_identity, _pictures, _scores, _latencies):
+        for check in (_identity, _facts, _pictures, _scores, _latencies):
             try:
                 rows += [_row(run.name, *found) for found in check(run)]
             except SpecbenchError as error:
                 said = str(error).replace(f"{run.parent}/", "")
                 rows.append(_row(run.name, check.__name__.strip("_"), WRONG, said))
         rows.append(_row(run.name, "tokens", *_tokens(run, recompute, device)))
+        rows += [_row(run.name, "drawing", *_drawing(run, device))] if recompute else []
     return rows
 
 
@@ -82,6 +98,75 @@ def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
     same = info.run_id in (info.spec.run_id, *info.spec.earlier_ids) and run.name == info.run_id
     yield "settings", OK if same else WRONG, "the run id is that of the settings" if same else "another id than theirs"
     yield "rows", OK, f"{len(rows)} image{'s' * (len(rows) != 1)}"
+
+
+def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
+    """What a row says of its image agrees: steps, log p and entropy, drafts, and times."""
+    wrong: Counter[str] = Counter()
+    for piece in RunStore(run).batches(None):
+        rows = piece.to_pandas()
+        for row in rows[rows["status"] == "ok"].to_dict("records"):
+            wrong.update(_contradictions(row))
+    if not wrong:
+        yield "facts", OK, "steps, log p, entropy, drafts and times agree with each other"
+    for text, count in wrong.items():
+        yield "facts", WRONG, f"{counted(count, 'image')}: {text}"
+
+
+def _contradictions(row: Mapping) -> Iterator[str]:
+    last = int(np.max(row["committed_step"]))
+    if not last <= row["nfe"] <= last + 1:  # a GPU may run one step in vain
+        yield "the steps are not those that its tokens were committed in"
+    forced, logp, entropy = (np.asarray(row[name]) for name in ("forced", "logp", "entropy"))
+    if logp[forced].any() or entropy[forced].any():
+        yield "tokens that the grammar forces have other probabilities than 1"
+    p = np.exp(logp.astype(np.float64))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        least = -np.nan_to_num(p * np.log(p)) - np.nan_to_num((1 - p) * np.log(1 - p))
+    # Of all distributions with an event of probability p, that of two events has the least entropy, and that which is
+    # uniform beside it the most.
+    known = np.isfinite(logp) & np.isfinite(entropy)
+    most = least + (1 - p) * math.log(_MOST_WORDS)
+    if (known & ((logp > _SLACK) | (entropy < least - _SLACK) | (entropy > most + _SLACK))).any():
+        yield "log p and entropy are of no distribution"
+    if row["top1"] is not None and (known & (np.asarray(row["top1"]) < p - _SLACK)).any():
+        yield "a token is more probable than the most probable one"
+    drafted, tested, accepted = (np.asarray(row[name]) for name in ("drafted", "tested", "accepted"))
+    if (accepted > tested).any() or (tested > drafted).any():
+        yield "more drafts are accepted than tested, or tested than drafted"
+    for total, spans in (("ar_ms", AR_SPANS), ("e2e_ms", SPANS)):
+        parts = sum(row[f"{span}_ms"] for span in spans if not pd.isna(row[f"{span}_ms"]))
+        if not pd.isna(row[total]) and not math.isclose(row[total], parts, rel_tol=_SLACK, abs_tol=_SLACK):
+            yield f"{total} is not the sum of its spans"
+
+
+@torch.inference_mode()
+def _drawing(run: Path, device: str) -> tuple[str, str]:
+    """The pictures are those of the tokens."""
+    info, store = RunStore(run).info(), RunStore(run)
+    if not (run / "images").is_dir():
+        return OPEN, "packed without pictures"
+    try:
+        model = load_model(model_of(info.spec, *checkpoint_of(info, None, None)), device, info.spec.dtype)
+        if isinstance(model, StagedModel) or not getattr(model, "draws", True):
+            return OPEN, "pictures of a second model are not drawn again"
+        worst, checked = 0.0, 0
+        for piece in store.batches(["status", "tokens", "prompt", "image", "image_sha256"], size=16):
+            rows = piece.to_pandas()
+            rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
+            if rows.empty:
+                continue
+            tokens = torch.tensor(np.stack(rows["tokens"]), dtype=torch.long, device=model.device)
+            keys = [row_key(info.spec.seed, row.prompt_id, row.sample) for row in rows.itertuples()]
+            drawn = model.render(model.layout.image_tokens(tokens), rows["prompt"].tolist(), keys).cpu().numpy()
+            for row, pixels in zip(rows.itertuples(), np.moveaxis(drawn, 1, -1).astype(int), strict=True):
+                stored = read_image(run, row.image, row.image_sha256)
+                worst = max(worst, np.abs(stored - pixels).mean() if stored.shape == pixels.shape else 255.0)
+                checked += 1
+    except SpecbenchError as error:
+        return OPEN, str(error)
+    said = f"{counted(checked, 'picture')}: at most {worst:.2g} grey levels from what the tokens give, mean over pixels"
+    return (OK if worst <= _LEVELS else WRONG), said
 
 
 def _pictures(run: Path) -> Iterator[tuple[str, str, str]]:

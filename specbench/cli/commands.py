@@ -37,7 +37,7 @@ COMMANDS = {
     "export": ("stored", "Export the images of a run in the layout of a benchmark's official evaluator."),
     "import": ("stored", "Import the results of a benchmark's official evaluator as scores of a run."),
     "pack": ("stored", "Write runs to one file, which every command reads where it reads a run."),
-    "verify": ("stored", "Check runs, packed or in a folder: digests, pictures, scores, tokens and latencies."),
+    "verify": ("stored", "Check runs, packed or in a folder: digests, facts, pictures, scores, tokens and latencies."),
     "fetch": (
         "fetch",
         "Download models, prompts and metrics beforehand; complete files are kept after a cut.",

@@ -3,6 +3,7 @@ in which every change is named. It concerns several modules: report rows, figure
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import re
@@ -13,12 +14,15 @@ import zipfile
 from copy import copy
 from pathlib import Path
 
+import numpy as np
 import pytest
 from latex_checker import latex_problems
 
+from specbench.checks.verify import verify
 from specbench.store.parquet_log import ParquetLog
-from specbench.store.run_store import RunStore
+from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY, SAMPLES
+from specbench.system.images import png_bytes
 
 TABLE = """
 title = "Mine beside SJD"
@@ -153,6 +157,45 @@ def test_verify_reads_the_file_and_names_what_is_impossible(here, cli, tmp_path)
     for picture in (here / "cache" / "packs").glob("*/*/images/*.png"):
         picture.write_bytes(b"")
     assert cli("verify", whole).code == 0
+
+
+def reversed_tokens(row):
+    return {"tokens": row["tokens"][::-1]}
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "said"),
+    [
+        (lambda row: {"nfe": max(1, row["nfe"] // 2)}, "facts", "the steps are not those"),
+        (lambda row: {"logp": [0.0] * len(row["logp"])}, "facts", "log p and entropy are of no distribution"),
+        (lambda row: {"top1": [value / 9 for value in row["top1"]]}, "facts", "more probable than the most probable"),
+        (lambda row: {"accepted": [10**6] * len(row["accepted"])}, "facts", "more drafts are accepted than tested"),
+        (lambda row: {"ar_ms": row["ar_ms"] / 1.3, "target_ms": 0.0}, "facts", "ar_ms is not the sum of its spans"),
+        (lambda row: {"e2e_ms": 2 * row["e2e_ms"]}, "facts", "e2e_ms is not the sum of its spans"),
+        (reversed_tokens, "tokens", ""),
+        (reversed_tokens, "drawing", "grey levels from what the tokens give"),
+        (lambda row: {}, "drawing", "grey levels from what the tokens give"),
+    ],
+    ids=["steps", "logp", "top1", "drafts", "latency", "e2e", "tokens", "drawn", "pictures"],
+)
+def test_verify_finds_facts_that_contradict_each_other(here, tmp_path, change, check, said):
+    folder = shutil.copytree(next((here / "results").glob("shapes-sjd-*")), tmp_path / "run")
+    recompute = check != "facts"
+    good = {row["check"]: row["status"] for row in verify(folder, recompute)}
+    assert good.pop("settings") == "WRONG" and set(good.values()) <= {"ok", "not checked"}, "the folder's name alone"
+    assert good["facts"] == "ok" and good.get("drawing", "ok") == "ok"
+    rows = [row | change(row) for piece in RunStore(folder).batches(None) for row in piece.to_pylist()]
+    if not change(rows[0]):  # pictures replaced by plain red ones, with their digests
+        for row in rows:
+            pixels = np.zeros_like(read_image(folder, row["image"], row["image_sha256"]))
+            pixels[..., 0] = 255
+            (folder / row["image"]).write_bytes(png_bytes(pixels))
+            row["image_sha256"] = hashlib.sha256((folder / row["image"]).read_bytes()).hexdigest()
+    for part in (folder / "samples").iterdir():
+        part.unlink()
+    ParquetLog(folder / "samples", SAMPLES, KEY).append(rows)
+    found = [(row["check"], row["detail"]) for row in verify(folder, recompute) if row["status"] == "WRONG"]
+    assert any(name == check and said in detail for name, detail in found), found
 
 
 def test_members_that_overlap_are_refused(tmp_path, cli):
