@@ -6,6 +6,7 @@ scales) and `layers`, each a mark of Observable Plot with its points and options
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#7
 _SYMBOLS = {"circle": "●", "square": "■", "triangle": "▲", "diamond": "◆", "star": "★", "cross": "✚"}
 """Shapes of a point by their names in Observable Plot: a colour and a shape together are one decoder's alone."""
 _FIRST = ("sjd", "jacobi", "sjd-isp", "sjd++", "gsd", "scd-mc", "scd-gs", "predictive", "eagle", "vertical")
-"""Decoders that are circles, then squares; the others follow in the order of the presets."""
+"""Decoders in the order of colours and shapes, which change together; the others follow in that of the presets."""
 _SPAN_LABELS = dict(zip(STEP_SPANS, ("target forward", "draft", "verify + sample", "host gap"), strict=True))
 _PARTS = ("steps saved", "window cost", "overhead", "speed-up")
 PART_COLOURS = ("#00694b", "#d27869", "#b469b4", "#0096ff")
@@ -65,8 +66,8 @@ def mark_of(decoder: str) -> Mark:
 
 
 def _mark(place: int) -> Mark:
-    symbols = list(_SYMBOLS)
-    return Mark(PALETTE[place % len(PALETTE)], symbols[place // len(PALETTE) % len(symbols)])
+    symbols, shift = list(_SYMBOLS), place // math.lcm(len(PALETTE), len(_SYMBOLS))
+    return Mark(PALETTE[place % len(PALETTE)], symbols[(place + shift) % len(symbols)])
 
 
 @dataclass(frozen=True)

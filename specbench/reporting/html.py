@@ -39,7 +39,9 @@ from specbench.reporting.sections import (
     sections,
 )
 from specbench.reporting.terminal import KEPT
+from specbench.specs.options import plain
 from specbench.stats import RULE, Estimate
+from specbench.store.run_info import read_info
 from specbench.system.console import counted, shared_cells, used_columns
 from specbench.system.environment import now
 from specbench.system.files import write_output
@@ -84,9 +86,24 @@ def page(rows: Sequence[Mapping], limit: int = PROMPTS) -> str:
         **scripts(drawn, "page.js"),
         definitions=[text.partition(": ")[::2] for text in definitions(found)],
         circumstances=circumstances(rows),
+        repeat=_repeat(rows),
         made=f"specbench {__version__}, {now()[:10]}",
         runs=len(rows),
     )
+
+
+def _repeat(rows: Sequence[Mapping]) -> dict:
+    """The table of the runs: what to type, with which options, where and under what versions they were decoded."""
+    lines = []
+    for row in rows:
+        folder = Path(row["folder"])
+        info = read_info(folder)
+        options = ", ".join(f"{name}={plain(value)}" for name, value in row["options"].items()) or "-"
+        inline = ",".join([row["decoder"], *(f"{name}={plain(value)}" for name, value in row["options"].items())])
+        command = info.command(inline.replace(",", ":", 1), folder.parent)
+        lines.append((row["label"], command, options, "; ".join(row["environment"]), str(folder)))
+    headings = ("decoder", "command", "options", "hardware and versions", "folder")
+    return {"headings": headings, "rows": [[(cell, False) for cell in line] for line in lines]}
 
 
 def _title(rows: Sequence[Mapping]) -> str:
@@ -196,7 +213,7 @@ def _table(
     return {
         "title": title,
         "remark": " ".join(filter(None, (f"{shared_cells(headings, cells, used)}.".lstrip("."), remark))),
-        "headings": [columns[place].title for place in used],
+        "headings": [columns[place].title.replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓") for place in used],
         "rows": [[(row[place], number in marked[place]) for place in used] for number, row in enumerate(cells)],
         "bold": BOLD_RULE if any(marked) else "",
     }
@@ -206,21 +223,21 @@ def _headline(names: Mapping[str, Mapping], marks: charts.Marks) -> dict:
     """The speed and up to two scores of each run as places on a line, in percent: lossless runs apart, the fastest
     first."""
     measures = [_speed(names), *_two_scores(names)]
-    spans = [_span((*found.values(), Estimate(ar, None, None))) for _, _, found, ar in measures]
+    spans = [_span((*found.values(), Estimate(ar, None, None))) for _, _, found, ar, _ in measures]
     groups: dict[str, list] = {"lossless": [], "not lossless": []}
     for name in sorted(names, key=lambda name: -measures[0][2][name].value if name in measures[0][2] else math.inf):
         cells = []
-        for (_, digits, found, ar), span in zip(measures, spans, strict=True):
+        for (_, digits, found, ar, few), span in zip(measures, spans, strict=True):
             one = found.get(name)
             places = [_percent(value, span) for value in (one.value, one.low, one.high, ar)] if one else []
-            cells.append(places and [*places, with_interval(one.value, one.low, one.high, digits)])
+            cells.append(places and [*places, with_interval(one.value, one.low, one.high, digits, too_few=name in few)])
         exact = names[name]["lossless"] and not failed_audit(names[name])
         groups["lossless" if exact else "not lossless"].append((name, marks[name], cells))
     return {"headings": [heading for heading, *_ in measures], "groups": {kind: g for kind, g in groups.items() if g}}
 
 
-_Measure = tuple[str, int, dict[str, Estimate], float | None]
-"""Heading, digits, value by run, and AR's value."""
+_Measure = tuple[str, int, dict[str, Estimate], float | None, set[str]]
+"""Heading, digits, value by run, AR's value, and the runs of too few prompts for an interval."""
 
 
 def _speed(names: Mapping[str, Mapping]) -> _Measure:
@@ -229,26 +246,32 @@ def _speed(names: Mapping[str, Mapping]) -> _Measure:
     # A baseline's own is 1 by definition, without an interval.
     found |= {n: Estimate(1.0, None, None) for n in found if names[n]["baseline"] == names[n]["run_id"]}
     if found:
-        return "speed-up [95 %]", 2, found, 1.0
+        few = {n for n in found if found[n].low is None and names[n]["baseline"] != names[n]["run_id"]}
+        return "speed-up ↑ [95 %]", 2, found, 1.0, few
     key = "images_per_hour" if any(row["images_per_hour"] for row in names.values()) else "step_compression"
     values = {name: row[key] for name, row in names.items() if row[key] is not None}
     ar = next((value for name, value in values.items() if names[name]["decoder"] == "ar"), None)
     heading = "images per hour" if key == "images_per_hour" else "tokens per step"
-    return heading, 2, {name: Estimate(value, None, None) for name, value in values.items()}, ar
+    return f"{heading} ↑", 2, {name: Estimate(value, None, None) for name, value in values.items()}, ar, set()
 
 
 def _two_scores(names: Mapping[str, Mapping]) -> list[_Measure]:
     """The two scores that most runs have."""
     found: dict[tuple[str, str], dict[str, Estimate]] = {}
+    few: dict[str, set[str]] = {}
     for name, row in names.items():
         for score in row["scores"]:
             if ":" not in score["metric"]:
+                few.setdefault(score["metric"], set()).update([name] if score.get("too_few") else [])
                 estimate = Estimate(score["value"], score["low"], score["high"])
                 found.setdefault((score["metric"], score["fingerprint"]), {})[name] = estimate
     ar = next((name for name, row in names.items() if row["decoder"] == "ar"), None)
     most = sorted(found.items(), key=lambda pair: -len(pair[1]))[:2]
     return [
-        (f"{metric}{' (lower is better)' * lower_is_better(metric)}", 3, values, getattr(values.get(ar), "value", None))
+        (
+            *(f"{metric} {'↓' if lower_is_better(metric) else '↑'}", 3, values),
+            *(getattr(values.get(ar), "value", None), few[metric]),
+        )
         for (metric, _), values in most
     ]
 

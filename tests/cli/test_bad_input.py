@@ -52,7 +52,7 @@ BAD = [
     ("run --device tpu", "--device tpu", "cuda"),
     ("run --ids no-such-id", "no-such-id", ""),
     ("run --prompts shaps", "unknown prompt set 'shaps'", "did you mean 'shapes'"),
-    ("run --prompts absent.txt", "prompt file 'absent.txt' does not exist", "shapes"),
+    ("run --prompts absent.txt", "prompt file 'absent.txt' does not exist", "list prompts"),
     ("run --prompts empty.txt", "no prompts", ""),
     ("run --prompts binary.txt", "binary", ""),
     ("run --prompts latin.txt", "not UTF-8", ""),

@@ -190,7 +190,7 @@ def test_the_page_opens_without_network_or_complaint(tmp_path, trap, dark):
         assert used["opened"] and [used["first"], used["second"], used["lower"][0]] == ["ar", "sjd", "sjd"]
         assert " ".join(used["lower"][1].split()) == " ".join(HOSTILE[1].replace("PORT", str(port)).split())
         assert used["overlay"] == "block difference" and used["left"] == 1
-        assert used["sorted"] == "descending ● sjd" and used["unfolded"]
+        assert used["sorted"] == "descending ● sjd window=3" and used["unfolded"]
         assert "sjd: 1.29x" in used["tip"], "a point says what it is"
         for text in HOSTILE:
             assert " ".join(text.replace("PORT", str(port)).split()) in view["text"]
@@ -214,6 +214,9 @@ def test_the_page_holds_everything_itself(tmp_path):
     sources = re.findall(r'(?:src|href|action|data)\s*=\s*["\']([^"\']{0,40})', re.sub(r"&[a-z#0-9]+;", "", text))
     assert sources and all(source.startswith(("data:image/", "#")) for source in sources)
     assert "url(http" not in text and "@import" not in text and "default-src 'none'" in text
+    assert "specbench run --decoder sjd:" in text and "Test CPU, 2 cores" in text, "a reader can repeat the runs"
+    assert text.count('data-take="csv"') == text.count('<table class="cards'), "each table to copy and as CSV"
+    assert 'class="track point"' in text and "[too few]" in text, "no interval, no line"
     assert "49" not in re.findall(r"right .*?</bdi>", text)[0], "prompts are no templates"
 
 

@@ -22,6 +22,22 @@
     });
   });
 
+  // Below each table: its cells to the clipboard, separated by tabs, or as a CSV file.
+  each("[data-take]", (button) => button.addEventListener("click", async () => {
+    const table = button.parentElement.previousElementSibling.querySelector("table");
+    const cells = [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.trim()));
+    if (button.dataset.take === "copy") {
+      await navigator.clipboard.writeText(cells.map((row) => row.join("\t")).join("\n"));
+      button.textContent = "copied";
+      return;
+    }
+    const quoted = cells.map((row) => row.map((cell) => `"${cell.replaceAll('"', '""')}"`).join(",")).join("\r\n");
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([quoted], { type: "text/csv" }));
+    link.download = "table.csv";
+    link.click();
+  }));
+
   // Links of the contents open what they lead to; paper has the definitions unfolded.
   const open = (target) => { if (target && target.matches("details")) target.open = true; };
   each("a[href^='#']", (link) => link.addEventListener("click", () => open(document.getElementById(link.hash.slice(1)))));
