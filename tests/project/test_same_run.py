@@ -1,0 +1,117 @@
+"""The table of docs/same-run.md: each input is changed once, and has the effect that the table states. Of several
+modules: specs, store, system, metrics, reporting."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tiny
+from synthetic import AR, SJD, ar, folder, sjd
+
+from specbench.metrics.base import Settings, fingerprint
+from specbench.metrics.catalog import metric
+from specbench.prompts import Prompt
+from specbench.prompts.prompt_set import build_prompt_set
+from specbench.reporting import render, report_rows
+from specbench.specs.run_spec import RunSpec
+from specbench.store.run_folders import find_runs
+from specbench.system.foreign_code import code_of
+
+TABLE = (Path(__file__).parents[2] / "docs" / "same-run.md").read_text()
+STATED = dict(re.findall(r"^\| (.+?) \| ([a-z -]+?) \| ", TABLE, flags=re.MULTILINE))
+STATED = {name.strip("`"): effect for name, effect in STATED.items() if name not in ("input", "---")}
+SPECS = {
+    "model": "other", "weights_sha256": "9" * 64, "model_code": "8" * 64, "decoder": tiny.spec("sjd", window=2).decoder,
+    "decoder_code": "7" * 64, "head_sha256": "6" * 64, "sampling": replace(SJD.sampling, top_k=7), "prompts": "other",
+    "prompts_sha256": "5" * 64, "seed": 1, "batch": 4, "dtype": "bfloat16", "device": "cuda", "threads": 9,
+    "mode": "throughput", "compiled": True,
+}  # fmt: skip
+CALLS = {
+    "versions.torch": "3.0", "versions.transformers": "9.0", "versions.python": "3.13.1", "versions.numpy": "3.0",
+    "versions.specbench": "9.9", "hardware.cpu": "Another", "hardware.gpus": ["NVIDIA B200"], "hardware.cuda": "14.0",
+    "hardware.driver": "999.1", "threads": 3, "git": {"revision": "f" * 40, "dirty": True}, "load": 7.5,
+    "drawn": "2 of 4: first 2", "workers": 3,
+}  # fmt: skip
+ON_GPU = ("hardware.gpus", "hardware.cuda", "hardware.driver", "threads")
+
+
+def report(out: Path) -> tuple[list[dict], str]:
+    rows = report_rows(find_runs(out))
+    return rows, render(rows, "markdown", everything=True, explain=True)
+
+
+def observed(out: Path, spec: RunSpec, change) -> str:
+    """The effect of changing the description of a run of SJD beside one of AR."""
+    hardware = {"gpus": ["NVIDIA H100"], "cuda": "12.8", "driver": "570.1"} if spec.device == "cuda" else {}
+    folder(out, replace(AR, device=spec.device), ar(8), **hardware)
+    place = folder(out, spec, sjd(8), **hardware)
+    _, before = report(out)
+    info = json.loads((place / "run.json").read_text())
+    change(info)
+    (place / "run.json").write_text(json.dumps(info))
+    rows, after = report(out)
+    if rows[1]["speedup"] is None:
+        assert rows[1]["speedup_note"].startswith("differs from AR in "), rows[1]["speedup_note"]
+        return "no speed-up"
+    return "ignored" if after == before else "told"
+
+
+def set_in(info: dict, name: str, value: object) -> None:
+    *path, last = name.split(".")
+    held = info["invocations"][0]
+    for part in path:
+        held = held[part]
+    held[last] = value
+
+
+def test_the_table_lists_every_field_of_a_run_once():
+    assert {f"spec.{name}" for name in RunSpec.__dataclass_fields__} <= STATED.keys()
+    tried = {f"spec.{name}" for name in SPECS} | {f"invocations[].{name}" for name in CALLS}
+    assert STATED.keys() - tried == {
+        "commits", "comments of a plug-in", "order of the prompts", "code of a metric", "a copy of a run's folder"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_changed_setting_has_the_stated_effect(name):
+    other = replace(SJD, **{name: SPECS[name]})
+    assert {True: "another run", False: "ignored"}[other.run_id != SJD.run_id] == STATED[f"spec.{name}"]
+    on_gpu = replace(SJD, device="cuda")
+    assert replace(on_gpu, device="cuda:3", threads=9).run_id == on_gpu.run_id
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_changed_fact_of_an_invocation_has_the_stated_effect(tmp_path, name):
+    spec = replace(SJD, device="cuda") if name in ON_GPU else SJD
+    found = observed(tmp_path, spec, lambda info: set_in(info, name, CALLS[name]))
+    assert found == STATED[f"invocations[].{name}"]
+
+
+def test_the_other_inputs_have_the_stated_effects(tmp_path, monkeypatch):
+    found = {"commits": observed(tmp_path / "a", SJD, lambda info: info.update(commits={"me/mine": "f" * 40}))}
+    place = tmp_path / "a" / SJD.run_id
+    shutil.copytree(place, place.parent / "copy")
+    found["a copy of a run's folder"] = "told" if report(tmp_path / "a")[0][1].get("copies") else "ignored"
+
+    mine = [Prompt("1", "a cat"), Prompt("2", "a dog")]
+    same = build_prompt_set("mine", mine).sha256 == build_prompt_set("mine", mine[::-1]).sha256
+    found["order of the prompts"] = "ignored" if same else "another run"
+
+    monkeypatch.syspath_prepend(tmp_path)
+    text = (Path(__file__).parents[2] / "docs/examples/plugin/toy_plugin/contrast.py").read_text()
+    digests, scores = [], []
+    for version in (text, f"# a comment\n{text}", text.replace("0.114", "0.115")):
+        (tmp_path / "contrast.py").write_text(version)
+        sys.modules.pop("contrast", None)
+        digests.append(code_of(["contrast:Contrast"]).digest)
+        scores.append(fingerprint(metric("contrast:Contrast")(Settings())))
+    sys.modules.pop("contrast", None)
+    found["comments of a plug-in"] = "ignored" if digests[0] == digests[1] else "another run"
+    found["code of a metric"] = "another score" if scores[0] == scores[1] != scores[2] else "ignored"
+    assert found == {name: STATED[name] for name in found}
