@@ -67,6 +67,9 @@ class RandomLlama(TransformerModel):
     def head(self, hidden: Tensor) -> Tensor:
         return linear_output(self.output, hidden)
 
+    def output_matrix(self) -> tuple[Tensor, None]:
+        return self.output.weight, None
+
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         return image_tokens.new_zeros(len(image_tokens), 3, 1, 1, dtype=torch.uint8)
 

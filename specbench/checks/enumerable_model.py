@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -214,6 +215,9 @@ class EnumerableSession:
         # Codes stay below 2**53, so that the fast product of floats is exact.
         return stored + (terms.double() @ ancestors.double().T).long()
 
+    def reduced_head(self, ids: Tensor) -> _ReducedTable:
+        return _ReducedTable(self, ids)
+
     def _logits(self, codes: Tensor, positions: Tensor) -> Tensor:
         """Guided logits of the prefixes `codes` [B, T]; those past the end are never read."""
         slots = positions.clamp(max=self._length - 1)
@@ -229,6 +233,17 @@ class EnumerableSession:
             return features
         conditional, unconditional = features.chunk(2)
         return unconditional + self.guidance * (conditional - unconditional)
+
+
+class _ReducedTable(NamedTuple):
+    """A session's logits of some ids [B, K]."""
+
+    session: EnumerableSession
+    ids: Tensor
+
+    def logits(self, features: Tensor) -> Tensor:
+        every = self.session.logits(features)
+        return every.gather(2, self.ids[:, None].expand(-1, every.shape[1], -1))
 
 
 class EnumerableTransformer(TransformerModel):
@@ -283,6 +298,9 @@ class EnumerableTransformer(TransformerModel):
 
     def head(self, hidden: Tensor) -> Tensor:
         return hidden @ self.matrix
+
+    def output_matrix(self) -> tuple[Tensor, None]:
+        return self.matrix.T, None
 
     def own_head(self) -> EagleHead:
         """An untrained draft head whose drafts depend on its cache."""

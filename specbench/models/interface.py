@@ -228,6 +228,10 @@ class FeatureSession(Session, Protocol):
         """Guided logits [B, T, v_image] of features [R, T, d], the target's own or a head's."""
         ...
 
+    def reduced_head(self, ids: Tensor) -> Any:
+        """The head on image ids [B, K]: its `logits` are [B, T, K]."""
+        ...
+
 
 @runtime_checkable
 class PartedSession(Protocol):

@@ -95,6 +95,12 @@ _TREE = Option(
     "draft tree: chain, mc_sim_7b_63, naive_extend_57, or node paths such as '0 1 00 01 10'",
     check=node_paths,
 )
+_IDS = Option(
+    "head-ids",
+    2048,
+    "image ids that a draft may have: those with most probability in the slots committed last",
+    minimum=1,
+)
 _VERTICAL = Component(
     "specbench.decoding.drafters.vertical:Vertical",
     "trained head that drafts a chain from the image row above and the token before",
@@ -178,6 +184,21 @@ DRAFTERS = {
         _VERTICAL,
         target="specbench.decoding.drafters.vertical:CoupledVertical",
         summary="vertical, with each redrawn draft coupled to the draft of the step before",
+        head_kind="vertical",
+    ),
+    "eagle-reduced": Component(
+        "specbench.decoding.drafters.reduced_head:ReducedEagle",
+        "eagle whose head computes logits of a few image ids",
+        (_TREE, DRAFT_HEAD, _IDS),
+        ignores=("init",),
+        head_kind="eagle",
+        is_chain=lambda values: not set("".join(node_paths(str(values["tree"])))) - {"0"},
+    ),
+    "vertical-reduced": replace(
+        _VERTICAL,
+        target="specbench.decoding.drafters.reduced_head:ReducedVertical",
+        summary="vertical-coupled whose head computes logits of a few image ids",
+        options=(*_VERTICAL.options, _IDS),
         head_kind="vertical",
     ),
     "ssd": Component(

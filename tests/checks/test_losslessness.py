@@ -64,6 +64,8 @@ LOSSLESS = [
     ("vertical", {}),
     ("vertical", {"siblings": 1, "refine": "restart", "verifier": "block"}),
     ("vertical-coupled", {}),
+    ("eagle", {"drafter": "eagle-reduced", "head-ids": 2, "tree": "0 1 00 01 10"}),
+    ("vertical-coupled", {"drafter": "vertical-reduced", "head-ids": 2}),
     ("best-lossless", {}),
     ("best-lossless", {"siblings": 1}),
     ("best-lossless", {"verifier": "match", "refine": "gumbel", "init": "above-repeat"}),
@@ -316,3 +318,19 @@ def test_the_audit_of_devices_sees_empty_slots_read_in_the_first_forward(planted
     [setting] = DEVICE_SETTINGS
     found = p_value(observe(setting, resolve("ar"), 2000, seed=0))
     assert (found < AUDIT_LEVEL) == planted
+
+
+@pytest.mark.parametrize("name", ["eagle", "vertical-coupled"])
+def test_a_reduced_vocabulary_of_a_head_is_lossless_and_of_every_id_the_same(name):
+    drafter = f"{name.partition('-')[0]}-reduced"
+    every, two = (resolve(name, {"drafter": drafter, "head-ids": ids}) for ids in (9, 2))
+    settings = [one for one in AUDIT_SETTINGS if one.model != "transformer"][:3]
+    assert audit_one(name, in_window(two, 3), 18_000, 0, settings)["verdict"] == "lossless"
+    setting = next(one for one in AUDIT_SETTINGS if one.model == "transformer")
+    model = setting_model(setting, 0)[0]
+    requests = [Request(model.prompts[0], "prompt", index) for index in range(6)]
+    rows = [
+        decode(model, requests, in_window(spec, setting.window), setting.sampling, 1, render=False)
+        for spec in (resolve(name), every)
+    ]
+    assert [row.tokens.tolist() for row in rows[0]] == [row.tokens.tolist() for row in rows[1]]

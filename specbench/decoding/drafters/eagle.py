@@ -140,10 +140,14 @@ class Eagle:
             if depth:
                 fed = self._model.table_ids(tokens[:, level.columns])
                 features = self._cache.branch(branches, level.own, fed, features[:, level.parents])
-            p = batch.target(batch.session.logits(features), slots[:, level.own])
+            p = batch.target(self._head_logits(features), slots[:, level.own])
             tokens[:, level.children] = self._draw_children(p, race[:, level.own], level, slots, step)
             proposed.append(p)
         q[:, tree.inner] = torch.cat(proposed, 1)
+
+    def _head_logits(self, features: Tensor) -> Tensor:
+        """Guided logits [B, n, v_image] of the head's features [R, n, d]."""
+        return self._batch.session.logits(features)
 
     def _draw_children(self, p: Tensor, race: Tensor, level: TreeLevel, slots: Tensor, step: Tensor) -> Tensor:
         """Children [B, m] of a level's columns, siblings without replacement, from p [B, n, V] and its race."""

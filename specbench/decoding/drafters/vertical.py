@@ -119,7 +119,7 @@ class Vertical(JacobiTree):
         """Draft slots `positions` [B, k], k at most `_reach`, from left to right: of each, whether its refined draft,
         drawn from `q` [B, k, V], keeps that q, [B, 1], and the head's distribution [B, 1, V]. What is known of all of
         them, so all but the token before each, is computed at once."""
-        batch, tokens = self._batch, self._batch.tokens
+        tokens = self._batch.tokens
         slots = self._twice(positions)
         # Slots past the image's end share the last entry; what is drafted there is never used.
         places = self._places[positions.clamp(max=len(self._places) - 1)]
@@ -136,7 +136,7 @@ class Vertical(JacobiTree):
         for draft in range(positions.shape[1]):
             own = slice(draft, draft + 1)
             ahead = self._head.features(mixed[:, own] + before)
-            proposed = self._draft_target(batch.session.logits(ahead), positions[:, own])
+            proposed = self._draft_target(self._head_logits(ahead), positions[:, own])
             kept = same_above[:, own] & (token == fed_before[:, own])
             stays, weights, old = kept, proposed, refined_tokens[:, own]
             if coupled is not None:
@@ -149,6 +149,10 @@ class Vertical(JacobiTree):
             chosen.append(token)
         tokens.scatter_(1, positions, torch.cat(chosen, 1))
         return drafts
+
+    def _head_logits(self, features: Tensor) -> Tensor:
+        """Guided logits [B, n, v_image] of the head's features [R, n, d]."""
+        return self._batch.session.logits(features)
 
     def _mixed(self, slots: Tensor, known: Tensor) -> Tensor:
         """The head's first layer [R, k, h] for `slots` [R, k], without the token before each, given the features of

@@ -175,6 +175,9 @@ class FamilyModel(TransformerModel):
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
         return self.backbone.embed_tokens(self._stream_ids[tokens])
 
+    def output_matrix(self) -> tuple[Tensor, None]:
+        return self._head, None
+
     def head(self, hidden: Tensor) -> Tensor:
         return product(hidden, self._head)
 

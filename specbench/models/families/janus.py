@@ -74,6 +74,14 @@ class Janus(FamilyModel):
     def head(self, hidden: Tensor) -> Tensor:
         return self._network.generation_head(hidden)
 
+    def before_output(self, hidden: Tensor) -> Tensor:
+        head = self._network.generation_head
+        return head.activation_fn(head.proj_out(hidden))
+
+    def output_matrix(self) -> tuple[Tensor, Tensor]:
+        last = self._network.generation_head.vision_head
+        return last.weight, last.bias
+
 
 def load(request: LoadRequest) -> Janus:
     if not request.found:

@@ -48,6 +48,9 @@ class ShapesModel(TransformerModel):
     def head(self, hidden: Tensor) -> Tensor:
         return linear_output(self._network.head, hidden)
 
+    def output_matrix(self) -> tuple[Tensor, Tensor | None]:
+        return self._network.head.weight, self._network.head.bias
+
     def own_head(self) -> EagleHead:
         """The shipped draft head."""
         return load_head(head_in(shapes.WEIGHTS / "eagle"))

@@ -10,6 +10,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from specbench.errors import SpecbenchError
 from specbench.models.interface import Call, DraftPrompt, TokenLayout, Tree
 from specbench.models.transformer.attention import use_grouped_attention
 from specbench.models.transformer.compilation import CompiledFunctions, call_eager, compiled_functions
@@ -18,6 +19,7 @@ from specbench.models.transformer.forward import ForwardInputs, guide, run_step
 from specbench.models.transformer.host_sync import to_host
 from specbench.models.transformer.joined_products import join_products
 from specbench.models.transformer.kv_cache import PARTS, CacheExtent, PositionCache, whole_parts
+from specbench.models.transformer.output_rows import OutputRows
 from specbench.models.transformer.size import whole_blocks
 
 
@@ -87,6 +89,14 @@ class TransformerModel:
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [R, T, v_image] over image ids only, of hidden states [R, T, d]."""
         raise NotImplementedError
+
+    def before_output(self, hidden: Tensor) -> Tensor:
+        """What the output matrix is multiplied with, of the hidden states that `head` reads."""
+        return hidden
+
+    def output_matrix(self) -> tuple[Tensor, Tensor | None]:
+        """Output matrix [v_image, d] and bias, the last layer of `head`; for draft heads with a reduced vocabulary."""
+        raise SpecbenchError(f"'{self.name}' has no output matrix to reduce", "choose eagle or vertical-coupled")
 
     def guide(self, logits: Tensor, guidance: float, positions: Tensor) -> Tensor:
         """Guided logits [B, T, v_image] of float32 logits [R, T, v_image] that predict stream slots [R, T]."""
@@ -306,6 +316,11 @@ class TransformerSession:
     def logits(self, features: Tensor) -> Tensor:
         """Guided logits [B, T, v_image] of features [R, T, d], the target's or a draft head's."""
         return guide(self._model.head(features).float(), self._guidance)
+
+    def reduced_head(self, ids: Tensor) -> OutputRows:
+        """The head on image ids [B, K]."""
+        weight, bias = self._model.output_matrix()
+        return OutputRows(self._model.before_output, self._guidance, weight[ids], None if bias is None else bias[ids])
 
     def draft_prompt(self) -> DraftPrompt:
         lengths, ids = self._last[:, 0] + 1, self._prefix.ids
