@@ -12,6 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from specbench.decoding.loop import decode
+from specbench.prompts import Request
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import Sampling
+
 PROGRAM = Path(__file__).parents[2] / "dev" / "gpu" / "prove.py"
 
 
@@ -170,6 +175,16 @@ def test_a_command_that_fails_is_a_failure(program, monkeypatch):
     monkeypatch.setattr(true_size, "_specbench", lambda budget, *words: ended)
     claims, _ = true_size.one_model("llamagen", "ar,sjd", 1, "cpu", None)
     assert claims[0]["verdict"] == "failed" and "no module named 'x'" in claims[0]["value"]
+
+
+def test_the_other_engine_draws_the_tokens_of_ar(program):
+    from parts.engine import PlainLoop
+    from parts.scales import SCALES, random_llama
+
+    model, greedy = random_llama("cpu", SCALES["tiny"]), Sampling(3.0, 1.0, 1)
+    [image] = decode(model, [Request("", "gpu")], resolve("ar"), greedy, 0, render=False)
+    found, _ = PlainLoop(model, greedy, False).decode(model.layout.length)
+    assert torch.cat(found).tolist() == image.tokens.tolist() and len(set(image.tokens.tolist())) > 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")

@@ -10,6 +10,7 @@ from parts.against_generate import generate
 from parts.claims import Outcome
 from parts.decisive import decisive
 from parts.energy import energy
+from parts.engine import engine
 from parts.exactness import exactness, recorded
 from parts.families import families
 from parts.forms import form
@@ -55,6 +56,7 @@ PARTS = {
     "families": Part(families, 150, alone=False),
     "repeats": Part(repeats, 60, alone=False),
     "recorded": Part(recorded, 200, alone=False),
+    "engine": Part(engine, 120),
     "lumina": Part(partial(one_model, "lumina", "ar,sjd", 1), 240),
     "form-tuned": Part(partial(form, "form-tuned"), 200),
     "forwards": Part(forwards, 60),
