@@ -29,16 +29,18 @@ def mismatched_fields(
     """
     free = _TIME if steps_alone else _CONFIGURATION if any_configuration else ()
     mine, theirs = _fields(info), _fields(baseline)
+    mine["versions"], theirs["versions"] = _apart(info.stack, baseline.stack)
     differing = [name for name in mine if name in theirs and name not in free and mine[name] != theirs[name]]
-    if "versions" in differing:
-        mine["versions"], theirs["versions"] = _apart(str(mine["versions"]), str(theirs["versions"]))
     return [f"{name} ({_short(mine[name])}, {other} {_short(theirs[name])})" for name in differing]
 
 
 def _apart(mine: str, theirs: str) -> tuple[str, str]:
-    """Two lists of versions without what they share."""
-    one, two = mine.split(", "), theirs.split(", ")
-    return ", ".join(part for part in one if part not in two), ", ".join(part for part in two if part not in one)
+    """Of two lists of versions those that differ; one that only one of them knows is not known to differ."""
+    if " or " in mine + theirs:
+        return mine, theirs
+    one, two = (dict(part.rsplit(" ", 1) for part in text.split(", ") if part) for text in (mine, theirs))
+    names = [name for name in one if name in two and one[name] != two[name]]
+    return tuple(", ".join(f"{name} {held[name]}" for name in names) for held in (one, two))
 
 
 def configuration(info: RunInfo) -> str:
@@ -56,7 +58,7 @@ def _fields(info: RunInfo) -> dict[str, object]:
     fields |= asdict(spec.sampling)
     if fields["threads"] is None:  # on a GPU
         del fields["threads"]
-    return fields | {"hardware": " and ".join(info.machines), "versions": info.stack}
+    return fields | {"hardware": " and ".join(info.machines)}
 
 
 def _short(value: object) -> str:

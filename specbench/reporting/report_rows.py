@@ -95,10 +95,10 @@ class Run:
     def info(self) -> RunInfo:
         """Description of the run; of several stacks of versions, `stack` is the one of most images."""
         info, store = RunStore(self.folder).info(), RunStore(self.folder)
-        if len({call.stack for call in info.invocations}) > 1:
+        if len(set(info.stacks)) > 1:
             started = store.samples(["started_at", "status"])
             counts = Counter(_stacks(info, started[started["status"] == "ok"]["started_at"]))
-            info.stack = max(counts, key=counts.__getitem__, default=info.invocations[-1].stack)
+            info.stack = max(counts, key=counts.__getitem__, default=info.stacks[-1])
         return info
 
     @property
@@ -124,7 +124,7 @@ class Run:
             failed += pc.sum(pc.equal(piece["status"], "failed")).as_py() or 0
             pieces.append(piece.filter(pc.equal(piece["status"], "ok")))
         found = stats.as_frame(pa.concat_tables(pieces, promote_options="default"))
-        if len({call.stack for call in self.info.invocations}) > 1:
+        if len(set(self.info.stacks)) > 1:
             stacks = _stacks(self.info, found["started_at"])
             other = [stack != self.info.stack for stack in stacks]
             found.loc[other, [name for name in found if name.endswith("_ms")]] = None
@@ -146,9 +146,9 @@ class Run:
 
 def _stacks(info: RunInfo, started: Iterable[str]) -> list[str]:
     """The versions under which each image was decoded: those of the last invocation that began before it."""
-    calls = sorted(info.invocations, key=lambda call: str(call.started_at))
-    starts = [str(call.started_at) for call in calls]
-    return [calls[max(0, bisect_right(starts, str(at)) - 1)].stack for at in started]
+    calls = sorted(zip((str(call.started_at) for call in info.invocations), info.stacks, strict=True))
+    starts = [start for start, _ in calls]
+    return [calls[max(0, bisect_right(starts, str(at)) - 1)][1] for at in started]
 
 
 def report_rows(folders: Sequence[Path]) -> list[dict]:

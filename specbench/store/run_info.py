@@ -112,14 +112,13 @@ class Invocation:
         return (seen[int(number or 0) :] or seen)[:1] if kind == "cuda" else []
 
     @property
-    def stack(self) -> str:
-        """Versions that time the forward, with the host's threads beside a GPU: equal lines mean comparable
-        latencies."""
+    def stack(self) -> dict[str, str]:
+        """Versions that time the forward, as far as they are known, with the host's threads beside a GPU."""
         python = str(self.versions.get("python") or "").split(".")[:2]
         found = {"python": ".".join(python), **{name: self.versions.get(name) for name in ("torch", "transformers")}}
         if self.gpus:
             found |= {"CUDA": self.hardware.get("cuda"), "driver": self.hardware.get("driver"), "threads": self.threads}
-        return ", ".join(f"{name} {value}" for name, value in found.items() if value)
+        return {name: str(value) for name, value in found.items() if value}
 
     @property
     def machine(self) -> str:
@@ -174,7 +173,7 @@ class RunInfo:
         self.run_id = self.run_id or self.spec.run_id
         for call in self.invocations:
             call.device, call.threads = call.device or self.spec.device, call.threads or self.spec.threads
-        self.stack = self.stack or " or ".join(dict.fromkeys(call.stack for call in self.invocations))
+        self.stack = self.stack or " or ".join(dict.fromkeys(self.stacks))
 
     @classmethod
     def from_json(cls, content: Mapping[str, object]) -> RunInfo:
@@ -235,6 +234,14 @@ class RunInfo:
         """Logits processors of the checkpoint, as one line."""
         known = (self.processors or {}).items()
         return ", ".join(f"{name.replace('_', ' ')} {plain(value)}" for name, value in known) or None
+
+    @property
+    def stacks(self) -> list[str]:
+        """Of each invocation the `stack`, as far as all of them know it: equal lines mean comparable latencies."""
+        known = [call.stack for call in self.invocations]
+        return [
+            ", ".join(f"{name} {own[name]}" for name in own if all(name in other for other in known)) for own in known
+        ]
 
     @property
     def machines(self) -> tuple[str, ...]:

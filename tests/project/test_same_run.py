@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import tiny
-from synthetic import AR, SJD, ar, folder, sjd
+from synthetic import AR, INVOCATION, SJD, ar, folder, sjd
 
 from specbench.metrics.base import Settings, fingerprint
 from specbench.metrics.catalog import metric
@@ -46,9 +46,10 @@ def report(out: Path) -> tuple[list[dict], str]:
     return rows, render(rows, "markdown", everything=True, explain=True)
 
 
-def observed(out: Path, spec: RunSpec, change) -> str:
+def observed(monkeypatch, out: Path, spec: RunSpec, change) -> str:
     """The effect of changing the description of a run of SJD beside one of AR."""
     hardware = {"gpus": ["NVIDIA H100"], "cuda": "12.8", "driver": "570.1"} if spec.device == "cuda" else {}
+    monkeypatch.setitem(INVOCATION["versions"], "transformers", "5.0")
     folder(out, replace(AR, device=spec.device), ar(8), **hardware)
     place = folder(out, spec, sjd(8), **hardware)
     _, before = report(out)
@@ -87,14 +88,15 @@ def test_a_changed_setting_has_the_stated_effect(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_changed_fact_of_an_invocation_has_the_stated_effect(tmp_path, name):
+def test_a_changed_fact_of_an_invocation_has_the_stated_effect(tmp_path, name, monkeypatch):
     spec = replace(SJD, device="cuda") if name in ON_GPU else SJD
-    found = observed(tmp_path, spec, lambda info: set_in(info, name, CALLS[name]))
+    found = observed(monkeypatch, tmp_path, spec, lambda info: set_in(info, name, CALLS[name]))
     assert found == STATED[f"invocations[].{name}"]
 
 
 def test_the_other_inputs_have_the_stated_effects(tmp_path, monkeypatch):
-    found = {"commits": observed(tmp_path / "a", SJD, lambda info: info.update(commits={"me/mine": "f" * 40}))}
+    change = lambda info: info.update(commits={"me/mine": "f" * 40})  # noqa: E731
+    found = {"commits": observed(monkeypatch, tmp_path / "a", SJD, change)}
     place = tmp_path / "a" / SJD.run_id
     shutil.copytree(place, place.parent / "copy")
     found["a copy of a run's folder"] = "told" if report(tmp_path / "a")[0][1].get("copies") else "ignored"
