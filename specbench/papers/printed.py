@@ -22,12 +22,17 @@ def printed_beside(rows: Sequence[Mapping]) -> list[str]:
     models = {model.name for model in MODELS}
     ours = [row for row in rows if row["decoder"] != "ar" and RANDOM not in row["model"]]
     ours = [row for row in ours if row["model"].partition("+")[0] in models]
-    found = [cell for table in load_tables() for row in ours for cell in _cells(table, row)] if ours else []
+    several = len({row["label"] for row in ours}) > 1
+    found = [cell for table in load_tables() for row in ours for cell in _cells(table, row, several)] if ours else []
     found.sort(key=lambda cell: -cell[0])
-    return [line for _, line in dict(((line, (worth, line)) for worth, line in found)).values()][:_MOST]
+    lines: dict[tuple[str, str], str] = {}
+    for _, paper, numbers, line in found:
+        lines.setdefault((paper, numbers[0]), line)
+    return list(lines.values())[:_MOST]
 
 
-def _cells(table: Table, ours: Mapping) -> Iterator[tuple[int, str]]:
+def _cells(table: Table, ours: Mapping, named: bool) -> Iterator[tuple[int, str, list[str], str]]:
+    """Number of printed speeds, paper, printed numbers and line of each cell of a table like one of our rows."""
     for row in table.rows:
         try:
             settings = None if row.own or not row.paper else row_settings(table, row)
@@ -36,20 +41,20 @@ def _cells(table: Table, ours: Mapping) -> Iterator[tuple[int, str]]:
             continue
         if not theirs or theirs.name != ours["decoder"] or settings.model != ours["model"].partition("+")[0]:
             continue
-        named = {name: value for name, value in theirs.options if name not in ("window", "head")}
-        if all(str(ours["options"].get(name)) == str(value) for name, value in named.items()):
-            yield (
-                sum(key in _SPEEDS for key in printed_values(table, row)),
-                _line(table, row, ours, dict(theirs.options).get("window")),
-            )
+        stated = {name: value for name, value in theirs.options if name not in ("window", "head")}
+        if _numbers(table, row) and all(str(ours["options"].get(key)) == str(value) for key, value in stated.items()):
+            window, numbers = dict(theirs.options).get("window"), _numbers(table, row)
+            line = _line(table, row, ours if named else None, window, numbers)
+            yield sum(key in _SPEEDS for key in printed_values(table, row)), str(table.paper), numbers, line
 
 
-def _line(table: Table, row: Row, ours: Mapping, window: object) -> str:
-    own = ours["options"].get("window")
-    apart = f", window {window}" if window is not None and window != own else ""
+def _line(table: Table, row: Row, ours: Mapping | None, window: object, numbers: Sequence[str]) -> str:
+    """What a paper prints for a cell; `ours`: the row it is of, where there are several."""
+    whose = f" for {ours['label']}" if ours else ""
     place = f"{table.paper}, {table.source}{f', {row.group}' if row.group else ''}"
+    place += f", window {window}" if window is not None else ""
     on = f"; on {hardware.partition(' (')[0]}" if (hardware := row.hardware or table.hardware) else ""
-    return f"Printed for {ours['label']}{apart} ({place}): {', '.join(_numbers(table, row))}{on}."
+    return f"Printed{whose} ({place}): {', '.join(numbers)}{on}."
 
 
 def _numbers(table: Table, row: Row) -> list[str]:

@@ -63,7 +63,7 @@ def _column(folder: Path, sample: int) -> tuple[list[str], str, dict[tuple[str, 
     store = RunStore(folder)
     info = store.info()
     window = dict(info.spec.decoder.options).get("window")
-    heading = label(info.spec.decoder, info.origins) + (f" W={window}" if window else "")
+    heading = label(info.spec.decoder, info.origins, info.spec.model) + (f" W={window}" if window else "")
     rows = store.samples(["prompt", "status", "nfe", "image", "image_sha256"])
     rows = rows[rows["sample"] == sample]
     found = {(row.prompt_id, row.prompt): {**row._asdict(), "folder": folder} for row in rows.itertuples(index=False)}

@@ -47,6 +47,7 @@ from specbench.reporting.comparability import configuration, is_ar, mismatched_f
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, DecoderSpec, resolve
+from specbench.specs.published import published
 from specbench.specs.run_spec import RunSpec
 from specbench.specs.tree_paths import columns_fed
 from specbench.store.run_audits import images_fingerprint, read_audit
@@ -230,7 +231,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "source": info.source_text,
         "processors": info.processors_text,
         "decoder": spec.decoder.name,
-        "label": label(spec.decoder, info.origins),
+        "label": label(spec.decoder, info.origins, spec.model),
         "lossless": spec.decoder.lossless,
         "options": nonfinite_as_text(dict(spec.decoder.options)),
         "setting": setting(spec),
@@ -316,11 +317,12 @@ def setting(spec: RunSpec) -> dict:
     return {name: value for name, value in identity_json(spec).items() if name not in left_out}
 
 
-def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None) -> str:
+def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model: str = "") -> str:
     """Name of the decoder with the components and options that differ from its preset, except the window.
 
     Args:
         origins: of the run's settings, for a decoder whose preset is not at hand: what it supplied is not printed.
+        model: of the run; what is published for the decoder on it counts as the preset's.
     """
     name, options = decoder.name, dict(decoder.options)
     usual = resolve(name) if name in PRESETS else None
@@ -329,8 +331,10 @@ def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None) -> str
         choices = {kind: value for kind, value in choices.items() if kind in origins}
         changed = {key: options[key] for key in options if not origins.get(key, "").startswith("default of ")}
     else:
-        choices = {kind: value for kind, value in choices.items() if usual is None or value != getattr(usual, kind)}
-        defaults = dict(usual.options) if usual else {}
+        stated = {key: one.value for key, one in published(name, model.partition("+")[0]).items()}
+        defaults = {kind: getattr(usual, kind) for kind in choices} | dict(usual.options) if usual else {}
+        defaults |= stated
+        choices = {kind: value for kind, value in choices.items() if value != defaults.get(kind)}
         changed = {key: value for key, value in options.items() if str(value) != str(defaults.get(key))}
     changed.pop("window", None)
     return " ".join([name, *(f"{key}={plain(value)}" for key, value in (choices | changed).items())])

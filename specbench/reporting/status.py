@@ -83,7 +83,7 @@ def _status(run: Run, ar_runs: Sequence[Run]) -> dict:
         "folder": str(run.folder),
         "part": run.folder.parent.name if run.folder.parent.match(SHARDS) else None,
         "model": info.spec.model,
-        "decoder": label(info.spec.decoder, info.origins),
+        "decoder": label(info.spec.decoder, info.origins, info.spec.model),
         "window": window_of(options),
         "images": len(rows),
         "wanted": call.wanted,

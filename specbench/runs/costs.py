@@ -29,6 +29,6 @@ def cost_note(plan: Plan) -> str | None:
 
 def cost_text(steps: int, seconds: float, device: str, source: str) -> str:
     """The forecast of AR's `steps` in words."""
-    said = f"forecast: about {duration(seconds)} an image of ar ({steps:,} steps) on {device} ({source})"
-    instead = "a GPU, a smaller model (janus, llamagen), or --random-weights --scale tiny to try the commands"
+    said = f"forecast: {duration(seconds)} an image of ar ({steps:,} steps) on {device} ({source})"
+    instead = "a GPU, --model janus, or to try it --random-weights --scale tiny"
     return f"{said}; instead: {instead}" if seconds > _LONG_S else f"{said}; k tokens per step divide the steps by k"

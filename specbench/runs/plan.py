@@ -297,8 +297,8 @@ def _rows_note(model: ModelFacts, values: Mapping[str, Value]) -> str | None:
     if family not in RELEASED["guidance_rows"] or rows.origin.startswith(("flag", "environment")):
         return None
     if rows.value == "released":
-        return f"{model.name}: unconditional rows as in SJD's and GSD's code; run alone has official ones, other images"
-    return f"{model.name}: official unconditional rows; papers' tables (bench gsd-1) have --guidance-rows released"
+        return "unconditional rows as released; those of run are official, of other images (--guidance-rows)"
+    return "unconditional rows are official; those of bench gsd-1 are --guidance-rows released"
 
 
 def plan_drawing(values: Mapping[str, Value]) -> Drawing:

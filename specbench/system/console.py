@@ -27,7 +27,7 @@ _WARNING = "warning: "
 _progress = {"shown": True}
 _NO_CELL = "-"
 _GAP = 2
-_WHOLE = 28
+_WHOLE, _NARROWEST = 28, 12
 """Table cells up to this width are not wrapped while another panel can be opened."""
 
 
@@ -187,6 +187,9 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, r
     headings, cells = [one_line(text) for text in headings], [[one_line(text) for text in row] for row in rows]
     least, most, wanted, first = _measured(headings, cells, width)
     panels = []
+    # A first column that wraps more may leave room for all others beside it.
+    narrow = range(first, max(least[0], _NARROWEST) - 1, -1)
+    first = min(narrow or [first], key=lambda wide: (len(_packed(wanted, width - wide - _GAP)), -wide))
     for chosen in _packed(wanted, width - first - _GAP):
         widths = _widened(chosen, least, most, wanted, width - first - _GAP)
         panels.append(_panel(headings, cells, [0, *chosen], [first, *widths], right))

@@ -15,7 +15,11 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import find_model
 from specbench.papers import table_files
 from specbench.papers.join import join
+from specbench.papers.printed import printed_beside
 from specbench.papers.table import Table
+from specbench.reporting import report_rows
+from specbench.runs.decoder_args import plan_decoders
+from specbench.runs.settings import merge, run_settings
 from specbench.specs.presets import resolve
 from specbench.system.files import data_folder
 
@@ -144,3 +148,25 @@ def test_printed_digits_are_kept():
     """A file says 32.090 where the paper does; what a program reads of it is the same number."""
     text = (data_folder("benchmarks") / "gsd-2.toml").read_text(encoding="utf-8")
     assert "32.090" in text and tomllib.loads(text)["rows"][0]["paper"]["score:clip"] == 32.09
+
+
+def test_a_report_is_told_what_papers_print_for_its_cells():
+    def row(name, model, options):
+        (planned,) = plan_decoders([name], merge(run_settings(), {"model": model}, env={}))
+        found = dict(planned.spec.options)
+        return {"decoder": planned.spec.name, "model": model, "options": found | options, "label": name}
+
+    first, *_ = lines = printed_beside([row("gsd:G=50", "lumina", {})])
+    assert first.startswith(
+        "Printed (gsd, Table 1, Parti-prompt, window 16): NFE 636.75, latency 24.13 s, speed-up 4.65"
+    )
+    assert 1 < len(lines) < 4 and "RTX 3090" in first
+    assert "Printed for sjd" in printed_beside([row("sjd", "lumina", {}), row("gsd:G=50", "lumina", {})])[1]
+    nothing = [row("gsd:G=49", "lumina", {}), row("ar", "lumina", {}), row("sjd", "shapes", {})]
+    assert not printed_beside(nothing)
+
+
+def test_a_label_names_what_differs_from_what_is_published_for_the_model():
+    for given, said in (("gsd:G=50", "gsd G=50"), ("gsd:G=50,fresh-q=uniform", "gsd G=50 fresh-q=uniform")):
+        (planned,) = plan_decoders(given.split(","), merge(run_settings(), {"model": "lumina"}, env={}))
+        assert report_rows.label(planned.spec, {}, "lumina+released-rows") == said

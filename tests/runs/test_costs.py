@@ -14,8 +14,8 @@ def test_the_forecast_of_seven_billion_weights_is_the_time_to_read_them(monkeypa
     monkeypatch.setattr(costs, "find_peak", lambda *_: Peak("Slow CPU", {0: 1e10}, 1e15, "data sheet"))
     given = {"model": "lumina", "prompts": "shapes", "limit": 1, "out": str(tmp_path), "cfg": 1.0, "device": "cpu"}
     said = costs.cost_note(make_plan(merge(run_settings(), given, env={})))
-    assert said.startswith("forecast: about 54 min an image of ar (2,352 steps) on Slow CPU (data sheet)")
-    assert "divide the steps" in said and "a GPU, a smaller model" in costs.cost_text(2352, 3601, "CPU", "now")
+    assert said.startswith("forecast: 54 min an image of ar (2,352 steps) on Slow CPU (data sheet)")
+    assert "divide the steps" in said and "a GPU, --model janus" in costs.cost_text(2352, 3601, "CPU", "now")
 
 
 @pytest.mark.parametrize(("used", "found"), [(0.2, 4), (1.6, 2), (9.0, 1)])
