@@ -62,7 +62,7 @@ def headline(rows: list[dict]) -> str:
     counted = ["window", "images", "tokens per step"]
     heads = ["decoder", "lossless", "audit", *counted, *METRICS.values(), "NLL - H, nats"]
     lines = [heads, ["---"] * len(heads)]
-    for row in sorted(rows, key=lambda row: (row["name"] == GREEDY, not row["lossless"], row["step_compression"])):
+    for row in sorted(rows, key=lambda row: (row["name"] == GREEDY, not row["lossless"], row["tokens_per_step"])):
         lossless = "-" if row["name"] == GREEDY else "yes" if row["lossless"] else "no"
         window = str(row["options"].get("window", "-"))
         counts = [row["name"], lossless, row["audit"], window, f"{row['n']}", f"{row['step_compression']:.2f}"]

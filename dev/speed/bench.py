@@ -9,7 +9,7 @@
     overhead        A step's time over its forward, by window and vocabulary.
     window          Tokens per step and speed against the window, four decoders; milliseconds of a forward.
     window-compiled  Tokens per step and speed against the window, four decoders, all compiled.
-    decoders        Speed-up realised against step compression, per decoder.
+    decoders        Speed-up realised against tokens per step, per decoder.
     decoders-compiled  The same compiled, one of each kind; compiling takes minutes the first time.
     decoders-100m   The same, compiled, on a random Llama of 100 million parameters.
     compile         Seconds of compilation: the first run on a machine, and the second.
@@ -299,8 +299,8 @@ def bench_decoders_100m(sampling: Sampling, rounds: int) -> tuple[list[dict], li
 
 
 def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
-    """Speed-up and step compression as ratios of totals over the images of one prompt; `realised` is the speed-up over
-    (step compression / window cost)."""
+    """Speed-up and tokens per step as ratios of totals over the images of one prompt; `realised` is the speed-up over
+    (tokens per step / window cost)."""
     unfiltered = {"d": "inf"} if model.codebook is None else {}
     contenders = {
         name: partial(timed_decode, model, resolve(name, unfiltered if name == "gsd" else {}), sampling)
@@ -309,7 +309,7 @@ def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds
     # The first decode of a process is slow; the first of a further decoder if it is compiled, or loads kernels.
     slow = model.compiles or model.device.type != "cpu"
     rows = in_turns(contenders, rounds, warm_up=list(contenders) if slow else ["ar"])
-    lines = ["decoder: step compression, speed-up over ar, ms per step, of which forward, realised"]
+    lines = ["decoder: tokens per step, speed-up over ar, ms per step, of which forward, realised"]
     for name, one in realised_shares(rows).items():
         told = one.compression, one.speed_up, one.step_ms, one.forward_ms, one.realised
         lines.append(f"{name}: {', '.join(f'{value:.2f}' for value in told)}")

@@ -232,6 +232,9 @@ def _interval(key: str, measured: Measured) -> tuple[float | None, float | None]
     if key in _MEANS:
         timed = rows[rows[_MEANS[key]].notna()]
         return _bounds(stats.ratio_of_totals(timed[_MEANS[key]], [1] * len(timed), timed["prompt_id"]))
+    if key in _PER_IMAGE:
+        values = _PER_IMAGE[key](rows).dropna()
+        return _bounds(stats.ratio_of_totals(values, [1] * len(values), prompts[values.index]))
     if key in _TOTALS:
         top, bottom = _TOTALS[key]
         return _bounds(stats.ratio_of_totals(rows[top], rows[bottom], prompts))
@@ -250,8 +253,12 @@ def _interval(key: str, measured: Measured) -> tuple[float | None, float | None]
 
 
 _MEANS = {"nfe": "nfe", "latency_ms": "ar_ms", "latency_e2e_ms": "e2e_ms"}
+_PER_IMAGE = {
+    "step_compression": lambda rows: rows["stream_tokens"] / rows["nfe"],
+    "image_perplexity": stats.image_perplexities,
+}
 _TOTALS = {
-    "step_compression": ("stream_tokens", "nfe"),
+    "tokens_per_step": ("stream_tokens", "nfe"),
     "step_ms": ("ar_ms", "nfe"),
     "logp_mean": ("logp_sum", "free_tokens"),
     "top1": ("top1_sum", "free_tokens"),

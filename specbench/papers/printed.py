@@ -13,7 +13,7 @@ from specbench.papers.table_files import load_tables
 from specbench.reporting.columns import number
 
 _MOST, _MOST_SCORES = 3, 2
-_SPEEDS = {"nfe": "NFE", "latency_ms": "latency", "speedup": "speed-up", "step_compression": "tokens per step"}
+_SPEEDS = {"nfe": "NFE", "latency_ms": "latency", "speedup": "speed-up", "step_compression": "step compression"}
 
 
 def printed_beside(rows: Sequence[Mapping]) -> list[str]:

@@ -18,9 +18,9 @@ from specbench.store.run_info import read_info
 from specbench.system.plugins import is_reference
 
 NUMBERS = (
-    *("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput"),
+    *("nfe", "tokens_per_step", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput"),
     *("acceptance", "acceptance_length", "speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead"),
-    *("logp_mean", "logp_std", "perplexity", "nll_gap", "top1", "draft_tv", "draft_top1"),
+    *("logp_mean", "logp_std", "perplexity", "image_perplexity", "nll_gap", "top1", "draft_tv", "draft_top1"),
 )
 """Keys of a report row (`specbench.reporting.report_rows`) that a column may show."""
 MAPS = ("accepted", "top1", "draft_top1", "draft_tv")

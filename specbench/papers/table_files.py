@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
@@ -153,11 +154,12 @@ def read_table(path: Path) -> Table:
     if not own and content["paper"] not in papers():
         raise _wrong(file, "paper", str(unknown_name("paper", content["paper"], papers())))
     defaults = dict(content.get("defaults", {}))
-    _check(defaults, _CASE | {"protocol": str, "chosen": dict}, (), file, "defaults")
+    _check(defaults, _CASE | {"protocol": str, "chosen": dict, "readings": dict}, (), file, "defaults")
     shared = {"options": {}, "chosen": {}} if own else conventions()
     protocol, reasons = defaults.pop("protocol", None), shared["chosen"] | defaults.pop("chosen", {})
+    readings = defaults.pop("readings", {})
     defaults["options"] = shared["options"] | defaults.get("options", {})
-    _check_reasons(reasons, file, "defaults")
+    _check_reasons(reasons, file, "defaults", readings)
     mistakes: list[SpecbenchError] = []
     read = _each(content["columns"], mistakes, lambda entry, i: _column(entry, protocol, file, f"columns[{i}]"))
     columns = tuple(column for column in read if column)
@@ -171,7 +173,7 @@ def read_table(path: Path) -> Table:
         console.show_error(mistake)
     if mistakes:
         raise mistakes[-1]
-    shared = {**defaults, "protocol": protocol}
+    shared = {**defaults, **readings, "protocol": protocol}
     rows = tuple(
         replace(row, chosen=_chosen(row, shared, reasons, entry.get("chosen", {})))
         for row, entry in zip(rows, content["rows"], strict=True)
@@ -291,12 +293,14 @@ def _settings(defaults: Mapping, own: Mapping, runnable: bool, file: str, place:
     return settings
 
 
-def _check_reasons(reasons: Mapping[str, object], file: str, place: str) -> None:
-    """Reject a reason for something that is no setting, and a reason that is no text."""
+def _check_reasons(
+    reasons: Mapping[str, object], file: str, place: str, readings: Mapping[str, object] = MappingProxyType({})
+) -> None:
+    """Reject a reason for something that is neither a setting nor a reading, and a reason that is no text."""
     for name, reason in reasons.items():
         if not isinstance(reason, str):
             raise _wrong(file, f"{place}.chosen.{name}", f"{reason!r} is no text")
-        if name not in _CHOOSABLE:
+        if name not in (*_CHOOSABLE, *readings):
             raise _wrong(file, f"{place}.chosen", str(unknown_name("setting", name, _CHOOSABLE)))
 
 

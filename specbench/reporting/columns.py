@@ -246,7 +246,7 @@ SPEED = (
     WINDOW,
     IMAGES,
     ReportColumn("NFE", _plain("nfe", 1), stats.nfe, -1),
-    ReportColumn("tokens per step", _plain("step_compression", 2), stats.step_compression, 1),
+    ReportColumn("tokens per step", _plain("tokens_per_step", 2), stats.tokens_per_step, 1),
     ReportColumn("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
     ReportColumn("overhead", _plain("overhead", 2, "x"), stats.overhead),
     ReportColumn("speed-up [95 %]", _speedup, stats.speedup, 1),

@@ -120,7 +120,7 @@ def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
     """
     found = []
     for run in map(Run, folders):
-        spec, name, tokens = run.info.spec, run.info.run_id, stats.step_compression(run.rows)
+        spec, name, tokens = run.info.spec, run.info.run_id, stats.tokens_per_step(run.rows)
         if RANDOM in spec.model:
             what = f"{name}: {spec.model} has random weights, so its steps mean nothing"
             raise SpecbenchError(what, "name the runs to forecast")

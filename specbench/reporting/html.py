@@ -248,7 +248,7 @@ def _speed(names: Mapping[str, Mapping]) -> _Measure:
     if found:
         few = {n for n in found if found[n].low is None and names[n]["baseline"] != names[n]["run_id"]}
         return "speed-up ↑ [95 %]", 2, found, 1.0, few
-    key = "images_per_hour" if any(row["images_per_hour"] for row in names.values()) else "step_compression"
+    key = "images_per_hour" if any(row["images_per_hour"] for row in names.values()) else "tokens_per_step"
     values = {name: row[key] for name, row in names.items() if row[key] is not None}
     ar = next((value for name, value in values.items() if names[name]["decoder"] == "ar"), None)
     heading = "images per hour" if key == "images_per_hour" else "tokens per step"

@@ -5,11 +5,11 @@ Keys: `run_id, folder, model, source` (of a checkpoint that is not the official 
 `generation_config.json`, in words), `decoder, label, lossless, options` (with their defaults), `setting`
 (dtype, device, threads, batch, seed, prompts, weights and sampling), `steps` (compiled or eager, and how, as found in
 the run), `n, failed`, the numbers named after functions of
-`specbench.stats` (`nfe, step_compression, latency_ms, latency_median_ms, latency_e2e_ms, step_ms, throughput,
-images_per_hour, over_floor` (None where it would be below 1), `roofline_note` (why), `acceptance, acceptance_by_offset,
-rounds, acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound, top1, logp_mean,
-logp_std, perplexity, nll_gap, nll_gap_se, zero_probability`; of traced images `draft_tv, draft_tv_by_offset,
-draft_top1`), the comparison with AR (`speedup, speedup_low, speedup_high, speedup_p, step_ratio, window_cost, overhead,
+`specbench.stats` (`nfe, tokens_per_step, step_compression, latency_ms, latency_median_ms, latency_e2e_ms, step_ms,
+throughput, images_per_hour, over_floor` (None where it would be below 1), `roofline_note` (why), `acceptance,
+acceptance_by_offset, rounds, acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound, top1, logp_mean,
+logp_std, perplexity, image_perplexity, nll_gap, nll_gap_se, zero_probability`; of traced images `draft_tv,
+draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low, speedup_high, speedup_p, step_ratio, window_cost, overhead,
 speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
 speedup_fastest_high, fastest_ar`; bounds are None below `FEW_UNITS` prompts), `stalled` (number of images that stalled,
 with the slowest of them, ms), `disturbed` (needed cores that other processes took on average while the images were
@@ -239,6 +239,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "n": len(rows),
         "failed": run.failed,
         "nfe": stats.nfe(rows),
+        "tokens_per_step": stats.tokens_per_step(rows),
         "step_compression": stats.step_compression(rows),
         **latencies(rows),
         **_disturbances(run.folder if len(rows) <= _MOST_READINGS else None),

@@ -33,10 +33,10 @@ def tune_window(
 ) -> tuple[int, list[dict[str, float]]]:
     """Choose the one of `windows` with the lowest latency on the pilots; also return the measured curve.
 
-    The curve has one dict per window tried, beginning with AR as window 1: `window`, `step_compression` (tokens per
+    The curve has one dict per window tried, beginning with AR as window 1: `window`, `tokens_per_step` (tokens per
     target forward), `acceptance` (drafts accepted over tested ones, None without any), `window_cost` (milliseconds
     per target forward over AR's), `overhead` (latency over target-forward time, over AR's), `latency_ms` per image
-    and `speed_up` over AR, which is step compression over window cost and overhead. Windows are tried in growing
+    and `speed_up` over AR, which is tokens per step over window cost and overhead. Windows are tried in growing
     order until two in a row are slower than the best; `tell` learns how many were tried.
 
     Raises:
@@ -86,7 +86,7 @@ def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation]) 
     tested = sum(int(image.tested.sum()) for image in images)
     return {
         "window": window,
-        "step_compression": sum(image.committed for image in images) / sum(image.nfe for image in images),
+        "tokens_per_step": sum(image.committed for image in images) / sum(image.nfe for image in images),
         "acceptance": sum(int(image.accepted.sum()) for image in images) / tested if tested else None,
         "window_cost": forward_ms / ar_forward_ms,
         "overhead": overhead / ar_overhead,

@@ -60,12 +60,15 @@ from specbench.stats.speed import (
     step_ratio,
     throughput,
     tokens_per_second,
+    tokens_per_step,
     window_cost,
 )
 from specbench.stats.tokens import (
     TokenStats,
     as_frame,
     condense,
+    image_perplexities,
+    image_perplexity,
     logp_mean,
     logp_std,
     nll_gap,

@@ -34,7 +34,7 @@ class TokenStats:
     """Log-probability statistics of the free tokens under the target distribution, in nats.
 
     Attributes:
-        logp_mean, logp_std, perplexity, nll_gap: see the functions of these names.
+        logp_mean, logp_std, perplexity, image_perplexity, nll_gap: see the functions of these names.
         nll_gap_se: standard error of the gap over independent images; None for one image.
         zero_probability: number of tokens with target probability 0; if any, the means are infinite.
     """
@@ -42,6 +42,7 @@ class TokenStats:
     logp_mean: float
     logp_std: float | None
     perplexity: float
+    image_perplexity: float
     nll_gap: float
     nll_gap_se: float | None
     zero_probability: int
@@ -52,8 +53,9 @@ def token_stats(rows: pd.DataFrame) -> TokenStats | None:
     if not rows["free_tokens"].sum():
         return None
     gap, standard_error = nll_gap(rows)
+    pooled, per_image = perplexity(rows), image_perplexity(rows)
     return TokenStats(
-        logp_mean(rows), logp_std(rows), perplexity(rows), gap, standard_error, int(rows["impossible"].sum())
+        logp_mean(rows), logp_std(rows), pooled, per_image, gap, standard_error, int(rows["impossible"].sum())
     )
 
 
@@ -73,8 +75,20 @@ def logp_std(rows: pd.DataFrame) -> float | None:
     return math.sqrt((rows["logp_spread"].sum() + between) / (n - 1))
 
 
+def image_perplexities(rows: pd.DataFrame) -> pd.Series:
+    """Perplexity of each image: exp of minus its mean log p; missing without free tokens."""
+    return np.exp(-rows["logp_sum"] / rows["free_tokens"].where(rows["free_tokens"] > 0))
+
+
+def image_perplexity(rows: pd.DataFrame) -> float | None:
+    """Perplexity per image: exp of minus the mean log p of an image's free tokens, mean over images; never below the
+    pooled perplexity of images of one length."""
+    found = image_perplexities(rows).mean()
+    return None if pd.isna(found) else float(found)
+
+
 def perplexity(rows: pd.DataFrame) -> float | None:
-    """Perplexity: exp of minus the mean log p."""
+    """Perplexity: exp of minus the mean log p of all free tokens (pooled)."""
     mean = logp_mean(rows)
     return None if mean is None else float(np.exp(-mean))
 

@@ -400,7 +400,8 @@ def describe_point(point: Mapping[str, float | None]) -> str:
     rate = point.get("acceptance")
     accepted = "" if rate is None else f", {rate:.2f} of the drafts accepted"
     speed = f", {point['speed_up']:.2f} times AR's speed" if "speed_up" in point else ""
+    tokens = point.get("tokens_per_step", point.get("step_compression"))  # the name until version 0.3
     return (
-        f"{point['step_compression']:.2f} tokens per forward, which costs {point['window_cost']:.2f} times one "
+        f"{tokens:.2f} tokens per forward, which costs {point['window_cost']:.2f} times one "
         f"token's{accepted}: {point['latency_ms']:,.0f} ms per image{speed}"
     )

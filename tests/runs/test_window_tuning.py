@@ -69,9 +69,9 @@ def test_the_curve_explains_the_latency(monkeypatch):
     machine(monkeypatch, {w: 1.0 + 0.1 * w for w in COMPRESSED}, COMPRESSED)
     _, curve = tune_window(Model(), tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0, WINDOWS)
     ar = curve[0]
-    assert (ar["window"], ar["step_compression"], ar["window_cost"]) == (1, 1.0, 1.0)
+    assert (ar["window"], ar["tokens_per_step"], ar["window_cost"]) == (1, 1.0, 1.0)
     for point in curve:
-        predicted = point["step_compression"] / (point["window_cost"] * point["overhead"])
+        predicted = point["tokens_per_step"] / (point["window_cost"] * point["overhead"])
         assert ar["latency_ms"] / point["latency_ms"] == pytest.approx(predicted)
         assert point["speed_up"] == pytest.approx(predicted)
     assert ar["acceptance"] is None and curve[1]["acceptance"] == 0.75

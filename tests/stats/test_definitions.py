@@ -30,10 +30,11 @@ def free_tokens(logp, entropy=None) -> pd.DataFrame:
     return stats.condense(pa.table(columns))
 
 
-def test_nfe_is_a_mean_and_step_compression_a_ratio_of_totals():
+def test_step_compression_is_a_mean_over_images_and_tokens_per_step_a_ratio_of_totals():
     rows = frame([generation(2, 20.0), generation(4, 40.0)])
     assert stats.nfe(rows) == 3.0
-    assert stats.step_compression(rows) == 8 / 6, "a ratio of totals; the mean of ratios would be 1.5"
+    assert stats.tokens_per_step(rows) == 8 / 6
+    assert stats.step_compression(rows) == (4 / 2 + 4 / 4) / 2
 
 
 def test_latencies_are_means_per_image_and_step_time_a_ratio_of_totals():
@@ -96,7 +97,7 @@ def test_nothing_in_common_is_no_speed_up():
 
 def test_no_rows_at_all_give_missing_numbers():
     empty = frame(ar(1)).iloc[:0]
-    assert [f(empty) for f in (stats.nfe, stats.step_compression, stats.latency_ms, stats.step_ms)] == [None] * 4
+    assert [f(empty) for f in (stats.nfe, stats.tokens_per_step, stats.step_compression, stats.step_ms)] == [None] * 4
     assert stats.token_stats(empty) is None and stats.acceptance(empty) is None and stats.throughput(empty) is None
 
 
@@ -136,6 +137,13 @@ def test_token_statistics_see_free_tokens_only():
     assert tokens.perplexity == pytest.approx(math.exp(2.0))
     assert tokens.nll_gap == pytest.approx(2.0 - 5.0 / 3)
     assert tokens.zero_probability == 0
+
+
+def test_the_perplexity_is_pooled_or_a_mean_over_images():
+    rows = frame([generation(2, 1.0, logp=(-1.0, -1.0, 0.0, -1.0)), generation(2, 1.0, logp=(-3.0, -3.0, 0.0, -3.0))])
+    assert stats.perplexity(rows) == pytest.approx(math.exp(2.0))
+    assert stats.image_perplexity(rows) == pytest.approx((math.e + math.exp(3.0)) / 2)
+    assert stats.image_perplexity(rows.iloc[:0]) is None
 
 
 def test_the_gap_error_clusters_by_image():
@@ -248,8 +256,8 @@ def test_the_overall_interval_is_narrower_than_its_parts():
 
 
 def test_definitions_are_written_down():
-    for name in ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup",
-                 "step_ratio", "window_cost", "overhead", "logp_mean", "logp_std", "perplexity", "nll_gap",
+    for name in ("nfe", "tokens_per_step", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput",
+                 "speedup", "step_ratio", "window_cost", "overhead", "logp_mean", "logp_std", "perplexity", "nll_gap",
                  "acceptance", "acceptance_by_offset", "acceptance_length", "rounds", "draft_ms", "theorem2_bound",
                  "acceptance_by_sibling", "draft_tv_by_depth", "images_per_hour", "roofline_ratio"):  # fmt: skip
         assert ": " in getattr(stats, name).__doc__.split("\n\n")[0], name
