@@ -7,9 +7,10 @@ Keys: `run_id, folder, model, source` (of a checkpoint that is not the official 
 the run), `n, failed`, the numbers named after functions of
 `specbench.stats` (`nfe, tokens_per_step, step_compression, latency_ms, latency_median_ms, latency_e2e_ms, step_ms,
 throughput, images_per_hour, over_floor` (None where it would be below 1), `roofline_note` (why), `acceptance,
-acceptance_by_offset, rounds, acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound, top1, logp_mean,
-logp_std, perplexity, image_perplexity, nll_gap, nll_gap_se, zero_probability`; of traced images `draft_tv,
-draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low, speedup_high, speedup_p, step_ratio, window_cost, overhead,
+acceptance_by_offset, rounds, acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound,
+top1, logp_mean, logp_std, perplexity, image_perplexity, nll_gap, nll_gap_se, zero_probability`; of traced images
+`draft_tv, draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low, speedup_high, speedup_p,
+step_ratio, window_cost, overhead,
 speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
 speedup_fastest_high, fastest_ar`; bounds are None below `FEW_UNITS` prompts), `stalled` (number of images that stalled,
 with the slowest of them, ms), `disturbed` (needed cores that other processes took on average while the images were

@@ -58,7 +58,8 @@ def test_json_is_strict_and_has_the_documented_keys(results):
     rows = json.loads(render(report_rows(find_runs(results)), "json"), parse_constant=refuse)
     documented = {
         "run_id", "model", "decoder", "options", "n", "nfe", "tokens_per_step", "step_compression", "latency_ms",
-        "speedup", "speedup_low", "speedup_high", "window_cost", "overhead", "perplexity", "nll_gap", "nll_gap_se", "acceptance",
+        "speedup", "speedup_low", "speedup_high", "window_cost", "overhead", "perplexity", "nll_gap",
+        "nll_gap_se", "acceptance", "image_perplexity",
     }  # fmt: skip
     assert all(documented <= row.keys() for row in rows)
     assert [row["decoder"] for row in rows] == ["ar", "sjd", "gsd"], "AR first, then in the order of the presets"
