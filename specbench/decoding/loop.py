@@ -341,14 +341,18 @@ class Loop:
     ) -> tuple[Verification, Tensor, Tensor]:
         """Verify and record the drafts: the outcome, its slots [B, T], and the number of tokens [B] to commit."""
         p = self._target(logits, proposal.positions)
-        parts = self._verifier, self._refinement, self._noise, step
-        verified = verify_chain(p, proposal, *parts) if tables is None else verify_tree(p, proposal, tables, *parts)
+        verified = self._judged(p, proposal, tables, step)
         positions = proposal.positions
         if tables is not None:
             positions = committed[:, None] + torch.arange(verified.tokens.shape[1], device=p.device)
         self.tokens.scatter_(1, positions, verified.tokens)
         self.recorder.step(RecordedStep(verified, proposal, tables, by_depth, positions, step))
         return verified, positions, (verified.first + 1).minimum(self._length - committed)
+
+    def _judged(self, p: Tensor, proposal: Proposal, tables: Routes | None, step: Tensor) -> Verification:
+        """The outcome of the drafts' tests, given the target distributions p of all columns."""
+        parts = self._verifier, self._refinement, self._noise, step
+        return verify_chain(p, proposal, *parts) if tables is None else verify_tree(p, proposal, tables, *parts)
 
 
 class CommittedBounds:

@@ -146,7 +146,7 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     vocabularies, the temporaries hold only the tokens kept by top-k, and those of races and grouping are numpy
     arrays.
     """
-    alone = decoder.drafter in ("none", "zipar")
+    alone = decoder.drafter in ("none", "replace", "zipar")
     kept = (4 if decoder.drafter.startswith("jacobi") else 3) + 2 * (decoder.drafter == "jacobi-lookup")
     kept += 3 * (decoder.drafter in ("jacobi-tree", "jacobi-lookup"))
     return kept + max(

@@ -115,6 +115,17 @@ DRAFTERS = {
         "no drafts: one token per target forward (AR)",
         ignores=("init", "verifier", "residual", "refine"),
     ),
+    "replace": Component(
+        "specbench.decoding.replacement:Replacement",
+        "no drafts: AR, a share of whose tokens is replaced by likely ones at random",
+        (
+            Option("share", 0.5, "share of the tokens that is replaced; 0 is AR", minimum=0.0, maximum=1.0),
+            Option("top", 100, "most probable tokens of which a replacement is drawn uniformly", minimum=1),
+        ),
+        lossless=False,
+        ignores=("init", "verifier", "residual", "refine"),
+        loop="specbench.decoding.replacement:ReplacementLoop",
+    ),
     "jacobi": Component(
         "specbench.decoding.drafters.jacobi:Jacobi",
         "unverified tokens of the previous iteration, then fresh tokens",

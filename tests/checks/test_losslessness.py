@@ -76,6 +76,7 @@ LOSSY = [
     ("gsd", {}),
     ("amplify", {}),
     ("add", {}),
+    ("replace", {}),
     ("lantern", {"delta": 0.3}),
     ("lantern++", {}),
     ("lantern-released", {"delta": 0.3}),

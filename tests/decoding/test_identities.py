@@ -23,6 +23,7 @@ IDENTITIES = [
     ("sjd++", {"tau": float("inf"), "window": 5}, "sjd", {"window": 5}),
     ("gsd", {"G": 1, "window": 5}, "sjd", {"window": 5}),
     ("amplify", {"k": 1, "window": 5}, "sjd", {"window": 5}),
+    ("replace", {"share": 0}, "ar", {}),
     ("sjd-pac", {"siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
     ("best-lossless", {"lookups": 0, "siblings": 1, "window": 5}, "scd-mc", {"window": 5}),
     ("best-lossless", {"lookups": 0, "window": 5}, "sjd-pac", {"window": 5}),
