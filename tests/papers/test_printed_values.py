@@ -17,7 +17,7 @@ from specbench.papers import table_files
 from specbench.papers.join import join
 from specbench.papers.printed import printed_beside
 from specbench.papers.table import Table
-from specbench.reporting.report_rows import label
+from specbench.reporting.report_rows import label as row_label
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.settings import merge, run_settings
 from specbench.specs.presets import resolve
@@ -169,4 +169,4 @@ def test_a_report_is_told_what_papers_print_for_its_cells():
 def test_a_label_names_what_differs_from_what_is_published_for_the_model():
     for given, said in (("gsd:G=50", "gsd G=50"), ("gsd:G=50,fresh-q=uniform", "gsd G=50 fresh-q=uniform")):
         (planned,) = plan_decoders(given.split(","), merge(run_settings(), {"model": "lumina"}, env={}))
-        assert label(planned.spec, {}, "lumina+released-rows") == said
+        assert row_label(planned.spec, {}, "lumina+released-rows") == said
