@@ -64,7 +64,7 @@ def _unequal_windows(rows: Sequence[Mapping]) -> list[str]:
     """The windows of decoders that were compared with unequal ones; not those of a sweep."""
     windows: dict[str, set] = {}
     for row in rows:
-        if (window := row["options"].get("window")) is not None:
+        if isinstance(window := row["options"].get("window"), int):
             windows.setdefault(row["decoder"], set()).add(window)
     swept = any(len(found) > 1 for found in windows.values())
     listed = ", ".join(f"{name} {window}" for name, (window, *_) in windows.items())

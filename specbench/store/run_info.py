@@ -361,7 +361,14 @@ def _check_optional(content: Mapping[str, object]) -> None:
             raise ValueError("floor")
 
 
-_PLAIN = {"str": str, "int": int, "float": int | float, "float | None": int | float, "bool": bool}
+_PLAIN = {
+    "str": str,
+    "str | None": str | None,
+    "int": int,
+    "float": int | float,
+    "float | None": int | float,
+    "bool": bool,
+}
 
 
 def _build(kind: type, content: Mapping):
