@@ -230,15 +230,16 @@ def test_fixed_shapes_are_compiled_once_for_all_parts_of_the_cache(eager, monkey
 
 @torch.inference_mode()
 def test_sessions_of_a_shape_share_one_cache_and_nothing_that_is_in_it(eager, monkeypatch):
-    """Captured graphs write to the addresses of the cache."""
+    """Captured graphs write to the addresses of the cache, and read what else every step needs where it was."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    model, held = Tiny(), []
+    model, held, constants = Tiny(), [], []
     model.compile()
     begin = tiny_llama.TransformerModel.begin
 
     def noted(*args):
         session = begin(model, *args)
         held.append(session._cache)
+        constants.append([session._last, session._shift, session._start, session._index, *session._prefix.state])
         return session
 
     monkeypatch.setattr(model, "begin", noted)
@@ -248,8 +249,12 @@ def test_sessions_of_a_shape_share_one_cache_and_nothing_that_is_in_it(eager, mo
             for keys, values in held[-1].buffers():
                 keys.fill_(torch.nan)
                 values.fill_(torch.nan)
-    addresses = [cache.buffers()[0][0].data_ptr() for cache in held]
-    assert addresses[0] == addresses[1] and addresses[2] == addresses[3] != addresses[0]
+            for constant in constants[-1]:
+                constant.fill_(-1)
+    read = [[*(constant.data_ptr() for constant in known)] for known in constants]
+    addresses = [[cache.buffers()[0][0].data_ptr(), *own] for cache, own in zip(held, read, strict=True)]
+    assert addresses[0] == addresses[1] and addresses[2] == addresses[3]
+    assert not set(addresses[0]) & set(addresses[2])
 
 
 def test_a_gpu_reads_little_more_than_it_needs_in_few_shapes():

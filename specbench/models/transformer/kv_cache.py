@@ -143,6 +143,7 @@ class PositionCache(Cache):
 
     def __init__(self, layers: int, capacity: int, buffers: Sequence[tuple[Tensor, Tensor]] = ()):
         self.placement = Placement()
+        self._held: dict[str, Tensor] = {}
         held = buffers or [(None, None)] * layers
         super().__init__(layers=[PositionLayer(capacity, self.placement, *pair) for pair in held])
 
@@ -171,6 +172,15 @@ class PositionCache(Cache):
     def buffers(self) -> list[tuple[Tensor, Tensor]]:
         """Keys and values of every layer; they exist after the first forward."""
         return [(layer.keys, layer.values) for layer in self.layers]
+
+    def hold(self, name: str, value: Tensor) -> Tensor:
+        """Copy a tensor of the session to where an earlier one of its shape was, if there was one: what moves is copied
+        anew for each replay of a graph."""
+        held = self._held.get(name)
+        if held is None or (held.shape, held.dtype, held.device) != (value.shape, value.dtype, value.device):
+            held = self._held[name] = value.clone()
+            torch._dynamo.mark_static_address(held, guard=False)
+        return held.copy_(value)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy entries between slots in every layer; see `PositionLayer.move`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -226,10 +226,19 @@ class TransformerSession:
         else:
             self._cache = PositionCache(model.backbone.config.num_hidden_layers, slots)
         self._index = torch.arange(slots, device=model.device)
+        if self._compiled and length is None:
+            self._hold()
         self._extent = CacheExtent()
         self._fed: Tensor | None = None
         self.features: Tensor | None = None
         self._prompt_features = self._prefill(max(lengths) - 1)
+
+    def _hold(self) -> None:
+        """Keep what every step reads at fixed addresses."""
+        for name in ("_last", "_shift", "_start", "_index"):
+            setattr(self, name, self._cache.hold(name, getattr(self, name)))
+        held = (self._cache.hold(f"state {number}", tensor) for number, tensor in enumerate(self._prefix.state))
+        self._prefix = replace(self._prefix, state=tuple(held))
 
     def _capacity(self) -> int:
         """Slots of the cache."""
@@ -296,6 +305,8 @@ class TransformerSession:
         # Only a session's first forward predicts slot 0, whose input is the prompt's last element.
         opening = self._start if first or self._compiled else None
         index = self._index[:visible]
+        if self._compiled:
+            torch._dynamo.mark_static_address(index, guard=False)
         inputs = ForwardInputs(
             tokens, positions, slots, index, mask, self._last, self._shift, opening, self._prefix.state
         )
