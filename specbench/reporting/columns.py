@@ -240,13 +240,15 @@ WINDOW = ReportColumn("window", lambda row: str(window_of(row["options"]) or "-"
 IMAGES = ReportColumn("images", _images)
 
 FASTEST = ReportColumn("vs fastest AR", _fastest, _FASTEST, 1)
+NFE = ReportColumn("NFE", _plain("nfe", 1), stats.nfe, -1)
+TOKENS_PER_STEP = ReportColumn("tokens per step", _plain("tokens_per_step", 2), stats.tokens_per_step, 1)
 
 SPEED = (
     DECODER,
     WINDOW,
     IMAGES,
-    ReportColumn("NFE", _plain("nfe", 1), stats.nfe, -1),
-    ReportColumn("tokens per step", _plain("tokens_per_step", 2), stats.tokens_per_step, 1),
+    NFE,
+    TOKENS_PER_STEP,
     ReportColumn("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
     ReportColumn("overhead", _plain("overhead", 2, "x"), stats.overhead),
     ReportColumn("speed-up [95 %]", _speedup, stats.speedup, 1),
@@ -278,10 +280,10 @@ QUALITY = (
 FIRST = (
     ReportColumn("decoder", _with_window),
     IMAGES,
-    SPEED[3],
+    NFE,
     ReportColumn("latency s", _seconds, _LATENCY, -1),
     ReportColumn("speed-up [95 %]", _short_speedup, stats.speedup, 1),
-    SPEED[4],
+    TOKENS_PER_STEP,
     IMAGES_PER_HOUR,
 )
 _SHOWN = "Of audited runs also what the audit has shown: a total variation of at least so much."

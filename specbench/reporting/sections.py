@@ -228,7 +228,9 @@ def _section(runs: list[Mapping]) -> Section:
     traced = TRACED if any(row["draft_tv"] is not None for row in runs) else ()
     audited = AUDIT if any(row.get("audit") for row in runs) else ()
     quality = (*QUALITY, *audited, *traced, *score_columns(runs))
-    remarks = dict.fromkeys(f"{s['metric']}: {s['note']}." for row in runs for s in row["scores"] if s.get("note"))
+    noted = dict.fromkeys((s["note"], s["metric"]) for row in runs for s in row["scores"] if s.get("note"))
+    metrics = {note: ", ".join(name for other, name in noted if other == note) for note, _ in noted}
+    remarks = [f"{names}: {note}." for note, names in metrics.items()]
     parts = part_columns(runs).items()
     tables = [
         ReportTable(speed),

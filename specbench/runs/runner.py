@@ -155,7 +155,9 @@ def run(
                 reporter.row(done.spec.run_id, row)
         summary.interrupted = stop.number if summary.done + summary.failed < todo else 0
     timed = {spec.run_id: stores[spec] for spec in work if work[spec] and spec.timed}
-    found = [f"{run_id}: {problem}" for run_id, store in timed.items() for problem in _disturbances(store)]
+    problems = [(problem, run_id) for run_id, store in timed.items() for problem in _disturbances(store)]
+    runs_of = {problem: ", ".join(run for other, run in problems if other == problem) for problem, _ in problems}
+    found = [f"{runs}: {problem}" for problem, runs in runs_of.items()]
     for text in found[:_MOST_NAMED]:
         reporter.note(f"{text}; repeat on a quiet machine with another --out")
     if (more := len(found) - _MOST_NAMED) > 0:
