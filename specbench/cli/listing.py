@@ -79,4 +79,6 @@ def _print_decoders(rows: Sequence[dict]) -> None:
             lines = wrap(summary, screen.width - width - 4) or [""]
             screen.print(Text(f"  {name:{width}}  {lines[0]}"))
             screen.print(*(Text(" " * (width + 4) + line) for line in lines[1:]), sep="\n", end="\n" * (len(lines) > 1))
+    heads = next(row["published_heads"] for row in rows if row["published_heads"])
+    console.say(f"Heads that are published: {', '.join(f'{repo} ({model})' for model, repo in heads.items())}")
     console.say("Options, paper and equation of one: specbench list decoders sjd")

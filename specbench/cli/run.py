@@ -258,6 +258,8 @@ def print_dry_run(
         _print_lines([f"{mark}. {text}" for text, mark in found.items()])
     missing = dict.fromkeys((row["model"], row["weights"]) for row in rows if row["weights"] not in (None, ON_DISK))
     lines = [f"weights of {model}: {brings}" for model, brings in missing if not needed]
+    heads = dict.fromkeys((row["model"], row["head"]) for row in rows if row["head"] not in (None, ON_DISK))
+    lines += [f"draft head of {model}: {brings}" for model, brings in heads if not needed]
     absent = [name for name in dict.fromkeys(str(row["prompts"]) for row in rows) if missing_set(name) and not needed]
     lines += [f"prompts of {name}: specbench fetch {name.partition('/')[0]}" for name in absent]
     title = "Not on this disk:" if offline() else "The run would download this first; to do it now:"

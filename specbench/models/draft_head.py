@@ -28,7 +28,7 @@ from transformers.models.chameleon.modeling_chameleon import ChameleonDecoderLay
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
 from specbench.models.checkpoint_loading import renew_rotary
-from specbench.models.draft_head_files import find_head, no_own_head
+from specbench.models.draft_head_files import find_head, no_own_head, published_head
 from specbench.models.interface import DraftHeadModel, ImageModel
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_directly
@@ -142,6 +142,7 @@ class HeadLoading(NamedTuple, Generic[Head]):
         own: the head that comes with a model, None if none does.
         load: reads a head's files.
         width: size of the features that a head reads.
+        published: hub id of the head that is published for a model of a name; empty if none is.
         adopt: checks a head against a model, and suits it to the model.
     """
 
@@ -150,9 +151,11 @@ class HeadLoading(NamedTuple, Generic[Head]):
     load: Callable[[CheckpointFiles], Head]
     width: Callable[[Head], int]
     adopt: Callable[[Head, Any, str], Head] = lambda head, model, path: head
+    published: Callable[[str], str] = lambda model: ""
 
     def ready(self, model: ImageModel, path: str) -> Head:
-        """Load the head `path`, or the model's own one if that is empty, ready for `model`; the one used last is kept.
+        """Load the head `path`, or if that is empty the published or the model's own one, ready for `model`; the one
+        used last is kept.
 
         Raises:
             SpecbenchError: exit code 5 if there is no head; the files are not of such a head for this model.
@@ -161,6 +164,7 @@ class HeadLoading(NamedTuple, Generic[Head]):
             raise SpecbenchError(
                 f"model '{model.name}' cannot be used with a draft head", "choose a decoder without one"
             )
+        path = path or self.published(model.name)
         found = find_head(path, model.name, None, download=True) if path else None
         source = (_identity(found) if found else "own", model.device, model.dtype)
         kept = _LATEST.setdefault(model, {})
@@ -258,5 +262,6 @@ def write_head(head: nn.Module, folder: Path, config: Mapping[str, object]) -> N
 
 
 _EAGLE = HeadLoading(
-    DraftHeadModel, lambda model: model.own_head(), load_head, lambda head: head.config.hidden_size, _adopted
-)
+    DraftHeadModel, lambda model: model.own_head(), load_head, lambda head: head.config.hidden_size, _adopted,
+    published_head,
+)  # fmt: skip

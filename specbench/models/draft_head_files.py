@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
@@ -12,10 +13,33 @@ from specbench.models.checkpoint_files import (
     find_checkpoint,
     missing_checkpoint,
 )
+from specbench.models.facts import RANDOM
 from specbench.models.hub_downloads import require_permission
 from specbench.system.downloads import Download
 
 CONFIG, WEIGHTS = "config.json", ("model.safetensors", "pytorch_model.bin")
+
+
+def _source(repo: str, licence: str = "see its page on the hub") -> Source:
+    return Source("the draft head", repo, (CONFIG, "*model.[sb]*"), licence)
+
+
+_CARDS_UNREAD = "not stated where it was found; LANTERN's code: Chameleon research licence (Meta), non-commercial"
+PUBLISHED: Mapping[str, Source] = {
+    "lumina": _source("sihwanpark/LANTERN-Lumina-mGPT-7B-768", "Apache-2.0"),
+    "anole": _source("jadohu/anole_drafter", _CARDS_UNREAD),
+    "llamagen": _source("jadohu/llamagen_drafter", _CARDS_UNREAD),
+    "llamagen-512": _source("jadohu/llamagen2_drafter", _CARDS_UNREAD),
+}
+"""EAGLE heads that LANTERN's authors publish, by model (README of jadohu/LANTERN at 3a56e45, and its issue 1). No
+commit is stated; that of the first use is kept."""
+
+
+def published_head(model: str, kind: str = "eagle") -> str:
+    """Hub id of the head that the authors of a method publish for a model; empty where none is known, and for random
+    weights. `model` may carry what was added to its name."""
+    known = PUBLISHED.get(model.partition("+")[0]) if kind == "eagle" and RANDOM not in model else None
+    return known.repo if known else ""
 
 
 def find_head(given: str, model: str, own: Path | None, download: bool = False) -> CheckpointFiles:
@@ -33,14 +57,14 @@ def find_head(given: str, model: str, own: Path | None, download: bool = False) 
         raise no_own_head(model)
     if not given or not _is_hub_id(given):
         return head_in(Path(given).expanduser() if given else own)
-    return head_in((fetch_checkpoint if download else find_checkpoint)(_source(given)).named(CONFIG).parent)
+    return head_in((fetch_checkpoint if download else find_checkpoint)(_known(given)).named(CONFIG).parent)
 
 
 def no_own_head(model: str) -> SpecbenchError:
     """The error for a model without a draft head; `model` may carry what was added to its name."""
     name = model.partition("+")[0]
     return SpecbenchError(
-        f"model '{model}' has no draft head of its own",
+        f"model '{model}' has no draft head of its own, and none is published that fits",
         f"pass one with --head FOLDER, or train one with 'specbench train-head --model {name}'",
         MISSING_PREREQUISITE,
     )
@@ -58,11 +82,11 @@ def require_head(given: str, model: str, own: Path | None) -> None:
 
 def missing_head(given: str) -> Download | None:
     """What `find_head` downloads; None for a folder, and for what is on this disk."""
-    return missing_checkpoint(_source(given)) if _is_hub_id(given) else None
+    return missing_checkpoint(_known(given)) if _is_hub_id(given) else None
 
 
-def _source(repo: str) -> Source:
-    return Source("the draft head", repo, (CONFIG, "*model.[sb]*"), "see its page on the hub")
+def _known(repo: str) -> Source:
+    return next((source for source in PUBLISHED.values() if source.repo == repo), _source(repo))
 
 
 def _is_hub_id(given: str) -> bool:

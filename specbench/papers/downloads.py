@@ -13,14 +13,14 @@ from specbench.metrics.base import Settings
 from specbench.metrics.published_weights import CHECKPOINTS, missing_file
 from specbench.models.catalog import find_model, models
 from specbench.models.checkpoint_files import Source, missing_checkpoint
-from specbench.models.draft_head_files import missing_head
+from specbench.models.draft_head_files import PUBLISHED, missing_head
 from specbench.models.hub_model import HubModel
 from specbench.papers.reproduce import resolve_cells
 from specbench.papers.table import Table
 from specbench.papers.table_files import is_table, load_table, table_names
 from specbench.prompts.public import missing_set, public_sets
 from specbench.runs.decoder_args import plan_decoders
-from specbench.runs.plan import plan_model
+from specbench.runs.plan import own_head, plan_model
 from specbench.system.downloads import Download, fetch_all
 
 
@@ -95,20 +95,24 @@ def table_downloads(table: Table) -> list[Download]:
     found = [one for name in sets for one in missing_set(name)]
     for model in dict.fromkeys(plan_model(values) for values in cells):
         found += model.downloads()
-    decoders = [one for values in cells for one in plan_decoders(values["decoder"].value, values)]
-    heads = dict.fromkeys(str(dict(one.spec.options).get("head") or "") for one in decoders)
+    heads = dict.fromkeys(
+        own_head(plan_model(values), one.spec, lambda given, *_: given)
+        for values in cells
+        for one in plan_decoders(values["decoder"].value, values)
+    )
     found += [one for head in heads if head and (one := missing_head(head))]
     return found + metric_catalog.downloads(table.metrics(), Settings())
 
 
 def _sources() -> dict[str, list[Source]]:
-    """The files that models read, by hub repository."""
+    """The files that models and draft heads are read from, by hub repository."""
     found: dict[str, list[Source]] = {}
     for model in models().values():
         if isinstance(model, HubModel):
             for source in model.sources:
                 if source not in found.setdefault(source.repo, []):
                     found[source.repo].append(source)
+    found |= {source.repo: [source] for source in PUBLISHED.values()}
     return found
 
 

@@ -55,6 +55,8 @@ def available(
 
 
 def decoder_rows() -> _Rows:
+    from specbench.models.draft_head_files import PUBLISHED
+
     specs = {name: resolve(name) for name in PRESETS}
     return [
         {
@@ -65,6 +67,9 @@ def decoder_rows() -> _Rows:
             "choices": {kind: getattr(spec, kind) for kind in CHOICES},
             "paper": PRESETS[name].paper,
             "equation": PRESETS[name].equation,
+            "published_heads": {model: source.repo for model, source in PUBLISHED.items()}
+            if "head" in dict(spec.options) and spec.head_kind == "eagle"
+            else {},
         }
         for name, spec in specs.items()
     ]
@@ -73,6 +78,7 @@ def decoder_rows() -> _Rows:
 def _option_rows(name: str, model: str) -> _Rows:
     """The options that a decoder takes on a model, then what all decoders of a run share, each with its source."""
     from specbench.models.catalog import find_model
+    from specbench.models.draft_head_files import published_head
     from specbench.prompts import default_prompts
     from specbench.runs.decoder_args import plan_decoders
     from specbench.runs.plan import SAMPLING_SETTINGS
@@ -82,6 +88,9 @@ def _option_rows(name: str, model: str) -> _Rows:
     rows: _Rows = []
     for one in plan_decoders(split_list(name), {"model": Value(model, "")}):
         values = nonfinite_as_text(one.chosen | dict(one.spec.options))
+        if values.get("head") == "" and (head := published_head(model, one.spec.head_kind)):
+            rows.append({"name": "head", "value": head, "source": "published for the model", "published": None})
+            values.pop("head")
         rows += [
             {"name": key, "value": value, "source": one.origins.get(key, OURS), "published": None}
             for key, value in values.items()

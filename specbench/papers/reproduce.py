@@ -167,6 +167,7 @@ def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, s
         SpecbenchError: settings that are refused for every cell.
     """
     settings, env = run_settings(), os.environ if env is None else env
+    head_of(str(flags.get("head") or ""), "")
     cells = [_resolve(asked, table, settings, flags, env) for asked in table.all_settings()]
     _raise_if_all_refused(cells)
     return cells
@@ -183,12 +184,28 @@ def _resolve(
         given = _settings(asked, flags.get("model")) | {"trace": any(c.key in _TRACED for c in table.columns)}
         unused = {"head"} - takes(asked.decoder, dict(asked.options))
         flags = {name: value for name, value in flags.items() if name not in unused}
+        if flags.get("head"):
+            flags["head"] = head_of(str(flags["head"]), str(flags.get("model") or asked.model))
         open_here = {one.env for one in settings if one.name in OPEN_IN_TABLES - unused and one.name not in given}
         free = {name: value for name, value in env.items() if name in open_here}
         values = merge(settings, flags, free, given, f"{table.name}.toml")
         return PlannedCell(asked, values if _lacks_ar(table) else values | {"baseline": Value(0, "default of tables")})
     except SpecbenchError as problem:
         return PlannedCell(asked, {}, problem=problem)
+
+
+def head_of(text: str, model: str) -> str | None:
+    """The head that `--head` names for a model: a folder or hub id for all, or MODEL=PATH, several with commas.
+
+    Raises:
+        SpecbenchError: a name before the = that no model has.
+    """
+    if "=" not in text:
+        return text
+    named = dict(piece.partition("=")[::2] for piece in text.split(","))
+    for name in named:
+        find_model(name)
+    return named.get(model)
 
 
 def _lacks_ar(table: Table) -> bool:

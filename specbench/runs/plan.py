@@ -15,7 +15,7 @@ from typing import Any
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, model_code
 from specbench.models.checkpoint_files import CheckpointFiles
-from specbench.models.draft_head_files import find_head, missing_head, require_head
+from specbench.models.draft_head_files import find_head, missing_head, published_head, require_head
 from specbench.models.facts import EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.models.hub_model import RELEASED, HubModel
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
@@ -175,8 +175,8 @@ class Plan:
 
     def missing_heads(self) -> list[Download]:
         """Those of `downloads` that are draft heads."""
-        heads = (dict(one.spec.options).get("head") for one in self.decoders)
-        return [found for head in heads if head and (found := missing_head(str(head)))]
+        found = [own_head(self.model, one.spec, lambda given, *_: missing_head(given)) for one in self.decoders]
+        return [one for one in dict.fromkeys(found) if one]
 
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """Files of the decoder's draft head; None without one."""
@@ -188,9 +188,12 @@ def _digest(code: Code | None) -> str | None:
 
 
 def own_head(model: ModelFacts, decoder: DecoderSpec, find: Callable) -> Any:
-    """What `find` (of `specbench.models.draft_head_files`) finds of the decoder's draft head; None without one."""
-    given = dict(decoder.options).get("head")
-    return None if given is None else find(given, model.name, model.heads.get(decoder.head_kind))
+    """What `find` (of `specbench.models.draft_head_files`) finds of the decoder's draft head, the given one, the
+    model's own or its published one; None without one."""
+    given, own = dict(decoder.options).get("head"), model.heads.get(decoder.head_kind)
+    if given is None:
+        return None
+    return find(given or ("" if own else published_head(model.name, decoder.head_kind)), model.name, own)
 
 
 class Shared:

@@ -21,7 +21,9 @@ FRESH_Q = Option(
     choices=("uniform", "onehot"),
 )
 
-DRAFT_HEAD = Option("head", "", "folder of a draft head; empty for the head that comes with the model")
+DRAFT_HEAD = Option(
+    "head", "", "folder or hub id of a draft head; empty for the one that comes with the model or is published for it"
+)
 _SIBLINGS = Option("siblings", 3, "candidates for the first draft token", minimum=1, maximum=16)
 _DEPTH = Option("depth", 4, "length of each sibling branch, in tokens", minimum=1)
 TAU = Option("tau", 0.5, "threshold on p/q above which an unverified draft token is kept; inf is SJD", minimum=0.0)

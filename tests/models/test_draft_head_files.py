@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from checkpoints import llamagen, write
-from safetensors.torch import save_file
+from draft_heads import write_head
 from torch.nn import functional
 
 from specbench.decoding.drafters.eagle import Eagle
@@ -17,6 +17,7 @@ from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, load_model
 from specbench.models.draft_head import head_for
+from specbench.models.draft_head_files import PUBLISHED
 from specbench.models.facts import ModelChoice
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
@@ -24,40 +25,6 @@ from specbench.specs.run_spec import Sampling
 
 TEXTS = ("a red circle", "two blue squares")
 SAMPLING = Sampling(guidance=2.0)
-INNER = 40
-
-
-def write_head(folder, name, words, width):
-    """Random tensors under the published names; LlamaGen's as a pickle with its `input_type`."""
-    grid = name.startswith("llamagen")
-    heads = width // (64 if grid else 8)
-    shapes = {
-        "embed_tokens.weight": (words, width),
-        "fc.weight": (width, 2 * width),
-        "fc.bias": (width,),
-        **{f"layers.0.self_attn.{part}_proj.weight": (width, width) for part in "qkvo"},
-        **{f"layers.0.mlp.{part}_proj.weight": (INNER, width) for part in ("gate", "up")},
-        "layers.0.mlp.down_proj.weight": (width, INNER),
-        "layers.0.post_attention_layernorm.weight": (width,),
-    }
-    if not grid:
-        shapes["layers.0.input_layernorm.weight"] = (width,)
-        rows = 1 if name == "lumina" else heads
-        norms = (f"{which}_norm.{part}" for which in "qk" for part in ("weight", "bias"))
-        shapes |= {f"layers.0.self_attn.{norm}": (rows, 8) for norm in norms}
-    draw = torch.Generator().manual_seed(9)
-    tensors = {}
-    for key, shape in shapes.items():
-        noise = torch.randn(shape, generator=draw)
-        vector = len(shape) == 1 or "norm" in key
-        tensors[key] = 0.2 * noise + (not key.endswith("bias")) if vector else 1.5 * noise * shape[1] ** -0.5
-    config = {"hidden_size": width, "intermediate_size": INNER, "num_attention_heads": heads, "vocab_size": words}
-    config |= {"num_key_value_heads": heads, "num_hidden_layers": 1, "rms_norm_eps": 1e-6 if grid else 1e-5}
-    config |= {"input_type": "t2i", "model_type": "llama"} if grid else {"model_type": "chameleon"}
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    torch.save(tensors, folder / "pytorch_model.bin") if grid else save_file(tensors, folder / "model.safetensors")
-    return tensors
 
 
 def extrapolate(tensors, ids, features, grid):
@@ -151,7 +118,7 @@ def test_drafts_follow_the_official_distribution(pair, monkeypatch):
 
 
 @pytest.mark.parametrize("pair", ["llamagen", "lumina", "anole"], indirect=True)
-def test_the_command_takes_a_published_head(pair, cli, tmp_path):
+def test_the_command_takes_a_published_head(pair, cli, tmp_path, monkeypatch):
     name, tiny, _, folder = pair
     (tmp_path / "one.txt").write_text("a red circle\n")
     fixed = ("--model", name, "--scale", "tiny", "--weights", tiny.folder, "--dtype", "float32", "--quiet", "--json")
@@ -161,8 +128,9 @@ def test_the_command_takes_a_published_head(pair, cli, tmp_path):
     for run in json.loads(outcome.out):
         rows = pd.read_parquet(tmp_path / "results" / run["run_id"] / "samples")
         assert rows["status"].tolist() == ["ok"] and json.loads(rows["facts"][0])["draft_tv_1"] > 0
+    monkeypatch.setenv("SPECBENCH_OFFLINE", "1")
     missing = cli("run", *fixed, *files[2:], "--decoder", "eagle")
-    assert missing.code == 5 and "has no draft head of its own" in missing.err
+    assert missing.code == 5 and PUBLISHED[name].repo in missing.err, "the published head is the default"
 
 
 @pytest.mark.parametrize("pair", ["llamagen"], indirect=True)

@@ -114,6 +114,15 @@ def test_a_table_from_an_empty_cache_in_one_command(hub, tmp_path):
     assert rows or "GSD" in bench.stdout
 
 
+def test_all_rows_of_a_table_of_draft_heads_from_an_empty_cache(hub, tmp_path):
+    official_hub.serve(hub, tmp_path / "repositories", ["lumina"])
+    bench = typed(hub, tmp_path, "specbench bench cool-sd-1 --limit 1 --seed 1")
+    assert bench.returncode == 0 and "not run" not in bench.stderr, bench.stderr
+    for head in ("sihwanpark/LANTERN-Lumina-mGPT-7B-768", "jadohu/llamagen_drafter"):
+        assert f"downloading {head}" in bench.stderr
+    assert len(list((tmp_path / "work" / "results").glob("*/run.json"))) == 9
+
+
 @pytest.mark.parametrize(
     "model",
     [

@@ -8,6 +8,7 @@ constants of the writers.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from loopback_hub import Hub
 
+from specbench.models.draft_head_files import PUBLISHED
 from specbench.models.families.model_specs import MODELS
 
 INFO = {model.name: model for model in MODELS}
@@ -40,6 +42,7 @@ def _write(folder: Path, model: str) -> None:
     """The repositories of a model: its own, and one for each companion that stands in a folder of its name."""
     import torch
     from checkpoints import llamagen, write
+    from draft_heads import write_head
     from safetensors.torch import save_file
 
     made = folder / "made"
@@ -48,7 +51,7 @@ def _write(folder: Path, model: str) -> None:
     if info.classes:
         llamagen.write_by_class(made, info.source.files[0])
     else:
-        write(model, made)
+        written = write(model, made)
     if model == "liquid":  # whoever has no file of Meta's downloads the converted one
         converted = made / info.companions[0].folder_name
         converted.mkdir()
@@ -66,6 +69,10 @@ def _write(folder: Path, model: str) -> None:
         else:
             for name in source.files:
                 shutil.move(made / name, target / name)
+    if head := PUBLISHED.get(model):
+        config = made / "config.json"
+        words = json.loads(config.read_text())["vocab_size"] if config.exists() else len(written.output)
+        write_head(folder / head.repo, model, words, written.output.shape[1])
     shutil.copytree(made, folder / info.source.repo, dirs_exist_ok=True)
     shutil.rmtree(made)
 
