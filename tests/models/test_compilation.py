@@ -16,8 +16,9 @@ from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.transformer import compiled_forward as compiled_module
-from specbench.models.transformer.compilation import graph_bytes
+from specbench.models.transformer.compilation import call_eager, graph_bytes
 from specbench.models.transformer.compiled_forward import CompiledStep, padded_columns
+from specbench.models.transformer.forward import run_step
 from specbench.models.transformer.kv_cache import PARTS, whole_parts
 from specbench.models.transformer.model import TransformerSession
 from specbench.models.transformer.size import whole_blocks
@@ -226,6 +227,25 @@ def test_fixed_shapes_are_compiled_once_for_all_parts_of_the_cache(eager, monkey
         np.testing.assert_array_equal(tokens(model, decoder, REQUESTS), tokens(eager, decoder, REQUESTS))
         assert len(read) > 1
         assert model.compiled[0].forms == forms  # a lone column, a window
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_compiled_prefill_of_any_length_is_one_form(eager, monkeypatch):
+    monkeypatch.setattr(CompiledStep, "prefills", True)
+    monkeypatch.setattr(TransformerSession, "_room", lambda session, slots: -(-slots // 32) * 32)
+    model, requests = Tiny(), [Request(text, "p", n) for n, text in enumerate(("a", "two hens", "a fox in the snow"))]
+    model.compile()
+    model.call_for = lambda *_: call_eager
+    monkeypatch.setattr(CompiledStep, "__call__", lambda step, cache, inputs, most: _run_eager(step, cache, inputs))
+    for request in requests:
+        np.testing.assert_array_equal(tokens(model, DECODERS[0], [request]), tokens(eager, DECODERS[0], [request]))
+    assert model.compiled[0].forms == 1
+
+
+def _run_eager(step, cache, inputs):
+    cache.place(inputs.slots, inputs.index.shape[0])
+    return run_step(step._model, step._guidance, cache, inputs)
 
 
 @torch.inference_mode()

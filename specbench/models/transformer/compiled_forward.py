@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from specbench.models.transformer.compilation import Compiled, CompiledForms
-from specbench.models.transformer.forward import ForwardInputs, StepModel, run_step
+from specbench.models.transformer.forward import ForwardInputs, StepModel, last_hidden_state, run_step
 from specbench.models.transformer.kv_cache import PositionCache
 
 CUDA_OPTIONS: dict[str, object] = {"triton.cudagraphs": True}
@@ -28,7 +28,7 @@ CUDA_OPTIONS: dict[str, object] = {"triton.cudagraphs": True}
 
 
 class CompiledStep(CompiledForms):
-    """`run_step` of one model under one guidance."""
+    """`run_step` of one model under one guidance, and on a GPU its prefill: one form for all lengths, no graph."""
 
     part = "forward"
 
@@ -36,37 +36,48 @@ class CompiledStep(CompiledForms):
         """`fixed_shapes`: a form per padded window, captured for each part of the cache, as CUDA graphs require;
         `options` of Inductor."""
         self._model, self._guidance, self._fixed_shapes, self.options = model, guidance, fixed_shapes, options
-        self._made: list[tuple[list[object], Compiled]] = []
+        self._made: list[tuple[list[object], Compiled, Compiled]] = []
         self.follow_model()
 
     def follow_model(self) -> None:
         """Compile again if the model's modules, or its tensors' dtypes, devices or shapes have changed."""
         kind = _kind(self._model)
         if not self._made or self._made[-1][0] != kind:
-            self._made.append((kind, self._compile()))
+            self._made.append((kind, *self._compile()))
 
     def all_compiled(self) -> Iterable[Compiled]:
-        return (compiled for _, compiled in self._made)
+        return (compiled for _, *both in self._made for compiled in both)
 
-    def _compile(self) -> Compiled:
+    @property
+    def prefills(self) -> bool:
+        """Whether `prefill` is to be used: on a CPU its products take the time, not its calls."""
+        return self._fixed_shapes
+
+    def _compile(self) -> tuple[Compiled, Compiled]:
         model, guidance = self._model, self._guidance
 
         def step(buffers: Sequence[tuple[Tensor, Tensor]], inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
-            rows, slots = inputs.tokens.shape[0], buffers[0][0].shape[2]
-            for buffer in chain.from_iterable(buffers):
-                # Every symbol is an argument of the compiled code, and converted anew in every call.
-                torch._check(buffer.shape[0] == rows)
-                torch._check(buffer.shape[2] == slots)
-            cache = PositionCache(len(buffers), slots, buffers)
             # As a Python int the length would be a constant of the compiled code; as a tensor's size it is a shape.
-            cache.place(inputs.slots, inputs.index.shape[0])
+            cache = _placed(buffers, inputs.slots, inputs.index.shape[0])
             return run_step(model, guidance, cache, inputs)
+
+        def prefill(buffers: Sequence[tuple[Tensor, Tensor]], embeds: Tensor, positions: Tensor, slots: Tensor):
+            index = torch.arange(embeds.shape[1], device=embeds.device)
+            cache = _placed(buffers, slots, embeds.shape[1])
+            return last_hidden_state(model.backbone, embeds, positions, (index <= slots[..., None])[:, None], cache)
 
         def not_on_model(guards: Sequence) -> list[bool]:
             """Keep the guards on arguments, shapes and torch's state; drop those on the model and module globals."""
             return [re.search(r"\bmodel\b|\bG\[", guard.name) is None for guard in guards]
 
-        return Compiled(step, not self._fixed_shapes, {"guard_filter_fn": not_on_model, **self.options})
+        filtered = {"guard_filter_fn": not_on_model}
+        forward = Compiled(step, not self._fixed_shapes, {**filtered, **self.options})
+        return forward, Compiled(prefill, True, filtered)
+
+    def prefill(self, cache: PositionCache, embeds: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
+        """Last hidden states [R, L, d] of a prompt's `embeds` [R, L, d], stored in the cache's first L slots."""
+        with _sizes_apart_floats_fixed():
+            return self._made[-1][2](cache.buffers(), embeds, positions, slots)
 
     def __call__(self, cache: PositionCache, inputs: ForwardInputs, most: int) -> tuple[Tensor, Tensor]:
         """See `run_step`; the next call overwrites the returned tensors. `most`: columns of the session's widest
@@ -82,6 +93,18 @@ class CompiledStep(CompiledForms):
         with _sizes_apart_floats_fixed():
             features, logits = self._made[-1][1](cache.buffers(), inputs)
         return features[:, :width], logits[:, :width]
+
+
+def _placed(buffers: Sequence[tuple[Tensor, Tensor]], slots: Tensor, visible: int) -> PositionCache:
+    """A cache of these buffers, for compiled code, that writes `slots` and reads `visible` ones."""
+    rows, capacity = slots.shape[0], buffers[0][0].shape[2]
+    for buffer in chain.from_iterable(buffers):
+        # Every symbol is an argument of the compiled code, and converted anew in every call.
+        torch._check(buffer.shape[0] == rows)
+        torch._check(buffer.shape[2] == capacity)
+    cache = PositionCache(len(buffers), capacity, buffers)
+    cache.place(slots, visible)
+    return cache
 
 
 def padded_columns(columns: int) -> int:

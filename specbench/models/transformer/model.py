@@ -255,6 +255,8 @@ class TransformerSession:
         rows = [embeds[:-1] for embeds in self._prefix.embeds]
         embeds = nn.utils.rnn.pad_sequence(rows, batch_first=True)
         slots = self._index[:longest].expand(len(embeds), -1)
+        if self._compiled and self._compiled.prefills and self._cache.is_ready:
+            return self._compiled.prefill(self._cache, embeds, slots + self._shift, slots)
         self._cache.place(slots, longest)
         return self._model.backbone(
             inputs_embeds=embeds,
