@@ -73,6 +73,7 @@ class Cell:
         outside: whether the printed value, including its rounding error, lies outside the measured interval.
         why: reason for a missing value.
         mark: whether the value differs from a baseline's, see `specbench.reporting.compare.marks`.
+        bold: whether the paper prints its value in bold.
         printed_notes, notes: notes on the printed and on the measured value.
     """
 
@@ -88,6 +89,7 @@ class Cell:
     why: str | None = None
     mark: str = ""
     printed_notes: tuple[str, ...] = ()
+    bold: bool = False
     notes: tuple[str, ...] = ()
 
 
@@ -100,6 +102,7 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     """
     remarks = tuple(note for note in (row.notes.get(column.name), _above_steps(row.paper, column)) if note)
     printed = Cell(row.paper.get(column.name), row.spread.get(column.name), printed_notes=remarks)
+    printed = replace(printed, bold=column.name in row.bold)
     if not column.measurable:
         return printed
     if measured is None:

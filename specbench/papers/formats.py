@@ -25,8 +25,8 @@ from specbench.reporting.text_formats import LATEX_NEEDS, csv_text, escape, iner
 PAPER, HERE, OWN, INTERVAL, DIFFERENCE = "paper", "here", "own", "95 %", "diff."
 OWN_ROWS = f"Rows marked {OWN} are not the paper's: they were added here, and measured like the others."
 BOLD = (
-    "Bold: the best printed value of its group and column, and the measured values whose intervals reach that of the "
-    "best one (none where nothing is shown to be worse)."
+    "Bold: printed values as the paper has them (as far as its text marks them), and the measured values whose "
+    "intervals reach that of the best one of group and column (none where nothing is shown to be worse)."
 )
 LEGEND = "A difference with * is one: the paper's value lies outside the measured 95 % interval."
 _ARROWS = {"higher": "\u00a0↑", "lower": "\u00a0↓", "none": ""}
@@ -197,7 +197,7 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnot
     if part and PAPER not in shown:
         labels[HERE] = f"{label}, {part}"
     best = {
-        PAPER: tuple(line in _best_printed(joined, line.group, column) for column in columns),
+        PAPER: tuple(line.cells[column.name].bold for column in columns),
         HERE: tuple(line in _best_measured(joined, line.group, column) for column in columns),
     }
     return [
@@ -208,21 +208,6 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnot
 
 def _with_best(text: TextLine) -> Iterator[tuple[str, bool]]:
     return zip(text.texts, text.best or [False] * len(text.texts), strict=True)
-
-
-def _best_printed(joined: PaperTable, group: str | None, column: Column) -> list[Line]:
-    """The rows of a group with its best printed value; none where all are equal, only one has a value, or rows of the
-    paper are not there."""
-    known = [
-        (line, line.cells[column.name].paper)
-        for line in joined.lines
-        if line.group == group and line.cells[column.name].paper is not None
-    ]
-    values = {value for _, value in known}
-    if column.better == "none" or len(values) < 2 or not joined.table.whole:
-        return []
-    top = max(values) if column.better == "higher" else min(values)
-    return [line for line, value in known if value == top]
 
 
 def _best_measured(joined: PaperTable, group: str | None, column: Column) -> list[Line]:
@@ -263,9 +248,8 @@ def _printed(column: Column, cell: Cell) -> str:
 
 
 def _exactly(value: float, column: Column) -> str:
-    """A printed value with all of its digits, and at least those of its column."""
-    digits = len(repr(float(value)).partition(".")[2]) if "e" not in repr(float(value)) else 0
-    return number(value, max(column.precision, 0 if float(value).is_integer() else digits))
+    """A printed value with as many decimals as the paper prints."""
+    return number(value, 0 if isinstance(value, int) else getattr(value, "decimals", column.precision))
 
 
 def _value(column: Column, cell: Cell, with_bounds: bool) -> str:

@@ -30,6 +30,15 @@ BETTER = ("higher", "lower", "none")
 _CHOSEN = "Chosen: "
 
 
+class Printed(float):
+    """A number with as many decimals as the paper prints."""
+
+    def __new__(cls, text: str):
+        number = super().__new__(cls, text)
+        number.decimals = len(text.partition(".")[2].partition("e")[0])
+        return number
+
+
 @dataclass(frozen=True)
 class CellSettings:
     """Settings that one cell is measured with. None selects the default of the model or of specbench.
@@ -97,6 +106,7 @@ class Row:
     Attributes:
         settings: of its cells, the file's defaults included.
         paper: printed values by column name; values not given in the paper are absent.
+        bold: columns whose printed value is bold in the paper, as far as the text at hand marks it.
         spread: printed spreads (in brackets or after a plus-minus sign), likewise.
         notes: remarks on printed values by column name, and on the whole row under "row".
         not_runnable_reason: reason why specbench cannot run it; None if it can.
@@ -117,6 +127,7 @@ class Row:
     chosen: tuple[str, ...] = ()
     own: bool = False
     run: Path | None = None
+    bold: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from specbench.papers.table import (
     PRINTED,
     SCORE,
     Column,
+    Printed,
     Row,
     Table,
     choice,
@@ -44,7 +45,7 @@ _CASE |= dict.fromkeys(("limit", "samples", "seed", "batch"), int)
 _CASE |= dict.fromkeys(("guidance_rows", "prompt_form"), str)
 _COLUMN = {"key": str, "name": str, "header": str, "precision": int, "better": str, "scale": float} | _CASE
 _ROW = dict.fromkeys(("label", "group", "why", "hardware"), str)
-_ROW |= {"paper": dict, "spread": dict, "notes": dict, "runnable": bool, "chosen": dict} | _CASE
+_ROW |= {"paper": dict, "spread": dict, "notes": dict, "runnable": bool, "chosen": dict, "bold": list} | _CASE
 _TABLE = dict.fromkeys(("name", "paper", "source", "title", "hardware"), str)
 _TABLE |= {"notes": list, "maps": list, "defaults": dict, "columns": list, "rows": list}
 _PAPER = {"title": str, "authors": str, "venue": str, "year": int, "arxiv": str, "url": str}
@@ -270,11 +271,14 @@ def _row(
                 raise _wrong(file, f"{place}.{field}", str(unknown_name("column", name, known)))
             if not _is(value, kind):
                 raise _wrong(file, f"{place}.{field}.{name}", f"{value!r} is no {_NOUNS[kind]}")
+    for name in entry.get("bold", ()):
+        if name not in entry.get("paper", {}):
+            raise _wrong(file, f"{place}.bold", str(unknown_name("printed column", name, entry.get("paper", {}))))
     settings = _settings(defaults, own, runnable, file, place)
     return Row(
         entry["label"], entry.get("group"), settings, entry.get("paper", {}),
         entry.get("spread", {}), entry.get("notes", {}), entry.get("why"),
-        entry.get("hardware", content.get("hardware")),
+        entry.get("hardware", content.get("hardware")), bold=tuple(entry.get("bold", ())),
     )  # fmt: skip
 
 
@@ -334,7 +338,7 @@ def _check_axes(axes: object, columns: Sequence[str], file: str) -> None:
 
 def _read_toml(path: Path) -> dict:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Printed)
     except OSError as error:
         raise SpecbenchError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

@@ -11,7 +11,7 @@ import pytest
 from specbench.papers.cells import Cell, Measured, make_cell
 from specbench.papers.formats import _exactly, _value
 from specbench.papers.join import _expected
-from specbench.papers.table import SCORE, Column, Row
+from specbench.papers.table import SCORE, Column, Printed, Row
 
 FID = Column("fid", f"{SCORE}fid[pytorch-fid]", "FID", "fid[pytorch-fid]", 2, "lower", 1.0, {})
 
@@ -30,7 +30,7 @@ def score(n: int, expected: int | None, metric: str = "fid[pytorch-fid]") -> Mea
 
 @pytest.fixture
 def printed() -> Row:
-    row = SimpleNamespace(notes={}, paper={"fid": 30.78, "clip": 250.0}, spread={}, hardware=None)
+    row = SimpleNamespace(notes={}, paper={"fid": 30.78, "clip": 250.0}, spread={}, hardware=None, bold=())
     return row
 
 
@@ -53,8 +53,8 @@ def test_an_interval_of_few_images_is_not_printed(printed):
 
 
 def test_printed_values_keep_their_digits():
-    assert _exactly(31.2707, replace(FID, precision=3)) == "31.2707"
-    assert _exactly(2300.0, FID) == "2,300.00" and _exactly(0.5, FID) == "0.50"
+    printed = [_exactly(value, FID) for value in (Printed("31.2707"), Printed("2300.0"), 2392, Printed("1.00"))]
+    assert printed == ["31.2707", "2,300.0", "2,392", "1.00"]
 
 
 def test_the_images_that_a_table_asks_for():
@@ -68,7 +68,7 @@ def test_the_images_that_a_table_asks_for():
 
 def test_a_stalled_image_is_named_at_the_latency():
     latency = Column("latency", "latency_ms", "Latency (s)", None, 2, "lower", 0.001, {})
-    row = SimpleNamespace(notes={}, paper={}, spread={}, hardware=None)
+    row = SimpleNamespace(notes={}, paper={}, spread={}, hardware=None, bold=())
     times = [300.0] * 8 + [8000.0]
     run = SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(9), "ar_ms": times}))
     found = {
