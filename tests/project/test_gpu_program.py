@@ -49,8 +49,7 @@ def broken(device, scale):
 
 
 def test_parts_give_claims_and_a_broken_one_is_a_row(program, prove, tmp_path, monkeypatch):
-    parts = ["decisive", "exactness", "families", "repeats", "forwards", "form-sums", "generate", "steps"]
-    parts += ["eager-steps", "memory", "energy", "recorded", "scores"]
+    parts = ["decisive", "families", "repeats", "engine", "form-apart"]  # a slow test below has the others
     monkeypatch.setitem(program.PARTS, "families", program.PARTS["families"]._replace(run=broken))
     results = program.Results("cpu", "tiny", [tmp_path / "here", tmp_path / "copy"])
     assert prove(results, parts) == []
@@ -61,8 +60,7 @@ def test_parts_give_claims_and_a_broken_one_is_a_row(program, prove, tmp_path, m
     claims = {part["part"]: part["claims"] for part in results.found}
     assert [one["verdict"] for one in claims.pop("families")] == ["failed"]
     assert all(one["verdict"] != "failed" for of_part in claims.values() for one in of_part), claims
-    assert claims["exactness"][0]["verdict"] == "met" and claims["memory"][0]["verdict"] == "met"
-    assert claims["repeats"][0]["verdict"] == claims["recorded"][0]["verdict"] == "met"
+    assert claims["repeats"][0]["verdict"] == "met"
     shown = (results.folders[0] / "report.md").read_text()
     assert "| families | the part runs to its end | RuntimeError: planted | - | failed |" in shown
     assert all(f"| {name} |" in shown for name in parts)
@@ -200,4 +198,6 @@ def test_the_whole_program_runs_on_a_cpu(tmp_path):
     command = [sys.executable, PROGRAM, "--device", "cpu", "--out", tmp_path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1300)
     assert done.returncode == 0, done.stderr
-    assert "failed" not in next(tmp_path.rglob("report.md")).read_text()
+    raw = json.loads(next(tmp_path.rglob("raw.json")).read_text())
+    verdicts = {part["part"]: {one["verdict"] for one in part["claims"]} for part in raw["parts"]}
+    assert "failed" not in set().union(*verdicts.values()) and "met" in verdicts["exactness"] & verdicts["memory"]
