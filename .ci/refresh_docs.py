@@ -27,7 +27,7 @@ from specbench.models.catalog import models as all_models
 from specbench.models.families.model_specs import MODELS
 from specbench.models.hub_downloads import REVISIONS
 from specbench.papers.listing import prompt_rows
-from specbench.papers.table_files import load_table, table_names
+from specbench.papers.table_files import conventions, load_table, load_tables, table_names
 from specbench.prompts import load_prompts
 from specbench.prompts import prompt_set_names as prompt_sets
 from specbench.prompts.public import public_names
@@ -249,6 +249,24 @@ def tables(page: Path, argument: str) -> str:
     return _table(["name", "in the paper", "what it shows"], map(row, table_names()))
 
 
+def readings(page: Path, argument: str) -> str:
+    """Every choice of the papers' tables: setting, values, places, evidence, and what another reading changes."""
+    found: dict[tuple[str, str], tuple[dict, dict]] = {}
+    for table in load_tables():
+        for row in table.rows:
+            for line in row.chosen:
+                chosen, _, reason = line.removeprefix("Chosen: ").partition(": ")
+                setting, _, value = chosen.partition(" = ")
+                values, places = found.setdefault((setting, reason), ({}, {}))
+                values[value] = places[f"`{table.name}`"] = None
+    effects = conventions()["effects"]
+    rows = [
+        [f"`{setting}`", ", ".join(values), _escape(reason), ", ".join(places), effects.get(setting, "not measured")]
+        for (setting, reason), (values, places) in sorted(found.items())
+    ]
+    return _table(["setting", "chosen", "evidence", "tables and figures", "what another reading changes"], rows)
+
+
 def printed_latencies(page: Path, argument: str) -> str:
     """The papers' latencies beside the floors of their GPUs, the rows with a floor."""
     from printed_floors import printed_latencies as rows
@@ -432,6 +450,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "reference": reference,
     "revisions": revisions,
     "results": results,
+    "readings": readings,
     "tables": tables,
 }
 

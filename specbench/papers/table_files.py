@@ -130,10 +130,12 @@ def papers() -> Mapping[str, Mapping[str, object]]:
 
 @functools.cache
 def conventions() -> Mapping[str, object]:
-    """Default `options` of all tables, and why they were `chosen`."""
+    """Default `options` of all tables, why they were `chosen`, and `effects` of other readings by setting."""
     path = data_folder("benchmarks") / _PAPERS
     content = _read_toml(path)[_CONVENTIONS]
-    _check(content, {"options": dict, "chosen": dict}, ("options", "chosen"), path.name, _CONVENTIONS)
+    _check(
+        content, dict.fromkeys(("options", "chosen", "effects"), dict), ("options", "chosen"), path.name, _CONVENTIONS
+    )
     return content
 
 
