@@ -100,6 +100,7 @@ def measure(what: str, kind: str, decoder: str, images: int, sampling: dict) -> 
                 plant([FAULTS[what]], planted)
             (folder,) = api.run(
                 decoder=[decoder], limit=images, batch=min(images, 12), dtype="bfloat16", threads=1, quiet=True,
+                baseline=0,
                 out=out, **sampling,
             ).folders  # fmt: skip
         if kind == "changed":

@@ -49,7 +49,7 @@ def measure(
     with tempfile.TemporaryDirectory() as out:
         (folder,) = api.run(
             model=model, decoder=[decoder], batch=batch, prompts="shapes", dtype=dtype, device=device, quiet=True,
-            compile="on" if compiled else "off", threads=1, out=out, **tiny, **SHARP[sampling],
+            baseline=0, compile="on" if compiled else "off", threads=1, out=out, **tiny, **SHARP[sampling],
         ).folders  # fmt: skip
         compiled = read_info(folder).compiled
         found = audit_run(folder, recompute=True, device=device, keep=False)
