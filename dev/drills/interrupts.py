@@ -43,7 +43,12 @@ COMMANDS = {
 LONGEST_S = dict(run=25.0, demo=40.0, score=15.0, report=4.0, audit=20.0, fetch=5.0, bench=30.0, compile=60.0)
 """Interrupts fall between the start and this time, within which most of them find the command at work."""
 WITHIN_S = 3.0
-SLEEPER = "import sys, time; print(flush=True); time.sleep(600)"
+SLEEPER = """
+import signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background starts without it
+print(flush=True)
+time.sleep(600)
+"""
 
 
 def prepared(name: str, box: Path) -> dict[str, str]:
@@ -79,9 +84,9 @@ def interrupt(name: str, box: Path, env: dict[str, str], draw: random.Random) ->
         control.send_signal(signal.SIGINT)
         start = time.monotonic()
         ended = _wait(running, control, start)
-    lines = said.read_text().splitlines()
     if not alive:
         return None
+    lines = said.read_text().splitlines()
     return {
         "command": name,
         "at_s": round(at, 2),

@@ -5,6 +5,7 @@ All user errors are reported here, before a model is loaded or a file is written
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_dec
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
 from specbench.runs.needs import named_together
 from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value
+from specbench.runs.shards import plan_shard, shard_folder
 from specbench.runs.threads import free_threads
 from specbench.specs.presets import DecoderSpec, decoder_code
 from specbench.specs.run_spec import RunSpec, Sampling
@@ -231,7 +233,7 @@ def make_plan(
     model, decoders = plan_model(values), with_ar(plan_decoders(value["decoder"], values), values)
     for code in (model_code(model), *(decoder_code(one.spec) for one in decoders)):
         refuse_edited(code)
-    workers, shard = plan_workers(values), plan_shard(value["shard"])
+    workers, (shard, alone) = plan_workers(values), plan_shard(value["shard"], os.environ)
     drawing, prompts, chosen = plan_drawing(values), None, ()
     with _collected(obstacles), named_together(model, str(value["prompts"]), obstacles):
         prompts = shared.once(("prompts", value["prompts"]), lambda: shared.load(value["prompts"]))
@@ -272,7 +274,7 @@ def make_plan(
         out=out,
         trace=value["trace"],
         settings=values,
-        notes=(*unmet, *busy, *filter(None, [model.size_note, _rows_note(model, values)])),
+        notes=(*unmet, *busy, *filter(None, [model.size_note, _rows_note(model, values), alone])),
         workers=workers,
         mode=run_mode(value["mode"], value["batch"], workers, device),
         shard=shard,
@@ -398,23 +400,6 @@ def plan_workers(values: Mapping[str, Value]) -> Workers:
     if workers.elsewhere and value["batch"] == "auto":
         raise SpecbenchError("--batch auto: cannot be estimated with --workers or --ray", "omit them, or set a number")
     return workers
-
-
-def plan_shard(text: str | None) -> tuple[int, int]:
-    """Parse "2/8" to (2, 8)."""
-    if not text:
-        return 1, 1
-    number, slash, shards = text.partition("/")
-    if not (slash and number.isdecimal() and shards.isdecimal() and 1 <= int(number) <= int(shards) <= 100_000):
-        raise SpecbenchError(
-            f"--shard {text}: expected I/N with 1 <= I <= N", "for example 2/8, the second of eight parts"
-        )
-    return int(number), int(shards)
-
-
-def shard_folder(number: int, shards: int) -> str:
-    """Folder of a shard's runs inside --out, so that shards never write to the same folder."""
-    return f"shard-{number}-of-{shards}" if shards > 1 else ""
 
 
 def run_mode(given: str | None, batch: int | str, workers: Workers, device: str) -> str:

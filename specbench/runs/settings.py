@@ -180,7 +180,7 @@ _WORKERS = (
         maximum=4096,
     ),
     _where("ray", "", "address of a running Ray cluster, or auto", "ADDRESS", "this machine"),
-    _where("shard", "", "decode only part I of N equal parts of the images", "I/N", "all"),
+    _where("shard", "", "decode only part I of N equal parts; auto: of SLURM, LSF, MPI or torchrun", "I/N", "all"),
     _where(
         "mode",
         "",

@@ -53,6 +53,7 @@ _ALWAYS = (*KEY, "prompt", "status", *SUMS.names)
 _DECODED = ("nfe", "prefills", "batch", "tokens", "forced", "logp", "committed_step", "drafted", "tested", "accepted")
 """Columns that no row, and no row of a decoded image, lacks a value in."""
 _REDO = "delete the file if it is there, and run again to redo it"
+_WAIT = "wait until it is done; tasks of one job share the images with --shard auto, processes by hand with --shard I/N"
 
 
 class RunStore:
@@ -125,7 +126,8 @@ class RunStore:
         try:
             self._made = [folder for folder in (samples, *samples.parents) if not folder.exists()]
             samples.mkdir(parents=True, exist_ok=True)
-            self._lock = take_lock(self.folder / ".lock", f"{self.folder} is being written by another process")
+            busy = f"{self.folder} is being written by another process"
+            self._lock = take_lock(self.folder / ".lock", busy, _WAIT)
             sync_folder(self.folder)
         except OSError as error:
             raise SpecbenchError(

@@ -97,11 +97,11 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def take_lock(path: Path, busy: str) -> int:
+def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> int:
     """Lock the file `path` for as long as the returned handle is open.
 
     Raises:
-        SpecbenchError: another process holds the lock; the message is `busy`.
+        SpecbenchError: another process holds the lock; the message is `busy`, with `advice`.
     """
     while True:
         # A pipe is not waited for. The umask decides who else may lock: folders are shared by groups.
@@ -113,7 +113,7 @@ def take_lock(path: Path, busy: str) -> int:
             with suppress(OSError):  # it only helps people
                 owner = os.read(handle, 32).decode(errors="replace").strip()
             os.close(handle)
-            raise SpecbenchError(f"{busy}{f' ({owner})' if owner else ''}", "wait until it is done") from None
+            raise SpecbenchError(f"{busy}{f' ({owner})' if owner else ''}", advice) from None
         except OSError as error:
             if error.errno not in _LACKING:
                 os.close(handle)

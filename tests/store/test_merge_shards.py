@@ -13,8 +13,8 @@ from stored_rows import contents
 from specbench.errors import PARTIAL, SpecbenchError
 from specbench.prompts import requests_for
 from specbench.reporting.status import status
-from specbench.runs.plan import plan_shard, shard_folder
 from specbench.runs.runner import run
+from specbench.runs.shards import plan_shard, shard_folder
 from specbench.store.merge_shards import incomplete_shards, merge_runs
 from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
@@ -145,7 +145,7 @@ def test_what_is_not_a_shard_is_refused(tmp_path):
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0", "-1/2", "1/2/3", "٣/٤x"])
 def test_a_shard_that_cannot_be_is_refused(text):
     with pytest.raises(SpecbenchError, match="--shard"):
-        plan_shard(text)
+        plan_shard(text, {})
 
 
 def test_shards_are_a_partition_of_the_plan(cli, tmp_path, monkeypatch):

@@ -1,0 +1,93 @@
+"""Which part of the images a process decodes: `--shard I/N`, or taken from its scheduler or launcher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from specbench.errors import SpecbenchError
+
+MOST_SHARDS = 100_000
+_AUTO = "auto"
+_TASKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Number of a task, from 0, and of all tasks, innermost launcher first: torchrun, mpirun, srun."""
+_ARRAYS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")
+_ALONE = "--shard auto: no scheduler or launcher has set a part, so all images are decoded here"
+_FROM_1 = "number the array from 1: --array=1-N, -J 1-N or [1-N]"
+
+
+def plan_shard(text: str | None, env: Mapping[str, str]) -> tuple[tuple[int, int], str]:
+    """Part of a process and number of parts, and a note for the user.
+
+    Args:
+        text: "2/8"; "auto": by the variables of SLURM, LSF, MPI and torchrun; "auto/8": also by those of arrays whose
+            size is in no variable, as those of PBS.
+        env: environment variables.
+    """
+    if not text:
+        return (1, 1), ""
+    if text == _AUTO or text.startswith(f"{_AUTO}/"):
+        return _automatic(text, env)
+    number, slash, shards = text.partition("/")
+    if not (slash and number.isdecimal() and shards.isdecimal() and 1 <= int(number) <= int(shards) <= MOST_SHARDS):
+        advice = "for example 2/8, the second of eight parts; auto takes it from SLURM, LSF, MPI or torchrun"
+        raise SpecbenchError(f"--shard {text}: expected I/N with 1 <= I <= N, or auto", advice)
+    return (int(number), int(shards)), ""
+
+
+def shard_folder(number: int, shards: int) -> str:
+    """Folder of a shard's runs inside --out, so that shards never write to the same folder."""
+    return f"shard-{number}-of-{shards}" if shards > 1 else ""
+
+
+def _automatic(text: str, env: Mapping[str, str]) -> tuple[tuple[int, int], str]:
+    """The part of a task within the part of its array job."""
+    size = text.partition("/")[2]
+    array, task = _array(text, size, env), _task(env)
+    if size and array is None:
+        raise SpecbenchError(f"--shard {text}: this is no job of an array", "auto alone is for tasks of one job")
+    if array is None and task is None:
+        return (1, 1), _ALONE
+    (job, jobs), (rank, tasks) = array or (1, 1), task or (0, 1)
+    return ((job - 1) * tasks + rank + 1, jobs * tasks), ""
+
+
+def _task(env: Mapping[str, str]) -> tuple[int, int] | None:
+    for number, count in _TASKS:
+        rank, tasks = _number(env, number), _number(env, count)
+        if rank is None or not tasks or rank >= tasks:
+            continue
+        if number == "SLURM_PROCID" and tasks > 1 and "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env:
+            what = f"--shard auto: this is the batch script, none of the job's {tasks} tasks"
+            raise SpecbenchError(what, "start the command with srun")
+        return rank, tasks
+    return None
+
+
+def _array(text: str, size: str, env: Mapping[str, str]) -> tuple[int, int] | None:
+    """Number of a job in its array, from 1, and the array's size."""
+    name = next((name for name in _ARRAYS if _number(env, name) is not None), None)
+    number = _number(env, name) if name else None
+    if number is None or (name == "LSB_JOBINDEX" and number == 0):  # LSF: no array
+        return None
+    if size:
+        jobs, first = int(size) if size.isdecimal() else 0, 1
+    elif name == "SLURM_ARRAY_TASK_ID":  # of a part that was submitted again, the count is not that of the whole
+        first, last = _number(env, "SLURM_ARRAY_TASK_MIN") or 0, _number(env, "SLURM_ARRAY_TASK_MAX") or 0
+        jobs = _number(env, "SLURM_ARRAY_TASK_COUNT") or 0
+        jobs = jobs if first in (0, 1) and last - first + 1 == jobs else 0
+    else:
+        jobs, first = _number(env, "LSB_JOBINDEX_END") or 0 if name == "LSB_JOBINDEX" else 0, 1
+    if not first <= number < first + jobs <= MOST_SHARDS + first:
+        what = f"--shard {text}: {name}={number} does not say which part of how many"
+        raise SpecbenchError(what, f"give the size as --shard auto/N, and {_FROM_1}")
+    return number - first + 1, jobs
+
+
+def _number(env: Mapping[str, str], name: str) -> int | None:
+    value = env.get(name, "")
+    return int(value) if value.isdecimal() else None
