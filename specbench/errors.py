@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+
+from specbench import names
 
 FAILURE = 1
 BAD_INPUT = 2
@@ -37,23 +38,47 @@ class SpecbenchError(Exception):
         return type(self), (self.what, self.try_this, self.exit_code)
 
 
-_LISTS = {"decoder": "decoders", "model": "models", "metric": "metrics", "prompt set": "prompts", "run": "runs"}
+_LISTS = {
+    **{kind: f"{kind}s" for kind in ("decoder", "model", "metric", "table", "run")},
+    "prompt set": "prompts",
+}
 """What `specbench list` lists, by kind of name."""
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str], most: int = 12) -> SpecbenchError:
-    """Build the error for a name not in `valid`, with the nearest valid name as a suggestion; else all that are valid,
-    or, of more than `most`, the command that lists them."""
+    """Build the error for a name not in `valid`, with the one that was probably meant; else all that are valid, or, of
+    more than `most`, the command that lists them."""
     valid = sorted(valid)
-    spelt = {known.lower().partition("[")[0]: known for known in reversed(valid)}
-    spelt |= {known.lower(): known for known in valid}
-    swapped = [known for known in spelt if sorted(known) == sorted(name.lower())]
-    near = swapped or difflib.get_close_matches(name.lower(), spelt, n=1, cutoff=0.5)
-    hint = f"did you mean '{spelt[near[0]]}'?" if near else f"valid: {', '.join(valid) or 'none'}"
+    near = names.nearest(name, valid)
+    hint = f"did you mean '{near}'?" if near else f"valid: {', '.join(valid) or 'none'}"
     if len(valid) > most and kind in _LISTS:
         named = f"specbench list {_LISTS[kind]} names all {len(valid)}"
         hint = f"{hint} {named}" if near else named
     return SpecbenchError(f"unknown {kind} '{name}'", hint)
+
+
+def read_name(
+    kind: str,
+    name: str,
+    valid: Iterable[str],
+    also: Mapping[str, Iterable[str]] | None = None,
+    found: Sequence[str] = (),
+) -> str:
+    """The valid name that a typed one means, see `names.fitting`.
+
+    Args:
+        found: names that it means where no spelling fits.
+
+    Raises:
+        SpecbenchError: it is unknown, or means several.
+    """
+    valid = list(valid)
+    fitting = names.fitting(name, valid, kind, also) or list(found)
+    if len(fitting) > 1:
+        raise SpecbenchError(f"{kind} '{name}' is the name of several", ", ".join(fitting))
+    if not fitting:
+        raise unknown_name(kind, name, valid)
+    return fitting[0]
 
 
 def place(error: BaseException) -> str:

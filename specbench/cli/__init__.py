@@ -16,11 +16,13 @@ import traceback
 import warnings
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import typer
 
+from specbench import names
 from specbench.cli.commands import COMMANDS, COMPLETION, CommandLine, help_of
-from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, unknown_name
+from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, read_name
 from specbench.system import console, signals
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
@@ -128,6 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if next(iter(arguments), None) in _BRIEF:
         gc.set_threshold(_COLLECT_AFTER)
     try:
+        arguments = _as_named(arguments)
         app = _app_of(arguments)
         code = app(arguments, standalone_mode=False, prog_name="specbench")
         signals.look()
@@ -185,6 +188,23 @@ def _reader_left() -> bool:
         return True
 
 
+def _as_named(arguments: Sequence[str]) -> list[str]:
+    """The command line with its command by the name that it has here; `help` and `version` as the options they are.
+
+    Raises:
+        SpecbenchError: there is no such command; names the one that does it where that is known.
+    """
+    first, *rest = arguments or [""]
+    if COMPLETION in os.environ or not first or first.startswith("-"):
+        return list(arguments)
+    if first.casefold() in ("help", "version"):
+        return [*rest[:1], "--help"] if first.casefold() == "help" else ["--version"]
+    done_by = names.COMMANDS.get(" ".join([first, *rest[:1]])) or names.COMMANDS.get(first.casefold())
+    if done_by:
+        raise SpecbenchError(f"unknown command '{first}'", f"specbench {done_by}")
+    return [read_name("command", first, COMMANDS), *rest]
+
+
 def _app_of(arguments: Sequence[str]) -> typer.Typer:
     """The commands of the module that a command line needs, or the index where it begins with no command."""
     if COMPLETION in os.environ:
@@ -212,15 +232,7 @@ def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError
     path = context.command_path if context else "specbench"
     option = getattr(error, "option_name", None)
     if type(error).__name__ == "NoSuchOption" and option and context:
-        own = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
-        valid = [*own, "--help"]
-        problem = unknown_name("option", option, valid)
-        meant = {
-            ("--decoder", "bench"): "a table names its decoders; add yours with --with",
-            ("--metric", "run"): "images are scored afterwards: specbench score --metric NAME",
-        }
-        hint = meant.get((option, path.rpartition(" ")[2]), problem.try_this)
-        return SpecbenchError(f"{problem.what} of '{path}'", hint, BAD_INPUT)
+        return SpecbenchError(f"unknown option '{option}' of '{path}'", _option_meant(option, context), BAD_INPUT)
     extra = re.search(r"unexpected extra argument\S* \((.+)\)", error.format_message())
     if extra and path.endswith(" run"):
         return _extra_argument(extra[1].split() or [""], arguments)
@@ -234,6 +246,35 @@ def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError
     )
     about = getattr(parameter, "help", None) if type(error).__name__ == "MissingParameter" else None
     return SpecbenchError(error.format_message() + given, about or f"see '{path} --help'", BAD_INPUT)
+
+
+def _option_meant(option: str, context: Any) -> str:
+    """What to type instead of an option that a command does not have."""
+    command, path = context.info_name, context.command_path
+    said = {
+        ("--decoder", "bench"): "a table names its decoders; add yours with --with",
+        ("--metric", "run"): "images are scored afterwards: specbench score --metric NAME",
+    }
+    own = [name for one in context.command.params for name in one.opts if name.startswith("--")]
+    meant = names.option(option, ["--decoder", "--metric"])
+    if (meant, command) in said:
+        return said[meant, command]
+    if advice := names.advice(option):
+        return advice
+    if near := names.nearest(option, [*own, "--help"]):
+        return f"did you mean '{near}'?"
+    others = [name for name in COMMANDS if name != command and option in _options_of(name)]
+    if others and option.startswith("--"):
+        return f"it is one of {', '.join(f'specbench {name}' for name in others[:3])}"
+    return f"see '{path} --help{' all' if command == 'run' else ''}'"
+
+
+def _options_of(command: str) -> list[str]:
+    """The options of another command, under the names of other programs too."""
+    app = build_app(command, root_options=False)
+    group = typer.main.get_command(app)
+    found = group.commands[command] if command in getattr(group, "commands", {}) else group
+    return [name for one in found.params for name in one.opts]
 
 
 def _extra_argument(words: Sequence[str], arguments: Sequence[str]) -> SpecbenchError:

@@ -12,6 +12,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from specbench import names
+
 COMPLETION = "_SPECBENCH_COMPLETE"
 """Variable by which a shell asks for completion of a line."""
 COMMANDS = {
@@ -82,8 +84,22 @@ class _PlainSwitches:
         super().format_help(ctx, formatter)  # type: ignore[misc]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        own = [text for one in self.params for text in (*one.opts, *one.secondary_opts)]  # type: ignore[attr-defined]
+        args = _as_here(args, own)
         off = {one.opts[0]: one.secondary_opts[0] for one in self.params if one.secondary_opts}  # type: ignore[attr-defined]
         return super().parse_args(ctx, _as_switches(args, off))  # type: ignore[misc]
+
+
+def _as_here(args: Sequence[str], own: Sequence[str]) -> list[str]:
+    """The arguments with the options of other programs by the names that they have here."""
+    ends = args.index("--") if "--" in args else len(args)
+    return [_one_as_here(word, own) for word in args[:ends]] + list(args[ends:])
+
+
+def _one_as_here(word: str, own: Sequence[str]) -> str:
+    name, equals, value = word.partition("=")
+    found = names.option(name, own) if name.startswith("--") else None
+    return f"{found}{equals}{value}" if found and found.startswith("--") else word
 
 
 def _as_switches(args: Sequence[str], off: Mapping[str, str]) -> list[str]:

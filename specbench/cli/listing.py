@@ -45,15 +45,16 @@ def add_to(app: typer.Typer) -> None:
 def list_things(
     kind: _Kind, name: _Name = None, model: _Model = "shapes", out: Out = "results", json: Json = False
 ) -> None:
-    from specbench.papers.listing import available
+    from specbench.papers.listing import available, kind_named
 
+    kind = kind_named(kind)
     rows = available(kind, out, console.warn, name, model)
     if json:
         return print_json(rows)
     if name is not None:
-        from specbench.specs.presets import PRESETS
+        from specbench.specs.presets import PRESETS, decoder_name
 
-        known = PRESETS.get(name.partition(":")[0])
+        known = PRESETS.get(decoder_name(name.partition(":")[0]))
         if known is not None and console.is_terminal():
             lines = (f"{known.name}: {known.summary}", f"paper: {known.paper}", f"equation: {known.equation}", "")
             console.stdout().print(*map(Text, lines), sep="\n")

@@ -17,7 +17,7 @@ import typer
 from rich.markup import escape
 
 from specbench.cli import completion
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import SpecbenchError, read_name
 from specbench.runs.settings import Setting
 from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, options_of
@@ -99,8 +99,7 @@ def chosen_format(fmt: str | None, to: Path | None, as_json: bool, formats: tupl
     """
     ending = _ENDINGS.get(to.suffix, to.suffix[1:]) if to else ""
     fmt = "json" if as_json else fmt or (ending if ending in formats else "markdown")
-    if fmt not in formats:
-        raise unknown_name("format", fmt, formats)
+    fmt = read_name("format", fmt, formats)
     if fmt in _TO_FILES and to is None:
         raise SpecbenchError(f"--format {fmt}: not for a terminal", "name a file with --to")
     return fmt
@@ -179,7 +178,7 @@ def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None
 def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Parameter:
     switch = setting.type is bool
     kind = bool | None if switch else list[str] | None if setting.many else str | None
-    short = {"quiet": ["-q"], "cfg": ["--guidance"]}.get(setting.name, [])
+    short = ["-q"] if setting.name == "quiet" else []
     off = f"/--no-{setting.name}" if switch and setting.panel == "Decoder options" else ""
     option = typer.Option(
         f"--{setting.name}{off}",

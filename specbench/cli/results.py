@@ -116,9 +116,8 @@ def score(
         console.show_progress(False)
     from specbench.metrics.catalog import require_metric, with_protocol
 
-    for name in metric or ():
-        require_metric(name)
-    names = with_protocol(metric or (), protocol)
+    metric = [require_metric(name) for name in metric or ()]
+    names = with_protocol(metric, protocol)
     _check_score(images, prompts, bool(runs), bool(names), against, cross_check)
     named = [*(runs or ()), *([against] if against else [])]
     if images is None and named:

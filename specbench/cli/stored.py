@@ -13,7 +13,7 @@ from specbench.cli import completion
 from specbench.cli.commands import help_of
 from specbench.cli.options import Json, Out, Quiet, Run, Runs, option, switch
 from specbench.cli.output import print_json, print_table, print_written
-from specbench.errors import GATE, PARTIAL, SpecbenchError, unknown_name
+from specbench.errors import GATE, PARTIAL, SpecbenchError, read_name
 from specbench.system import console
 
 _STATUS_HELP = help_of(
@@ -152,8 +152,7 @@ def export(
 ) -> None:
     from specbench import api
 
-    if benchmark not in (*_BENCHMARKS, "dataset"):
-        raise unknown_name("benchmark", benchmark, (*_BENCHMARKS, "dataset"))
+    benchmark = read_name("benchmark", benchmark, (*_BENCHMARKS, "dataset"))
     count = api.export(benchmark, run, to, out)
     console.say(f"{console.counted(count, 'image')}, in the layout of {benchmark}")
     print(to)
@@ -164,8 +163,7 @@ def import_results(
 ) -> None:
     from specbench import api
 
-    if benchmark not in _BENCHMARKS:
-        raise unknown_name("benchmark", benchmark, _BENCHMARKS)
+    benchmark = read_name("benchmark", benchmark, _BENCHMARKS)
     rows = api.import_results(benchmark, run, results, out)
     print_json(rows) if json else print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
 
@@ -176,8 +174,7 @@ def pack(
     pictures: _Kind = "png",
     out: Out = "results",
 ) -> None:
-    if pictures not in _PICTURES:
-        raise unknown_name("kind of pictures", pictures, _PICTURES)
+    pictures = read_name("kind of pictures", pictures, _PICTURES)
     from specbench.store import packed
     from specbench.store.run_folders import find_runs
 

@@ -9,7 +9,8 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from specbench.errors import SpecbenchError, unknown_name
+from specbench import names as spellings
+from specbench.errors import SpecbenchError, read_name, unknown_name
 from specbench.system.foreign_code import code_of, refuse_edited
 from specbench.system.plugins import (
     is_reference,
@@ -212,13 +213,31 @@ def metric_names() -> list[str]:
     return sorted({*METRICS, *plugins("metrics")})
 
 
-def require_metric(name: str) -> None:
-    """Raise the SpecbenchError of an unknown metric, without importing a known one."""
+def metric_name(typed: str) -> str:
+    """Name of the metric that is meant, without its variant where none was named; as typed if there is none."""
+    known = metric_names()
+    bases = dict.fromkeys(one.partition("[")[0] for one in (*known, *_DERIVED))
+    base, bracket, variant = typed.partition("[")
+    meant = next(iter(spellings.fitting(base, [*bases, *known], "metric")), base)
+    return next(iter(spellings.fitting(f"{meant}{bracket}{variant}", [*known, *_DERIVED, *bases])), typed)
+
+
+def require_metric(name: str) -> str:
+    """Name of the metric that is meant, without importing it; raises the SpecbenchError of an unknown one."""
     if name in metric_names() or is_reference(name):
-        return
+        return name
+    if (meant := metric_name(name)) in metric_names():
+        return meant
+    name = meant
     variants = [known for known in metric_names() if known.startswith(f"{name}[")]
     if name in IMPORTED:
         metric(name)
+    if name in _DERIVED and not variants:
+        raise SpecbenchError(
+            f"'{name}' is a number of metric fid", "for example --metric 'fid[pytorch-fid]' --reference DIR"
+        )
+    if not variants and (protocol := spellings.fitting(name, PROTOCOLS)):
+        raise SpecbenchError(f"unknown metric '{name}'", f"it is a protocol: --protocol {protocol[0]}")
     if not variants:
         raise unknown_name("metric", name, metric_names())
     if len(variants) == 1:
@@ -237,6 +256,7 @@ def metric(name: str) -> Callable[..., Any]:
     Raises:
         SpecbenchError: unknown name, or its code cannot be imported.
     """
+    name = metric_name(name)
     if name in METRICS:
         entry = METRICS[name]
         found = load_object(entry.target, f"metric {name}")
@@ -328,9 +348,7 @@ def find_protocol(name: str) -> tuple[str, ...]:
     Raises:
         SpecbenchError: unknown name.
     """
-    if name not in PROTOCOLS:
-        raise unknown_name("protocol", name, PROTOCOLS)
-    return PROTOCOLS[name]
+    return PROTOCOLS[read_name("protocol", name, PROTOCOLS)]
 
 
 def with_protocol(metrics: Sequence[str], protocol: str | None) -> list[str]:

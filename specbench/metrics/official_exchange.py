@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import SpecbenchError, read_name
 from specbench.metrics.base import Metric, Sample, Score, fingerprint, part_scores
 from specbench.metrics.compbench_rules import THREE_IN_ONE, three_in_one
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
@@ -78,8 +78,7 @@ def export_images(benchmark: str, run: Path, target: Path) -> int:
         SpecbenchError: an unknown benchmark, a run of other prompts, images that the layout cannot hold, or a folder
             that is not empty or not writable.
     """
-    if benchmark not in _LAYOUTS:
-        raise unknown_name("benchmark", benchmark, _LAYOUTS)
+    benchmark = read_name("benchmark", benchmark, _LAYOUTS)
     what, fits, files_of = _LAYOUTS[benchmark]
     rows = _rows(run, fits, what)
     files = files_of(rows)
@@ -98,8 +97,7 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     Raises:
         SpecbenchError: an unknown benchmark, or results that do not match the run.
     """
-    if benchmark not in BENCHMARKS:
-        raise unknown_name("benchmark", benchmark, BENCHMARKS)
+    benchmark = read_name("benchmark", benchmark, BENCHMARKS)
     images = run_images(run)
     if benchmark == "geneval":
         metric: Metric = OfficialGenEval(results)

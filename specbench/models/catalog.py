@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
+from specbench import names
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, read_name
 from specbench.models.eight_bits import quantise_network, require_torchao
 from specbench.models.facts import ModelChoice, ModelFacts
 from specbench.models.families.model_specs import MODELS
@@ -235,12 +237,41 @@ def find_model(name: str) -> ModelFacts:
     """
     if plugins.is_reference(name):
         return _own_model(name)
-    if name not in models() and "/" in name:
-        own = f"a checkpoint goes with the model of its architecture: --model lumina --weights {name}"
-        raise SpecbenchError(f"unknown model '{name}'", own)
-    if name not in models():
-        raise unknown_name("model", name, models())
-    return models()[name]
+    return models()[model_name(name)]
+
+
+def model_name(typed: str) -> str:
+    """Name in the catalogue of a model that is named as in its paper or on the hub.
+
+    Raises:
+        SpecbenchError: it is unknown, or that of several models.
+    """
+    also = {name: _repositories(model) for name, model in models().items()}
+    if typed in models() or names.fitting(typed, models(), "model", also):
+        return read_name("model", typed, models(), also)
+    found = _by_words(typed.rpartition("/")[2])
+    if "/" in typed:
+        own = found[0] if len(found) == 1 else "NAME"
+        hint = f"a checkpoint goes with the model of its architecture: --model {own} --weights {typed}"
+        raise SpecbenchError(f"unknown model '{typed}'", hint)
+    return read_name("model", typed, models(), found=found)
+
+
+def _repositories(model: ModelFacts) -> list[str]:
+    """Ids of a model's own repositories on the hub, and their names without the owner."""
+    sources = [model.source, *(layout.sources[0] for layout in model.also)] if isinstance(model, HubModel) else []
+    return [text for source in sources for text in (source.repo, source.repo.rpartition("/")[2])]
+
+
+def _by_words(typed: str) -> list[str]:
+    """The models that all words of a name fit, of which one begins as the family does."""
+    facts = {
+        name: [model.summary.partition(" at ")[0], name, str(model.resolution[0]), *_repositories(model)]
+        for name, model in models().items()
+    }
+    families = {name: getattr(model, "target", name) for name, model in models().items()}
+    found = names.by_words(typed, facts, families)
+    return [name for name in found if names.plain(typed).startswith(re.split("[^a-z]", name)[0])]
 
 
 def _own_model(reference: str) -> ModelFacts:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from specbench.errors import SpecbenchError, unknown_name
+from specbench import names
+from specbench.errors import SpecbenchError, read_name
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, resolve
@@ -45,13 +46,24 @@ def available(
     Raises:
         SpecbenchError: an unknown kind, decoder or model.
     """
-    if kind not in LISTABLE:
-        raise unknown_name("thing to list", kind, LISTABLE)
+    kind = kind_named(kind)
     if name is not None:
         if kind != "decoders":
             raise SpecbenchError(f"list {kind} {name}: only decoders are listed one by one", f"specbench list {kind}")
         return _option_rows(name, model)
     return run_rows(Path(out), warn) if kind == "runs" else _ROWS[kind]()
+
+
+def kind_named(typed: str) -> str:
+    """The kind of thing that `list` is asked for, in the singular too.
+
+    Raises:
+        SpecbenchError: there is none.
+    """
+    also = {kind: [kind.removesuffix("s"), f"{kind.removesuffix('s')} sets"] for kind in LISTABLE}
+    if (meant := names.SYNONYMS["thing to list"].get(typed.casefold())) is not None:
+        raise SpecbenchError(f"unknown thing to list '{typed}'", f"specbench list {meant}")
+    return read_name("thing to list", typed, LISTABLE, also)
 
 
 def decoder_rows() -> _Rows:

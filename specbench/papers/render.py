@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import SpecbenchError, read_name
 from specbench.papers.formats import table_csv, table_json, table_latex, table_markdown, table_parquet
 from specbench.papers.join import PaperTable
 
@@ -17,8 +17,7 @@ def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown", notes: bo
     Raises:
         SpecbenchError: unknown format, or one that holds a single table.
     """
-    if fmt not in TABLE_FORMATS:
-        raise unknown_name("format", fmt, TABLE_FORMATS)
+    fmt = read_name("format", fmt, TABLE_FORMATS)
     if fmt == "json":
         return table_json(tables)
     if fmt == "html":

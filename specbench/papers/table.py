@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import SpecbenchError, read_name
 from specbench.runs.decoder_args import parse_decoders
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import PRESETS, decoder_name, options_of
@@ -197,8 +197,7 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
     rows = list(table.rows)
     for reference, inline in parse_decoders(decoders):
         name = decoder_name(reference)
-        if name not in PRESETS:
-            raise unknown_name("decoder", name, PRESETS)
+        name = read_name("decoder", name, PRESETS)
         label = ":".join([name, ",".join(f"{key}={value}" for key, value in inline.items())]).rstrip(":")
         for group, like in likes.items():
             known = takes(name, inline) - set(CHOICES)

@@ -5,8 +5,8 @@ Unknown, missing, mistyped and meaningless fields are rejected by name, as are m
 
 from __future__ import annotations
 
-import difflib
 import functools
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.catalog import find_protocol
+from specbench.names import fitting, nearest
 from specbench.papers.table import (
     BETTER,
     MAPS,
@@ -71,7 +72,26 @@ def _natural(name: str) -> tuple:
 
 def is_table(name: str) -> bool:
     """Whether a name is that of a bundled table, or of a file with a table of one's own."""
-    return name in table_names() or name.endswith(".toml")
+    return name.endswith(".toml") or table_name(name) in table_names()
+
+
+def table_name(typed: str) -> str:
+    """Name of the table that is meant, such as "SJD++ Table 2" or "2410.01699 fig. 6"; as typed if there is none."""
+    known = table_names()
+    if typed in known:
+        return typed
+    text = re.sub(r"arxiv[: ]*|tab(le|\.)?(?=[\d _-])", "", typed.casefold())
+    text = re.sub(r"fig(ure|\.)?(?=[\d _-])", "fig", text)
+    also = {table: [f"{paper}-{table.rpartition('-')[2]}" for paper in _paper_names(table)] for table in known}
+    return next(iter(fitting(text, known, "table", also)), typed)
+
+
+def _paper_names(table: str) -> list[str]:
+    """Names of a table's paper: its own, its decoder's, its number on arXiv, and its title up to a colon."""
+    paper = table.rpartition("-")[0]
+    entry = papers().get(paper, {})
+    title = str(entry.get("title", paper)).partition(":")[0]
+    return [paper, paper.replace("pp", "++"), str(entry.get("arxiv", paper)), title]
 
 
 def load_table(name: str) -> Table:
@@ -82,11 +102,14 @@ def load_table(name: str) -> Table:
     """
     if name.endswith(".toml"):
         return read_table(Path(name))
+    name = table_name(name)
     if name not in table_names():
-        of_paper = [table for table in table_names() if table.startswith(f"{name}-")]
+        paper = re.sub(r"[ _-]+(tab|fig)?[a-z.]*[ _-]*\d+$", "", name, flags=re.IGNORECASE)
+        tables = table_names()
+        of_paper = fitting(paper, [], also={table: _paper_names(table) for table in tables})
         if of_paper:
             raise SpecbenchError(f"unknown table '{name}'", f"of this paper there are: {', '.join(of_paper)}")
-        raise unknown_name("table", name, table_names())
+        raise unknown_name("table", name, tables)
     return read_table(data_folder("benchmarks") / f"{name}.toml")
 
 
@@ -109,12 +132,12 @@ def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
         if name in tables or any(run.startswith(name) for run in runs):
             continue
         paper, _, number = name.rpartition("-")
-        if paper in papers and number.isdigit():
+        if paper in papers and number.isdigit() and table_name(name) not in tables:
             raise SpecbenchError(
                 f"unknown table '{name}'",
                 f"of {paper}: {', '.join(table for table in tables if table.rpartition('-')[0] == paper)}",
             )
-        if difflib.get_close_matches(name, tables, n=1, cutoff=0.8):
+        if nearest(name, tables):
             raise unknown_name("table", name, tables)
 
 

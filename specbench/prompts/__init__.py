@@ -7,6 +7,7 @@ from specbench.prompts.loading import (
     fetched_prompts,
     load_prompts,
     prompt_set_names,
+    set_name,
 )
 from specbench.prompts.prompt_set import (
     Prompt,

@@ -6,6 +6,7 @@ import os
 import random
 from pathlib import Path
 
+from specbench import names
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import public
 from specbench.prompts.prompt_set import Prompt, PromptSet, build_prompt_set
@@ -23,12 +24,26 @@ def prompt_set_names() -> list[str]:
     return sorted({*_shipped(), *plugins.plugins("prompts"), *public.public_names(), LABELS})
 
 
+def set_name(typed: str) -> str:
+    """Name of the prompt set that is meant; what is none, or exists as a file, stays as typed."""
+    if typed in prompt_set_names() or os.path.exists(typed):
+        return typed
+    known = prompt_set_names()
+    facts = {one: [public.public_sets()[one].summary.partition(":")[0]] for one in known if one in public.public_sets()}
+    whole, slash, part = typed.partition("/")
+    base = next(iter(names.fitting(whole, (one for one in known if "/" not in one), "prompt set", facts)), whole)
+    if page := [one for one in facts if public.public_sets()[one].page.endswith(f"/{typed}")]:
+        return page[0]
+    return next(iter(names.fitting(f"{base}{slash}{part}", known, "prompt set")), base if not slash else typed)
+
+
 def downloadable(name: str) -> public.PublicSet:
     """Find the public prompt set of a name.
 
     Raises:
         SpecbenchError: no such set, or one that needs no download.
     """
+    name = set_name(name)
     if name not in public.public_names():
         if name in prompt_set_names():
             raise SpecbenchError(f"prompts '{name}' need no download", f"specbench prompts show {name}")
@@ -80,7 +95,7 @@ def default_prompts(model: str) -> str | None:
 def fetched_prompts(name_or_path: str | Path) -> PromptSet:
     """`load_prompts`, after downloading a public set that is not on this disk."""
     if not offline():
-        fetch_all(public.missing_set(str(name_or_path)))
+        fetch_all(public.missing_set(set_name(str(name_or_path))))
     return load_prompts(name_or_path)
 
 
@@ -91,7 +106,7 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
         SpecbenchError: no such set or file; empty, binary, not UTF-8, malformed, an over-long prompt,
             duplicate ids, or a public set that was not fetched.
     """
-    name = str(name_or_path)
+    name = set_name(str(name_or_path))
     if name in _shipped():
         return build_prompt_set(name, read_file(_shipped()[name]))
     if name == LABELS:

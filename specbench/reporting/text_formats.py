@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import SpecbenchError, read_name
 from specbench.reporting.compare import HEADINGS, comparison_lines, verdict
 from specbench.reporting.sections import (
     BOLD_RULE,
@@ -47,8 +47,7 @@ def render(
     Raises:
         SpecbenchError: unknown format or column, or columns chosen for a format of all numbers.
     """
-    if fmt not in FORMATS:
-        raise unknown_name("format", fmt, FORMATS)
+    fmt = read_name("format", fmt, FORMATS)
     if fmt in ("markdown", "latex"):
         found = with_columns(sections(rows), columns) if columns else sections(rows)
         if fmt == "markdown":

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import SpecbenchError, read_name
 from specbench.runs.settings import Value, decoder_settings, split_list
 from specbench.specs.components import CHOICES, DRAFTERS
 from specbench.specs.presets import PRESETS, DecoderSpec, Preset, choices_of, decoder_name, options_of, resolve
@@ -103,7 +103,7 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
         if not equals and name in PRESETS and option in options_of(PRESETS[name]):
             raise SpecbenchError(f"--decoder {piece}: an option without a value", "for example gsd:G=50,window=16")
         if not equals or colon:
-            requests.append((name if equals else piece, {}))
+            requests.append((decoder_name(name) if equals else piece, {}))
         elif not requests:
             raise SpecbenchError(f"--decoder {piece}: an option without a decoder", "for example gsd:G=50,window=16")
         if equals:
@@ -136,9 +136,7 @@ def labelled_decoders(names: Sequence[str]) -> list[tuple[str, Any]]:
 
 def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str, Value], model: str) -> PlannedDecoder:
     name = decoder_name(reference)
-    if name not in PRESETS:
-        raise unknown_name("decoder", name, PRESETS)
-    preset, asked = PRESETS[name], plain
+    preset, asked = PRESETS[read_name("decoder", name, PRESETS)], plain
     plain = {setting: Value(*found) for setting, found in published(name, model).items()} | dict(asked)
     given = {kind: plain[kind].value for kind in _open_choices(preset, inline, plain)} | dict(inline)
     auto_window = given.get("window") == "auto" and bool(given.pop("window"))

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from specbench import names
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.models.facts import DTYPES, EIGHT_BITS_GAIN
 from specbench.runs import compiler
@@ -223,6 +225,7 @@ _MODEL = (
         "image size in pixels, of models that were trained for several",
         "WIDTHxHEIGHT",
         "the model",
+        reads=names.size,
         check=parse_size,
     ),
     _model("random-weights", False, "use random weights in the true architecture; measures speed only"),
@@ -370,10 +373,22 @@ def read_config(path: str | Path, known: Iterable[str]) -> dict[str, object]:
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise SpecbenchError(f"--config {path}: not a TOML file ({error})") from None
     known = list(known)
-    for key in values:
-        if key not in known:
-            raise unknown_name(f"setting in {path}:", key, known)
-    return values
+    return {setting_name(f"setting in {path}:", key, known): value for key, value in values.items()}
+
+
+def setting_name(kind: str, typed: str, known: Iterable[str]) -> str:
+    """The setting that a key of a file or an argument means.
+
+    Raises:
+        SpecbenchError: there is none; says what to write instead where that is known.
+    """
+    known = list(known)
+    found = names.option(typed, known)
+    if found is None and (said := names.advice(typed)):
+        raise SpecbenchError(f"unknown {kind} '{typed}'", said)
+    if found is None:
+        raise unknown_name(kind, typed, known)
+    return found
 
 
 def merge(
@@ -395,10 +410,8 @@ def merge(
     """
     env = os.environ if env is None else env
     config = config or {}
-    names = {setting.name for setting in settings}
-    for flag in flags:
-        if flag not in names:
-            raise unknown_name("setting", flag, names)
+    known = [setting.name for setting in settings]
+    flags = {setting_name("setting", flag, known): value for flag, value in flags.items()}
     values = {setting.name: _pick(setting, flags, env, config, config_name) for setting in settings}
     return {name: _settled(name, held, values) for name, held in values.items()}
 
@@ -407,16 +420,33 @@ def _settled(name: str, held: Value, values: Mapping[str, Value]) -> Value:
     """A value whose default depends on this machine or on the model."""
     if name == "device":
         return replace(held, value=chosen_device(held.value))
+    if name == "model":
+        return replace(held, value=_model_named(held.value))
+    if name == "prompts" and held.value is not None:
+        from specbench.prompts import set_name  # not for `--help`
+
+        return replace(held, value=set_name(held.value))
     if name == "prompts" and held.value is None and "model" in values:
         from specbench.prompts import default_prompts  # not for `--help`
 
-        model = values["model"].value
+        model = _model_named(values["model"].value)
         prompts = default_prompts(model)
         if prompts is None:
             what = f"'{model}' is a second stage, whose prompts are the images of a first one"
             raise SpecbenchError(what, "--prompts results/RUN, a run of tar-1.5b or tar-7b")
         return Value(prompts, f"default of {model}")
     return held
+
+
+def _model_named(typed: str) -> str:
+    """Name of a model in the catalogue; of none, what was typed, which is refused where the model is needed."""
+    from specbench.models.catalog import model_name, models  # not for `--help`
+
+    if typed in models():
+        return typed
+    with suppress(SpecbenchError):
+        return model_name(typed)
+    return typed
 
 
 def check_environment(env: Mapping[str, str] | None = None) -> None:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from specbench import names
 from specbench.errors import SpecbenchError
 
 
@@ -22,6 +23,7 @@ class Option:
         minimum, maximum: inclusive bounds of a number.
         above: exclusive lower bound of a number.
         choices: the accepted values; empty if there is no list.
+        reads: the value's own spelling.
         check: raises a SpecbenchError for a value it does not accept.
         outside: what to do instead of a number outside the bounds; the help if empty.
     """
@@ -34,6 +36,7 @@ class Option:
     maximum: float | None = None
     choices: tuple[str, ...] = ()
     check: Callable[[str], object] | None = None
+    reads: Callable[[str], str] | None = None
     outside: str = ""
 
     @property
@@ -51,6 +54,10 @@ class Option:
             parsed = _read(wanted, value)
         except (TypeError, ValueError, KeyError, OverflowError):
             raise SpecbenchError(f"--{self.name} {value!s}: expected {_NOUN[wanted]}", self.help) from None
+        if self.reads:
+            parsed = self.reads(parsed)
+        if self.choices and isinstance(parsed, str):
+            parsed = next(iter(names.fitting(parsed.removeprefix("torch."), self.choices, "value")), parsed)
         if self.choices and parsed not in self.choices:
             raise SpecbenchError(f"--{self.name} {value!s}: not a valid choice", f"valid: {', '.join(self.choices)}")
         if self.check:

@@ -7,13 +7,15 @@ options by name. Presets of plug-ins and of user modules join them. Importing th
 from __future__ import annotations
 
 import functools
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specbench.errors import SpecbenchError, unknown_name
+from specbench import names
+from specbench.errors import SpecbenchError, read_name, unknown_name
 from specbench.specs.components import ANY_TAIL, CHOICES, DRAFTERS, Component
 from specbench.specs.options import Option
 from specbench.system.foreign_code import Code, code_of
@@ -97,10 +99,9 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
     Raises:
         SpecbenchError: unknown preset, choice value or option, or a value out of range.
     """
-    if name not in PRESETS:
-        raise unknown_name("decoder", name, PRESETS)
+    name = read_name("decoder", name, PRESETS, _cited())
     preset = PRESETS[name]
-    given = dict(given or {})
+    given = _as_named(preset, given or {})
     choices = choices_of(preset, given)
     _check_fit(name, choices)
     known = options_of(preset, choices)
@@ -121,9 +122,7 @@ def choices_of(preset: Preset, given: Mapping[str, object]) -> dict[str, str]:
     """
     choices = dict(preset.choices)
     for kind in CHOICES.keys() & given.keys():
-        if given[kind] not in CHOICES[kind]:
-            raise unknown_name(kind, str(given[kind]), CHOICES[kind])
-        choices[kind] = str(given[kind])
+        choices[kind] = read_name(kind, str(given[kind]), CHOICES[kind])
     if preset.choices["drafter"] == "none" != choices["drafter"]:
         raise SpecbenchError(
             f"decoder '{preset.name}' drafts nothing: --drafter {choices['drafter']} contradicts it",
@@ -146,9 +145,11 @@ _imported: dict[str, str] = {}
 
 
 def decoder_name(reference: str) -> str:
-    """Name of a decoder for `resolve`; "package.module:NAME" imports and registers that preset first."""
+    """Name of a decoder as in the catalogue, or as typed if there is none; "package.module:NAME" imports and registers
+    that preset first."""
     if ":" not in reference:
-        return reference
+        found = names.fitting(reference, PRESETS, "decoder", _cited())
+        return found[0] if len(found) == 1 else reference
     name, _, given = reference.partition(":")
     known = reference in _imported or name in sys.modules
     if name in PRESETS and not known:  # a file's decoder may have the file's name
@@ -183,8 +184,8 @@ def require_decoders(pieces: Sequence[str]) -> None:
     for piece in pieces:
         name, colon, rest = piece.split(",")[0].partition(":")
         plain = not colon or ("=" in rest and ":" not in rest)  # not a plug-in as package.module:NAME
-        if plain and name not in PRESETS:
-            raise unknown_name("decoder", name, PRESETS)
+        if plain:
+            read_name("decoder", name, PRESETS, _cited())
         if not plain:
             load_user_object(":".join([name, *rest.partition("=")[0].split(":")[:1]]), "decoder")
 
@@ -196,6 +197,17 @@ def add_plugin_decoders() -> None:
         preset = load_plugin("decoders", name, lambda found: isinstance(found, Preset), "a Preset")
         if preset is not None and PRESETS.setdefault(preset.name, preset) is preset:
             _imported[plugins("decoders")[name].value] = preset.name
+
+
+def _cited() -> dict[str, list[str]]:
+    """Names of the paper of each decoder: its title, its short name, its number on arXiv."""
+    return {name: re.split(r"\s*[,:;()]\s*|arXiv ", preset.paper) for name, preset in PRESETS.items()}
+
+
+def _as_named(preset: Preset, given: Mapping[str, object]) -> dict[str, object]:
+    """Options by their own names: "g" of GSD is "G", where that is the only one."""
+    known = [*CHOICES, *options_of(preset)]
+    return {next(iter(names.fitting(name, known)), name): value for name, value in given.items()}
 
 
 def _kinds(choices: Mapping[str, str]) -> list[str]:

@@ -122,4 +122,5 @@ def best_device(float64: bool = True) -> str:
 
 def chosen_device(name: str) -> str:
     """The device of a `--device` option: "auto" is the best one for decoding."""
-    return best_device() if name == AUTO else name
+    name = name.casefold()
+    return best_device() if name == AUTO else "cuda" if name == "gpu" else name

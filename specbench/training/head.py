@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import LlamaConfig
 
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import SpecbenchError, read_name
 from specbench.models.catalog import find_model
 from specbench.models.draft_head import EagleHead, head_for, new_head, save_head
 from specbench.models.ssd_heads import SsdHeads, new_ssd_heads, save_ssd_heads, seen_from, ssd_heads_for
@@ -370,6 +370,5 @@ KINDS = {
 
 def head_kind(name: str) -> HeadKind:
     """The kind of head with this name, or a SpecbenchError."""
-    if name not in KINDS:
-        raise unknown_name("kind of draft head", name, KINDS)
+    name = read_name("kind of draft head", name, KINDS)
     return KINDS[name]

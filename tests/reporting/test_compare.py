@@ -245,7 +245,8 @@ def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
 
 @pytest.mark.parametrize(
     ("condition", "said"),
-    [("sped<1", "did you mean 'speedup'"), ("speedup=1", "is not a condition"), ("speedup<fast", "is not a condition"),
+    [("spedup<1", "did you mean 'speedup'"), ("speedup=1", "is not a condition"),
+     ("speedup<fast", "is not a condition"),
      ("speedup<nan", "is not a condition"),
      ("step_ratio.low<1", "cannot be evaluated: no low")],
 )  # fmt: skip

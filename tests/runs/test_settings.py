@@ -64,10 +64,10 @@ def test_unknown_names_are_refused_with_the_nearest(tmp_path):
     with pytest.raises(SpecbenchError, match="sede") as error:
         resolve({"sede": 1})
     assert "seed" in error.value.try_this
-    (tmp_path / "c.toml").write_text("top_k = 3\n")
-    with pytest.raises(SpecbenchError, match="top_k") as error:
+    (tmp_path / "c.toml").write_text("seeds = [3]\n")
+    with pytest.raises(SpecbenchError, match="seeds") as error:
         read_config(tmp_path / "c.toml", NAMES)
-    assert "top-k" in error.value.try_this
+    assert "--sweep" in error.value.try_this
     with pytest.raises(SpecbenchError, match="SPECBENCH_SEEED") as error:
         check_environment({"SPECBENCH_SEEED": "1", "HOME": "/"})
     assert "SPECBENCH_SEED" in error.value.try_this

@@ -1,0 +1,334 @@
+"""Names as people type them: how one is read, its synonyms, and the guess at a mistyped one.
+
+Case, spaces, `-`, `_` and `.` do not matter. Other names of a thing come from the facts of its catalogue; what stands
+in no catalogue is in the tables below. Nothing here is stored: callers get the name of the catalogue.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+SYNONYMS: Mapping[str, Mapping[str, str]] = {
+    "decoder": {
+        "autoregressive": "ar",
+        "vanilla": "ar",
+        "vanilla ar": "ar",
+        "next token prediction": "ar",
+        "ntp": "ar",
+        "jacobi decoding": "jacobi",
+        "speculative jacobi decoding": "sjd",
+        "grouped speculative decoding": "gsd",
+        "speculative coupled decoding": "scd-mc",
+        "scd": "scd-mc",
+        "eagle 1": "eagle",
+        "parallel jacobi decoding": "pjd",
+        "annealed relaxation": "cool-sd",
+    },
+    "prompt set": {
+        "ms coco": "coco",
+        "coco 2017": "coco",
+        "coco val 2017": "coco",
+        "coco captions": "coco",
+        "coco 5k": "coco",
+        "ms coco 2017": "coco",
+        "ms coco val 2017": "coco",
+        "parti prompt": "parti",
+        "parti prompts": "parti",
+        "p2": "parti",
+        "dpg": "dpg-bench",
+        "compbench": "t2i-compbench",
+        "t2i compbench++": "t2i-compbench",
+        "nateraw/parti-prompts": "parti",
+        "imagenet 1k": "imagenet",
+        "imagenet labels": "imagenet",
+    },
+    "metric": {
+        "is": "inception-score",
+        "clip score": "clip",
+        "clip similarity": "clip",
+        "frechet inception distance": "fid",
+        "clip vit b/32": "clip[b32]",
+        "clip vit b/16": "clip[b16]",
+        "clip vit l/14": "clip[l14]",
+        "hps": "hpsv2",
+        "hps v2.1": "hpsv2[v2.1]",
+        "hps v2.0": "hpsv2[v2.0]",
+        "t2i compbench": "compbench",
+        "t2i compbench++": "compbench",
+        "clip mmd": "cmmd",
+        "vqa score": "vqascore",
+        "laion aesthetic": "aesthetic",
+        "aesthetic score": "aesthetic",
+        "aesthetics": "aesthetic",
+        "dpg": "dpg-bench",
+    },
+    "thing to list": {"benchmarks": "tables", "papers": "tables", "datasets": "prompts", "methods": "decoders"},
+    "value": {
+        "fp32": "float32",
+        "fp16": "float16",
+        "bf16": "bfloat16",
+        "half": "float16",
+        "float": "float32",
+        "full precision": "float32",
+        "int8": "int8wo",
+        "true": "on",
+        "false": "off",
+        "always": "on",
+        "never": "off",
+    },
+}
+"""Other names by kind. Those of models are in their facts."""
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "batch": ("batch-size", "bs", "per-device-batch-size"),
+    "out": ("output-dir", "out-dir", "outdir", "save-dir", "output-path", "output-folder", "results-dir", "save-path"),
+    "cfg": ("guidance-scale", "cfg-scale", "guidance", "classifier-free-guidance-scale", "cfg-weight"),
+    "top-k": ("topk",),
+    "top-p": ("topp", "nucleus-p"),
+    "min-p": ("minp",),
+    "temperature": ("temp", "sampling-temperature"),
+    "workers": ("num-workers", "n-workers", "num-processes", "nproc-per-node", "data-parallel-size"),
+    "size": ("image-size", "resolution", "img-size"),
+    "window": ("window-size", "jacobi-window", "draft-length", "num-speculative-tokens", "gamma"),
+    "seed": ("random-seed", "global-seed", "manual-seed"),
+    "model": ("model-name", "model-id", "model-name-or-path", "gpt-model"),
+    "decoder": ("decoders", "method", "methods", "decoding"),
+    "prompts": ("prompt-file", "prompts-file", "prompt-set", "dataset", "prompt-path"),
+    "metric": ("metrics",),
+    "limit": ("max-prompts",),
+    "samples": ("n-samples", "num-samples", "samples-per-prompt"),
+    "dtype": ("precision", "torch-dtype", "data-type", "mixed-precision"),
+    "threads": ("num-threads", "n-threads", "cpu-threads"),
+    "weights": ("weight", "weights-path"),
+    "format": ("fmt", "output-format"),
+    "reference": ("reference-images", "ref", "real-images"),
+}
+"""Names of other programs that mean the same, by the option's own."""
+ADVICE: Mapping[str, str] = {
+    "-o": "--out FOLDER for runs, --to FILE for tables",
+    "-n": "the first 8 prompts: --limit 8; 8 images of each: --samples 8",
+    "-m": "--model NAME",
+    "-p": "--prompts SET|FILE",
+    "-d": "--decoder NAME, --device DEVICE",
+    "-b": "--batch N",
+    "-s": "--seed N",
+    "-k": "--top-k K",
+    "-t": "--temperature X",
+    "output": "--out FOLDER for runs, --to FILE for tables, --json for JSON on stdout",
+    "fp16": "--dtype float16",
+    "bf16": "--dtype bfloat16",
+    "fp32": "--dtype float32",
+    "half": "--dtype float16",
+    "load-in-8bit": "--dtype int8wo",
+    "gpus": "one worker a GPU: --workers N; which ones: CUDA_VISIBLE_DEVICES",
+    "num-gpus": "one worker a GPU: --workers N; which ones: CUDA_VISIBLE_DEVICES",
+    "n-gpu": "one worker a GPU: --workers N; which ones: CUDA_VISIBLE_DEVICES",
+    "gpu": "--device cuda, or cuda:1 for the second GPU",
+    "cuda": "--device cuda",
+    "cpu": "--device cpu",
+    "tensor-parallel-size": "a model is on one GPU; --workers N has N copies of it",
+    "prompt": "write captions into a file, one a line: --prompts FILE",
+    "text": "write captions into a file, one a line: --prompts FILE",
+    "caption": "write captions into a file, one a line: --prompts FILE",
+    "data": "--prompts SET|FILE",
+    "data-path": "--prompts SET|FILE",
+    "tasks": "--prompts SET|FILE to decode, score --metric NAME afterwards",
+    "num-images": "images of each prompt: --samples N; prompts: --limit N",
+    "num-images-per-prompt": "--samples N",
+    "n-images": "images of each prompt: --samples N; prompts: --limit N",
+    "num-prompts": "the first N: --limit N; at random: --sample N",
+    "max-samples": "the first N prompts: --limit N; at random: --sample N",
+    "max-images": "images of each prompt: --samples N; prompts: --limit N",
+    "num-examples": "the first N prompts: --limit N",
+    "seeds": "--sweep seed=1,2,3",
+    "models": "--sweep model=A,B",
+    "max-num-new-tokens": "tokens drafted at once: --window N",
+    "num-jacobi-tokens": "tokens drafted at once: --window N",
+    "max-tokens": "an image has as many tokens as its size gives",
+    "max-new-tokens": "an image has as many tokens as its size gives",
+    "max-length": "an image has as many tokens as its size gives",
+    "height": "--size WIDTHxHEIGHT",
+    "width": "--size WIDTHxHEIGHT",
+    "checkpoint": "--model NAME --weights FOLDER|OWNER/NAME",
+    "checkpoint-path": "--model NAME --weights FOLDER|OWNER/NAME",
+    "ckpt": "--model NAME --weights FOLDER|OWNER/NAME",
+    "ckpt-path": "--model NAME --weights FOLDER|OWNER/NAME",
+    "gpt-ckpt": "--model NAME --weights FOLDER|OWNER/NAME",
+    "pretrained": "--model NAME --weights FOLDER|OWNER/NAME",
+    "model-path": "--model NAME --weights FOLDER|OWNER/NAME",
+    "model-args": "--model NAME --weights FOLDER|OWNER/NAME",
+    "drafter-path": "--head FOLDER",
+    "draft-model": "--head FOLDER",
+    "ea-model-path": "--head FOLDER",
+    "head-path": "--head FOLDER",
+    "speculative-model": "--head FOLDER",
+    "greedy": "--top-k 1",
+    "do-sample": "sampling is the default; --top-k 1 takes the most probable token",
+    "resume": "stored images are kept anyway; the same command goes on where it stopped",
+    "force": "stored images are kept; another folder decodes them again",
+    "overwrite": "stored images are kept; another folder decodes them again",
+    "verbose": "progress is printed anyway",
+    "silent": "--quiet",
+    "config-file": "--config FILE",
+    "yes": "nothing is asked",
+    "save-images": "images are stored anyway",
+}
+"""What to type instead of options that have no other name here."""
+COMMANDS: Mapping[str, str] = {
+    **{kind: f"list {kind}" for kind in ("models", "decoders", "metrics", "tables", "runs")},
+    "ls": "list",
+    "prompts list": "list prompts",
+    **dict.fromkeys(("eval", "evaluate", "metric", "measure-quality"), "score"),
+    **dict.fromkeys(("generate", "sample", "decode", "infer", "inference", "benchmark"), "run"),
+    **dict.fromkeys(("html", "plot", "table", "results", "summary", "latex", "figures"), "report"),
+    **dict.fromkeys(("reproduce", "paper"), "bench"),
+    **dict.fromkeys(("download", "pull", "get"), "fetch"),
+    **dict.fromkeys(("diff",), "compare"),
+    **dict.fromkeys(("info", "env", "collect-env"), "doctor"),
+    **dict.fromkeys(("train",), "train-head"),
+    **dict.fromkeys(("zip", "archive"), "pack"),
+    **dict.fromkeys(("validate",), "verify"),
+    **dict.fromkeys(("quickstart", "example", "tutorial"), "demo"),
+    **dict.fromkeys(("cat", "view", "inspect"), "show"),
+}
+"""The command that does it, by what people type."""
+
+
+def plain(name: str) -> str:
+    """A name without what does not matter in it."""
+    return re.sub(r"[\s_.\-\u2010-\u2015]+", "", name.casefold()).replace("+", "plus")
+
+
+def _spellings(name: str) -> list[str]:
+    """The plain forms of a name: of "lantern++" also that of "lantern-pp"."""
+    return list({plain(name), plain(name.replace("++", "pp"))})
+
+
+def fitting(
+    name: str, valid: Iterable[str], kind: str = "", also: Mapping[str, Iterable[str]] | None = None
+) -> list[str]:
+    """The names of `valid` that a typed one means: itself, or those with its spelling; none for an unknown name.
+
+    Args:
+        also: other names of the valid ones.
+    """
+    valid = list(valid)
+    if name in valid:
+        return [name]
+    wanted = plain(name)
+    synonym = {plain(other): known for other, known in SYNONYMS.get(kind, {}).items()}.get(wanted)
+    found = [known for known in valid if wanted in _spellings(known)] or [known for known in valid if known == synonym]
+    return found or [known for known, names in (also or {}).items() if any(wanted in _spellings(one) for one in names)]
+
+
+def by_words(name: str, facts: Mapping[str, Sequence[str]], families: Mapping[str, str]) -> list[str]:
+    """The names whose facts have all words of a typed name ("LlamaGen-XL"); of a family with a name that all others of
+    it begin with, that one.
+
+    Args:
+        facts: texts about each name, its title first; one whose title has no other words but sizes goes before all.
+        families: family of each name.
+    """
+    words = set(_words(name))
+    found = [
+        known
+        for known, texts in facts.items()
+        if words and words <= {word for one in texts for word in _joined(_words(one))}
+    ]
+    bare = words - _sizes(words)
+    found = [known for known in found if (title := set(_words(facts[known][0]))) - _sizes(title) == bare] or found
+    kept = []
+    for family in dict.fromkeys(families[known] for known in found):
+        members = [known for known in found if families[known] == family]
+        base = min(members, key=len)
+        kept += [base] if all(known.startswith(base) for known in members) else members
+    return kept
+
+
+def _joined(words: Sequence[str]) -> list[str]:
+    """Words, and each with its neighbour: "mgpt" of "LuminamGPT" is "luminamgpt"."""
+    return [*words, *map("".join, pairwise(words))]
+
+
+def _sizes(words: Iterable[str]) -> set[str]:
+    return {word for word in words if re.fullmatch(r"[\d.]+b|\d{3,4}(px)?", word)}
+
+
+def _words(text: str) -> list[str]:
+    """The words and numbers of a name, 2.0 as 2; "7b" is one."""
+    words = re.findall(r"\d+(?:\.\d+)?b?(?![a-z])|[a-z]+|\d+", text.casefold())
+    return [word.removesuffix(".0") for word in words]
+
+
+def option(typed: str, own: Iterable[str]) -> str | None:
+    """The option of `own` that another program's name or spelling of it means; None without one."""
+    own = list(own)
+    if typed in own:
+        return typed
+    by_plain = {known.replace("_", "-").casefold(): known for known in own}
+    wanted = typed.lstrip("-").replace("_", "-").casefold()
+    short = {plain(known): known for known in own}
+    for meant in (wanted, *(known for known, names in OPTIONS.items() if wanted in names)):
+        if found := by_plain.get(meant) or by_plain.get(f"--{meant}"):
+            return found
+    return short.get(plain(typed)) if len(wanted) > 1 else None
+
+
+def size(text: str) -> str:
+    """An image size as WIDTHxHEIGHT, of "512", "768*512" and "768 x 512" too; other text as it is."""
+    found = re.fullmatch(r"\s*(\d+)\s*(?:px)?(?:\s*[x×X*,]\s*(\d+)\s*(?:px)?)?\s*", text)
+    return f"{found[1]}x{found[2] or found[1]}" if found else text
+
+
+def advice(typed: str) -> str | None:
+    """What to type instead of an option that no command has."""
+    return ADVICE.get(typed) or ADVICE.get(typed.lstrip("-").replace("_", "-").casefold())
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name that a mistyped one is nearest to; None where none is near enough to be meant.
+
+    Near is one slip in four letters, two in eight; two neighbouring letters in each other's place are one; digits are
+    never taken for others. Also near is the only name that begins with at least three typed letters.
+    """
+    typed, found = plain(name), {}
+    for known in sorted(valid, reverse=True):
+        found[plain(known.partition("[")[0])] = known
+        found[plain(known)] = known
+    if not typed or not found:
+        return None
+    ranked = sorted((_slips(typed, known), known) for known in found)
+    least, best = ranked[0]
+    allowed = 0 if len(typed) < 2 else 1 if len(typed) < 7 else 2
+    if least <= allowed and _digits(typed) == _digits(best) and _likely(typed, best):
+        return found[best]
+    begun = {known.partition("[")[0]: known for spelt, known in found.items() if spelt.startswith(typed)}
+    return next(iter(begun.values())) if len(begun) == 1 and len(typed) > 2 else None
+
+
+def _digits(text: str) -> list[str]:
+    return sorted(filter(str.isdigit, text))
+
+
+def _likely(typed: str, known: str) -> bool:
+    """Whether a short name is a slip of the other: a swapped or a doubled letter, no other word."""
+    if min(len(typed), len(known)) > 4:
+        return True
+    return sorted(typed) == sorted(known) or set(typed) == set(known)
+
+
+def _slips(one: str, other: str) -> int:
+    """Letters to insert, leave out, replace or swap with their neighbour (optimal string alignment)."""
+    if abs(len(one) - len(other)) > 2:
+        return 9
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, 1):
+        above, before, row = before, row, [i]
+        for j, wanted in enumerate(other, 1):
+            cost = min(before[j] + 1, row[-1] + 1, before[j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+                cost = min(cost, above[j - 2] + 1)
+            row.append(cost)
+    return row[-1]

@@ -1,0 +1,229 @@
+"""Names, options and commands as papers, hubs and other programs write them: read, or refused without a wrong guess.
+
+It concerns several modules: `specbench.names`, and the catalogues whose names and facts it is asked about.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from specbench.errors import SpecbenchError
+from specbench.metrics.catalog import metric_name, require_metric
+from specbench.models.catalog import model_name, models
+from specbench.names import nearest, plain
+from specbench.papers.table_files import load_table, table_names
+from specbench.prompts import prompt_set_names, set_name
+from specbench.runs.settings import merge, run_settings
+from specbench.specs.presets import PRESETS, resolve
+
+MODELS = {
+    "lumina": "lumina-mgpt, Lumina_mGPT, Lumina-mGPT-7B, Alpha-VLLM/Lumina-mGPT-7B-768, LUMINA",
+    "lumina-512": "Lumina-mGPT-7B-512, Alpha-VLLM/Lumina-mGPT-7B-512",
+    "lumina-1024": "LuminamGPT-1024",
+    "lumina-34b": "Lumina-mGPT-34B",
+    "lumina2": "Lumina-mGPT 2.0, Lumina-mGPT2, Alpha-VLLM/Lumina-mGPT-2.0, lumina-2",
+    "anole": "Anole-7b-v0.1, GAIR/Anole-7b-v0.1, leloy/Anole-7b-v0.1-hf",
+    "janus": "Janus-Pro-1B, deepseek-ai/Janus-Pro-1B, Janus-Pro",
+    "janus-7b": "Janus-Pro-7B, deepseek-community/Janus-Pro-7B, janus_pro_7b",
+    "simplear": "SimpleAR-0.5B, SimpleAR",
+    "tar-7b": "Tar-7B, csuhan/Tar-7B-v0.1",
+    "liquid": "Liquid-7B, Junfeng5/Liquid_V1_7B",
+    "glm-image": "zai-org/GLM-Image, GLMImage",
+    "emu3": "BAAI/Emu3-Gen-hf, BAAI/Emu3-Gen, Emu3-8B",
+    "emu3.5": "emu3_5, BAAI/Emu3.5-Image, Emu3.5-34B",
+    "llamagen": "LlamaGen",
+    "llamagen-512": "LlamaGen-XL-512",
+    "llamagen-c2i-3b": "LlamaGen-3B",
+    "llamagen-c2i-xxl": "LlamaGen-XXL",
+}
+DECODERS = {
+    "ar": "autoregressive, vanilla, AR, next-token prediction",
+    "sjd": "SJD, Speculative Jacobi Decoding",
+    "sjd++": "SJD++, sjd-plus-plus, sjdpp, SJD_PP",
+    "gsd": "GSD, Grouped Speculative Decoding",
+    "eagle": "EAGLE, eagle1, EAGLE-1",
+    "lantern": "LANTERN",
+    "lantern++": "lantern-pp, LANTERN++",
+    "cool-sd": "Cool-SD, coolsd, cool_sd",
+    "zipar": "ZipAR, zip-ar",
+    "sjd-pac": "SJD-PAC",
+    "pathexplore": "PathSpec, 2606.10492",
+}
+METRICS = {
+    "clip": "CLIP, clip-score, CLIPScore",
+    "clip[b32]": "CLIP ViT-B/32, CLIP[B32]",
+    "fid": "FID, Fid",
+    "hpsv2": "HPS v2, HPSv2, hps",
+    "hpsv2[v2.1]": "HPSv2.1",
+    "imagereward": "ImageReward, image_reward",
+    "pickscore": "PickScore, pick-score",
+    "compbench": "T2I-CompBench++, T2I-CompBench",
+    "inception-score": "IS, Inception Score",
+    "kid": "KID",
+}
+PROMPTS = {
+    "coco": "COCO2017, MS-COCO, mscoco, coco_val2017",
+    "parti": "PartiPrompts, partiprompt, P2, nateraw/parti-prompts",
+    "parti/Arts": "PartiPrompts/arts",
+    "geneval": "GenEval, djghosh13/geneval",
+    "geneval2": "Geneval2, GenEval 2",
+    "t2i-compbench": "T2I-CompBench, T2I-CompBench++",
+    "t2i-compbench/color": "t2i_compbench/color",
+    "dpg-bench": "DPGBench, DPG",
+    "imagenet": "ImageNet-1k",
+}
+TABLES = {
+    "sjd-1": "SJD Table 1, sjd_table_1, arXiv 2410.01699 table 1",
+    "sjdpp-fig5": "SJD++ fig. 5",
+    "gsd-fig10": "GSD Figure 10, gsd-fig-10",
+    "cool-sd-2": "CoolSD-2",
+}
+READERS = {
+    "model": (model_name, MODELS),
+    "decoder": (lambda typed: resolve(typed).name, DECODERS),
+    "metric": (metric_name, METRICS),
+    "prompts": (set_name, PROMPTS),
+    "table": (lambda typed: load_table(typed).name, TABLES),
+}
+MEANT = [
+    (kind, typed, name)
+    for kind, (_, names) in READERS.items()
+    for name, listed in names.items()
+    for typed in listed.split(", ")
+]
+
+
+@pytest.mark.parametrize(("kind", "typed", "name"), MEANT)
+def test_a_published_name_is_that_of_the_catalogue(kind, typed, name):
+    assert READERS[kind][0](typed) == name
+
+
+STRANGERS = {
+    model_name: "Infinity-2B, Janus-1.3B, JanusFlow-1.3B, Lumina-Image-2.0, Chameleon-7B, Show-o, SDXL, all, Emu2",
+    resolve: "medusa, EAGLE-2, eagle3, MuLo-SD, sd, speculative decoding, all, greedy, lookahead",
+    require_metric: "LPIPS, SSIM, CLIP-T, BLIP, DINO, MPS, DreamSim, all",
+    load_table: "eagle-1, gsd-11, all",
+}
+
+
+@pytest.mark.parametrize(
+    ("read", "typed"), [(read, typed) for read, listed in STRANGERS.items() for typed in listed.split(", ")]
+)
+def test_at_a_name_of_something_else_nothing_is_guessed(read, typed):
+    with pytest.raises(SpecbenchError) as error:
+        read(typed)
+    assert ("did you mean" not in str(error.value) and "specbench list" in error.value.try_this) or "-1" in str(
+        error.value
+    )
+
+
+@pytest.mark.parametrize("typed", ["DrawBench", "MJHQ-30K", "COCO-30K", "coco2014", "HPDv2", "all"])
+def test_at_other_prompt_sets_nothing_is_guessed(typed, cli):
+    outcome = cli("run", "--dry-run", "--prompts", typed)
+    assert outcome.code == 2 and "specbench list prompts" in outcome.err and "did you mean" not in outcome.err
+
+
+def test_a_name_that_fits_several_is_refused_with_these():
+    with pytest.raises(SpecbenchError, match="several") as error:
+        model_name("LlamaGen-XL")
+    assert error.value.try_this == "llamagen, llamagen-c2i-xl"
+
+
+def test_an_own_checkpoint_is_told_how():
+    with pytest.raises(SpecbenchError, match="--model NAME --weights me/mine"):
+        model_name("me/mine")
+    with pytest.raises(SpecbenchError, match="--model janus-7b --weights me/Janus-Pro-7B"):
+        model_name("me/Janus-Pro-7B")
+
+
+def test_no_two_names_of_a_catalogue_are_spelt_alike():
+    for names in (PRESETS, models(), prompt_set_names(), table_names()):
+        assert len({plain(name) for name in names}) == len(list(names))
+        assert not [name for name in names if nearest(name, names) != name]
+
+
+def test_settings_hold_the_names_of_the_catalogues():
+    flags = {"Model": "Alpha-VLLM/Lumina-mGPT-7B-768", "prompts": "PartiPrompts", "precision": "torch.bfloat16"}
+    values = merge(run_settings(), flags | {"image_size": "512", "device": "CPU"}, env={})
+    named = {name: values[name].value for name in ("model", "prompts", "dtype", "size", "device")}
+    assert named == {"model": "lumina", "prompts": "parti", "dtype": "bfloat16", "size": "512x512", "device": "cpu"}
+
+
+TAKEN = {
+    "--batch_size 2": ("batch", 2),
+    "--output-dir x": ("out", "x"),
+    "--guidance_scale 3": ("cfg", 3.0),
+    "--cfg-scale=3": ("cfg", 3.0),
+    "--topk 5": ("top-k", 5),
+    "--top_k 5": ("top-k", 5),
+    "--temp 0.5": ("temperature", 0.5),
+    "--dtype fp16": ("dtype", "float16"),
+    "--window-size 24": ("window", 24),
+    "--num_workers 2": ("workers", 2),
+}
+
+
+@pytest.mark.parametrize(("typed", "meant"), TAKEN.items())
+def test_an_option_of_another_program_is_taken(typed, meant, monkeypatch, cli):
+    seen = {}
+    monkeypatch.setattr("specbench.cli.run._merged", lambda given, config: seen.update(given) or {}["stop"])
+    cli("run", *typed.split())
+    name, value = meant
+    setting = next(one for one in run_settings() if one.name == name)
+    assert setting.parse(seen[name]) in (value, str(value))
+
+
+ANSWERED = {
+    "-o x": "--out",
+    "-n 8": "--limit 8",
+    "--fp16": "--dtype float16",
+    "--gpus 2": "--workers",
+    '--prompt "a red square"': "--prompts FILE",
+    "--num_images_per_prompt 2": "--samples",
+    "--num-images 8": "--samples",
+    "--num-prompts 3": "--limit",
+    "--seeds 1,2,3": "--sweep seed=1,2,3",
+    "--max_num_new_tokens 16": "--window",
+    "--checkpoint DIR": "--weights",
+    "--drafter-path DIR": "--head",
+    "--resume": "stored images are kept anyway",
+    "--output json": "--out",
+    "--metrics clip": "specbench score",
+    "--to x.md": "specbench",
+    "--max-tokens 10": "as its size gives",
+    "--frobnicate": "--help all",
+}
+
+
+@pytest.mark.parametrize(("typed", "said"), ANSWERED.items())
+def test_what_needs_other_words_is_answered_with_them(typed, said, cli):
+    outcome = cli("run", *shlex.split(typed))
+    assert outcome.code == 2 and said in outcome.err and "did you mean" not in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+COMMANDS = {
+    "ls": "specbench list",
+    "models": "specbench list models",
+    "list benchmarks": "specbench list tables",
+    "prompts list": "specbench list prompts",
+    "eval": "specbench score",
+    "evaluate": "specbench score",
+    "generate": "specbench run",
+    "plot": "specbench report",
+    "html": "specbench report",
+}
+
+
+@pytest.mark.parametrize(("typed", "said"), COMMANDS.items())
+def test_a_command_of_another_program_names_the_one_that_does_it(typed, said, cli):
+    outcome = cli(*typed.split())
+    assert outcome.code == 2 and said in outcome.err and "did you mean" not in outcome.err
+
+
+@pytest.mark.parametrize("typed", ["help", "help run", "version", "list Model", "List models"])
+def test_a_command_that_is_an_option_here_works(typed, cli):
+    outcome = cli(*typed.split())
+    assert outcome.code == 0 and outcome.out and not outcome.err
