@@ -49,7 +49,7 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], most: int = 12) -> 
     """Build the error for a name not in `valid`, with the one that was probably meant; else all that are valid, or, of
     more than `most`, the command that lists them."""
     valid = sorted(valid)
-    near = names.nearest(name, valid)
+    near = names.guess(name, valid)
     hint = f"did you mean '{near}'?" if near else f"valid: {', '.join(valid) or 'none'}"
     if len(valid) > most and kind in _LISTS:
         named = f"specbench list {_LISTS[kind]} names all {len(valid)}"

@@ -195,14 +195,14 @@ COMMANDS: Mapping[str, str] = {
 """The command that does it, by what people type."""
 
 
-def plain(name: str) -> str:
+def folded(name: str) -> str:
     """A name without what does not matter in it."""
     return re.sub(r"[\s_.\-\u2010-\u2015]+", "", name.casefold()).replace("+", "plus")
 
 
 def _spellings(name: str) -> list[str]:
     """The plain forms of a name: of "lantern++" also that of "lantern-pp"."""
-    return list({plain(name), plain(name.replace("++", "pp"))})
+    return list({folded(name), folded(name.replace("++", "pp"))})
 
 
 def fitting(
@@ -216,8 +216,8 @@ def fitting(
     valid = list(valid)
     if name in valid:
         return [name]
-    wanted = plain(name)
-    synonym = {plain(other): known for other, known in SYNONYMS.get(kind, {}).items()}.get(wanted)
+    wanted = folded(name)
+    synonym = {folded(other): known for other, known in SYNONYMS.get(kind, {}).items()}.get(wanted)
     found = [known for known in valid if wanted in _spellings(known)] or [known for known in valid if known == synonym]
     return found or [known for known, names in (also or {}).items() if any(wanted in _spellings(one) for one in names)]
 
@@ -268,11 +268,11 @@ def option(typed: str, own: Iterable[str]) -> str | None:
         return typed
     by_plain = {known.replace("_", "-").casefold(): known for known in own}
     wanted = typed.lstrip("-").replace("_", "-").casefold()
-    short = {plain(known): known for known in own}
+    short = {folded(known): known for known in own}
     for meant in (wanted, *(known for known, names in OPTIONS.items() if wanted in names)):
         if found := by_plain.get(meant) or by_plain.get(f"--{meant}"):
             return found
-    return short.get(plain(typed)) if len(wanted) > 1 else None
+    return short.get(folded(typed)) if len(wanted) > 1 else None
 
 
 def size(text: str) -> str:
@@ -286,16 +286,16 @@ def advice(typed: str) -> str | None:
     return ADVICE.get(typed) or ADVICE.get(typed.lstrip("-").replace("_", "-").casefold())
 
 
-def nearest(name: str, valid: Iterable[str]) -> str | None:
+def guess(name: str, valid: Iterable[str]) -> str | None:
     """The valid name that a mistyped one is nearest to; None where none is near enough to be meant.
 
     Near is one slip in four letters, two in eight; two neighbouring letters in each other's place are one; digits are
     never taken for others. Also near is the only name that begins with at least three typed letters.
     """
-    typed, found = plain(name), {}
+    typed, found = folded(name), {}
     for known in sorted(valid, reverse=True):
-        found[plain(known.partition("[")[0])] = known
-        found[plain(known)] = known
+        found[folded(known.partition("[")[0])] = known
+        found[folded(known)] = known
     if not typed or not found:
         return None
     ranked = sorted((_slips(typed, known), known) for known in found)

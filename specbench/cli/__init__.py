@@ -261,7 +261,7 @@ def _option_meant(option: str, context: Any) -> str:
         return said[meant, command]
     if advice := names.advice(option):
         return advice
-    if near := names.nearest(option, [*own, "--help"]):
+    if near := names.guess(option, [*own, "--help"]):
         return f"did you mean '{near}'?"
     others = [name for name in COMMANDS if name != command and option in _options_of(name)]
     if others and option.startswith("--"):

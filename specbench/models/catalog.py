@@ -271,7 +271,7 @@ def _by_words(typed: str) -> list[str]:
     }
     families = {name: getattr(model, "target", name) for name, model in models().items()}
     found = names.by_words(typed, facts, families)
-    return [name for name in found if names.plain(typed).startswith(re.split("[^a-z]", name)[0])]
+    return [name for name in found if names.folded(typed).startswith(re.split("[^a-z]", name)[0])]
 
 
 def _own_model(reference: str) -> ModelFacts:

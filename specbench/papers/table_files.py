@@ -16,7 +16,7 @@ from types import MappingProxyType
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.catalog import find_protocol
-from specbench.names import fitting, nearest
+from specbench.names import fitting, guess
 from specbench.papers.table import (
     BETTER,
     MAPS,
@@ -137,7 +137,7 @@ def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
                 f"unknown table '{name}'",
                 f"of {paper}: {', '.join(table for table in tables if table.rpartition('-')[0] == paper)}",
             )
-        if nearest(name, tables):
+        if guess(name, tables):
             raise unknown_name("table", name, tables)
 
 

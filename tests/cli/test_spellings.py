@@ -12,7 +12,7 @@ import pytest
 from specbench.errors import SpecbenchError
 from specbench.metrics.catalog import metric_name, require_metric
 from specbench.models.catalog import model_name, models
-from specbench.names import nearest, plain
+from specbench.names import folded, guess
 from specbench.papers.table_files import load_table, table_names
 from specbench.prompts import prompt_set_names, set_name
 from specbench.runs.settings import merge, run_settings
@@ -140,8 +140,8 @@ def test_an_own_checkpoint_is_told_how():
 
 def test_no_two_names_of_a_catalogue_are_spelt_alike():
     for names in (PRESETS, models(), prompt_set_names(), table_names()):
-        assert len({plain(name) for name in names}) == len(list(names))
-        assert not [name for name in names if nearest(name, names) != name]
+        assert len({folded(name) for name in names}) == len(list(names))
+        assert not [name for name in names if guess(name, names) != name]
 
 
 def test_settings_hold_the_names_of_the_catalogues():
