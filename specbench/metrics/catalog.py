@@ -120,6 +120,18 @@ METRICS: dict[str, MetricEntry] = {
         )
         for variant in ("v2.1", "v2.0")
     },
+    "diversity[clip-b16]": MetricEntry(
+        "specbench.metrics.diversity:ClipDiversity",
+        "distance between two samples of a prompt, 1 - cosine of CLIP ViT-B/16 features, mean over pairs and prompts",
+    ),
+    "diversity[lpips-alex]": MetricEntry(
+        "specbench.metrics.diversity:Lpips",
+        "distance between two samples of a prompt by LPIPS, mean over pairs and prompts; by the package lpips",
+    ),
+    "diversity[shapes]": MetricEntry(
+        "specbench.metrics.diversity:ShapesDiversity",
+        "distance between two samples of a prompt, 1 - cosine of features of the small CLIP of `shapes`",
+    ),
     "imagereward": MetricEntry(
         "specbench.metrics.imagereward:ImageReward", "learned human preference reward, mean over images"
     ),

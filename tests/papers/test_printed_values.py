@@ -30,8 +30,8 @@ REPORTS = ["janus-geneval", "models-geneval", "models-dpg", "sjd-pac-1"]
 FIGURES = [
     f"{paper}-fig{n}"
     for paper, numbers in (
-        ("sjd", (6, 7, 8, 9, 11, 12, 13, 14)),
-        ("sjdpp", (5, 6, 11, 12, 13)),
+        ("sjd", (6, 7, 8, 9, 11, 12, 13, 14, 17)),
+        ("sjdpp", (5, 6, 10, 11, 12, 13)),
         ("gsd", (2, 4, 5, 7, 10)),
         ("cool-sd", (3, 4, 5)),
     )

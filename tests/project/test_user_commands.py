@@ -114,13 +114,10 @@ def test_a_table_from_an_empty_cache_in_one_command(hub, tmp_path):
     assert rows or "GSD" in bench.stdout
 
 
-def test_a_table_of_draft_heads_from_an_empty_cache(hub, tmp_path):
-    """Nobody names a head: the authors' one for the model is used."""
-    bench = typed(hub, tmp_path, "specbench bench cool-sd-1 --model llamagen --limit 1")
-    assert bench.returncode == 0 and "not run" not in bench.stderr, bench.stderr
-    assert "downloading jadohu/llamagen_drafter" in bench.stderr
-    runs = (tmp_path / "work" / "results").glob("*/run.json")
-    assert sorted(path.parent.name.split("-")[1] for path in runs) == ["ar", "cool", "cool", "eagle", "lantern++"]
+def test_the_published_head_is_used_where_none_is_named(hub, tmp_path):
+    ran = typed(hub, tmp_path, "specbench run --model llamagen --decoder eagle --tree 0 --limit 1 --baseline 0")
+    assert ran.returncode == 0 and "downloading jadohu/llamagen_drafter" in ran.stderr, ran.stderr
+    assert len(list((tmp_path / "work" / "results").glob("llamagen-eagle-*/run.json"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,145 @@
+"""`diversity[VARIANT]`: how far apart the images of one prompt are: mean distance of all pairs of its samples.
+
+SJD (appendix I, Figure 17) and SJD++ (Figure 10) show in pictures that decoders keep it. Here it is a number, whose
+difference from AR's is of the same prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import combinations
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.metrics.base import Metric, Sample, Score, Settings, described
+from specbench.metrics.clip import Clip
+from specbench.metrics.crops import squashed
+from specbench.metrics.shapes import ShapesClip
+from specbench.stats import Difference, mean_difference, mean_interval
+
+if TYPE_CHECKING:
+    import torch
+
+_SIDE = 256
+_ONE = "an image of one prompt is not near or far from others: run with --samples 2 or more"
+
+
+class Diversity(Metric):
+    """Mean over prompts of the mean distance between two samples of a prompt; subclasses define `distances`."""
+
+    columns: ClassVar = {"feature": pa.list_(pa.float32())}
+
+    def distances(self, features: Sequence[np.ndarray]) -> list[float]:
+        """Distance of each pair of images of one prompt, by 1 - cosine of their features."""
+        unit = np.stack(features).astype(np.float64)
+        unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+        return [1.0 - float(unit[one] @ unit[other]) for one, other in combinations(range(len(unit)), 2)]
+
+    def statistics(self, features: pd.DataFrame) -> pd.DataFrame:
+        """A row per prompt of several samples: `prompt_id`, `value`, `images`."""
+        groups = [(prompt, own["feature"].tolist()) for prompt, own in features.groupby("prompt_id", sort=False)]
+        rows = [
+            {"prompt_id": prompt, "value": float(np.mean(self.distances(own))), "images": len(own)}
+            for prompt, own in groups
+            if len(own) > 1
+        ]
+        return pd.DataFrame(rows, columns=["prompt_id", "value", "images"])
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        if statistics.empty:
+            raise SpecbenchError(f"metric '{self.name}' needs two samples of a prompt", _ONE)
+        estimate = mean_interval(statistics["value"], statistics["prompt_id"])
+        return [Score(self.name, estimate, int(statistics["images"].sum()))]
+
+    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
+        """Over the samples that both have."""
+        common = features[["prompt_id", "sample"]].merge(baseline[["prompt_id", "sample"]])
+        mine, theirs = (self.statistics(one.merge(common)) for one in (features, baseline))
+        both = mine.merge(theirs, on="prompt_id", suffixes=("", "_base"))
+        if both.empty:
+            return None
+        return mean_difference(both["value"] - both["value_base"], both["prompt_id"]), int(both["images"].sum())
+
+
+class ClipDiversity(Diversity):
+    """1 - cosine of CLIP ViT-B/16 image features."""
+
+    name = "diversity[clip-b16]"
+    batch, packages = Clip.batch, Clip.packages
+
+    def __init__(self, settings: Settings | None = None):
+        super().__init__(settings)
+        self.clip = self._network()
+        self.checkpoints = self.clip.checkpoints
+
+    def _network(self) -> Clip | ShapesClip:
+        return Clip("b16", self.settings)
+
+    def identity(self) -> Mapping[str, str]:
+        return {**self.clip.identity(), "distance": "1 - cosine"}
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return self.clip.accepts(category, meta)
+
+    def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
+        return self.clip.preprocess(pixels)
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        from specbench.metrics.openclip import image_embeddings
+
+        found = image_embeddings(self.clip.network, self.preprocessed(samples), self.settings.device)
+        return [{"feature": row} for row in found.numpy()]
+
+
+class ShapesDiversity(ClipDiversity):
+    """1 - cosine of image features of the small CLIP of `shapes`."""
+
+    name = "diversity[shapes]"
+
+    def _network(self) -> ShapesClip:
+        return ShapesClip(self.settings)
+
+
+class Lpips(Diversity):
+    """LPIPS (Zhang et al. 2018) by the authors' package, AlexNet, images resized to 256."""
+
+    name = "diversity[lpips-alex]"
+    columns: ClassVar = {"feature": pa.list_(pa.uint8())}
+    packages: ClassVar = {"lpips": "pip install lpips"}
+
+    def identity(self) -> Mapping[str, str]:
+        from importlib.metadata import version
+
+        versions = {name: version(name) for name in ("lpips", "torch", "torchvision")}
+        return {"network": "alex 0.1", "resize": described("256 x 256, Pillow bicubic", squashed), **versions}
+
+    @cached_property
+    def network(self) -> torch.nn.Module:
+        import lpips
+
+        try:
+            return lpips.LPIPS(net="alex", verbose=False).to(self.settings.device).eval()
+        except OSError as error:  # torchvision downloads AlexNet's weights
+            raise SpecbenchError(
+                f"metric '{self.name}': AlexNet's weights: {error}", "", MISSING_PREREQUISITE
+            ) from None
+
+    def features_of(self, sample: Sample) -> dict[str, object]:
+        """The pixels: the distance is of two images, not of features of one."""
+        return {"feature": squashed(sample.pixels, _SIDE).reshape(-1)}
+
+    def distances(self, features: Sequence[np.ndarray]) -> list[float]:
+        import torch
+
+        images = torch.from_numpy(np.stack(features)).view(-1, _SIDE, _SIDE, 3).permute(0, 3, 1, 2) / 127.5 - 1
+        images = images.to(self.settings.device)
+        with torch.inference_mode():
+            return [
+                float(self.network(images[one][None], images[other][None]))
+                for one, other in combinations(range(len(images)), 2)
+            ]

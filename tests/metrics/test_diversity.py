@@ -1,0 +1,52 @@
+"""Diversity of the images of one prompt: mean distance of its pairs, and the difference on the same prompts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specbench.errors import SpecbenchError
+from specbench.metrics.diversity import Lpips, ShapesDiversity
+
+RIGHT, UP, LEFT = [1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]
+
+
+def features(*prompts: list) -> pd.DataFrame:
+    rows = [
+        {"prompt_id": f"p{number}", "sample": sample, "feature": np.array(feature, np.float32)}
+        for number, images in enumerate(prompts)
+        for sample, feature in enumerate(images)
+    ]
+    return pd.DataFrame(rows)
+
+
+@pytest.fixture
+def metric():
+    return ShapesDiversity()
+
+
+def test_it_is_a_mean_over_pairs_and_then_over_prompts(metric):
+    rows = features([RIGHT, UP, LEFT], [RIGHT, RIGHT], [UP])
+    (score,) = metric.scores(metric.statistics(rows))
+    assert score.estimate.value == pytest.approx(((1 + 2 + 1) / 3 + 0) / 2)
+    assert score.n == 5, "the prompt with one image has no distance"
+
+
+def test_the_difference_is_of_the_images_that_both_have(metric):
+    found, n = metric.difference(features([RIGHT, LEFT, UP], [RIGHT, UP]), features([RIGHT, UP], [RIGHT, UP]))
+    assert (found.value, n, found.prompts) == (pytest.approx((2 - 1 + 0) / 2), 4, 2)
+    assert metric.difference(features([RIGHT]), features([RIGHT])) is None
+
+
+def test_one_sample_a_prompt_is_refused_with_what_to_do(metric):
+    with pytest.raises(SpecbenchError, match="two samples") as refused:
+        metric.scores(metric.statistics(features([RIGHT], [UP])))
+    assert "--samples 2" in str(refused.value)
+
+
+def test_lpips_compares_pairs_of_pixels():
+    metric = Lpips()
+    metric.__dict__["network"] = lambda one, other: (one - other).abs().mean()
+    black, white = np.zeros(256 * 256 * 3, np.uint8), np.full(256 * 256 * 3, 255, np.uint8)
+    assert metric.distances([black, white, white]) == pytest.approx([2.0, 2.0, 0.0])
