@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _SETTINGS = run_settings()
 _HELP = help_of(
     "run",
-    "Several decoders alternate prompt by prompt on one loaded model. Images in the results folder are not decoded "
+    "Several decoders take turns on one loaded model, in a balanced order. Stored images are not decoded "
     "again, so the same command resumes an interrupted run.",
     "Each flag is also an environment variable (--top-k: SPECBENCH_TOP_K) and a key of the --config file (top-k = "
     "100); flags override the environment, the environment overrides the file.",

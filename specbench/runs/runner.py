@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from specbench.prompts import Request
 from specbench.runs.decoder_args import PlannedDecoder, with_window
@@ -31,6 +31,7 @@ from specbench.system.torch_device import require_device
 if TYPE_CHECKING:
     from specbench.runs.executors.local import Chunk, Executor
 
+Item = TypeVar("Item")
 _MOST_NAMED = 3
 """Disturbances of a measurement that are told one by one."""
 
@@ -145,7 +146,7 @@ def run(
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed, summary.folders)
         # Chunks that are being decoded when it is set are finished and written.
-        chunks = takewhile(lambda _: not stop.is_set(), _chunks(executor, work, trace))
+        chunks = takewhile(lambda _: not stop.is_set(), _chunks(executor, work, wanted, trace))
         for done in executor.decode(chunks, reporter) if todo else ():
             stores[done.spec].append(done.rows, done.images, done.traces)
             if done.hardware is not None:
@@ -204,16 +205,37 @@ def _warm_up(
     return facts
 
 
-def _chunks(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], trace: bool) -> Iterator[Chunk]:
-    """Split the work into chunks. At batch 1 the decoders alternate, so that slow drifts of the machine affect all
-    alike; larger batches stay with one decoder, so that their rows can be refilled."""
+def _chunks(
+    executor: Executor,
+    work: Mapping[RunSpec, Sequence[Request]],
+    wanted: Mapping[RunSpec, Sequence[Request]],
+    trace: bool,
+) -> Iterator[Chunk]:
+    """Split the work into chunks. At batch 1 the decoders take turns image by image, so that slow drifts of the machine
+    affect all alike; larger batches stay with one decoder, so that their rows can be refilled."""
     from specbench.runs.executors.local import Chunk
 
-    starts = [
-        (start, spec) for spec, requests in work.items() for start in range(0, len(requests), executor.portion(spec))
-    ]
-    for start, spec in sorted(starts, key=lambda chunk: chunk[0] if chunk[1].batch == 1 else 0):
-        yield Chunk(spec, tuple(work[spec][start : start + executor.portion(spec)]), trace)
+    for spec, requests in work.items():
+        size = executor.portion(spec)
+        for start in range(0, len(requests) if spec.batch > 1 else 0, size):
+            yield Chunk(spec, tuple(requests[start : start + size]), trace)
+    single = [spec for spec in work if spec.batch == 1]
+    left = {spec: {request.key: request for request in work[spec]} for spec in single}
+    longest = sorted(single, key=lambda spec: len(wanted[spec]), reverse=True)
+    rounds = dict.fromkeys(request.key for spec in longest for request in wanted[spec])  # stored images count
+    for number, key in enumerate(rounds):
+        missing = [spec for spec in balanced_order(single, number) if key in left[spec]]
+        for turn, spec in enumerate(missing, 1):
+            yield Chunk(spec, (left[spec][key],), trace, turn if len(single) > 1 else None)
+
+
+def balanced_order(items: Sequence[Item], number: int) -> list[Item]:
+    """Order of round `number`: over a cycle each item has each place, and follows each other item, equally often
+    (Williams 1949: one Latin square, of an odd number of items also its mirror image)."""
+    count = len(items)
+    zigzag = [(place + 1) // 2 if place % 2 else -(place // 2) for place in range(count)]
+    order = [items[(step + number) % count] for step in zigzag]
+    return order[::-1] if count % 2 and number // count % 2 else order
 
 
 def _disturbances(store: RunStore) -> list[str]:

@@ -11,6 +11,7 @@ import shutil
 import signal
 import time
 import weakref
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -333,15 +334,31 @@ def test_the_memory_of_a_model_is_free_before_the_next_one_is_loaded(tmp_path, m
     assert alive == [[], []]
 
 
-def test_decoders_take_turns(tmp_path):
+def test_decoders_take_turns_in_a_balanced_order_that_a_resumed_run_keeps(tmp_path):
     order = []
 
     class Watcher(Reporter):
         def row(self, run_id, row):
-            order.append(run_id.split("-")[1])
+            order.append((run_id.split("-")[1], row["prompt_id"], row["sample"], json.loads(row["machine"])["turn"]))
+            if len(order) == 7:
+                os.kill(os.getpid(), signal.SIGINT)
 
-    go(tmp_path, reporter=Watcher())
-    assert order == ["ar", "scd"] * 12
+    assert go(tmp_path, reporter=Watcher()).interrupted == signal.SIGINT
+    assert go(tmp_path, reporter=Watcher()).done + 7 >= 24
+    assert [name for name, *_ in order] == ["ar", "scd", "scd", "ar"] * 6
+    assert [turn for *_, turn in order[8:]] == [1, 2] * 8
+    alone = run(tiny.executor(), [tiny.spec("ar")], requests_for(tiny.prompts(), 1), tmp_path / "alone")
+    [folder] = alone.folders
+    assert all("turn" not in json.loads(text) for text in RunStore(folder).samples(["machine"])["machine"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
+def test_each_decoder_has_each_turn_and_follows_each_other_one_equally_often(count):
+    cycle = [runner.balanced_order(range(count), number) for number in range(count * (1 + count % 2))]
+    places = Counter((item, place) for order in cycle for place, item in enumerate(order))
+    followed = Counter(pair for order in cycle for pair in itertools.pairwise(order))
+    assert len(places) == count**2 and len(set(places.values())) == 1
+    assert len(followed) == count * (count - 1) and len(set(followed.values())) <= 1
 
 
 def test_batches_have_no_latency(tmp_path):

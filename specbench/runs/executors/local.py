@@ -53,11 +53,13 @@ class Chunk:
         spec: of the run.
         requests: the images.
         trace: whether to record traces.
+        turn: place among the decoders of the same image, from 1; None if they take no turns.
     """
 
     spec: RunSpec
     requests: tuple[Request, ...]
     trace: bool = False
+    turn: int | None = None
 
 
 @dataclass
@@ -152,7 +154,8 @@ def decode_chunk(model: ImageModel, chunk: Chunk, reporter: Reporter = _SILENT) 
     started_at = environment.now()
     monitor = MachineMonitor(model.device)
     outcomes = _decode(model, chunk.spec, chunk.requests, chunk.trace, reporter)
-    return _rows(chunk, outcomes, started_at, monitor.read())
+    turn = {} if chunk.turn is None else {"turn": chunk.turn}
+    return _rows(chunk, outcomes, started_at, monitor.read() | turn)
 
 
 def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], reporter: Reporter = _SILENT) -> Iterator[DecodedChunk]:
