@@ -103,10 +103,13 @@ _IDS = Option(
     "image ids that a draft may have: those with most probability in the slots committed last",
     minimum=1,
 )
+_PASSES = Option(
+    "passes", 0, "passes that draw all drafts of a row at once; 0 draws them one by one", minimum=0, later=True
+)
 _VERTICAL = Component(
     "specbench.decoding.drafters.vertical:Vertical",
     "trained head that drafts a chain from the image row above and the token before",
-    (_WINDOW, _SIBLINGS, _DEPTH, DRAFT_HEAD),
+    (_WINDOW, _SIBLINGS, _DEPTH, DRAFT_HEAD, _PASSES),
     ignores=("init",),
     is_chain=lambda values: values["siblings"] == 1,
 )

@@ -26,6 +26,8 @@ class Option:
         reads: the value's own spelling.
         check: raises a SpecbenchError for a value it does not accept.
         outside: what to do instead of a number outside the bounds; the help if empty.
+        later: whether runs were stored before it existed: a spec leaves it out where it has its default, so that their
+            ids stay.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Option:
     check: Callable[[str], object] | None = None
     reads: Callable[[str], str] | None = None
     outside: str = ""
+    later: bool = False
 
     @property
     def type(self) -> type:

@@ -110,8 +110,8 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
             raise unknown_name(f"option of decoder '{name}'", option, [*known, *_kinds(choices)])
     values = {option: known[option].parse(given.get(option, known[option].default)) for option in known}
     _check_look_ahead(name, choices, values)
-    lossless = _lossless(choices)
-    return DecoderSpec(name, **choices, options=tuple(sorted(values.items())), lossless=lossless)
+    stored = {key: value for key, value in values.items() if not known[key].later or value != known[key].default}
+    return DecoderSpec(name, **choices, options=tuple(sorted(stored.items())), lossless=_lossless(choices))
 
 
 def choices_of(preset: Preset, given: Mapping[str, object]) -> dict[str, str]:

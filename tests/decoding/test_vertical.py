@@ -3,7 +3,10 @@
 import pytest
 import torch
 
+from specbench.checks.audit_settings import AUDIT_SETTINGS, in_window
+from specbench.checks.divergence import AUDIT_LEVEL, p_value
 from specbench.checks.enumerable_model import EnumerableTransformer
+from specbench.checks.losslessness import observe
 from specbench.decoding.drafters.vertical import Vertical
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import Target
@@ -95,3 +98,23 @@ def test_every_draft_is_drawn_from_the_distribution_written_out(layout, name, re
     requests = [Request(text, text, sample) for sample in range(6) for text in model.prompts]
     decode(model, requests, resolve(name, {"window": 6, "refine": refine}), GUIDED, 0, render=False)
     assert seen["drawn"] > 50 and (seen["kept"] > 0) == (refine == "couple")
+
+
+@pytest.mark.parametrize("name", ["vertical", "vertical-coupled"])
+def test_as_many_passes_as_drafts_draw_the_drafts_one_by_one_and_few_stay_exact(name):
+    layout = TokenLayout.plain(4, 4, 2)
+    model = EnumerableTransformer(layout, ("a", "bb"))
+    requests = [Request(text, text, sample) for sample in range(40) for text in model.prompts]
+
+    def tokens(passes):
+        spec = resolve(name, {"window": 6, "passes": passes})
+        return [image.tokens.tolist() for image in decode(model, requests, spec, GUIDED, 0, render=False)]
+
+    assert tokens(0) == tokens(5) != tokens(1)
+    assert dict(resolve(name).options).keys() & {"passes"} == set()  # ids of stored runs stay
+
+
+def test_one_pass_keeps_the_joint_distribution():
+    setting = AUDIT_SETTINGS[1]
+    spec = in_window(resolve("vertical", {"passes": 1}), setting.window)
+    assert p_value(observe(setting, spec, 20_000, seed=0)) > AUDIT_LEVEL

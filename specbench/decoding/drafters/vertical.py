@@ -4,6 +4,10 @@ The head knows what is committed, and the drafts before the slot; the distributi
 that verification makes the result exact whatever the head has learnt. A draft that a refinement made in the step before
 is kept where the tokens that the head looks at are those that the last forward was fed: there the target's own
 distribution is the better guess. Whether it is kept depends on earlier slots alone.
+
+One by one, the drafts of a row read the head's output matrix once each. In `passes` each pass draws all of them at
+once, given the tokens of the pass before, with the same random numbers: q of a slot is then given by earlier slots'
+random numbers alone, so that verification stays exact, and as many passes as drafts give the drafts one by one.
 """
 
 from __future__ import annotations
@@ -44,8 +48,11 @@ class Vertical(JacobiTree):
     _couples = False
     """Whether a refined draft that is drawn anew is coupled with the draw."""
 
-    def __init__(self, context: Context, init: Init, window: int, siblings: int, depth: int, head: str):
+    def __init__(
+        self, context: Context, init: Init, window: int, siblings: int, depth: int, head: str, passes: int = 0
+    ):
         super().__init__(context, Uniform(context), window, siblings, depth)
+        self._passes = passes
         self._model = context.model
         self._head = self._head_of(context.model, head)
         self._above = slots_above(context.layout).to(context.device)
@@ -117,7 +124,7 @@ class Vertical(JacobiTree):
         self, committed: Tensor, positions: Tensor, refined: Tensor, uniform: Tensor, step: Tensor, q: Tensor
     ) -> list[tuple[Tensor, Tensor]]:
         """Draft slots `positions` [B, k], k at most `_reach`, from left to right: of each, whether its refined draft,
-        drawn from `q` [B, k, V], keeps that q, [B, 1], and the head's distribution [B, 1, V]. What is known of all of
+        drawn from `q` [B, k, V], keeps that q, [B, n], and the head's distribution [B, n, V]. What is known of all of
         them, so all but the token before each, is computed at once."""
         tokens = self._batch.tokens
         slots = self._twice(positions)
@@ -129,12 +136,11 @@ class Vertical(JacobiTree):
         fed_before = around(self._fed, places[..., 0])
         refined_tokens = tokens.gather(1, positions)
         coupled = self._coupled(positions, refined, refined_tokens, step, q) if self._couples else None
-        token = around(tokens, places[:, 0, :1])
-        # Slot 0 has no token before it; it can only be the first of the run.
-        before = torch.where(slots[:, :1, None] > 0, self._mixed_before(token.clamp(min=0)), 0.0)
-        drafts, chosen = [], []
-        for draft in range(positions.shape[1]):
-            own = slice(draft, draft + 1)
+        first = around(tokens, places[:, 0, :1])
+
+        def drawn(own: slice, token: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Tokens [B, n], whether they keep their q, and the head's distributions [B, n, V] for the drafts `own`,
+            given the `token` [B, n] before each and what it adds to the first layer."""
             ahead = self._head.features(mixed[:, own] + before)
             proposed = self._draft_target(self._head_logits(ahead), positions[:, own])
             kept = same_above[:, own] & (token == fed_before[:, own])
@@ -143,12 +149,27 @@ class Vertical(JacobiTree):
                 least, shared = coupled
                 stays = kept | (at(proposed, old) > least[:, own])
                 weights = standard(proposed, shared[:, own])
-            token = torch.where(stays, old, draw(weights, uniform[:, own]))
-            before = self._mixed_before(token)
-            drafts.append((kept, proposed))
-            chosen.append(token)
-        tokens.scatter_(1, positions, torch.cat(chosen, 1))
-        return drafts
+            return torch.where(stays, old, draw(weights, uniform[:, own])), kept, proposed
+
+        count = positions.shape[1]
+        # Slot 0 has no token before it; it can only be the first of the run.
+        start = torch.where(slots[:, :1, None] > 0, self._mixed_before(first.clamp(min=0)), 0.0)
+        if self._passes:
+            chosen = torch.where(refined, refined_tokens, around(tokens, places[..., 1]).clamp(min=0))
+            for _ in range(min(self._passes, count)):
+                before = torch.cat([start, self._mixed_before(chosen[:, :-1])], 1)
+                chosen, kept, proposed = drawn(slice(count), torch.cat([first, chosen[:, :-1]], 1), before)
+            found = [(kept, proposed)]
+        else:
+            found, token, before, each = [], first, start, []
+            for draft in range(count):
+                token, kept, proposed = drawn(slice(draft, draft + 1), token, before)
+                before = self._mixed_before(token)
+                found.append((kept, proposed))
+                each.append(token)
+            chosen = torch.cat(each, 1)
+        tokens.scatter_(1, positions, chosen)
+        return found
 
     def _head_logits(self, features: Tensor) -> Tensor:
         """Guided logits [B, n, v_image] of the head's features [R, n, d]."""
@@ -165,13 +186,13 @@ class Vertical(JacobiTree):
         return self._head.mixed(torch.cat([features, words], dim=-1), slots - known)
 
     def _mixed_before(self, tokens: Tensor) -> Tensor:
-        """`VerticalHead.mixed_before` [R, 1, h] of `tokens` [B, 1]."""
+        """`VerticalHead.mixed_before` [R, n, h] of `tokens` [B, n]."""
         if self._known_before is None:
             return self._head.mixed_before(self._word(tokens))
         return self._known_before[self._model.table_ids(self._twice(tokens))]
 
     def _word(self, tokens: Tensor) -> Tensor:
-        """Embeddings [R, 1, d] of `tokens` [B, 1]."""
+        """Embeddings [R, n, d] of `tokens` [B, n]."""
         return self._table[self._model.table_ids(self._twice(tokens))]
 
     def _twice(self, columns: Tensor) -> Tensor:
