@@ -38,6 +38,11 @@ class SpecbenchError(Exception):
         return type(self), (self.what, self.try_this, self.exit_code)
 
 
+def listed(names: Iterable[str]) -> str:
+    """Names separated by commas, those with a comma in quotes, as they are typed."""
+    return ", ".join(f'"{name}"' if "," in name else name for name in names)
+
+
 _LISTS = {
     **{kind: f"{kind}s" for kind in ("decoder", "model", "metric", "table", "run")},
     "prompt set": "prompts",
@@ -50,7 +55,7 @@ def unknown_name(kind: str, name: str, valid: Iterable[str], most: int = 12) -> 
     more than `most`, the command that lists them."""
     valid = sorted(valid)
     near = names.guess(name, valid)
-    hint = f"did you mean '{near}'?" if near else f"valid: {', '.join(valid) or 'none'}"
+    hint = f"did you mean '{near}'?" if near else f"valid: {listed(valid) or 'none'}"
     if len(valid) > most and kind in _LISTS:
         named = f"specbench list {_LISTS[kind]} names all {len(valid)}"
         hint = f"{hint} {named}" if near else named

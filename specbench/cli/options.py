@@ -88,17 +88,24 @@ def format_option(formats: tuple[str, ...]) -> Any:
     return option("--format", "NAME", text, autocompletion=completion.of(*formats), show_default=by_ending)
 
 
-_ENDINGS = {".md": "markdown", ".tex": "latex", ".htm": "html"}
+_ENDINGS = {".md": "markdown", ".txt": "markdown", "": "markdown", ".tex": "latex", ".htm": "html"}
 
 
 def chosen_format(fmt: str | None, to: Path | None, as_json: bool, formats: tuple[str, ...]) -> str:
     """The format that was named, or else that of the file's ending, or else markdown.
 
     Raises:
-        SpecbenchError: an unknown format, or one that is not for a terminal and has no file.
+        SpecbenchError: an unknown format or ending, or a format that is not for a terminal and has no file.
     """
-    ending = _ENDINGS.get(to.suffix, to.suffix[1:]) if to else ""
-    fmt = "json" if as_json else fmt or (ending if ending in formats else "markdown")
+    fmt = "json" if as_json else fmt
+    if fmt is None:
+        suffix = to.suffix.lower() if to else ""
+        fmt = _ENDINGS.get(suffix, suffix[1:])
+        if fmt not in formats:
+            known = [ending for ending, name in _ENDINGS.items() if ending and name in formats]
+            others = [f".{name}" for name in formats if name not in _ENDINGS.values() or name == "html"]
+            figures = "; a figure: report --figure NAME" if suffix in (".pdf", ".png", ".svg") else ""
+            raise SpecbenchError(f"--to {to}: no table is written as {suffix}", f"{', '.join(known + others)}{figures}")
     fmt = read_name("format", fmt, formats)
     if fmt in _TO_FILES and to is None:
         raise SpecbenchError(f"--format {fmt}: not for a terminal", "name a file with --to")

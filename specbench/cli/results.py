@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -347,6 +347,16 @@ def report(
 
     if html and str(html).startswith("--"):
         raise SpecbenchError("--html: no file is named", "for example: specbench report --html page.html")
+    _refuse_without_effect(
+        {"--figure": figure, "--over": over, "--methods": methods},
+        {
+            "--html": html, "--all": everything, "--explain": explain, "--columns": columns, "--notes": notes,
+            "--with": own, "--baseline": baseline, "--gate": gate, "--digits": digits is not None,
+            "--caption": caption, "--definitions": definitions,
+        },
+    )  # fmt: skip
+    if methods and any(map(is_table, runs or ())):
+        raise SpecbenchError("--methods describes runs, not a paper's table", "name the runs: specbench list runs")
     if figure:
         return _report_figure(runs or (), out, figure, fmt, to, width, model, prompts)
     for text in incomplete_shards(shards_in(out)):
@@ -382,6 +392,14 @@ def report(
             )
         if problem:
             raise problem
+
+
+def _refuse_without_effect(instead: Mapping[str, object], of_tables: Mapping[str, object]) -> None:
+    """Refuse options that say what to print instead of tables together, or with options of tables."""
+    chosen = [name for name, given in instead.items() if given]
+    others = [name for name, given in of_tables.items() if given]
+    if chosen and len(chosen + others) > 1:
+        raise SpecbenchError(f"{chosen[0]} excludes {(chosen + others)[1]}", "two commands write both")
 
 
 def _report_figure(

@@ -10,7 +10,7 @@ from specbench import names
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import public
 from specbench.prompts.prompt_set import Prompt, PromptSet, build_prompt_set
-from specbench.prompts.readers import read_file
+from specbench.prompts.readers import read_file, read_stdin
 from specbench.system import plugins
 from specbench.system.downloads import Progress, fetch_all, offline
 from specbench.system.files import data_folder
@@ -100,7 +100,8 @@ def fetched_prompts(name_or_path: str | Path) -> PromptSet:
 
 
 def load_prompts(name_or_path: str | Path) -> PromptSet:
-    """Load a prompt set by name, from a file in the format of its suffix, or as "package.module:NAME", a path of one.
+    """Load a prompt set by name, from a file in the format of its suffix, from stdin ("-"), or as
+    "package.module:NAME", a path of one.
 
     Raises:
         SpecbenchError: no such set or file; empty, binary, not UTF-8, malformed, an over-long prompt,
@@ -116,6 +117,8 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
         return build_prompt_set(name, read_file(_path_of(found, name)))
     if name in public.public_names():
         return build_prompt_set(name, public.read(name))
+    if name == "-":
+        return build_prompt_set(name, read_stdin())
     path = Path(name)
     if not os.path.exists(path):  # which a name that is too long or has a NUL does not, where Path.exists raises
         if plugins.is_reference(name):

@@ -14,7 +14,7 @@ from itertools import islice
 from json.encoder import encode_basestring_ascii as _quoted
 from operator import attrgetter
 
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import SpecbenchError, listed, unknown_name
 
 _MAX_PROMPT_CHARS = 10_000
 _MAX_ID_CHARS = 200
@@ -98,8 +98,8 @@ class Drawing:
 
     def text(self, prompts: PromptSet) -> str | None:
         """What is drawn, in words; None where it is the whole set."""
-        parts = [f"ids {', '.join(self.ids)}"] if self.ids else []
-        parts += [f"category {', '.join(self.categories)}"] if self.categories else []
+        parts = [f"ids {listed(self.ids)}"] if self.ids else []
+        parts += [f"category {listed(self.categories)}"] if self.categories else []
         parts += [f"without the first {self.offset}"] if self.offset else []
         parts += [f"first {self.per_category} per category"] if self.per_category else []
         parts += [f"random sample of {self.sample} (seed {_DRAWING_SEED})"] if self.sample else []
@@ -154,7 +154,7 @@ def build_prompt_set(name: str, prompts: Sequence[Prompt]) -> PromptSet:
         if prompt.id in seen:
             raise SpecbenchError(
                 f"prompts '{name}': two prompts have the id '{prompt.id}'",
-                "ids must be unique; a plain text line's id is the hash of its text, so remove the repeated line",
+                "ids must be unique",
             )
         seen.add(prompt.id)
     return PromptSet(name, tuple(prompts), content_sha256(prompts))

@@ -10,9 +10,11 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -49,12 +51,46 @@ def read_file(path: Path) -> list[Prompt]:
     try:
         if reader is not _read_run:
             check_regular(path)  # a pipe may be waited for, and cannot be read again to resume a run
-        prompts = list(islice(reader(path), MAX_PROMPTS + 1))
+        found = list(islice(reader(path), MAX_PROMPTS + 1))
     except OSError as error:
         raise SpecbenchError(f"prompt file '{path}' cannot be read: {error.strerror or error}") from None
-    if len(prompts) > MAX_PROMPTS:
+    if len(found) > MAX_PROMPTS:
         raise _too_many(path)
-    return prompts
+    _refuse_repeated(path, found)
+    return [prompt for _, prompt in found]
+
+
+def read_stdin() -> list[Prompt]:
+    """Read the prompts of stdin, once a process: one per line, or JSONL where the first line is a JSON object."""
+    text = _stdin()
+    if len(text) > MAX_FILE_BYTES:
+        raise SpecbenchError(f"stdin has more than {MAX_FILE_BYTES:,} bytes", "name a file")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, f"stdin{'.jsonl' if text.lstrip().startswith(b'{') else ''}")
+        path.write_bytes(text)
+        try:
+            return read_file(path)
+        except SpecbenchError as error:
+            raise SpecbenchError(error.what.replace(str(path), "-"), error.try_this, error.exit_code) from None
+
+
+@cache
+def _stdin() -> bytes:
+    return sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
+
+
+def _refuse_repeated(path: Path, found: Iterable[tuple[str, Prompt]]) -> None:
+    seen: dict[str, tuple[str, str]] = {}
+    for where, prompt in found:
+        if prompt.id in seen:
+            first, text = seen[prompt.id]
+            if text == prompt.text:
+                what, fix = f"are both '{text:.60}'", "remove one; for several images of a prompt: --samples"
+            else:
+                what, fix = f"both have the id '{prompt.id:.60}'", "ids must be unique"
+            kind, _, number = first.partition(" ")
+            raise SpecbenchError(f"prompt file '{path}': {kind}s {number} and {where.partition(' ')[2]} {what}", fix)
+        seen[prompt.id] = where, prompt.text
 
 
 def _too_many(path: Path) -> SpecbenchError:
@@ -62,10 +98,12 @@ def _too_many(path: Path) -> SpecbenchError:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Iterate over numbered lines with their line ends; an over-long line is rejected before it is read fully."""
-    with path.open("rb") as file:
+    """Iterate over numbered lines with their line ends, LF, CRLF or CR; an over-long line is rejected before it is
+    read fully."""
+    with path.open(encoding="latin-1", newline="") as file:  # a character a byte, and every kind of line end
         number = size = 0
-        while raw := file.readline(MAX_LINE_BYTES + 1):
+        while line := file.readline(MAX_LINE_BYTES + 1):
+            raw = line.encode("latin-1")
             number, size = number + 1, size + len(raw)
             if size > MAX_FILE_BYTES:
                 raise SpecbenchError(f"prompt file '{path}' is larger than {MAX_FILE_BYTES:,} bytes", "split it")
@@ -81,7 +119,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 raise SpecbenchError(f"prompt file '{path}': line {number} is not UTF-8 text", _FORMATS) from None
 
 
-def _read_run(folder: Path) -> Iterator[Prompt]:
+def _read_run(folder: Path) -> Iterator[tuple[str, Prompt]]:
     """The images of a run of a first stage as prompts of the second: their tokens as codes ("<I5>")."""
     import pyarrow.parquet as pq  # not for other files
 
@@ -96,19 +134,19 @@ def _read_run(folder: Path) -> Iterator[Prompt]:
         for name, row in latest.items():
             text = "".join(f"<I{token}>" for token in row["tokens"])
             meta = parse_json(row["meta"] or "{}") | {"codes": len(row["tokens"])}
-            yield Prompt(name, text, row["category"], meta)
+            yield f"image {name}", Prompt(name, text, row["category"], meta)
 
 
 _FORMATS = "formats: .txt (one prompt per line), .json, .jsonl, .csv, .tsv, .parquet"
 
 
-def _read_text(path: Path) -> Iterator[Prompt]:
-    for _, line in _lines(path):
+def _read_text(path: Path) -> Iterator[tuple[str, Prompt]]:
+    for number, line in _lines(path):
         if text := line.strip():
-            yield Prompt(text_id(text), text)
+            yield f"line {number}", Prompt(text_id(text), text)
 
 
-def _read_jsonl(path: Path) -> Iterator[Prompt]:
+def _read_jsonl(path: Path) -> Iterator[tuple[str, Prompt]]:
     for number, line in _lines(path):
         if not line.strip():
             continue
@@ -118,10 +156,10 @@ def _read_jsonl(path: Path) -> Iterator[Prompt]:
             raise SpecbenchError(f"prompt file '{path}': line {number} is not JSON ({error})") from None
         if not isinstance(row, dict):
             raise SpecbenchError(f"prompt file '{path}': line {number} is not a JSON object")
-        yield _prompt(path, f"line {number}", row)
+        yield f"line {number}", _prompt(path, f"line {number}", row)
 
 
-def _read_json(path: Path) -> Iterator[Prompt]:
+def _read_json(path: Path) -> Iterator[tuple[str, Prompt]]:
     try:
         rows = parse_json(read_regular(path, MAX_FILE_BYTES).decode("utf-8-sig"))
     except ValueError as error:
@@ -129,14 +167,14 @@ def _read_json(path: Path) -> Iterator[Prompt]:
     if not isinstance(rows, list) or not all(isinstance(row, str | dict) for row in rows):
         raise SpecbenchError(f"prompt file '{path}' is not a list of objects or texts", _FORMATS)
     for number, row in enumerate(rows, 1):
-        yield _prompt(path, f"entry {number}", {"text": row} if isinstance(row, str) else row)
+        yield f"entry {number}", _prompt(path, f"entry {number}", {"text": row} if isinstance(row, str) else row)
 
 
-def _read_csv(path: Path) -> Iterator[Prompt]:
+def _read_csv(path: Path) -> Iterator[tuple[str, Prompt]]:
     """Quotes enclose fields of CSV files. In TSV files, where no field needs them, they are part of the text if they
     enclose only a part of a field."""
-    if path.suffix.lower() != ".tsv":
-        yield from _rows(path, ",", csv.QUOTE_MINIMAL)
+    if (delimiter := _delimiter(path)) != "\t":
+        yield from _rows(path, delimiter, csv.QUOTE_MINIMAL)
         return
     try:
         yield from list(_rows(path, "\t", csv.QUOTE_MINIMAL))
@@ -146,7 +184,18 @@ def _read_csv(path: Path) -> Iterator[Prompt]:
         yield from _rows(path, "\t", csv.QUOTE_NONE)
 
 
-def _rows(path: Path, delimiter: str, quoting: int) -> Iterator[Prompt]:
+def _delimiter(path: Path) -> str:
+    """What separates the headings: that of the file's ending, unless only another one separates one of a text."""
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    _, header = next(_lines(path), (0, ""))
+
+    def separates(delimiter: str) -> bool:
+        return any(_known(name.strip().strip('"')) in TEXT_KEYS for name in header.split(delimiter))
+
+    return next(filter(separates, (usual, ";", "\t", ",")), usual)
+
+
+def _rows(path: Path, delimiter: str, quoting: int) -> Iterator[tuple[str, Prompt]]:
     lines = (line for _, line in _lines(path))
     rows = csv.DictReader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     try:
@@ -156,7 +205,7 @@ def _rows(path: Path, delimiter: str, quoting: int) -> Iterator[Prompt]:
             extra = row.pop(None, None)
             if extra is not None:
                 raise SpecbenchError(f"prompt file '{path}': line {rows.line_num} has more fields than the header")
-            yield _prompt(path, f"line {rows.line_num}", row)
+            yield f"line {rows.line_num}", _prompt(path, f"line {rows.line_num}", row)
     except csv.Error as error:
         raise SpecbenchError(f"prompt file '{path}': line {rows.line_num}: {error}") from error
 
@@ -167,7 +216,7 @@ def _known(heading: str) -> str:
     return name if name in _KNOWN else heading
 
 
-def _read_parquet(path: Path) -> Iterator[Prompt]:
+def _read_parquet(path: Path) -> Iterator[tuple[str, Prompt]]:
     import pyarrow  # only for parquet files
     import pyarrow.parquet
 
@@ -181,7 +230,7 @@ def _read_parquet(path: Path) -> Iterator[Prompt]:
         batches = file.iter_batches(_BATCH, use_threads=False)
         rows: Iterable[dict] = (row for batch in batches for row in batch.to_pylist())
         for number, row in enumerate(rows, 1):
-            yield _prompt(path, f"row {number}", row)
+            yield f"row {number}", _prompt(path, f"row {number}", row)
 
 
 def _check_columns(path: Path, names: Sequence[str]) -> None:

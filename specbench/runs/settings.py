@@ -6,6 +6,7 @@ in a config file. Every resolved value records its origin. Imports no torch.
 
 from __future__ import annotations
 
+import csv
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -113,7 +114,9 @@ def _reads(option: Option, value: object) -> bool:
 
 
 def split_list(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]
+    """The parts between commas; one that has commas itself stands in quotes."""
+    parts = next(csv.reader([text], skipinitialspace=True)) if '"' in text and text.isprintable() else text.split(",")
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _panel(panel: str, default_unset: str = "") -> Callable[..., Setting]:
@@ -136,7 +139,7 @@ DRAWN = (
     _what("offset", 0, "leave out the first N prompts", "N", minimum=0),
     _what("sample", 1, "use only a random sample of N prompts, the same one every time", "N", "all prompts", minimum=1),
     _what("per-category", 1, "use only the first N prompts of each category", "N", "all prompts", minimum=1),
-    _what("category", "", "use only the prompts of these categories", "NAME,...", many=True),
+    _what("category", "", "use only the prompts of these categories (a comma: in quotes)", "NAME,...", many=True),
     _what("ids", "", "use only the prompts with these ids", "ID,...", many=True),
 )
 """Which prompts of a set are used, see `specbench.prompts.prompt_set.Drawing`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import fetched_prompts, load_prompts
@@ -47,7 +48,14 @@ def sweep_plans(
     """
     shared = Shared(fetched_prompts if download else load_prompts)
     check_effects(values, axes, shared)
-    return [make_plan(one, shared=shared) for one in sweep_values(values, axes)]
+    made: dict[tuple, Plan] = {}
+    plans = []
+    for one in sweep_values(values, axes):
+        key = tuple(one[name] for name in axes if name != "seed")
+        if key not in made or one["batch"].value == "auto":  # which an earlier run of this seed may have settled
+            made[key] = make_plan(one, shared=shared)
+        plans.append(replace(made[key], seed=one["seed"].value, settings=one))
+    return plans
 
 
 def sweep_values(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> Iterator[dict[str, Value]]:

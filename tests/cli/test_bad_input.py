@@ -56,7 +56,7 @@ BAD = [
     ("run --prompts binary.txt", "binary", ""),
     ("run --prompts latin.txt", "not UTF-8", ""),
     ("run --prompts line.txt", "line 1 is longer", ""),
-    ("run --prompts twice.jsonl", "two prompts have the id 'a'", ""),
+    ("run --prompts twice.jsonl", "lines 1 and 2", ""),
     ("run --prompts cats.txt", "cats", ""),
     ("run --out file", "--out file", "name a folder"),
     ("run --out file/inside", "--out file/inside", ""),

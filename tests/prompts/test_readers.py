@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 import os
 import time
@@ -15,7 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specbench.errors import SpecbenchError
-from specbench.prompts import Prompt, PromptSet, content_sha256, load_prompts, select, text_id
+from specbench.prompts import Prompt, PromptSet, content_sha256, load_prompts, readers, select, text_id
+from specbench.prompts.prompt_set import Drawing
+from specbench.runs.settings import split_list
 
 ROWS = [
     {"id": "first", "text": "a red circle", "category": "colors", "n": 1},
@@ -53,6 +56,37 @@ def test_every_format_reads_the_same_prompts(tmp_path, suffix):
     assert [str(prompt.meta["n"]) for prompt in prompts] == ["1", "2"]
 
 
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"], ids=["CR", "LF", "CRLF"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
+def test_every_line_end_and_delimiter_gives_the_same_prompts(tmp_path, end, delimiter):
+    text, table = tmp_path / "p.txt", tmp_path / "p.csv"
+    text.write_bytes(end.join(["a red circle", "a blue square", ""]).encode())
+    lines = (("id", "prompt", "category"), ("1", "a red circle", f'"red{delimiter} round"'), ("2", "a blue square", ""))
+    table.write_bytes((end.join(map(delimiter.join, lines)) + end).encode())
+    for path in (text, table):
+        assert [prompt.text for prompt in load_prompts(path).prompts] == ["a red circle", "a blue square"]
+    assert load_prompts(table).prompts[0].category == f"red{delimiter} round"
+
+
+def test_a_name_with_a_comma_is_selected_and_quoted(tmp_path):
+    (tmp_path / "p.csv").write_text('id,prompt,category\n"1,a",a red circle,"red, round"\n2,a blue square,blue\n')
+    found = load_prompts(tmp_path / "p.csv")
+    assert split_list('"red, round",blue') == ["red, round", "blue"]
+    assert [prompt.id for prompt in Drawing(categories=("red, round",)).of(found)] == ["1,a"]
+    assert 'category "red, round"' in Drawing(categories=("red, round",)).text(found)
+    with pytest.raises(SpecbenchError) as error:
+        select(found, None, ["round"])
+    assert error.value.try_this == 'valid: "1,a", 2'
+
+
+@pytest.mark.parametrize("content", [b"a red circle\n", b'{"prompt": "a red circle"}\n'], ids=["text", "jsonl"])
+def test_prompts_are_read_from_stdin(monkeypatch, content):
+    readers._stdin.cache_clear()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert [prompt.text for _ in range(2) for prompt in load_prompts("-").prompts] == ["a red circle"] * 2
+    readers._stdin.cache_clear()
+
+
 def test_a_plain_line_is_named_by_its_content_not_its_place(tmp_path):
     path = tmp_path / "p.txt"
     path.write_bytes("\ufeffa red circle\r\n\r\n  a blue square  \n".encode())
@@ -88,11 +122,11 @@ BAD = {
     "latin-1": ("p.txt", b"a caf\xe9\n", "line 1 is not UTF-8"),
     "one line of 50 MB": ("p.txt", b"x" * 50_000_000, "line 1 is longer"),
     "one long prompt": ("p.txt", b"x" * 20_000, "20,000 characters"),
-    "the same line twice": ("p.txt", b"a red circle\na red circle\n", "two prompts have the id"),
+    "the same line twice": ("p.txt", b"a red circle\na red circle\n", "lines 1 and 2 are both .a red circle."),
     "the same id twice": (
         "p.jsonl",
         b'{"id": 1, "text": "a"}\n{"id": "1", "text": "b"}\n',
-        "two prompts have the id '1'",
+        "both have the id '1'",
     ),
     "not JSON": ("p.jsonl", b'{"text": "a"}\n{"text": \n', "line 2 is not JSON"),
     "two objects in a line": ("p.jsonl", b'{"text": "x"} {"text": "y"}\n', "line 1 is not JSON"),
