@@ -157,12 +157,14 @@ def score_folder(
     settings: Settings | None = None,
     reporter: ScoreReporter | None = None,
     bundled_only: bool = False,
+    layout: str | None = None,
 ) -> Rows:
-    """Score images made elsewhere, named `<prompt id>.png` or `<prompt id>-<sample>.png`.
+    """Score images made elsewhere, named by prompt id or as the papers' programs name them.
 
     Args:
         images: their folder.
         prompts: the set or file of their prompts.
+        layout: of the folder, see `specbench score --help`; None for the one that fits.
         metrics, out, protocol, settings, reporter, bundled_only: as for `score`.
 
     Returns:
@@ -173,7 +175,8 @@ def score_folder(
     """
     from specbench.metrics.external_images import external_images  # brings pandas and pillow
 
-    found = external_images(Path(images), prompt_sets.load_prompts(prompts), Path(out))
+    say = reporter.note if reporter else lambda text: None
+    found = external_images(Path(images), prompt_sets.load_prompts(prompts), Path(out), layout, say)
     return _scores([found], metrics, protocol, settings, reporter, [], None, bundled_only)
 
 

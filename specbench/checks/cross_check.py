@@ -70,6 +70,7 @@ def cross_check(
     prompts: str | Path | None = None,
     settings: Settings | None = None,
     python: str | Path | None = None,
+    layout: str | None = None,
 ) -> list[dict[str, object]]:
     """Compare scores with what the metrics' authors' packages compute of the same images
     (`specbench score --cross-check`).
@@ -78,6 +79,7 @@ def cross_check(
         metrics: names of metrics the runs were scored with; those that do not apply to a run are left out.
         runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
         images, prompts: folder of images made elsewhere and the set or file of their prompts, instead of runs.
+        layout: of that folder.
         python: Python of an environment with the packages; that of `python_of` if None.
 
     Returns:
@@ -87,7 +89,7 @@ def cross_check(
         SpecbenchError: an unknown run or metric, or `python` does not exist.
     """
     if images is not None and prompts is not None:
-        shown = [external_images(Path(images), load_prompts(prompts), Path(out))]
+        shown = [external_images(Path(images), load_prompts(prompts), Path(out), layout)]
     else:
         shown = [run_images(folder) for folder in find_runs(out, runs)]
     made = [metric_catalog.metric(name)(settings) for name in metrics]

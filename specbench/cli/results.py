@@ -71,8 +71,20 @@ _Batch = Annotated[
     int | None,
     option("--batch", "N", "Images per forward of a metric's network.", min=1, max=4096, show_default="the metric's"),
 ]
+_LAYOUTS = ("ids", "lines", "annotations", "captions", "geneval", "grids")
 _Images = Annotated[
-    Path | None, option("--images", "DIR", "Score external images named <prompt id>.png or <prompt id>-<sample>.png.")
+    Path | None,
+    option("--images", "DIR", "Score external images, named by prompt id or as the papers' programs do."),
+]
+_Layout = Annotated[
+    str | None,
+    option(
+        "--layout",
+        "NAME",
+        f"Names of the files of --images: {', '.join(_LAYOUTS)}.",
+        show_default="the one that fits",
+        autocompletion=completion.of(*_LAYOUTS),
+    ),
 ]
 _Against = Annotated[
     str | None,
@@ -103,6 +115,7 @@ def score(
     offline: Offline = False,
     images: _Images = None,
     prompts: Annotated[str | None, prompts_option("Prompts of --images.")] = None,
+    layout: _Layout = None,
     against: _Against = None,
     cross_check: _CrossCheck = False,
     python: _Python = None,
@@ -137,13 +150,15 @@ def score(
     settings.check()
     options = {"protocol": protocol, "settings": settings, "reporter": None if quiet else ScoreProgress()}
     options["bundled_only"] = bundled_only
+    if layout and images is None:
+        raise SpecbenchError("--layout requires --images", "it says how the files of a folder are named")
     problems: list[SpecbenchError] = []
     if images is not None:
-        rows = api.score_folder(images, prompts, metric or None, out, **options)
+        rows = api.score_folder(images, prompts, metric or None, out, layout=layout, **options)
     else:
         rows = api.score(named if runs else (), metric or None, out, problems=problems, **options)
     if cross_check:
-        rows = by_packages.cross_check(names, runs or (), out, images, prompts, settings, python)
+        rows = by_packages.cross_check(names, runs or (), out, images, prompts, settings, python, layout)
         return print_json(rows) if json else print_table(rows, list(rows[0]) if rows else ())
     if against:
         rows = api.differences(against, runs or (), names, out, settings)

@@ -259,7 +259,7 @@ def run_images(folder: Path) -> Images:
     folder = Path(folder)
     rows = rows.assign(path=[folder / image for image in rows["image"]])
     if info.spec.model == "shapes":
-        rows["meta"] = [_with_scene(prompt, meta) for prompt, meta in zip(rows["prompt"], rows["meta"], strict=True)]
+        rows["meta"] = [with_scene(prompt, meta) for prompt, meta in zip(rows["prompt"], rows["meta"], strict=True)]
         rows["category"] = rows["category"].fillna(OWN_CAPTIONS)
     read = lambda row: read_image(folder, row.image, row.image_sha256)  # noqa: E731
     return Images(info.run_id, folder, rows, read, info.spec.model)
@@ -269,7 +269,7 @@ OWN_CAPTIONS = "own captions"
 """Category of captions of `shapes` in somebody's own file, where it names none."""
 
 
-def _with_scene(prompt: str, meta: object) -> object:
+def with_scene(prompt: str, meta: object) -> object:
     """The metadata of a caption of `shapes`, with the scene that it means where somebody's own file names none."""
     known = read_meta(meta)
     try:

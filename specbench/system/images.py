@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -81,15 +82,15 @@ def png_bytes(pixels: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
-def pictures_in(folder: Path) -> list[Path]:
-    """List the image files directly inside a folder, sorted by name.
+def pictures_in(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
+    """List the image files directly inside a folder, sorted by name; `beside` are patterns of other files.
 
     Raises:
         SpecbenchError: no such folder, a file that is not an image, or no image.
     """
     if not folder.is_dir():
         raise SpecbenchError(f"image folder {folder} does not exist")
-    found = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    found = sorted(path for path in folder.iterdir() if not any(map(path.match, (".*", *beside))))
     for path in found:
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
             raise SpecbenchError(f"{path} is not an image", f"keep only {', '.join(SUFFIXES)} files in {folder}")

@@ -17,7 +17,7 @@ from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Score, Settings
 from specbench.metrics.catalog import PROTOCOLS
 from specbench.metrics.external_images import external_images
-from specbench.prompts import load_prompts
+from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts
 from specbench.stats import mean_interval
 from specbench.system.images import read_picture
 
@@ -233,3 +233,96 @@ def test_doctor_says_what_a_metric_lacks_and_where_to_get_it(cli, monkeypatch, t
     assert len(rows) == 1
     assert cli("doctor", "--metric", "shapes-detector").code == 0
     assert "did you mean 'imagereward'" in cli("doctor", "--metric", "imagerewart").err
+
+
+CAPTIONS = ("a red circle", "a blue square, left of a dog", "a cat's hat")
+
+
+def listed(folder: Path) -> PromptSet:
+    rows = [Prompt(f"id{n}", text, meta={"annotation": 70 + 5 * n}) for n, text in enumerate(CAPTIONS)]
+    return build_prompt_set("list", rows)
+
+
+def written(folder: Path, *names: str) -> Path:
+    """A folder in the layout of another program: pictures of increasing brightness, in the order of their names."""
+    for level, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        saved(path, Image.new("RGB", (4, 4), (level, level, level)))
+    return folder
+
+
+def paired(folder: Path, layout: str | None = None, said: list | None = None) -> dict:
+    say = said.append if said is not None else lambda text: None
+    rows = external_images(folder, listed(folder), folder.parent / "out", layout, say).rows
+    return {(int(row.prompt_id[2:]), row.sample): row.path.relative_to(folder).as_posix() for row in rows.itertuples()}
+
+
+RELEASED = {
+    "LANTERN": ["prompt_0.png", "prompt_1.png", "prompt_2.png"],
+    "SJD, PartiPrompts": ["0.png", "1.png", "2.png"],
+    "SJD, COCO": ["70.png", "75.png", "80.png"],
+    "lines from 1": ["1.jpg", "02.jpg", "3.jpg"],
+    "GenEval": [f"{line:05d}/samples/{0:05d}.png" for line in range(3)],
+    "T2I-CompBench": [f"samples/{text}_{10 * line:06d}.png" for line, text in enumerate(CAPTIONS)],
+    "captions alone": [f"{text.replace(' ', '_')}.png" for text in CAPTIONS],
+}
+
+
+@pytest.mark.parametrize("program", RELEASED)
+def test_folders_are_read_as_the_released_programs_write_them(tmp_path, program):
+    said = []
+    found = paired(written(tmp_path / "images", *RELEASED[program]), said=said)
+    assert found == {(line, 0): name for line, name in enumerate(RELEASED[program])}
+    assert f"first pair: {RELEASED[program][0]} is 'a red circle'" in said[0]
+
+
+def test_samples_are_in_the_order_of_their_numbers(tmp_path):
+    names = [f"samples/{text}_{number}.png" for text in CAPTIONS for number in (9, 10, 11)]
+    found = paired(written(tmp_path / "images", *names))
+    assert [found[0, sample] for sample in range(3)] == names[:3]
+
+
+def test_captions_that_lantern_keeps_count_more_than_lines(tmp_path):
+    folder = written(tmp_path / "images", "prompt_0.png", "prompt_1.png", "prompt_2.png")
+    kept = {f"prompt_{n}": {"prompt": text, "latency": 1.0} for n, text in enumerate(CAPTIONS[::-1])}
+    (folder / "global_statistics_0_10000.json").write_text(json.dumps(kept))
+    (folder / "generation_configs.json").write_text("{}")
+    assert paired(folder) == {(2 - n, 0): f"prompt_{n}.png" for n in range(3)}
+
+
+def test_a_caption_of_geneval_that_is_not_the_lists_is_refused(tmp_path):
+    folder = written(tmp_path / "images", *RELEASED["GenEval"])
+    (folder / "00001" / "metadata.jsonl").write_text('{"prompt": "a dog"}')
+    (folder / "00001" / "grid.png").write_bytes(b"")
+    with pytest.raises(SpecbenchError, match="another caption than line 00001"):
+        paired(folder, "geneval")
+
+
+def test_two_layouts_that_pair_differently_are_refused_until_one_is_named(tmp_path):
+    folder = written(tmp_path / "images", "0.png", "1.png", "2.png")
+    prompts = build_prompt_set("numbers", [Prompt(str(n), text) for n, text in zip((2, 1, 0), CAPTIONS, strict=True)])
+    with pytest.raises(SpecbenchError, match=r"the layouts 'ids' and 'lines'.*--layout ids or --layout lines"):
+        external_images(folder, prompts, tmp_path / "out")
+    rows = external_images(folder, prompts, tmp_path / "out", "lines").rows
+    assert dict(zip(rows["prompt"], (path.name for path in rows["path"]), strict=True))[CAPTIONS[0]] == "0.png"
+
+
+def test_a_grid_is_four_images_where_it_is_named(tmp_path):
+    folder = written(tmp_path / "images", "id0.png", "id1.png", "id2.png")
+    grid = np.arange(4, dtype=np.uint8).repeat(3).reshape(2, 2, 3)
+    saved(folder / "id1.png", Image.fromarray(grid))
+    assert len(paired(folder)) == 3
+    found = external_images(folder, listed(folder), tmp_path / "out", "grids")
+    own = [found.read(row)[0, 0, 0] for row in found.rows.itertuples() if row.prompt_id == "id1"]
+    assert own == [0, 1, 2, 3]
+
+
+def test_a_folder_of_a_released_layout_is_scored(tmp_path, cli):
+    (tmp_path / "p.txt").write_text("a red circle\na blue square\n")
+    folder = written(tmp_path / "images", "prompt_0.png", "prompt_1.png")
+    for path in folder.iterdir():
+        saved(path, Image.new("RGB", (64, 64)))
+    line = f"score --images {folder} --prompts {tmp_path / 'p.txt'} --bundled-only --out {tmp_path / 'out'}"
+    outcome = cli(*line.split())
+    assert outcome.code == 0 and "layout lines" in outcome.err and "shapes-clip" in outcome.out, outcome
