@@ -78,9 +78,7 @@ class ProgressReporter:
 
     def stopping(self, within_s: float | None) -> None:
         limit = f"what takes longer than {within_s:.0f} s is dropped" if within_s else "Ctrl-C again stops at once"
-        work = (
-            f"{console.counted(self._part.images or 1, 'image')} in work" if self._total else "this step of the warm-up"
-        )
+        work = f"{console.counted(self._part.images or 1, 'image')} in work"
         ends = f"{work}: {self._part}" if self._part.images else work
         self.note(f"ending after {ends} ({limit}; finished images are kept)")
 

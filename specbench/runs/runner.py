@@ -132,10 +132,10 @@ def run(
     stores = {spec: RunStore(run_folder(out, spec)) for spec in wanted}
     for spec, store in stores.items():
         store.check(spec)
-    with ExitStack() as writing, signals.finishing(reporter.stopping) as stop:
+    with ExitStack() as writing:
         work = {spec: _lock(store, spec, wanted[spec], trace, writing) for spec, store in stores.items()}
         writing.callback(reporter.finish)
-        facts = _warm_up(executor, work, reporter, stop)
+        facts = _warm_up(executor, work, reporter)
         for spec in work:
             if stores[spec].locked:
                 of_run = dict((run_facts or {}).get(spec.run_id, {}))
@@ -145,6 +145,7 @@ def run(
         total = sum(map(len, wanted.values()))
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed, summary.folders)
+        stop = writing.enter_context(signals.finishing(reporter.stopping))
         # Chunks that are being decoded when it is set are finished and written.
         chunks = takewhile(lambda _: not stop.is_set(), _chunks(executor, work, wanted, trace))
         for done in executor.decode(chunks, reporter) if todo else ():
@@ -181,24 +182,14 @@ def _pending(store: RunStore, requests: Sequence[Request], trace: bool) -> list[
     return [request for request in requests if request.key not in completed]
 
 
-def _warm_up(
-    executor: Executor,
-    work: Mapping[RunSpec, Sequence[Request]],
-    reporter: Reporter,
-    stop: signals.Stop,
-) -> dict[str, object]:
-    """Prepare the executor for the runs that have work left, until `stop`; return facts about it for run.json."""
+def _warm_up(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], reporter: Reporter) -> dict[str, object]:
+    """Prepare the executor for the runs that have work left; return facts about it for run.json."""
     specs = [spec for spec, requests in work.items() if requests]
     if not specs:
         return {}
     reporter.note(f"warming up {len(specs)} decoder{'s' if len(specs) > 1 else ''}")
     texts = sorted({request.text for requests in work.values() for request in requests}, key=len)
-
-    def tell(what: str, done: int, total: int) -> bool:
-        reporter.part(what, done, total)
-        return not stop.is_set()
-
-    facts = executor.warm_up(specs, list(dict.fromkeys((texts[-1], texts[0]))), tell)
+    facts = executor.warm_up(specs, list(dict.fromkeys((texts[-1], texts[0]))), reporter.part)
     if "compile_s" in facts:
         graphs = f", {facts['graph_bytes'] / 2**20:.0f} MiB of graphs" if "graph_bytes" in facts else ""
         reporter.note(f"compiled steps in {facts['compile_s']:.0f} s ({facts['compiled_forms']} forms{graphs})")

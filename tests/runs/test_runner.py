@@ -246,8 +246,7 @@ def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(tmp_path, undisturbed):
     assert contents(tmp_path) == undisturbed
 
 
-@pytest.mark.parametrize("at", ["warm-up", "image"])
-def test_sigterm_ends_a_run_in_time_and_drops_only_what_is_unfinished(tmp_path, undisturbed, monkeypatch, at):
+def test_sigterm_ends_a_run_in_time_and_drops_only_what_is_unfinished(tmp_path, undisturbed, monkeypatch):
     """An image that would take for ever, in a batch of which others are done."""
     healthy, told = local.StepWatch.__call__, []
 
@@ -256,10 +255,6 @@ def test_sigterm_ends_a_run_in_time_and_drops_only_what_is_unfinished(tmp_path, 
 
         def row(self, run_id, row):
             self.rows += 1
-
-        def part(self, what, done, total, images=0):
-            if at == "warm-up":
-                os.kill(os.getpid(), signal.SIGTERM)
 
         def stopping(self, within_s):
             told.append(within_s)
@@ -273,15 +268,22 @@ def test_sigterm_ends_a_run_in_time_and_drops_only_what_is_unfinished(tmp_path, 
     monkeypatch.setattr(local.StepWatch, "__call__", stuck)
     monkeypatch.setattr(signals, "TERMINATION_S", 0.3)
     reporter, start, before = Told(), time.monotonic(), signal.getsignal(signal.SIGTERM)
-    if at == "image":
-        with pytest.raises(KeyboardInterrupt):
-            go(tmp_path, reporter=reporter, batch=2)
-    else:
-        assert go(tmp_path, reporter=reporter, batch=2).problem().exit_code == 128 + signal.SIGTERM
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, reporter=reporter, batch=2)
     assert time.monotonic() - start < 30 and told == [0.3]
     assert signal.getsignal(signal.SIGTERM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     monkeypatch.undo()
-    assert go(tmp_path, batch=2).resumed == reporter.rows >= (3 if at == "image" else 0)
+    assert go(tmp_path, batch=2).resumed == reporter.rows >= 3
+
+
+def test_ctrl_c_in_the_warm_up_ends_it_at_once_and_leaves_nothing(tmp_path):
+    class Impatient(Reporter):
+        def part(self, what, done, total, images=0):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path, reporter=Impatient())
+    assert not list(tmp_path.rglob("*"))
 
 
 def test_run_json_says_what_was_run_by_what(tmp_path):

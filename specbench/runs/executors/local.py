@@ -36,13 +36,9 @@ MISFITS = 2
 _FIRST_S, _EVERY_S = 1.0, 0.5
 """Seconds from the start of an image to the first report of its tokens, and between two."""
 
-Tell = Callable[[str, int, int], bool]
-"""Takes in the progress of a warm-up, which ends where it returns False."""
+Tell = Callable[[str, int, int], None]
+"""Takes in the progress of a warm-up."""
 _SILENT = Reporter()
-
-
-def _go_on(*_: object) -> bool:
-    return True
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class Executor(Protocol):
     def portion(self, spec: RunSpec) -> int:
         """Number of images per chunk of this run."""
 
-    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _go_on) -> dict[str, object]:
+    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _SILENT.part) -> dict[str, object]:
         """Prepare to decode these runs with texts of prompts, the longest first; nothing is measured or stored.
 
 
@@ -104,7 +100,7 @@ class Executor(Protocol):
 
 
 def warm_up(
-    model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _go_on
+    model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _SILENT.part
 ) -> dict[str, object]:
     """Run some steps of each spec. Errors of an image show again in its row; wrong settings are raised.
 
@@ -121,8 +117,8 @@ def warm_up(
         request, shared = Request(text, WARM_UP_ID), spec is specs[0]
         try:
             given = model, [request] * spec.batch, spec.decoder, spec.sampling, spec.seed
-            if not all(tell(what, done, WARM_UP_STEPS) for done in warm_up_steps(*given, render=shared)):
-                break
+            for done in warm_up_steps(*given, render=shared):
+                tell(what, done, WARM_UP_STEPS)
         except SpecbenchError as error:
             if error.exit_code in (BAD_INPUT, MISSING_PREREQUISITE):
                 raise
@@ -241,7 +237,7 @@ class LocalExecutor:
     def portion(self, spec: RunSpec) -> int:
         return 1
 
-    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _go_on) -> dict[str, object]:
+    def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _SILENT.part) -> dict[str, object]:
         return warm_up(self.model, specs, texts, tell)
 
     def decode(self, chunks: Iterator[Chunk], reporter: Reporter = _SILENT) -> Iterator[DecodedChunk]:
