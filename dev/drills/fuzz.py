@@ -63,10 +63,11 @@ class Watch:
         signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
         kept = os.environ.get("SPECBENCH_CACHE")  # what a machine keeps of its own is written there
         self._box = tuple(f"{Path(place).resolve()}{os.sep}" for place in (box, kept) if place)
+        usual, tempfile.tempdir = tempfile.tempdir, str(box)
         try:
             yield
         finally:
-            self._box = None
+            self._box, tempfile.tempdir = None, usual
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, alarm)
         assert not self._seen, self._seen

@@ -82,7 +82,7 @@ def _with_run(box: Path) -> Path:
 
 def _not_audited(name: str, *_) -> dict[str, object]:
     """A row of `audit` that finds a decoder lossless."""
-    columns = ("tv", "tv_low", "tv_high", "samples", "p_value", "detectable_tv", "models")
+    columns = ("tv", "tv_low", "tv_high", "samples", "p_value", "detectable_tv", "weakest_tv", "alone_differ", "models")
     row = dict.fromkeys(columns, 0) | {"verdict": "lossless", "declared": "lossless", "refused": {}}
     return row | {"decoder": name}
 

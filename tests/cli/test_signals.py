@@ -43,6 +43,8 @@ def handled(monkeypatch):
     monkeypatch.setattr(signals, "_AGAIN_S", 0.05)
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    for number in signals.NUMBERS:  # also those that whoever started the tests ignores, as nohup does
+        signal.signal(number, signal.SIG_DFL)
     signals.install()
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)
