@@ -119,10 +119,15 @@ def outcomes() -> list[dict]:
     return [json.loads(line) for line in LOG.read_text().splitlines()] if LOG.exists() else []
 
 
+def was_done(one: dict) -> bool:
+    """Whether all output was there when the interrupt came."""
+    return one["code"] == 0 and not one["errors"] and one["ended_s"] < 1
+
+
 def as_wanted(one: dict) -> bool:
     """Whether a command ended as it should; where the control was slow, so may the command be."""
     in_time = one["ended_s"] <= WITHIN_S * max(1.0, one["control_s"] / 0.1) or one["image_in_work"]
-    return one["code"] == 130 and one["errors"] == 1 and not one["traceback"] and in_time
+    return was_done(one) or (one["code"] == 130 and one["errors"] == 1 and not one["traceback"] and in_time)
 
 
 def table() -> str:
@@ -140,11 +145,11 @@ def table() -> str:
         "slowest, s",
         "not as wanted",
     )
-    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * 7}"]
+    lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * 8}"]
     for name, found in groups.items():
         late = [one for one in found if one["ended_s"] > WITHIN_S and not one["image_in_work"]]
         cells = [len(found), sum(one["code"] == 130 for one in found), sum(one["errors"] == 1 for one in found)]
-        cells += [sum(one["traceback"] for one in found), len(late)]
+        cells += [sum(map(was_done, found)), sum(one["traceback"] for one in found), len(late)]
         cells += [f"{max((one['ended_s'] for one in found), default=0):.1f}", sum(not as_wanted(one) for one in found)]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
