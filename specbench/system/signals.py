@@ -103,6 +103,7 @@ def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
         yield stop
         return
     look()
+    limited: list[int] = []
 
     def on_signal(number, _frame):
         again, stop.number = stop.is_set(), stop.number or number
@@ -110,8 +111,9 @@ def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
         if _state.process == os.getpid():
             _state.asked = stop.number
         if number != signal.SIGINT:
-            if not signal.getitimer(signal.ITIMER_REAL)[0]:
+            if not limited:  # a second one gives no more time
                 signal.setitimer(signal.ITIMER_REAL, TERMINATION_S, _AGAIN_S)
+            limited.append(number)
         elif again:
             raise KeyboardInterrupt
         if not again:
