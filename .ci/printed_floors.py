@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from specbench.models.catalog import find_model
 from specbench.models.facts import BYTES, ModelFacts
-from specbench.papers.forecasts import decoder_of, printed_values, row_settings, tokens_per_step
+from specbench.papers.forecasts import decoder_of, printed_tokens_per_step, printed_values, row_settings
 from specbench.papers.table import Row, Table
 from specbench.papers.table_files import load_table, load_tables
 from specbench.reporting.forecast import PROMPT_TOKENS
@@ -59,7 +59,7 @@ def _beside(table: Table, row: Row) -> dict[str, object]:
         ("device", "steps", "printed_step_ms", "weights_ms", "floor_step_ms", "floor_s", "over_floor", "over_weights")
     )
     model = find_model(str(name)) if name else None
-    tokens = model and tokens_per_step(table, row, model)
+    tokens = model and printed_tokens_per_step(table, row, model)
     if model is None or model.size is None:
         return found | unknown | {"note": "a model of unknown size"}
     if tokens is None and "nfe" not in printed:

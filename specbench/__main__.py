@@ -40,7 +40,7 @@ def program() -> NoReturn:
         if not signals.asked():
             raise
         signals.answered()  # in an import, or between two lines
-        stopped = signals.problem()
+        stopped = signals.stopped()
         sys.stderr.write(f"error: {stopped}\n")
         code = stopped.exit_code
         sys.exit(code)

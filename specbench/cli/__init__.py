@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             BAD_INPUT if type(error).__name__ == "NoArgsIsHelpError" else _fail(_usage_problem(error, arguments), debug)
         )
     except BaseException if signals.asked() else (KeyboardInterrupt, typer.Abort):  # noqa: B030
-        code = _fail(signals.problem(), debug)
+        code = _fail(signals.stopped(), debug)
         # Threads of a download try again for minutes, which Python's own end would wait for.
         if any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()):
             sys.stdout.flush()

@@ -35,6 +35,6 @@ class ReplacementLoop(Loop):
         sampled = super()._judged(p, proposal, tables, step)
         coin, place = (self._noise.uniform(proposal.positions, kind) for kind in (Stream.COIN, Stream.REDRAW))
         candidates = p.topk(min(self._drafter.top, p.shape[-1]), dim=-1)
-        possible = (candidates.values > 0).sum(-1)
+        possible = (candidates.values > 0).sum(-1).clamp(min=1)  # NaN is none of them
         other = at(candidates.indices, (place * possible).long().minimum(possible - 1))
         return sampled._replace(tokens=torch.where(coin < self._drafter.share, other, sampled.tokens))

@@ -21,7 +21,7 @@ import pandas as pd
 from specbench.errors import SpecbenchError, read_name
 from specbench.metrics.scoring import OWN_CAPTIONS, Images, with_scene
 from specbench.prompts import Prompt, PromptSet
-from specbench.store.schema import image_name
+from specbench.store.schema import Key, image_name
 from specbench.system.files import read_regular
 from specbench.system.images import pictures_in, read_picture
 from specbench.system.json_values import parse_json
@@ -29,12 +29,10 @@ from specbench.system.json_values import parse_json
 _NUMBERED = re.compile(r"(?P<name>.+)[-_](?P<sample>\d{1,9})")
 _LINE = re.compile(r"(?:prompt[-_])?(?P<line>\d{1,12})(?:[-_](?P<sample>\d{1,9}))?")
 _MAX_JSON_BYTES = 2**28
-Key = tuple[str, int]
-"""Prompt id and sample."""
 
 
 @dataclass(frozen=True)
-class Layout:
+class ImageLayout:
     """Names of image files.
 
     Attributes:
@@ -58,19 +56,19 @@ def external_images(
     """Match every image file to its prompt. Scores go to a folder of their own in `out`.
 
     Args:
-        layout: one of `LAYOUTS`; None for the one that fits.
+        layout: one of `IMAGE_LAYOUTS`; None for the one that fits.
         say: receives a line with the layout and the first pair.
 
     Raises:
         SpecbenchError: a file that belongs to no prompt or to two, two files for one image, a prompt without one, or
             several layouts that fit.
     """
-    name = read_name("layout", layout, LAYOUTS) if layout else None
+    name = read_name("layout", layout, IMAGE_LAYOUTS) if layout else None
     name, found = (name, _matched(name, folder, prompts)) if name else _fitting(folder, prompts)
-    known, grid = {prompt.id: prompt for prompt in prompts.prompts}, LAYOUTS[name].grid
+    known, grid = {prompt.id: prompt for prompt in prompts.prompts}, IMAGE_LAYOUTS[name].grid
     first = next(prompt for prompt in prompts.prompts if (prompt.id, 0) in found)
     pair = f"{found[first.id, 0].relative_to(folder)} is '{first.text:.60}'"
-    say(f"{folder}: layout {name} ({LAYOUTS[name].what}); first pair: {pair}")
+    say(f"{folder}: layout {name} ({IMAGE_LAYOUTS[name].what}); first pair: {pair}")
     rows = [
         {
             "prompt_id": prompt,
@@ -95,9 +93,9 @@ def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
     """The layout that fits, and its images; that of the names by id says what is wrong where none does."""
     fitting: dict[str, dict[Key, Path]] = {}
     problems: dict[str, SpecbenchError] = {}
-    for name in LAYOUTS:
+    for name in IMAGE_LAYOUTS:
         try:
-            if not LAYOUTS[name].grid:
+            if not IMAGE_LAYOUTS[name].grid:
                 fitting[name] = _matched(name, folder, prompts)
         except SpecbenchError as error:
             problems[name] = error
@@ -117,7 +115,7 @@ class _Incomplete(SpecbenchError):
 
 
 def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
-    found = LAYOUTS[name].match(folder, prompts.prompts)
+    found = IMAGE_LAYOUTS[name].match(folder, prompts.prompts)
     samples = sorted({sample for _, sample in found})
     for prompt in prompts.prompts:
         for sample in samples:
@@ -255,13 +253,13 @@ def _quarter(row: Any) -> np.ndarray:
 
 _BESIDE = ("global_statistics_*.json", "generation_configs.json", "gen_img_output.log")
 """Files that LANTERN's and SJD's programs leave beside their images."""
-LAYOUTS: Mapping[str, Layout] = {
-    "ids": Layout("<prompt id>.png or <prompt id>-<sample>.png", _by_id),
-    "lines": Layout("0.png, prompt_0.png or 00000.png: line of the list; LANTERN, SJD on PartiPrompts", _by_line),
-    "annotations": Layout("<annotation>.png: COCO's number of the caption; SJD on COCO", _by_annotation),
-    "captions": Layout("<caption>_<number>.png; T2I-CompBench", _by_caption),
-    "geneval": Layout("<line>/samples/<sample>.png; GenEval", _by_folder),
-    "grids": Layout("<prompt id>.png is a grid of 2 x 2 images; DPG-Bench", _as_grids, grid=True),
+IMAGE_LAYOUTS: Mapping[str, ImageLayout] = {
+    "ids": ImageLayout("<prompt id>.png or <prompt id>-<sample>.png", _by_id),
+    "lines": ImageLayout("0.png, prompt_0.png or 00000.png: line of the list; LANTERN, SJD on PartiPrompts", _by_line),
+    "annotations": ImageLayout("<annotation>.png: COCO's number of the caption; SJD on COCO", _by_annotation),
+    "captions": ImageLayout("<caption>_<number>.png; T2I-CompBench", _by_caption),
+    "geneval": ImageLayout("<line>/samples/<sample>.png; GenEval", _by_folder),
+    "grids": ImageLayout("<prompt id>.png is a grid of 2 x 2 images; DPG-Bench", _as_grids, grid=True),
 }
 """Layouts by name. `grids` is only taken where it is named: a grid looks like an image."""
 
@@ -275,7 +273,7 @@ def _number(path: Path) -> re.Match:
 def _no_prompt(path: Path, why: str = "") -> SpecbenchError:
     return SpecbenchError(
         f"{path} belongs to no prompt" + (f": {why}" if why else ""),
-        f"name it <prompt id>.png or <prompt id>-<sample>.png, or take it out; --layout: {', '.join(LAYOUTS)}",
+        f"name it <prompt id>.png or <prompt id>-<sample>.png, or take it out; --layout: {', '.join(IMAGE_LAYOUTS)}",
     )
 
 

@@ -25,7 +25,7 @@ def _source(repo: str, licence: str = "see its page on the hub") -> Source:
 
 
 _CARDS_UNREAD = "not stated where it was found; LANTERN's code: Chameleon research licence (Meta), non-commercial"
-PUBLISHED: Mapping[str, Source] = {
+PUBLISHED_HEADS: Mapping[str, Source] = {
     "lumina": _source("sihwanpark/LANTERN-Lumina-mGPT-7B-768", "Apache-2.0"),
     "anole": _source("jadohu/anole_drafter", _CARDS_UNREAD),
     "llamagen": _source("jadohu/llamagen_drafter", _CARDS_UNREAD),
@@ -38,7 +38,7 @@ commit is stated; that of the first use is kept."""
 def published_head(model: str, kind: str = "eagle") -> str:
     """Hub id of the head that the authors of a method publish for a model; empty where none is known, and for random
     weights. `model` may carry what was added to its name."""
-    known = PUBLISHED.get(model.partition("+")[0]) if kind == "eagle" and RANDOM not in model else None
+    known = PUBLISHED_HEADS.get(model.partition("+")[0]) if kind == "eagle" and RANDOM not in model else None
     return known.repo if known else ""
 
 
@@ -86,7 +86,7 @@ def missing_head(given: str) -> Download | None:
 
 
 def _known(repo: str) -> Source:
-    return next((source for source in PUBLISHED.values() if source.repo == repo), _source(repo))
+    return next((source for source in PUBLISHED_HEADS.values() if source.repo == repo), _source(repo))
 
 
 def _is_hub_id(given: str) -> bool:

@@ -13,7 +13,7 @@ from specbench.metrics.base import Settings
 from specbench.metrics.published_weights import CHECKPOINTS, missing_file
 from specbench.models.catalog import find_model, models
 from specbench.models.checkpoint_files import Source, missing_checkpoint
-from specbench.models.draft_head_files import PUBLISHED, missing_head
+from specbench.models.draft_head_files import PUBLISHED_HEADS, missing_head
 from specbench.models.hub_model import HubModel
 from specbench.papers.reproduce import resolve_cells
 from specbench.papers.table import Table
@@ -112,7 +112,7 @@ def _sources() -> dict[str, list[Source]]:
             for source in model.sources:
                 if source not in found.setdefault(source.repo, []):
                     found[source.repo].append(source)
-    found |= {source.repo: [source] for source in PUBLISHED.values()}
+    found |= {source.repo: [source] for source in PUBLISHED_HEADS.values()}
     return found
 
 

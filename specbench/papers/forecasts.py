@@ -107,7 +107,7 @@ def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
     found = []
     for row in table.rows:
         settings = row_settings(table, row)
-        if settings is None or (tokens := tokens_per_step(table, row, find_model(settings.model))) is None:
+        if settings is None or (tokens := printed_tokens_per_step(table, row, find_model(settings.model))) is None:
             continue
         decoder = decoder_of(settings)
         source = f"{table.name}: {f'{row.group}, ' if row.group else ''}{row.label}"
@@ -125,7 +125,7 @@ def printed_elsewhere(one: Accepted) -> tuple[Printed, ...]:
         for table in load_tables()
         for row in table.rows
         if row.settings.get("decoder") == one.decoder.name and (settings := row_settings(table, row)) is not None
-        if (tokens := tokens_per_step(table, row, find_model(settings.model))) is not None
+        if (tokens := printed_tokens_per_step(table, row, find_model(settings.model))) is not None
     ]
     if one.decoder.drafter in HEADS and one.decoder.lossless:
         kind = "vertical" if one.decoder.head_kind == "vertical" else "eagle"
@@ -143,7 +143,7 @@ def decoder_of(settings: CellSettings) -> DecoderSpec:
     return resolve(settings.decoder, dict(settings.options))
 
 
-def tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
+def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float | None:
     """From the printed NFE, step compression, step ratio or accepted length, the first that is printed; 1 for AR."""
     printed = printed_values(table, row)
     if row.settings.get("decoder") == "ar":

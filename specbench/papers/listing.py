@@ -67,7 +67,7 @@ def kind_named(typed: str) -> str:
 
 
 def decoder_rows() -> _Rows:
-    from specbench.models.draft_head_files import PUBLISHED
+    from specbench.models.draft_head_files import PUBLISHED_HEADS
 
     specs = {name: resolve(name) for name in PRESETS}
     return [
@@ -79,7 +79,7 @@ def decoder_rows() -> _Rows:
             "choices": {kind: getattr(spec, kind) for kind in CHOICES},
             "paper": PRESETS[name].paper,
             "equation": PRESETS[name].equation,
-            "published_heads": {model: source.repo for model, source in PUBLISHED.items()}
+            "published_heads": {model: source.repo for model, source in PUBLISHED_HEADS.items()}
             if "head" in dict(spec.options) and spec.head_kind == "eagle"
             else {},
         }

@@ -17,7 +17,7 @@ from specbench.specs.presets import PRESETS, decoder_name, options_of
 from specbench.store.run_info import read_info
 from specbench.system.plugins import is_reference
 
-NUMBERS = (
+NUMBER_KEYS = (
     *("nfe", "tokens_per_step", "step_compression", "latency_ms", "latency_e2e_ms", "step_ms", "throughput"),
     *("acceptance", "acceptance_length", "speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead"),
     *("logp_mean", "logp_std", "perplexity", "image_perplexity", "nll_gap", "top1", "draft_tv", "draft_top1"),
@@ -30,7 +30,7 @@ BETTER = ("higher", "lower", "none")
 _CHOSEN = "Chosen: "
 
 
-class Printed(float):
+class PrintedNumber(float):
     """A number with as many decimals as the paper prints."""
 
     def __new__(cls, text: str):
@@ -69,7 +69,7 @@ class Column:
 
     Attributes:
         name: key in the rows.
-        key: one of `NUMBERS`, "score:METRIC", "score:METRIC/PART", or "printed:..." for values that are never measured.
+        key: one of `NUMBER_KEYS`, "score:METRIC", "score:METRIC/PART", or "printed:..." for what is never measured.
         score: the displayed score, "metric" or "metric:part"; None for other columns.
         precision: printed decimals.
         better: one of `BETTER`.

@@ -20,11 +20,11 @@ from specbench.names import fitting, guess
 from specbench.papers.table import (
     BETTER,
     MAPS,
-    NUMBERS,
+    NUMBER_KEYS,
     PRINTED,
     SCORE,
     Column,
-    Printed,
+    PrintedNumber,
     Row,
     Table,
     choice,
@@ -248,8 +248,8 @@ def _check_default_options(
 def _column(entry: object, protocol: str | None, file: str, place: str) -> Column:
     _check(entry, _COLUMN, ("key", "header"), file, place)
     key = entry["key"]
-    if key not in NUMBERS and not key.startswith((SCORE, PRINTED)):
-        raise _wrong(file, f"{place}.key", str(unknown_name("key", key, [*NUMBERS, "score:METRIC"])))
+    if key not in NUMBER_KEYS and not key.startswith((SCORE, PRINTED)):
+        raise _wrong(file, f"{place}.key", str(unknown_name("key", key, [*NUMBER_KEYS, "score:METRIC"])))
     better = entry.get("better", "none")
     if better not in BETTER:
         raise _wrong(file, f"{place}.better", str(unknown_name("value", better, BETTER)))
@@ -363,7 +363,7 @@ def _check_axes(axes: object, columns: Sequence[str], file: str) -> None:
 
 def _read_toml(path: Path) -> dict:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=Printed)
+        return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=PrintedNumber)
     except OSError as error:
         raise SpecbenchError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

@@ -73,7 +73,7 @@ class RunSummary:
         """Error with the exit code of an incomplete run; None if it is complete."""
         if self.interrupted:
             there = self.resumed + self.done
-            return signals.problem(f" with {there} of {self.total} images done", self.interrupted)
+            return signals.stopped(f" with {there} of {self.total} images done", self.interrupted)
         if self.failed:
             return SpecbenchError(
                 f"{self.failed} of {self.total} images failed; the first one: {self.errors[0]}",

@@ -31,7 +31,7 @@ from specbench.system.torch_device import require_device
 if TYPE_CHECKING:
     from specbench.runs.executors.local import Chunk, Executor
 
-Item = TypeVar("Item")
+_Item = TypeVar("_Item")
 _MOST_NAMED = 3
 """Disturbances of a measurement that are told one by one."""
 
@@ -220,7 +220,7 @@ def _chunks(
             yield Chunk(spec, (left[spec][key],), trace, turn if len(single) > 1 else None)
 
 
-def balanced_order(items: Sequence[Item], number: int) -> list[Item]:
+def balanced_order(items: Sequence[_Item], number: int) -> list[_Item]:
     """Order of round `number`: over a cycle each item has each place, and follows each other item, equally often
     (Williams 1949: one Latin square, of an odd number of items also its mirror image)."""
     count = len(items)

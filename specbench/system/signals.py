@@ -72,7 +72,7 @@ def answered() -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def problem(done: str = "", number: int = 0) -> SpecbenchError:
+def stopped(done: str = "", number: int = 0) -> SpecbenchError:
     """The error of a command that was stopped, with exit code 128 + the signal's number.
 
     Args:
@@ -87,7 +87,7 @@ def problem(done: str = "", number: int = 0) -> SpecbenchError:
 
 def in_place_of(error: SpecbenchError) -> SpecbenchError:
     """The error to show: an interrupt that C code or a library turned into another error is an interrupt."""
-    return problem() if _state.asked and error.exit_code <= 128 else error
+    return stopped() if _state.asked and error.exit_code <= 128 else error
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""The process around the command line: restart with docstrings, signals."""
+"""The process around the command line: restart with docstrings, signals.
+
+It concerns several modules: __main__, cli/__init__ and system/signals.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, load_model
 from specbench.models.draft_head import head_for
-from specbench.models.draft_head_files import PUBLISHED
+from specbench.models.draft_head_files import PUBLISHED_HEADS
 from specbench.models.facts import ModelChoice
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
@@ -130,7 +130,7 @@ def test_the_command_takes_a_published_head(pair, cli, tmp_path, monkeypatch):
         assert rows["status"].tolist() == ["ok"] and json.loads(rows["facts"][0])["draft_tv_1"] > 0
     monkeypatch.setenv("SPECBENCH_OFFLINE", "1")
     missing = cli("run", *fixed, *files[2:], "--decoder", "eagle")
-    assert missing.code == 5 and PUBLISHED[name].repo in missing.err, "the published head is the default"
+    assert missing.code == 5 and PUBLISHED_HEADS[name].repo in missing.err, "the published head is the default"
 
 
 @pytest.mark.parametrize("pair", ["llamagen"], indirect=True)

@@ -18,7 +18,7 @@ from draft_heads import write_head
 
 from specbench.errors import SpecbenchError
 from specbench.models.draft_head import load_head
-from specbench.models.draft_head_files import PUBLISHED, find_head, head_in, published_head
+from specbench.models.draft_head_files import PUBLISHED_HEADS, find_head, head_in, published_head
 from specbench.models.families.llamagen import LlamaGen
 from specbench.papers.reproduce import head_of
 
@@ -34,7 +34,7 @@ def test_each_published_head_is_known_by_its_model():
     with pytest.raises(SpecbenchError, match="sihwanpark/LANTERN-Lumina-mGPT-7B-768 is not on this disk") as error:
         find_head(published_head("lumina"), "lumina", None)
     assert error.value.try_this == "specbench fetch sihwanpark/LANTERN-Lumina-mGPT-7B-768"
-    assert PUBLISHED["lumina"].licence == "Apache-2.0"
+    assert PUBLISHED_HEADS["lumina"].licence == "Apache-2.0"
 
 
 def test_bench_takes_a_head_for_each_model():
@@ -85,4 +85,4 @@ def test_a_head_extrapolates_as_the_authors_module_does(lantern, name, module, t
     expected, extrapolated = theirs(features, input_ids=ids), ours.extrapolate(ids, features)
     torch.testing.assert_close(extrapolated, expected, atol=2e-5, rtol=1e-4)
     torch.testing.assert_close(extrapolated @ output.T, expected @ output.T, atol=2e-4, rtol=1e-4)
-    assert PUBLISHED[name].files[0] == "config.json"
+    assert PUBLISHED_HEADS[name].files[0] == "config.json"

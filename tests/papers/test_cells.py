@@ -11,7 +11,7 @@ import pytest
 from specbench.papers.cells import Cell, Measured, make_cell
 from specbench.papers.formats import _exactly, _value
 from specbench.papers.join import _expected
-from specbench.papers.table import SCORE, Column, Printed, Row
+from specbench.papers.table import SCORE, Column, PrintedNumber, Row
 
 FID = Column("fid", f"{SCORE}fid[pytorch-fid]", "FID", "fid[pytorch-fid]", 2, "lower", 1.0, {})
 
@@ -53,7 +53,10 @@ def test_an_interval_of_few_images_is_not_printed(printed):
 
 
 def test_printed_values_keep_their_digits():
-    printed = [_exactly(value, FID) for value in (Printed("31.2707"), Printed("2300.0"), 2392, Printed("1.00"))]
+    printed = [
+        _exactly(value, FID)
+        for value in (PrintedNumber("31.2707"), PrintedNumber("2300.0"), 2392, PrintedNumber("1.00"))
+    ]
     assert printed == ["31.2707", "2,300.0", "2,392", "1.00"]
 
 

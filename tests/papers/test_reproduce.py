@@ -119,7 +119,7 @@ def test_an_estimate_is_the_pace_of_the_recorded_rows(two):
 
 def test_a_mistyped_table_is_called_a_table(cli, tmp_path):
     outcome = cli("report", "gsd-11", "--out", tmp_path)
-    assert outcome.code == 2 and "unknown table 'gsd-11' (of this paper there are: gsd-1, " in outcome.err
+    assert outcome.code == 2 and "unknown table 'gsd-11' (of gsd: gsd-1, " in outcome.err
 
 
 def test_a_report_only_prints(two, cli):
@@ -254,7 +254,7 @@ def at_every_k(tmp_path: Path, prompts: int = 2) -> Path:
 def test_scores_of_a_swept_row_stand_beside_each_of_its_columns(tmp_path):
     done = measured_table(load_table("sjd-6"), model="shapes", out=at_every_k(tmp_path))
     headers = [column.header for column in done.table.columns]
-    assert headers[3:] == ["shapes clip, K = 10", "shapes clip, K = 100", "shapes clip, K = 2000"]
+    assert headers[-3:] == ["shapes clip, K = 10", "shapes clip, K = 100", "shapes clip, K = 2000"]
     found = [line.cells[column.name] for line in done.lines for column in done.table.columns]
     assert all(cell.why is None and cell.value is not None for cell in found)
 

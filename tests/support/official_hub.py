@@ -20,7 +20,7 @@ from pathlib import Path
 
 from loopback_hub import Hub
 
-from specbench.models.draft_head_files import PUBLISHED
+from specbench.models.draft_head_files import PUBLISHED_HEADS
 from specbench.models.families.model_specs import MODELS
 
 INFO = {model.name: model for model in MODELS}
@@ -69,7 +69,7 @@ def _write(folder: Path, model: str) -> None:
         else:
             for name in source.files:
                 shutil.move(made / name, target / name)
-    if head := PUBLISHED.get(model):
+    if head := PUBLISHED_HEADS.get(model):
         config = made / "config.json"
         words = json.loads(config.read_text())["vocab_size"] if config.exists() else len(written.output)
         write_head(folder / head.repo, model, words, written.output.shape[1])
