@@ -72,7 +72,6 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "half": "float16",
         "float": "float32",
         "full precision": "float32",
-        "int8": "int8wo",
         "true": "on",
         "false": "off",
         "always": "on",

@@ -227,12 +227,15 @@ def _exactness(row: Mapping) -> str:
     """Whether a decoder is lossless, and what an audit of its run has shown."""
     audit = row.get("audit")
     cell = "yes" if row["lossless"] else "no"
-    if not audit or audit["verdict"] not in ("consistent", "deviates"):
+    if not audit:
         return cell
     if audit["verdict"] == "consistent":
-        return f"{cell}, audited" if audit["current"] and audit["images"] == row["n"] else f"{cell}, audited in part"
-    shown = f"TV ≥ {number(audit['tv'], 3)}" if audit["tv"] else "audit deviates"
-    return f"{cell}, {shown}"
+        shown = "audited" if audit["images"] == row["n"] else "audited in part"
+    elif audit["verdict"] == "deviates":
+        shown = f"TV ≥ {number(audit['tv'], 3)}" if audit["tv"] else "audit deviates"
+    else:
+        shown = audit["verdict"]
+    return f"{cell}, {shown}" + " (out of date)" * (not audit["current"])
 
 
 DECODER = ReportColumn("decoder", _label)

@@ -211,7 +211,7 @@ def test_parti_has_one_prompt_in_quotes_and_geneval_its_tags():
     assert {tag: tags.count(tag) for tag in tags} == wanted
 
 
-@pytest.mark.parametrize("name", ["parti/animals", "geneval/count"])
+@pytest.mark.parametrize("name", ["parti/animal-kingdom", "geneval/count"])
 def test_an_unknown_part_of_a_set_is_told_the_parts(name):
     with pytest.raises(SpecbenchError, match="unknown prompt set") as refused:
         load_prompts(name)
