@@ -141,7 +141,7 @@ def test_the_command_line_traces_and_reports(cli, tmp_path):
     asked = ("--model", "llamagen", "--random-weights", "--scale", "tiny", "--window", "4", "--limit", "2")
     asked = (*asked, "--prompts", "shapes")
     assert cli("run", "--decoder", "sjd", "--trace", *asked, "--out", str(tmp_path), "-q").code == 0
-    assert "TV(p, q): total variation" in cli("report", "--out", str(tmp_path)).out
+    assert "TV(p, q): total variation" in cli("report", "--all", "--explain", "--out", str(tmp_path)).out
     (row,) = specbench.report(out=tmp_path)
     assert 0 < row["draft_tv"] < 1 and row["draft_top1"] > 0 and len(row["draft_tv_by_offset"]) > 1
     image = specbench.generate("a cup", "llamagen", random_weights=True, scale="tiny", trace=True)

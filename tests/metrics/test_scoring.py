@@ -398,7 +398,9 @@ def test_scores_reach_the_tables_with_their_definition(tmp_path):
     text = render_tables(report_rows([folder]), everything=True, explain=True)
     assert "| shapes-detector" in text and "0.833 [" in text
     assert (
-        "shapes-detector by part:" in text and "| colors ↑ |" in text and "- shapes-detector: fraction of images" in text
+        "shapes-detector by part:" in text
+        and "| colors ↑ |" in text
+        and "- shapes-detector: fraction of images" in text
     )
 
 

@@ -77,8 +77,8 @@ def test_one_run_decodes_both_stages_and_a_second_run_the_same_pictures(stages, 
     assert all(fact["stage2_ms"] < ms for fact, ms in zip(first, rows[0]["render_ms"], strict=True))
     assert rows[1]["prompt_id"].iloc[0].endswith("#0 (stage 2)") and rows[1]["meta"].iloc[0] == '{"codes": 16}'
     assert not Clip("b16").accepts(None, json.loads(rows[1]["meta"].iloc[0]))
-    report = cli("report", "--out", run.parent).out
-    assert "| steps of stage 2 |" in report and "both stages ms" in report
+    report = cli("report", "--all", "--out", run.parent).out
+    assert "| steps of stage 2" in report and "both stages ms" in report
 
 
 def test_the_stages_share_no_noise_and_a_head_drafts_its_own_stage_only(stages):
