@@ -15,6 +15,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import pytest
 
 import specbench
+import specbench.system.console
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def _ctrl_c_is_heard():
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch, tmp_path_factory):
     """No settings of whoever runs the tests, and a cache folder of each test's own: what one keeps, no other finds."""
+    monkeypatch.setitem(specbench.system.console._progress, "shown", True)  # a test before may have typed --quiet
     for variable in [name for name in os.environ if name.startswith("SPECBENCH_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}"))

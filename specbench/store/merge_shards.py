@@ -82,7 +82,9 @@ def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
     for of, parts in images.items():
         most = {name: max(one.get(name, (0,))[0] for one in parts.values()) for one in parts.values() for name in one}
         absent = [part for part in range(1, of + 1) if part not in parts]
-        whole = [name for name in most if most[name] >= max(most.values()) - 1]  # a part may have none of a baseline's
+        whole = [
+            name for name in most if most[name] >= max(1, max(most.values()) - 1)
+        ]  # a part may have none of a baseline's
         behind = [
             part
             for part, runs in sorted(parts.items())

@@ -175,10 +175,11 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
 
 
-def _measure(
-    device: str, dtype, sizes: Sequence[int] = COPIES_MIB, seconds: float = _SECONDS
-) -> tuple[dict[int, float], float]:
+def _measure(device: str, dtype, sizes: Sequence[int] = (), seconds: float = 0.0) -> tuple[dict[int, float], float]:
+    """Bytes/s of copies of `sizes` MiB and FLOP/s of a product, each timed for `seconds`; by default all sizes."""
     import torch
+
+    sizes, seconds = sizes or COPIES_MIB, seconds or _SECONDS
 
     wait = partial(torch.cuda.synchronize, device) if device.startswith("cuda") else lambda: None
     speeds = {}

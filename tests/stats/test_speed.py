@@ -87,7 +87,7 @@ def test_every_report_has_it_or_says_it_is_missing(tmp_path, cli):
     path = folder / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"floor": FLOOR}))
     assert report_rows([folder])[0]["over_floor"] == pytest.approx(44 / 16.8)
-    shown = cli("report", "--out", tmp_path).out
+    shown = cli("report", "--all", "--explain", "--out", tmp_path).out
     assert "| 2.62x |" in shown and "- roofline ratio: " in shown and "its data sheet" in shown
 
 
@@ -133,7 +133,7 @@ def test_no_ratio_below_1_is_printed(tmp_path, cli):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"floor": FLOOR | {"bytes_per_s": 3e5}}))
     (row,) = report_rows([folder])
     assert row["over_floor"] is None and "busy" in row["roofline_note"] and "cache" in row["roofline_note"]
-    shown, card = cli("report", "--out", tmp_path).out, cli("show", folder.name, "--out", tmp_path).out
+    shown, card = cli("report", "--all", "--out", tmp_path).out, cli("show", folder.name, "--out", tmp_path).out
     assert "| wrong roofline |" in shown and "Roofline: the roofline is wrong: decoding was faster" in shown
     assert "roofline is wrong" in " ".join(card.split()) and "0.79" not in shown + card
 
