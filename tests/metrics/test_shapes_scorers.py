@@ -68,8 +68,8 @@ def test_a_run_is_scored_by_all_three_unasked_and_few_images_are_warned_about(fe
     scores = {row["metric"]: row for row in read_scores(folder)}
     assert scores["shapes-frechet"]["low"] is None and "6 images are few" in scores["shapes-frechet"]["note"]
     assert scores["shapes-clip"]["low"] is not None and scores["shapes-clip"]["note"] is None
-    text = render_tables(report_rows([folder]))
-    assert all(f"| {name} |" in text and f"- {name}: " in text for name in bundled)
+    text = render_tables(report_rows([folder]), everything=True, explain=True)
+    assert all(f"| {name} " in text and f"- {name}: " in text for name in bundled)
     assert "shapes-frechet: 6 images are few for 64 features" in text
 
 
