@@ -90,7 +90,7 @@ class ClipDiversity(Diversity):
         return self.clip.preprocess(pixels)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        from specbench.metrics.openclip import image_embeddings
+        from specbench.metrics.openclip import image_embeddings  # brings torch
 
         found = image_embeddings(self.clip.network, self.preprocessed(samples), self.settings.device)
         return [{"feature": row} for row in found.numpy()]
@@ -113,14 +113,14 @@ class Lpips(Diversity):
     packages: ClassVar = {"lpips": "pip install lpips"}
 
     def identity(self) -> Mapping[str, str]:
-        from importlib.metadata import version
+        from importlib.metadata import version  # of a package that may be absent
 
         versions = {name: version(name) for name in ("lpips", "torch", "torchvision")}
         return {"network": "alex 0.1", "resize": described("256 x 256, Pillow bicubic", squashed), **versions}
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        import lpips
+        import lpips  # a package of the user's
 
         try:
             return lpips.LPIPS(net="alex", verbose=False).to(self.settings.device).eval()
@@ -134,7 +134,7 @@ class Lpips(Diversity):
         return {"feature": squashed(sample.pixels, _SIDE).reshape(-1)}
 
     def distances(self, features: Sequence[np.ndarray]) -> list[float]:
-        import torch
+        import torch  # takes seconds
 
         images = torch.from_numpy(np.stack(features)).view(-1, _SIDE, _SIDE, 3).permute(0, 3, 1, 2) / 127.5 - 1
         images = images.to(self.settings.device)

@@ -65,8 +65,8 @@ def test_a_named_metric_reaches_the_table(checkpoints, tmp_path, cli):
     assert json.loads(row["identity"])["weights"].startswith("sha256:")
     values = image_features(folder, ImageReward())["value"]
     assert len(set(values)) == 6 and row["value"] == pytest.approx(values.astype(float).mean())
-    report = cli("report", "--out", tmp_path / "out")
-    assert "| imagereward |" in report.out and "- imagereward: learned human preference" in report.out
+    report = cli("report", "--all", "--explain", "--out", tmp_path / "out")
+    assert "| imagereward ↑ |" in report.out and "- imagereward: learned human preference" in report.out
 
 
 def test_nothing_is_computed_twice_and_another_batch_is_no_other_score(checkpoints, tmp_path, monkeypatch):
@@ -180,8 +180,8 @@ def test_geneval_goes_out_and_comes_back_on_the_command_line(tmp_path, cli):
         "geneval[official]:counting": 0.5,
         "geneval[official]:single_object": 0.5,
     }
-    report = cli("report", folder).out
-    assert "| overall of 2 tags | counting | single_object |" in report and "| geneval[official] |" not in report
+    report = cli("report", "--all", folder).out
+    assert "| overall of 2 tags ↑ | counting ↑ | single_object ↑ |" in report and "| geneval[official] |" not in report
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,11 @@ def test_every_decoder_finds_the_draft_head_that_comes_with_the_model(tmp_path):
 
 
 def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(bare, cli, monkeypatch):
+    out = "--out", bare
     monkeypatch.setattr("specbench.runs.dry_run.free_memory", lambda *_: 2**40)  # a smaller machine is an obstacle
-    outcome = cli("run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare)
+    outcome = cli(
+        "run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare
+    )
     assert (
         outcome.code == 5
         and "no draft head" in outcome.err
@@ -77,7 +80,9 @@ def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(b
     )
     assert cli("run", "--model", "lumina", "--decoder", "ar", "--dry-run", "--out", bare).code == 0, "all can be had"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    outcome = cli("run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare)
+    outcome = cli(
+        "run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare
+    )
     assert outcome.code == 5 and "obstacles (they are listed above)" in outcome.err
     assert outcome.out.count("(specbench fetch coco)") == 1 and "a. the prompts of 'coco'" in outcome.out
     rows = json.loads(cli("bench", "cool-sd-1", "--dry-run", "--json", "--out", bare).out)

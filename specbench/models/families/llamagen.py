@@ -355,7 +355,7 @@ def _repaired(text: str) -> str:
     """The text with its encoding repaired; plain ASCII has nothing to repair, and needs no ftfy."""
     if text.isascii() and text.isprintable() and "&" not in text:
         return text
-    import ftfy
+    import ftfy  # not needed for most captions
 
     return ftfy.fix_text(text)
 
