@@ -68,7 +68,6 @@ def test_every_decoder_finds_the_draft_head_that_comes_with_the_model(tmp_path):
 
 
 def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(bare, cli, monkeypatch):
-    out = "--out", bare
     monkeypatch.setattr("specbench.runs.dry_run.free_memory", lambda *_: 2**40)  # a smaller machine is an obstacle
     outcome = cli(
         "run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare
