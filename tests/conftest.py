@@ -16,6 +16,7 @@ import pytest
 
 import specbench
 import specbench.system.console
+import specbench.system.signals
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ def _ctrl_c_is_heard():
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch, tmp_path_factory):
     """No settings of whoever runs the tests, and a cache folder of each test's own: what one keeps, no other finds."""
-    monkeypatch.setitem(specbench.system.console._progress, "shown", True)  # a test before may have typed --quiet
+    # A command that a test typed before may have been quiet, or have answered a signal.
+    monkeypatch.setitem(specbench.system.console._progress, "shown", True)
+    monkeypatch.setattr(specbench.system.signals, "_state", specbench.system.signals._State())
     for variable in [name for name in os.environ if name.startswith("SPECBENCH_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}"))
