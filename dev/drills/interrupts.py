@@ -140,6 +140,7 @@ def table() -> str:
         "interrupts",
         "exit code 130",
         "one line",
+        "was done",
         "traceback",
         "over 3 s",
         "slowest, s",

@@ -45,13 +45,14 @@ def compare(out: Path) -> dict:
     speed_ups = {name: vars(stats.speed_up(rows[name], rows["ar"]).total) for name in NAMES}
     pairs = {}
     for one, other in itertools.combinations(NAMES, 2):
-        found = stats.difference_to_show(stats.speed_difference(stats.paired(rows[one], rows[other])))
-        [verdict] = stats.verdicts([found.p])
-        pairs[f"{one} {other}"] = vars(found) | {"real": verdict.real}
+        found = stats.speed_difference(stats.paired(rows[one], rows[other]))
+        pairs[f"{one} {other}"] = vars(stats.difference_to_show(found))
+    for found, verdict in zip(pairs.values(), stats.verdicts([one["p"] for one in pairs.values()]), strict=True):
+        found |= {"p_holm": verdict.p, "real": verdict.real}  # all pairs together answer one question
     return {
         "version": __version__,
         "images": min(map(len, rows.values())),
-        "load": os.getloadavg()[1],
+        "load_when_reported": os.getloadavg()[1],
         "speed_ups": speed_ups,
         "turns": {name: frame["turn"].value_counts().sort_index().to_dict() for name, frame in rows.items()},
         "pairs": pairs,
