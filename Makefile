@@ -1,7 +1,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-TEST_ARGS ?= -n auto
+# Each file by one process, so that what its tests share is made once.
+TEST_ARGS ?= -n auto --dist loadfile
 # A library that tests compare with, without what it asks for.
 ORACLES := torch-fidelity
 # open_clip_torch asks for a torchvision. One built for another torch than the one here (a CPU build, for example) keeps
