@@ -275,7 +275,7 @@ def option(typed: str, own: Iterable[str]) -> str | None:
 
 
 def size(text: str) -> str:
-    """An image size as WIDTHxHEIGHT, of "512", "768*512" and "768 x 512" too; other text as it is."""
+    """An image size as WIDTHxHEIGHT, of "512", "768*512" and "768 x 512" too; other text unchanged."""
     found = re.fullmatch(r"\s*(\d+)\s*(?:px)?(?:\s*[x×X*,]\s*(\d+)\s*(?:px)?)?\s*", text)
     return f"{found[1]}x{found[2] or found[1]}" if found else text
 

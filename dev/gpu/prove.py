@@ -8,7 +8,7 @@ named; one that failed is. A failed part is a row that says so; the exit code is
 Claims are printed as they come, and `raw.json` (every measurement, versions, hardware) and `report.md` in
 results/gpu/<device>/ written anew with each: a part that is cut leaves what it has. Where only one folder comes back
 from the machine, `make gpu OUT=folder` keeps a copy there. `make docs` brings the table into the README. Each part has
-its date and commit, and the last line tells what is left.
+its date and commit, and the last line names the parts that are not done.
 """
 
 from __future__ import annotations

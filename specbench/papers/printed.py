@@ -42,9 +42,9 @@ def _cells(table: Table, ours: Mapping, named: bool) -> Iterator[tuple[int, str,
         if not theirs or theirs.name != ours["decoder"] or settings.model != ours["model"].partition("+")[0]:
             continue
         stated = {name: value for name, value in theirs.options if name not in ("window", "head")}
-        if _numbers(table, row) and all(str(ours["options"].get(key)) == str(value) for key, value in stated.items()):
-            window, numbers = dict(theirs.options).get("window"), _numbers(table, row)
-            line = _line(table, row, ours if named else None, window, numbers)
+        numbers = _numbers(table, row)
+        if numbers and all(str(ours["options"].get(key)) == str(value) for key, value in stated.items()):
+            line = _line(table, row, ours if named else None, dict(theirs.options).get("window"), numbers)
             yield sum(key in _SPEEDS for key in printed_values(table, row)), str(table.paper), numbers, line
 
 

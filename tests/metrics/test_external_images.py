@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from specbench.cli import results
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Score, Settings
 from specbench.metrics.catalog import PROTOCOLS
-from specbench.metrics.external_images import external_images
+from specbench.metrics.external_images import IMAGE_LAYOUTS, external_images
 from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts
 from specbench.stats import mean_interval
 from specbench.system.images import read_picture
@@ -326,3 +327,7 @@ def test_a_folder_of_a_released_layout_is_scored(tmp_path, cli):
     line = f"score --images {folder} --prompts {tmp_path / 'p.txt'} --bundled-only --out {tmp_path / 'out'}"
     outcome = cli(*line.split())
     assert outcome.code == 0 and "layout lines" in outcome.err and "shapes-clip" in outcome.out, outcome
+
+
+def test_the_command_line_offers_every_layout():
+    assert list(results._LAYOUTS) == list(IMAGE_LAYOUTS)
