@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import tempfile
@@ -23,13 +24,14 @@ from specbench.metrics.base import MEAN_OF_IMAGES, Settings, fingerprint
 from specbench.metrics.score_store import feature_folders, image_features, read_scores, stored_values
 from specbench.models.catalog import load_model
 from specbench.models.interface import StagedModel
-from specbench.reporting.report_rows import Run
+from specbench.reporting.cards import card
+from specbench.reporting.report_rows import Run, report_rows
 from specbench.store.packed import changed_members, extract
 from specbench.store.run_folders import find_runs, runs_in
 from specbench.store.run_info import RUN_JSON
 from specbench.store.run_store import RunStore, image_bytes, read_image
 from specbench.store.schema import AR_SPANS
-from specbench.system.console import counted
+from specbench.system.console import counted, one_line
 from specbench.system.device_peaks import KNOWN
 
 OK, WRONG, OPEN = "ok", "WRONG", "not checked"
@@ -74,16 +76,24 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
 
 def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[str, str]]:
     """The checks of unpacked runs."""
+
+    def tokens(run: Path) -> Iterator[tuple[str, str, str]]:
+        yield "tokens", *_tokens(run, recompute, device)
+
+    def drawing(run: Path) -> Iterator[tuple[str, str, str]]:
+        yield "drawing", *_drawing(run, device)
+
+    checks = (_identity, _facts, _pictures, _scores, _latencies, _report, tokens, *([drawing] if recompute else []))
     rows = []
-    for run in runs:
-        for check in (_identity, _facts, _pictures, _scores, _latencies):
-            try:
-                rows += [_row(run.name, *found) for found in check(run)]
-            except SpecbenchError as error:
-                said = str(error).replace(f"{run.parent}/", "")
-                rows.append(_row(run.name, check.__name__.strip("_"), WRONG, said))
-        rows.append(_row(run.name, "tokens", *_tokens(run, recompute, device)))
-        rows += [_row(run.name, "drawing", *_drawing(run, device))] if recompute else []
+    for run, check in itertools.product(runs, checks):
+        try:
+            rows += [_row(run.name, *found) for found in check(run)]
+            continue
+        except SpecbenchError as error:
+            said = str(error).replace(f"{run.parent}/", "")
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # on values of strangers
+            said = one_line(f"its values cannot be used: {type(error).__name__}: {error}", 200)
+        rows.append(_row(run.name, check.__name__.strip("_"), WRONG, said))
     return rows
 
 
@@ -188,6 +198,8 @@ def _scores(run: Path) -> Iterator[tuple[str, str, str]]:
         found = _score_again(run, name, score)
         if found is None:
             yield "score", OPEN, f"{name}: its class or the versions that it needs are not here"
+        elif score["value"] is None:
+            yield "score", OK if math.isnan(found) else WRONG, f"{name} has no value, from its features {found:.6g}"
         else:
             same = math.isclose(found, float(score["value"]), rel_tol=_CLOSE, abs_tol=_CLOSE)
             yield "score", OK if same else WRONG, f"{name} {score['value']:.6g}, from its features {found:.6g}"
@@ -231,6 +243,13 @@ def _latencies(run: Path) -> Iterator[tuple[str, str, str]]:
         return
     said = f"{ratio:.2f} times the roofline of {', '.join(sorted(gpus)) or floor['device']} ({floor['source']})"
     yield "latency", OK if ratio >= 1 else WRONG, said
+
+
+def _report(run: Path) -> Iterator[tuple[str, str, str]]:
+    """What `report` and `show` read besides."""
+    report_rows([run])
+    card(run)
+    yield "report", OK, "can be reported"
 
 
 def _tokens(run: Path, recompute: bool, device: str) -> tuple[str, str]:

@@ -17,14 +17,15 @@ import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from specbench.errors import SpecbenchError
 from specbench.system.digests import cache_folder, sha256_of
 from specbench.system.files import STDOUT, check_regular, take_lock
 from specbench.system.json_values import parse_json
 
-MANIFEST = "pack.json"
+MAX_NAME_BYTES = 255
+MANIFEST, RUN_JSON = "pack.json", "run.json"
 PACK_VERSION = 1
 PICTURES = ("png", "jpeg", "none")
 _MEMBER = re.compile(
@@ -129,10 +130,14 @@ def unpacked(path: Path) -> Path:
         return folder
     if problems := list(changed_members(path)):
         raise SpecbenchError(f"{path}: {problems[0]}", "it was changed after it was packed; see: specbench verify")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
-        extract(path, Path(aside, "runs"))
-        Path(aside, "runs").replace(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
+            extract(path, Path(aside, "runs"))
+            Path(aside, "runs").replace(folder)
+    except OSError as error:
+        what = f"{path} cannot be unpacked into {folder.parent}: {error.strerror or error}"
+        raise SpecbenchError(what, "name another folder: SPECBENCH_CACHE=DIR") from error
     return folder
 
 
@@ -184,10 +189,12 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, object]:
     for member in members:
         name = member.filename
         if name != MANIFEST and not _MEMBER.fullmatch(name):
-            raise SpecbenchError(f"{path}: member '{name}' is no file of a run", "do not trust this file")
+            raise SpecbenchError(f"{path}: member '{name:.80}' is no file of a run", "do not trust this file")
         compressed = member.compress_type != zipfile.ZIP_STORED or member.compress_size != member.file_size
-        if compressed or member.file_size > _MOST_BYTES:
-            raise SpecbenchError(f"{path}: member '{name}' is compressed or too large", "do not trust this file")
+        encrypted = member.flag_bits & 1
+        if compressed or encrypted or member.file_size > _MOST_BYTES:
+            how = "encrypted" if encrypted else "compressed or too large"
+            raise SpecbenchError(f"{path}: member '{name}' is {how}", "do not trust this file")
     try:
         about = parse_json(archive.read(MANIFEST))
         files = about["files"]
@@ -198,6 +205,12 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, object]:
     names = [member.filename for member in members if member.filename != MANIFEST]
     if len(set(names)) != len(names) or set(names) - set(files):
         raise SpecbenchError(f"{path}: it has members that {MANIFEST} does not name", "do not trust this file")
-    if refused := [name for name in files if not _MEMBER.fullmatch(name)]:
-        raise SpecbenchError(f"{path}: {MANIFEST} names '{refused[0]}', no file of a run", "do not trust this file")
+    parents = {str(parent) for name in files for parent in PurePosixPath(name).parents}
+    for name in files:
+        too_long = any(len(part.encode()) > MAX_NAME_BYTES for part in name.split("/"))
+        if not _MEMBER.fullmatch(name) or name in parents or too_long:
+            what = "no file of a run" if name not in parents else "a file and a folder at once"
+            raise SpecbenchError(f"{path}: {MANIFEST} names '{name:.80}', {what}", "do not trust this file")
+    if not any(name.endswith(f"/{RUN_JSON}") for name in files):
+        raise SpecbenchError(f"{path} holds no run: no member is called {RUN_JSON}", "specbench pack writes one")
     return about

@@ -193,7 +193,7 @@ class RunInfo:
         asked |= {} if out == Path("results") else {"out": str(out)}
         words = ["specbench", "run", "--decoder", decoder]
         for name, value in asked.items():
-            values = [",".join(value)] if isinstance(value, list) else [] if value is True else [plain(value)]
+            values = [",".join(map(str, value))] if isinstance(value, list) else [] if value is True else [plain(value)]
             words += [f"--{name}", *map(shlex.quote, values)] if value is not False else []
         return " ".join(words)
 

@@ -1,0 +1,75 @@
+"""Packed files of strangers are refused by the member that is wrong, in `verify`, `report` and `show` alike."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zipfile
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory) -> dict[str, bytes]:
+    """The members of a pack of one image."""
+    from specbench import api
+    from specbench.store.packed import pack
+    from specbench.store.run_folders import find_runs
+
+    out = tmp_path_factory.mktemp("packed")
+    api.run(decoder="sjd", limit=1, out=str(out), baseline=0, quiet=True)
+    pack(find_runs(out), out / "one.zip")
+    with zipfile.ZipFile(out / "one.zip") as archive:
+        return {name: archive.read(name) for name in archive.namelist() if name != "pack.json"}
+
+
+def written(path: Path, files: dict[str, bytes]) -> Path:
+    about = {"specbench_pack": 1, "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+        archive.writestr("pack.json", json.dumps(about))
+    return path
+
+
+def encrypted(path: Path) -> None:
+    """Mark all members as encrypted."""
+    data, at = bytearray(path.read_bytes()), 0
+    while (at := data.find(b"PK\x01\x02", at)) >= 0:
+        flags = struct.unpack_from("<H", data, at + 8)[0]
+        struct.pack_into("<H", data, at + 8, flags | 1)
+        at += 4
+    path.write_bytes(data)
+
+
+REFUSED = {
+    "a file and a folder": ({"scores/a.parquet": b"", "scores/a.parquet/b.parquet": b""}, "a.parquet', a file and"),
+    "a long name": ({f"images/{'x' * 300}.png": b""}, "images/xxx"),
+    "an audit that is none": ({"audit.json": b"{"}, "audit.json is damaged"),
+    "scores that are none": ({"scores/a.parquet": b"PAR1"}, "scores/a.parquet is damaged"),
+    "encrypted": ({}, "is encrypted"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_report_refuses_verify_finds_and_names(tmp_path, members, cli, case):
+    added, said = REFUSED[case]
+    run = next(iter(members)).partition("/")[0]
+    path = written(tmp_path / "x.zip", members | {f"{run}/{name}": data for name, data in added.items()})
+    if case == "encrypted":
+        encrypted(path)
+    for command in ("verify", "report", "show"):
+        outcome = cli(command, path)
+        assert outcome.code in (2, 4) and "a bug" not in outcome.err, outcome
+        errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1 and said in errors[0], outcome
+
+
+def test_a_pack_without_a_run_and_a_cache_that_cannot_be_written_are_named(tmp_path, members, cli, monkeypatch):
+    empty = written(tmp_path / "none.zip", {name: data for name, data in members.items() if "run.json" not in name})
+    assert "holds no run" in cli("report", empty).err
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "file"))
+    assert "SPECBENCH_CACHE=DIR" in cli("report", written(tmp_path / "x.zip", members)).err
