@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -25,7 +26,7 @@ from specbench.stats import Difference, mean_difference, mean_interval
 if TYPE_CHECKING:
     import torch
 
-_SIDE = 256
+_SIDE, _ALEXNET = 256, "alexnet-owt-7be5be79.pth"
 _ONE = "an image of one prompt is not near or far from others: run with --samples 2 or more"
 
 
@@ -120,14 +121,17 @@ class Lpips(Diversity):
 
     @cached_property
     def network(self) -> torch.nn.Module:
+        import torch  # takes seconds
+
+        # torchvision would download them without a word, and unpickle what comes.
+        if not Path(torch.hub.get_dir(), "checkpoints", _ALEXNET).is_file():
+            how = """it downloads them: python -c 'import torchvision; torchvision.models.alexnet(weights="DEFAULT")'"""
+            raise SpecbenchError(
+                f"metric '{self.name}': torchvision's {_ALEXNET} is not on this disk", how, MISSING_PREREQUISITE
+            )
         import lpips  # a package of the user's
 
-        try:
-            return lpips.LPIPS(net="alex", verbose=False).to(self.settings.device).eval()
-        except OSError as error:  # torchvision downloads AlexNet's weights
-            raise SpecbenchError(
-                f"metric '{self.name}': AlexNet's weights: {error}", "", MISSING_PREREQUISITE
-            ) from None
+        return lpips.LPIPS(net="alex", verbose=False).to(self.settings.device).eval()
 
     def features_of(self, sample: Sample) -> dict[str, object]:
         """The pixels: the distance is of two images, not of features of one."""

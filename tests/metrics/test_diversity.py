@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specbench.errors import SpecbenchError
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.diversity import Lpips, ShapesDiversity
 
 RIGHT, UP, LEFT = [1.0, 0.0], [0.0, 2.0], [-3.0, 0.0]
@@ -50,3 +50,10 @@ def test_lpips_compares_pairs_of_pixels():
     metric.__dict__["network"] = lambda one, other: (one - other).abs().mean()
     black, white = np.zeros(256 * 256 * 3, np.uint8), np.full(256 * 256 * 3, 255, np.uint8)
     assert metric.distances([black, white, white]) == pytest.approx([2.0, 2.0, 0.0])
+
+
+def test_lpips_downloads_nothing_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with pytest.raises(SpecbenchError, match="is not on this disk") as refused:
+        _ = Lpips().network
+    assert refused.value.exit_code == MISSING_PREREQUISITE and "torchvision.models.alexnet" in refused.value.try_this
