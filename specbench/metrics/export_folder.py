@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specbench.errors import FAILURE, SpecbenchError
-from specbench.system.files import take_lock
-
-MAX_NAME_BYTES = 255
+from specbench.system.files import MAX_NAME_BYTES, take_lock
 
 
 class ExportFolder:

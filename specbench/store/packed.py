@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from specbench.errors import SpecbenchError
+from specbench.store.run_info import RUN_JSON
 from specbench.system.digests import cache_folder, sha256_of
-from specbench.system.files import STDOUT, check_regular, take_lock
+from specbench.system.files import MAX_NAME_BYTES, STDOUT, check_regular, take_lock
 from specbench.system.json_values import parse_json
 
-MAX_NAME_BYTES = 255
-MANIFEST, RUN_JSON = "pack.json", "run.json"
+MANIFEST = "pack.json"
 PACK_VERSION = 1
 PICTURES = ("png", "jpeg", "none")
 _MEMBER = re.compile(
@@ -207,7 +207,7 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, object]:
         raise SpecbenchError(f"{path}: it has members that {MANIFEST} does not name", "do not trust this file")
     parents = {str(parent) for name in files for parent in PurePosixPath(name).parents}
     for name in files:
-        too_long = any(len(part.encode()) > MAX_NAME_BYTES for part in name.split("/"))
+        too_long = any(len(part.encode("utf-8", "surrogatepass")) > MAX_NAME_BYTES for part in name.split("/"))
         if not _MEMBER.fullmatch(name) or name in parents or too_long:
             what = "no file of a run" if name not in parents else "a file and a folder at once"
             raise SpecbenchError(f"{path}: {MANIFEST} names '{name:.80}', {what}", "do not trust this file")

@@ -1,4 +1,7 @@
-"""Packed files of strangers are refused by the member that is wrong, in `verify`, `report` and `show` alike."""
+"""Packed files of strangers are refused by the member that is wrong, in `verify`, `report` and `show` alike.
+
+It concerns several modules: store/packed, checks/verify and what reports read.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ def written(path: Path, files: dict[str, bytes]) -> Path:
     about = {"specbench_pack": 1, "files": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}}
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in files.items():
-            archive.writestr(name, data)
+            if name.isascii():  # a zip file holds no name that is no Unicode, but its manifest may
+                archive.writestr(name, data)
         archive.writestr("pack.json", json.dumps(about))
     return path
 
@@ -46,6 +50,7 @@ def encrypted(path: Path) -> None:
 
 REFUSED = {
     "a file and a folder": ({"scores/a.parquet": b"", "scores/a.parquet/b.parquet": b""}, "a.parquet', a file and"),
+    "a name that is no Unicode": ({"images/\ud800.png": b""}, "is missing"),
     "a long name": ({f"images/{'x' * 300}.png": b""}, "images/xxx"),
     "an audit that is none": ({"audit.json": b"{"}, "audit.json is damaged"),
     "scores that are none": ({"scores/a.parquet": b"PAR1"}, "scores/a.parquet is damaged"),
