@@ -36,7 +36,6 @@ from specbench.store.packed import pack
 
 _SVG_ID = re.compile(rb"\bf[0-9a-f]{8}-|\b[mp][0-9a-f]{10}\b")
 """Ids in the figures of a page, random so that two figures share none."""
-_FIRST_USED = re.compile(rb'first_used = ".*"')
 Act = Callable[[Path], None]
 Read = Callable[[Path], dict]
 
@@ -97,7 +96,7 @@ def import_answers(box: Path) -> None:
 def received(box: Path) -> dict:
     """What a user of the downloads finds: files of the cache under their names, and the commits that were kept."""
     found = [*box.glob("hf/*/snapshots/*/*"), *(path for path in box.glob("specbench/*") if path.suffix != ".lock")]
-    return {path.name: [_FIRST_USED.sub(b"", path.read_bytes())] for path in found if path.is_file()}
+    return {path.name: [path.read_bytes()] for path in found if path.is_file()}
 
 
 def files(box: Path) -> dict:

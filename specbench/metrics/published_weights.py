@@ -6,14 +6,15 @@ A file is checked against its digest every time before anything in it is loaded.
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models import first_use
 from specbench.models.checkpoint_files import Source, fetch_checkpoint, find_checkpoint, missing_checkpoint
-from specbench.models.hub_downloads import DIGESTS, REVISIONS, revision_of
+from specbench.models.hub_downloads import DIGESTS, REVISIONS, is_pinned_only
+from specbench.system import console
 from specbench.system.digests import cache_folder, digest_of, sha256_of
 from specbench.system.downloads import (
     HUB,
@@ -88,7 +89,7 @@ def missing_file(name: str) -> Download | None:
         return None
     if offline():
         raise SpecbenchError(f"{wanted.file} is not on this disk", wanted.hint(), MISSING_PREREQUISITE)
-    if not wanted.digest and first_use.is_pinned_only():
+    if not wanted.digest and is_pinned_only():
         raise SpecbenchError(
             f"{wanted.file} has no published digest, and --pinned-only allows no such file",
             f"put it into {wanted.path.parent}",
@@ -97,8 +98,14 @@ def missing_file(name: str) -> Download | None:
     remote = replace(on_hub_endpoint(wanted.remote), by_hand=f"or put it into {wanted.path.parent}")
 
     def get(progress: Progress) -> None:
-        fetch_file(remote, wanted.path, progress)
-        _trust(wanted)
+        try:
+            fetch_file(remote, wanted.path, progress)
+        except SpecbenchError as error:
+            newest = re.sub("/resolve/[0-9a-f]{40}/", "/resolve/main/", remote.url)
+            if newest == remote.url or not wanted.digest or " 404" not in error.what:
+                raise
+            console.say(f"{wanted.file}: its commit is unknown to the hub; main's file is taken if it is the same")
+            fetch_file(replace(remote, url=newest), wanted.path, progress)
 
     part, size = wanted.path.with_name(f"{wanted.file}.part"), size_of(remote)
     if size is not None and part.is_file():
@@ -110,21 +117,14 @@ def require_weights_file(name: str, forbidden: bool = False) -> Path:
     """Check the digest of a checkpoint's file, downloaded first if it is absent.
 
     Raises:
-        SpecbenchError: exit code 5 where it is not there and may not be downloaded, or differs from its first use.
+        SpecbenchError: exit code 5 where it is not there and may not be downloaded.
     """
     wanted = CHECKPOINTS[name]
     if forbidden and not wanted.here:
         raise SpecbenchError(f"{wanted.file} is not on this disk", wanted.hint(), MISSING_PREREQUISITE)
     if lacking := missing_file(name):
         fetch_all([lacking])
-    _trust(wanted)
     return wanted.path
-
-
-def _trust(wanted: Checkpoint) -> None:
-    """Keep the digest of a file for which none is published at its first use, and compare later uses with it."""
-    if not wanted.digest:
-        first_use.keep(wanted.remote.url, "", wanted.path.parent, [wanted.path])
 
 
 def file_digest(name: str) -> str:
@@ -149,10 +149,10 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
     """Find or download the configuration and weights of a repository in the hub's cache.
 
     Raises:
-        SpecbenchError: not there and offline, the download failed, or a file differs from its first use.
+        SpecbenchError: not there and offline, the download failed, or a file is not what the hub stated.
     """
     folder = (find_checkpoint if forbidden else fetch_checkpoint)(_source(repository)).paths[0].parent
-    digests = DIGESTS.get(repository, {}) if revision_of(repository) == REVISIONS.get(repository) else {}
+    digests = DIGESTS.get(repository, {}) if folder.name == REVISIONS.get(repository) else {}
     for name, digest in digests.items():
         if sha256_of(folder / name) != digest:
             raise SpecbenchError(

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models import first_use
-from specbench.models.hub_downloads import cached_snapshot, repository_download, require_permission, revision_of
+from specbench.models.hub_downloads import cached_snapshot, refuse_changed, repository_download, require_permission
 from specbench.system.digests import sha256_of
-from specbench.system.downloads import Download, fetch_all, offline
+from specbench.system.downloads import Download, fetch_all
 from specbench.system.files import files_named, read_error, read_regular
 from specbench.system.json_values import parse_json
 
@@ -68,11 +67,6 @@ class Source:
 
     def licence_of(self, repo: str) -> str:
         return self.licence if repo == self.repo else "as its card says"
-
-    @property
-    def patterns(self) -> list[str]:
-        """Glob patterns of its files on the hub."""
-        return [*(pattern for group in self.files for pattern in group.split("|")), *self.optional]
 
     @contextmanager
     def blaming(self, path: Path) -> Iterator[None]:
@@ -170,7 +164,7 @@ def find_checkpoint(
         if own := _companion_folder(source, folder):
             return _in_folder(source, own)
     repo, revision = _asked(source, weights, revision, main)
-    snapshot = cached_snapshot(repo, revision, source.patterns)
+    snapshot = cached_snapshot(repo, revision)
     if snapshot is None:
         beside = f", nor {source.beside[0]} in {folder}" if folder and source.beside else ""
         called = f"{repo} at {revision}" if revision else repo
@@ -183,15 +177,13 @@ def fetch_checkpoint(
 ) -> CheckpointFiles:
     """Like `find_checkpoint`, downloading from the hub what is not on this disk.
 
-    The commit of a first use and the digests of its files are kept, and later uses are compared with them.
-
     Raises:
-        SpecbenchError: also a file that differs from its first use.
+        SpecbenchError: also a file in the hub's cache that has not the digest that the hub stated.
     """
     if lacking := missing_checkpoint(source, weights, revision, main):
         fetch_all([lacking])
     found = find_checkpoint(source, weights, revision, main)
-    _trust(found, *_asked(source, weights, revision, main))
+    refuse_changed(found.paths)
     return found
 
 
@@ -307,19 +299,6 @@ def _check_shards(source: Source, folder: Path, paths: Sequence[Path], repo: str
         shard = _SHARD.fullmatch(path.name)
         if shard and not indices:
             raise _missing(source, f"{folder} has {path.name}, but no {shard[1]}{shard[4]}.index.json", repo)
-
-
-def _trust(found: CheckpointFiles, repo: str, revision: str | None) -> None:
-    """Keep the commit of files from the hub at their first use, and compare later uses with it."""
-    if revision or (commit := found.commits.get(repo)) is None:
-        return
-    kept = first_use.kept_commit(repo)
-    if kept is None and revision_of(repo):  # named by the user, or pinned here
-        return
-    root = next(place for place in found.paths[0].absolute().parents if place.name == commit)
-    first_use.keep(repo, commit, root, found.paths)
-    if kept == commit and not offline():
-        first_use.say_moved(repo, kept)
 
 
 def _missing(source: Source, problem: str, repo: str | None = None, revision: str | None = None) -> SpecbenchError:

@@ -166,11 +166,11 @@ def find_marks(source: Source, repo: str, revision: str | None, download: bool) 
     Raises:
         SpecbenchError: exit code 5 where a download fails; exit code 2 for what is no hub id.
     """
-    found = cached_snapshot(repo, revision, _MARKS)
-    if found or not download:
-        return found
-    fetch_all([repository_download(repo, revision, (), source.licence_of(repo), _MARKS)])
-    return cached_snapshot(repo, revision, _MARKS)
+    found = cached_snapshot(repo, revision)
+    if download and not (found and any((found / name).is_file() for name in _MARKS)):
+        fetch_all([repository_download(repo, revision, (), source.licence_of(repo), _MARKS)])
+        found = cached_snapshot(repo, revision)
+    return found
 
 
 @dataclass(frozen=True)

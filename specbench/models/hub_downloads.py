@@ -6,11 +6,11 @@ huggingface_hub does the receiving: `HF_HOME`, `HF_ENDPOINT` and a login mean wh
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import glob
 import logging
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -18,10 +18,24 @@ from contextlib import contextmanager, suppress
 from fnmatch import filter as matching
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
-from specbench.models import first_use
-from specbench.system.downloads import Download, Progress, hub_endpoint, offline
+from specbench.system import console
+from specbench.system.digests import digest_of, sha256_of
+from specbench.system.downloads import (
+    Download,
+    Progress,
+    asked_wait,
+    hub_endpoint,
+    is_on,
+    offline,
+    require_certificates,
+)
+from specbench.system.files import FULL, write_atomically
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
 
 # Imports inside functions: huggingface_hub is slow to import, which `list models` would do for nothing.
 
@@ -38,7 +52,7 @@ REVISIONS: Mapping[str, str] = {
 }
 """Pinned commits of hub repositories: a branch may change under a benchmark, a commit names the digest of every file in
 it. They are those that several public projects use and state. Other repositories are used at the revision that the user
-names with `--revision` or SPECBENCH_REVISIONS, else at the commit of their first use, see `first_use`."""
+names with `--revision` or SPECBENCH_REVISIONS, else at the commit of `main` that the hub's cache keeps."""
 DIGESTS: Mapping[str, Mapping[str, str]] = {
     "depth-anything/Depth-Anything-V2-Small-hf": {
         "config.json": "c56698d3643dde1f83ea2212759e6b31a22b8f827246a36dd007ee8a22b3ff75",
@@ -54,44 +68,58 @@ _VARIABLE = "SPECBENCH_REVISIONS"
 _LOOK_EVERY_S = 0.5
 _MOST_SAID = 90
 """Characters of a foreign message that are repeated."""
+_COMMIT = re.compile("[0-9a-f]{40}")
+
+
+def is_pinned_only() -> bool:
+    """Whether downloads at a commit that neither this project nor the user has named are forbidden."""
+    return is_on("SPECBENCH_PINNED_ONLY")
 
 
 def revision_of(repo: str) -> str | None:
-    """Revision of a repository that SPECBENCH_REVISIONS names, else the pinned one, else that of its first use here.
+    """Revision of a repository that SPECBENCH_REVISIONS names, else the pinned one."""
+    return _chosen(repo) or REVISIONS.get(repo)
 
-    Raises:
-        SpecbenchError: the variable is not a list of owner/name@revision.
-    """
+
+def _chosen(repo: str) -> str | None:
     chosen = {}
     for entry in filter(None, os.environ.get(_VARIABLE, "").split(",")):
         name, _, revision = entry.strip().partition("@")
         if not revision or name.count("/") != 1:
             raise SpecbenchError(f"{_VARIABLE}: '{entry}' is not owner/name@revision", "separate several by commas")
         chosen[name] = revision
-    return chosen.get(repo) or REVISIONS.get(repo) or first_use.kept_commit(repo)
+    return chosen.get(repo)
 
 
-def cached_snapshot(repo: str, revision: str | None, patterns: Sequence[str]) -> Path | None:
-    """Folder of a repository in the hub cache, with the files of `patterns`; None where it is not there."""
+def cached_snapshot(repo: str, revision: str | None) -> Path | None:
+    """Folder of a repository's commit in the hub's cache, with those of its files that are here; None without one."""
+    commit = _commit_here(repo, revision or revision_of(repo) or "main")
+    folder = _storage(repo) / "snapshots" / commit
+    return folder if _COMMIT.fullmatch(commit) and folder.is_dir() else None
+
+
+def _storage(repo: str) -> Path:
     from huggingface_hub import constants
 
-    if not Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}").is_dir():
-        return None
-    from huggingface_hub import snapshot_download
+    return Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}")
 
-    revision = revision or revision_of(repo)
-    with suppress(OSError):
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=[*patterns], local_files_only=True))
-    return None
+
+def _commit_here(repo: str, revision: str) -> str:
+    """The commit that the hub's cache keeps for a revision, else the revision."""
+    with suppress(OSError, ValueError):
+        kept = (_storage(repo) / "refs" / revision).read_text().strip()
+        return kept if _COMMIT.fullmatch(kept) else revision
+    return revision
 
 
 def repository_download(
     repo: str, revision: str | None, groups: Iterable[str], licence: str, optional: Sequence[str] = ()
 ) -> Download:
-    """What is to be received of a repository, at the commit and of the sizes that the hub states now.
+    """What is to be received of a repository, at the commit and of the sizes and digests that the hub states now.
 
     Args:
-        revision: named by the user; None for the one of `revision_of`, else the newest commit of `main`.
+        revision: named by the user; None for the one of `revision_of`, else `main`. A commit that nobody but this
+            project has named and that the hub does not know gives way to `main`.
         groups: glob patterns, each of which must match a file; "a|b" takes b where nothing matches a.
         optional: patterns of files that are received where they exist.
 
@@ -99,50 +127,97 @@ def repository_download(
         SpecbenchError: exit code 5: offline, not named under --pinned-only, no such repository, revision or file, or no
             access; exit code 1: no answer.
     """
-    named = revision or revision_of(repo)
-    require_permission(repo, named)
-    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    require_permission(repo, revision)
+    named = revision or _chosen(repo)
+    wanted = named or REVISIONS.get(repo, "main")
+    asked = named or _commit_here(repo, wanted)
+    from huggingface_hub import HfApi, constants, errors, try_to_load_from_cache
 
-    with _explained(repo, named):
-        info = HfApi().model_info(repo, revision=named, files_metadata=True)
-    sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
-    files = [name for pattern in optional for name in _named(sizes, pattern)]
+    with _explained(repo, wanted):
+        ask = partial(HfApi().model_info, repo, files_metadata=True)
+        try:
+            info = ask(revision=asked)
+        except errors.RevisionNotFoundError:
+            if named or asked == "main":
+                raise
+            if is_pinned_only():
+                what = f"{repo}: the hub does not know commit {asked[:12]}, and --pinned-only allows no other"
+                raise SpecbenchError(what, f"name one: {_VARIABLE}={repo}@COMMIT", MISSING_PREREQUISITE) from None
+            info = ask(revision="main")
+        stated = _stated(info)
+    files = [name for pattern in optional for name in _named(stated, pattern)]
     for group in groups:
-        found = next((found for pattern in group.split("|") if (found := _named(sizes, pattern))), [])
+        found = next((found for pattern in group.split("|") if (found := _named(stated, pattern))), [])
         if not found:
             raise SpecbenchError(f"{repo} at {info.sha[:12]} has no {group.replace('|', ' or ')}", "", FAILURE)
         files += found
     lacking = [name for name in files if not isinstance(try_to_load_from_cache(repo, name, revision=info.sha), str)]
-    cache = Path(constants.HF_HUB_CACHE)
-    storage = cache / f"models--{repo.replace('/', '--')}"
-    size = sum(sizes[name] for name in lacking)
+    storage = _storage(repo)
+    size = sum(stated[name][0] for name in lacking)
 
     def get(progress: Progress) -> None:
         from huggingface_hub import snapshot_download
 
-        patterns = [glob.escape(name) for name in files]
+        if _COMMIT.fullmatch(asked) and asked != info.sha:
+            console.say(f"{repo}: the hub does not know commit {asked[:12]}; main is used, at {info.sha[:12]}")
         _remove_abandoned(storage)
-        receive = partial(snapshot_download, repo, revision=named or "main", allow_patterns=patterns)
-        with _explained(repo, named):
+        patterns = [glob.escape(name) for name in files]
+        receive = partial(snapshot_download, repo, revision=info.sha, allow_patterns=patterns)
+        with _explained(repo, wanted):
             folder = Path(_watched(storage, size, progress, receive))
-        _refuse_other_sizes(repo, folder, {name: sizes[name] for name in files if sizes[name]})
-        if named is None:
-            first_use.keep(repo, folder.name, folder, [folder / name for name in files])
+            _refuse_altered(repo, folder, {name: stated[name] for name in files})
+            if wanted != info.sha:  # what the client notes for a branch, only once the files are right
+                (ref := storage / "refs" / wanted).parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(ref, info.sha.encode())
 
-    return Download(repo, tuple(files), size, licence, cache, get, info.sha)
+    return Download(repo, tuple(files), size, licence, Path(constants.HF_HUB_CACHE), get, info.sha)
 
 
-def _refuse_other_sizes(repo: str, folder: Path, sizes: Mapping[str, int]) -> None:
-    """Remove files of another size than the hub states, which the client takes for complete, and raise."""
-    held = {name: (folder / name).stat().st_size for name in sizes}
-    wrong = [name for name in sizes if held[name] != sizes[name]]
-    for path in (folder / name for name in wrong):
+def _stated(info: ModelInfo) -> dict[str, tuple[int, str]]:
+    """Size (0 if not stated) and digest of each file, of an answer that may be anything."""
+    if not _COMMIT.fullmatch(str(info.sha)):
+        raise ValueError(f"a commit {info.sha!r:.24}")
+    stated = {}
+    for one in info.siblings or ():
+        if not (isinstance(one.rfilename, str) and isinstance(one.size or 0, int)):
+            raise ValueError(f"a file {one.rfilename!r:.40} of {one.size!r:.24} bytes")
+        git = f"git:{one.blob_id}" if one.blob_id else ""
+        stated[one.rfilename] = one.size or 0, f"sha256:{one.lfs.sha256}" if one.lfs else git
+    return stated
+
+
+def _refuse_altered(repo: str, folder: Path, stated: Mapping[str, tuple[int, str]]) -> None:
+    """Remove files that are not what the hub states, which the client takes for complete, and raise."""
+    problems = []
+    for name, (size, digest) in stated.items():
+        path = folder / name
+        held = path.stat().st_size
+        if size and held != size:
+            problems.append(f"{name} came with {held:,} bytes instead of {size:,}")
+        elif digest and not _has_digest(path, digest):
+            problems.append(f"{name} came with another {digest.partition(':')[0]} digest than the hub states")
+        else:
+            continue
         for one in (path.resolve(), path):
             one.unlink(missing_ok=True)
-    if wrong:
-        name = wrong[0]
-        what = f"{repo}: {name} came with {held[name]:,} bytes instead of {sizes[name]:,}"
-        raise SpecbenchError(what, "a proxy may alter it; run the same command again", FAILURE)
+    if problems:
+        raise SpecbenchError(f"{repo}: {problems[0]}", "a proxy may alter it; run the same command again", FAILURE)
+
+
+def refuse_changed(paths: Iterable[Path]) -> None:
+    """Raise for a file in the hub's cache that no longer has the digest that the hub stated, its name there."""
+    for path in paths:
+        blob = path.readlink() if path.is_symlink() else Path()
+        kind = {64: "sha256", 40: "git"}.get(len(blob.name))
+        if blob.parent.name == "blobs" and kind and not _has_digest(path, f"{kind}:{blob.name}"):
+            again = f"to download it again: rm '{path.parent / blob}' '{path}'"
+            what = f"{path} has another {kind} digest than the hub stated"
+            raise SpecbenchError(what, again, MISSING_PREREQUISITE)
+
+
+def _has_digest(path: Path, digest: str) -> bool:
+    kind = digest.partition(":")[0]
+    return (f"sha256:{sha256_of(path)}" if kind == "sha256" else digest_of(path, kind)) == digest
 
 
 def _named(names: Iterable[str], pattern: str) -> list[str]:
@@ -164,13 +239,14 @@ def _remove_abandoned(storage: Path) -> None:
 def require_permission(repo: str, revision: str | None) -> None:
     """Refuse a download offline, and one at a commit that nobody has named where only named ones are allowed."""
     hub_endpoint()
+    require_certificates()
     if offline():
         raise SpecbenchError(
             f"{repo} is not on this disk, and downloads are disabled",
             f"with a network: specbench fetch {repo}",
             MISSING_PREREQUISITE,
         )
-    if first_use.is_pinned_only() and (revision or revision_of(repo)) is None:
+    if is_pinned_only() and (revision or revision_of(repo)) is None:
         raise SpecbenchError(
             f"{repo} is not on this disk, and --pinned-only allows no commit that nobody has named",
             f"name one: {_VARIABLE}={repo}@COMMIT",
@@ -181,8 +257,11 @@ def require_permission(repo: str, revision: str | None) -> None:
 @contextmanager
 def _explained(repo: str, revision: str | None) -> Iterator[None]:
     """Turn the errors of huggingface_hub, and of what it uses, into one line and one command."""
-    from huggingface_hub import constants
+    from huggingface_hub import constants, get_session
 
+    hooks = get_session().event_hooks["response"]
+    if _refuse_long_waits not in hooks:
+        hooks.append(_refuse_long_waits)
     logger = logging.getLogger("huggingface_hub")
     level = logger.level
     logger.setLevel(logging.CRITICAL)  # each of its tries would be a line
@@ -194,6 +273,14 @@ def _explained(repo: str, revision: str | None) -> Iterator[None]:
         raise SpecbenchError(*_explanation(error, repo, revision, constants.ENDPOINT.partition("://")[2])) from error
     finally:
         logger.setLevel(level)
+
+
+def _refuse_long_waits(response: Any) -> None:
+    """Raise where a hub asks to wait for long, which the client would do without a word."""
+    if response.status_code in (429, 503) and asked_wait(response.headers)[1]:
+        from huggingface_hub import errors
+
+        raise errors.HfHubHTTPError("", response=response)
 
 
 def _explanation(error: BaseException, repo: str, revision: str | None, place: str) -> tuple[str, str, int]:
@@ -219,29 +306,39 @@ def _explanation(error: BaseException, repo: str, revision: str | None, place: s
     if status in (401, 403):
         return f"{repo}: {place} refuses access ({status})", "hf auth login", MISSING_PREREQUISITE
     again = "run the same command again"
+    wait = asked_wait(answers[0].headers)[0] if answers else ""
     if status == 429:
-        wait = answers[0].headers.get("Retry-After")
-        what = f"{repo}: too many requests to {place} (429)" + (f"; it asks to wait {wait} s" if wait else "")
+        what = f"{repo}: too many requests to {place} (429){wait}"
         return what, f"{again} then; 'hf auth login' raises the limit", FAILURE
     if status:
-        return f"{repo}: {place} answers {status}", again, FAILURE
-    if any(getattr(one, "errno", None) in (errno.ENOSPC, errno.EDQUOT) for one in found):
-        return f"{repo}: {constants.HF_HUB_CACHE} is full", f"free space, and {again}", FAILURE
+        return f"{repo}: {place} answers {status}{wait}", again, FAILURE
+    for one in found:
+        if getattr(one, "errno", None) in FULL:
+            return f"{repo}: {constants.HF_HUB_CACHE} is full", f"free space, and {again}", FAILURE
+        if isinstance(one, OSError) and one.filename:
+            what = f"{repo}: cannot use {one.filename}: {one.strerror}"
+            return what, "HF_HOME names another folder for downloads", MISSING_PREREQUISITE
     cause = (str(found[-1]).splitlines() or [""])[0][:_MOST_SAID] or type(found[-1]).__name__
+    cause = f"no {cause}" if isinstance(found[-1], KeyError) else cause
     if "CERTIFICATE_VERIFY_FAILED" in cause:
         what = f"{repo}: the certificate of {place} cannot be verified"
         return what, "set SSL_CERT_FILE to your CA bundle; 'python -m certifi' prints one", FAILURE
+    if of_kind(ValueError, LookupError, TypeError, AttributeError, AssertionError, errors.FileMetadataError):
+        said = " ".join(getattr(found[-1], "doc", "").split())[: _MOST_SAID // 2]
+        what = f"{repo}: {place} answers what no hub does: " + (f"'{said}'" if said else cause)
+        return what, "a proxy, or a login page of this network? see HF_ENDPOINT", FAILURE
     return f"{repo}: no answer from {place}: {cause}", again, FAILURE
 
 
 def _behind(error: BaseException) -> list[BaseException]:
     """An error and those that it comes from, the innermost last."""
     found = [error]
-    while (inner := found[-1].__cause__ or found[-1].__context__) and not isinstance(inner, SpecbenchError):
-        if inner in found:
-            break
+    while True:
+        last = found[-1]
+        inner = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if inner is None or inner in found or isinstance(inner, SpecbenchError):
+            return found
         found.append(inner)
-    return found
 
 
 def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[], str]) -> str:

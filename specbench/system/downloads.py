@@ -11,6 +11,7 @@ import functools
 import http.client
 import io
 import os
+import re
 import shutil
 import ssl
 import time
@@ -38,6 +39,8 @@ TIMEOUT_S = 30.0
 DOWNLOAD_ATTEMPTS = 4
 """Tries in a row that gain no bytes before a download is given up."""
 PAUSE_S = 1.0
+PATIENCE_S = 10
+"""Longest wait that a server may ask for without the user being told at once."""
 BLOCK_BYTES = 1 << 18
 """Bytes of a remote file to ask for at once, at least."""
 HUB = "https://huggingface.co"
@@ -350,9 +353,32 @@ def hub_endpoint() -> str:
         SpecbenchError: the variable is no address.
     """
     address = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
-    if not address.startswith(("https://", "http://")):
-        raise SpecbenchError(f"HF_ENDPOINT={address}: no address", f"write HF_ENDPOINT=https://{address}")
-    return address
+    with suppress(ValueError):  # no number as a port, no possible name of a host
+        parts = urllib.parse.urlsplit(address)
+        named = parts.hostname and parts.hostname.encode("idna") and (parts.port is None or parts.port)
+        if named and parts.scheme in ("https", "http") and address.isprintable() and " " not in address:
+            return address
+    raise SpecbenchError(f"HF_ENDPOINT={address}: no address", "write it as https://HOST, or unset it")
+
+
+def require_certificates() -> None:
+    """Refuse an SSL_CERT_FILE that holds no certificates, with which no server could be verified."""
+    if path := os.environ.get("SSL_CERT_FILE"):
+        try:
+            ssl.create_default_context(cafile=path)
+        except OSError as error:
+            reason = "no certificates in it" if isinstance(error, ssl.SSLError) else error.strerror
+            fix = "name your CA bundle; 'python -m certifi' prints one"
+            raise SpecbenchError(f"SSL_CERT_FILE={path}: {reason}", fix) from None
+
+
+def asked_wait(headers: Mapping[str, str]) -> tuple[str, bool]:
+    """How long a server asks to wait, for the end of a message, and whether that is longer than `PATIENCE_S`."""
+    limit = re.search(r"\bt=(\d+)", headers.get("RateLimit") or "")
+    after = headers.get("Retry-After") or (limit[1] if limit else "")
+    if after.isdecimal():
+        return f"; it asks to wait {after:.9} s", len(after) > 9 or int(after) > PATIENCE_S
+    return (f"; it asks to wait until {after:.40}", True) if after else ("", False)
 
 
 def offline(env: Mapping[str, str] | None = None) -> bool:
@@ -457,6 +483,7 @@ def _opener() -> urllib.request.OpenerDirector:
     none of the system's, as on RHEL."""
     import certifi
 
+    require_certificates()
     context = ssl.create_default_context()
     if not os.environ.get("SSL_CERT_FILE"):
         context.load_verify_locations(certifi.where())
@@ -471,10 +498,11 @@ def _transient_reason(remote: Remote, error: Exception) -> str:
     """
     if isinstance(error, urllib.error.HTTPError):
         said = str(error.reason).partition("\n")[0]  # urllib may say three lines
-        reason, wait = f"it answers {error.code} {said}", error.headers.get("Retry-After")
-        if error.code < 500 and error.code not in (408, 429):
+        wait, too_long = asked_wait(error.headers)
+        reason = f"it answers {error.code} {said}{wait}"
+        if too_long or (error.code < 500 and error.code not in (408, 429)):
             raise SpecbenchError(f"{remote.place}: {reason}", remote.by_hand.removeprefix("or "), FAILURE) from None
-        return f"{reason}; it asks to wait {wait} s" if wait else reason
+        return reason
     cause = getattr(error, "reason", "") or error
     if isinstance(cause, ssl.SSLCertVerificationError):
         what = f"{remote.place}: the server's certificate cannot be verified"

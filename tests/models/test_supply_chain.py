@@ -90,17 +90,6 @@ def test_a_malformed_revision_is_named(monkeypatch):
         fetch_checkpoint(SOURCE)
 
 
-def test_a_file_without_a_published_digest_is_compared_with_its_first_use(monkeypatch, tmp_path):
-    checkpoint = next(one for one in CHECKPOINTS.values() if not one.digest)
-    name = next(name for name, one in CHECKPOINTS.items() if one is checkpoint)
-    checkpoint.path.parent.mkdir(parents=True)
-    checkpoint.path.write_bytes(b"weights")
-    assert require_weights_file(name) == checkpoint.path
-    checkpoint.path.write_bytes(b"changed")
-    with pytest.raises(SpecbenchError, match="differs from its first use here"):
-        require_weights_file(name)
-
-
 def test_commits_are_those_of_the_cache(tmp_path):
     path = tmp_path / "models--owner--name" / "snapshots" / "abc" / "models" / "7b" / "params.json"
     assert CheckpointFiles(SOURCE, (path, tmp_path / "other.json")).commits == {"owner/name": "abc"}

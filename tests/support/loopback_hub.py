@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from specbench.system.digests import digest_of
 
 
 @dataclass
@@ -46,6 +47,18 @@ class Hub:
             "HF_HUB_DISABLE_XET": "1",
             "NO_PROXY": "127.0.0.1",
         }
+
+
+_LARGE = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
+
+
+def _digests(path: Path) -> list[str]:
+    """Git's id of a file's content, and its SHA-256."""
+    return [digest_of(path, kind).partition(":")[2] for kind in ("git", "sha256")]
+
+
+def _lfs(name: str, size: int, sha256: str, key: str) -> dict[str, object]:
+    return {"lfs": {key: sha256, "size": size, "pointerSize": 134}} if name.endswith(_LARGE) else {}
 
 
 class _Answers(BaseHTTPRequestHandler):
@@ -87,11 +100,17 @@ class _Answers(BaseHTTPRequestHandler):
             return self._send(404, b"{}", body, {"X-Error-Code": code})
         folder = self.hub.commits[repo][commit]
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-        names = [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files]
+        names = [(path.relative_to(folder).as_posix(), path.stat().st_size, *_digests(path)) for path in files]
         if rest[:1] == ["tree"]:
-            found: object = [{"type": "file", "path": name, "size": size, "oid": "0" * 40} for name, size in names]
+            found: object = [
+                {"type": "file", "path": name, "size": size, "oid": git} | _lfs(name, size, sha256, "oid")
+                for name, size, git, sha256 in names
+            ]
         else:
-            siblings = [{"rfilename": name, "size": size, "blobId": "0" * 40} for name, size in names]
+            siblings = [
+                {"rfilename": name, "size": size, "blobId": git} | _lfs(name, size, sha256, "sha256")
+                for name, size, git, sha256 in names
+            ]
             found = {"id": repo, "modelId": repo, "sha": commit, "private": False, "siblings": siblings}
         self._send(200, json.dumps(found).encode(), body, {"Content-Type": "application/json"})
 
@@ -100,8 +119,8 @@ class _Answers(BaseHTTPRequestHandler):
         path = self.hub.commits.get(repo, {}).get(commit or "", Path("/nowhere")) / name
         if not path.is_file():
             return self._send(404, b"", body, {"X-Error-Code": "EntryNotFound"})
-        etag = f'"{hashlib.sha256(path.read_bytes()).hexdigest()}"'
-        self._content(path, {"ETag": etag, "X-Repo-Commit": str(commit), "Accept-Ranges": "bytes"}, body)
+        etag = _digests(path)[path.suffix in _LARGE]
+        self._content(path, {"ETag": f'"{etag}"', "X-Repo-Commit": str(commit), "Accept-Ranges": "bytes"}, body)
 
     def _content(self, path: Path, headers: dict[str, str], body: bool) -> None:
         data, status = path.read_bytes(), 200

@@ -7,6 +7,7 @@ import io
 import random
 import threading
 import time
+import urllib.error
 import zipfile
 from dataclasses import dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -149,6 +150,25 @@ def test_not_found_is_said_at_once(server, remote, tmp_path):
     with pytest.raises(SpecbenchError, match="404"):
         fetch_file(remote, tmp_path / "file")
     assert len(server.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [
+        ({}, ("", False)),
+        ({"Retry-After": "3"}, ("; it asks to wait 3 s", False)),
+        ({"Retry-After": "3600"}, ("; it asks to wait 3600 s", True)),
+        ({"Retry-After": "9" * 5000}, ("; it asks to wait 999999999 s", True)),
+        ({"Retry-After": "Fri, 27 Nov"}, ("; it asks to wait until Fri, 27 Nov", True)),
+        ({"RateLimit": '"api";r=0;t=55'}, ("; it asks to wait 55 s", True)),
+    ],
+)
+def test_a_long_wait_is_no_reason_to_ask_again(headers, said):
+    assert downloads.asked_wait(headers) == said
+    if headers and said[1]:
+        error = urllib.error.HTTPError("", 429, "Too Many Requests", headers, None)
+        with pytest.raises(SpecbenchError, match=said[0]):
+            downloads._transient_reason(downloads.Remote("https://x/y", ""), error)
 
 
 def test_a_busy_server_is_asked_again(server, remote, tmp_path):

@@ -1,5 +1,4 @@
-"""Trust on first use, by the real client against a hub on the loopback: a repository of which no commit is pinned is
-downloaded at the newest one, which this machine keeps."""
+"""Downloads by the real client from a hub on the loopback, which serves what it should or anything else."""
 
 from __future__ import annotations
 
@@ -9,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -50,43 +48,63 @@ def fetch(hub: Hub, home: Path, script: str = FETCH, **variables: str) -> subpro
     return forked_script(script, env={**os.environ, **hub.env(home), **variables})
 
 
-def kept(home: Path) -> dict:
-    return tomllib.loads((home / "specbench" / "first-use.toml").read_text())
-
-
-def test_the_first_use_takes_the_newest_commit_and_later_ones_keep_it(hub, tmp_path):
+def test_without_a_pinned_commit_main_is_taken_and_later_uses_keep_its_commit(hub, tmp_path):
     first = fetch(hub, tmp_path)
     assert first.stdout == f"{OLD}\n"
     assert f"downloading {REPO}, commit {OLD[:12]}: 13 bytes; licence: MIT" in first.stderr
-    assert kept(tmp_path)[REPO]["commit"] == OLD
-    assert sorted(kept(tmp_path)[REPO]["files"]) == ["config.json", "model.safetensors"]
     hub.put(REPO, NEW, folder(tmp_path / "new", b"new weights"))
-    again = fetch(hub, tmp_path)
-    assert again.stdout == f"{OLD}\n" and "downloading" not in again.stderr
-    assert f"main is at {NEW[:12]} now" in again.stderr
     away = fetch(hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
-    assert away.stdout == f"{OLD}\n", "a hub that does not answer stops nobody who has the files"
-
-
-def test_a_file_that_differs_from_its_first_use_is_refused(hub, tmp_path):
-    fetch(hub, tmp_path)
+    assert away.stdout == f"{OLD}\n" and not away.stderr, "a hub that does not answer stops nobody who has the files"
     [weights] = (tmp_path / "hf").rglob("snapshots/*/model.safetensors")
-    content = weights.resolve()
-    content.write_bytes(b"changed weights")
+    weights.unlink()
+    again = fetch(hub, tmp_path)
+    assert again.stdout == f"{OLD}\n" and f"commit {OLD[:12]}: 11 bytes" in again.stderr
+    del hub.commits[REPO][OLD]  # the history was rewritten
+    weights.unlink()
+    moved = fetch(hub, tmp_path)
+    assert moved.stdout == f"{NEW}\n"
+    assert f"the hub does not know commit {OLD[:12]}; main is used, at {NEW[:12]}" in moved.stderr
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_file_of_another_digest_than_the_hub_states_is_refused_when_it_comes_and_later(hub, tmp_path, name):
+    hub.spoil = lambda path, data: data[::-1] if "/resolve/" in path and path.endswith(name) else data
+    come = fetch(hub, tmp_path)
+    assert come.stdout.startswith(f"1 {REPO}: {name} came with another "), come.stdout
+    hub.spoil = lambda path, data: data
+    assert fetch(hub, tmp_path).stdout == f"{OLD}\n", "it was not kept"
+    [path] = (tmp_path / "hf").rglob(f"snapshots/*/{name}")
+    path.resolve().write_bytes(path.read_bytes()[::-1])
     refused = fetch(hub, tmp_path)
-    assert refused.stdout.startswith("5 ") and "differs from its first use here" in refused.stdout
+    assert refused.stdout.startswith("5 ") and "digest than the hub stated" in refused.stdout
+    assert "to download it again: rm '" in refused.stdout
+    for one in (path.resolve(), path):
+        one.unlink()
+    assert fetch(hub, tmp_path).stdout == f"{OLD}\n"
+
+
+def test_a_pinned_commit_that_the_hub_does_not_know_gives_way_to_main(hub, tmp_path):
+    pinned = f"from specbench.models import hub_downloads\nhub_downloads.REVISIONS = {{'{REPO}': '{NEW}'}}\n{FETCH}"
+    refused = fetch(hub, tmp_path, pinned, SPECBENCH_PINNED_ONLY="1")
+    _refused(refused, f"does not know commit {NEW[:12]}", f"SPECBENCH_REVISIONS={REPO}@COMMIT")
+    chosen = fetch(hub, tmp_path, pinned, SPECBENCH_REVISIONS=f"{REPO}@{NEW}")
+    _refused(chosen, f"has no revision '{NEW}'", "name another one")
+    taken = fetch(hub, tmp_path, pinned)
+    assert taken.stdout == f"{OLD}\n"
+    assert taken.stderr.count(f"the hub does not know commit {NEW[:12]}; main is used, at {OLD[:12]}\n") == 1
+    hub.asked.clear()
+    assert fetch(hub, tmp_path, pinned).stdout == f"{OLD}\n" and not hub.asked
+
+
+def test_a_file_that_stands_for_another_one_of_the_hub_is_enough(hub, tmp_path):
+    (tmp_path / "old" / "model.bin").write_bytes(b"the same weights")
+    either = FETCH.replace('"*.safetensors"', '"*.safetensors|*.bin"')
+    assert fetch(hub, tmp_path, either).stdout == fetch(hub, tmp_path, either).stdout == f"{OLD}\n"
 
 
 def test_where_only_pinned_commits_are_allowed_the_hub_is_not_asked(hub, tmp_path):
-    refused = fetch(hub, tmp_path, SPECBENCH_PINNED_ONLY="1")
-    assert refused.stdout.startswith("5 ") and "--pinned-only" in refused.stdout
-    assert not [line for line in hub.asked if REPO in line] and not (tmp_path / "specbench" / "first-use.toml").exists()
-
-
-def test_a_cache_that_cannot_be_written_stops_nobody(hub, tmp_path):
-    (tmp_path / "file").touch()
-    done = fetch(hub, tmp_path, SPECBENCH_CACHE=str(tmp_path / "file" / "cache"))
-    assert done.stdout == f"{OLD}\n" and "cannot be kept" in done.stderr
+    _refused(fetch(hub, tmp_path, SPECBENCH_PINNED_ONLY="1"), "--pinned-only", f"{REPO}@COMMIT")
+    assert not hub.asked
 
 
 @pytest.mark.parametrize(
@@ -97,18 +115,45 @@ def test_a_cache_that_cannot_be_written_stops_nobody(hub, tmp_path):
         (404, {"X-Error-Code": "RepoNotFound"}, "is not on", "hf auth login"),
         (404, {"X-Error-Code": "RevisionNotFound"}, "has no revision 'main'", "name another one"),
         (429, {"Retry-After": "120"}, "it asks to wait 120 s", "run the same command again"),
+        (429, {"RateLimit": '"api";r=0;t=300'}, "it asks to wait 300 s", "run the same command again"),
         (503, {}, "answers 503", "run the same command again"),
+        (200, {}, "answers what no hub does: no 'id'", "HF_ENDPOINT"),
     ],
 )
-def test_a_refusal_of_the_hub_is_one_short_line_and_keeps_nothing(hub, tmp_path, status, headers, said, command):
+def test_a_refusal_of_the_hub_is_one_short_line(hub, tmp_path, status, headers, said, command):
     hub.refusals["/api/models/owner"] = (status, headers)
     _refused(fetch(hub, tmp_path), said, command)
-    assert not (tmp_path / "specbench" / "first-use.toml").exists()
+
+
+@pytest.mark.parametrize("path", ["/api/models/owner/name/tree", "/owner"])
+def test_a_long_wait_is_said_at_once_wherever_the_hub_asks_for_it(hub, tmp_path, path):
+    hub.refusals[path] = (429, {"Retry-After": "Fri, 27 Nov 2026 12:00:00 GMT"})
+    begun = time.monotonic()
+    _refused(fetch(hub, tmp_path), "it asks to wait until Fri, 27 Nov 2026 12:00:00 GMT", "the same command again")
+    assert time.monotonic() - begun < 10, "the client would wait for an hour"
+
+
+@pytest.mark.parametrize(
+    ("start", "old", "new", "said"),
+    [
+        ("/", b"", b"<!DOCTYPE html>\n<title>Log in</title>", "'<!DOCTYPE html> <title>Log in</title>'"),
+        ("/api", b'"size": 11', b'"size": "11"', "a file 'model.safetensors' of '11' bytes"),
+        ("/api", OLD.encode(), b"../../" + OLD[6:].encode(), "a commit '../../aaaa"),
+        ("/api", b'"siblings": [', b'"siblings": [3, ', "object is not subscriptable"),
+    ],
+)
+def test_an_answer_that_is_none_is_named(hub, tmp_path, start, old, new, said):
+    def spoil(path: str, data: bytes) -> bytes:
+        return data if not path.startswith(start) else new if not old else data.replace(old, new)
+
+    hub.spoil = spoil
+    [line] = fetch(hub, tmp_path).stdout.splitlines()
+    assert "answers what no hub does: " in line and said in line and len(line) < 220, line
 
 
 def _refused(done: subprocess.CompletedProcess, said: str, command: str) -> None:
     [line] = done.stdout.splitlines()
-    assert line[0] in "15" and said in line and command in line and len(line) <= 200, line
+    assert line[0] in "125" and said in line and command in line and len(line) <= 200, line
     assert "Traceback" not in done.stderr
 
 
@@ -118,13 +163,25 @@ def test_what_cannot_be_reached_is_one_short_line(hub, tmp_path):
     proxied = fetch(hub, tmp_path, HTTP_PROXY="http://127.0.0.1:9", http_proxy="http://127.0.0.1:9", NO_PROXY="")
     _refused(proxied, "Connection refused", "the same command again")
     _refused(fetch(hub, tmp_path, HF_HUB_OFFLINE="1"), "downloads are disabled", "specbench fetch owner/name")
+    for address in ("huggingface.co", "https://:80", "ftp://x", "https://x:y", "https://..", "https://a b"):
+        _refused(fetch(hub, tmp_path, HF_ENDPOINT=address), f"HF_ENDPOINT={address}: no address", "https://HOST")
+
+
+def test_a_path_that_cannot_be_used_is_blamed_and_not_the_network(hub, tmp_path):
+    (file := tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for place in (file, tmp_path / "loop"):
+        done = fetch(hub, tmp_path, HF_HOME=str(place))
+        _refused(done, f"cannot use {place}", "HF_HOME names another folder")
+    for path, reason in ((tmp_path / "none.pem", "No such file"), (file, "no certificates in it")):
+        done = fetch(hub, tmp_path, SSL_CERT_FILE=str(path))
+        _refused(done, f"SSL_CERT_FILE={path}: {reason}", "python -m certifi")
 
 
 def test_a_file_of_another_size_than_the_hub_states_is_refused_and_not_kept(hub, tmp_path):
     hub.spoil = lambda path, data: b"" if path.endswith("model.safetensors") else data
     done = fetch(hub, tmp_path)
     assert done.stdout.startswith("1 owner/name: model.safetensors came with 0 bytes instead of 11"), done.stdout
-    assert not (tmp_path / "specbench" / "first-use.toml").exists()
     hub.spoil = lambda path, data: data
     assert fetch(hub, tmp_path).stdout == f"{OLD}\n"
 
@@ -164,7 +221,6 @@ def test_a_download_that_was_killed_is_completed_by_the_same_command(hub, tmp_pa
         else:
             pytest.fail("no download began")
         run.kill()
-    assert not (tmp_path / "specbench" / "first-use.toml").exists()
     hub.cut_after = None
     assert fetch(hub, tmp_path).stdout == f"{OLD}\n"
     [weights] = (tmp_path / "hf").rglob("snapshots/*/model.safetensors")
@@ -202,28 +258,14 @@ def test_the_command_line_decodes_with_an_unpinned_model_from_an_empty_cache(hub
     [row] = json.loads(done.stdout)
     facts = json.loads((Path(row["folder"]) / "run.json").read_text())
     assert facts["commits"] == {"deepseek-community/Janus-Pro-1B": OLD}
-    hub.put("deepseek-community/Janus-Pro-1B", NEW, tmp_path / "janus")
-    again = forked_command((*command, "--limit", "2"), env=env)
-    assert "1 image in" in again.stderr and "now (--revision main)" in again.stderr
-
-
-KILLED = """
-import os, specbench.models.first_use as first_use, specbench.models.hub_downloads as hub, specbench.system.downloads
-import huggingface_hub
-{module}.{function} = lambda *_, **__: os._exit(9)
-"""
 
 
 @pytest.mark.parametrize(
-    ("module", "function"),
-    [
-        ("huggingface_hub", "snapshot_download"),
-        ("first_use", "sha256_of"),
-        ("first_use", "write_atomically"),
-    ],
+    "function", ["huggingface_hub.snapshot_download", "hub._refuse_altered", "hub.write_atomically"]
 )
-def test_a_kill_in_any_phase_is_made_good_by_the_same_command(hub, tmp_path, module, function):
-    killed = fetch(hub, tmp_path, KILLED.format(module=module, function=function) + FETCH)
-    assert killed.returncode == 9
-    assert fetch(hub, tmp_path).stdout == f"{OLD}\n"
-    assert kept(tmp_path)[REPO]["commit"] == OLD and len(kept(tmp_path)[REPO]["files"]) == 2
+def test_a_kill_in_any_phase_is_made_good_by_the_same_command(hub, tmp_path, function):
+    die = (
+        f"import os, huggingface_hub, specbench.models.hub_downloads as hub\n{function} = lambda *_, **__: os._exit(9)"
+    )
+    assert fetch(hub, tmp_path, f"{die}\n{FETCH}").returncode == 9
+    assert fetch(hub, tmp_path).stdout == fetch(hub, tmp_path, HF_HUB_OFFLINE="1").stdout == f"{OLD}\n"
