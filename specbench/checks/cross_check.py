@@ -25,7 +25,6 @@ from specbench.metrics.score_store import image_features, read_scores
 from specbench.metrics.scoring import Images, run_images
 from specbench.prompts import load_prompts
 from specbench.store.run_folders import find_runs
-from specbench.system.images import pictures_in
 
 MOST_IMAGES = 16
 """Of a metric with a value per image: hpsv2 reads its 2 GB of weights again for each."""
@@ -162,7 +161,7 @@ def _request(package: str, metric: Metric, kept: pd.DataFrame, folder: Path) -> 
         "weights": str(checkpoints.require_weights_file(metric.checkpoints[0], forbidden=True)),
     }
     if isinstance(metric, ReferenceMetric):
-        reference = [str(path.resolve()) for path in pictures_in(metric.reference.folder)]
+        reference = [str(path.resolve()) for path in metric.reference.pictures]
         crop = "center256" if metric.name.endswith("+center256]") else "none"
         own = {"reference": reference, "crop": crop, "antialias": metric.name.startswith("fid[tm-aa")}
         return request | own | {"features": str(folder / "features.npy")}

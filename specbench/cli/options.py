@@ -115,7 +115,13 @@ def chosen_format(fmt: str | None, to: Path | None, as_json: bool, formats: tupl
 Runs = Annotated[list[str] | None, runs_argument()]
 Run = Annotated[str, run_argument()]
 Reference = Annotated[
-    Path | None, option("--reference", "DIR", "Folder of reference images for FID.", show_default="the COCO images")
+    Path | None,
+    option(
+        "--reference",
+        "DIR|FILE",
+        "Folder of reference images for FID, or a .npz file of mu and sigma.",
+        show_default="the COCO images",
+    ),
 ]
 Columns = Annotated[
     str | None, option("--columns", "NAME,...", "Markdown and LaTeX: only these columns, by heading, in this order.")

@@ -35,7 +35,8 @@ class Settings:
     Attributes:
         device: where their networks run, for example "cuda".
         batch: images a network sees at once; each metric's own choice if None.
-        reference: folder of the images to compare distributions with; the prompt set's own if None.
+        reference: folder of the images to compare distributions with, or .npz file of their statistics; the prompt
+            set's own images if None.
         offline: never download what is missing.
         python: Python of an environment with the authors' package of a metric; that of `packages.python_of` if None.
     """
@@ -47,10 +48,10 @@ class Settings:
     python: Path | None = None
 
     def check(self) -> None:
-        """Raise a SpecbenchError if the device does not exist here or there is no such reference folder."""
+        """Raise a SpecbenchError if the device does not exist here or there is no such reference."""
         use_device(self.device)
-        if self.reference is not None and not self.reference.is_dir():
-            raise SpecbenchError(f"reference folder {self.reference} does not exist")
+        if self.reference is not None and not self.reference.exists():
+            raise SpecbenchError(f"--reference {self.reference} does not exist", "a folder of images, or a .npz file")
 
 
 @dataclass(frozen=True)

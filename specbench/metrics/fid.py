@@ -24,6 +24,7 @@ import pandas as pd
 import pyarrow as pa
 from scipy.special import stdtrit
 
+from specbench.errors import SpecbenchError
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Score, Settings, described
 from specbench.metrics.inception import CROPS, FRONT_ENDS, INCEPTION_FEATURES
@@ -48,6 +49,10 @@ _KID_SUBSETS, _KID_SUBSET_SIZE = 100, 1000
 _KID_SEED = 0
 _IS_SPLITS = 10
 """Of Salimans et al. 2016."""
+_STATISTICS_ONLY = (
+    "against statistics: right only where they were made with this front end; KID, precision, recall, density, "
+    "coverage and FID-infinity need the reference's images"
+)
 
 
 class Fid(ReferenceMetric):
@@ -58,6 +63,7 @@ class Fid(ReferenceMetric):
     columns: ClassVar = {"feature": pa.list_(pa.float32(), INCEPTION_FEATURES)}
     checkpoints = ("inception",)
     packages: ClassVar = {"torchmetrics": "pip install torchmetrics"}
+    reads_statistics = True
 
     def __init__(self, variant: str, settings: Settings | None = None):
         super().__init__(settings)
@@ -98,34 +104,53 @@ class Fid(ReferenceMetric):
             return self.network(torch.stack(list(inputs)).to(self.settings.device)).cpu().numpy()
 
     @cached_property
-    def _reference(self) -> Gaussian:
-        return Gaussian(self.reference_features)
+    def _reference(self) -> Moments:
+        if not self.reference.statistics:
+            return Gaussian(self.reference_features)
+        mean, covariance = self.reference.statistics
+        if len(mean) != INCEPTION_FEATURES:
+            what = f"{self.reference.own} is of {len(mean)} features, not of Inception's {INCEPTION_FEATURES}"
+            raise SpecbenchError(what, "statistics as pytorch-fid and clean-fid keep them")
+        return KnownMoments(mean, covariance)
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        import torch
-
-        images = Gaussian(feature_matrix(statistics["feature"], self._reference.features.shape[1]))
+        images = Gaussian(feature_matrix(statistics["feature"], self._reference.d))
         if images.n < 2:
             return []
         prompts = statistics["prompt_id"].to_list()
         distance = fid_estimate(images, self._reference, prompts)
-        limit = fid_infinity(images, self._reference, prompts, distance.value)
+        scores = self._inception_score(images)
+        if not isinstance(self._reference, Gaussian):
+            few = warn_of_few(images)
+            note = f"{few}; {_STATISTICS_ONLY}" if few else _STATISTICS_ONLY
+            return [Score(self.name, distance, images.n, note), *scores]
+        return self._of_images(images, self._reference, distance, prompts) + scores
+
+    def _of_images(
+        self, images: Gaussian, reference: Gaussian, distance: Estimate, prompts: Sequence[str]
+    ) -> list[Score]:
+        """FID and the scores for which statistics of the reference are not enough."""
+        limit = fid_infinity(images, reference, prompts, distance.value)
         value = kid(images.features, self.reference_features)
         own_kid = with_influence(value, kid_influence(images.features, self.reference_features), prompts)
-        scores = [Score(self.name, distance, images.n, _warn_of_bias(images, self._reference, limit))]
+        scores = [Score(self.name, distance, images.n, _warn_of_bias(images, reference, limit))]
         if limit is not None:
             estimate = Estimate(limit.value, limit.low, limit.high)
             note = None if limit.low is not None else "rough: halves of the images are no more than the features"
             scores.append(Score(f"fid-infinity[{self.variant}]", estimate, images.n, note))
-        note = "unbiased at any number of images" if images.n < self._reference.n else None
+        note = "unbiased at any number of images" if images.n < reference.n else None
         scores.append(Score(f"kid[{self.variant}]", own_kid, images.n, note))
         found = neighbourhood(images.features, self.reference_features)
-        scores += [] if found is None else self._neighbour_scores(found, prompts)
-        if images.n >= 2 * _IS_SPLITS:  # a split of one image scores 1, whatever it shows
-            mean, deviation = inception_score(self.network.unbiased_logits(torch.tensor(images.features)))
-            note = f"standard deviation over {_IS_SPLITS} splits: {deviation:.3g}"
-            scores.append(Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note))
-        return scores
+        return scores + ([] if found is None else self._neighbour_scores(found, prompts))
+
+    def _inception_score(self, images: Gaussian) -> list[Score]:
+        import torch
+
+        if images.n < 2 * _IS_SPLITS:  # a split of one image scores 1, whatever it shows
+            return []
+        mean, deviation = inception_score(self.network.unbiased_logits(torch.tensor(images.features)))
+        note = f"standard deviation over {_IS_SPLITS} splits: {deviation:.3g}"
+        return [Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note)]
 
     def _neighbour_scores(self, found: NearestNeighbours, prompts: Sequence[str]) -> list[Score]:
         """Recall and coverage are means over reference images and have no interval over prompts."""
@@ -143,22 +168,20 @@ class Fid(ReferenceMetric):
         return fid_difference(features, baseline, self._reference)
 
 
-def fid_estimate(images: Gaussian, reference: Gaussian, prompts: Sequence[str]) -> Estimate:
+def fid_estimate(images: Gaussian, reference: Moments, prompts: Sequence[str]) -> Estimate:
     """FID with its 95 % interval over prompts, for a given reference; no interval where images.n <= d."""
     value, influence = frechet_distance(images, reference), frechet_influence(images, reference)
     return Estimate(value, None, None) if influence is None else with_influence(value, influence, prompts)
 
 
-def fid_difference(
-    features: pd.DataFrame, baseline: pd.DataFrame, reference: Gaussian
-) -> tuple[Difference, int] | None:
+def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Moments) -> tuple[Difference, int] | None:
     """FID of one run minus another's, see `distance_difference`."""
 
     def measure(images: np.ndarray) -> tuple[float, np.ndarray | None]:
         own = Gaussian(images)
         return frechet_distance(own, reference), frechet_influence(own, reference)
 
-    return distance_difference(features, baseline, measure, reference.features.shape[1])
+    return distance_difference(features, baseline, measure, reference.d)
 
 
 def _warn_of_bias(images: Gaussian, reference: Gaussian, limit: Extrapolated | None) -> str | None:
@@ -180,9 +203,44 @@ def warn_of_few(images: Gaussian) -> str | None:
     return f"{images.n} images are few for {images.d} features: the distance is too large and has no interval"
 
 
+class Moments:
+    """Mean [d] and unbiased covariance [d, d] of feature vectors, with cached derived values."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+
+    @property
+    def d(self) -> int:
+        return len(self.mean)
+
+    @property
+    def trace(self) -> float:
+        """Of the covariance."""
+        return np.trace(self.covariance)
+
+    @cached_property
+    def root(self) -> np.ndarray:
+        """Symmetric square root of the covariance, [d, d]."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
+
+    @property
+    def factor(self) -> np.ndarray:
+        """A matrix of which factor @ factor.T is the covariance."""
+        return self.root
+
+
 @dataclass(frozen=True)
-class Gaussian:
-    """Mean and covariance of feature vectors, float [n, d], with cached derived values."""
+class KnownMoments(Moments):
+    """Those of feature vectors that are not here."""
+
+    mean: np.ndarray
+    covariance: np.ndarray
+
+
+@dataclass(frozen=True)
+class Gaussian(Moments):
+    """Those of feature vectors, float [n, d]."""
 
     features: np.ndarray
 
@@ -193,6 +251,14 @@ class Gaussian:
     @property
     def d(self) -> int:
         return self.features.shape[1]
+
+    @property
+    def trace(self) -> float:
+        return np.square(self.centred).sum()
+
+    @property
+    def factor(self) -> np.ndarray:
+        return self.centred.T if self.n < self.d else self.root
 
     @cached_property
     def _moments(self) -> tuple[np.ndarray, np.ndarray]:
@@ -216,17 +282,10 @@ class Gaussian:
 
     @property
     def covariance(self) -> np.ndarray:
-        """Unbiased covariance, [d, d]."""
         return self._moments[1]
 
-    @cached_property
-    def root(self) -> np.ndarray:
-        """Symmetric square root of the covariance, [d, d]."""
-        values, vectors = np.linalg.eigh(self.covariance)
-        return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
 
-
-def frechet_distance(images: Gaussian, reference: Gaussian) -> float:
+def frechet_distance(images: Gaussian, reference: Moments) -> float:
     """|m1 - m2|^2 + Tr S1 + Tr S2 - 2 Tr (S1 S2)^(1/2).
 
     torchmetrics' own last step stays unused: at d = 1024 it takes 4 times the processor time of this one with the
@@ -234,10 +293,9 @@ def frechet_distance(images: Gaussian, reference: Gaussian) -> float:
     than dimensions the trace of the root comes from an n x n problem of the same eigenvalues.
     """
     gap = images.mean - reference.mean
-    traces = np.square(images.centred).sum() + np.square(reference.centred).sum()
+    traces = images.trace + reference.trace
     if images.n < images.d:
-        factor = reference.centred.T if reference.n < reference.d else reference.root  # factor @ factor.T = covariance
-        inner = images.centred @ factor
+        inner = images.centred @ reference.factor
         product = inner @ inner.T
     else:
         product = reference.root @ images.covariance @ reference.root
@@ -245,7 +303,7 @@ def frechet_distance(images: Gaussian, reference: Gaussian) -> float:
     return float(gap @ gap + traces - 2 * cross)
 
 
-def frechet_influence(images: Gaussian, reference: Gaussian) -> np.ndarray | None:
+def frechet_influence(images: Gaussian, reference: Moments) -> np.ndarray | None:
     """Influence of each image on the distance, [n] with mean 0; None (undefined) if images.n <= d.
 
     The standard error of the distance is sd / sqrt(n), and that of a difference between two sets of images against

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.checkpoint_files import Source, fetch_checkpoint, find_checkpoint, missing_checkpoint
+from specbench.models.checkpoint_files import Source, fetch_checkpoint, find_checkpoint, missing_checkpoint, read_json
 from specbench.models.hub_downloads import DIGESTS, REVISIONS, is_pinned_only
 from specbench.system import console
 from specbench.system.digests import cache_folder, digest_of, sha256_of
@@ -152,6 +152,7 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
         SpecbenchError: not there and offline, the download failed, or a file is not what the hub stated.
     """
     folder = (find_checkpoint if forbidden else fetch_checkpoint)(_source(repository)).paths[0].parent
+    read_json(_source(repository), folder / "config.json")  # refuses code of a hub
     digests = DIGESTS.get(repository, {}) if folder.name == REVISIONS.get(repository) else {}
     for name, digest in digests.items():
         if sha256_of(folder / name) != digest:

@@ -1,13 +1,15 @@
-"""Reference images of FID, KID and CMMD, with features cached by fingerprint."""
+"""Reference images of FID, KID and CMMD, with features cached by fingerprint, and statistics of references."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,19 +29,33 @@ Preprocess = Callable[[np.ndarray], Any]
 """An image uint8 [H, W, 3] to the network's input."""
 Embed = Callable[[Sequence[Any]], np.ndarray]
 """Inputs of n images to features [n, d]."""
+_MOST_BYTES = 2**26
+"""Of mu or sigma of a file; those of Inception features take 32 MiB."""
 
 
 class ReferenceImages:
-    """Reference images: the user's folder, or those of COCO."""
+    """Reference images: the user's folder, or those of COCO; or the statistics that other programs keep of them."""
 
     def __init__(self, settings: Settings):
         self.own = settings.reference
         self.folder = settings.reference or public.images_folder("coco")
         self._identity: dict[str, str] | None = None
 
+    @cached_property
+    def statistics(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Mean and covariance of the user's file; None where the reference is images."""
+        return None if self.own is None or self.own.is_dir() else read_statistics(self.own)
+
+    @property
+    def pictures(self) -> list[Path]:
+        """The image files."""
+        if self.statistics:
+            raise SpecbenchError(f"{self.own} holds statistics (mu, sigma), not images", "--reference DIR, of images")
+        return pictures_in(self.folder)
+
     def missing(self) -> list[tuple[str, str]]:
         """As `Metric.missing`."""
-        if self.folder.is_dir():
+        if self.folder.is_dir() or self.statistics:
             return []
         what = f"reference folder {self.own} does not exist" if self.own else "COCO's images are not on this disk"
         return [(what, "specbench fetch coco --images, or name a folder with --reference")]
@@ -49,9 +65,12 @@ class ReferenceImages:
         return self.own is not None or str(meta.get("image", "")).endswith(".jpg")
 
     def identity(self) -> dict[str, str]:
-        """Number of the images and a digest of their names and contents."""
+        """Number of the images and a digest of their names and contents; or a digest of statistics."""
+        if self.statistics:
+            digest = hashlib.sha256(b"".join(one.tobytes() for one in self.statistics)).hexdigest()
+            return {"reference": f"mu and sigma {digest[:16]}"}
         if self._identity is None:
-            lines = [f"{path.name} {digest_of(path)}" for path in pictures_in(self.folder)]
+            lines = [f"{path.name} {digest_of(path)}" for path in self.pictures]
             digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
             self._identity = {"reference": digest[:16], "reference_n": str(len(lines))}
         return self._identity
@@ -60,17 +79,51 @@ class ReferenceImages:
         """Features [n, d] of all images, cached; `identity` describes what makes them."""
 
         def compute() -> np.ndarray:
-            inputs = read_ahead(lambda path: preprocess(read_picture(path)), pictures_in(self.folder), batch)
+            inputs = read_ahead(lambda path: preprocess(read_picture(path)), self.pictures, batch)
             return np.concatenate([embed(chunk) for chunk in inputs])
 
         return kept_features([dict(identity), self.identity()], compute)
+
+
+def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Mean [d] and covariance [d, d], float64, from `mu` and `sigma` of a .npz file, as pytorch-fid, clean-fid and the
+    reference batches of ImageNet (Dhariwal & Nichol 2021) have them.
+
+    Raises:
+        SpecbenchError: the file is no such file.
+    """
+    try:
+        with zipfile.ZipFile(path) as packed:
+            sizes = {one.filename.removesuffix(".npy"): one.file_size for one in packed.infolist()}
+        if not {"mu", "sigma"} <= sizes.keys():
+            raise ValueError(f"no mu and sigma in it, but {', '.join(list(sizes)[:5]) or 'nothing'}")
+        if max(sizes["mu"], sizes["sigma"]) > _MOST_BYTES:
+            raise ValueError("mu or sigma are too large")
+        with np.load(path, allow_pickle=False) as held:
+            mean, covariance = (np.asarray(held[name]).astype(np.float64, casting="safe") for name in ("mu", "sigma"))
+        if mean.ndim != 1 or covariance.shape != mean.shape * 2:
+            raise ValueError(f"a mu of {list(mean.shape)} and a sigma of {list(covariance.shape)}")
+        if not (np.isfinite(mean).all() and np.isfinite(covariance).all() and (np.diag(covariance) >= 0).all()):
+            raise ValueError("numbers that no mean and covariance have")
+        if not np.allclose(covariance, covariance.T, rtol=1e-3, atol=1e-6):
+            raise ValueError("a sigma that is not symmetric")
+    except Exception as error:  # numpy and zipfile promise nothing about damaged content
+        what = "is not a file of statistics (.npz with mu and sigma)"
+        reason = str(getattr(error, "strerror", "") or error).partition("\n")[0][:100] or type(error).__name__
+        raise SpecbenchError(f"--reference {path} {what}: {reason}", "or name a folder of images") from error
+    return mean, (covariance + covariance.T) / 2
 
 
 class ReferenceMetric(Metric):
     """Base class of distances between the features of a run's images and those of the reference images.
 
     Subclasses give `feature_identity`, `preprocess`, `embed` and the scores.
+
+    Attributes:
+        reads_statistics: whether statistics of a reference are enough for it.
     """
+
+    reads_statistics = False
 
     def __init__(self, settings: Settings | None = None):
         super().__init__(settings)
@@ -84,10 +137,13 @@ class ReferenceMetric(Metric):
         return {**self.feature_identity(), **self.reference.identity()}
 
     def missing(self) -> list[tuple[str, str]]:
+        if self.reference.statistics and not self.reads_statistics:
+            what = f"{self.name} needs reference images: the statistics of {self.reference.own} are not enough"
+            return [*super().missing(), (what, "--reference DIR, of images")]
         return super().missing() + self.reference.missing()
 
     def prepare(self) -> None:
-        for problem in self.reference.missing():
+        for problem in self.missing():
             raise SpecbenchError(*problem, MISSING_PREREQUISITE)
         super().prepare()
 

@@ -25,6 +25,8 @@ MAX_LAYERS = 1000
 """Layers of a network that a configuration may ask for; building one takes minutes from some 100,000 on."""
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
 """Suffixes of files that hold tensors."""
+_OF_A_HUB = {"auto_map": "--", "implementation": "/"}
+"""Ends of names in a configuration, and what a value has that names code ("owner/name--module.Class") or kernels."""
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
 _POINTER = b"version https://git-lfs.github.com/spec/"
@@ -241,7 +243,7 @@ def read_json(source: Source, path: Path) -> dict[str, object]:
     """A file of the source that holds one JSON object.
 
     Raises:
-        SpecbenchError: exit code 5 if it does not.
+        SpecbenchError: exit code 5 if it does not; 2 where it names code or kernels of a hub.
     """
     with source.blaming(path):
         held = parse_json(read_regular(path, MAX_JSON_BYTES))
@@ -250,6 +252,10 @@ def read_json(source: Source, path: Path) -> dict[str, object]:
     for part in (held, *(part for part in held.values() if isinstance(part, dict))):
         if any(isinstance(layers := part.get(name), int) and layers > MAX_LAYERS for name in part if "layers" in name):
             raise source.damaged(path, ValueError(f"more than {MAX_LAYERS:,} layers"))
+        for name, value in part.items():
+            if any(name.endswith(key) and mark in str(value) for key, mark in _OF_A_HUB.items()):
+                what = f"{path} names code of a hub, which is never run: {name} = {str(value)[:80]}"
+                raise SpecbenchError(what, f"remove {name} from it if the model works without")
     return held
 
 

@@ -1,15 +1,18 @@
-"""Stored feature vectors: unusable ones are refused in one line, whichever metric reads them."""
+"""Stored feature vectors and statistics of references: unusable ones are refused in one line."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from specbench.errors import SpecbenchError
+from specbench.metrics.base import Settings
 from specbench.metrics.cmmd import Cmmd
-from specbench.metrics.fid import Gaussian, fid_difference
-from specbench.metrics.reference import feature_matrix
+from specbench.metrics.fid import Fid, Gaussian, fid_difference, frechet_distance
+from specbench.metrics.reference import feature_matrix, read_statistics
 from specbench.metrics.shapes import ShapesFrechet
 
 GOOD = [np.arange(4.0, dtype=np.float32), np.ones(4, np.float32)]
@@ -51,3 +54,61 @@ def test_no_metric_computes_with_damaged_vectors(bad):
 def test_damaged_scenes_of_renders_are_refused(scene):
     with pytest.raises(SpecbenchError, match="a scene is malformed"):
         ShapesFrechet().reference_features(table(GOOD, scene=scene))
+
+
+def _statistics(path: Path, vectors: np.ndarray, **more: np.ndarray) -> Path:
+    """Statistics as pytorch-fid and clean-fid save them."""
+    np.savez_compressed(path, mu=vectors.mean(0), sigma=np.cov(vectors, rowvar=False), **more)
+    return path
+
+
+def test_fid_against_statistics_is_that_against_their_images_and_the_rest_says_what_it_lacks(tmp_path, monkeypatch):
+    monkeypatch.setattr("specbench.metrics.fid.INCEPTION_FEATURES", 8)
+    draw = np.random.default_rng(0)
+    theirs = draw.normal(size=(30, 8))
+    others = {"arr_0": np.zeros((2, 4, 4, 3), np.uint8), "mu_s": np.zeros(3)}  # as in the reference batches of ImageNet
+    path = _statistics(tmp_path / "VIRTUAL.npz", theirs, **others)
+    for n in (5, 20):  # fewer images than features, and more
+        ours = draw.normal(size=(n, 8)).astype(np.float32)
+        fid = Fid("tf1", Settings(reference=path))
+        monkeypatch.setattr(fid, "_inception_score", lambda images: [])
+        [score] = fid.scores(table([*ours]))
+        assert score.estimate.value == pytest.approx(frechet_distance(Gaussian(ours), Gaussian(theirs)), rel=1e-6)
+        assert "KID, precision, recall" in score.note and ("few for 8 features" in score.note) == (n == 5)
+        assert fid.difference(table([*ours]), table([*ours]))[0].value == 0
+    assert fid.identity()["reference"].startswith("mu and sigma ")
+    problems = Cmmd("l14-336", Settings(reference=path)).missing()
+    assert any("cmmd[l14-336] needs reference images: the statistics of" in what for what, _ in problems)
+    with pytest.raises(SpecbenchError, match=r"holds statistics \(mu, sigma\), not images"):
+        ShapesFrechet(Settings(reference=path)).identity()
+
+
+_EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}
+
+
+@pytest.mark.parametrize(
+    ("held", "said"),
+    [
+        ({"feats": np.eye(8)}, "no mu and sigma in it, but feats"),
+        (_EYE | {"mu": np.zeros(7)}, r"a mu of \[7\] and a sigma of \[8, 8\]"),
+        (_EYE | {"sigma": np.full((8, 8), np.nan)}, "numbers that no mean"),
+        (_EYE | {"sigma": -np.eye(8)}, "numbers that no mean"),
+        (_EYE | {"sigma": np.triu(np.ones((8, 8)))}, "not symmetric"),
+        (_EYE | {"mu": np.zeros(8, complex)}, "Cannot cast"),
+        (_EYE | {"mu": np.array([print] * 8, object)}, "allow_pickle=False"),
+        (_EYE | {"sigma": np.zeros((3000, 3000))}, "too large"),
+        (b"no archive", "not a zip file"),
+    ],
+)
+def test_a_file_that_holds_no_statistics_is_refused_in_one_line(tmp_path, held, said):
+    path = tmp_path / "x.npz"
+    path.write_bytes(held) if isinstance(held, bytes) else np.savez(path, **held)
+    with pytest.raises(SpecbenchError, match=f"is not a file of statistics .*: .*{said}") as caught:
+        read_statistics(path)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_statistics_of_another_network_are_refused(tmp_path):
+    path = _statistics(tmp_path / "clip.npz", np.random.default_rng(0).normal(size=(9, 4)))
+    with pytest.raises(SpecbenchError, match="is of 4 features, not of Inception's 2048"):
+        Fid("tf1", Settings(reference=path)).scores(table([np.ones(2048, np.float32)] * 2))

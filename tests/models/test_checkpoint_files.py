@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -10,7 +11,7 @@ from checkpoints import write
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model
-from specbench.models.checkpoint_files import Source, find_checkpoint
+from specbench.models.checkpoint_files import Source, find_checkpoint, read_json
 from specbench.models.facts import ModelChoice
 from specbench.models.families.model_specs import MODELS
 
@@ -102,3 +103,23 @@ def test_random_weights_are_the_same_every_time():
     models = [load_model(info, "cpu", "float32") for _ in range(2)]
     weights = [dict(model.backbone.named_parameters()) for model in models]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"_attn_implementation": "kernels-community/flash-attn2"},
+        {"text_config": {"attn_implementation": "paged|me/kernel@main:flash"}},
+        {"vision": {"_experts_implementation": {"": "me/kernel"}}},
+        {"auto_map": {"AutoModel": "me/evil--modeling.Evil"}},
+        {"auto_map": {"AutoTokenizer": ["me/evil--tokenization.Evil", None]}},
+    ],
+)
+def test_a_configuration_that_names_code_of_a_hub_is_refused_and_one_with_code_beside_it_read(tmp_path, held):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(held))
+    with pytest.raises(SpecbenchError, match="names code of a hub, which is never run: ") as refused:
+        read_json(SOURCE, path)
+    assert refused.value.exit_code == 2 and "\n" not in str(refused.value)
+    path.write_text('{"_attn_implementation": "sdpa", "auto_map": {"AutoModel": "modeling_emu3.Emu3ForCausalLM"}}')
+    assert read_json(SOURCE, path)["_attn_implementation"] == "sdpa"
