@@ -220,7 +220,7 @@ def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
     if as_json:
         print_json(rows)
     elif problem is None or len({str(one) for one in obstacles}) > 1 or problem.exit_code == MISSING_PREREQUISITE:
-        print_dry_run(rows, needed=_needed(sweep_values(values, axes)))
+        print_dry_run(rows, needed=_needed(sweep_values(values, {**axes, "seed": ["0"]})))
     if problem:
         raise problem
 

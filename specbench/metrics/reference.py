@@ -65,10 +65,7 @@ class ReferenceImages:
         return self.own is not None or str(meta.get("image", "")).endswith(".jpg")
 
     def identity(self) -> dict[str, str]:
-        """Number of the images and a digest of their names and contents; or a digest of statistics."""
-        if self.statistics:
-            digest = hashlib.sha256(b"".join(one.tobytes() for one in self.statistics)).hexdigest()
-            return {"reference": f"mu and sigma {digest[:16]}"}
+        """Number of the images and a digest of their names and contents."""
         if self._identity is None:
             lines = [f"{path.name} {digest_of(path)}" for path in self.pictures]
             digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -134,6 +131,9 @@ class ReferenceMetric(Metric):
         raise NotImplementedError
 
     def identity(self) -> Mapping[str, str]:
+        if self.reads_statistics and self.reference.statistics:
+            digest = hashlib.sha256(b"".join(one.tobytes() for one in self.reference.statistics)).hexdigest()
+            return {**self.feature_identity(), "reference": f"mu and sigma {digest[:16]}"}
         return {**self.feature_identity(), **self.reference.identity()}
 
     def missing(self) -> list[tuple[str, str]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -37,7 +38,7 @@ from specbench.runs.plan import (
     plan_workers,
 )
 from specbench.runs.settings import Value
-from specbench.specs.run_spec import Sampling
+from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, run_folder
 from specbench.store.run_store import RunStore
 from specbench.system.downloads import offline
@@ -63,10 +64,21 @@ class Outlook:
             same model, decoder and device), `megabytes` (on disk, at most), `memory_gib` (estimate), `weights` and
             `head` ("on disk", or what brings them) and `obstacles` (a line each). What cannot be known yet is None.
         obstacles: what must be installed or changed before it can run; downloads that it begins with are none.
+        spec: where the run id is known; its folder is in `out`.
     """
 
     row: Mapping[str, object]
     obstacles: tuple[SpecbenchError, ...]
+    spec: RunSpec | None = None
+    out: Path = Path()
+
+    def of_seed(self, seed: int) -> Outlook | None:
+        """The same run with another seed; None where that is stored, and where its id is not known."""
+        if self.spec is None or self.row["done"]:
+            return None
+        folder = run_folder(self.out, spec := replace(self.spec, seed=seed))
+        row = {**self.row, "run_id": folder.name, "seed": seed}
+        return None if folder.is_dir() else replace(self, row=row, spec=spec)
 
 
 def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[Outlook]:
@@ -107,9 +119,14 @@ def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[
 
 
 def distinct_outlooks(settings: Iterable[Mapping[str, Value]], shared: Shared | None = None) -> list[Outlook]:
-    """The distinct runs of several merged settings."""
-    shared = shared or Shared()
-    found = [one for values in settings for one in outlooks(values, shared)]
+    """The distinct runs of several merged settings; what seeds have in common is found out once."""
+    shared, known, found = shared or Shared(), {}, []
+    for values in settings:
+        key = tuple(str(held.value) for name, held in values.items() if name != "seed")
+        alike = [one.of_seed(values["seed"].value) for one in known.get(key, ())]
+        if not alike or None in alike or values["batch"].value == "auto":  # which an earlier run may have settled
+            alike = known[key] = outlooks(values, shared)
+        found += alike
     return list({json.dumps(one.row, default=str): one for one in reversed(found)}.values())[::-1]
 
 
@@ -144,7 +161,8 @@ def _outlook(
     dtype, _, _ = settle_precision(value["dtype"], model.dtype, value["compile"], device)
     requests = plan.requests_of(planned) if plan else ()
     images = len(requests) if plan else _expected_images(values, planned.first)
-    run_id = None if planned.auto_window else _run_id(plan, planned, digest)
+    spec = None if planned.auto_window else _spec(plan, planned, digest)
+    run_id = spec and run_folder(plan.out, spec).name
     there = run_id is not None and (plan.out / run_id).is_dir()
     stored = RunStore(plan.out / run_id).completed(plan.trace) if there else set()
     done = len(stored & {request.key for request in requests}) if stored else 0
@@ -183,7 +201,7 @@ def _outlook(
         else None,
         "obstacles": [str(one) for one in found],
     }
-    return Outlook(row, found)
+    return Outlook(row, found, spec, plan.out if plan else Path())
 
 
 def _expected_images(values: Mapping[str, Value], first: int | None) -> int | None:
@@ -199,14 +217,13 @@ def _expected_images(values: Mapping[str, Value], first: int | None) -> int | No
     return max(0, min(counts)) * int(values["samples"].value) if first is None else max(0, min(*counts, first))
 
 
-def _run_id(plan: Plan | None, planned: PlannedDecoder, digest: str | None) -> str | None:
-    """Run id, that of a stored run where there is one, if weights and draft head are on disk."""
+def _spec(plan: Plan | None, planned: PlannedDecoder, digest: str | None) -> RunSpec | None:
+    """What makes the run id, if weights and draft head are on disk."""
     if plan is None or digest is None:
         return None
-    try:
-        return run_folder(plan.out, plan.spec(planned.spec, digest)).name
-    except SpecbenchError:
-        return None
+    with suppress(SpecbenchError):
+        return plan.spec(planned.spec, digest)
+    return None
 
 
 def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: str | None = None) -> float | None:

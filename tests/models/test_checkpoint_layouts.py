@@ -257,7 +257,7 @@ def test_the_authors_hub_ids_take_the_authors_layout(copied, tmp_path, monkeypat
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for repo, layout in (("deepseek-ai/Janus-Pro-7B", "janus-deepseek"), ("me/tuned", "janus-deepseek")):
         home = tmp_path / "hub" / f"models--{repo.replace('/', '--')}"
-        commit = REVISIONS.get(repo, "1")
+        commit = REVISIONS.get(repo, "1" * 40)
         folder = tmp_path / layout if (tmp_path / layout).exists() else copied(layout)
         shutil.copytree(folder, home / "snapshots" / commit)
         (home / "refs").mkdir()

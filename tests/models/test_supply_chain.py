@@ -122,7 +122,7 @@ def _raise(error):
 @pytest.mark.parametrize("own", ["", "/bundle.pem"])
 def test_a_python_that_knows_no_certificates_takes_those_of_certifi_or_of_the_user(monkeypatch, own):
     monkeypatch.setenv("SSL_CERT_FILE", own)
-    monkeypatch.setattr(ssl, "create_default_context", lambda: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    monkeypatch.setattr(ssl, "create_default_context", lambda **_: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     [handler] = [
         one for one in downloads._opener.__wrapped__().handlers if isinstance(one, urllib.request.HTTPSHandler)
     ]
