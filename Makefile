@@ -15,7 +15,7 @@ HPSV2_VENV ?= .venv-hpsv2
 # Building and uploading need tools of their own, and nothing of the package.
 RELEASE_VENV ?= .venv-release
 
-.PHONY: help demo install test test-slow test-hpsv2 audit-menu test-commands check docs docs-site pictures page-library train-shapes train-head speed gpu drills numbers release-matrix release clean
+.PHONY: help demo install test test-slow test-all test-hpsv2 audit-menu test-commands check docs docs-site pictures page-library train-shapes train-head speed gpu drills numbers release-matrix release clean
 
 help: ## List these targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -39,10 +39,13 @@ demo: $(VENV)/.run ## Install, then compare decoders on the embedded model: a ta
 	$(BIN)/specbench demo
 
 test: $(VENV)/.dev ## Install, then run the tests
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest $(TEST_ARGS) --cpu-limit
 
-test-slow: $(VENV)/.dev ## Run the tests that "make test" leaves out because each takes minutes
-	$(BIN)/python -m pytest $(TEST_ARGS) -m slow
+test-slow: $(VENV)/.dev ## Run the slow tests that "make test" leaves out, of all folders or of some: FOLDERS="decoding models"
+	$(BIN)/python -m pytest $(TEST_ARGS) -m slow $(FOLDERS:%=tests/%)
+
+test-all: $(VENV)/.dev ## Run all tests (two hours)
+	$(BIN)/python -m pytest $(TEST_ARGS) -m "slow or not slow"
 
 $(HPSV2_VENV)/.run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(HPSV2_VENV)
@@ -65,7 +68,7 @@ check: $(VENV)/.dev ## Lint, formatting, import contract, types, freshness of th
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/project/test_docs.py
+	$(BIN)/python -m pytest -m "slow or not slow" tests/project/test_docs.py
 
 docs: $(VENV)/.dev ## Refresh the generated parts of README and docs
 	$(BIN)/python .ci/refresh_docs.py

@@ -13,10 +13,20 @@ from dataclasses import dataclass
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import pytest
+from cpu_limit import CpuLimit
 
 import specbench
 import specbench.system.console
 import specbench.system.signals
+
+
+def pytest_addoption(parser):
+    parser.addoption("--cpu-limit", action="store_true", help="fail tests that take too many CPU seconds")
+
+
+def pytest_configure(config):
+    if config.getoption("--cpu-limit"):
+        config.pluginmanager.register(CpuLimit())
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def test_recomputed_values_are_those_recorded(folder_of):
     assert found["impossible_tokens"] == 0
 
 
-SAMPLED = {"limit": 3, "batch": 3, "cfg": 1.5, "temperature": 1.0, "top_k": 60, "top_p": 0.95}
+SAMPLED = {"limit": 2, "batch": 2, "cfg": 1.5, "temperature": 1.0, "top_k": 60, "top_p": 0.95}
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_the_joint_ratio_is_the_recursion():
         torch.testing.assert_close(found[:, i], reach)
 
 
-@pytest.mark.parametrize("name", ["sjd-block", "eagle-block"])
+@pytest.mark.parametrize("name", ["sjd-block", pytest.param("eagle-block", marks=pytest.mark.slow)])
 def test_the_exact_ones_keep_the_joint_distribution_of_long_images(name):
     for setting in SETTINGS:
         assert p_value(observe(setting, resolve(name), 20_000, seed=0)) > AUDIT_LEVEL

@@ -76,7 +76,7 @@ def layouts(draw) -> TokenLayout:
     return TokenLayout(height, width, v_image, tuple(forced))
 
 
-@settings(derandomize=True, deadline=None, max_examples=250)
+@settings(derandomize=True, deadline=None, max_examples=160)
 @given(
     layout=layouts(),
     parts=st.tuples(VERIFIERS, REFINES, DRAFTERS),

@@ -156,6 +156,7 @@ def test_a_planted_bug_is_caught(planted, error, tiny, monkeypatch):
 @pytest.mark.skipif(
     torch.version.cuda is not None or not shutil.which("g++"), reason="needs a torch without CUDA, and g++"
 )
+@pytest.mark.slow
 def test_steps_keep_to_a_fake_cuda_device(tmp_path):
     """Fake tensors say `cuda` and refuse to be mixed with a CPU's as true ones do; in a process of their own."""
     program = Path(__file__).parents[1] / "support" / "fake_cuda.py"

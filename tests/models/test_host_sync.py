@@ -24,6 +24,7 @@ class Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 def test_host_syncs_per_image_are_few_and_steps_call_torch_hardly_more_often_than_they_used_to(monkeypatch):
     """AR is never looked at, the others in the steps of their last window and now and then before.
 

@@ -204,6 +204,7 @@ def test_no_registry_host_or_private_path_is_named():
         assert not [word for word in words if word in text], name
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs", reason="part of the extra 'docs'")
     pytest.importorskip("mkdocstrings", reason="part of the extra 'docs'")

@@ -48,6 +48,7 @@ def broken(device, scale):
     raise RuntimeError("planted")
 
 
+@pytest.mark.slow
 def test_parts_give_claims_and_a_broken_one_is_a_row(program, prove, tmp_path, monkeypatch):
     parts = ["decisive", "families", "repeats", "engine", "form-apart"]  # a slow test below has the others
     monkeypatch.setitem(program.PARTS, "families", program.PARTS["families"]._replace(run=broken))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from forked import forked_command
 from page_blocks import Block, blocks, missing_lines
 
 from specbench.cli import build_app, main
@@ -28,6 +29,8 @@ FIRST = "specbench run --decoder ar,sjd --window 16 --limit 8 --threads 1"
 """The first command of several pages, which is decoded once."""
 OTHER_PROGRAMS = ("echo ", "cat ", "cp ", "ls ", "mkdir ")
 SLOW_PAGES = [page for page in PAGES if any(block.mark == "run slow" for block in blocks(page))]
+LONG_PAGES = ("first-run.md", "my-decoder.md", "workers.md", "concepts.md", "decoders.md", "latex.md")
+"""Pages whose blocks take more than a few seconds together."""
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -40,8 +43,7 @@ def test_every_block_has_a_mark(page):
 def decoded(tmp_path_factory, request) -> tuple[Path, tuple[int, str, str]]:
     """The results of `FIRST`, and what it printed."""
     folder = tmp_path_factory.mktemp("first")
-    command = [sys.executable, "-m", "specbench", *FIRST.split()[1:]]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    done = forked_command(FIRST.split()[1:], cwd=folder)
     return folder, (done.returncode, done.stdout, done.stderr)
 
 
@@ -98,7 +100,11 @@ def run_block(block: Block, type_line) -> None:
     os.chdir(folder)
 
 
-@by_page
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow) if page.name in LONG_PAGES else page for page in PAGES],
+    ids=lambda page: page.name,
+)
 def test_what_a_page_runs_works_and_prints_what_it_shows(page, typist):
     for block in blocks(page):
         if block.mark == "run":

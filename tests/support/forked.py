@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from huggingface_hub import constants
 
-TIMEOUT_S = 300
+TIMEOUT_S = 1800
 
 
 def forked(

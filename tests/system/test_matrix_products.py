@@ -50,6 +50,7 @@ def test_every_number_of_rows_gives_the_product(rows, columns, large, monkeypatc
 
 
 @needs_compiler
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 @torch.inference_mode()
 def test_a_compiled_product_reads_the_states_of_any_view(view):

@@ -106,19 +106,17 @@ CONFIG = of("leaving", "config", _SHAPES / "network.safetensors")
 """
 
 
-def test_a_foreign_model_is_named_for_its_faults(tmp_path, monkeypatch, cli):
+FAULTY = ("NUMBERS", "EMPTY", "LEAVING", "LEAVE", "UNDIGESTED", "NOTHING", "CONFIG", "FULL", "FILLED")
+
+
+@pytest.mark.parametrize(("name", "code"), [*dict.fromkeys(FAULTY, 3).items(), ("OUTSIDE", 2)])
+def test_a_foreign_model_is_named_for_its_faults(name, code, tmp_path):
     (tmp_path / "mine.py").write_text(MODEL)
-    monkeypatch.syspath_prepend(tmp_path)
-    codes = dict.fromkeys(
-        ("NUMBERS", "EMPTY", "LEAVING", "LEAVE", "UNDIGESTED", "NOTHING", "CONFIG", "FULL", "FILLED"), 3
-    )
-    for name, code in {**codes, "OUTSIDE": 2}.items():
-        where = ("--prompts", "shapes", "--limit", 1, "--out", tmp_path / name)
-        answer = cli("run", "--model", f"mine:{name}", "--decoder", "ar", *where)
-        assert answer.code == code and "a bug" not in answer.err, answer.err
-        assert any(
-            told in answer.err for told in (f"model '{name.lower()}'", "mine.py:", "the model drew", "is called")
-        ), (name, answer.err)
+    where = ("--prompts", "shapes", "--limit", "1", "--out", "runs")
+    answer = specbench(tmp_path, "run", "--model", f"mine:{name}", "--decoder", "sjd", *where)
+    assert answer.returncode == code and "a bug" not in answer.stderr, answer.stderr
+    told = (f"model '{name.lower()}'", "mine.py:", "the model drew", "is called")
+    assert any(text in answer.stderr for text in told), (name, answer.stderr)
     assert not list(tmp_path.rglob("outside*"))
 
 
