@@ -1,16 +1,19 @@
 """Mutate a sample of the package's functions by mutmut, and see which mutations the tests find.
 
     python dev/mutations/survey.py 110 110 130        so many mutations of stats, store and metrics
+    python dev/mutations/survey.py --again 90         so many of those tried before, if the function is unchanged
 
 Works in a copy of the committed checkout under build/mutations. mutmut (pip install mutmut) must be installed in the
 environment of `make test`, not only named by PYTHONPATH, as some tests start a Python of their own. Each mutation
 meets the fastest tests that run its function, SECONDS of them at most, so that the share found is a lower bound of what
-the whole suite finds. Writes results/mutations/sample.jsonl; greater numbers add to what was tried.
+the whole suite finds. Writes results/mutations/sample.jsonl; greater numbers add to what was tried. `--again` writes
+again.jsonl, with the result of before beside that of today's tests.
 Decoding has a survey of its own, against the audit: dev/audit/survey.py.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import random
 import re
@@ -24,6 +27,8 @@ COPY = ROOT / "build" / "mutations"
 OUT = ROOT / "results" / "mutations" / "sample.jsonl"
 PACKAGES = ("stats", "store", "metrics")
 SECONDS = 25
+RESULTS = {0: "survived", 33: "no test"}
+"""By the exit code: pytest ends with 1 where a test fails; 33 is mutmut's where no test runs the function."""
 TESTS = (
     "stats",
     "store",
@@ -82,13 +87,62 @@ def exit_codes(package: str) -> dict[str, int | None]:
     return found
 
 
-def main(numbers: list[int]) -> int:
+def prepare() -> None:
+    """Make the copy with all mutants, and time the tests."""
     if not COPY.exists():
         subprocess.run(["git", "clone", "--quiet", ROOT, COPY], check=True)
         with (COPY / "pyproject.toml").open("a") as file:
             file.write(CONFIG)
         mutmut("run", "specbench.stats.tokens.x_top1__mutmut_1")  # makes all mutants and times the tests
         fast_tests()
+
+
+def same_today(mutations: list[str]) -> list[str]:
+    """Those mutations whose function reads today as in the commit that the sample of before was drawn from."""
+    commit = re.search(r"commit (\w+)", OUT.with_name("README.md").read_text())[1]
+    texts: dict[str, list[dict[str, str]]] = {}
+    same = []
+    for mutation in mutations:
+        module, _, function = mutation.rpartition("__mutmut_")[0].rpartition(".")
+        path = f"{module.replace('.', '/')}.py"
+        if path not in texts:
+            before = subprocess.run(["git", "show", f"{commit}:{path}"], cwd=ROOT, capture_output=True, text=True)
+            today = (ROOT / path).read_text() if (ROOT / path).exists() else ""
+            texts[path] = [_functions(text) for text in (before.stdout, today)]
+        name = function.removeprefix("x").replace("ǁ", ".").strip("._") if "ǁ" in function else function[2:]
+        if (text := texts[path][0].get(name)) and text == texts[path][1].get(name):
+            same.append(mutation)
+    return same
+
+
+def _functions(text: str) -> dict[str, str]:
+    """Source of the functions and methods of a module, by name."""
+    found = {}
+    for part in ast.parse(text).body:
+        inside = part.body if isinstance(part, ast.ClassDef) else [part]
+        owner = f"{part.name}." if isinstance(part, ast.ClassDef) else ""
+        found |= {f"{owner}{one.name}": ast.unparse(one) for one in inside if isinstance(one, ast.FunctionDef)}
+    return found
+
+
+def again(number: int) -> int:
+    """Try mutations of the sample once more, and write what their tests of before and of today found."""
+    prepare()
+    before = {row["mutation"]: row for row in map(json.loads, OUT.read_text().splitlines())}
+    names = same_today(list(before))
+    random.Random(0).shuffle(names)
+    known = {name for package in PACKAGES for name in exit_codes(package)}
+    names = [name for name in names if name in known][:number]
+    mutmut("run", *names, "--max-children", "1")
+    codes = {name: code for package in PACKAGES for name, code in exit_codes(package).items()}
+    rows = [before[name] | {"today": RESULTS.get(codes[name], "found")} for name in names]
+    OUT.with_name("again.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    print(dict(Counter((row["result"], row["today"]) for row in rows)))
+    return 0
+
+
+def main(numbers: list[int]) -> int:
+    prepare()
     sample, chance = {}, random.Random(0)
     for package, number in zip(PACKAGES, numbers, strict=True):
         codes = exit_codes(package)
@@ -101,8 +155,7 @@ def main(numbers: list[int]) -> int:
     for package in PACKAGES:
         for name, code in exit_codes(package).items():
             if name in sample:
-                # pytest ends with 1 where a test fails; 33 is mutmut's code where no test runs the function.
-                result = {0: "survived", 33: "no test"}.get(code, "found")
+                result = RESULTS.get(code, "found")
                 row = {"package": package, "mutation": name, "result": result}
                 changed = re.findall(r"^[-+](?![-+]).*", mutmut("show", name), re.MULTILINE)
                 rows.append(row | ({} if result == "found" else {"change": changed}))
@@ -114,4 +167,5 @@ def main(numbers: list[int]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main([int(number) for number in sys.argv[1:]]))
+    first, *others = sys.argv[1:]
+    sys.exit(again(int(others[0])) if first == "--again" else main([int(number) for number in sys.argv[1:]]))
