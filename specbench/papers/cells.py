@@ -224,7 +224,6 @@ def _scores(column: Column, measured: Measured) -> list[Mapping]:
 def _interval(key: str, measured: Measured) -> tuple[float | None, float | None]:
     """95 % interval of a number of a report row, if available."""
     row, rows = measured.row, measured.run.rows
-    prompts = rows["prompt_id"]
     if key == "speedup":
         return row["speedup_low"], row["speedup_high"]
     if key == "nll_gap":
@@ -232,40 +231,14 @@ def _interval(key: str, measured: Measured) -> tuple[float | None, float | None]
             return None, None
         half = float(stdtrit(row["n"] - 1, UPPER_QUANTILE)) * row["nll_gap_se"]
         return row[key] - half, row[key] + half
-    if key in _MEANS:
-        timed = rows[rows[_MEANS[key]].notna()]
-        return _bounds(stats.ratio_of_totals(timed[_MEANS[key]], [1] * len(timed), timed["prompt_id"]))
-    if key in _PER_IMAGE:
-        values = _PER_IMAGE[key](rows).dropna()
-        return _bounds(stats.ratio_of_totals(values, [1] * len(values), prompts[values.index]))
-    if key in _TOTALS:
-        top, bottom = _TOTALS[key]
-        return _bounds(stats.ratio_of_totals(rows[top], rows[bottom], prompts))
-    if key == "perplexity":
-        low, high = _bounds(stats.ratio_of_totals(rows["logp_sum"], rows["free_tokens"], prompts))
-        return (None, None) if low is None else (math.exp(-high), math.exp(-low))
-    if key == "acceptance_length":
-        tokens, rounds = stats.round_totals(rows)
-        return _bounds(stats.ratio_of_totals(tokens, rounds, prompts))
-    if key == "acceptance":
-        return _bounds(stats.ratio_of_totals(rows["accepted"].map(sum), rows["tested"].map(sum), prompts))
+    if key in stats.MEANS:
+        return _bounds(stats.interval(key, rows))
     if key == "step_ratio" and measured.ar is not None:
         pairs = stats.paired(rows, measured.ar.rows)
         return _bounds(stats.ratio_of_totals(pairs["nfe_base"], pairs["nfe"], pairs["prompt_id"]))
     return None, None
 
 
-_MEANS = {"nfe": "nfe", "latency_ms": "ar_ms", "latency_e2e_ms": "e2e_ms"}
-_PER_IMAGE = {
-    "step_compression": lambda rows: rows["stream_tokens"] / rows["nfe"],
-    "image_perplexity": stats.image_perplexities,
-}
-_TOTALS = {
-    "tokens_per_step": ("stream_tokens", "nfe"),
-    "step_ms": ("ar_ms", "nfe"),
-    "logp_mean": ("logp_sum", "free_tokens"),
-    "top1": ("top1_sum", "free_tokens"),
-}
 _SUSPICIOUS = "fewer forwards alone cannot bring that, so something else differs between the two."
 
 
@@ -286,5 +259,5 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", text.lower()))
 
 
-def _bounds(estimate: Estimate) -> tuple[float | None, float | None]:
-    return estimate.low, estimate.high
+def _bounds(estimate: Estimate | None) -> tuple[float | None, float | None]:
+    return (estimate.low, estimate.high) if estimate else (None, None)

@@ -17,6 +17,8 @@ from specbench.reporting.report_rows import window_of
 from specbench.stats.intervals import FEW_UNITS
 
 MISSING = "-"
+MARK = "†"
+"""Marks a difference that is real by `specbench.stats.RULE`."""
 _DIGITS: ContextVar[int | None] = ContextVar("_DIGITS", default=None)
 TOO_FEW = "too few"
 """Stands in the place of an interval of fewer than `specbench.stats.intervals.FEW_UNITS` prompts."""
@@ -116,6 +118,30 @@ def _plain(key: str, digits: int, unit: str = "") -> Callable[[Mapping], str]:
     return lambda row: number(row[key], digits) + (unit if row[key] is not None else "")
 
 
+def _mean(key: str, digits: int, unit: str = "") -> Callable[[Mapping], str]:
+    """A mean with its interval, where there are enough prompts for one."""
+
+    def cell(row: Mapping) -> str:
+        low, high = row.get("intervals", {}).get(key, (None, None))
+        return with_interval(row[key], low, high, 0 if (row[key] or 0) >= 1000 else digits, unit)
+
+    return cell
+
+
+def _beside_ar(key: str, digits: int) -> Callable[[Mapping], str]:
+    """Difference from AR, marked where it is real."""
+
+    def cell(row: Mapping) -> str:
+        found = row.get("beside_ar", {}).get(key)
+        if not found:
+            return MISSING
+        mark = MARK if found["real"] else ""
+        text = with_interval(found["value"], found["low"], found["high"], digits, mark)
+        return f"+{text}" if found["value"] > 0 else text
+
+    return cell
+
+
 def _series(key: str, most: int = 5) -> Callable[[Mapping], str]:
     """Format the first `most` values of a list."""
 
@@ -184,6 +210,7 @@ _WINDOW = (
     "Window: tokens per target forward, siblings and further paths aside (for a static draft tree: its nodes and the "
     "root token); varies for ZipAR."
 )
+_BESIDE_AR = "difference from AR over the images in common, with its 95 % interval over prompts."
 _LATENCY = "Latency: seconds per image from the start of prefill to the last token, mean over images decoded alone."
 _LOSSLESS = "Lossless: the joint distribution of the image tokens equals AR sampling."
 
@@ -250,16 +277,16 @@ SPEED = (
     DECODER,
     WINDOW,
     IMAGES,
-    NFE,
-    TOKENS_PER_STEP,
+    ReportColumn("NFE [95 %]", _mean("nfe", 1), stats.nfe, -1),
+    ReportColumn("tokens per step [95 %]", _mean("tokens_per_step", 2), stats.tokens_per_step, 1),
     ReportColumn("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
     ReportColumn("overhead", _plain("overhead", 2, "x"), stats.overhead),
     ReportColumn("speed-up [95 %]", _speedup, stats.speedup, 1),
     FASTEST,
-    ReportColumn("step ms", _duration("step_ms"), stats.step_ms, -1),
-    ReportColumn("latency ms", _duration("latency_ms"), stats.latency_ms, -1),
+    ReportColumn("step ms [95 %]", _mean("step_ms", 2), stats.step_ms, -1),
+    ReportColumn("latency ms [95 %]", _mean("latency_ms", 1), stats.latency_ms, -1),
     ReportColumn("median ms", _duration("latency_median_ms"), stats.latency_median_ms, -1),
-    ReportColumn("end-to-end ms", _duration("latency_e2e_ms"), stats.latency_e2e_ms, -1),
+    ReportColumn("end-to-end ms [95 %]", _mean("latency_e2e_ms", 1), stats.latency_e2e_ms, -1),
     ReportColumn("roofline ratio", _roofline, stats.roofline_ratio, -1),
 )
 
@@ -273,11 +300,16 @@ QUALITY = (
     WINDOW,
     LOSSLESS,
     ReportColumn("NLL - H gap", _gap, stats.nll_gap),
-    ReportColumn("log p", _plain("logp_mean", 3), stats.logp_mean),
+    ReportColumn("log p [95 %]", _mean("logp_mean", 3), stats.logp_mean),
+    ReportColumn(
+        "log p - AR [95 %]", _beside_ar("logp_mean", 3), f"Log p - AR: {_BESIDE_AR} {MARK}: real. {stats.RULE}"
+    ),
     ReportColumn("std", _plain("logp_std", 2), stats.logp_std),
-    ReportColumn("perplexity", _plain("perplexity", 1), stats.perplexity),
-    ReportColumn("acceptance", _plain("acceptance", 3), stats.acceptance, 1),
-    ReportColumn("acceptance length", _plain("acceptance_length", 2), stats.acceptance_length, 1),
+    ReportColumn("perplexity [95 %]", _mean("perplexity", 2), stats.perplexity),
+    ReportColumn("entropy [95 %]", _mean("entropy_mean", 3), stats.entropy_mean),
+    ReportColumn("entropy - AR [95 %]", _beside_ar("entropy_mean", 3), f"Entropy - AR: {_BESIDE_AR}"),
+    ReportColumn("acceptance [95 %]", _mean("acceptance", 3), stats.acceptance, 1),
+    ReportColumn("acceptance length [95 %]", _mean("acceptance_length", 2), stats.acceptance_length, 1),
 )
 
 FIRST = (
@@ -317,7 +349,7 @@ STAGES = (
 
 TRACED = (
     ReportColumn("TV(p, q)", _plain("draft_tv", 3), stats.draft_tv),
-    ReportColumn("top-1 of p", _plain("top1", 3), stats.top1),
+    ReportColumn("top-1 of p [95 %]", _mean("top1", 3), stats.top1),
     ReportColumn("top-1 of q", _plain("draft_top1", 3), stats.draft_top1),
 )
 """Columns of runs with --trace."""

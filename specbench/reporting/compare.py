@@ -19,7 +19,7 @@ from specbench.errors import GATE, SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings, fingerprint, whole_identity
 from specbench.metrics.score_store import difference, of_same_captions, read_scores, stored_difference
-from specbench.reporting.columns import MISSING, TOO_FEW, between, number, stall_note
+from specbench.reporting.columns import MARK, MISSING, TOO_FEW, between, number, stall_note
 from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import Run, latencies
@@ -46,7 +46,6 @@ _NAMES = {
 """Names of the numbers about speed, "" for one that is not printed; every other row is a score difference."""
 _TESTED = (None, _NAMES["speedup"])
 """Of the named numbers, those that are tested; a score has no such name."""
-MARK = "†"
 MARKED = f"{MARK}: differs from the baseline. {stats.RULE}"
 _LEAST_P = 0.0001
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}

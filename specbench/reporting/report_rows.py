@@ -8,14 +8,17 @@ the run), `n, failed`, the numbers named after functions of
 `specbench.stats` (`nfe, tokens_per_step, step_compression, latency_ms, latency_median_ms, latency_e2e_ms, step_ms,
 throughput, images_per_hour, over_floor` (None where it would be below 1), `roofline_note` (why), `acceptance,
 acceptance_by_offset, rounds, acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound,
-top1, logp_mean, logp_std, perplexity, image_perplexity, nll_gap, nll_gap_se, zero_probability`; of traced images
-`draft_tv, draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low, speedup_high, speedup_p,
-step_ratio, window_cost, overhead,
+top1, logp_mean, logp_std, entropy_mean, perplexity, image_perplexity, nll_gap, nll_gap_se, zero_probability`; of traced
+images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low, speedup_high,
+speedup_p, step_ratio, window_cost, overhead,
 speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
 speedup_fastest_high, fastest_ar`; bounds are None below `FEW_UNITS` prompts), `stalled` (number of images that stalled,
 with the slowest of them, ms), `disturbed` (needed cores that other processes took on average while the images were
 decoded), `copies` (folders with a copy of the run, which are left out), `gpu_disturbed` (where there were: other
 processes on the GPU and clocks held back, in words),
+`intervals` (95 % interval of each of `specbench.stats.MEANS`, by name: `[low, high]`; without those of fewer than
+`FEW_UNITS` prompts), `beside_ar` (of `specbench.stats.TOKEN_MEANS`, by name: the difference from AR over common images,
+`value, low, high, p, real`, as `specbench.stats.verdicts` judges them),
 `scores` (a list of dicts `metric, value, low, high, n, fingerprint, too_few`: whether the bounds are None for want of
 prompts), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False where the images have
 changed since), `drawn` (of runs of a part of their prompt set: which, in words), `one_by_one` (images decoded in
@@ -51,6 +54,7 @@ from specbench.specs.presets import PRESETS, DecoderSpec, resolve
 from specbench.specs.published import published
 from specbench.specs.run_spec import RunSpec
 from specbench.specs.tree_paths import columns_fed
+from specbench.stats.intervals import FEW_UNITS
 from specbench.store.run_audits import images_fingerprint, read_audit
 from specbench.store.run_folders import runs_in
 from specbench.store.run_info import RunInfo, identity_json
@@ -258,6 +262,8 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "top1": stats.top1(rows),
         **{name: getattr(stats, name)(run.traced) if len(run.traced) else None for name in _TRACED},
         **{name: getattr(tokens, name, None) for name in stats.TokenStats.__dataclass_fields__},
+        "intervals": _intervals(rows),
+        "beside_ar": _beside_ar(run, ar_runs),
         "scores": scores_to_show(run.folder, rows["prompt_id"]),
         **({"audit": audit} if audit else {}),
         **({"drawn": info.drawn} if info.drawn else {}),
@@ -266,6 +272,29 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         **({"one_by_one": singly} if (singly := int((rows["batch"] < spec.batch).sum())) else {}),
         "load": [call.load for call in info.invocations],
         "environment": list(dict.fromkeys(call.environment for call in info.invocations)),
+    }
+
+
+def _intervals(rows: pd.DataFrame) -> dict[str, list[float]]:
+    if rows["prompt_id"].nunique() < FEW_UNITS:
+        return {}
+    known = {name: stats.interval(name, rows) for name in stats.MEANS}
+    return {name: [one.low, one.high] for name, one in known.items() if one and one.low is not None}
+
+
+def _beside_ar(run: Run, ar_runs: Sequence[Run]) -> dict[str, dict[str, float | None]]:
+    """Token statistics minus those of the AR run with the most images; times and machines may differ."""
+    others = [ar for ar in ar_runs if ar.folder.resolve() != run.folder.resolve()]
+    alike = [ar for ar in others if not mismatched_fields(run.info, ar.info, steps_alone=True)]
+    if is_ar(run.info) or not alike:
+        return {}
+    ar = max(alike, key=lambda one: len(one.rows))
+    found = {name: stats.difference_from(name, run.rows, ar.rows) for name in stats.TOKEN_MEANS}
+    shown = {name: stats.difference_to_show(one) for name, one in found.items() if one}
+    judged = stats.verdicts([one.p for one in shown.values()])
+    return {
+        name: {"value": one.value, "low": one.low, "high": one.high, "p": verdict.p, "real": verdict.real}
+        for (name, one), verdict in zip(shown.items(), judged, strict=True)
     }
 
 

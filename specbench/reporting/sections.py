@@ -133,8 +133,8 @@ def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section
         SpecbenchError: a name that is in no table of any section.
     """
     found = list(found)
-    columns_of = ([column for one in section.shown(True) for column in one.columns] for section in found)
-    known = [{one.heading.lower().removesuffix(" [95 %]"): one for one in columns} for columns in columns_of]
+    columns_of = [[column for one in section.shown(True) for column in one.columns] for section in found]
+    known = [{one.heading.lower().removesuffix(" [95 %]"): one for one in reversed(columns)} for columns in columns_of]
     short = [_short_names(columns) | columns for columns in known]
     wanted = [name.strip().lower() for name in names if name.strip().lower() != DECODER.heading]
     for name in wanted:

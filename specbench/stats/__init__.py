@@ -41,6 +41,7 @@ from specbench.stats.intervals import (
     verdicts,
     without_few,
 )
+from specbench.stats.means import MEANS, TOKEN_MEANS, difference_from, interval
 from specbench.stats.speed import (
     SpeedUp,
     floor_ms,
@@ -67,6 +68,7 @@ from specbench.stats.tokens import (
     TokenStats,
     as_frame,
     condense,
+    entropy_mean,
     image_perplexities,
     image_perplexity,
     logp_mean,

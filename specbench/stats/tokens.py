@@ -34,13 +34,14 @@ class TokenStats:
     """Log-probability statistics of the free tokens under the target distribution, in nats.
 
     Attributes:
-        logp_mean, logp_std, perplexity, image_perplexity, nll_gap: see the functions of these names.
+        logp_mean, logp_std, entropy_mean, perplexity, image_perplexity, nll_gap: see the functions of these names.
         nll_gap_se: standard error of the gap over independent images; None for one image.
         zero_probability: number of tokens with target probability 0; if any, the means are infinite.
     """
 
     logp_mean: float
     logp_std: float | None
+    entropy_mean: float
     perplexity: float
     image_perplexity: float
     nll_gap: float
@@ -55,8 +56,9 @@ def token_stats(rows: pd.DataFrame) -> TokenStats | None:
     gap, standard_error = nll_gap(rows)
     pooled, per_image = perplexity(rows), image_perplexity(rows)
     return TokenStats(
-        logp_mean(rows), logp_std(rows), pooled, per_image, gap, standard_error, int(rows["impossible"].sum())
-    )
+        logp_mean(rows), logp_std(rows), entropy_mean(rows), pooled, per_image, gap, standard_error,
+        int(rows["impossible"].sum()),
+    )  # fmt: skip
 
 
 def logp_mean(rows: pd.DataFrame) -> float | None:
@@ -73,6 +75,11 @@ def logp_std(rows: pd.DataFrame) -> float | None:
     own = rows["logp_sum"] / rows["free_tokens"].clip(lower=1)
     between = (rows["free_tokens"] * (own - mean) ** 2).sum()
     return math.sqrt((rows["logp_spread"].sum() + between) / (n - 1))
+
+
+def entropy_mean(rows: pd.DataFrame) -> float | None:
+    """Entropy: mean entropy of the target distributions of all free tokens, in nats."""
+    return ratio_or_none(rows["entropy_sum"].sum(), rows["free_tokens"].sum())
 
 
 def image_perplexities(rows: pd.DataFrame) -> pd.Series:
