@@ -133,8 +133,10 @@ def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section
         SpecbenchError: a name that is in no table of any section.
     """
     found = list(found)
-    columns_of = [[column for one in section.shown(True) for column in one.columns] for section in found]
-    known = [{one.heading.lower().removesuffix(" [95 %]"): one for one in reversed(columns)} for columns in columns_of]
+    # Of columns of one name the first, which is the shortest; of decoders the last, which is without its window.
+    every = ([column for one in section.shown(True) for column in one.columns] for section in found)
+    order = ([*columns[::-1], *(one for one in columns if one.heading == DECODER.heading)] for columns in every)
+    known = [{one.heading.lower().removesuffix(" [95 %]"): one for one in columns} for columns in order]
     short = [_short_names(columns) | columns for columns in known]
     wanted = [name.strip().lower() for name in names if name.strip().lower() != DECODER.heading]
     for name in wanted:

@@ -95,6 +95,7 @@ def missing_lines(shown: Sequence[str], out: str, err: str) -> list[str]:
 
 
 def _settled(line: str) -> str:
-    """A line without what varies: numbers, widths of columns."""
-    text = re.sub(r"\d+(?:[.,]\d+)*", "#", line)
+    """A line without what varies: numbers, widths of columns, bold cells of LaTeX (a measured difference is real)."""
+    plain = re.sub(r"\\textbf\{((?:[^{}]|\{[^{}]*\})*)\}", r"\1", line)
+    text = re.sub(r"\d+(?:[.,]\d+)*", "#", plain)
     return " ".join(re.sub(r"-{2,}", "--", re.sub(r"─+", "─", text)).split())
