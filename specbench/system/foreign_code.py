@@ -13,6 +13,7 @@ import hashlib
 import json
 import linecache
 import os
+import re
 import sys
 import sysconfig
 from collections import deque
@@ -143,15 +144,20 @@ def _locate(name: str) -> str | None:
     if name in sys.builtin_module_names or _top(name) in sys.stdlib_module_names:
         return None
     parent, _, last = name.rpartition(".")
-    folders: Iterable[str] = sys.path
-    if parent in sys.modules:
-        folders = getattr(sys.modules[parent], "__path__", ())
-    elif parent:
-        package = _locate(parent)
-        folders = [os.path.dirname(package)] if package and os.path.basename(package).startswith("__init__.") else ()
-    found = (os.path.join(folder or os.curdir, last) + suffix for folder in folders for suffix in _SUFFIXES)
+    found = (os.path.join(folder, last) + suffix for folder in _folders(parent) for suffix in _SUFFIXES)
     path = next(filter(os.path.isfile, found), None)
     return path and os.path.abspath(path)
+
+
+def _folders(package: str) -> list[str]:
+    """Where modules of a package are imported from, "" for modules of none; it may be a folder without a file."""
+    if package in sys.modules or not package:
+        places = getattr(sys.modules[package], "__path__", ()) if package else sys.path
+        return [folder or os.curdir for folder in places]
+    if place := _locate(package):
+        return [os.path.dirname(place)] if os.path.basename(place).startswith("__init__.") else []
+    parent, _, last = package.rpartition(".")
+    return list(filter(os.path.isdir, (os.path.join(folder, last) for folder in _folders(parent))))
 
 
 def _source(name: str, path: str) -> _Source:
@@ -212,7 +218,8 @@ def _imports(tree: ast.AST, name: str, package: str) -> Iterator[str]:
             base = ".".join([*above, *filter(None, [node.module])])
             found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-            found += [one.value for one in node.args[:1] if isinstance(one, ast.Constant)]
+            given = [one.value for one in node.args[:1] if isinstance(one, ast.Constant)]
+            found += [f"{package}{one}" if one.startswith(".") else one for one in given if isinstance(one, str)]
     for one in dict.fromkeys(str(one) for one in found if one):
         pieces = one.split(".")
         yield from (".".join(pieces[: end + 1]) for end in range(len(pieces)))
@@ -224,10 +231,10 @@ def _versions(tops: frozenset[str]) -> dict[str, str]:
     whose versions each invocation keeps."""
     if not tops:
         return {}
-    required = {line.split(">")[0].split("[")[0].strip() for line in _requirements()} | {_OURS}
+    required = {re.split(r"[ ;<>=\[]", line)[0].replace("_", "-").lower() for line in _requirements()} | {_OURS}
     owners = metadata.packages_distributions()
-    names = sorted({owner for top in tops for owner in owners.get(top, ())} - required)
-    return {name: metadata.version(name) for name in names}
+    names = sorted({owner for top in tops for owner in owners.get(top, ())})
+    return {name: metadata.version(name) for name in names if name.replace("_", "-").lower() not in required}
 
 
 def _requirements() -> list[str]:

@@ -52,9 +52,10 @@ def test_code_of_specbench_is_none():
 
 @pytest.mark.parametrize("imported", [False, True])
 def test_code_is_the_syntax_of_the_module_and_of_all_that_it_imports(place, imported):
-    (place / "deep").mkdir()
+    (place / "deep" / "plain").mkdir(parents=True)  # the inner folder without __init__.py
     (place / "deep" / "__init__.py").write_text("")
-    (place / "deep" / "inner.py").write_text("from . import level\n")
+    (place / "deep" / "inner.py").write_text("import importlib\nfrom . import level\nimportlib.import_module('.plain.low', __package__)\n")
+    (place / "deep" / "plain" / "low.py").write_text("N = 1\n")
     (place / "deep" / "level.py").write_text("N = 1\n")
     (place / "rules.py").write_text("def rule(x):\n    return x\n")
     (place / "other.py").write_text("1\n")
@@ -70,12 +71,14 @@ def test_code_is_the_syntax_of_the_module_and_of_all_that_it_imports(place, impo
         ("rules.py", "return x", "return -x"),
         ("deep/level.py", "N = 1", "N = True"),
         ("deep/__init__.py", "", "x = 1\n"),
+        ("deep/plain/low.py", "N = 1", "N = 2"),
     ):
         path = place / name
         path.write_text(path.read_text().replace(old, new))
         found.add(digest(imported=imported))
-    assert len(found) == 5
-    assert set(code_of(["mine:THING"]).modules) == {"mine", "rules", "deep", "deep.inner", "deep.level"}
+    assert len(found) == 6
+    names = {"mine", "rules", "deep", "deep.inner", "deep.level", "deep.plain.low"}
+    assert set(code_of(["mine:THING"]).modules) == names
 
 
 def test_what_runs_is_the_text_that_was_imported(place):
@@ -109,7 +112,7 @@ def test_installed_packages_count_by_version_and_a_worker_with_other_code_is_ref
     (site / "plugs-1.0.dist-info").mkdir(parents=True)
     (site / "plugs-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: plugs\nVersion: 1.0\n")
     (site / "plugs-1.0.dist-info" / "top_level.txt").write_text("plugs\n")
-    (site / "plugs.py").write_text("import numpy, yaml_of_nobody\nTHING = 1\n")
+    (site / "plugs.py").write_text("import numpy, huggingface_hub, yaml_of_nobody\nTHING = 1\n")
     sys.path.insert(0, str(site))
     try:
         code = code_of(["plugs:THING"])
