@@ -16,7 +16,7 @@ import torch
 
 from specbench import stats
 from specbench.checks.run_audit import audit_run, checkpoint_of, model_of
-from specbench.decoding.generation import SPANS
+from specbench.decoding.generation import ORDERS, SPANS
 from specbench.decoding.noise import row_key
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
@@ -30,7 +30,8 @@ from specbench.store.packed import changed_members, extract
 from specbench.store.run_folders import find_runs, runs_in
 from specbench.store.run_info import RUN_JSON
 from specbench.store.run_store import RunStore, image_bytes, read_image
-from specbench.store.schema import AR_SPANS
+from specbench.store.schema import AR_SPANS, SAMPLES
+from specbench.store.token_sums import LISTS, SUMS, token_sums
 from specbench.system.console import counted, one_line
 from specbench.system.device_peaks import KNOWN
 
@@ -113,9 +114,10 @@ def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
 def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
     """What a row says of its image agrees: steps, log p and entropy, drafts, and times."""
     wrong: Counter[str] = Counter()
-    for piece in RunStore(run).batches(None):
-        rows = piece.to_pandas()
-        for row in rows[rows["status"] == "ok"].to_dict("records"):
+    for piece in RunStore(run).batches([*SAMPLES.names, *SUMS.names]):
+        rows, again = piece.to_pandas(), token_sums(piece.select(LISTS)).to_pandas()
+        summed = np.isclose(rows[SUMS.names], again, equal_nan=True).all(axis=1)
+        for row in rows.assign(summed=summed)[rows["status"] == "ok"].to_dict("records"):
             wrong.update(_contradictions(row))
     if not wrong:
         yield "facts", OK, "steps, log p, entropy, drafts and times agree with each other"
@@ -141,6 +143,10 @@ def _contradictions(row: Mapping) -> Iterator[str]:
         yield "log p and entropy are of no distribution"
     if row["top1"] is not None and (known & (np.asarray(row["top1"]) < p - _SLACK)).any():
         yield "a token is more probable than the most probable one"
+    if not row["summed"]:
+        yield "the sums that reports read are not those of its tokens"
+    if any((np.abs(np.asarray(row[name]) - 0.5) > 0.5).any() for name in ORDERS if row[name] is not None):
+        yield "recorded values that an audit tests are not between 0 and 1"
     drafted, tested, accepted = (np.asarray(row[name]) for name in ("drafted", "tested", "accepted"))
     if (accepted > tested).any() or (tested > drafted).any():
         yield "more drafts are accepted than tested, or tested than drafted"

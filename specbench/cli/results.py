@@ -476,7 +476,8 @@ def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | 
     head, lines = over_table(rows)
     if fmt == "latex":
         return write_or_print(latex_table(head, lines, NOTE, "tab:specbench-seeds"), to)
-    write_or_print(f"{markdown_lines(head, lines)}\n\n{NOTE}\n", to)
+    copied = "".join(f" {copy} is a copy and left out." for row in rows for copy in row.get("copies", ()))
+    write_or_print(f"{markdown_lines(head, lines)}\n\n{NOTE}{copied}\n", to)
 
 
 def _print_report(

@@ -7,6 +7,7 @@ made them, and asks for statistics and scores when all are there; a metric never
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -313,7 +314,8 @@ def _code(metric: Metric) -> dict[str, str]:
     reference = getattr(metric, "class_reference", None)
     if reference is None:
         return {}
-    mean = getattr(type(metric), "difference", None) is PerImageMetric.difference
+    plain = (getattr(type(metric), name, len) for name in ("scores", "difference"))
+    mean = [*map(inspect.unwrap, plain)] == [PerImageMetric.scores, PerImageMetric.difference]
     code = code_of([reference])
     found = {"class": reference, "code": code.digest[:16] if code else "specbench's"}
     return found | ({"score": MEAN_OF_IMAGES} if mean else {})

@@ -296,6 +296,7 @@ def _foreign(found: Any, reference: str) -> Callable[..., Any]:
     listed = {"missing": tuple, "missing_packages": tuple, "downloads": Download}
 
     def guarded(method: str) -> Callable[..., Any]:
+        @functools.wraps(getattr(found, method))
         def call(self: Any, *given: Any, **named: Any) -> Any:
             with naming_plugin("metric", str(getattr(self, "name", reference)), found.__module__):
                 value = getattr(found, method)(self, *given, **named)

@@ -32,13 +32,14 @@ from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
 from specbench.system.files import blaming, check_regular, files_named, read_regular, take_lock, write_atomically
+from specbench.system.foreign_code import code_of
 from specbench.system.json_values import parse_json
 from specbench.system.plugins import path_component
 
-RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images", "cut")
+RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images", "cut", "edited")
 """Columns of the per-run file: a score per row; `note` is a warning or null; `identity` is JSON; `images` counts those
 of the run that could be scored; `cut` is the share of their captions that are longer than the metric reads, null where
-it is not known."""
+it is not known; `edited` tells of a plug-in's metric when its code was edited, UTC."""
 _MAX_BYTES = 2**26
 _SCORE_TYPES = {
     **dict.fromkeys(("metric", "fingerprint", "identity"), str),
@@ -46,6 +47,7 @@ _SCORE_TYPES = {
     **dict.fromkeys(("n", "images"), int),
     "note": str | None,
     "cut": float | None,
+    "edited": str | None,
 }
 _OVER_CATEGORIES = ("shapes-detector",)
 """Metrics that are the mean of their categories' means of `correct`."""
@@ -64,9 +66,9 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
 
 
 def _known_score(row: dict[str, object]) -> dict[str, object]:
-    """Validate a row of a per-run file; raises a ValueError for one that specbench did not write. `note` and
-    `cut` are absent in old ones."""
-    row = {"note": None, "cut": None} | row
+    """Validate a row of a per-run file; raises a ValueError for one that specbench did not write. The last
+    ones are absent in old files."""
+    row = {"note": None, "cut": None, "edited": None} | row
     for name, kind in _SCORE_TYPES.items():
         if not isinstance(row.get(name), kind):
             raise ValueError(f"column {name}")
@@ -220,6 +222,7 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
     features = image_features(folder, metric).merge(wanted[[*KEY, "started_at"]], on=[*KEY, "started_at"])
     digest, identity = fingerprint(metric), json.dumps(whole_identity(metric), sort_keys=True)
     cut, said = _cut(metric, wanted["prompt"].tolist())
+    code = code_of([getattr(metric, "class_reference", None)])
     rows = [
         {
             "metric": item.name,
@@ -232,6 +235,7 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
             "identity": identity,
             "images": len(wanted),
             "cut": cut,
+            "edited": code and code.edited,
         }
         for item in metric.scores(metric.statistics(features))
     ]

@@ -22,9 +22,9 @@ import pandas as pd
 
 from specbench.errors import MISSING_PREREQUISITE, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.base import Metric, Sample, Settings
+from specbench.metrics.base import Metric, Sample, Settings, whole_identity
 from specbench.metrics.read_ahead import read_ahead
-from specbench.metrics.score_store import feature_parts, scores_are_current, write_run_scores, writing
+from specbench.metrics.score_store import feature_parts, read_scores, scores_are_current, write_run_scores, writing
 from specbench.metrics.score_times import Stopwatch, expected_seconds
 from specbench.models.facts import RANDOM
 from specbench.models.shapes.captions import parse
@@ -143,6 +143,10 @@ def score_images(
     for images, names in zip(shown, by_images, strict=True):
         wanted = {*names, *_made(where_they_fit, settings), *required}  # a reference is made under its own name
         fitting.append({name: one for name, one in made.items() if name in wanted and any(_accepted(images.rows, one))})
+    pairs = [(images, metric) for images, own in zip(shown, fitting, strict=True) for metric in own.values()]
+    for name in dict.fromkeys(metric.name for images, metric in pairs if _had_other_code(images, metric)):
+        said = "it scores anew, and the scores of before stay in a column of their own"
+        reporter.note(f"the code of {name} has changed: {said}")
     lacking = _fetch(shown, fitting, settings, reporter)
     if metrics is not None or all(name in lacking for own in fitting for name in own):
         problems += lacking.values()
@@ -205,6 +209,20 @@ def _left(images: Images, metric: Metric, downloads: bool) -> int:
             return len(wanted if downloads else _task(metric, wanted, feature_parts(images.folder, metric)).missing)
     except SpecbenchError:  # told where it is scored
         return len(wanted)
+
+
+def _had_other_code(images: Images, metric: Metric) -> bool:
+    """Whether a plug-in's metric has scores of these images by other code alone."""
+    if getattr(metric, "class_reference", None) is None:
+        return False
+    try:
+        with _blamed(metric):
+            mine = whole_identity(metric)
+        stored = [json.loads(row["identity"]) for row in read_scores(images.folder) if row["metric"] == metric.name]
+    except SpecbenchError:  # told where it is scored
+        return False
+    same = [one.get("code") for one in stored if {**one, "code": None} == {**mine, "code": None}]
+    return bool(same) and mine["code"] not in same
 
 
 def _made(names: Iterable[str], settings: Settings | None) -> dict[str, Metric]:

@@ -238,6 +238,8 @@ def _untimed(rows: Sequence[Mapping], timed: Sequence[Mapping]) -> list[str]:
     said = [f"No speed-up can be given: {'; '.join(reasons)}."]
     if all(row["baseline"] is None for row in missing):
         folder = Path(missing[0]["folder"])
+        if all(reason.startswith("differs") for reason in reasons) and any(row["decoder"] == "ar" for row in rows):
+            return [*said, "To compare: decode both in one command, with another --out."]  # AR is stored already
         said.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
     return said
 

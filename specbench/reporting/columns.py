@@ -15,6 +15,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import window_of
 from specbench.stats.intervals import FEW_UNITS
+from specbench.system.foreign_code import edited_text
 
 MISSING = "-"
 MARK = "†"
@@ -394,7 +395,10 @@ def part_columns(rows: Sequence[Mapping]) -> dict[str, list[ReportColumn]]:
 def _columns_of(name: str, heading: str, rows: Sequence[Mapping], definition: str | None) -> list[ReportColumn]:
     scores = [score for row in rows for score in row["scores"] if score["metric"] == name]
     fingerprints = list(dict.fromkeys(score["fingerprint"] for score in scores))
-    shown = {digest: f"{heading} ({digest})" if len(fingerprints) > 1 else heading for digest in fingerprints}
+    edits = {one["fingerprint"]: edited_text(one["edited"]) if one.get("edited") else "" for one in scores}
+    alone = {digest for digest, text in edits.items() if text and list(edits.values()).count(text) == 1}
+    which = {digest: text if digest in alone else f"{text} {digest}".strip() for digest, text in edits.items()}
+    shown = {digest: f"{heading} ({which[digest]})" if len(fingerprints) > 1 else heading for digest in fingerprints}
     better = -1 if lower_is_better(name) else 1
     return [ReportColumn(shown[digest], _score_cell(name, digest), definition, better) for digest in fingerprints]
 

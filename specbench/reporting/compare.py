@@ -10,6 +10,7 @@ import json
 import math
 import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,11 +129,18 @@ def marks(numbers: Mapping[str, Mapping]) -> dict[str, str]:
 
 
 def corrected(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    """Add to the numbers of one pair of runs their corrected p-values, `p_holm`: the speed-up is one test, the scores
-    are corrected together."""
-    scores = iter(stats.verdicts([row["p"] for row in rows if row["name"] not in _NAMES]))
-    judged = (stats.verdicts([row["p"]])[0] if row["name"] in _NAMES else next(scores) for row in rows)
-    return [dict(row) | {"p_holm": found.p} for row, found in zip(rows, judged, strict=True)]
+    """Add to the numbers of one pair of runs their corrected p-values, `p_holm`, of those that answer one question as
+    `specbench.stats.RULE` says. A report leaves out distances, which take long: they must not change its verdicts."""
+    p_values: dict[str, list[float | None]] = {}
+    for row in rows:
+        p_values.setdefault(_question(row), []).append(row["p"])
+    judged = {question: iter(stats.verdicts(found)) for question, found in p_values.items()}
+    return [dict(row) | {"p_holm": next(judged[_question(row)]).p} for row in rows]
+
+
+def _question(row: Mapping) -> str:
+    name = str(row["name"])
+    return name if name in _NAMES else "distances" if lower_is_better(name) else "scores"
 
 
 def is_real(row: Mapping[str, object]) -> bool:
@@ -334,12 +342,12 @@ class Gate:
 def verdict(rows: Sequence[Mapping]) -> str:
     """What of the rows of `compare_runs` is real at the 5 % level, in one sentence."""
     said = {True: [], False: []}
-    tests = sum(row["p_holm"] is not None and row["name"] not in _NAMES for row in rows)
+    tests = Counter(_question(row) for row in rows if row["p_holm"] is not None)
     for row in rows:
         if row["value"] is None or (row["name"] in _NAMES and row["name"] != "speedup"):
             continue
         real = is_real(row)
-        said[real].append(_told(row) if real else _open(row, tests))
+        said[real].append(_told(row) if real else _open(row, tests[_question(row)]))
     real = f"{'; '.join(said[True])}." if said[True] else ""
     open_ = f"No difference is shown in {', '.join(said[False])}." if said[False] else ""
     if said[True] or said[False]:

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from specbench import stats
-from specbench.metrics.score_store import feature_folders, read_scores, stored_values
+from specbench.metrics.score_store import read_scores, stored_values
 from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.comparability import is_ar
-from specbench.reporting.report_rows import Run, nearest_ar
+from specbench.reporting.report_rows import Run, code_text, copies, nearest_ar
 from specbench.specs.options import plain
 from specbench.store.run_folders import runs_in
 from specbench.store.run_info import identity_json
@@ -27,22 +27,27 @@ NOTE = (
 
 def over_seeds(folders: Sequence[Path]) -> list[dict[str, object]]:
     """One dict per group of runs: `model, decoder, options` (those in which runs of its decoder differ), `seeds,
-    images`, and by name of a number `value, spread, low, high`; raises a SpecbenchError for a damaged run."""
+    images, copies` (folders with a copy of a run, which are left out), and by name of a number `value, spread, low,
+    high`; raises a SpecbenchError for a damaged run."""
     groups: dict[str, list[Run]] = {}
-    for run in map(Run, folders):
+    every = [Run(folder) for folder in folders]
+    left_out = copies(every)
+    for run in (run for run in every if run.folder not in left_out):
         same = {name: value for name, value in identity_json(run.info.spec).items() if name != "seed"}
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
     baselines = [
         run for place in dict.fromkeys(folder.parent for folder in folders) for run in map(Run, runs_in(place))
         if is_ar(run.info)
     ]  # fmt: skip
-    rows = [_row(sorted(runs, key=lambda run: run.info.spec.seed), baselines) for runs in groups.values()]
+    rows = [_row(sorted(alike, key=lambda run: run.info.spec.seed), baselines) for alike in groups.values()]
     swept = {
         decoder: [name for name in _names(alike) if len({plain(row["options"].get(name)) for row in alike}) > 1]
         for decoder in dict.fromkeys(row["decoder"] for row in rows)
         if (alike := [row for row in rows if row["decoder"] == decoder])
     }
-    for row in rows:
+    for row, runs in zip(rows, groups.values(), strict=True):
+        own = [str(copy) for copy, folder in left_out.items() if folder in {run.folder for run in runs}]
+        row |= {"copies": own} if own else {}
         row["options"] = {name: row["options"].get(name) for name in swept[row["decoder"]]}
     return sorted(rows, key=lambda row: (row["decoder"] != "ar", str(row["model"]), str(row["decoder"])))
 
@@ -65,26 +70,29 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, object]:
         logs = [one.assign(top=np.log(one["top"] / one["bottom"]), bottom=1.0) for one in pairs]
         found = {name: None if x is None else float(np.exp(x)) for name, x in _number(logs).items()}
         numbers["speedup_geometric"] = found | {"spread": _spread(_values(logs, np.exp))}
-    for metric in dict.fromkeys(score["metric"] for run in runs for score in read_scores(run.folder)):
-        values = [_image_values(run.folder, str(metric)) for run in runs]
-        if ":" not in str(metric) and all(one is not None and len(one) for one in values):
-            numbers[str(metric)] = _number([one.assign(bottom=1.0) for one in values])
+    scored = [{(row["metric"], row["fingerprint"]) for row in read_scores(run.folder)} for run in runs]
+    common = sorted(set.intersection(*scored))
+    for metric, fingerprint in common:
+        values = [_image_values(run.folder / "scores" / f"{metric}-{fingerprint}") for run in runs]
+        if ":" not in metric and all(one is not None and len(one) for one in values):
+            several = sum(name == metric for name, _ in common) > 1
+            name = f"{metric} ({fingerprint})" if several else metric
+            numbers[name] = _number([one.assign(bottom=1.0) for one in values])
     return {
         "model": spec.model,
         "decoder": spec.decoder.full_name,
-        "options": dict(spec.decoder.options),
+        "options": dict(spec.decoder.options) | ({"code": code_text(runs[0].info)} if spec.decoder_code else {}),
         "seeds": [run.info.spec.seed for run in runs],
         "images": sum(len(run.rows) for run in runs),
         "numbers": numbers,
     }
 
 
-def _image_values(folder: Path, metric: str) -> pd.DataFrame | None:
+def _image_values(place: Path) -> pd.DataFrame | None:
     """`top`, the metric's number of each image, for a metric that is a mean of one number per image."""
-    for place in feature_folders(folder, metric):
-        for column in ("value", "correct"):
-            if (values := stored_values(place, column)) is not None:
-                return values.assign(top=values[column].astype("float64"))
+    for column in ("value", "correct"):
+        if (values := stored_values(place, column)) is not None:
+            return values.assign(top=values[column].astype("float64"))
     return None
 
 

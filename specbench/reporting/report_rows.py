@@ -21,11 +21,13 @@ processes on the GPU and clocks held back, in words),
 `value, low, high, p, real`, as `specbench.stats.verdicts` judges them),
 `scores` (a list of dicts `metric, value, low, high, n, fingerprint, too_few`: whether the bounds are None for want of
 prompts), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False where the images have
-changed since), `drawn` (of runs of a part of their prompt set: which, in words), `one_by_one` (images decoded in
-smaller batches than the run's, where there are any), `untimed` (of runs that were decoded under several versions:
-number of images by those whose times are left out, beside `versions`), the numbers of `STAGE2` (of models with a second
-stage), `floor` (roofline inputs, see `specbench.runs.preparation`),
-`environment` (machine and versions, a line each) and `load` (load average at the start of each invocation).
+changed since), `drawn` (of runs of a part of their prompt set: which, in words), `model_edited` (of models of plug-ins:
+when their code was edited), `real` (in machine-readable formats: the numbers, "speedup" and metrics, whose difference
+from AR is real by `specbench.stats.RULE`), `one_by_one` (images decoded in smaller batches than the run's, where there
+are any), `untimed` (of runs that were decoded under several versions: number of images by those whose times are left
+out, beside `versions`), the numbers of `STAGE2` (of models with a second stage), `floor` (roofline inputs, see
+`specbench.runs.preparation`), `environment` (machine and versions, a line each) and
+`load` (load average at the start of each invocation).
 """
 
 from __future__ import annotations
@@ -36,7 +38,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
 
@@ -61,6 +62,7 @@ from specbench.store.run_info import RunInfo, identity_json
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
 from specbench.store.token_sums import SUMS
+from specbench.system.foreign_code import edited_text
 from specbench.system.json_values import nonfinite_as_text
 from specbench.system.monitor import gpu_disturbances, taken_cores
 
@@ -165,17 +167,17 @@ def report_rows(folders: Sequence[Path]) -> list[dict]:
         SpecbenchError: a damaged run folder.
     """
     runs = with_ar_runs({folder.resolve(): folder for folder in folders}.values())
-    copies = _copies([run for run, _ in runs.values()])
-    runs = {folder: found for folder, found in runs.items() if folder not in copies}
+    copied = copies([run for run, _ in runs.values()])
+    runs = {folder: found for folder, found in runs.items() if folder not in copied}
     rows = [report_row(*one) for one in runs.values()]
     for row in rows:
-        if own := [str(copy) for copy, folder in copies.items() if str(folder) == row["folder"]]:
+        if own := [str(copy) for copy, folder in copied.items() if str(folder) == row["folder"]]:
             row["copies"] = own
     _name_versions(rows, [run.info for run, _ in runs.values()])
     return sorted(rows, key=_order)
 
 
-def _copies(runs: Sequence[Run]) -> dict[Path, Path]:
+def copies(runs: Sequence[Run]) -> dict[Path, Path]:
     """Folders that hold a copy of another one's run, with that one: the id and the start of an image are the same."""
     groups, found = {}, {}
     for run in sorted(runs, key=lambda run: run.folder.name != run.info.run_id):
@@ -196,21 +198,20 @@ def _name_versions(rows: Sequence[dict], infos: Sequence[RunInfo]) -> None:
         same = [row["model"], row["setting"], row["label"], row["options"]]
         groups.setdefault(json.dumps(same, sort_keys=True), []).append((row, info))
     for group in groups.values():
-        times = {info.spec.decoder_code: _edited(info) for _, info in group}
+        times = {info.spec.decoder_code: code_text(info) for _, info in group}
         for row, info in group if len(times) > 1 else ():
             code = info.spec.decoder_code
             told = times[code] if list(times.values()).count(times[code]) == 1 else f"{times[code]}, code {code[:6]}"
             row["label"] += f", {told}"
 
 
-def _edited(info: RunInfo) -> str:
-    """When the decoder's code was edited, in the reader's time."""
-    if info.spec.decoder_code is None:
+def code_text(info: RunInfo, kind: str = "decoder") -> str:
+    """When the code of the decoder or of the model was edited, in the reader's time."""
+    digest = getattr(info.spec, f"{kind}_code")
+    if digest is None:
         return "code not recorded"
-    edited = ((info.code or {}).get("decoder") or {}).get("edited")
-    if not isinstance(edited, str):
-        return f"code {info.spec.decoder_code[:6]}"
-    return f"edited {datetime.fromisoformat(edited).astimezone():%d %b %H:%M}"
+    edited = ((info.code or {}).get(kind) or {}).get("edited")
+    return edited_text(edited) if isinstance(edited, str) else f"code {digest[:6]}"
 
 
 def with_ar_runs(folders: Iterable[Path]) -> dict[Path, tuple[Run, list[Run]]]:
@@ -267,6 +268,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "scores": scores_to_show(run.folder, rows["prompt_id"]),
         **({"audit": audit} if audit else {}),
         **({"drawn": info.drawn} if info.drawn else {}),
+        **({"model_edited": code_text(info, "model")} if spec.model_code else {}),
         **({"untimed": untimed, "versions": info.stack} if (untimed := run.untimed) else {}),
         **({name: getattr(stats, name)(rows) for name in STAGE2} if "stage2_nfe" in rows else {}),
         **({"one_by_one": singly} if (singly := int((rows["batch"] < spec.batch).sum())) else {}),

@@ -76,11 +76,13 @@ def sections(rows: Sequence[Mapping]) -> list[Section]:
 
 
 def _told_apart(section: Section, others: Sequence[Section]) -> str:
-    """Its heading, with the settings in which sections of the same heading differ, as an edited list of prompts."""
-    alike = [one.runs[0]["setting"] for one in others if one.heading == section.heading]
-    own = section.runs[0]["setting"]
+    """Its heading, with the settings in which sections of the same heading differ, as an edited list of prompts. Which
+    prompts of it were drawn tells no lists apart."""
+    plain = _heading(section.runs, drawn=False)
+    alike = [one.runs[0]["setting"] for one in others if _heading(one.runs, drawn=False) == plain]
+    own, edited = section.runs[0]["setting"], section.runs[0].get("model_edited", "")
     apart = [name for name in own if any(one.get(name) != own[name] for one in alike)]
-    known = {"prompts_sha256": "prompt file", "weights_sha256": "weights", "model_code": "code of the model"}
+    known = {"prompts_sha256": "prompt file", "weights_sha256": "weights", "model_code": f"model {edited}, code"}
     return ", ".join([section.heading, *(f"{known.get(name, name)} {str(own[name])[:8]}" for name in apart)])
 
 
@@ -281,13 +283,13 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> list[R
     return found
 
 
-def _heading(runs: Sequence[Mapping]) -> str:
+def _heading(runs: Sequence[Mapping], drawn: bool = True) -> str:
     row = runs[0]
     setting = row["setting"]
     sampling = setting["sampling"]
     drafting = [run for run in runs if run["decoder"] != "ar"]  # a baseline has fewer prompts
-    drawn = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.get("drawn", ())))
-    parts = [f"prompts {setting['prompts']}" + (f" ({drawn})" if drawn else ""), f"seed {setting['seed']}"]
+    which = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.get("drawn", ())))
+    parts = [f"prompts {setting['prompts']}" + (f" ({which})" if which and drawn else ""), f"seed {setting['seed']}"]
     parts += [f"guidance {sampling['guidance']:g}", f"temperature {sampling['temperature']:g}"]
     parts += [f"top-k {sampling['top_k']}" if sampling["top_k"] else "no top-k"]
     threads = setting.get("threads")

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 
 from specbench.errors import SpecbenchError, read_name
-from specbench.reporting.compare import HEADINGS, comparison_lines, verdict
+from specbench.reporting.compare import HEADINGS, comparison_lines, real_differences, verdict
 from specbench.reporting.sections import (
     BOLD_RULE,
     Section,
@@ -95,7 +95,7 @@ def markdown_lines(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> s
 
 def to_csv(rows: Sequence[Mapping]) -> str:
     """Format as CSV: one line per run, one column per score, nested values as JSON."""
-    return csv_text([_flat(row) for row in rows])
+    return csv_text([_flat(row) for row in _judged(rows)])
 
 
 def csv_text(rows: Sequence[Mapping]) -> str:
@@ -111,7 +111,12 @@ def csv_text(rows: Sequence[Mapping]) -> str:
 def to_json(rows: Sequence[Mapping]) -> str:
     """Format as one JSON array of objects that carry `schema`, the version of their keys; missing and non-finite
     numbers are null."""
-    return json_text([{"schema": REPORT_SCHEMA, **row} for row in rows])
+    return json_text([{"schema": REPORT_SCHEMA, **row} for row in _judged(rows)])
+
+
+def _judged(rows: Sequence[Mapping]) -> list[dict]:
+    """The rows with the verdicts that tables and sentences show, under `real`."""
+    return [{**row, "real": sorted(real_differences(row))} for row in rows]
 
 
 def json_text(rows: Sequence[Mapping]) -> str:
@@ -219,7 +224,7 @@ def to_parquet(rows: Sequence[Mapping]) -> bytes:
     import pyarrow as pa  # only for parquet tables
     import pyarrow.parquet as pq
 
-    flat = [_flat(row) for row in rows]
+    flat = [_flat(row) for row in _judged(rows)]
     names = dict.fromkeys(name for row in flat for name in row)
     sink = io.BytesIO()
     pq.write_table(pa.table({name: [row.get(name) for row in flat] for name in names}), sink)

@@ -30,8 +30,8 @@ SIGNIFICANT = 0.05
 """Level of the tests."""
 RULE = (
     f"A difference between two runs is called real where p < {SIGNIFICANT:g} in a paired t test over their common "
-    f"prompts (at least {FEW_UNITS}). The speed-up of two runs is one test; their scores are corrected "
-    "together (Holm), and so are their log p and entropy."
+    f"prompts (at least {FEW_UNITS}). The speed-up is one test; the scores are corrected together (Holm), and so are "
+    "distances to reference images, and log p and entropy."
 )
 """What `verdicts` does, in words: the one rule behind every sentence and mark."""
 

@@ -120,6 +120,11 @@ def changed_modules(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]
     return [name for a, b in pairs for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)]
 
 
+def edited_text(edited: str) -> str:
+    """The `edited` of a code in the reader's time, "edited 26 Nov 14:02"."""
+    return f"edited {datetime.fromisoformat(edited).astimezone():%d %b %H:%M}"
+
+
 def _top(name: str) -> str:
     return name.partition(":")[0].partition(".")[0]
 

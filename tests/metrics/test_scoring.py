@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 import threading
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +22,7 @@ from drawn import drawn_run
 from PIL import Image
 
 from specbench import api
+from specbench.checks.verify import verify
 from specbench.errors import BAD_INPUT, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
@@ -30,6 +33,8 @@ from specbench.models.shapes import render, scene
 from specbench.prompts import Prompt, Request
 from specbench.reporting import render as render_tables
 from specbench.reporting import report_rows
+from specbench.reporting.columns import score_columns
+from specbench.reporting.compare import compare_runs
 from specbench.reporting.contact_sheet import contact_sheet
 from specbench.stats import mean_interval
 from specbench.store.run_folders import find_runs
@@ -368,6 +373,29 @@ def test_a_metric_is_one_class_and_fingerprints_never_share_a_column(tmp_path, m
     monkeypatch.setattr(metric_catalog, "metric", lambda name: Brightness)
     scoring.score([second], ["brightness"])
     assert "| brightness ↑ |" in render_tables(report_rows([first]))
+
+
+def test_an_edited_metric_is_another_score_told_in_words_and_paired_without_its_class(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    runs, notes = [drawn_run(tmp_path / "o", n=8), drawn_run(tmp_path / "o", n=8, spec=tiny.spec("gsd"))], []
+    reporter = scoring.ScoreReporter()
+    reporter.note = notes.append
+    for hour, factor in ((14, 1), (15, 2)):
+        (tmp_path / "edited_metric.py").write_text(FOREIGN.partition("class Exit")[0].replace("1.0", f"{factor}.0"))
+        os.utime(tmp_path / "edited_metric.py", (hour * 3600, hour * 3600))
+        sys.modules.pop("edited_metric", None)
+        scoring.score(runs, ["edited_metric:Sound"], reporter=reporter)
+    assert [note for note in notes if "has changed" in note] == [
+        "the code of mine has changed: it scores anew, and the scores of before stay in a column of their own"
+    ]
+    headings = [column.heading for column in score_columns(report_rows(runs))]
+    assert len(headings) == 2 and all(re.fullmatch(r"mine \(edited 01 Jan \d\d:00\)", text) for text in headings)
+    sys.modules.pop("edited_metric")
+    (tmp_path / "edited_metric.py").unlink()
+    found = [row for row in compare_runs(*runs) if row["name"] == "mine"]
+    assert [row["value"] for row in found] == [0, 0] and {row["n"] for row in found} == {8}
+    checked = [row for row in verify(tmp_path / "o") if row["check"] == "score"]
+    assert len(checked) == 4 and {row["status"] for row in checked} == {"ok"}
 
 
 class ShortSighted(Brightness):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -36,6 +37,7 @@ from specbench.reporting.compare import (
     verdict,
 )
 from specbench.reporting.maps import ACCEPTED, DRAWN, commit_steps, grid_of, origins
+from specbench.reporting.over import over_seeds
 from specbench.reporting.report_rows import Run
 from specbench.reporting.sections import BOLD_RULE, sections
 from specbench.reporting.terminal import half_blocks, image_view
@@ -78,11 +80,14 @@ def pictured(out: Path, spec, generations, values, caption="prompt") -> Path:
     return store.folder
 
 
+SJD_VALUES = (102, 153, 203, 51, 82, 123, 92, 113)
+
+
 @pytest.fixture
 def runs(tmp_path) -> tuple[Path, Path]:
     return (
         pictured(tmp_path, AR, synthetic.ar(8), (100, 150, 200, 50, 80, 120, 90, 110)),
-        pictured(tmp_path, SJD, synthetic.sjd(8), (102, 153, 203, 51, 82, 123, 92, 113)),
+        pictured(tmp_path, SJD, synthetic.sjd(8), SJD_VALUES),
     )
 
 
@@ -102,6 +107,8 @@ def test_images_of_other_captions_are_not_common(tmp_path):
     assert (row["value"], row["n"]) == (10, 7), "the edited caption is no pair"
     shown = sections(report_rows([a, b, c]))
     assert len({section.heading for section in shown}) == 3 and "prompt file 22222222" in shown[1].heading
+    rows = [row | {"drawn": [f"first {place} of 9"]} for place, row in enumerate(report_rows([b, c]))]
+    assert all("prompt file" in section.heading for section in sections(rows)), "of which other prompts were drawn"
 
 
 def test_a_folder_copied_beside_itself_counts_once(runs):
@@ -109,6 +116,18 @@ def test_a_folder_copied_beside_itself_counts_once(runs):
     rows = report_rows([copy, *runs])
     assert [row["n"] for row in rows] == [8, 8] and rows[1]["folder"] == str(runs[1])
     assert rows[1]["copies"] == [str(copy)]
+    [_, once] = over_seeds([copy, *runs])
+    assert (once["images"], once["seeds"], once["copies"]) == (8, [SJD.seed], [str(copy)])
+
+
+def test_seeds_are_pooled_over_scores_of_the_same_fingerprint(runs, monkeypatch):
+    second = pictured(runs[0].parent, replace(SJD, seed=SJD.seed + 1), synthetic.sjd(8), range(8))
+    monkeypatch.setattr(Brightness, "identity", lambda self: {"version": "edited"})
+    scoring.score([second], ["brightness"])
+    [_, pooled] = over_seeds([*runs, second])
+    assert pooled["numbers"]["brightness"]["value"] == pytest.approx((np.mean(SJD_VALUES) + 3.5) / 2)
+    scoring.score(runs, ["brightness"])
+    assert sum(name.startswith("brightness (") for name in over_seeds([*runs, second])[1]["numbers"]) == 2
 
 
 def test_bold_follows_the_verdict_of_compare_in_latex_and_on_the_page(runs, tmp_path):
@@ -116,6 +135,7 @@ def test_bold_follows_the_verdict_of_compare_in_latex_and_on_the_page(runs, tmp_
     real = {name for name, row in named(compare_runs(*runs)).items() if is_real(row)}
     assert real == {"brightness"} == real_differences(rows[1]) and not real_differences(rows[0])
     assert rows[1]["speedup"] > 1 and rows[1]["speedup_p"] > 0.05, "a best speed-up that shows nothing is not bold"
+    assert [row["real"] for row in json.loads(render(rows, "json"))] == [[], ["brightness"]]
     latex, page = render(rows, "latex"), html.page(rows)
     assert latex.count("\\textbf") == 1 and BOLD_RULE in latex and BOLD_RULE.partition(":")[0] in page
     unclear = pictured(tmp_path / "unclear", AR, synthetic.ar(8), (100, 150, 200, 50, 80, 120, 90, 110)).parent
@@ -153,6 +173,8 @@ def test_scores_are_paired_and_p_values_corrected_together(runs):
     assert found["p_holm"] == found["p"] and rows["speedup"]["p_holm"] == rows["speedup"]["p"], "one test each"
     two = corrected([row | {"p": p} for row, p in ((rows["speedup"], 0.04), (found, 0.03), (found, 0.04))])
     assert [row["p_holm"] for row in two] == [0.04, 0.06, 0.06], "the speed-up is a test of its own"
+    two = corrected([found | {"p": 0.04}, found | {"name": "fid[clean]", "p": 0.5}])
+    assert [row["p_holm"] for row in two] == [0.04, 0.5], "as in a report, which has no distances"
     assert found["prompts_needed"] == stats.prompts_needed(np.std(gaps, ddof=1), 0.02 * 900 / 8)
     assert all(tuple(row) == FIELDS for row in rows.values())
 

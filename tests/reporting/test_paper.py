@@ -15,13 +15,16 @@ from copy import copy
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from latex_checker import latex_problems
 
 from specbench.checks.verify import verify
-from specbench.store.parquet_log import ParquetLog
+from specbench.store.parquet_log import Derived, ParquetLog
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY, SAMPLES
+from specbench.store.token_sums import LISTS, SUMS, VERSION, token_sums
+from specbench.system.console import counted
 from specbench.system.images import png_bytes
 
 TABLE = """
@@ -172,11 +175,12 @@ def reversed_tokens(row):
         (lambda row: {"accepted": [10**6] * len(row["accepted"])}, "facts", "more drafts are accepted than tested"),
         (lambda row: {"ar_ms": row["ar_ms"] / 1.3, "target_ms": 0.0}, "facts", "ar_ms is not the sum of its spans"),
         (lambda row: {"e2e_ms": 2 * row["e2e_ms"]}, "facts", "e2e_ms is not the sum of its spans"),
+        (lambda row: {"u_p": [2.0] * len(row["u_p"])}, "facts", "are not between 0 and 1"),
         (reversed_tokens, "tokens", ""),
         (reversed_tokens, "drawing", "grey levels from what the tokens give"),
         (lambda row: {}, "drawing", "grey levels from what the tokens give"),
     ],
-    ids=["steps", "logp", "top1", "drafts", "latency", "e2e", "tokens", "drawn", "pictures"],
+    ids=["steps", "logp", "top1", "drafts", "latency", "e2e", "audited", "tokens", "drawn", "pictures"],
 )
 def test_verify_finds_facts_that_contradict_each_other(here, tmp_path, change, check, said):
     folder = shutil.copytree(next((here / "results").glob("shapes-sjd-*")), tmp_path / "run")
@@ -196,6 +200,18 @@ def test_verify_finds_facts_that_contradict_each_other(here, tmp_path, change, c
     ParquetLog(folder / "samples", SAMPLES, KEY).append(rows)
     found = [(row["check"], row["detail"]) for row in verify(folder, recompute) if row["status"] == "WRONG"]
     assert any(name == check and said in detail for name, detail in found), found
+
+
+def test_verify_finds_sums_that_are_not_those_of_the_tokens(here, tmp_path):
+    folder = shutil.copytree(next((here / "results").glob("shapes-sjd-*")), tmp_path / "run")
+    rows = [row for piece in RunStore(folder).batches(None) for row in piece.to_pylist()]
+    for part in (folder / "samples").iterdir():
+        part.unlink()
+    edited = lambda table: token_sums(table).set_column(4, "logp_sum", pa.array([-1.0] * len(table)))  # noqa: E731
+    ParquetLog(folder / "samples", SAMPLES, KEY, Derived(VERSION, SUMS, LISTS, edited)).append(rows)
+    assert [row["detail"] for row in verify(folder) if row["check"] == "facts"] == [
+        f"{counted(len(rows), 'image')}: the sums that reports read are not those of its tokens"
+    ]
 
 
 def test_members_that_overlap_are_refused(tmp_path, cli):

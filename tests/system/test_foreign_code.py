@@ -54,7 +54,9 @@ def test_code_of_specbench_is_none():
 def test_code_is_the_syntax_of_the_module_and_of_all_that_it_imports(place, imported):
     (place / "deep" / "plain").mkdir(parents=True)  # the inner folder without __init__.py
     (place / "deep" / "__init__.py").write_text("")
-    (place / "deep" / "inner.py").write_text("import importlib\nfrom . import level\nimportlib.import_module('.plain.low', __package__)\n")
+    (place / "deep" / "inner.py").write_text(
+        "import importlib\nfrom . import level\nimportlib.import_module('.plain.low', __package__)\n"
+    )
     (place / "deep" / "plain" / "low.py").write_text("N = 1\n")
     (place / "deep" / "level.py").write_text("N = 1\n")
     (place / "rules.py").write_text("def rule(x):\n    return x\n")
