@@ -127,6 +127,7 @@ drills: $(VENV)/.dev ## Kill runs 200 times and more, and feed 10,000 hostile in
 	$(BIN)/python dev/drills/writers.py export --kills 70 --seconds 3600
 	$(BIN)/python dev/drills/writers.py pack --kills 66 --seconds 3600
 	$(BIN)/python dev/drills/writers.py fetch --kills 66 --seconds 3600
+	$(BIN)/python dev/drills/writers.py two-fetches --kills 40 --seconds 3600
 	$(BIN)/python dev/drills/writers.py import --kills 50 --seconds 3600
 	$(BIN)/python dev/drills/kills.py two-grids --kills 50 --seconds 3600
 	$(BIN)/python dev/drills/kills.py ray-worker --kills 12 --seconds 3600

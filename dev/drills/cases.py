@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import typer
@@ -469,6 +470,19 @@ RESULTS = (
     {"filename": "x/00000/samples/0000.png", "prompt": "drawn", "correct": True, "reason": "", "details": "{}"},
     [{"question_id": 0, "answer": "0.5"}],
 )
+
+
+@st.composite
+def statistics(draw) -> bytes:
+    """Draw a .npz file of mu and sigma of which an array is another one, or some bytes are damaged."""
+    arrays = {"mu": np.zeros(4), "sigma": np.eye(4), "arr_0": np.zeros((2, 3, 3, 3), np.uint8)}
+    kinds = st.sampled_from(["f8", "f4", "f2", "i8", "u1", "?", "c16", "O", "U3", "M8[s]", "V5", "f8,i4"])
+    for name in draw(st.sets(st.sampled_from(["mu", "sigma"]))):
+        shape = draw(st.lists(st.sampled_from([0, 1, 3, 4]), max_size=3))
+        with np.errstate(invalid="ignore"):
+            arrays[name] = np.full(shape, draw(st.sampled_from([0, 1, -1, np.nan, np.inf])), "f8").astype(draw(kinds))
+    (np.savez_compressed if draw(st.booleans()) else np.savez)(sink := io.BytesIO(), **arrays)
+    return damaged_bytes(sink.getvalue(), draw) if draw(st.booleans()) else sink.getvalue()
 
 
 @st.composite

@@ -68,13 +68,16 @@ def answers(draw) -> tuple[str, int, dict[str, str], int | None, tuple]:
     """Draw what a hub answers: from which path on, status and headers of a refusal (0: none), where bodies are cut, and
     how they are damaged."""
     path = draw(st.sampled_from(["/api/models", "/owner", "/file", "/"]))
-    status = draw(st.sampled_from([0, 0, 200, 301, 302, 401, 403, 404, 410, 416, 451]))
-    headers = {"X-Error-Code": draw(st.sampled_from(["GatedRepo", "RepoNotFound", "x"]))}
+    status = draw(st.sampled_from([0, 0, 200, 301, 302, 401, 403, 404, 410, 416, 429, 451, 503]))
+    headers = {"X-Error-Code": draw(st.sampled_from(["GatedRepo", "RepoNotFound", "RevisionNotFound", "x"]))}
+    if status in (429, 503):
+        headers["Retry-After"] = draw(st.sampled_from(["0", "11", "9" * 5000, "Fri, 27 Nov 2026 12:00:00 GMT", "x"]))
     if status in (301, 302):
         places = ["file:///etc/passwd", "http://127.0.0.1:9/x", "//", "ftp://x/y", "/"]
         headers["Location"] = draw(st.sampled_from(places))
     cut = draw(st.sampled_from([None, None, 0, 10**6]))
-    change = draw(st.none() | st.tuples(st.sampled_from(["cut", "flip", "insert", "junk"]), st.integers(0, 400), junk))
+    kinds = ["cut", "flip", "insert", "junk", "page", "other commit", "other digest"]
+    change = draw(st.none() | st.tuples(st.sampled_from(kinds), st.integers(0, 400), junk))
     return path, status, headers, cut, change
 
 
@@ -87,6 +90,10 @@ def spoilt(start: str, change: tuple | None) -> Callable[[str, bytes], bytes]:
         kind, place, more = change
         if kind == "junk":
             return json.dumps(more).encode("utf-8", "surrogatepass")
+        if kind == "page":
+            return b"<!DOCTYPE html><title>Log in to this network</title>"
+        if kind.startswith("other"):
+            return data.replace(COMMIT.encode() if kind == "other commit" else b'"sha256": "', b"%x" % place)
         if kind == "cut":
             return data[:place]
         return data[:place] + b"\xff" + data[place + (kind == "flip") :]
@@ -95,7 +102,7 @@ def spoilt(start: str, change: tuple | None) -> Callable[[str, bytes], bytes]:
 
 
 def download_from(box: Path, case) -> None:
-    """Download from a hub that answers anything; what is taken for complete has the published sizes."""
+    """Download from a hub that answers anything; what is taken for complete is what was published."""
     path, code, headers, cut, change = case
     served = hub()
     served.refusals = {path: (code, headers)} if code else {}
@@ -107,6 +114,6 @@ def download_from(box: Path, case) -> None:
         assert "\n" not in error.what and "a bug" not in error.what, error
         raise SpecbenchError(error.what) from error
     # Files of a failed download are for the next one to check: only those of this one are checked here.
-    whole = {one.name: one.stat().st_size for one in served.commits[REPO][COMMIT].iterdir()}
+    whole = {one.name: one.read_bytes() for one in served.commits[REPO][COMMIT].iterdir()}
     for one in box.glob("hf/*/snapshots/*/*"):
-        assert one.stat().st_size == whole[one.name], one
+        assert one.read_bytes() == whole[one.name], one

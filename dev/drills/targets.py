@@ -42,6 +42,7 @@ from specbench.errors import BAD_INPUT, GATE, PARTIAL, SpecbenchError
 from specbench.metrics import scoring
 from specbench.metrics.base import PerImageMetric
 from specbench.metrics.official_exchange import export_images, import_scores
+from specbench.metrics.reference import read_statistics
 from specbench.models.catalog import check_model, find_model, load_model
 from specbench.models.draft_head import load_head
 from specbench.models.draft_head_files import head_in
@@ -475,6 +476,13 @@ TARGETS = (
         st.deferred(lambda: cases.packs(example_pack().read_bytes())),
         lambda box, case: (box / "runs.zip").write_bytes(case),
         _read_pack,
+    ),
+    Target(
+        "statistics of references",
+        0.02,
+        cases.statistics(),
+        lambda box, case: (box / "reference.npz").write_bytes(case),
+        lambda box, case: read_statistics(box / "reference.npz"),
     ),
     Target("hub answers", 0.02, answers(), lambda box, case: hub(), download_from),
     *(

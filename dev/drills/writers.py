@@ -64,13 +64,17 @@ def report(box: Path) -> None:
     write_page(sorted((box / "results").iterdir()), box / "page.html")
 
 
-def two_reports(box: Path) -> None:
-    """Two processes write one page at once."""
-    other = os.fork()
-    report(box)
-    if not other:
-        os._exit(0)
-    os.waitpid(other, 0)
+def by_two(act: Act) -> Act:
+    """Two processes do the same in one folder at once."""
+
+    def both(box: Path) -> None:
+        other = os.fork()
+        act(box)
+        if not other:
+            os._exit(0)
+        os.waitpid(other, 0)
+
+    return both
 
 
 def export(box: Path) -> None:
@@ -95,8 +99,8 @@ def import_answers(box: Path) -> None:
 
 def received(box: Path) -> dict:
     """What a user of the downloads finds: files of the cache under their names, and the commits that were kept."""
-    found = [*box.glob("hf/*/snapshots/*/*"), *(path for path in box.glob("specbench/*") if path.suffix != ".lock")]
-    return {path.name: [path.read_bytes()] for path in found if path.is_file()}
+    found = [path for pattern in ("hf/*/snapshots/*/*", "hf/*/refs/*", "specbench/*") for path in box.glob(pattern)]
+    return {path.name: [path.read_bytes()] for path in found if path.is_file() and path.suffix != ".lock"}
 
 
 def files(box: Path) -> dict:
@@ -114,11 +118,12 @@ KINDS: dict[str, tuple[Act, Read, Callable[[], Path]]] = {
     "score": (score, scores, examples.scorable),
     "merge": (merge_all, lambda box: contents(box / "merged"), examples.shards),
     "report": (report, files, examples.scorable),
-    "two-reports": (two_reports, files, examples.scorable),
+    "two-reports": (by_two(report), files, examples.scorable),
     "export": (export, files, examples.exportable),
     "pack": (pack_all, members, examples.scorable),
     "import": (import_answers, scores, examples.judged),
     "fetch": (hub_drill.fetch, received, examples.empty),
+    "two-fetches": (by_two(hub_drill.fetch), received, examples.empty),
 }
 """What is killed, how its outcome is read, and the folder it works in."""
 

@@ -23,7 +23,7 @@ from dev.shapes.data import pixels
 from dev.shapes.negatives import is_true, near_misses, seen
 from dev.shapes.resumable import save_half, train
 from dev.shapes.train_tokenizer import learning_rate
-from specbench.metrics.openclip import MEAN, STD, empty_folder_model
+from specbench.metrics.openclip import MEAN, STD, import_open_clip
 from specbench.models.shapes import captions
 from specbench.models.shapes.scene import Scene, SceneRequest, describe, realize, sample_request
 
@@ -138,7 +138,7 @@ class ClipTrainer:
     def __init__(self, folder: Path, steps: int, seed: int):
         torch.manual_seed(seed)
         self.seed = seed
-        self.model = empty_folder_model(folder)
+        self.model = import_open_clip().create_model(f"local-dir:{folder}", load_weights=False)
         self.words = word_tokenizer()
         self.words.enable_padding(length=CONTEXT)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=_PEAK, betas=(0.9, 0.98), weight_decay=0.05)

@@ -116,12 +116,7 @@ Runs = Annotated[list[str] | None, runs_argument()]
 Run = Annotated[str, run_argument()]
 Reference = Annotated[
     Path | None,
-    option(
-        "--reference",
-        "DIR|FILE",
-        "Folder of reference images for FID, or a .npz file of mu and sigma.",
-        show_default="the COCO images",
-    ),
+    option("--reference", "DIR|FILE", "Images, or their mu, sigma (.npz).", show_default="COCO's images"),
 ]
 Columns = Annotated[
     str | None, option("--columns", "NAME,...", "Markdown and LaTeX: only these columns, by heading, in this order.")

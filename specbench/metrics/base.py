@@ -36,8 +36,7 @@ class Settings:
     Attributes:
         device: where their networks run, for example "cuda".
         batch: images a network sees at once; each metric's own choice if None.
-        reference: folder of the images to compare distributions with, or .npz file of their statistics; the prompt
-            set's own images if None.
+        reference: folder of images to compare distributions with, or .npz file of their statistics; COCO's if None.
         offline: never download what is missing.
         python: Python of an environment with the authors' package of a metric; that of `packages.python_of` if None.
     """

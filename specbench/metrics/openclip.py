@@ -52,11 +52,6 @@ def load_openai(path: Path, device: str) -> torch.nn.Module:
     return model.float().eval().requires_grad_(False).to(device)
 
 
-def empty_folder_model(folder: Path) -> torch.nn.Module:
-    """Build the network of a folder's `open_clip_config.json` with random weights, in float32."""
-    return import_open_clip().create_model(f"local-dir:{folder}", load_weights=False)
-
-
 def untrained_model(architecture: str) -> torch.nn.Module:
     """Build the network of a named architecture with random weights that the caller replaces."""
     open_clip, log = import_open_clip(), logging.getLogger()

@@ -78,16 +78,16 @@ def _published() -> dict[str, Checkpoint]:
 CHECKPOINTS = _published()
 
 
-def missing_file(name: str) -> Download | None:
+def missing_file(name: str, forbidden: bool = False) -> Download | None:
     """The download of a checkpoint's file; None where it is on this disk.
 
     Raises:
-        SpecbenchError: exit code 5 offline, and under --pinned-only for one without a published digest.
+        SpecbenchError: exit code 5 offline or `forbidden`, and under --pinned-only for one without a published digest.
     """
     wanted = CHECKPOINTS[name]
     if wanted.here:
         return None
-    if offline():
+    if forbidden or offline():
         raise SpecbenchError(f"{wanted.file} is not on this disk", wanted.hint(), MISSING_PREREQUISITE)
     if not wanted.digest and is_pinned_only():
         raise SpecbenchError(
@@ -119,12 +119,9 @@ def require_weights_file(name: str, forbidden: bool = False) -> Path:
     Raises:
         SpecbenchError: exit code 5 where it is not there and may not be downloaded.
     """
-    wanted = CHECKPOINTS[name]
-    if forbidden and not wanted.here:
-        raise SpecbenchError(f"{wanted.file} is not on this disk", wanted.hint(), MISSING_PREREQUISITE)
-    if lacking := missing_file(name):
+    if lacking := missing_file(name, forbidden):
         fetch_all([lacking])
-    return wanted.path
+    return CHECKPOINTS[name].path
 
 
 def file_digest(name: str) -> str:

@@ -39,7 +39,6 @@ class ReferenceImages:
     def __init__(self, settings: Settings):
         self.own = settings.reference
         self.folder = settings.reference or public.images_folder("coco")
-        self._identity: dict[str, str] | None = None
 
     @cached_property
     def statistics(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -57,20 +56,18 @@ class ReferenceImages:
         """As `Metric.missing`."""
         if self.folder.is_dir() or self.statistics:
             return []
-        what = f"reference folder {self.own} does not exist" if self.own else "COCO's images are not on this disk"
-        return [(what, "specbench fetch coco --images, or name a folder with --reference")]
+        return [("COCO's images are not on this disk", "specbench fetch coco --images, or --reference DIR")]
 
     def fits(self, meta: Mapping[str, object]) -> bool:
         """Tell whether these images are the reference of a prompt: chosen by the user, or for captions of COCO."""
         return self.own is not None or str(meta.get("image", "")).endswith(".jpg")
 
+    @cached_property
     def identity(self) -> dict[str, str]:
         """Number of the images and a digest of their names and contents."""
-        if self._identity is None:
-            lines = [f"{path.name} {digest_of(path)}" for path in self.pictures]
-            digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-            self._identity = {"reference": digest[:16], "reference_n": str(len(lines))}
-        return self._identity
+        lines = [f"{path.name} {digest_of(path)}" for path in self.pictures]
+        digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return {"reference": digest[:16], "reference_n": str(len(lines))}
 
     def features(self, preprocess: Preprocess, embed: Embed, identity: Mapping[str, str], batch: int) -> np.ndarray:
         """Features [n, d] of all images, cached; `identity` describes what makes them."""
@@ -79,7 +76,7 @@ class ReferenceImages:
             inputs = read_ahead(lambda path: preprocess(read_picture(path)), self.pictures, batch)
             return np.concatenate([embed(chunk) for chunk in inputs])
 
-        return kept_features([dict(identity), self.identity()], compute)
+        return kept_features([dict(identity), self.identity], compute)
 
 
 def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -134,7 +131,7 @@ class ReferenceMetric(Metric):
         if self.reads_statistics and self.reference.statistics:
             digest = hashlib.sha256(b"".join(one.tobytes() for one in self.reference.statistics)).hexdigest()
             return {**self.feature_identity(), "reference": f"mu and sigma {digest[:16]}"}
-        return {**self.feature_identity(), **self.reference.identity()}
+        return {**self.feature_identity(), **self.reference.identity}
 
     def missing(self) -> list[tuple[str, str]]:
         if self.reference.statistics and not self.reads_statistics:

@@ -113,7 +113,7 @@ class ShapesFrechet(Metric):
 
     def identity(self) -> Mapping[str, str]:
         own = self.settings.reference
-        return {**self.feature_identity(), **(ReferenceImages(self.settings).identity() if own else _rendered())}
+        return {**self.feature_identity(), **(ReferenceImages(self.settings).identity if own else _rendered())}
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return read_request(meta) is not None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.hub_downloads import cached_snapshot, refuse_changed, repository_download, require_permission
+from specbench.models.hub_downloads import cached_snapshot, refuse_changed, repository_download
 from specbench.system.digests import sha256_of
 from specbench.system.downloads import Download, fetch_all
 from specbench.system.files import files_named, read_error, read_regular
@@ -206,20 +206,6 @@ def missing_checkpoint(
         repo, revision = _asked(source, weights, revision, main)
         return repository_download(repo, revision, source.files, source.licence_of(repo), source.optional)
     return None
-
-
-def require_checkpoint(
-    source: Source, weights: str | None = None, revision: str | None = None, main: bool = True
-) -> None:
-    """Check that the source's files are on this disk, or may be downloaded.
-
-    Raises:
-        SpecbenchError: exit code 5 where only named revisions may be, and none of this repository is.
-    """
-    try:
-        find_checkpoint(source, weights, revision, main)
-    except SpecbenchError:
-        require_permission(*_asked(source, weights, revision, main))
 
 
 def local_folder(weights: str | None) -> Path | None:

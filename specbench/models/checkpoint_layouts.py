@@ -17,9 +17,8 @@ from specbench.models.checkpoint_files import (
     find_checkpoint,
     local_folder,
     missing_checkpoint,
-    require_checkpoint,
 )
-from specbench.models.hub_downloads import cached_snapshot, repository_download
+from specbench.models.hub_downloads import cached_snapshot, repository_download, require_permission
 from specbench.system.downloads import Download, fetch_all
 from specbench.system.files import read_regular
 from specbench.system.json_values import parse_json
@@ -203,8 +202,8 @@ class ModelFiles:
         """What `locate` would download; errors as there."""
         return [found for asked in self._asked(download=True) if (found := missing_checkpoint(*asked))]
 
-    def absent(self) -> list[Source]:
-        """The sources whose files are not on this disk, where no folder or hub id was chosen in their place."""
+    def absent(self) -> list[tuple[Source, str | None, str | None, bool]]:
+        """Those of `_asked` whose files are not on this disk."""
 
         def here(*asked: Any) -> bool:
             try:
@@ -212,12 +211,12 @@ class ModelFiles:
             except SpecbenchError:
                 return False
 
-        return [asked[0] for asked in self._asked(download=False) if not here(*asked)]
+        return [asked for asked in self._asked(download=False) if not here(*asked)]
 
     def require_known(self) -> None:
-        """Check that every file is on this disk or of a known revision; errors as of `locate`."""
-        for asked in self._asked(download=False):
-            require_checkpoint(*asked)
+        """Check that every file is on this disk or may be downloaded; errors as of `locate`."""
+        for source, weights, revision, main in self.absent():
+            require_permission((main and weights) or source.repo, revision)
 
     def _asked(self, download: bool) -> list[tuple[Source, str | None, str | None, bool]]:
         """Arguments of `find_checkpoint` for each source of the layout at hand."""

@@ -136,15 +136,18 @@ def repository_download(
     with _explained(repo, wanted):
         ask = partial(HfApi().model_info, repo, files_metadata=True)
         try:
-            info = ask(revision=asked)
+            unknown, info = "", ask(revision=asked)
         except errors.RevisionNotFoundError:
             if named or asked == "main":
                 raise
+            unknown = f"{repo}: the hub does not know commit {asked[:12]}"
             if is_pinned_only():
-                what = f"{repo}: the hub does not know commit {asked[:12]}, and --pinned-only allows no other"
-                raise SpecbenchError(what, f"name one: {_VARIABLE}={repo}@COMMIT", MISSING_PREREQUISITE) from None
+                fix = f"name one: {_VARIABLE}={repo}@COMMIT"
+                raise SpecbenchError(
+                    f"{unknown}, and --pinned-only allows no other", fix, MISSING_PREREQUISITE
+                ) from None
             info = ask(revision="main")
-        stated = _stated(info)
+        stated = _stated(info, "" if unknown else asked)
     files = [name for pattern in optional for name in _named(stated, pattern)]
     for group in groups:
         found = next((found for pattern in group.split("|") if (found := _named(stated, pattern))), [])
@@ -158,8 +161,8 @@ def repository_download(
     def get(progress: Progress) -> None:
         from huggingface_hub import snapshot_download
 
-        if _COMMIT.fullmatch(asked) and asked != info.sha:
-            console.say(f"{repo}: the hub does not know commit {asked[:12]}; main is used, at {info.sha[:12]}")
+        if unknown:
+            console.say(f"{unknown}; main is used, at {info.sha[:12]}")
         _remove_abandoned(storage)
         patterns = [glob.escape(name) for name in files]
         receive = partial(snapshot_download, repo, revision=info.sha, allow_patterns=patterns)
@@ -173,9 +176,9 @@ def repository_download(
     return Download(repo, tuple(files), size, licence, Path(constants.HF_HUB_CACHE), get, info.sha)
 
 
-def _stated(info: ModelInfo) -> dict[str, tuple[int, str]]:
-    """Size (0 if not stated) and digest of each file, of an answer that may be anything."""
-    if not _COMMIT.fullmatch(str(info.sha)):
+def _stated(info: ModelInfo, asked: str) -> dict[str, tuple[int, str]]:
+    """Size (0 if not stated) and digest of each file, of an answer to what was asked that may be anything."""
+    if not _COMMIT.fullmatch(str(info.sha)) or (_COMMIT.fullmatch(asked) and info.sha != asked):
         raise ValueError(f"a commit {info.sha!r:.24}")
     stated = {}
     for one in info.siblings or ():
@@ -208,11 +211,10 @@ def refuse_changed(paths: Iterable[Path]) -> None:
     """Raise for a file in the hub's cache that no longer has the digest that the hub stated, its name there."""
     for path in paths:
         blob = path.readlink() if path.is_symlink() else Path()
-        kind = {64: "sha256", 40: "git"}.get(len(blob.name))
-        if blob.parent.name == "blobs" and kind and not _has_digest(path, f"{kind}:{blob.name}"):
-            again = f"to download it again: rm '{path.parent / blob}' '{path}'"
-            what = f"{path} has another {kind} digest than the hub stated"
-            raise SpecbenchError(what, again, MISSING_PREREQUISITE)
+        kinds = {64: ["sha256"], 40: ["git", "sha1"]}.get(len(blob.name), []) if blob.parent.name == "blobs" else []
+        if kinds and not any(_has_digest(path, f"{kind}:{blob.name}") for kind in kinds):
+            again = f"to download it again: rm '{path.resolve()}' '{path}'"
+            raise SpecbenchError(f"{path} has another digest than the hub stated", again, MISSING_PREREQUISITE)
 
 
 def _has_digest(path: Path, digest: str) -> bool:
@@ -255,7 +257,7 @@ def require_permission(repo: str, revision: str | None) -> None:
 
 
 @contextmanager
-def _explained(repo: str, revision: str | None) -> Iterator[None]:
+def _explained(repo: str, revision: str) -> Iterator[None]:
     """Turn the errors of huggingface_hub, and of what it uses, into one line and one command."""
     from huggingface_hub import constants, get_session
 
@@ -283,7 +285,7 @@ def _refuse_long_waits(response: Any) -> None:
         raise errors.HfHubHTTPError("", response=response)
 
 
-def _explanation(error: BaseException, repo: str, revision: str | None, place: str) -> tuple[str, str, int]:
+def _explanation(error: BaseException, repo: str, revision: str, place: str) -> tuple[str, str, int]:
     """What a failure of the client means, what to do, and the exit code."""
     from huggingface_hub import constants, errors
 
@@ -300,7 +302,7 @@ def _explanation(error: BaseException, repo: str, revision: str | None, place: s
         what = f"{repo} is gated: accept its terms on {place}/{repo}, then log in"
         return what, "hf auth login", MISSING_PREREQUISITE
     if of_kind(errors.RevisionNotFoundError):
-        return f"{repo} has no revision '{revision or 'main'}'", "name another one", MISSING_PREREQUISITE
+        return f"{repo} has no revision '{revision}'", "name another one", MISSING_PREREQUISITE
     if of_kind(errors.RepositoryNotFoundError) or status == 404:
         return f"{repo} is not on {place}, or private", "check the name, or: hf auth login", MISSING_PREREQUISITE
     if status in (401, 403):
@@ -319,13 +321,13 @@ def _explanation(error: BaseException, repo: str, revision: str | None, place: s
             what = f"{repo}: cannot use {one.filename}: {one.strerror}"
             return what, "HF_HOME names another folder for downloads", MISSING_PREREQUISITE
     cause = (str(found[-1]).splitlines() or [""])[0][:_MOST_SAID] or type(found[-1]).__name__
-    cause = f"no {cause}" if isinstance(found[-1], KeyError) else cause
     if "CERTIFICATE_VERIFY_FAILED" in cause:
         what = f"{repo}: the certificate of {place} cannot be verified"
         return what, "set SSL_CERT_FILE to your CA bundle; 'python -m certifi' prints one", FAILURE
     if of_kind(ValueError, LookupError, TypeError, AttributeError, AssertionError, errors.FileMetadataError):
-        said = " ".join(getattr(found[-1], "doc", "").split())[: _MOST_SAID // 2]
-        what = f"{repo}: {place} answers what no hub does: " + (f"'{said}'" if said else cause)
+        page = " ".join(getattr(found[-1], "doc", "").split())[: _MOST_SAID // 2]  # no JSON
+        said = repr(page) if page else f"no {cause}" if of_kind(KeyError) else cause
+        what = f"{repo}: {place} answers what no hub does: {said}"
         return what, "a proxy, or a login page of this network? see HF_ENDPOINT", FAILURE
     return f"{repo}: no answer from {place}: {cause}", again, FAILURE
 

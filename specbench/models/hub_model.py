@@ -233,7 +233,7 @@ class HubModel(ModelFacts):
 
     def absent(self) -> list[Source]:
         """The parts whose files are not on this disk."""
-        return self._wanted.absent()
+        return [asked[0] for asked in self._wanted.absent()]
 
     def downloads(self) -> list[Download]:
         return [] if self.choice.random else self._wanted.missing()

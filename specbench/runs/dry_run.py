@@ -73,12 +73,12 @@ class Outlook:
     out: Path = Path()
 
     def of_seed(self, seed: int) -> Outlook | None:
-        """The same run with another seed; None where that is stored, and where its id is not known."""
-        if self.spec is None or self.row["done"]:
+        """The same run with another seed; None where one of them is stored."""
+        spec = self.spec and replace(self.spec, seed=seed)
+        folder = spec and run_folder(self.out, spec)
+        if self.row["done"] or (folder and folder.is_dir()):
             return None
-        folder = run_folder(self.out, spec := replace(self.spec, seed=seed))
-        row = {**self.row, "run_id": folder.name, "seed": seed}
-        return None if folder.is_dir() else replace(self, row=row, spec=spec)
+        return replace(self, row={**self.row, "run_id": folder and folder.name, "seed": seed}, spec=spec)
 
 
 def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[Outlook]:
@@ -219,10 +219,8 @@ def _expected_images(values: Mapping[str, Value], first: int | None) -> int | No
 
 def _spec(plan: Plan | None, planned: PlannedDecoder, digest: str | None) -> RunSpec | None:
     """What makes the run id, if weights and draft head are on disk."""
-    if plan is None or digest is None:
-        return None
     with suppress(SpecbenchError):
-        return plan.spec(planned.spec, digest)
+        return plan.spec(planned.spec, digest) if plan and digest else None
     return None
 
 

@@ -236,8 +236,6 @@ def adopt(remote: Remote, source: Path, target: Path) -> Path:
     try:
         if not matches(source, remote):
             raise SpecbenchError(f"{source} is not {remote.place}: {_difference(source, remote)}")
-    except FileNotFoundError:
-        raise SpecbenchError(f"{source} does not exist") from None
     except OSError as error:
         raise SpecbenchError(f"{source} cannot be read: {error.strerror or error}") from None
     try:

@@ -139,6 +139,7 @@ def test_a_long_wait_is_said_at_once_wherever_the_hub_asks_for_it(hub, tmp_path,
         ("/", b"", b"<!DOCTYPE html>\n<title>Log in</title>", "'<!DOCTYPE html> <title>Log in</title>'"),
         ("/api", b'"size": 11', b'"size": "11"', "a file 'model.safetensors' of '11' bytes"),
         ("/api", OLD.encode(), b"../../" + OLD[6:].encode(), "a commit '../../aaaa"),
+        ("/api", OLD.encode(), NEW.encode(), "a commit 'bbbb"),
         ("/api", b'"siblings": [', b'"siblings": [3, ', "object is not subscriptable"),
     ],
 )
@@ -147,7 +148,7 @@ def test_an_answer_that_is_none_is_named(hub, tmp_path, start, old, new, said):
         return data if not path.startswith(start) else new if not old else data.replace(old, new)
 
     hub.spoil = spoil
-    [line] = fetch(hub, tmp_path).stdout.splitlines()
+    [line] = fetch(hub, tmp_path, SPECBENCH_REVISIONS=f"{REPO}@{OLD}").stdout.splitlines()
     assert "answers what no hub does: " in line and said in line and len(line) < 220, line
 
 
