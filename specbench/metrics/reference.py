@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import stat
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -87,6 +88,8 @@ def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
         SpecbenchError: the file is no such file.
     """
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("it is no file")
         with zipfile.ZipFile(path) as packed:
             sizes = {one.filename.removesuffix(".npy"): one.file_size for one in packed.infolist()}
         if not {"mu", "sigma"} <= sizes.keys():
@@ -101,6 +104,9 @@ def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError("numbers that no mean and covariance have")
         if not np.allclose(covariance, covariance.T, rtol=1e-3, atol=1e-6):
             raise ValueError("a sigma that is not symmetric")
+        spread = np.sqrt(np.diag(covariance))
+        if (np.abs(covariance) > 1.001 * np.outer(spread, spread) + 1e-6).any():
+            raise ValueError("a sigma with correlations above 1")
     except Exception as error:  # numpy and zipfile promise nothing about damaged content
         what = "is not a file of statistics (.npz with mu and sigma)"
         reason = str(getattr(error, "strerror", "") or error).partition("\n")[0][:100] or type(error).__name__

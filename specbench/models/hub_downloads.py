@@ -76,12 +76,8 @@ def is_pinned_only() -> bool:
     return is_on("SPECBENCH_PINNED_ONLY")
 
 
-def revision_of(repo: str) -> str | None:
-    """Revision of a repository that SPECBENCH_REVISIONS names, else the pinned one."""
-    return _chosen(repo) or REVISIONS.get(repo)
-
-
 def _chosen(repo: str) -> str | None:
+    """Revision of a repository that SPECBENCH_REVISIONS names."""
     chosen = {}
     for entry in filter(None, os.environ.get(_VARIABLE, "").split(",")):
         name, _, revision = entry.strip().partition("@")
@@ -93,14 +89,16 @@ def _chosen(repo: str) -> str | None:
 
 def cached_snapshot(repo: str, revision: str | None) -> Path | None:
     """Folder of a repository's commit in the hub's cache, with those of its files that are here; None without one."""
-    commit = _commit_here(repo, revision or revision_of(repo) or "main")
+    commit = _commit_here(repo, revision or _chosen(repo) or REVISIONS.get(repo, "main"))
     folder = _storage(repo) / "snapshots" / commit
     return folder if _COMMIT.fullmatch(commit) and folder.is_dir() else None
 
 
 def _storage(repo: str) -> Path:
-    from huggingface_hub import constants
-
+    try:
+        from huggingface_hub import constants
+    except ValueError as error:  # of a number
+        raise SpecbenchError(f"an HF_ variable of the environment: {error}", "correct or unset it") from None
     return Path(constants.HF_HUB_CACHE, f"models--{repo.replace('/', '--')}")
 
 
@@ -118,8 +116,8 @@ def repository_download(
     """What is to be received of a repository, at the commit and of the sizes and digests that the hub states now.
 
     Args:
-        revision: named by the user; None for the one of `revision_of`, else `main`. A commit that nobody but this
-            project has named and that the hub does not know gives way to `main`.
+        revision: named by the user; None for that of SPECBENCH_REVISIONS, else the pinned one, else `main`. A commit
+            that the user has not named and the hub does not know gives way to `main`.
         groups: glob patterns, each of which must match a file; "a|b" takes b where nothing matches a.
         optional: patterns of files that are received where they exist.
 
@@ -248,7 +246,7 @@ def require_permission(repo: str, revision: str | None) -> None:
             f"with a network: specbench fetch {repo}",
             MISSING_PREREQUISITE,
         )
-    if is_pinned_only() and (revision or revision_of(repo)) is None:
+    if is_pinned_only() and not (revision or _chosen(repo) or repo in REVISIONS):
         raise SpecbenchError(
             f"{repo} is not on this disk, and --pinned-only allows no commit that nobody has named",
             f"name one: {_VARIABLE}={repo}@COMMIT",
@@ -261,7 +259,10 @@ def _explained(repo: str, revision: str) -> Iterator[None]:
     """Turn the errors of huggingface_hub, and of what it uses, into one line and one command."""
     from huggingface_hub import constants, get_session
 
-    hooks = get_session().event_hooks["response"]
+    try:
+        hooks = get_session().event_hooks["response"]
+    except Exception as error:  # of the client's own kinds
+        raise SpecbenchError(f"HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: {error}"[:160], "correct or unset it") from None
     if _refuse_long_waits not in hooks:
         hooks.append(_refuse_long_waits)
     logger = logging.getLogger("huggingface_hub")
@@ -298,6 +299,8 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
     status = answers[0].status_code if answers else None
     if of_kind(errors.HFValidationError):
         return f"--weights {repo}: neither a folder nor a hub id", "", BAD_INPUT
+    if of_kind(UnicodeEncodeError):
+        return f"{repo}: the token (HF_TOKEN) has characters that no token has", "hf auth login", BAD_INPUT
     if of_kind(errors.GatedRepoError):
         what = f"{repo} is gated: accept its terms on {place}/{repo}, then log in"
         return what, "hf auth login", MISSING_PREREQUISITE

@@ -22,7 +22,10 @@ class MachineMonitor:
     def __init__(self, device: object = "cpu"):
         """`device`: a torch device or its name; NVIDIA GPUs are queried through NVML."""
         torch = sys.modules.get("torch")
-        self._gpu, self._needed = _gpu(str(device)), torch.get_num_threads() if torch and str(device) == "cpu" else 1
+        self._gpu, self._needed = (
+            gpu_of(str(device)),
+            torch.get_num_threads() if torch and str(device) == "cpu" else 1,
+        )
         self._started, self._busy, self._own = time.perf_counter(), _busy_s(), time.process_time()
 
     def read(self) -> dict[str, object]:
@@ -43,19 +46,6 @@ class MachineMonitor:
         if self._gpu is not None:
             found |= _gpu_facts(self._gpu)
         return found
-
-
-def joules(device: object) -> float | None:
-    """Energy that a GPU has used since its driver was loaded; None where the driver does not tell."""
-    handle = _gpu(str(device))
-    if handle is None:
-        return None
-    import pynvml as nvml  # an extra
-
-    try:
-        return nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
-    except nvml.NVMLError:
-        return None
 
 
 @functools.cache
@@ -96,7 +86,7 @@ def _cores() -> set[int]:
 
 def gpu_users(device: str) -> str:
     """Other processes on a CUDA device and their memory, in words; empty if there are none, or NVML does not tell."""
-    handle = _gpu(device)
+    handle = gpu_of(device)
     if handle is None:
         return ""
     import pynvml as nvml  # an extra
@@ -139,7 +129,7 @@ def _cpu_mhz() -> int | None:
 
 
 @functools.cache
-def _gpu(device: str):
+def gpu_of(device: str):
     """NVML handle of a CUDA device; None otherwise or without nvidia-ml-py."""
     if not device.startswith("cuda"):
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +94,8 @@ _EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}
         (_EYE | {"mu": np.zeros(7)}, r"a mu of \[7\] and a sigma of \[8, 8\]"),
         (_EYE | {"sigma": np.full((8, 8), np.nan)}, "numbers that no mean"),
         (_EYE | {"sigma": -np.eye(8)}, "numbers that no mean"),
+        (_EYE | {"sigma": np.eye(8) * 0.1 + 1 - np.eye(8)}, "correlations above 1"),
+        (None, "it is no file"),
         (_EYE | {"sigma": np.triu(np.ones((8, 8)))}, "not symmetric"),
         (_EYE | {"mu": np.zeros(8, complex)}, "Cannot cast"),
         (_EYE | {"mu": np.array([print] * 8, object)}, "allow_pickle=False"),
@@ -102,7 +105,10 @@ _EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}
 )
 def test_a_file_that_holds_no_statistics_is_refused_in_one_line(tmp_path, held, said):
     path = tmp_path / "x.npz"
-    path.write_bytes(held) if isinstance(held, bytes) else np.savez(path, **held)
+    if held is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(held) if isinstance(held, bytes) else np.savez(path, **held)
     with pytest.raises(SpecbenchError, match=f"is not a file of statistics .*: .*{said}") as caught:
         read_statistics(path)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300

@@ -168,6 +168,22 @@ def test_what_cannot_be_reached_is_one_short_line(hub, tmp_path):
         _refused(fetch(hub, tmp_path, HF_ENDPOINT=address), f"HF_ENDPOINT={address}: no address", "https://HOST")
 
 
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"HF_HUB_ETAG_TIMEOUT": "abc"}, "an HF_ variable of the environment: invalid literal for int"),
+        ({"ALL_PROXY": "ftp://x", "NO_PROXY": ""}, "ALL_PROXY: Unknown scheme"),
+        ({"HTTP_PROXY": "http://x:y", "NO_PROXY": ""}, "ALL_PROXY: Invalid port: 'y'"),
+        ({"HF_TOKEN": "abä"}, "the token (HF_TOKEN) has characters"),
+    ],
+)
+def test_a_setting_of_the_client_that_it_cannot_use_is_named(hub, tmp_path, variables, said):
+    done = subprocess.run(
+        [sys.executable, "-c", FETCH], env=os.environ | hub.env(tmp_path) | variables, capture_output=True, text=True
+    )
+    _refused(done, said, "correct or unset it" if "TOKEN" not in said else "hf auth login")
+
+
 def test_a_path_that_cannot_be_used_is_blamed_and_not_the_network(hub, tmp_path):
     (file := tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to(tmp_path / "loop")

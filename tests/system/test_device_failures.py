@@ -164,5 +164,5 @@ def test_other_processes_on_a_gpu_are_named_with_their_memory(monkeypatch):
             return [type("P", (), {"pid": pid, "usedGpuMemory": used}) for pid, used in ((1, 2**31), (os.getpid(), 1))]
 
     monkeypatch.setitem(sys.modules, "pynvml", Library)
-    monkeypatch.setattr(monitor, "_gpu", lambda device: "handle")
+    monkeypatch.setattr(monitor, "gpu_of", lambda device: "handle")
     assert monitor.gpu_users("cuda") == "process 1 has 2.0 GiB"

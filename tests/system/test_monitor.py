@@ -84,7 +84,7 @@ def test_in_a_container_a_process_does_not_take_itself_for_another(pids, cuda, o
     ]
     nvml = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses=lambda _: found, NVMLError=OSError)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(monitor, "_gpu", lambda _: "handle")
+    monkeypatch.setattr(monitor, "gpu_of", lambda _: "handle")
     assert len(list(filter(None, monitor.gpu_users("cuda").split(", ")))) == others
     assert len(monitor._other_processes(found)) == others
 

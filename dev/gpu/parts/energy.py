@@ -12,7 +12,20 @@ from specbench.decoding.loop import decode
 from specbench.models.catalog import find_model, load_model
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
-from specbench.system.monitor import joules
+from specbench.system.monitor import gpu_of
+
+
+def joules(device: str) -> float | None:
+    """Energy that a GPU has used since its driver was loaded; None where the driver does not tell."""
+    handle = gpu_of(device)
+    if handle is None:
+        return None
+    import pynvml as nvml  # an extra
+
+    try:
+        return nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3
+    except nvml.NVMLError:
+        return None
 
 
 def energy(device: str, scale: Scale) -> Outcome:
