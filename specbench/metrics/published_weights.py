@@ -149,7 +149,8 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
         SpecbenchError: not there and offline, the download failed, or a file is not what the hub stated.
     """
     folder = (find_checkpoint if forbidden else fetch_checkpoint)(_source(repository)).paths[0].parent
-    read_json(_source(repository), folder / "config.json")  # refuses code of a hub
+    for path in folder.glob("*config.json"):
+        read_json(_source(repository), path)  # refuses code of a hub
     digests = DIGESTS.get(repository, {}) if folder.name == REVISIONS.get(repository) else {}
     for name, digest in digests.items():
         if sha256_of(folder / name) != digest:

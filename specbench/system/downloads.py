@@ -438,8 +438,10 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
     with response:
         if response.status != 206:
             start = 0
-        length = response.headers.get("Content-Length")
-        total = remote.size or (start + int(length) if length else None)
+        if not remote.digest and response.headers.get_content_type() == "text/html":
+            raise _altered(f"{remote.place}: a web page came instead, perhaps to log in to this network")
+        length = response.length  # None where it is no number
+        total = remote.size or (start + length if length else None)
         with part.open("ab" if start else "wb") as file:
             done = start
             while chunk := response.read1(_CHUNK):
@@ -450,7 +452,7 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
                 file.write(chunk)
                 if progress:
                     progress(done, total)
-        if length and done < start + int(length):
+        if length and done < start + length:
             raise ConnectionError(f"cut off after {done:,} bytes")
 
 

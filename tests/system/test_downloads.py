@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import published
 import pytest
+from loopback_hub import loopback_hub
 
 from specbench.errors import FAILURE, SpecbenchError
 from specbench.prompts import public
@@ -169,6 +170,17 @@ def test_a_long_wait_is_no_reason_to_ask_again(headers, said):
         error = urllib.error.HTTPError("", 429, "Too Many Requests", headers, None)
         with pytest.raises(SpecbenchError, match=said[0]):
             downloads._transient_reason(downloads.Remote("https://x/y", ""), error)
+
+
+def test_a_page_to_log_in_is_no_file_and_a_length_that_is_text_none(tmp_path):
+    with loopback_hub() as hub:
+        hub.refusals["/file"] = (200, {"Content-Length": "x"})
+        remote = Remote(f"{hub.address}/file", "")
+        assert fetch_file(remote, tmp_path / "file").read_bytes() == b'{"error": "refused"}'
+        hub.refusals["/file"] = (200, {"Content-Type": "text/html; charset=utf-8"})
+        with pytest.raises(SpecbenchError, match=r"file of 127.*: a web page came instead"):
+            fetch_file(remote, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_a_busy_server_is_asked_again(server, remote, tmp_path):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import GlmImageConfig, GlmImageForConditionalGeneration
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.checkpoint_files import CheckpointFiles, read_json
 from specbench.models.checkpoint_loading import (
     build_network,
     drop,
@@ -132,7 +132,10 @@ class GlmImage(FamilyModel):
             from diffusers import GlmImagePipeline  # an extra
 
             without = {"vision_language_encoder": None, "processor": None, "dtype": torch.bfloat16}
-            self._pipeline = GlmImagePipeline.from_pretrained(str(folder), **without).to(self.device)
+            with files.source.blaming(folder / "model_index.json"):
+                for path in folder.glob("*/config.json"):
+                    read_json(files.source, path)  # refuses code of a hub
+                self._pipeline = GlmImagePipeline.from_pretrained(str(folder), **without).to(self.device)
             self._pipeline.set_progress_bar_config(disable=True)
             self.draws = True
 
