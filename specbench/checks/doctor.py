@@ -272,7 +272,9 @@ def _peak(device: str, dtype: str, threads: int, peak: Peak | None, refusal: Spe
         kept = f"; still used: {peak.source}" if peak else ""
         return _row(name, WARNING, f"{refusal.what}{kept}", refusal.try_this)
     if peak is None:
-        return _row(name, OK, "unknown, so reports show no roofline ratio", "specbench doctor --measure")
+        return _row(
+            name, OK, "unknown; each run measures it briefly for its roofline ratio", "specbench doctor --measure"
+        )
     large, small = peak.bandwidth(2**40) / 1e9, peak.bandwidth(0) / 1e9
     cached = f" ({small:,.1f} from cache)" if small > 1.05 * large else ""
     return _row(name, OK, f"{large:,.1f} GB/s{cached}, {peak.flops / 1e12:,.3g} TFLOP/s: {peak.source}")

@@ -26,7 +26,7 @@ _IMPLAUSIBLE_WINDOW = 0.8
 
 def answer(rows: Sequence[Mapping]) -> list[str]:
     """Sentences about the report rows of one section, the most important first; none for AR alone."""
-    against_ar = [row for row in rows if row["speedup"] is not None and row["decoder"] != "ar"]
+    against_ar = [row | row["quoted"] for row in rows if row.get("quoted") and row["decoder"] != "ar"]
     apart = [row for row in against_ar if (row["window_cost"] or 1) < _IMPLAUSIBLE_WINDOW]
     timed = [row for row in against_ar if row not in apart]
     timed.sort(key=lambda row: -row["speedup"])
@@ -122,32 +122,42 @@ def _name(row: Mapping) -> str:
 def _fastest(exact: Sequence[Mapping]) -> str:
     """The fastest lossless decoder, and those whose intervals reach its own."""
     best, *others = exact
-    value, interval = number(best["speedup"]), _interval(best)
+    value, interval, ar = number(best["speedup"]), _interval(best), _baseline(best)
     images = f"{best['pairs']} image{'s' if best['pairs'] != 1 else ''}"
     if best["speedup_low"] is None:
         few = f"{images}: too few for an interval"
         if best["speedup"] < 1:
-            said = f"AR was the fastest lossless decoder; the next, {_name(best)}, ran {value} times as fast ({few})"
+            said = f"{ar} was the fastest lossless decoder; the next, {_name(best)}, ran {value} times as fast ({few})"
         else:
-            said = f"{_name(best)}, the fastest lossless decoder, ran {value} times as fast as AR ({few})"
+            said = f"{_name(best)}, the fastest lossless decoder, ran {value} times as fast as {ar} ({few})"
     elif best["speedup"] > 1 and _real(best):
-        said = f"{_name(best)} is the fastest lossless decoder: {value} times as fast as AR {interval} over {images}"
+        said = f"{_name(best)} is the fastest lossless decoder: {value} times as fast as {ar} {interval} over {images}"
     elif shown := next((row for row in others if row["speedup"] > 1 and _real(row)), None):
         said = (
             f"{_name(best)} has the largest speed-up of a lossless decoder, {value} {interval} over {images}, but is "
-            f"not shown to be faster than AR; {_name(shown)} is: {number(shown['speedup'])} {_interval(shown)}"
+            f"not shown to be faster than {ar}; {_name(shown)} is: {number(shown['speedup'])} {_interval(shown)}"
         )
     elif best["speedup"] < 1 and _real(best):
         said = (
-            f"No lossless decoder is faster than AR: the best, {_name(best)}, reaches {value} {interval} of its speed"
+            f"No lossless decoder is faster than {ar}: the best, {_name(best)}, reaches {value} {interval} of its speed"
         )
     else:
         said = (
-            f"No lossless decoder is shown to be faster than AR: the best, {_name(best)}, is at {value} times its "
+            f"No lossless decoder is shown to be faster than {ar}: the best, {_name(best)}, is at {value} times its "
             f"speed {interval} over {images}"
         )
     level = [_name(row) for row in others if row["speedup_high"] and row["speedup_high"] >= (best["speedup_low"] or 0)]
-    return said + (f"; intervals overlap with {', '.join(level)}." if level else ".")
+    said += f"; intervals overlap with {', '.join(level)}" if level else ""
+    return _with_eager(said, best)
+
+
+def _baseline(row: Mapping) -> str:
+    """The AR that a row's speed-up is over: the row's own configuration, or a faster one."""
+    return "AR" if row["ar_run"] == row["baseline"] else f"the fastest AR ({row['ar']})"
+
+
+def _with_eager(said: str, row: Mapping) -> str:
+    return f"{said}; {row['eager_ar']}." if row["eager_ar"] else f"{said}."
 
 
 def _with_loss(row: Mapping) -> str:
@@ -155,8 +165,8 @@ def _with_loss(row: Mapping) -> str:
     kind = f"is declared lossless and {FAILED_AUDIT}" if failed_audit(row) else "is lossy"
     slower = " It is slower." if row["speedup"] < 1 and _real(row) else " It is not shown to be faster."
     shown = "" if row["speedup"] > 1 and _real(row) else slower
-    speed = f"{number(row['speedup'])} times as fast as AR {_interval(row)}".rstrip()
-    return f"{_name(row)} {kind}: {speed}.{shown}"
+    speed = f"{number(row['speedup'])} times as fast as {_baseline(row)} {_interval(row)}".rstrip()
+    return _with_eager(f"{_name(row)} {kind}: {speed}", row) + shown
 
 
 def _apart(row: Mapping) -> str:

@@ -21,9 +21,9 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings, fingerprint, whole_identity
 from specbench.metrics.score_store import difference, of_same_captions, read_scores, stored_difference
 from specbench.reporting.columns import MARK, MISSING, TOO_FEW, between, number, stall_note
-from specbench.reporting.comparability import mismatched_fields
+from specbench.reporting.comparability import is_ar, mismatched_fields
 from specbench.reporting.plot_data import lower_is_better
-from specbench.reporting.report_rows import Run, latencies
+from specbench.reporting.report_rows import Run, eager_ar, latencies
 from specbench.stats.intervals import CHANGE, FEW_UNITS, SIGNIFICANT
 from specbench.system.foreign_code import code_of
 from specbench.system.plugins import is_reference
@@ -183,6 +183,7 @@ def _speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
     back = stats.ratio_of_totals(pairs["ar_ms"], pairs["ar_ms_base"], pairs["prompt_id"])
     total, back = (stats.without_few(one, result.prompts) for one in (result.total, back))
     notes = [] if result.pairs == len(a.rows) == len(b.rows) else ["over the images in common"]
+    notes += [eager] if is_ar(a.info) and (eager := eager_ar(a)) else []
     note = "; ".join(notes if total.low is not None else [*notes, FEW_NOTE]) or None
     factors = zip(names[2:], (result.steps, result.window_cost, result.overhead), strict=True)
     return [

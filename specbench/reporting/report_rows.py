@@ -10,9 +10,10 @@ throughput, images_per_hour, over_floor` (None where it would be below 1), `roof
 acceptance_by_offset, rounds, acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound,
 top1, logp_mean, logp_std, entropy_mean, perplexity, image_perplexity, nll_gap, nll_gap_se, zero_probability`; of traced
 images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low, speedup_high,
-speedup_p, step_ratio, window_cost, overhead,
-speedup_e2e, pairs, baseline, speedup_note`), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
-speedup_fastest_high, fastest_ar`; bounds are None below `FEW_UNITS` prompts), `stalled` (number of images that stalled,
+speedup_p, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline, speedup_note, eager_ar`: what must be said
+of an AR that was not compiled), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
+speedup_fastest_high, fastest_ar`; bounds are None below `FEW_UNITS` prompts), with the fastest AR in its own number
+format (`quoted`: what a sentence says), `stalled` (number of images that stalled,
 with the slowest of them, ms), `disturbed` (needed cores that other processes took on average while the images were
 decoded), `copies` (folders with a copy of the run, which are left out), `gpu_disturbed` (where there were: other
 processes on the GPU and clocks held back, in words),
@@ -88,6 +89,9 @@ ROOFLINE_WRONG = (
     "keeps the weights in a cache; measure it again on an idle machine (specbench doctor --measure), and run again"
 )
 """Stands in the place of a roofline ratio below 1."""
+
+EAGER_RATIO = 2.0
+"""Roofline ratio of an eager AR above which calls, not arithmetic, are its cost."""
 
 _TRACED = ("draft_tv", "draft_tv_by_offset", "draft_top1")
 """Numbers of `specbench.stats` that need traces."""
@@ -400,7 +404,7 @@ _Over = Callable[[Run], stats.SpeedUp | None]
 def against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
     """The keys of a row that compare the run with the AR run that is most like it."""
     interval = ("speedup", "speedup_low", "speedup_high", "speedup_p")
-    factors = ("step_ratio", "window_cost", "overhead", "speedup_e2e", "pairs", "baseline")
+    factors = ("step_ratio", "window_cost", "overhead", "speedup_e2e", "pairs", "baseline", "eager_ar")
     empty = dict.fromkeys((*interval, *factors))
     nearest = nearest_ar(run, ar_runs)
     if nearest is None:
@@ -427,22 +431,46 @@ def against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
         "speedup_e2e": result.end_to_end,
         "pairs": result.pairs,
         "baseline": ar.info.run_id,
+        "eager_ar": eager_ar(ar),
         "speedup_note": partial,
     }
 
 
 def _against_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
-    """Speed-up over the fastest comparable AR configuration (dtype, threads, compilation)."""
+    """Speed-up over the fastest comparable AR configuration (dtype, threads, compilation), and over the fastest in the
+    run's own number format, which is what may be quoted."""
     comparable = [ar for ar in ar_runs if not mismatched_fields(run.info, ar.info, any_configuration=True)]
     results = [(over(ar), ar) for ar in comparable]
-    known = [(result, ar) for result, ar in results if result is not None]
+    known = sorted(((r, ar) for r, ar in results if r is not None), key=lambda pair: pair[0].total.value)
+    alike = [pair for pair in known if pair[1].info.spec.dtype == run.info.spec.dtype]
+    quoted = {"quoted": _quoted(*alike[0])} if alike else {"quoted": None}
     if not known:
-        return dict.fromkeys(("speedup_fastest", "speedup_fastest_low", "speedup_fastest_high", "fastest_ar"))
-    result, ar = min(known, key=lambda pair: pair[0].total.value)
+        names = ("speedup_fastest", "speedup_fastest_low", "speedup_fastest_high", "fastest_ar")
+        return dict.fromkeys(names) | quoted
+    result, ar = known[0]
     total = stats.without_few(result.total, result.prompts)
     return {
         "speedup_fastest": total.value,
         "speedup_fastest_low": total.low,
         "speedup_fastest_high": total.high,
         "fastest_ar": configuration(ar.info),
+        **quoted,
     }
+
+
+def _quoted(result: stats.SpeedUp, ar: Run) -> dict[str, object]:
+    """A speed-up in the words of a sentence: the keys of `against_ar`, and what its AR was (`ar`, `eager_ar`)."""
+    total = stats.without_few(result.total, result.prompts)
+    found = {"speedup": total.value, "speedup_low": total.low, "speedup_high": total.high, "speedup_p": result.p}
+    found |= {"pairs": result.pairs, "ar_run": ar.info.run_id, "ar": configuration(ar.info)}
+    return found | {"eager_ar": eager_ar(ar)}
+
+
+def eager_ar(ar: Run) -> str | None:
+    """What must be said of a speed-up over an AR run that was not compiled; None where its time is that of its
+    arithmetic."""
+    ratio = None if ar.info.compiled else stats.roofline_ratio(ar.rows, ar.info.roofline)
+    if ar.info.compiled or (ratio is not None and ratio <= EAGER_RATIO):
+        return None
+    takes = f" and takes {ratio:.2g} times the time of its arithmetic" if ratio else ""
+    return f"AR is not compiled here{takes}: compile before you quote this (--compile on)"

@@ -89,7 +89,7 @@ def _status(run: Run, ar_runs: Sequence[Run]) -> dict:
         "wanted": call.wanted,
         "failed": run.failed,
         "tokens_per_second": stats.tokens_per_second(rows),
-        **{name: against[name] for name in ("speedup", "speedup_low", "speedup_high")},
+        **{name: against[name] for name in ("speedup", "speedup_low", "speedup_high", "eager_ar")},
         "seconds_left": _seconds_left(run, left),
         "silent_s": silent_s,
         "state": _state(info, rows, left, silent_s),
@@ -129,7 +129,9 @@ def status_table(rows: Sequence[Mapping], width: int) -> Group:
     lines = [list(status_line(row).values()) for row in rows]
     cells = [[MISSING if cell is None else str(cell) for cell in line] for line in lines]
     kept = [STATUS_COLUMNS.index(name) for name in ("decoder", "images", "state")]
-    return fitted_distinct(STATUS_COLUMNS, cells, width, kept, right=range(3, len(STATUS_COLUMNS) - 1))
+    table = fitted_distinct(STATUS_COLUMNS, cells, width, kept, right=range(3, len(STATUS_COLUMNS) - 1))
+    quoted = (row["eager_ar"] for row in rows if row["speedup"] is not None and row["decoder"] != "ar")
+    return Group(table, *(f"{said}." for said in dict.fromkeys(quoted) if said))
 
 
 def status_line(row: Mapping) -> dict[str, object]:

@@ -20,7 +20,8 @@ def cost_note(plan: Plan) -> str | None:
     earlier = seconds_per_image(plan.out, model.name, "ar", plan.device)
     if size is None or plan.workers.elsewhere or earlier is not None:
         return None
-    peak = find_peak(plan.device, plan.dtype, plan.threads) or glimpse_peak(plan.device, plan.dtype)
+    given = plan.device, plan.dtype, plan.threads
+    peak = find_peak(*given) or glimpse_peak(*given)
     guided, context = plan.sampling.guidance != 1, model.stream / 2
     forward = Forward(size, model.layers, model.v_image, BYTES[plan.dtype], 1, 1, guided, context)
     seconds = model.stream * sum(forward_ms(forward, peak, Reached()).values()) / 1e3

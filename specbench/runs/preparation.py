@@ -28,7 +28,7 @@ from specbench.store.run_folders import find_runs_like, read_infos, run_folder, 
 from specbench.store.run_info import describe_point
 from specbench.system import plugins
 from specbench.system.device_failures import memory_for, release_memory
-from specbench.system.device_peaks import find_peak
+from specbench.system.device_peaks import find_peak, glimpse_peak
 from specbench.system.foreign_code import Code, changed_modules, require_code
 from specbench.system.monitor import MachineMonitor, others_at_work
 
@@ -178,16 +178,17 @@ def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping
 def roofline_facts(
     model: ModelFacts, guidance: float, dtype: str, device: str, threads: int
 ) -> dict[str, object] | None:
-    """Roofline inputs of a model on a device, stored in `run.json` under "floor"; None if the model's size or the
-    device's peaks are unknown.
+    """Roofline inputs of a model on a device, stored in `run.json` under "floor"; None if the model's size is unknown.
+    A device of unknown peaks is measured briefly.
 
     Returns:
         `size` (fields of `specbench.models.transformer.size.Size`), `itemsize` (bytes per number), `rows_per_image`,
         `device`, `bytes_per_s`, `flops` (per second) and the `source` of the last two.
     """
-    size, peak = model.size, find_peak(device, dtype, threads)
-    if size is None or peak is None:
+    size = model.size
+    if size is None:
         return None
+    peak = find_peak(device, dtype, threads) or glimpse_peak(device, dtype, threads)
     return {
         "size": {name: count for name, count in asdict(size).items() if count},
         "itemsize": BYTES[dtype],

@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
+from functools import cache, partial
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.system.digests import remember, remembered
@@ -55,7 +55,7 @@ COPIES_MIB = (1, 4, 16, 64, 256)
 COLUMNS, SIDE = (1, 2, 4, 8, 16, 32, 64, 128), 1024
 """Columns of the measured products, and rows and columns of each of their matrices of weights."""
 _MEASURED = "devices.json"
-_SECONDS, _CALLS, _GLIMPSE_S = 0.4, 8, 0.1
+_SECONDS, _CALLS, _GLIMPSE_S = 0.4, 8, 0.08
 """Minimum duration and number of calls of each measurement."""
 
 
@@ -154,16 +154,17 @@ def measure_peak(device: str, dtype: str, threads: int) -> Peak:
     return peak
 
 
-def glimpse_peak(device: str, dtype: str) -> Peak:
-    """The peak of a device from a quarter of a second of measuring, for a forecast; nothing is stored."""
-    bytes_per_s, flops = _measure(device, getattr(_torch(), dtype), COPIES_MIB[-1:], _GLIMPSE_S)
-    return Peak(device_name(device), bytes_per_s, flops, "measured now")
-
-
-def _torch():
+@cache
+def glimpse_peak(device: str, dtype: str, threads: int) -> Peak:
+    """The peak of a device from half a second of measuring, once a process; nothing is stored. Of a CPU with `threads`,
+    or those that torch has."""
     import torch
 
-    return torch
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    bytes_per_s, flops = _measure(device, getattr(torch, dtype), _GLIMPSE_S)
+    torch.set_num_threads(before)
+    return Peak(device_name(device), bytes_per_s, flops, f"measured briefly {now()[:10]}")
 
 
 def device_name(device: str) -> str:
@@ -175,15 +176,13 @@ def device_name(device: str) -> str:
     return torch.cuda.get_device_name(device) if torch.cuda.is_available() else device
 
 
-def _measure(device: str, dtype, sizes: Sequence[int] = (), seconds: float = 0.0) -> tuple[dict[int, float], float]:
-    """Bytes/s of copies of `sizes` MiB and FLOP/s of a product, each timed for `seconds`; by default all sizes."""
+def _measure(device: str, dtype, seconds: float = _SECONDS) -> tuple[dict[int, float], float]:
+    """Bytes/s of copies of several sizes and FLOP/s of a product, each timed for `seconds`."""
     import torch
-
-    sizes, seconds = sizes or COPIES_MIB, seconds or _SECONDS
 
     wait = partial(torch.cuda.synchronize, device) if device.startswith("cuda") else lambda: None
     speeds = {}
-    for mib in sizes:
+    for mib in COPIES_MIB:
         source = torch.ones(mib * 2**20, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         speeds[mib * 2**20] = 2 * len(source) / _best(lambda s=source, t=target: t.copy_(s), wait, seconds)

@@ -17,7 +17,10 @@ def row(label, speedup=None, low=None, high=None, lossless=True, **more):
         "speedup_p": None if low is None else 0.4 if low <= 1 <= high else 0.01,
         "latency_ms": 400.0, "latency_median_ms": 300.0, "stalled": None, "disturbed": None,
     }  # fmt: skip
-    return base | more
+    base |= more
+    names = ("speedup", "speedup_low", "speedup_high", "speedup_p", "pairs")
+    quoted = {name: base[name] for name in names} | {"ar_run": "m-ar", "ar": "float32, 1 thread", "eager_ar": None}
+    return {"quoted": None if base["speedup"] is None else quoted} | base
 
 
 AR = row("ar", 1.0, 1.0, 1.0, options={})
@@ -34,6 +37,17 @@ AR = row("ar", 1.0, 1.0, 1.0, options={})
 )
 def test_faster_is_said_only_where_the_test_shows_it(value, low, high, said):
     assert said in answer([AR, row("sjd", value, low, high)])[0]
+
+
+def test_a_headline_is_over_the_fastest_ar_and_says_what_an_eager_one_was():
+    quoted = row("sjd", 0.55, 0.46, 0.65)["quoted"]
+    faster = quoted | {"ar_run": "m-ar-compiled", "ar": "float32, 1 thread, compiled"}
+    found = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=faster)])[0]
+    assert found.startswith("No lossless decoder is faster than the fastest AR (float32, 1 thread, compiled): the best")
+    assert "reaches 0.55 [0.46–0.65] of its speed" in found, "the interval is that of the quoted number"
+    eager = quoted | {"speedup": 1.3, "eager_ar": "AR is not compiled here: compile before you quote this"}
+    found = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=eager)])[0]
+    assert found.endswith("; AR is not compiled here: compile before you quote this.")
 
 
 def test_the_report_calls_a_decoder_faster_only_where_compare_does():

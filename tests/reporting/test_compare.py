@@ -197,7 +197,7 @@ def test_few_prompts_give_values_without_intervals_and_p_values(runs, tmp_path):
     rows = named(compare_runs(a, b))
     for name in ("speedup", "speedup_reverse", "brightness"):
         assert rows[name]["value"] and rows[name]["low"] is rows[name]["high"] is rows[name]["p_holm"] is None
-        assert rows[name]["note"] == FEW_NOTE and ("too few" in line for line in comparison_lines([rows[name]]))
+        assert FEW_NOTE in rows[name]["note"] and ("too few" in line for line in comparison_lines([rows[name]]))
     assert named(compare_runs(*runs))["speedup"]["low"], "eight prompts are enough"
 
 

@@ -17,7 +17,9 @@ from specbench.errors import SpecbenchError
 from specbench.reporting import render, report_rows
 from specbench.reporting.answer import answer
 from specbench.reporting.cards import card
+from specbench.reporting.compare import compare_runs
 from specbench.reporting.report_rows import label, window_of
+from specbench.reporting.status import status_of
 from specbench.specs.presets import resolve
 from specbench.specs.tree_paths import columns_fed
 from specbench.store.run_folders import find_runs
@@ -137,6 +139,23 @@ def test_the_fastest_ar_configuration_is_found(tmp_path):
     assert row["speedup"] == pytest.approx(3 * 45 / 122)
     assert row["speedup_fastest"] == pytest.approx(3 * 12 / 122)
     assert row["fastest_ar"] == "bfloat16, 2 threads"
+    assert row["quoted"]["ar_run"] == AR.run_id, "a sentence keeps to the number format"
+    folder(tmp_path, compiled := changed(AR, compiled=True, threads=2), fast)
+    quoted = rows_of(tmp_path, "sjd")[0]["quoted"]
+    assert quoted["ar_run"] == compiled.run_id and quoted["speedup"] == pytest.approx(3 * 12 / 122)
+    assert quoted["ar"] == "float32, 2 threads, compiled" and quoted["eager_ar"] is None
+
+
+@pytest.mark.parametrize(("ratio", "said"), [(5.31, "takes 5.3 times"), (1.9, None), (None, "not compiled here: ")])
+def test_an_eager_ar_far_above_its_roofline_is_told_wherever_a_speed_up_stands(tmp_path, monkeypatch, ratio, said):
+    monkeypatch.setattr("specbench.stats.roofline_ratio", lambda *_: ratio)
+    folder(tmp_path, AR, ar())
+    folder(tmp_path, SJD, sjd())
+    note = rows_of(tmp_path, "sjd")[0]["eager_ar"]
+    assert note is None if said is None else said in note and "--compile on" in note
+    [state] = [row for row in status_of(find_runs(tmp_path)) if row["decoder"] == "sjd"]
+    [total, *_] = compare_runs(*find_runs(tmp_path, [AR.run_id, SJD.run_id]))
+    assert state["eager_ar"] == note and ("not compiled" in total["note"]) is bool(note)
 
 
 def test_partly_shared_images_are_compared_and_counted(tmp_path):
