@@ -7,6 +7,7 @@ it predicts; the token it consumes is the one at the slot before (for slot 0, th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
@@ -356,6 +357,10 @@ class CompilableModel(Protocol):
     def call_for(self, key: Hashable, rows: int) -> Call:
         """What calls the functions of a decoder and sampling, `key`, on batches of `rows` images; eager if the model
         does not compile."""
+        ...
+
+    def forwards_alone(self) -> AbstractContextManager[None]:
+        """Within it only the target's forwards run compiled, and the functions of a decoder eagerly."""
         ...
 
 

@@ -22,6 +22,8 @@ def cost_note(plan: Plan) -> str | None:
         return None
     given = plan.device, plan.dtype, plan.threads
     peak = find_peak(*given) or glimpse_peak(*given)
+    if peak is None:  # a busy machine's would promise too little
+        return None
     guided, context = plan.sampling.guidance != 1, model.stream / 2
     forward = Forward(size, model.layers, model.v_image, BYTES[plan.dtype], 1, 1, guided, context)
     seconds = model.stream * sum(forward_ms(forward, peak, Reached()).values()) / 1e3

@@ -51,7 +51,7 @@ def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, Im
         on_gpu = plan.device.startswith("cuda") and torch.cuda.is_available()
         reporter.note(f"loading {where}{f' on {torch.cuda.get_device_name(plan.device)}' if on_gpu else ''}")
         model = load()
-        yield LocalExecutor(model), model
+        yield LocalExecutor(model, load if plan.compiled else None), model
         return
     from specbench.runs.executors.ray_cluster import import_ray  # Ray is an extra
     from specbench.runs.executors.ray_workers import RayWorkers, WorkerPool
@@ -179,16 +179,16 @@ def roofline_facts(
     model: ModelFacts, guidance: float, dtype: str, device: str, threads: int
 ) -> dict[str, object] | None:
     """Roofline inputs of a model on a device, stored in `run.json` under "floor"; None if the model's size is unknown.
-    A device of unknown peaks is measured briefly.
+    A device of unknown peaks is measured briefly, on an idle machine.
 
     Returns:
         `size` (fields of `specbench.models.transformer.size.Size`), `itemsize` (bytes per number), `rows_per_image`,
         `device`, `bytes_per_s`, `flops` (per second) and the `source` of the last two.
     """
     size = model.size
-    if size is None:
+    peak = size and (find_peak(device, dtype, threads) or glimpse_peak(device, dtype, threads))
+    if peak is None:
         return None
-    peak = find_peak(device, dtype, threads) or glimpse_peak(device, dtype, threads)
     return {
         "size": {name: count for name, count in asdict(size).items() if count},
         "itemsize": BYTES[dtype],

@@ -7,6 +7,7 @@ measured. The pilots use separate noise and are discarded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
@@ -37,7 +38,9 @@ def tune_window(
     target forward), `acceptance` (drafts accepted over tested ones, None without any), `window_cost` (milliseconds
     per target forward over AR's), `overhead` (latency over target-forward time, over AR's), `latency_ms` per image
     and `speed_up` over AR, which is tokens per step over window cost and overhead. Windows are tried in growing
-    order until two in a row are slower than the best; `tell` learns how many were tried.
+    order until two in a row are slower than the best; `tell` learns how many were tried. Of a compiled model the
+    forwards alone are compiled and counted, with an overhead of 1: drafting and verification of every window would
+    take minutes to compile.
 
     Raises:
         SpecbenchError: the decoder has no window, or a pilot failed.
@@ -45,18 +48,21 @@ def tune_window(
     if "window" not in dict(decoder.options):
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "omit --window")
     requests = [Request(prompts[number % len(prompts)].text, PILOT_ID, number) for number in range(PILOTS)]
-    decode(model, requests[:1], with_window(decoder, 2), sampling, seed)
     compiles = isinstance(model, CompilableModel) and model.compiles
-    ar = _measure(model, requests, resolve("ar"), sampling, seed, compiles)
-    curve, best = [_point(1, ar, ar)], None
-    for window in sorted(windows):
-        tell(len(curve))
-        point = _point(window, _measure(model, requests, with_window(decoder, window), sampling, seed, compiles), ar)
-        curve.append(point)
-        if best is None or point["latency_ms"] < best["latency_ms"]:
-            best = point
-        if all(tried["latency_ms"] > best["latency_ms"] for tried in curve[-2:]):
-            break
+    if not compiles:
+        decode(model, requests[:1], with_window(decoder, 2), sampling, seed)
+    with model.forwards_alone() if compiles else nullcontext():
+        ar = _measure(model, requests, resolve("ar"), sampling, seed, compiles)
+        curve, best = [_point(1, ar, ar, compiles)], None
+        for window in sorted(windows):
+            tell(len(curve))
+            images = _measure(model, requests, with_window(decoder, window), sampling, seed, compiles)
+            point = _point(window, images, ar, compiles)
+            curve.append(point)
+            if best is None or point["latency_ms"] < best["latency_ms"]:
+                best = point
+            if all(tried["latency_ms"] > best["latency_ms"] for tried in curve[-2:]):
+                break
     return int(best["window"]), curve
 
 
@@ -80,9 +86,9 @@ def _measure(
     return images
 
 
-def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation]) -> dict[str, float]:
-    forward_ms, overhead, latency_ms = _costs(images)
-    ar_forward_ms, ar_overhead, ar_latency_ms = _costs(ar)
+def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation], alone: bool) -> dict[str, float]:
+    forward_ms, overhead, latency_ms = _costs(images, alone)
+    ar_forward_ms, ar_overhead, ar_latency_ms = _costs(ar, alone)
     tested = sum(int(image.tested.sum()) for image in images)
     return {
         "window": window,
@@ -95,8 +101,9 @@ def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation]) 
     }
 
 
-def _costs(images: Sequence[Generation]) -> tuple[float, float, float]:
-    """Milliseconds per target forward, latency over target-forward time, milliseconds per image."""
+def _costs(images: Sequence[Generation], alone: bool) -> tuple[float, float, float]:
+    """Milliseconds per target forward, latency over target-forward time, milliseconds per image, of the target's
+    forwards `alone` or of all."""
     target = sum(image.spans_ms["target"] for image in images)
-    latency = sum(image.spans_ms.get(span, 0.0) for image in images for span in AR_SPANS)
+    latency = target if alone else sum(image.spans_ms.get(span, 0.0) for image in images for span in AR_SPANS)
     return target / sum(image.nfe for image in images), latency / target, latency / len(images)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from types import FunctionType
 from typing import ParamSpec, TypeVar
 
 import torch
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.system.digests import cache_folder
 
 FORMS = 64
 """Maximum number of compiled forms of one function; torch's default of 8 is too few for different windows."""
@@ -59,6 +63,22 @@ class Compiled:
             self.seconds += time.perf_counter() - start
             self.forms += 1
         return result
+
+
+def compiled_folder() -> Path:
+    """Where compiled code is kept: in the user's cache folder, apart for each version of torch."""
+    return cache_folder() / "compiled" / f"torch-{torch.__version__}"
+
+
+def keep_compiled() -> None:
+    """Let Inductor keep its code in `compiled_folder`, unless the environment names another one."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # imports Inductor
+
+    variable = "TORCHINDUCTOR_CACHE_DIR"
+    if os.environ.get(variable) in (None, default_cache_dir()):  # Inductor sets its own when it is imported
+        with suppress(OSError):
+            compiled_folder().mkdir(parents=True, exist_ok=True)
+            os.environ[variable] = str(compiled_folder())
 
 
 def _graphs() -> int:

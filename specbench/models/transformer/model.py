@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from specbench.errors import SpecbenchError
 from specbench.models.interface import Call, DraftPrompt, TokenLayout, Tree
 from specbench.models.transformer.attention import use_grouped_attention
-from specbench.models.transformer.compilation import CompiledFunctions, call_eager, compiled_functions
+from specbench.models.transformer.compilation import CompiledFunctions, call_eager, compiled_functions, keep_compiled
 from specbench.models.transformer.compiled_forward import CompiledStep, compiled_step
 from specbench.models.transformer.forward import ForwardInputs, guide, run_step
 from specbench.models.transformer.host_sync import to_host
@@ -67,6 +68,7 @@ class TransformerModel:
     _compiled_steps: dict[float, CompiledStep] | None = None
     _compiled_functions: dict[Hashable, CompiledFunctions]
     _spare_cache: PositionCache | None = None
+    _forwards_alone = False
 
     @property
     def device(self) -> torch.device:
@@ -146,6 +148,7 @@ class TransformerModel:
         """Run the steps of later sessions compiled, on a GPU with joined products."""
         if self.device.type == "cuda":
             join_products(self.backbone)
+        keep_compiled()
         self._compiled_steps, self._compiled_functions = {}, {}
 
     @property
@@ -178,12 +181,21 @@ class TransformerModel:
         """`call` for the functions of a decoder and sampling, `key`, on batches of `rows` images; eager without
         `compile`.
         """
-        if not self.compiles:
+        if not self.compiles or self._forwards_alone:
             return call_eager
         key = key, rows, self.device, self.dtype
         if key not in self._compiled_functions:
             self._compiled_functions[key] = compiled_functions(self.device)
         return self._compiled_functions[key]
+
+    @contextmanager
+    def forwards_alone(self) -> Iterator[None]:
+        """Within it the functions of a decoder run eagerly, and only the target's forwards compiled."""
+        self._forwards_alone = True
+        try:
+            yield
+        finally:
+            self._forwards_alone = False
 
     @property
     def compiled(self) -> list[CompiledStep | CompiledFunctions]:

@@ -20,6 +20,7 @@ from specbench.models.interface import CompilableModel, ImageModel
 from specbench.models.transformer.compilation import compile_facts
 from specbench.models.transformer.host_sync import AsyncHostCopy
 from specbench.prompts import Request
+from specbench.runs.executors.compile_ahead import compiled_ahead
 from specbench.runs.run_progress import Reporter
 from specbench.specs.presets import decoder_code
 from specbench.specs.run_spec import RunSpec
@@ -100,9 +101,14 @@ class Executor(Protocol):
 
 
 def warm_up(
-    model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _SILENT.part
+    model: ImageModel,
+    specs: Sequence[RunSpec],
+    texts: Sequence[str],
+    tell: Tell = _SILENT.part,
+    wait: Callable[[RunSpec], None] = lambda spec: None,
 ) -> dict[str, object]:
-    """Run some steps of each spec. Errors of an image show again in its row; wrong settings are raised.
+    """Run some steps of each spec, once `wait` returns for it. Errors of an image show again in its row; wrong settings
+    are raised.
 
     Returns:
         What `compile_facts` tells.
@@ -115,6 +121,7 @@ def warm_up(
     for spec, text in works:
         what = f"steps of the warm-up of {spec.decoder.name} ({specs.index(spec) + 1} of {len(specs)})"
         request, shared = Request(text, WARM_UP_ID), spec is specs[0]
+        wait(spec)
         try:
             given = model, [request] * spec.batch, spec.decoder, spec.sampling, spec.seed
             for done in warm_up_steps(*given, render=shared):
@@ -231,14 +238,18 @@ def _decode(
 class LocalExecutor:
     """`Executor` in this process: images one by one, or continuous batches."""
 
-    def __init__(self, model: ImageModel):
-        self.model = model
+    def __init__(self, model: ImageModel, load: Callable[[], ImageModel] | None = None):
+        """`load`: loads the model in another process, where its steps are to be compiled side by side."""
+        self.model, self._load = model, load
 
     def portion(self, spec: RunSpec) -> int:
         return 1
 
     def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _SILENT.part) -> dict[str, object]:
-        return warm_up(self.model, specs, texts, tell)
+        if self._load is None or len(specs) == 1:
+            return warm_up(self.model, specs, texts, tell)
+        with compiled_ahead(self._load, self.model, specs, texts, warm_up) as wait:
+            return warm_up(self.model, specs, texts, tell, wait)
 
     def decode(self, chunks: Iterator[Chunk], reporter: Reporter = _SILENT) -> Iterator[DecodedChunk]:
         for spec, run in groupby(chunks, key=lambda chunk: chunk.spec):
