@@ -12,6 +12,7 @@ from specbench.cli.options import OUTPUT, Json, Quiet, option
 from specbench.cli.output import print_json
 from specbench.cli.progress import ProgressReporter, ScoreProgress
 from specbench.system import console
+from specbench.system.torch_device import AUTO
 
 _Limit = Annotated[
     int, option("--limit", "N", "Number of prompts.", min=1, envvar="SPECBENCH_LIMIT", show_envvar=False)
@@ -20,6 +21,9 @@ _Out = Annotated[
     Path,
     option("--out", "DIR", "Folder of the runs, the table and the image grid.", envvar="SPECBENCH_OUT", **OUTPUT),
 ]
+_Compile = Annotated[
+    str, option("--compile", "WHEN", "Compile the steps: on, off, or auto: on where a compiler is there.")
+]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -27,7 +31,13 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="demo", help=help_of("demo"), epilog=epilog)(demo)
 
 
-def demo(limit: _Limit = 8, out: _Out = Path("results/demo"), quiet: Quiet = False, json: Json = False) -> None:
+def demo(
+    limit: _Limit = 8,
+    out: _Out = Path("results/demo"),
+    compile: _Compile = AUTO,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
     from rich.text import Text
 
     from specbench.reporting import demo as demonstration
@@ -41,7 +51,7 @@ def demo(limit: _Limit = 8, out: _Out = Path("results/demo"), quiet: Quiet = Fal
             "bundled model `shapes`. Measured: how much faster each is than plain sampling (ar), and how good its "
             "images are."
         )
-    rows = demonstration.demo(out, limit, *reporters)
+    rows = demonstration.demo(out, limit, compile, *reporters)
     if json:
         return print_json(rows)
     screen = console.stdout()

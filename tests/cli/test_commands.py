@@ -324,7 +324,7 @@ def test_the_demo_leaves_a_table_and_a_picture(cli, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(demo, "DECODERS", ("ar", "sjd"))
     monkeypatch.setattr(demo, "shared_window", lambda *given: 16)
-    outcome = cli("demo", "--limit", "1")
+    outcome = cli("demo", "--limit", "1", "--compile", "off")
     assert outcome.code == 0, outcome.err
     lines = [line.strip() for line in outcome.out.splitlines() if line.strip()]
     assert max(map(len, lines)) <= 80
