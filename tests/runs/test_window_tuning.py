@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -75,6 +76,39 @@ def test_the_curve_explains_the_latency(monkeypatch):
         assert ar["latency_ms"] / point["latency_ms"] == pytest.approx(predicted)
         assert point["speed_up"] == pytest.approx(predicted)
     assert ar["acceptance"] is None and curve[1]["acceptance"] == 0.75
+
+
+class Compiled(Model):
+    """A compiled model that notes when only its forwards are."""
+
+    compiles, compiled, alone = True, (), False
+
+    def compile(self):
+        raise AssertionError("it is compiled")
+
+    def call_for(self, key, rows):
+        raise AssertionError("decoding is replaced")
+
+    @contextmanager
+    def forwards_alone(self):
+        self.alone = True
+        yield
+        self.alone = False
+
+
+def test_of_a_compiled_model_forwards_alone_are_compiled_and_counted(monkeypatch):
+    machine(monkeypatch, {w: 1.0 + 0.05 * w for w in COMPRESSED}, COMPRESSED)
+    model, when = Compiled(), []
+    decode = window_tuning.decode
+    monkeypatch.setattr(
+        window_tuning, "decode", lambda *args, **more: when.append(model.alone) or decode(*args, **more)
+    )
+    _, curve = tune_window(model, tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0, WINDOWS)
+    assert all(when) and not model.alone
+    for point in curve:
+        assert point["overhead"] == 1 and point["latency_ms"] == pytest.approx(
+            COMPRESSED[point["window"]] * (1.0 + 0.05 * point["window"])
+        )
 
 
 def test_the_curve_is_told_kept_and_shown(cli, tmp_path, monkeypatch):
