@@ -24,6 +24,7 @@ from specbench.runs.memory_estimate import most_columns
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.tree_paths import node_paths
 from specbench.stats.forward_time import Forward, Reached, forward_ms
+from specbench.stats.speed import with_times
 from specbench.system.device_peaks import Peak
 
 FORECAST = "forecast"
@@ -127,7 +128,8 @@ def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
         if tokens is None:
             raise SpecbenchError(f"run {name} has no image yet", "run it, or name another run")
         spans = ["verify_ms", "host_ms", *["draft_ms"] * (spec.decoder.drafter not in HEADS)]
-        beside = run.rows[spans].sum().sum() / run.rows["nfe"].sum() if spec.batch == 1 else None
+        timed = with_times(run.rows)
+        beside = timed[spans].sum().sum() / timed["nfe"].sum() if spec.batch == 1 and len(timed) else None
         found.append(Accepted(f"run {name}", spec.model, spec.decoder, label(spec.decoder), tokens, beside))
     return found
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 
+from specbench.reporting.report_rows import Run
 from specbench.specs.options import plain
 from specbench.stats import Estimate
+from specbench.stats.speed import with_times
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
 
@@ -38,27 +40,27 @@ class StepData:
 
 
 def step_data(folder: Path) -> StepData:
-    """Aggregate the rows of a run in one pass."""
-    spans, nfe, batched = dict.fromkeys(STEP_SPANS, 0.0), 0, RunStore(folder).info().spec.batch > 1
-    counts = np.zeros(len(LOGP_EDGES) - 1)
-    for piece in RunStore(folder).batches(("status", "nfe", "forced", "logp", *(f"{span}_ms" for span in STEP_SPANS))):
+    """Aggregate the rows of a run."""
+    run, counts = Run(folder), np.zeros(len(LOGP_EDGES) - 1)
+    for piece in RunStore(folder).batches(("status", "forced", "logp")):
         rows = piece.filter(pc.equal(piece["status"], "ok"))
         if not rows.num_rows:
             continue
-        spans = {span: total + (pc.sum(rows[f"{span}_ms"]).as_py() or 0.0) for span, total in spans.items()}
-        nfe += pc.sum(rows["nfe"]).as_py()
         names = ("forced", "logp")
         forced, logp = (rows[name].combine_chunks().flatten().to_numpy(zero_copy_only=False) for name in names)
         inside = np.clip(logp[~forced.astype(bool)], LOGP_EDGES[0], LOGP_EDGES[-1])
         counts += np.histogram(inside, LOGP_EDGES)[0]
-    step = {span: total / nfe for span, total in spans.items()} if nfe and not batched else None
+    timed = with_times(run.rows)
+    per_step = run.info.spec.batch == 1 and len(timed)
+    step = {span: float(timed[f"{span}_ms"].sum() / timed["nfe"].sum()) for span in STEP_SPANS} if per_step else None
     return StepData(step, counts / counts.sum() if counts.sum() else None)
 
 
 def speed_by_prompt(folder: Path, baseline: Path, most: int) -> list[tuple[str, float]]:
     """(prompt, speed-up) of the first `most` images that a run and its AR baseline both decoded one at a time."""
-    mine, theirs = (RunStore(path).samples(["prompt", "ar_ms"]).dropna(subset=["ar_ms"]) for path in (folder, baseline))
-    pairs = mine.merge(theirs[[*KEY, "ar_ms"]], on=list(KEY), suffixes=("", "_base")).head(most)
+    mine, theirs = (Run(path).rows[[*KEY, "ar_ms"]].dropna(subset=["ar_ms"]) for path in (folder, baseline))
+    pairs = mine.merge(theirs, on=list(KEY), suffixes=("", "_base")).head(most)
+    pairs = pairs.merge(RunStore(folder).samples(["prompt"]), on=list(KEY))
     return [(row.prompt, row.ar_ms_base / row.ar_ms) for row in pairs.itertuples(index=False) if row.ar_ms > 0]
 
 

@@ -18,6 +18,8 @@ from specbench.reporting import render, report_rows
 from specbench.reporting.answer import answer
 from specbench.reporting.cards import card
 from specbench.reporting.compare import compare_runs
+from specbench.reporting.forecast import accepted_lengths
+from specbench.reporting.plot_data import speed_by_prompt, step_data
 from specbench.reporting.report_rows import label, window_of
 from specbench.reporting.status import status_of
 from specbench.specs.presets import resolve
@@ -249,5 +251,9 @@ def test_times_under_other_versions_than_most_are_left_out_and_said(tmp_path):
     for name in ("latency_ms", "latency_median_ms", "latency_e2e_ms", "step_ms", "over_floor"):
         assert row[name] == wanted[name], name
     assert row["pairs"] == 8 and row["speedup"] > 1
+    assert step_data(place).step_ms == step_data(alone).step_ms
+    assert len(speed_by_prompt(place, tmp_path / AR.run_id, 99)) == 8
+    [here], [there] = accepted_lengths([place]), accepted_lengths([alone])
+    assert here.overhead_ms == there.overhead_ms
     said = "sjd (window 3): 2 of 10 images were decoded under python 3.11, torch 2.10.0, not python 3.11, torch 2.9.0"
     assert any(said in sentence for sentence in answer(rows_of(tmp_path)))
