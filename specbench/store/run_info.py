@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
+from specbench.models.facts import EIGHT_BITS
 from specbench.models.transformer.size import Size
 from specbench.specs.options import plain
 from specbench.specs.presets import DecoderSpec
@@ -238,7 +239,11 @@ class RunInfo:
     @property
     def stacks(self) -> list[str]:
         """Of each invocation the `stack`, as far as all of them know it: equal lines mean comparable latencies."""
-        known = [call.stack for call in self.invocations]
+        of_matrices = ("torchao",) if self.spec.dtype == EIGHT_BITS else ()
+        known = [
+            call.stack | {name: str(version) for name in of_matrices if (version := call.versions.get(name))}
+            for call in self.invocations
+        ]
         return [
             ", ".join(f"{name} {own[name]}" for name in own if all(name in other for other in known)) for own in known
         ]

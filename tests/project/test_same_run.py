@@ -21,6 +21,7 @@ from specbench.prompts.prompt_set import build_prompt_set
 from specbench.reporting import render, report_rows
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import find_runs
+from specbench.system import environment
 from specbench.system.foreign_code import code_of
 
 TABLE = (Path(__file__).parents[2] / "docs" / "same-run.md").read_text()
@@ -33,7 +34,9 @@ SPECS = {
     "mode": "throughput", "compiled": True,
 }  # fmt: skip
 CALLS = {
-    "versions.torch": "3.0", "versions.transformers": "9.0", "versions.python": "3.13.1", "versions.numpy": "3.0",
+    "versions.torch": "3.0", "versions.transformers": "9.0", "versions.torchao": "9.0", "versions.pandas": "9.0",
+    "versions.pyarrow": "99.0", "versions.safetensors": "9.0", "hardware.platform": "Other", "hardware.cores": 3,
+    "hardware.memory_gib": 9.0, "hardware.tf32": False, "versions.python": "3.13.1", "versions.numpy": "3.0",
     "versions.specbench": "9.9", "hardware.cpu": "Another", "hardware.gpus": ["NVIDIA B200"], "hardware.cuda": "14.0",
     "hardware.driver": "999.1", "threads": 3, "git": {"revision": "f" * 40, "dirty": True}, "load": 7.5,
     "drawn": "2 of 4: first 2", "workers": 3,
@@ -49,8 +52,9 @@ def report(out: Path) -> tuple[list[dict], str]:
 def observed(monkeypatch, out: Path, spec: RunSpec, change) -> str:
     """The effect of changing the description of a run of SJD beside one of AR."""
     hardware = {"gpus": ["NVIDIA H100"], "cuda": "12.8", "driver": "570.1"} if spec.device == "cuda" else {}
-    monkeypatch.setitem(INVOCATION["versions"], "transformers", "5.0")
-    folder(out, replace(AR, device=spec.device), ar(8), **hardware)
+    for name in ("transformers", "torchao"):
+        monkeypatch.setitem(INVOCATION["versions"], name, "5.0")
+    folder(out, replace(AR, device=spec.device, dtype=spec.dtype), ar(8), **hardware)
     place = folder(out, spec, sjd(8), **hardware)
     _, before = report(out)
     info = json.loads((place / "run.json").read_text())
@@ -73,6 +77,8 @@ def set_in(info: dict, name: str, value: object) -> None:
 
 def test_the_table_lists_every_field_of_a_run_once():
     assert {f"spec.{name}" for name in RunSpec.__dataclass_fields__} <= STATED.keys()
+    held = {"versions": environment.versions(), "hardware": environment.hardware()}
+    assert {f"invocations[].{kind}.{name}" for kind, found in held.items() for name in found} <= STATED.keys()
     tried = {f"spec.{name}" for name in SPECS} | {f"invocations[].{name}" for name in CALLS}
     assert STATED.keys() - tried == {
         "commits", "comments of a plug-in", "order of the prompts", "code of a metric", "a copy of a run's folder"
@@ -90,6 +96,7 @@ def test_a_changed_setting_has_the_stated_effect(name):
 @pytest.mark.parametrize("name", CALLS)
 def test_a_changed_fact_of_an_invocation_has_the_stated_effect(tmp_path, name, monkeypatch):
     spec = replace(SJD, device="cuda") if name in ON_GPU else SJD
+    spec = replace(spec, dtype="int8wo") if name == "versions.torchao" else spec
     found = observed(monkeypatch, tmp_path, spec, lambda info: set_in(info, name, CALLS[name]))
     assert found == STATED[f"invocations[].{name}"]
 
