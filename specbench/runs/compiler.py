@@ -5,17 +5,24 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
+from collections.abc import Iterable
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 from specbench.models.facts import EIGHT_BITS
+from specbench.store.run_info import RunInfo
+from specbench.system.console import duration
 from specbench.system.torch_device import emulates_bfloat16
 
 MODES = ("auto", "on", "off")
 COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 12)}
 """First version of torch that compiles every step, by kind of device; those before break off, each for another
 reason."""
+_CALLS_S, _SAVED = 4e-4, 0.5
+"""Seconds that the calls of an eager layer cost on a CPU of 2023, and the share of AR's steps that decoders take."""
+_FIRST_S, _DECODER_S = 30.0, 15.0
+"""Seconds of compiling the forwards, and the functions of a decoder."""
 QUOTING_TORCH = (2, 14)
 """First version of torch that quotes the path of its libraries for the linker."""
 
@@ -23,12 +30,28 @@ QUOTING_TORCH = (2, 14)
 def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
     """Decide whether to compile for `device`; the second value is a note if compilation was requested but cannot run.
 
-    "auto" compiles on CUDA only: on a CPU the first compilation takes a minute or more.
+    "auto" compiles on CUDA; of a CPU `worth_compiling` decides.
     """
     if mode == "off" or (mode == "auto" and not device.startswith("cuda")):
         return False, None
     reason = missing(device)
     return reason is None, f"--compile {mode}: {reason}; running eagerly" if reason else None
+
+
+def worth_compiling(stored: Iterable[RunInfo], layers: int, steps: int, decoders: int) -> tuple[bool, str | None]:
+    """Whether "auto" compiles on a CPU, where compiling takes minutes, and a line if so.
+
+    Args:
+        stored: runs of the same model and device, which this one may resume or be compared with; the last one decides.
+        layers, steps, decoders: of the model; target forwards of all images if each gives one token; number of them.
+    """
+    if known := [info.compiled for info in stored]:
+        return known[-1] and missing("cpu") is None, None
+    saved, cost = steps * layers * _CALLS_S * _SAVED, _FIRST_S + decoders * _DECODER_S
+    if saved <= cost or missing("cpu"):
+        return False, None
+    told = f"saves about {duration(saved)} of the calls of eager steps and costs about {duration(cost)} at first"
+    return True, f"compiling, which {told} (--compile off: eager)"
 
 
 def settle_precision(asked: str | None, default: str, mode: str, device: str) -> tuple[str, bool, tuple[str, ...]]:

@@ -253,7 +253,7 @@ _MODEL = (
     _model(
         "compile",
         "auto",
-        "compile the decode step before timing; auto: on CUDA only (the first compilation takes minutes on CPU)",
+        "compile the decode step before timing; auto: on CUDA, and on a CPU where the images are so many that it pays",
         "WHEN",
         choices=compiler.MODES,
     ),

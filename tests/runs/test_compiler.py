@@ -3,8 +3,11 @@
 from importlib.machinery import ModuleSpec
 
 import pytest
+from synthetic import folder, generation
 
 from specbench.runs import compiler
+from specbench.runs.plan import make_plan
+from specbench.runs.settings import merge, run_settings
 
 
 @pytest.fixture
@@ -57,3 +60,20 @@ def test_a_path_with_spaces_does_not_matter_on_cuda_or_to_a_newer_torch(complete
     assert compiler.missing("cuda") is None
     monkeypatch.setattr(compiler.metadata, "version", lambda name: "2.14.1")
     assert compiler.missing("cpu") is None
+
+
+@pytest.fixture
+def plan(tmp_path):
+    def make(**flags):
+        return make_plan(merge(run_settings(), flags | {"out": str(tmp_path), "threads": 1, "baseline": 0}, env={}))
+
+    return make
+
+
+def test_auto_compiles_on_a_cpu_where_it_pays_and_as_the_stored_runs_did(complete, plan, tmp_path):
+    few, many = plan(decoder=["ar,sjd"], limit=8), plan(decoder=["ar,sjd"], limit=200)
+    assert not few.compiled and not [note for note in few.notes if "compil" in note]
+    assert many.compiled and "compiling, which saves about" in many.notes[-1] and "--compile off" in many.notes[-1]
+    assert not plan(decoder=["ar,sjd"], limit=200, compile="off").compiled
+    folder(tmp_path, few.spec(few.decoders[0].spec, few.model.weights_sha256()), [generation(4, 10.0)])
+    assert not plan(decoder=["ar,sjd"], limit=200).compiled, "it goes on with the images of before"
