@@ -47,11 +47,17 @@ def install() -> None:
     """Handle the signals for the rest of this process. Those that it was started to ignore, as by nohup,
     stay ignored."""
     _state.process = os.getpid()
-    for number in _free(NUMBERS):
-        signal.signal(number, _on_signal)
     signal.signal(signal.SIGALRM, _raise_again)
+    take_back()
     sys.unraisablehook = _without_interrupts(sys.unraisablehook)
     sys.excepthook = _without_interrupts(sys.excepthook)
+
+
+def take_back() -> None:
+    """Handle the signals of a command again after a library, such as Ray, has set handlers of its own."""
+    if _state.process == os.getpid() and threading.current_thread() is threading.main_thread():
+        for number in _free(NUMBERS):
+            signal.signal(number, _on_signal)
 
 
 def look() -> None:

@@ -1,6 +1,6 @@
 """The process around the command line: restart with docstrings, signals.
 
-It concerns several modules: __main__, cli/__init__ and system/signals.
+It concerns several modules: __main__, cli/__init__, system/signals and executors.ray_workers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from specbench import __main__ as process
+from specbench.errors import SpecbenchError
+from specbench.runs.executors.ray_workers import RayWorkers
 from specbench.system import signals
 
 
@@ -102,3 +104,16 @@ def test_what_a_process_was_started_to_ignore_stays_ignored_and_a_fork_dies_quie
         os.kill(os.getpid(), signal.SIGTERM)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM and not signals.asked()
+
+
+def test_handlers_that_a_library_sets_are_taken_back(handled):
+    ray = object.__new__(RayWorkers)
+
+    def init(**_):
+        signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(number))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    ray._ray = SimpleNamespace(init=init)
+    with pytest.raises(SpecbenchError, match="stopped by SIGTERM") as found:
+        ray._connect(None, 2)
+    assert found.value.exit_code == 143 and signal.getsignal(signal.SIGTERM) is signals._on_signal

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import signal
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from specbench.runs.executors.ray_watch import watch
 from specbench.runs.run_progress import Reporter
 from specbench.specs.run_spec import RunSpec
 from specbench.store.schema import base_row, failed_row
-from specbench.system import environment
+from specbench.system import environment, signals
 from specbench.system.version import __version__
 
 ATTEMPTS = 2
@@ -242,6 +243,10 @@ class RayWorkers:
             self._ray.init(address=address or "local", **quiet, **({} if address else here))
         except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
             raise no_cluster(address, str(error)) from None
+        except SystemExit:  # what Ray does on SIGTERM
+            raise signals.stopped(number=signal.SIGTERM) from None
+        finally:
+            signals.take_back()
 
     def _fitting(self, size: int | None, gpu: bool) -> int:
         """Number of workers; raises unless the cluster has resources for all at once."""
