@@ -19,7 +19,7 @@ from parts.graphs import graphs
 from parts.planned_memory import memory
 from parts.repeats import repeats
 from parts.scales import Scale
-from parts.steps import eager_steps, steps
+from parts.steps import eager_steps, steps, vertical_steps
 from parts.throughput import throughput
 from parts.true_size import one_model, small_card
 
@@ -57,6 +57,7 @@ PARTS = {
     "repeats": Part(repeats, 60, alone=False),
     "recorded": Part(recorded, 200, alone=False),
     "engine": Part(engine, 120),
+    "vertical": Part(vertical_steps, 200),
     "lumina": Part(partial(one_model, "lumina", "ar,sjd", 1), 240),
     "form-tuned": Part(partial(form, "form-tuned"), 200),
     "forwards": Part(forwards, 60),

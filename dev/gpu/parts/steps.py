@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from bench import Share, realised, realised_shares
+from functools import partial
+
+from bench import Share, in_turns, realised, realised_shares, timed_decode
 
 from parts.claims import Outcome, claim
 from parts.scales import SIDE, Scale, filtered, has_graphs, random_llama
+from specbench.models.vertical_head import new_vertical_head
+from specbench.specs.presets import resolve
 
 
 def steps(device: str, scale: Scale) -> Outcome:
@@ -32,6 +36,23 @@ def eager_steps(device: str, scale: Scale) -> Outcome:
     """Time the same decoders uncompiled, on short images."""
     names = ("ar", "sjd", "gsd", "scd-mc", "scd-gs") if has_graphs(device) else ("ar", "sjd")
     rows, _ = realised(random_llama(device, scale), names, filtered(scale), scale.rounds)
+    return step_claims(realised_shares(rows)), rows
+
+
+def vertical_steps(device: str, scale: Scale) -> Outcome:
+    """Time drafts of an untrained vertical head, one by one (0 passes) and in passes over all of a window's rows."""
+    model = random_llama(device, scale, side=SIDE // 2 if has_graphs(device) else None)
+    head = new_vertical_head(model.feature_size, model.feature_size // 2, 0).to(device, scale.dtype)
+    model.own_vertical_head = lambda: head
+    if has_graphs(device):
+        model.compile()
+    window = min(32, model.layout.length // 2)
+    decoders = {"ar": resolve("ar")} | {
+        f"vertical, {passes} passes": resolve("vertical", {"window": window, "passes": passes})
+        for passes in (0, 2, 4, 6)
+    }
+    contenders = {name: partial(timed_decode, model, one, filtered(scale)) for name, one in decoders.items()}
+    rows = in_turns(contenders, scale.rounds, warm_up=list(contenders))
     return step_claims(realised_shares(rows)), rows
 
 
