@@ -1,8 +1,7 @@
 """`clip[VARIANT]`: cosine of CLIP's image and text embeddings, the mean over images.
 
 The papers use two that do not compare: `b16` (SJD and its followers, who print it times 100) and `b32+prefix`
-(LANTERN, Cool-SD). Hessel et al. 2021 introduced the score. torchmetrics' CLIPScore is not used: it keeps a running sum
-where intervals need each image's value, and cuts long captions without their end token.
+(LANTERN, Cool-SD). Hessel et al. 2021 introduced the score. torchmetrics cuts long captions without their end token.
 """
 
 from __future__ import annotations

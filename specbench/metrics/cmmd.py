@@ -1,7 +1,7 @@
 """`cmmd[l14-336]`: CLIP maximum mean discrepancy (Jayasumana et al. 2024) between images and reference images.
 
 As published: centre squares, and the biased estimate. `cmmd[l14-336+squashed+unbiased]` keeps all of each image and may
-be below zero. torchmetrics has no such metric.
+be below zero.
 """
 
 from __future__ import annotations

@@ -36,11 +36,9 @@ if TYPE_CHECKING:
 # Imports inside functions: torch, not for images that are scored already.
 
 _ROWS = 512
-_SPLITS = 4
-_SPLIT_SEED = 0
+_SPLITS, _SEED = 4, 0
 _KID_SUBSETS, _KID_SUBSET_SIZE = 100, 1000
 """As published (Binkowski et al. 2018)."""
-_KID_SEED = 0
 _IS_SPLITS = 10
 """Of Salimans et al. 2016."""
 _STATISTICS_ONLY = (
@@ -75,7 +73,7 @@ class Fid(ReferenceMetric):
         }
 
     def identity(self) -> Mapping[str, str]:
-        kid_of = f"mean over {_KID_SUBSETS} pairs of subsets of {_KID_SUBSET_SIZE}, seed {_KID_SEED}"
+        kid_of = f"mean over {_KID_SUBSETS} pairs of subsets of {_KID_SUBSET_SIZE}, seed {_SEED}"
         splits = f"{_IS_SPLITS} splits at i n // {_IS_SPLITS}"
         others = f"inception-score of {splits}; precision, recall, density, coverage of k = {K_NEAREST}"
         return {**super().identity(), "kid": kid_of, "others": others}
@@ -296,7 +294,7 @@ def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], 
     The interval takes the spread of the FID of a half, which is at least that of the extrapolated value, from the two
     halves of each of four random splits (t distribution of four degrees of freedom). Whole prompts go into a half.
     """
-    rng = np.random.default_rng(_SPLIT_SEED)
+    rng = np.random.default_rng(_SEED)
     units = np.unique(np.asarray(prompts), return_inverse=True)[1]
     if units.max() < 3 or reference.n < 4:
         return None
@@ -320,7 +318,7 @@ def kid(images: np.ndarray, reference: np.ndarray) -> float:
     size = min(_KID_SUBSET_SIZE, len(images), len(reference))
     if size == len(images) == len(reference):
         return cubic_mmd(images, reference).unbiased
-    rng = np.random.default_rng(_KID_SEED)
+    rng = np.random.default_rng(_SEED)
     drawn = ((rng.permutation(len(one))[:size] for one in (images, reference)) for _ in range(_KID_SUBSETS))
     return float(np.mean([cubic_mmd(images[own], reference[theirs]).unbiased for own, theirs in drawn]))
 
@@ -331,7 +329,7 @@ def inception_score(logits: Tensor) -> tuple[float, float]:
     import torch
 
     n = len(logits)
-    order = torch.randperm(n, generator=torch.Generator().manual_seed(_KID_SEED))
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(_SEED))
     logp = logits.double()[order].log_softmax(1)
     parts = [logp[part * n // _IS_SPLITS : (part + 1) * n // _IS_SPLITS] for part in range(_IS_SPLITS)]
     gaps = [(part.exp() * (part - part.exp().mean(0).log())).sum(1).mean() for part in parts]

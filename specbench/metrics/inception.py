@@ -1,8 +1,7 @@
 """Pixels to the input of FID's network: crops, and the resize methods of four FID tools to 299 x 299.
 
 Features of different resize methods differ by several percent, so a FID names its front end and values of different
-ones never meet. torchmetrics has no network of its own: it takes torch-fidelity's, which is no dependency of either and
-resizes what it is given; torchvision's is another network.
+ones never meet.
 """
 
 from __future__ import annotations

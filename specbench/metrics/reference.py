@@ -140,13 +140,17 @@ class ReferenceMetric(Metric):
         return {**self.feature_identity(), **self.reference.identity}
 
     def missing(self) -> list[tuple[str, str]]:
-        if self.reference.statistics and not self.reads_statistics:
-            what = f"{self.name} needs reference images: the statistics of {self.reference.own} are not enough"
-            return [*super().missing(), (what, "--reference DIR, of images")]
-        return super().missing() + self.reference.missing()
+        return super().missing() + self.lacking_reference()
+
+    def lacking_reference(self) -> list[tuple[str, str]]:
+        """The part of `missing` that is about the reference."""
+        if not self.reference.statistics or self.reads_statistics:
+            return self.reference.missing()
+        what = f"{self.name} needs reference images: the statistics of {self.reference.own} are not enough"
+        return [(what, "--reference DIR, of images")]
 
     def prepare(self) -> None:
-        for problem in self.missing():
+        for problem in self.lacking_reference():
             raise SpecbenchError(*problem, MISSING_PREREQUISITE)
         super().prepare()
 

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ _MEMBER = re.compile(
 )
 _MOST_MEMBERS, _MOST_BYTES = 2_000_000, 2**32
 _CHUNK = 2**20
+_DAMAGED = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, struct.error)
+"""What zipfile raises on damaged files; RuntimeError also of encrypted and patched members."""
 
 
 def pack(folders: Sequence[Path], target: Path, pictures: str = "png") -> int:
@@ -169,14 +172,14 @@ def changed_members(path: Path) -> Iterator[str]:
                     yield f"{name} was changed: its SHA-256 is not the one in {MANIFEST}"
             except KeyError:
                 yield f"{name} is missing"
-            except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError):
+            except _DAMAGED:
                 yield f"{name} was changed: its checksum is wrong"
 
 
 def _opened(path: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+    except _DAMAGED as error:
         why = getattr(error, "strerror", None) or error
         raise SpecbenchError(f"{path} is not a packed file: {why}", "specbench pack writes one") from None
 
@@ -200,7 +203,7 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, object]:
         files = about["files"]
         if about["specbench_pack"] != PACK_VERSION or not all(isinstance(text, str) for text in files.values()):
             raise ValueError("version")
-    except (KeyError, TypeError, ValueError, AttributeError, zipfile.BadZipFile, OSError) as error:
+    except (*_DAMAGED, KeyError, TypeError, AttributeError) as error:
         raise SpecbenchError(f"{path} is not a packed file: {MANIFEST}: {error}", "specbench pack writes one") from None
     names = [member.filename for member in members if member.filename != MANIFEST]
     if len(set(names)) != len(names) or set(names) - set(files):

@@ -79,17 +79,8 @@ class Remote:
 
 @dataclass(frozen=True)
 class Download:
-    """Published files that are not on this disk yet, of one repository, prompt set or address.
-
-    Attributes:
-        name: for people.
-        files: names of the files.
-        size: bytes to receive; None where the publisher states none.
-        licence: under which they may be used.
-        folder: where they are stored.
-        get: receives them.
-        commit: of a repository.
-    """
+    """Published files that are not on this disk yet, of one repository (at a `commit`), prompt set or address, which
+    `get` stores in `folder`; `size` is the number of bytes to receive, None where the publisher states none."""
 
     name: str
     files: tuple[str, ...]

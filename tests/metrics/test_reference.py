@@ -78,8 +78,14 @@ def test_fid_against_statistics_is_that_against_their_images_and_the_rest_says_w
         assert "KID, precision, recall" in score.note and ("few for 8 features" in score.note) == (n == 5)
         assert fid.difference(table([*ours]), table([*ours]))[0].value == 0
     assert fid.identity()["reference"].startswith("mu and sigma ")
-    problems = Cmmd("l14-336", Settings(reference=path)).missing()
-    assert any("cmmd[l14-336] needs reference images: the statistics of" in what for what, _ in problems)
+    cmmd = Cmmd("l14-336", Settings(reference=path))
+    assert "cmmd[l14-336] needs reference images: the statistics of" in cmmd.missing()[-1][0]
+    with pytest.raises(SpecbenchError, match="needs reference images"):
+        cmmd.prepare()
+    for reference in (path, tmp_path):  # what else is missing is downloaded
+        with pytest.raises(SpecbenchError, match=r"inception\S* is not on this disk") as offline:
+            Fid("tf1", Settings(reference=reference, offline=True)).prepare()
+        assert offline.value.try_this.startswith("specbench fetch")
     with pytest.raises(SpecbenchError, match=r"holds statistics \(mu, sigma\), not images"):
         ShapesFrechet(Settings(reference=path)).identity()
 

@@ -38,12 +38,12 @@ def written(path: Path, files: dict[str, bytes]) -> Path:
     return path
 
 
-def encrypted(path: Path) -> None:
-    """Mark all members as encrypted."""
+def mark(path: Path, bit: int) -> None:
+    """Set a flag of all members."""
     data, at = bytearray(path.read_bytes()), 0
     while (at := data.find(b"PK\x01\x02", at)) >= 0:
         flags = struct.unpack_from("<H", data, at + 8)[0]
-        struct.pack_into("<H", data, at + 8, flags | 1)
+        struct.pack_into("<H", data, at + 8, flags | bit)
         at += 4
     path.write_bytes(data)
 
@@ -55,6 +55,7 @@ REFUSED = {
     "an audit that is none": ({"audit.json": b"{"}, "audit.json is damaged"),
     "scores that are none": ({"scores/a.parquet": b"PAR1"}, "scores/a.parquet is damaged"),
     "encrypted": ({}, "is encrypted"),
+    "patched": ({}, "compressed patched data"),
 }
 
 
@@ -63,8 +64,7 @@ def test_what_report_refuses_verify_finds_and_names(tmp_path, members, cli, case
     added, said = REFUSED[case]
     run = next(iter(members)).partition("/")[0]
     path = written(tmp_path / "x.zip", members | {f"{run}/{name}": data for name, data in added.items()})
-    if case == "encrypted":
-        encrypted(path)
+    mark(path, {"encrypted": 1, "patched": 32}.get(case, 0))
     for command in ("verify", "report", "show"):
         outcome = cli(command, path)
         assert outcome.code in (2, 4) and "a bug" not in outcome.err, outcome

@@ -150,6 +150,7 @@ def loopback_hub() -> Iterator[Hub]:
     """Serve a hub until the block ends."""
     hub = Hub()
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Answers", (_Answers,), {"hub": hub}))
+    server.handle_error = lambda *_: None  # a client that was killed
     hub.address = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
