@@ -78,7 +78,7 @@ def bench_table(
     planned = plan_table(table, flags, env)
     planned, problems = _fetch(planned, () if model is not None or scoring.offline else table.metrics())
     done = run_table(planned, reporter, warn)
-    if not flags.get("shard"):  # what a part scores is not what the run does
+    if not flags.get("shard") and not done.stopped:  # what a part scores is not what the run does
         score_table(table, done, scoring, model is not None, score_reporter, warn, problems)
     table = _as_run_here(table, planned, model, done.folders.values())
     elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
@@ -149,6 +149,11 @@ class TableRun:
     folders: dict[CellSettings, Path] = field(default_factory=dict)
     problems: dict[CellSettings, SpecbenchError] = field(default_factory=dict)
     trouble: SpecbenchError | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal ended it."""
+        return self.trouble is not None and self.trouble.exit_code > 128
 
     @property
     def found(self) -> dict[CellSettings, Path | str]:
@@ -287,7 +292,7 @@ def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda
     done = TableRun(problems={one.settings: one.problem for one in planned if one.problem is not None})
     by_plan = {id(one.plan): one.settings for one in planned if one.plan is not None}
     waiting = together(one.plan for one in planned if one.plan is not None)
-    while waiting and (done.trouble is None or done.trouble.exit_code <= 128):
+    while waiting and not done.stopped:
         waiting += _run_together(waiting.pop(0), by_plan, done, reporter)
     stopped = None
     if not done.folders:  # the first problem that an installation or download solves, or else the first problem

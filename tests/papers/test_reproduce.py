@@ -19,6 +19,7 @@ import synthetic
 import specbench
 from specbench.decoding.generation import SPANS
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.metrics.base import Settings
 from specbench.papers import reproduce
 from specbench.papers.estimate import estimate, total
 from specbench.papers.formats import table_markdown
@@ -106,6 +107,15 @@ def test_what_is_there_is_not_done_again(two, cli):
     assert dry.code == 0 and all((row["images"], row["done"], row["seconds"]) == (2, 2, 0) for row in rows)
     more = cli("bench", "gsd-2", *command(two["flags"]), "--samples", "3", "--dry-run")
     assert more.code == 0 and "20 images to make, about" in more.err, "the time is that of the recorded rows"
+
+
+def test_a_table_that_a_signal_stopped_is_shown_without_being_scored(two, monkeypatch):
+    stopped = replace(two["done"], trouble=SpecbenchError("stopped by SIGTERM", "", 143))
+    monkeypatch.setattr(reproduce, "run_table", lambda *_: stopped)
+    monkeypatch.setattr(reproduce, "score_table", lambda *_: pytest.fail("scored"))
+    settings = Settings(offline=True)
+    found = reproduce.bench_table(load_table("gsd-2"), two["flags"], two["flags"]["out"], settings, env={})
+    assert found.problem is stopped.trouble
 
 
 def test_an_estimate_is_the_pace_of_the_recorded_rows(two):
