@@ -158,12 +158,13 @@ def score_folder(
     reporter: ScoreReporter | None = None,
     bundled_only: bool = False,
     layout: str | None = None,
+    column: str | None = None,
 ) -> Rows:
     """Score images made elsewhere, named by prompt id or as the papers' programs name them.
 
     Args:
         images: their folder.
-        prompts: the set or file of their prompts.
+        prompts: the set or file of their prompts; with `column`, the one that holds the texts.
         layout: of the folder, see `specbench score --help`; None for the one that fits.
         metrics, out, protocol, settings, reporter, bundled_only: as for `score`.
 
@@ -176,7 +177,7 @@ def score_folder(
     from specbench.metrics.external_images import external_images  # brings pandas and pillow
 
     say = reporter.note if reporter else lambda text: None
-    found = external_images(Path(images), prompt_sets.load_prompts(prompts), Path(out), layout, say)
+    found = external_images(Path(images), prompt_sets.load_prompts(prompts, column), Path(out), layout, say)
     return _scores([found], metrics, protocol, settings, reporter, [], None, bundled_only)
 
 
@@ -461,6 +462,7 @@ def show_prompts(
     per_category: int | None = None,
     categories: Sequence[str] = (),
     ids: Sequence[str] = (),
+    column: str | None = None,
 ) -> Rows:
     """The prompts of a set or file (`specbench prompts show`).
 
@@ -468,6 +470,7 @@ def show_prompts(
         prompts: a name of `specbench list prompts`, or a file.
         limit: number of prompts, from the first; all if None.
         offset, sample, per_category, categories, ids: as `specbench run` takes them, and in the same order.
+        column: the one of a file that holds the texts.
 
     Returns:
         One dict per prompt: `id, text, category, meta`.
@@ -479,7 +482,7 @@ def show_prompts(
     from specbench.prompts.prompt_set import Drawing
 
     drawing = Drawing(tuple(ids), tuple(categories), offset, per_category, sample, limit)
-    return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts))]
+    return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts, column))]
 
 
 def _flags(settings: Mapping[str, T]) -> dict[str, T]:

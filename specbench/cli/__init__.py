@@ -31,6 +31,8 @@ _UsageError = typer.BadParameter.__mro__[1]
 _DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY = "--debug", "--no-color", "--no-progress", "--pinned-only"
 _ANYWHERE = (_DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY)
 """Switches that are allowed anywhere on the command line."""
+_OF_COMPLETION = ("--show-completion", "--install-completion")
+"""Options with which typer ends the program itself."""
 _BRIEF = ("report", "compare", "show", "list")
 """Commands that mostly import, which makes many objects and next to no garbage."""
 _COLLECT_AFTER = 100_000
@@ -160,8 +162,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except MemoryError:
         code = _fail(SpecbenchError("not enough memory", "see 'ulimit -v' and what else runs here", FAILURE), debug)
     except BaseException as error:  # a plug-in may raise anything
-        if COMPLETION in os.environ and isinstance(error, SystemExit):
+        if isinstance(error, SystemExit) and COMPLETION in os.environ:
             raise
+        if isinstance(error, SystemExit) and arguments[0].partition("=")[0] in _OF_COMPLETION:
+            sys.exit(BAD_INPUT if error.code else 0)  # typer has told which shell it does not know
         # rich ends the program where nobody reads its text
         broke = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
         code = 0 if broke else _fail(_bug(error), debug)

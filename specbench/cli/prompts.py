@@ -11,7 +11,7 @@ from specbench.cli import completion
 from specbench.cli.commands import CommandLine, help_of
 from specbench.cli.options import Json, Offline, flags, option, switch
 from specbench.cli.output import print_json, print_table
-from specbench.runs.settings import DRAWN, merge
+from specbench.runs.settings import COLUMN, DRAWN, merge
 from specbench.system import console
 
 _Name = Annotated[
@@ -63,7 +63,7 @@ def fetch(
     print(folder)
 
 
-@flags(DRAWN)
+@flags((COLUMN, *DRAWN))
 def show(
     flags: dict,
     name: _NameOrFile,
@@ -71,11 +71,11 @@ def show(
 ) -> None:
     from specbench import api
 
-    values = merge(DRAWN, flags)
+    values = merge((COLUMN, *DRAWN), flags)
     chosen = {setting.name: values[setting.name].value for setting in DRAWN}
     rows = api.show_prompts(
         name, chosen["limit"], chosen["offset"], chosen["sample"], chosen["per-category"], chosen["category"],
-        chosen["ids"],
+        chosen["ids"], values["prompt-column"].value,
     )  # fmt: skip
     if json:
         print_json(rows)

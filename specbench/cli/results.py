@@ -62,6 +62,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 _Metrics = Annotated[list[str] | None, metric_option("Compute only this metric; may be repeated.")]
+_PromptColumn = Annotated[str | None, option("--prompt-column", "NAME", "Column of --prompts that holds the texts.")]
 _Bundled = Annotated[bool, switch("--bundled-only", "Compute only the metrics that need no download.")]
 _Protocol = Annotated[str | None, protocol_option("Metrics and settings")]
 _Device = Annotated[
@@ -116,6 +117,7 @@ def score(
     images: _Images = None,
     prompts: Annotated[str | None, prompts_option("Prompts of --images.")] = None,
     layout: _Layout = None,
+    prompt_column: _PromptColumn = None,
     against: _Against = None,
     cross_check: _CrossCheck = False,
     python: _Python = None,
@@ -154,7 +156,7 @@ def score(
         raise SpecbenchError("--layout requires --images", "it says how the files of a folder are named")
     problems: list[SpecbenchError] = []
     if images is not None:
-        rows = api.score_folder(images, prompts, metric or None, out, layout=layout, **options)
+        rows = api.score_folder(images, prompts, metric or None, out, layout=layout, column=prompt_column, **options)
     else:
         rows = api.score(named if runs else (), metric or None, out, problems=problems, **options)
     if cross_check:

@@ -92,22 +92,27 @@ def default_prompts(model: str) -> str | None:
     return model if model in prompt_set_names() else "parti"
 
 
-def fetched_prompts(name_or_path: str | Path) -> PromptSet:
+def fetched_prompts(name_or_path: str | Path, column: str | None = None) -> PromptSet:
     """`load_prompts`, after downloading a public set that is not on this disk."""
     if not offline():
         fetch_all(public.missing_set(set_name(str(name_or_path))))
-    return load_prompts(name_or_path)
+    return load_prompts(name_or_path, column)
 
 
-def load_prompts(name_or_path: str | Path) -> PromptSet:
+def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptSet:
     """Load a prompt set by name, from a file in the format of its suffix, from stdin ("-"), or as
     "package.module:NAME", a path of one.
+
+    Args:
+        column: the one of a file that holds the texts.
 
     Raises:
         SpecbenchError: no such set or file; empty, binary, not UTF-8, malformed, an over-long prompt,
             duplicate ids, or a public set that was not fetched.
     """
     name = set_name(str(name_or_path))
+    if column and name in prompt_set_names():
+        raise SpecbenchError(f"--prompt-column {column}: '{name}' is a prompt set, whose columns are known", "omit it")
     if name in _shipped():
         return build_prompt_set(name, read_file(_shipped()[name]))
     if name == LABELS:
@@ -133,7 +138,7 @@ def load_prompts(name_or_path: str | Path) -> PromptSet:
         if path.suffix or len(path.parts) > 1:
             raise SpecbenchError(f"prompt file '{name}' does not exist", "or name a set: specbench list prompts")
         raise unknown_name("prompt set", name, prompt_set_names())
-    return build_prompt_set(name, read_file(path))
+    return build_prompt_set(name, read_file(path, column))
 
 
 def class_labels(count: int = 50_000, classes: int = 1000) -> list[Prompt]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from specbench.prompts.prompt_set import Prompt, text_id
@@ -25,17 +25,21 @@ def read_coco(folder: Path) -> list[Prompt]:
 
     One prompt per image, by ascending image id; the prompt id is the image file name without its suffix.
     """
-    content = json.loads((folder / "captions_val2017.json").read_text(encoding="utf-8"))
+    return longest_captions(json.loads((folder / "captions_val2017.json").read_text(encoding="utf-8")))
+
+
+def longest_captions(content: Mapping) -> list[Prompt]:
+    """The longest caption of each image of a COCO file of captions, see `read_coco`."""
+    names = {image["id"]: image["file_name"] for image in content.get("images", ()) if "file_name" in image}
     longest: dict[int, dict] = {}
     for annotation in content["annotations"]:
         best = longest.get(annotation["image_id"])
         if best is None or len(annotation["caption"]) > len(best["caption"]):
             longest[annotation["image_id"]] = annotation
+    files = {image: names.get(image, f"{int(image):012d}.jpg") for image in longest}
     return [
-        Prompt(
-            f"{image:012d}", annotation["caption"], None, {"annotation": annotation["id"], "image": f"{image:012d}.jpg"}
-        )
-        for image, annotation in sorted(longest.items())
+        Prompt(Path(files[image]).stem, one["caption"], None, {"annotation": one["id"], "image": files[image]})
+        for image, one in sorted(longest.items())
     ]
 
 
@@ -112,7 +116,15 @@ def read_dpg_bench(folder: Path) -> list[Prompt]:
     none), the tuple whose beginning is its category, and its text.
     """
     with (folder / "dpg_bench.csv").open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file))
+        return dpg_prompts(csv.DictReader(file))
+
+
+DPG_COLUMNS = {"item_id", "text", "proposition_id", "dependency", "tuple", "question_natural_language"}
+"""Columns by which a file of DPG-Bench is known."""
+
+
+def dpg_prompts(rows: Iterable[Mapping[str, str]]) -> list[Prompt]:
+    """The prompts of the rows of DPG-Bench's table, see `read_dpg_bench`."""
     items: dict[str, list[dict]] = {}
     for row in rows:
         items.setdefault(row["item_id"], []).append(row)

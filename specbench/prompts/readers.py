@@ -1,46 +1,49 @@
-"""Readers of prompt files: text, JSON, JSONL, CSV, TSV, parquet.
+"""Readers of prompt files: text, JSON, JSONL, CSV, TSV, parquet, all of them also as .gz.
 
-Text files have one prompt per line. The other formats need a column `text`, `prompt` or `caption`; `id` (or
-`prompt_id`) and `category` are optional, and every other column becomes metadata. A JSON file holds one list, of
-objects with such keys or of texts.
+Text files have one prompt per line. The other formats need a column `text`, `prompt` or `caption`, in any case and in
+the plural too where none is called so exactly, or the one that is named; `id` (or `prompt_id`) and `category` are
+optional, and every other column becomes metadata. A JSON file holds one list, of objects with such keys or of texts,
+an object of these by id, or COCO's captions. Files of public sets are read as their own readers read them.
 """
 
 from __future__ import annotations
 
 import csv
-import json
+import gzip
 import os
 import sys
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from specbench.errors import SpecbenchError
+from specbench.prompts.columns import ID_KEYS, KNOWN, TEXT_KEYS, Source, prompt_of, singular
 from specbench.prompts.prompt_set import Prompt, second_stage_id, text_id
+from specbench.prompts.public_files import DPG_COLUMNS, dpg_prompts, longest_captions
+from specbench.system import console
 from specbench.system.files import blaming, check_regular, read_regular
 from specbench.system.json_values import parse_json
 
 MAX_LINE_BYTES = 1_000_000
 MAX_PROMPTS = 1_000_000
 MAX_FILE_BYTES = 2**28
-TEXT_KEYS = ("text", "prompt", "caption")
-ID_KEYS = ("id", "prompt_id")
 TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".prompts")
-_KNOWN = (*TEXT_KEYS, *ID_KEYS, "category", "meta")
-"""Columns that the header of a CSV or TSV file may name in any case."""
 
 
-def read_file(path: Path) -> list[Prompt]:
-    """Read the prompts of one file, in order.
+def read_file(path: Path, column: str | None = None) -> list[Prompt]:
+    """Read the prompts of one file, in order; what had to be decided is said.
+
+    Args:
+        column: the one that holds the texts, where the file has columns.
 
     Raises:
         SpecbenchError: names the file and the line, if any.
     """
-    suffix = path.suffix.lower()
+    suffix = _suffix(path)
     reader = _read_text if suffix in TEXT_SUFFIXES else _READERS.get(suffix)
     if (path / "samples").is_dir():
         reader = _read_run
@@ -48,16 +51,45 @@ def read_file(path: Path) -> list[Prompt]:
         raise SpecbenchError(f"prompt file '{path}' is a folder, of no run")
     if reader is None:
         raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
+    if column and reader in (_read_run, _read_text):
+        raise SpecbenchError(f"--prompt-column {column}: '{path}' has no columns", "omit it")
+    source = Source(path, column, {})
     try:
         if reader is not _read_run:
             check_regular(path)  # a pipe may be waited for, and cannot be read again to resume a run
-        found = list(islice(reader(path), MAX_PROMPTS + 1))
-    except OSError as error:
-        raise SpecbenchError(f"prompt file '{path}' cannot be read: {error.strerror or error}") from None
+            _refuse_pointer(path)
+        found = list(islice(reader(source), MAX_PROMPTS + 1))
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", 0) or error
+        raise SpecbenchError(f"prompt file '{path}' cannot be read: {reason}") from None
     if len(found) > MAX_PROMPTS:
         raise _too_many(path)
+    found = _once_an_item(source, found)
     _refuse_repeated(path, found)
+    for sentence in source.said:
+        console.say(f"{path.name}: {sentence}")
     return [prompt for _, prompt in found]
+
+
+def _suffix(path: Path) -> str:
+    """Ending of a file, of a compressed one that of its content."""
+    return (Path(path.stem) if path.suffix.lower() == ".gz" else path).suffix.lower()
+
+
+def _refuse_pointer(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(40).startswith(b"version https://git-lfs.github.com"):
+            what = f"prompt file '{path}' is a Git LFS pointer, not the file itself"
+            raise SpecbenchError(what, "git lfs pull, or download the file from its page")
+
+
+def _once_an_item(source: Source, found: list[tuple[str, Prompt]]) -> list[tuple[str, Prompt]]:
+    """Rows without further ones of the same id and text, as in files with one row a question."""
+    first = {(one.id, one.text): where for where, one in reversed(found) if one.id != text_id(one.text)}
+    kept = [(where, one) for where, one in found if first.get((one.id, one.text), where) == where]
+    if len(kept) < len(found):
+        source.said[f"{len(found):,} rows with the ids and texts of {len(kept):,} prompts"] = None
+    return kept
 
 
 def read_stdin() -> list[Prompt]:
@@ -100,7 +132,8 @@ def _too_many(path: Path) -> SpecbenchError:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Iterate over numbered lines with their line ends, LF, CRLF or CR; an over-long line is rejected before it is
     read fully."""
-    with path.open(encoding="latin-1", newline="") as file:  # a character a byte, and every kind of line end
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
+    with opened(path, "rt", encoding="latin-1", newline="") as file:  # a character a byte, and every kind of line end
         number = size = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
             raw = line.encode("latin-1")
@@ -119,9 +152,11 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 raise SpecbenchError(f"prompt file '{path}': line {number} is not UTF-8 text", _FORMATS) from None
 
 
-def _read_run(folder: Path) -> Iterator[tuple[str, Prompt]]:
+def _read_run(source: Source) -> Iterator[tuple[str, Prompt]]:
     """The images of a run of a first stage as prompts of the second: their tokens as codes ("<I5>")."""
     import pyarrow.parquet as pq  # not for other files
+
+    folder = source.path
 
     names = ["prompt_id", "sample", "status", "category", "meta", "tokens", "facts"]
     with blaming(folder / "samples", "holds no images of a run: {}"):
@@ -140,13 +175,14 @@ def _read_run(folder: Path) -> Iterator[tuple[str, Prompt]]:
 _FORMATS = "formats: .txt (one prompt per line), .json, .jsonl, .csv, .tsv, .parquet"
 
 
-def _read_text(path: Path) -> Iterator[tuple[str, Prompt]]:
-    for number, line in _lines(path):
+def _read_text(source: Source) -> Iterator[tuple[str, Prompt]]:
+    for number, line in _lines(source.path):
         if text := line.strip():
             yield f"line {number}", Prompt(text_id(text), text)
 
 
-def _read_jsonl(path: Path) -> Iterator[tuple[str, Prompt]]:
+def _read_jsonl(source: Source) -> Iterator[tuple[str, Prompt]]:
+    path = source.path
     for number, line in _lines(path):
         if not line.strip():
             continue
@@ -156,37 +192,72 @@ def _read_jsonl(path: Path) -> Iterator[tuple[str, Prompt]]:
             raise SpecbenchError(f"prompt file '{path}': line {number} is not JSON ({error})") from None
         if not isinstance(row, dict):
             raise SpecbenchError(f"prompt file '{path}': line {number} is not a JSON object")
-        yield f"line {number}", _prompt(path, f"line {number}", row)
+        yield f"line {number}", prompt_of(source, f"line {number}", row)
 
 
-def _read_json(path: Path) -> Iterator[tuple[str, Prompt]]:
+def _read_json(source: Source) -> Iterator[tuple[str, Prompt]]:
+    path = source.path
     try:
-        rows = parse_json(read_regular(path, MAX_FILE_BYTES).decode("utf-8-sig"))
+        rows = parse_json(_content(path).decode("utf-8-sig"))
     except ValueError as error:
         raise SpecbenchError(f"prompt file '{path}' is not JSON ({error})") from None
+    if isinstance(rows, dict) and _is_coco(rows):
+        source.said["the longest caption of each image, as coco"] = None
+        yield from ((f"image {one.id}", one) for one in longest_captions(rows))
+        return
+    if isinstance(rows, dict):
+        rows = _listed(rows, source)
     if not isinstance(rows, list) or not all(isinstance(row, str | dict) for row in rows):
-        raise SpecbenchError(f"prompt file '{path}' is not a list of objects or texts", _FORMATS)
+        raise SpecbenchError(f"prompt file '{path}' is not a list of objects or texts, nor these by id", _FORMATS)
     for number, row in enumerate(rows, 1):
-        yield f"entry {number}", _prompt(path, f"entry {number}", {"text": row} if isinstance(row, str) else row)
+        where = f"entry {number}"
+        yield where, prompt_of(source, where, {"text": row} if isinstance(row, str) else row)
 
 
-def _read_csv(path: Path) -> Iterator[tuple[str, Prompt]]:
+def _content(path: Path) -> bytes:
+    if path.suffix.lower() != ".gz":
+        return read_regular(path, MAX_FILE_BYTES)
+    with gzip.open(path) as file:
+        if len(content := file.read(MAX_FILE_BYTES + 1)) > MAX_FILE_BYTES:
+            raise SpecbenchError(f"prompt file '{path}' is larger than {MAX_FILE_BYTES:,} bytes", "split it")
+        return content
+
+
+def _is_coco(content: dict) -> bool:
+    rows = content.get("annotations")
+    known = {"image_id", "id", "caption"}
+    return isinstance(rows, list) and all(isinstance(row, dict) and known <= row.keys() for row in rows)
+
+
+def _listed(content: dict, source: Source) -> object:
+    """Rows of an object that holds one list, or has a row or text for each id."""
+    lists = [name for name, value in content.items() if isinstance(value, list)]
+    if len(lists) == 1:
+        source.said[f"the list '{lists[0]}'"] = None
+        return content[lists[0]]
+    rows = [{"text": row} if isinstance(row, str) else row for row in content.values()]
+    if not all(isinstance(row, dict) for row in rows) or any(singular(key, ()) in TEXT_KEYS for key in content):
+        return content
+    return [row if row.keys() & set(ID_KEYS) else {"id": name} | row for name, row in zip(content, rows, strict=True)]
+
+
+def _read_csv(source: Source) -> Iterator[tuple[str, Prompt]]:
     """Quotes enclose fields of CSV files. In TSV files, where no field needs them, they are part of the text if they
     enclose only a part of a field."""
-    if (delimiter := _delimiter(path)) != "\t":
-        yield from _rows(path, delimiter, csv.QUOTE_MINIMAL)
+    if (delimiter := _delimiter(source.path)) != "\t":
+        yield from _rows(source, delimiter, csv.QUOTE_MINIMAL)
         return
     try:
-        yield from list(_rows(path, "\t", csv.QUOTE_MINIMAL))
+        yield from list(_rows(source, "\t", csv.QUOTE_MINIMAL))
     except SpecbenchError as error:
         if not isinstance(error.__cause__, csv.Error):
             raise
-        yield from _rows(path, "\t", csv.QUOTE_NONE)
+        yield from _rows(source, "\t", csv.QUOTE_NONE)
 
 
 def _delimiter(path: Path) -> str:
     """What separates the headings: that of the file's ending, unless only another one separates one of a text."""
-    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    usual = "\t" if _suffix(path) == ".tsv" else ","
     _, header = next(_lines(path), (0, ""))
 
     def separates(delimiter: str) -> bool:
@@ -195,17 +266,22 @@ def _delimiter(path: Path) -> str:
     return next(filter(separates, (usual, ";", "\t", ",")), usual)
 
 
-def _rows(path: Path, delimiter: str, quoting: int) -> Iterator[tuple[str, Prompt]]:
+def _rows(source: Source, delimiter: str, quoting: int) -> Iterator[tuple[str, Prompt]]:
+    path = source.path
     lines = (line for _, line in _lines(path))
     rows = csv.DictReader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     try:
         rows.fieldnames = [_known(name) for name in rows.fieldnames or ()]
         _check_columns(path, rows.fieldnames)
+        if {*rows.fieldnames} >= DPG_COLUMNS:
+            source.said["a row a question, as in dpg-bench"] = None
+            yield from ((f"item {one.id}", one) for one in dpg_prompts(rows))
+            return
         for row in rows:
             extra = row.pop(None, None)
             if extra is not None:
                 raise SpecbenchError(f"prompt file '{path}': line {rows.line_num} has more fields than the header")
-            yield f"line {rows.line_num}", _prompt(path, f"line {rows.line_num}", row)
+            yield f"line {rows.line_num}", prompt_of(source, f"line {rows.line_num}", row)
     except csv.Error as error:
         raise SpecbenchError(f"prompt file '{path}': line {rows.line_num}: {error}") from error
 
@@ -213,12 +289,14 @@ def _rows(path: Path, delimiter: str, quoting: int) -> Iterator[tuple[str, Promp
 def _known(heading: str) -> str:
     """The name of a column of ours in lower case, whatever its case."""
     name = heading.strip().lower()
-    return name if name in _KNOWN else heading
+    return name if name in KNOWN else heading
 
 
-def _read_parquet(path: Path) -> Iterator[tuple[str, Prompt]]:
+def _read_parquet(source: Source) -> Iterator[tuple[str, Prompt]]:
     import pyarrow  # only for parquet files
     import pyarrow.parquet
+
+    path = source.path
 
     with (
         blaming(path, "is not a parquet file: {}"),
@@ -230,7 +308,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[str, Prompt]]:
         batches = file.iter_batches(_BATCH, use_threads=False)
         rows: Iterable[dict] = (row for batch in batches for row in batch.to_pylist())
         for number, row in enumerate(rows, 1):
-            yield f"row {number}", _prompt(path, f"row {number}", row)
+            yield f"row {number}", prompt_of(source, f"row {number}", row)
 
 
 def _check_columns(path: Path, names: Sequence[str]) -> None:
@@ -249,65 +327,3 @@ _READERS = {
     ".tsv": _read_csv,
     ".parquet": _read_parquet,
 }
-
-
-_ID_TYPES = (str, int, type(None))
-
-
-class _Columns(NamedTuple):
-    """Which keys of a row hold what; `others` are metadata, by their names without surrounding white space."""
-
-    text: tuple[str, ...]
-    id: tuple[str, ...]
-    category: str | None
-    meta: str | None
-    others: dict[str, str]
-
-
-@lru_cache(maxsize=64)
-def _columns(keys: tuple[str, ...]) -> _Columns:
-    """The columns of rows with these keys: most rows of a file have the same, and a file may have a million."""
-    named = {str(key).strip(): key for key in keys}
-    text = tuple(named.pop(key) for key in TEXT_KEYS if key in named)
-    ids = tuple(named.pop(key) for key in ID_KEYS if key in named)
-    return _Columns(text, ids, named.pop("category", None), named.pop("meta", None), named)
-
-
-def _prompt(path: Path, where: str, row: dict) -> Prompt:
-    columns = _columns(tuple(row))
-    text = _single(path, where, row, columns.text)
-    if not isinstance(text, str) or not text.strip():
-        raise SpecbenchError(
-            f"prompt file '{path}': {where} has no text", f"name the column one of: {', '.join(TEXT_KEYS)}"
-        )
-    text = text.strip()
-    if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
-        raise SpecbenchError(f"prompt file '{path}': {where} contains an invalid character (lone surrogate)")
-    name = _single(path, where, row, columns.id)
-    if name.__class__ not in _ID_TYPES:
-        raise SpecbenchError(f"prompt file '{path}': {where}: the id must be text or a whole number, not {name!r:.40}")
-    category = row[columns.category] if columns.category else None
-    meta = _metadata(path, where, row, columns) if columns.others or columns.meta else {}
-    name = text_id(text) if name is None or name == "" else str(name).strip()
-    return Prompt(name, text, category and str(category), meta)
-
-
-def _metadata(path: Path, where: str, row: dict, columns: _Columns) -> dict:
-    meta = {name: row[key] for name, key in columns.others.items() if row[key] is not None and row[key] != ""}
-    if columns.meta and isinstance(row[columns.meta], dict):
-        meta |= row[columns.meta]
-    try:
-        return meta and json.loads(json.dumps(meta, default=str, allow_nan=False))  # parquet has types unknown to JSON
-    except ValueError:
-        raise SpecbenchError(f"prompt file '{path}': {where}: NaN and infinity are no metadata", "write null") from None
-
-
-def _single(path: Path, where: str, row: dict, keys: tuple[str, ...]) -> object:
-    """The value of the first of these columns of one meaning, None if there is none; a row in which they differ is
-    refused: which one counts would be a guess."""
-    if len(keys) > 1:
-        given = [key for key in keys if row[key] not in (None, "")]
-        if any(row[key] != row[given[0]] for key in given):
-            both = f"both '{given[0].strip()}' and '{given[1].strip()}', and they differ"
-            raise SpecbenchError(f"prompt file '{path}': {where} has {both}", "remove or rename one")
-    return row[keys[0]] if keys else None

@@ -205,7 +205,7 @@ class Shared:
         load: how to load prompts.
     """
 
-    def __init__(self, load: Callable[[str], PromptSet] = load_prompts):
+    def __init__(self, load: Callable[[str, str | None], PromptSet] = load_prompts):
         self.load = load
         self._found: dict[object, object] = {}
 
@@ -236,7 +236,8 @@ def make_plan(
     workers, (shard, alone) = plan_workers(values), plan_shard(value["shard"], os.environ)
     drawing, prompts, chosen = plan_drawing(values), None, ()
     with _collected(obstacles), named_together(model, str(value["prompts"]), obstacles):
-        prompts = shared.once(("prompts", value["prompts"]), lambda: shared.load(value["prompts"]))
+        named = value["prompts"], value.get("prompt-column")
+        prompts = shared.once(("prompts", *named), lambda: shared.load(*named))
         chosen = shared.once((value["prompts"], drawing), lambda: tuple(drawing.of(prompts)))
         _check_images(len(chosen), value["samples"], shard)
     with _collected(obstacles), named_together(model, str(value["prompts"]), obstacles):

@@ -134,6 +134,7 @@ _MODES = ("latency", "throughput")
 _what, _where, _model = _panel("What to run"), _panel("Where to run"), _panel("Model")
 _sampling, _output = _panel("Sampling", "the model"), _panel("Output")
 
+COLUMN = _what("prompt-column", "", "column of the prompt file that holds the texts", "NAME", "text, prompt or caption")
 DRAWN = (
     _what("limit", 1, "use only the first N prompts", "N", "all prompts", minimum=1),
     _what("offset", 0, "leave out the first N prompts", "N", minimum=0),
@@ -153,6 +154,7 @@ _WORK = (
         many=True,
     ),
     _what("prompts", "", "prompt set or file; by default the model's own set, else parti", "SET|FILE", "the model"),
+    COLUMN,
     *DRAWN,
     _what("samples", 1, "images per prompt", "N", minimum=1, maximum=10**6),
     _what("seed", 0, "random seed", "N", minimum=0, maximum=MAX_SEED),

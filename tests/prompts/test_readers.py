@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import hashlib
 import io
 import json
@@ -221,7 +222,6 @@ def test_a_json_file_is_a_list_of_objects_or_of_texts(tmp_path):
         ("p.csv", "text,text\na,b\n", "two columns 'text'"),
         ("p.csv", "text, text \na,b\n", "two columns 'text'"),
         ("p.tsv", "text\tid\tid\na\tb\tc\n", "two columns 'id'"),
-        ("p.csv", "text,prompt\na,b\n", "both 'text' and 'prompt'"),
         ("p.csv", "text,id,prompt_id\na,b,c\n", "both 'id' and 'prompt_id'"),
         ("p.jsonl", '{"text": "a", "text": "b"}\n', "key 'text' is repeated"),
         ("p.jsonl", '{"text": "a", "x": ' + "[" * 1000 + "]" * 1000 + "}\n", "nested"),
@@ -294,3 +294,75 @@ def test_numbers_that_are_none_are_refused_as_metadata(value, tmp_path):
     (tmp_path / "mine.jsonl").write_text(f'{{"text": "a", "score": [{value}]}}\n')
     with pytest.raises(SpecbenchError, match="line 1: NaN and infinity are no metadata"):
         load_prompts(tmp_path / "mine.jsonl")
+
+
+DPG = "item_id,text,keywords,proposition_id,dependency,category_broad,tuple,question_natural_language\n"
+PUBLISHED = [
+    ("p.jsonl", '{"Prompt": "a", "Category": "x"}\n', [("a", "x")], ""),
+    ("p.json", '[{"Captions": "a"}]', [("a", None)], ""),
+    ("p.csv", "Prompts,Categories\na,x\nb,y\n", [("a", "x"), ("b", "y")], ""),
+    ("p.json", '{"first": "a", "second": {"prompt": "b", "category": "y"}}', [("a", None), ("b", "y")], ""),
+    ("p.json", '{"version": 1, "prompts": ["a", "b"]}', [("a", None), ("b", None)], "the list 'prompts'"),
+    ("p.csv", "text,prompt\na,b\n", [("b", None)], "texts are those of 'prompt', not of 'text'"),
+    ("p.json", '[{"text": ["a", "b"]}]', [("a", None)], "'text' has lists"),
+    ("p.csv", "id,text,question\n1,a,Is it?\n1,a,red?\n2,b,Is it?\n", [("a", None), ("b", None)], "3 rows"),
+    ("p.csv", f"{DPG}p0,a,,1,0,entity,,Is it?\np0,a,,2,1,entity,,red?\n", [("a", None)], "a row a question"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "rows", "said"), PUBLISHED)
+@pytest.mark.parametrize("packed", [False, True])
+def test_files_are_read_as_they_are_published_and_decisions_are_said(
+    tmp_path, capsys, name, content, rows, said, packed
+):
+    path = tmp_path / (f"{name}.gz" if packed else name)
+    path.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
+    assert [(prompt.text, prompt.category) for prompt in load_prompts(path).prompts] == rows
+    assert said in (told := capsys.readouterr().err) and bool(said) == bool(told)
+
+
+def test_headings_of_parquet_files_are_read_in_any_case(tmp_path):
+    pyarrow.parquet.write_table(pyarrow.table({"Prompt": ["a"], "Challenge": ["x"]}), tmp_path / "p.parquet")
+    (prompt,) = load_prompts(tmp_path / "p.parquet").prompts
+    assert (prompt.text, prompt.meta) == ("a", {"Challenge": "x"})
+
+
+def test_an_exact_heading_leaves_the_others_as_they_are(tmp_path):
+    (tmp_path / "p.jsonl").write_text('{"text": "a", "Category": "x"}\n')
+    (prompt,) = load_prompts(tmp_path / "p.jsonl").prompts
+    assert (prompt.category, prompt.meta) == (None, {"Category": "x"})
+
+
+def test_the_longest_caption_of_each_image_of_coco_is_read(tmp_path, capsys):
+    captions = [(1, 7, "a cat"), (1, 8, "a red cat"), (2, 9, "a dog")]
+    rows = [{"image_id": image, "id": number, "caption": text} for image, number, text in captions]
+    images = [{"id": 2, "file_name": "COCO_val2014_000000000002.jpg"}]
+    (tmp_path / "captions.json").write_text(json.dumps({"images": images, "annotations": rows}))
+    found = load_prompts(tmp_path / "captions.json").prompts
+    assert [(one.id, one.text) for one in found] == [
+        ("000000000001", "a red cat"),
+        ("COCO_val2014_000000000002", "a dog"),
+    ]
+    assert "longest caption" in capsys.readouterr().err
+
+
+def test_another_column_is_named_and_the_refusal_names_those_that_are_there(tmp_path, cli):
+    path = tmp_path / "p.csv"
+    path.write_text("Sentence,topic\na red square,x\n")
+    assert load_prompts(path, "Sentence").prompts[0].text == "a red square"
+    outcome = cli("prompts", "show", path)
+    assert outcome.code == 2 and "columns: Sentence, topic; --prompt-column NAME" in outcome.err
+    assert "a red square" in cli("prompts", "show", path, "--prompt-column", "Sentence").out
+    assert "prompt set" in cli("prompts", "show", "shapes", "--prompt-column", "x").err
+
+
+def test_a_pointer_of_git_lfs_is_refused_as_one(tmp_path):
+    (tmp_path / "p.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
+    with pytest.raises(SpecbenchError, match="Git LFS pointer"):
+        load_prompts(tmp_path / "p.txt")
+
+
+def test_a_damaged_compressed_file_is_refused(tmp_path):
+    (tmp_path / "p.txt.gz").write_bytes(gzip.compress(b"a\nb\n")[:-9])
+    with pytest.raises(SpecbenchError, match="cannot be read"):
+        load_prompts(tmp_path / "p.txt.gz")

@@ -92,7 +92,7 @@ def test_a_prompt_file_is_read_once_for_all_runs_of_a_command(tmp_path, cli, mon
     """A file of a million prompts takes seconds to read."""
     (tmp_path / "mine.txt").write_text("red circle\nblue square\n")
     read, honest = [], loading.read_file
-    monkeypatch.setattr(loading, "read_file", lambda path: read.append(path) or honest(path))
+    monkeypatch.setattr(loading, "read_file", lambda *given: read.append(given) or honest(*given))
     command = ("run", "--decoder", "ar,sjd", "--prompts", tmp_path / "mine.txt", "--out", tmp_path, "--dry-run")
     assert cli(*command).code == 0 and len(read) == 1
     values = merge(run_settings(), {"prompts": str(tmp_path / "mine.txt"), "out": str(tmp_path)}, env={})

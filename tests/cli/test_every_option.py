@@ -1,0 +1,71 @@
+"""Every option of every command, from their declarations: a value, an absurd one and none never end in "a bug".
+
+It concerns several modules: all commands and the settings from which options are made.
+"""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from specbench.cli import build_app
+
+STARTS = {
+    "run": ["--dry-run", "--limit", "1"],
+    "bench": ["sjd-1", "--dry-run"],
+    "demo": ["--limit", "0", "--out", "/dev/null/results"],
+    "doctor": ["--model", "nothing"],
+    "audit": ["nothing"],
+    "check": ["nothing"],
+    "train-head": ["--model", "nothing"],
+    "check-head": ["--model", "nothing"],
+}
+"""What keeps commands from work that takes long; of `run` and `bench` settings are read all the same."""
+
+
+def _commands(group, path=()):
+    """The options of the program, then those of each command, with its words."""
+    yield path, group.params
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, (*path, name))
+        else:
+            yield (*path, name), command.params
+
+
+OPTIONS = {
+    path: [
+        (name, getattr(one, "is_flag", False))
+        for one in params
+        if one.param_type_name == "option" and one.name not in ("help", "flag_ray")  # Ray takes seconds to say no
+        for name in (*one.opts, *one.secondary_opts)
+    ]
+    for path, params in _commands(typer.main.get_command(build_app()))
+}
+PARTS = [(path, options[at : at + 8]) for path, options in OPTIONS.items() for at in range(0, len(options), 8)]
+
+
+@pytest.mark.parametrize(("path", "options"), PARTS, ids=[" ".join((*path, part[0][0])) for path, part in PARTS])
+def test_every_option_is_answered(path, options, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for name, switch in options:
+        for typed in ([name], [f"{name}=x"]) if switch else ([name], [name, "1"], [name, "no such/thing=1,:x"]):
+            outcome = cli(*path, *STARTS.get(path[0] if path else "", ()), *typed)
+            assert outcome.code in (0, 2, 5) and "(a bug" not in outcome.err, (typed, outcome)
+            if outcome.code == 2:
+                assert outcome.err.count("error: ") <= 1, (typed, outcome)
+
+
+def test_all_options_are_walked():
+    assert sum(map(len, OPTIONS.values())) > 280
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_shown_and_installed(shell, cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shown = cli("--show-completion", shell)
+    assert shown.code == 0 and "specbench" in shown.out and not shown.err
+    installed = cli("--install-completion", shell)
+    assert installed.code == 0 and "completion installed" in installed.out and not installed.err
