@@ -33,6 +33,7 @@ def _commands(group, path=()):
             yield (*path, name), command.params
 
 
+COMMAND = typer.main.get_command(build_app())
 OPTIONS = {
     path: [
         (name, getattr(one, "is_flag", False))
@@ -40,16 +41,25 @@ OPTIONS = {
         if one.param_type_name == "option" and one.name not in ("help", "flag_ray")  # Ray takes seconds to say no
         for name in (*one.opts, *one.secondary_opts)
     ]
-    for path, params in _commands(typer.main.get_command(build_app()))
+    for path, params in _commands(COMMAND)
 }
-PARTS = [(path, options[at : at + 8]) for path, options in OPTIONS.items() for at in range(0, len(options), 8)]
+_AS_OF_RUN = {name for name, _ in OPTIONS[("run",)]}
+PARTS = [
+    pytest.param(path, options[at : at + 8], marks=marks, id=" ".join((*path, options[at][0])))
+    for path, known in OPTIONS.items()
+    for repeated, marks in ((False, ()), (True, pytest.mark.slow))
+    for options in [[one for one in known if (path == ("bench",) and one[0] in _AS_OF_RUN) == repeated]]
+    for at in range(0, len(options), 8)
+]
+"""Eight options a test; those of `bench` that are settings of `run` are left to the slow tests."""
 
 
-@pytest.mark.parametrize(("path", "options"), PARTS, ids=[" ".join((*path, part[0][0])) for path, part in PARTS])
+@pytest.mark.parametrize(("path", "options"), PARTS)
 def test_every_option_is_answered(path, options, cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("specbench.cli._app_of", lambda arguments: COMMAND)  # made once: that is half of the time
     for name, switch in options:
         for typed in ([name], [f"{name}=x"]) if switch else ([name], [name, "1"], [name, "no such/thing=1,:x"]):
             outcome = cli(*path, *STARTS.get(path[0] if path else "", ()), *typed)
