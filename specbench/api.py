@@ -150,7 +150,7 @@ def score(
 
 def score_folder(
     images: str | Path,
-    prompts: str | Path,
+    prompts: str | Path | None = None,
     metrics: Sequence[str] | None = None,
     out: str | Path = "results",
     protocol: str | None = None,
@@ -164,7 +164,8 @@ def score_folder(
 
     Args:
         images: their folder.
-        prompts: the set or file of their prompts; with `column`, the one that holds the texts.
+        prompts: the set or file of their prompts; those of the folder's metadata file if None.
+        column: of that file, the one that holds the texts.
         layout: of the folder, see `specbench score --help`; None for the one that fits.
         metrics, out, protocol, settings, reporter, bundled_only: as for `score`.
 
@@ -174,10 +175,10 @@ def score_folder(
     Raises:
         SpecbenchError: an image without a prompt or a prompt without an image, and what `score` raises.
     """
-    from specbench.metrics.external_images import external_images  # brings pandas and pillow
+    from specbench.metrics.external_images import external_images, prompts_of_images  # brings pandas and pillow
 
     say = reporter.note if reporter else lambda text: None
-    found = external_images(Path(images), prompt_sets.load_prompts(prompts, column), Path(out), layout, say)
+    found = external_images(Path(images), prompts_of_images(Path(images), prompts, column), Path(out), layout, say)
     return _scores([found], metrics, protocol, settings, reporter, [], None, bundled_only)
 
 

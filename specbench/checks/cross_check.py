@@ -17,13 +17,12 @@ import pandas as pd
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Metric, Settings, fingerprint
-from specbench.metrics.external_images import external_images
+from specbench.metrics.external_images import external_images, prompts_of_images
 from specbench.metrics.openclip import import_open_clip
 from specbench.metrics.packages import AUTHORS_PACKAGES, ask, python_of, recipe, require_python
 from specbench.metrics.reference import ReferenceMetric
 from specbench.metrics.score_store import image_features, read_scores
 from specbench.metrics.scoring import Images, run_images
-from specbench.prompts import load_prompts
 from specbench.store.run_folders import find_runs
 
 MOST_IMAGES = 16
@@ -87,8 +86,8 @@ def cross_check(
     Raises:
         SpecbenchError: an unknown run or metric, or `python` does not exist.
     """
-    if images is not None and prompts is not None:
-        shown = [external_images(Path(images), load_prompts(prompts), Path(out), layout)]
+    if images is not None:
+        shown = [external_images(Path(images), prompts_of_images(Path(images), prompts), Path(out), layout)]
     else:
         shown = [run_images(folder) for folder in find_runs(out, runs)]
     made = [metric_catalog.metric(name)(settings) for name in metrics]

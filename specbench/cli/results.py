@@ -72,10 +72,14 @@ _Batch = Annotated[
     int | None,
     option("--batch", "N", "Images per forward of a metric's network.", min=1, max=4096, show_default="the metric's"),
 ]
-_LAYOUTS = ("ids", "lines", "annotations", "captions", "geneval", "grids")
+_LAYOUTS = ("ids", "lines", "annotations", "captions", "geneval", "dataset", "grids")
 _Images = Annotated[
     Path | None,
-    option("--images", "DIR", "Score external images, named by prompt id or as the papers' programs do."),
+    option(
+        "--images",
+        "DIR",
+        "Score external images, named by prompt id, as the papers' programs do, or by metadata.jsonl or .csv.",
+    ),
 ]
 _Layout = Annotated[
     str | None,
@@ -115,7 +119,7 @@ def score(
     reference: Reference = None,
     offline: Offline = False,
     images: _Images = None,
-    prompts: Annotated[str | None, prompts_option("Prompts of --images.")] = None,
+    prompts: Annotated[str | None, prompts_option("Prompts of --images, if not those of its metadata.")] = None,
     layout: _Layout = None,
     prompt_column: _PromptColumn = None,
     against: _Against = None,
@@ -216,10 +220,8 @@ def _check_score(
     cross_check: bool,
 ) -> None:
     """Refuse flags of `score` that contradict or need each other; `runs`, `metrics`: whether any is named."""
-    if (images is None) != (prompts is None):
-        raise SpecbenchError(
-            "--images and --prompts must be given together", "--prompts names the prompts of the images"
-        )
+    if images is None and prompts is not None:
+        raise SpecbenchError("--prompts requires --images", "a run knows its own prompts")
     if images is not None and runs:
         raise SpecbenchError("--images and RUN exclude each other", "--images scores a folder of external images")
     if against and (images is not None or not metrics):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ import pandas as pd
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.metrics.scoring import OWN_CAPTIONS, Images, with_scene
-from specbench.prompts import Prompt, PromptSet
+from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts
+from specbench.prompts.readers import read_entries
 from specbench.store.schema import Key, image_name
 from specbench.system.files import read_regular
 from specbench.system.images import pictures_in, read_picture
@@ -63,6 +64,7 @@ def external_images(
         SpecbenchError: a file that belongs to no prompt or to two, two files for one image, a prompt without one, or
             several layouts that fit.
     """
+    layout = layout or ("dataset" if _metadata(folder) else None)
     name = read_name("layout", layout, IMAGE_LAYOUTS) if layout else None
     name, found = (name, _matched(name, folder, prompts)) if name else _fitting(folder, prompts)
     known, grid = {prompt.id: prompt for prompt in prompts.prompts}, IMAGE_LAYOUTS[name].grid
@@ -87,6 +89,53 @@ def external_images(
     digest = hashlib.sha256(f"{folder.resolve()}\n{prompts.sha256}{'#grid' * grid}".encode()).hexdigest()[:8]
     name = f"{folder.resolve().name}-{digest}"
     return Images(name, out / name, pd.DataFrame(rows), _quarter if grid else lambda row: read_picture(row.path))
+
+
+def prompts_of_images(folder: Path, prompts: str | Path | None, column: str | None = None) -> PromptSet:
+    """The prompts of external images: a set or file, or those that the folder's own metadata name.
+
+    Raises:
+        SpecbenchError: neither is given, or it cannot be used.
+    """
+    if prompts is not None:
+        return load_prompts(prompts, column)
+    if (about := _metadata(folder)) is None:
+        what = f"{folder} has no metadata.jsonl or metadata.csv that names its prompts"
+        raise SpecbenchError(what, "--prompts SET|FILE" if folder.is_dir() else "check --images")
+    known: dict[str, Prompt] = {}
+    for one in read_entries(about, column):
+        meta = {name: value for name, value in one.meta.items() if name not in ("file_name", "sample", "run")}
+        if known.setdefault(one.id, replace(one, meta=meta)).text != one.text:
+            raise SpecbenchError(f"{about}: two prompts have the id '{one.id:.60}'", "ids must be unique")
+    return build_prompt_set(str(about), list(known.values()))
+
+
+def _metadata(folder: Path) -> Path | None:
+    """The file in which Hugging Face's datasets name images and their captions; None where there is none."""
+    places = (place / f"metadata.{kind}" for place in (folder, folder / "train") for kind in ("jsonl", "csv"))
+    return next((path for path in places if path.is_file()), None)
+
+
+def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> dict[Key, Path]:
+    """Images of one prompt are numbered in the order of their entries."""
+    if (about := _metadata(folder)) is None:
+        raise SpecbenchError(f"{folder} has no metadata.jsonl or metadata.csv")
+    known = {prompt.id for prompt in prompts}
+    by_text = {prompt.text: prompt.id for prompt in prompts}
+
+    def pairs() -> Iterator[tuple[Key, Path]]:
+        counts: Counter[str] = Counter()
+        for one in read_entries(about):
+            file = str(one.meta.get("file_name", ""))
+            if not file or Path(file).is_absolute() or ".." in Path(file).parts:
+                raise SpecbenchError(f"{about}: '{file:.60}' is no file_name of an image beside it")
+            name = one.id if one.id in known else by_text.get(one.text)
+            if name is None:
+                raise _no_prompt(about.parent / file, f"its caption, '{one.text:.60}', is none of them")
+            yield (name, counts[name]), about.parent / file
+            counts[name] += 1
+
+    return _once(pairs())
 
 
 def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
@@ -116,7 +165,7 @@ class _Incomplete(SpecbenchError):
 
 def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
     found = IMAGE_LAYOUTS[name].match(folder, prompts.prompts)
-    samples = sorted({sample for _, sample in found})
+    samples = sorted({sample for _, sample in found}) if name != "dataset" else [0]  # whose metadata list all there is
     for prompt in prompts.prompts:
         for sample in samples:
             if (prompt.id, sample) not in found:
@@ -259,6 +308,7 @@ IMAGE_LAYOUTS: Mapping[str, ImageLayout] = {
     "annotations": ImageLayout("<annotation>.png: COCO's number of the caption; SJD on COCO", _by_annotation),
     "captions": ImageLayout("<caption>_<number>.png; T2I-CompBench", _by_caption),
     "geneval": ImageLayout("<line>/samples/<sample>.png; GenEval", _by_folder),
+    "dataset": ImageLayout("metadata.jsonl or .csv with file_name and prompt or text; Hugging Face", _by_metadata),
     "grids": ImageLayout("<prompt id>.png is a grid of 2 x 2 images; DPG-Bench", _as_grids, grid=True),
 }
 """Layouts by name. `grids` is only taken where it is named: a grid looks like an image."""

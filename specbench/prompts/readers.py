@@ -43,6 +43,21 @@ def read_file(path: Path, column: str | None = None) -> list[Prompt]:
     Raises:
         SpecbenchError: names the file and the line, if any.
     """
+    source = Source(path, column, {})
+    found = _once_an_item(source, _entries(source))
+    _refuse_repeated(path, found)
+    for sentence in source.said:
+        console.say(f"{path.name}: {sentence}")
+    return [prompt for _, prompt in found]
+
+
+def read_entries(path: Path, column: str | None = None) -> list[Prompt]:
+    """As `read_file`, one for every entry of the file: several may be of the same prompt."""
+    return [prompt for _, prompt in _entries(Source(path, column, {}))]
+
+
+def _entries(source: Source) -> list[tuple[str, Prompt]]:
+    path, column = source.path, source.column
     suffix = _suffix(path)
     reader = _read_text if suffix in TEXT_SUFFIXES else _READERS.get(suffix)
     if (path / "samples").is_dir():
@@ -53,7 +68,6 @@ def read_file(path: Path, column: str | None = None) -> list[Prompt]:
         raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
     if column and reader in (_read_run, _read_text):
         raise SpecbenchError(f"--prompt-column {column}: '{path}' has no columns", "omit it")
-    source = Source(path, column, {})
     try:
         if reader is not _read_run:
             check_regular(path)  # a pipe may be waited for, and cannot be read again to resume a run
@@ -64,11 +78,7 @@ def read_file(path: Path, column: str | None = None) -> list[Prompt]:
         raise SpecbenchError(f"prompt file '{path}' cannot be read: {reason}") from None
     if len(found) > MAX_PROMPTS:
         raise _too_many(path)
-    found = _once_an_item(source, found)
-    _refuse_repeated(path, found)
-    for sentence in source.said:
-        console.say(f"{path.name}: {sentence}")
-    return [prompt for _, prompt in found]
+    return found
 
 
 def _suffix(path: Path) -> str:

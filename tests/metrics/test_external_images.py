@@ -187,8 +187,8 @@ def test_a_folder_is_scored_from_the_command_line_and_only_changes_again(drawn, 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--images", "x"), "must be given together"),
-        (("--prompts", "shapes"), "must be given together"),
+        (("--images", "x"), "x has no metadata.jsonl or metadata.csv"),
+        (("--prompts", "shapes"), "--prompts requires --images"),
         (("a-run", "--images", "x", "--prompts", "shapes"), "exclude each other"),
         (("--protocol", "sdj"), "did you mean 'sjd'"),
         (("--metric", "clip[b61]"), "did you mean 'clip[b16]'"),
