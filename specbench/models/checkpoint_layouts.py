@@ -23,7 +23,14 @@ from specbench.system.downloads import Download, fetch_all
 from specbench.system.files import read_regular
 from specbench.system.json_values import parse_json
 
-_MARKS = ("config.json", "params.json", "models/7b/params.json", INDEX, "vision_language_encoder/config.json")
+_MARKS = (
+    "config.json",
+    "adapter_config.json",
+    "params.json",
+    "models/7b/params.json",
+    INDEX,
+    "vision_language_encoder/config.json",
+)
 """Small files that suffice to recognise a repository."""
 
 
@@ -52,12 +59,14 @@ class LayoutMark:
         models: names for `--model`.
         what: for messages.
         test: whether a folder is of this layout.
+        shared: other families that pass the test where a copy lacks their own mark: there the user knows better.
     """
 
     family: str
     models: str
     what: str
     test: Callable[[Path], bool]
+    shared: tuple[str, ...] = ()
 
 
 def _model_type(*names: str) -> Callable[[Path], bool]:
@@ -150,13 +159,29 @@ LAYOUTS = {
     ),
     "glm": LayoutMark("glm", "glm-image", "GLM-Image", _any("vision_language_encoder/config.json")),
     "liquid": LayoutMark("liquid", "liquid", "Liquid", _model_type("gemma")),
-    "simplear": LayoutMark("simplear", "simplear or simplear-1.5b", "SimpleAR", _model_type("qwen2")),
+    "simplear": LayoutMark("simplear", "simplear or simplear-1.5b", "SimpleAR", _model_type("qwen2"), ("tar",)),
 }
 
 
 def recognise(folder: Path) -> str | None:
     """Name of the layout that a folder's files are in, None if it is none of the known ones."""
     return next((name for name, mark in LAYOUTS.items() if mark.test(folder)), None)
+
+
+def _refuse_unread(folder: Path, weights: str, family: str) -> None:
+    """Refuse what other programs keep in folders beside whole checkpoints: adapters, and formats that are not read."""
+    holds = _any("*.safetensors", "*.bin", "*.pt", "*.pth")(folder)
+    if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+        what = "is a LoRA adapter, not a model"
+        fix = "merge it into its base and save that: peft's merge_and_unload(), save_pretrained()"
+    elif _any("*.gguf")(folder) and not holds:
+        what, fix = "holds GGUF, weights for llama.cpp", "name the safetensors that they were made from"
+    elif _any("consolidated*.pth")(folder) and family != "anole" and not _any("config.json", "*.safetensors")(folder):
+        what = "holds consolidated.*.pth, Meta's layout, which only --model anole reads"
+        fix = "convert it with transformers' convert_*_weights_to_hf.py, and name the result"
+    else:
+        return
+    raise SpecbenchError(f"--weights {weights} {what}", fix)
 
 
 def find_marks(source: Source, repo: str, revision: str | None, download: bool) -> Path | None:
@@ -236,8 +261,10 @@ class ModelFiles:
         main = self.layouts[0]
         if folder and all((folder / name).is_file() for name in main.sources[0].files):
             return main  # its files by name, though others' may lie beside them
+        if folder:
+            _refuse_unread(folder, self.weights, self.family)
         name = recognise(folder) if folder else None
-        if name and LAYOUTS[name].family != self.family:
+        if name and self.family not in (LAYOUTS[name].family, *LAYOUTS[name].shared):
             raise SpecbenchError(
                 f"--weights {self.weights}: holds {LAYOUTS[name].what}, not '{self.model}'",
                 f"use --model {LAYOUTS[name].models}",

@@ -93,6 +93,44 @@ def test_lumina_and_anole_are_told_apart(written):
     assert "not 'anole'" in refusal("lumina", written("lumina"), "anole").what.replace("+tiny", "")
 
 
+@pytest.mark.parametrize(
+    ("files", "said", "fix"),
+    [
+        (("adapter_config.json", "adapter_model.safetensors"), "is a LoRA adapter", "merge_and_unload"),
+        (("config.json", "model-Q4_K_M.gguf"), "holds GGUF", "safetensors"),
+        (("params.json", "consolidated.00.pth"), "Meta's layout", "convert"),
+    ],
+)
+def test_what_other_programs_keep_is_refused_as_what_it_is(files, said, fix, tmp_path):
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    error = refusal("janus", tmp_path)
+    assert error.exit_code == 2 and said in error.what and fix in error.try_this
+    with pytest.raises(SpecbenchError, match="is a file"):
+        INFO["janus"].configured(ModelChoice(weights=str(tmp_path / files[-1])))
+
+
+def test_a_folder_of_the_hubs_cache_is_read_at_its_snapshot(written, tmp_path):
+    cached = tmp_path / "models--me--mine"
+    shutil.copytree(written("janus"), cached / "snapshots" / "abc")
+    (cached / "snapshots" / "older").mkdir()
+    info = INFO["janus"].configured(ModelChoice(weights=str(cached), tiny=True))
+    with pytest.raises(SpecbenchError, match="no single snapshot"):
+        info.files()
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("abc")
+    assert info.commits == {"me/mine": "abc"}
+
+
+def test_the_user_is_believed_where_two_families_look_alike(copied):
+    """Tar's configuration without its own entry is that of any Qwen2."""
+    held = json.loads((path := copied("tar") / "config.json").read_text())
+    del held["num_scale_tokens"]
+    path.write_text(json.dumps(held))
+    assert recognise(path.parent) == "simplear"
+    assert path in INFO["tar-7b"].configured(ModelChoice(weights=str(path.parent), tiny=True)).files()
+
+
 def test_an_unknown_folder_names_the_first_missing_file(tmp_path):
     error = refusal("janus", tmp_path)
     assert error.exit_code == 5 and f"{tmp_path} has no config.json" in error.what
