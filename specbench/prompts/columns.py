@@ -16,12 +16,12 @@ TEXT_KEYS = ("text", "prompt", "caption")
 _BY_MEANING = ("prompt", "text", "caption")
 """Text columns from the one that is meant for generation to the one that describes."""
 ID_KEYS = ("id", "prompt_id")
-KNOWN = (*TEXT_KEYS, *ID_KEYS, "category", "meta")
+OUR_COLUMNS = (*TEXT_KEYS, *ID_KEYS, "category", "meta")
 """Columns that the header of a CSV or TSV file may name in any case."""
 _ID_TYPES = (str, int, type(None))
 
 
-class Source(NamedTuple):
+class TableFile(NamedTuple):
     """A file with columns; `column` is the one that was named, `said` what had to be decided."""
 
     path: Path
@@ -57,10 +57,10 @@ def singular(name: str, taken: Iterable[str]) -> str:
     """The column of ours that a heading in another case or in the plural names; of none, the heading."""
     ours = {"categories": "category", **{f"{known}s": known for known in (*TEXT_KEYS, *ID_KEYS)}}
     found = ours.get(name.lower(), name.lower())
-    return found if found in KNOWN and found not in taken else name
+    return found if found in OUR_COLUMNS and found not in taken else name
 
 
-def prompt_of(source: Source, where: str, row: dict) -> Prompt:
+def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
     path, columns = source.path, _columns(tuple(row), source.column)
     text = _text(source, row, columns.text)
     if not isinstance(text, str) or not text.strip():
@@ -79,7 +79,7 @@ def prompt_of(source: Source, where: str, row: dict) -> Prompt:
     return Prompt(name, text, category and str(category), meta)
 
 
-def _text(source: Source, row: dict, keys: tuple[str, ...]) -> object:
+def _text(source: TableFile, row: dict, keys: tuple[str, ...]) -> object:
     """The text of a row: of `prompt`, `text` and `caption` that differ, the first of these; of a list, its first."""
     given = [key for key in keys if row[key] not in (None, "")]
     if len(given) > 1 and len({str(row[key]) for key in given}) > 1:

@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
-from specbench.prompts.columns import ID_KEYS, KNOWN, TEXT_KEYS, Source, prompt_of, singular
+from specbench.prompts.columns import ID_KEYS, OUR_COLUMNS, TEXT_KEYS, TableFile, prompt_of, singular
 from specbench.prompts.prompt_set import Prompt, second_stage_id, text_id
 from specbench.prompts.public_files import DPG_COLUMNS, dpg_prompts, longest_captions
 from specbench.system import console
@@ -43,7 +43,7 @@ def read_file(path: Path, column: str | None = None) -> list[Prompt]:
     Raises:
         SpecbenchError: names the file and the line, if any.
     """
-    source = Source(path, column, {})
+    source = TableFile(path, column, {})
     found = _once_an_item(source, _entries(source))
     _refuse_repeated(path, found)
     for sentence in source.said:
@@ -53,10 +53,10 @@ def read_file(path: Path, column: str | None = None) -> list[Prompt]:
 
 def read_entries(path: Path, column: str | None = None) -> list[Prompt]:
     """As `read_file`, one for every entry of the file: several may be of the same prompt."""
-    return [prompt for _, prompt in _entries(Source(path, column, {}))]
+    return [prompt for _, prompt in _entries(TableFile(path, column, {}))]
 
 
-def _entries(source: Source) -> list[tuple[str, Prompt]]:
+def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
     path, column = source.path, source.column
     suffix = _suffix(path)
     reader = _read_text if suffix in TEXT_SUFFIXES else _READERS.get(suffix)
@@ -93,7 +93,7 @@ def _refuse_pointer(path: Path) -> None:
             raise SpecbenchError(what, "git lfs pull, or download the file from its page")
 
 
-def _once_an_item(source: Source, found: list[tuple[str, Prompt]]) -> list[tuple[str, Prompt]]:
+def _once_an_item(source: TableFile, found: list[tuple[str, Prompt]]) -> list[tuple[str, Prompt]]:
     """Rows without further ones of the same id and text, as in files with one row a question."""
     first = {(one.id, one.text): where for where, one in reversed(found) if one.id != text_id(one.text)}
     kept = [(where, one) for where, one in found if first.get((one.id, one.text), where) == where]
@@ -162,7 +162,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 raise SpecbenchError(f"prompt file '{path}': line {number} is not UTF-8 text", _FORMATS) from None
 
 
-def _read_run(source: Source) -> Iterator[tuple[str, Prompt]]:
+def _read_run(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     """The images of a run of a first stage as prompts of the second: their tokens as codes ("<I5>")."""
     import pyarrow.parquet as pq  # not for other files
 
@@ -185,13 +185,13 @@ def _read_run(source: Source) -> Iterator[tuple[str, Prompt]]:
 _FORMATS = "formats: .txt (one prompt per line), .json, .jsonl, .csv, .tsv, .parquet"
 
 
-def _read_text(source: Source) -> Iterator[tuple[str, Prompt]]:
+def _read_text(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     for number, line in _lines(source.path):
         if text := line.strip():
             yield f"line {number}", Prompt(text_id(text), text)
 
 
-def _read_jsonl(source: Source) -> Iterator[tuple[str, Prompt]]:
+def _read_jsonl(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     path = source.path
     for number, line in _lines(path):
         if not line.strip():
@@ -205,7 +205,7 @@ def _read_jsonl(source: Source) -> Iterator[tuple[str, Prompt]]:
         yield f"line {number}", prompt_of(source, f"line {number}", row)
 
 
-def _read_json(source: Source) -> Iterator[tuple[str, Prompt]]:
+def _read_json(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     path = source.path
     try:
         rows = parse_json(_content(path).decode("utf-8-sig"))
@@ -239,7 +239,7 @@ def _is_coco(content: dict) -> bool:
     return isinstance(rows, list) and all(isinstance(row, dict) and known <= row.keys() for row in rows)
 
 
-def _listed(content: dict, source: Source) -> object:
+def _listed(content: dict, source: TableFile) -> object:
     """Rows of an object that holds one list, or has a row or text for each id."""
     lists = [name for name, value in content.items() if isinstance(value, list)]
     if len(lists) == 1:
@@ -251,7 +251,7 @@ def _listed(content: dict, source: Source) -> object:
     return [row if row.keys() & set(ID_KEYS) else {"id": name} | row for name, row in zip(content, rows, strict=True)]
 
 
-def _read_csv(source: Source) -> Iterator[tuple[str, Prompt]]:
+def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     """Quotes enclose fields of CSV files. In TSV files, where no field needs them, they are part of the text if they
     enclose only a part of a field."""
     if (delimiter := _delimiter(source.path)) != "\t":
@@ -276,7 +276,7 @@ def _delimiter(path: Path) -> str:
     return next(filter(separates, (usual, ";", "\t", ",")), usual)
 
 
-def _rows(source: Source, delimiter: str, quoting: int) -> Iterator[tuple[str, Prompt]]:
+def _rows(source: TableFile, delimiter: str, quoting: int) -> Iterator[tuple[str, Prompt]]:
     path = source.path
     lines = (line for _, line in _lines(path))
     rows = csv.DictReader(lines, delimiter=delimiter, quoting=quoting, strict=True)
@@ -299,10 +299,10 @@ def _rows(source: Source, delimiter: str, quoting: int) -> Iterator[tuple[str, P
 def _known(heading: str) -> str:
     """The name of a column of ours in lower case, whatever its case."""
     name = heading.strip().lower()
-    return name if name in KNOWN else heading
+    return name if name in OUR_COLUMNS else heading
 
 
-def _read_parquet(source: Source) -> Iterator[tuple[str, Prompt]]:
+def _read_parquet(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     import pyarrow  # only for parquet files
     import pyarrow.parquet
 

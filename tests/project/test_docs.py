@@ -114,6 +114,7 @@ def test_the_options_of_run_are_frozen():
         *(
             "decoder",
             "prompts",
+            "prompt-column",
             "limit",
             "offset",
             "sample",
