@@ -152,7 +152,11 @@ LAYOUTS = {
         "tar_dtok", "tar-dtok-256, tar-dtok-512 or tar-dtok-1024", "Tar's de-tokenizer", _any("ar_dtok_*.pth")
     ),
     "llamagen": LayoutMark(
-        "llamagen", "llamagen or llamagen-512", "LlamaGen text-to-image", _any("t2i_*.pt", "vq_ds16_t2i.pt")
+        "llamagen",
+        "llamagen or llamagen-512",
+        "LlamaGen text-to-image",
+        _any("t2i_*.pt", "vq_ds16_t2i.pt"),
+        ("tar", "tar_dtok"),
     ),
     "llamagen-c2i": LayoutMark(
         "llamagen_class", "llamagen-c2i-b to llamagen-c2i-3b", "LlamaGen by class", _any("c2i_*.pt", "vq_ds16_c2i.pt")

@@ -123,12 +123,17 @@ def test_a_folder_of_the_hubs_cache_is_read_at_its_snapshot(written, tmp_path):
 
 
 def test_the_user_is_believed_where_two_families_look_alike(copied):
-    """Tar's configuration without its own entry is that of any Qwen2."""
+    """Tar's configuration without its own entry is that of any Qwen2, and its image decoder is LlamaGen's."""
     held = json.loads((path := copied("tar") / "config.json").read_text())
     del held["num_scale_tokens"]
     path.write_text(json.dumps(held))
+    assert recognise(path.parent) == "llamagen"
+    info = INFO["tar-7b"].configured(ModelChoice(weights=str(path.parent), tiny=True))
+    assert path in info.files()
+    (path.parent / "vq_ds16_t2i.pt").unlink()
     assert recognise(path.parent) == "simplear"
-    assert path in INFO["tar-7b"].configured(ModelChoice(weights=str(path.parent), tiny=True)).files()
+    with pytest.raises(SpecbenchError, match="the image decoder"):
+        info.files()
 
 
 def test_an_unknown_folder_names_the_first_missing_file(tmp_path):
