@@ -35,7 +35,7 @@ class Measured:
     """Run of a row, as input of its cells.
 
     Attributes:
-        row: its report row.
+        row: its report row, with `real`, the numbers that differ from AR's.
         ar: the AR baseline run, if any.
         unlike: differences from the paper's configuration; if any, `difference` is not computed.
         same_machine: whether it ran on the paper's hardware; None if the paper names none.
@@ -72,6 +72,7 @@ class Cell:
         too_few: whether the interval is left out, because it is of too few prompts.
         outside: whether the printed value, including its rounding error, lies outside the measured interval.
         why: reason for a missing value.
+        real: whether the value differs from AR's by `specbench.stats.RULE`; False for numbers that are not tested.
         mark: whether the value differs from a baseline's, see `specbench.reporting.compare.marks`.
         bold: whether the paper prints its value in bold.
         printed_notes, notes: notes on the printed and on the measured value.
@@ -85,6 +86,7 @@ class Cell:
     n: int | None = None
     difference: float | None = None
     outside: bool = False
+    real: bool = False
     too_few: bool = False
     why: str | None = None
     mark: str = ""
@@ -129,7 +131,8 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
         half_a_digit = 0.5 * 10.0**-column.precision
         outside = not low - half_a_digit <= printed.paper <= high + half_a_digit
     found = {"value": value, "low": low, "high": high, "n": n, "difference": difference, "outside": outside}
-    return replace(printed, **found, too_few=too_few, notes=notes)
+    real = (column.score or column.key) in measured.row.get("real", ())
+    return replace(printed, **found, real=real, too_few=too_few, notes=notes)
 
 
 def _interval_left_out(column: Column, measured: Measured, fingerprint: str | None) -> bool:

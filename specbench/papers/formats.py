@@ -21,12 +21,13 @@ from specbench.papers.join import Line, PaperTable, definition, plain_name
 from specbench.papers.table import SCORE, Column
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
 from specbench.reporting.text_formats import LATEX_NEEDS, csv_text, escape, inert, json_text, latex_room, tex
+from specbench.stats import RULE
 
 PAPER, HERE, OWN, INTERVAL, DIFFERENCE = "paper", "here", "own", "95 %", "diff."
 OWN_ROWS = f"Rows marked {OWN} are not the paper's: they were added here, and measured like the others."
 BOLD = (
-    "Bold: printed values as the paper has them (as far as its text marks them), and the measured values whose "
-    "intervals reach that of the best one of group and column (none where nothing is shown to be worse)."
+    "Bold: printed values as the paper has them (as far as its text marks them), and the best measured value of group "
+    f"and column, where its difference from AR is real. {RULE}"
 )
 LEGEND = "A difference with * is one: the paper's value lies outside the measured 95 % interval."
 _ARROWS = {"higher": "\u00a0↑", "lower": "\u00a0↓", "none": ""}
@@ -211,20 +212,13 @@ def _with_best(text: TextLine) -> Iterator[tuple[str, bool]]:
 
 
 def _best_measured(joined: PaperTable, group: str | None, column: Column) -> list[Line]:
-    """The rows of a group that are not shown to be worse than its best measured value; none without intervals, and none
-    where nothing is shown to be worse."""
+    """The row of a group with its best measured value, where that differs from AR's; none by other numbers."""
     known = [(line, line.cells[column.name]) for line in joined.lines if line.group == group]
-    known = [(line, cell) for line, cell in known if cell.value is not None]
-    certain = all(cell.low is not None for _, cell in known)
-    if column.better == "none" or len(known) < 2 or not certain:
+    values = [cell.value for _, cell in known if cell.value is not None]
+    if column.better == "none" or not values:
         return []
-    if column.better == "higher":
-        bound = max((cell for _, cell in known), key=lambda cell: cell.value).low
-        best = [line for line, cell in known if cell.high >= bound]
-    else:
-        bound = min((cell for _, cell in known), key=lambda cell: cell.value).high
-        best = [line for line, cell in known if cell.low <= bound]
-    return best if len(best) < len(known) else []
+    top = max(values) if column.better == "higher" else min(values)
+    return [line for line, cell in known if cell.value == top and cell.real]
 
 
 def below(joined: PaperTable) -> list[str]:

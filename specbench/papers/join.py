@@ -24,7 +24,7 @@ from specbench.papers.table import CellSettings, Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
 from specbench.reporting.columns import FAILED_AUDIT, definition_of, failed_audit
-from specbench.reporting.compare import MARKED, Gate, against, failures, marks
+from specbench.reporting.compare import MARKED, Gate, against, failures, marks, real_differences
 from specbench.reporting.report_rows import Run, nearest_ar, report_row, with_ar_runs
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
@@ -140,7 +140,8 @@ def _runs(found: Sequence[Path | str | None]) -> dict[Path, tuple[Run, Mapping, 
     joined = {}
     for folder, (run, beside) in with_ar_runs(one for one in found if isinstance(one, Path)).items():
         nearest = nearest_ar(run, beside)
-        joined[folder] = run, report_row(run, beside), nearest and nearest[1]
+        row = report_row(run, beside)
+        joined[folder] = run, row | {"real": real_differences(row)}, nearest and nearest[1]
     return joined
 
 
