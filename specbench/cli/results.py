@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -252,6 +253,9 @@ def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> Non
         print_json(rows)
     elif rows:
         value, last = ("difference", ()) if differences else ("value", ("prompts_needed",))
+        count = Counter((row["run_id"], row["metric"]) for row in rows)
+        versions = [f" ({row['fingerprint']})" * (count[row["run_id"], row["metric"]] > 1) for row in rows]
+        rows = [row | {"metric": row["metric"] + version} for row, version in zip(rows, versions, strict=True)]
         if console.is_terminal():
             return print_table(_score_lines(rows, value), ("run_id", "metric", value, "95_%", "n", *last))
         print_table(rows, ("run_id", "metric", value, "low", "high", "n", *last))
@@ -261,28 +265,17 @@ def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
     """Scores as texts: a run is named in its first line only, and parts stand below their metric."""
     from specbench.reporting.columns import TOO_FEW, between, number
 
-    def few(row: dict) -> bool:
-        return row.get("too_few", "p" in row)  # a difference always has an interval, unless it is of too few prompts
-
     lines, last = [], None
-    several = {
-        (row["run_id"], row["metric"])
-        for row in rows
-        if sum((one["run_id"], one["metric"]) == (row["run_id"], row["metric"]) for one in rows) > 1
-    }
     for row in rows:
         metric, _, part = row["metric"].partition(":")
-        which = f" ({row['fingerprint']})" if (row["run_id"], row["metric"]) in several else ""
+        few = row.get("too_few", "p" in row)  # a difference always has an interval, unless it is of too few prompts
+        bounds = between(row["low"], row["high"], 3) if row["low"] is not None else TOO_FEW if few else None
         lines.append(
             {
                 "run_id": "" if row["run_id"] == last else row["run_id"],
-                "metric": f"· {part}{which}" if part else f"{metric}{which}",
+                "metric": f"· {part}" if part else metric,
                 value: number(row[value], 3),
-                "95_%": between(row["low"], row["high"], 3)
-                if row["low"] is not None
-                else TOO_FEW
-                if few(row)
-                else None,
+                "95_%": bounds,
                 "n": row["n"],
                 "prompts_needed": row.get("prompts_needed"),
             }

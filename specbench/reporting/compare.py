@@ -25,7 +25,7 @@ from specbench.reporting.comparability import is_ar, mismatched_fields
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import Run, eager_ar, latencies
 from specbench.stats.intervals import CHANGE, FEW_UNITS, SIGNIFICANT
-from specbench.system.foreign_code import code_of
+from specbench.system.foreign_code import code_of, edited_text
 from specbench.system.plugins import is_reference
 
 FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
@@ -214,12 +214,17 @@ def quality_rows(
     common = of_same_captions(a, b) if whole else None
     if common is not None and common.empty:
         return [_row(name, note=OTHER_CAPTIONS) for name in dict.fromkeys(name for name, _ in whole)]
+    shared = [key for key in whole if key in scores[0] and key in scores[1]]
     rows = [
         (common is None and _plain_difference(scores[0][key], scores[1][key]))
         or _quality_row(a, b, scores[0][key], settings)
-        for key in whole
-        if key in scores[0] and key in scores[1]
+        for key in shared
     ]
+    for row, key in zip(rows, shared, strict=True):
+        if sum(name == key[0] for name, _ in shared) > 1:
+            edited = scores[0][key]["edited"]
+            version = [edited_text(edited)] if edited else []
+            row["note"] = "; ".join(filter(None, (*version, f"fingerprint {key[1]}", row["note"])))
     compared = {row["name"] for row in rows}
     for name in dict.fromkeys(name for name, _ in whole if name not in compared):
         mine, theirs = ([row for key, row in found.items() if key[0] == name] for found in scores)

@@ -122,9 +122,10 @@ def _options(info: RunInfo) -> dict[str, str]:
 
 def _metrics(folders: Sequence[Path]) -> list[str]:
     """The metrics of the stored scores with their identities, but for their parts."""
-    scores = {score["metric"]: score for folder in folders for score in read_scores(folder)}
+    stored = (score for folder in folders for score in read_scores(folder))
+    scores = {(score["metric"], score["fingerprint"]): score for score in stored}
     texts = []
-    for name, score in scores.items():
+    for (name, _), score in scores.items():
         if ":" not in name:
             identity = json.loads(score["identity"])
             known = [f"{key} {value}" for key, value in identity.items() if len(str(value)) <= 60]

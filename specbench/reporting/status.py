@@ -12,7 +12,7 @@ from rich.console import Group
 
 from specbench import stats
 from specbench.reporting.columns import MISSING, TOO_FEW, between, number
-from specbench.reporting.report_rows import Run, against_ar, label, window_of, with_ar_runs
+from specbench.reporting.report_rows import Run, against_ar, code_text, label, window_of, with_ar_runs
 from specbench.store.merge_shards import SHARDS, incomplete_shards, shards_in
 from specbench.store.run_folders import find_runs, runs_in
 from specbench.store.run_info import RunInfo
@@ -77,13 +77,14 @@ def _status(run: Run, ar_runs: Sequence[Run]) -> dict:
     call, options = info.invocations[-1], dict(info.spec.decoder.options)
     against = against_ar(run, ar_runs, cache(lambda ar: stats.speed_up(rows, ar.rows)))
     silent_s = _now() - _written(run.folder) if call.finished_at is None else None
+    edited = [code_text(info)] if info.spec.decoder_code else []
     left = max((call.wanted or 0) - len(rows), 0)
     return {
         "run_id": info.run_id,
         "folder": str(run.folder),
         "part": run.folder.parent.name if run.folder.parent.match(SHARDS) else None,
         "model": info.spec.model,
-        "decoder": label(info.spec.decoder, info.origins, info.spec.model),
+        "decoder": ", ".join([label(info.spec.decoder, info.origins, info.spec.model), *edited]),
         "window": window_of(options),
         "images": len(rows),
         "wanted": call.wanted,

@@ -394,6 +394,7 @@ def test_an_edited_metric_is_another_score_told_in_words_and_paired_without_its_
     (tmp_path / "edited_metric.py").unlink()
     found = [row for row in compare_runs(*runs) if row["name"] == "mine"]
     assert [row["value"] for row in found] == [0, 0] and {row["n"] for row in found} == {8}
+    assert all(row["note"].startswith("edited 01 Jan ") for row in found)
     checked = [row for row in verify(tmp_path / "o") if row["check"] == "score"]
     assert len(checked) == 4 and {row["status"] for row in checked} == {"ok"}
 
