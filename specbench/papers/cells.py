@@ -143,9 +143,10 @@ def _interval_left_out(column: Column, measured: Measured, fingerprint: str | No
 
 
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
-    """Most common metric fingerprint of a column; the first one on ties."""
+    """Most common metric fingerprint of a column; on ties that of the code that was edited last, or the first one."""
+    edits = {score["fingerprint"]: score.get("edited") or "" for one in runs for score in _scores(column, one)}
     found = [score["fingerprint"] for one in runs for score in _scores(column, one)]
-    return max(found, key=found.count, default=None)
+    return max(found, key=lambda digest: (found.count(digest), edits[digest]), default=None)
 
 
 def same_hardware(printed: str | None, run: Run) -> bool | None:

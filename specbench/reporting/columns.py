@@ -393,14 +393,20 @@ def part_columns(rows: Sequence[Mapping]) -> dict[str, list[ReportColumn]]:
 
 
 def _columns_of(name: str, heading: str, rows: Sequence[Mapping], definition: str | None) -> list[ReportColumn]:
+    better = -1 if lower_is_better(name) else 1
+    return [
+        ReportColumn(f"{heading}{version}", _score_cell(name, digest), definition, better)
+        for digest, version in score_versions(name, rows).items()
+    ]
+
+
+def score_versions(name: str, rows: Sequence[Mapping]) -> dict[str, str]:
+    """By fingerprint, what tells the scores of a metric apart: when a plug-in's code was edited, or the fingerprint."""
     scores = [score for row in rows for score in row["scores"] if score["metric"] == name]
-    fingerprints = list(dict.fromkeys(score["fingerprint"] for score in scores))
     edits = {one["fingerprint"]: edited_text(one["edited"]) if one.get("edited") else "" for one in scores}
     alone = {digest for digest, text in edits.items() if text and list(edits.values()).count(text) == 1}
     which = {digest: text if digest in alone else f"{text} {digest}".strip() for digest, text in edits.items()}
-    shown = {digest: f"{heading} ({which[digest]})" if len(fingerprints) > 1 else heading for digest in fingerprints}
-    better = -1 if lower_is_better(name) else 1
-    return [ReportColumn(shown[digest], _score_cell(name, digest), definition, better) for digest in fingerprints]
+    return {digest: f" ({text})" if len(which) > 1 else "" for digest, text in which.items()}
 
 
 def _score_cell(name: str, fingerprint: str) -> Callable[[Mapping], str]:

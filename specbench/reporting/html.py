@@ -24,7 +24,15 @@ from PIL import Image
 
 from specbench.metrics.catalog import unjudged
 from specbench.reporting import charts, maps
-from specbench.reporting.columns import FASTEST, TOO_FEW, ReportColumn, failed_audit, number, with_interval
+from specbench.reporting.columns import (
+    FASTEST,
+    TOO_FEW,
+    ReportColumn,
+    failed_audit,
+    number,
+    score_versions,
+    with_interval,
+)
 from specbench.reporting.compare import corrected, is_real, quality_rows
 from specbench.reporting.image_tiles import Tile, category_means, first_prompts, tiles, values_per_image
 from specbench.reporting.plot_data import lower_is_better, pareto, speed_by_prompt, step_data, sweeps
@@ -269,10 +277,10 @@ def _two_scores(names: Mapping[str, Mapping]) -> list[_Measure]:
     most = sorted(found.items(), key=lambda pair: -len(pair[1]))[:2]
     return [
         (
-            *(f"{metric} {'↓' if lower_is_better(metric) else '↑'}", 3, values),
-            *(getattr(values.get(ar), "value", None), few[metric]),
+            f"{metric}{score_versions(metric, list(names.values()))[digest]} {'↓' if lower_is_better(metric) else '↑'}",
+            *(3, values, getattr(values.get(ar), "value", None), few[metric]),
         )
-        for (metric, _), values in most
+        for (metric, digest), values in most
     ]
 
 
@@ -305,8 +313,9 @@ def _names(runs: Sequence[Mapping]) -> dict[str, Mapping]:
 def _quality_charts(names: Mapping[str, Mapping], marks: charts.Marks) -> list[charts.Chart]:
     """Each score against speed."""
     runs = [{**row, "label": name} for name, row in names.items()]
-    metrics = {(s["metric"], s["fingerprint"]): None for row in runs for s in row["scores"] if ":" not in s["metric"]}
-    fronts = {metric: pareto(runs, metric, fingerprint) for metric, fingerprint in metrics}
+    metrics = dict.fromkeys(s["metric"] for row in runs for s in row["scores"] if ":" not in s["metric"])
+    versions = [(metric, *one) for metric in metrics for one in score_versions(metric, runs).items()]
+    fronts = {metric + version: pareto(runs, metric, digest) for metric, digest, version in versions}
     return [charts.pareto_chart(points, metric, marks) for metric, points in fronts.items() if len(points) > 1]
 
 

@@ -31,8 +31,8 @@ from specbench.metrics.score_store import feature_parts, read_scores, scores_to_
 from specbench.metrics.shapes import ShapesDetector
 from specbench.models.shapes import render, scene
 from specbench.prompts import Prompt, Request
+from specbench.reporting import html, report_rows
 from specbench.reporting import render as render_tables
-from specbench.reporting import report_rows
 from specbench.reporting.columns import score_columns
 from specbench.reporting.compare import compare_runs
 from specbench.reporting.contact_sheet import contact_sheet
@@ -390,6 +390,8 @@ def test_an_edited_metric_is_another_score_told_in_words_and_paired_without_its_
     ]
     headings = [column.heading for column in score_columns(report_rows(runs))]
     assert len(headings) == 2 and all(re.fullmatch(r"mine \(edited 01 Jan \d\d:00\)", text) for text in headings)
+    page = html.page(report_rows(runs))
+    assert page.count("mine (edited 01 Jan ") >= 4, "the first table and the numbers above it"
     sys.modules.pop("edited_metric")
     (tmp_path / "edited_metric.py").unlink()
     found = [row for row in compare_runs(*runs) if row["name"] == "mine"]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from specbench.papers.cells import Cell, Measured, make_cell
+from specbench.papers.cells import Cell, Measured, column_fingerprint, make_cell
 from specbench.papers.formats import _exactly, _value
 from specbench.papers.join import _expected
 from specbench.papers.table import SCORE, Column, PrintedNumber, Row
@@ -50,6 +50,13 @@ def test_an_interval_of_few_images_is_not_printed(printed):
     one_prompt.run.rows["prompt_id"] = "p"
     assert make_cell(printed, FID, one_prompt, None, "f").too_few, "prompts are the independent units"
     assert "too few" not in _value(FID, Cell(None, None, value=1.0, low=0.5, high=1.5, n=8), True)
+
+
+def test_of_two_versions_of_a_metric_a_column_has_the_one_edited_last():
+    both = score(9, 9)
+    both.row["scores"][0]["edited"] = "2026-11-27T09:00:00+00:00"
+    both.row["scores"].append(both.row["scores"][0] | {"fingerprint": "e", "edited": "2026-11-27T10:00:00+00:00"})
+    assert column_fingerprint(FID, [both]) == "e" and column_fingerprint(FID, [both, score(9, 9)]) == "f"
 
 
 def test_printed_values_keep_their_digits():
