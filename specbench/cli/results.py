@@ -247,8 +247,9 @@ def _say_drawn(out: str, names: Sequence[str]) -> None:
 def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> None:
     if not rows and differences:
         console.say("nothing to compare: no images in common, or a metric without paired differences")
-    for warning in dict.fromkeys(f"{row['metric']}: {row['note']}" for row in rows if row.get("note")):
-        console.say(warning)
+    noted = dict.fromkeys((row["note"], row["metric"]) for row in rows if row.get("note"))
+    for note in dict.fromkeys(note for note, _ in noted):
+        console.say(f"{', '.join(metric for other, metric in noted if other == note)}: {note}")
     if as_json:
         print_json(rows)
     elif rows:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.text import Text
 
 from specbench.cli.commands import Command, help_of
 from specbench.cli.options import dry_run_switch, flags, option, switch
@@ -295,14 +294,11 @@ def _short(value: float | None) -> float | None:
 
 def _show_table(folders: Sequence[Path]) -> None:
     """The first table of `specbench report` of these runs, for whoever waits in front of a terminal."""
-    from specbench.reporting.columns import FEW_PROMPTS
     from specbench.reporting.report_rows import report_rows
-    from specbench.reporting.sections import lacks_interval, sections
+    from specbench.reporting.sections import sections
     from specbench.reporting.terminal import first_table
 
     screen = console.stdout()
     for section in sections(report_rows(folders)):
         screen.print()
         screen.print(first_table(section.runs, screen.width))
-        if lacks_interval(section.runs, parts=False):
-            screen.print(Text(FEW_PROMPTS, style="dim"))

@@ -33,7 +33,7 @@ from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY, read_meta
 from specbench.system.console import counted, duration
 from specbench.system.device_failures import memory_for
-from specbench.system.downloads import Download, fetch_what_can_be_had, total_of
+from specbench.system.downloads import Download, fetch_what_can_be_had
 from specbench.system.plugins import PluginError, naming_plugin
 
 
@@ -193,7 +193,6 @@ def _fetch(
             left += Counter({name: _left(images, own[name], bool(needed[name])) for name in own.keys() & needed.keys()})
         took = expected_seconds(left, device)
         parts = [f"scoring {counted(len(shown), 'run')} on {device}: {', '.join(needed)}"]
-        parts += total_of(list(dict.fromkeys(chain(*needed.values()))))
         parts += [f"about {duration(took)} by earlier scores"] if took else []
         if needed:
             reporter.note("; ".join(parts))

@@ -22,17 +22,18 @@ def printed_beside(rows: Sequence[Mapping]) -> list[str]:
     models = {model.name for model in MODELS}
     ours = [row for row in rows if row["decoder"] != "ar" and RANDOM not in row["model"]]
     ours = [row for row in ours if row["model"].partition("+")[0] in models]
-    several = len({row["label"] for row in ours}) > 1
-    found = [cell for table in load_tables() for row in ours for cell in _cells(table, row, several)] if ours else []
+    found = [cell for table in load_tables() for row in ours for cell in _cells(table, row)] if ours else []
     found.sort(key=lambda cell: -cell[0])
-    lines: dict[tuple[str, str], str] = {}
-    for _, paper, numbers, line in found:
-        lines.setdefault((paper, numbers[0]), line)
-    return list(lines.values())[:_MOST]
+    lines, seen = [], set()
+    for _, label, numbers, line in found:
+        if (label, numbers[0]) not in seen:  # else a copy, in this paper or in another
+            lines.append(line)
+        seen |= {(label, text) for text in numbers}
+    return lines[:_MOST]
 
 
-def _cells(table: Table, ours: Mapping, named: bool) -> Iterator[tuple[int, str, list[str], str]]:
-    """Number of printed speeds, paper, printed numbers and line of each cell of a table like one of our rows."""
+def _cells(table: Table, ours: Mapping) -> Iterator[tuple[int, str, list[str], str]]:
+    """Number of printed speeds, our label, printed numbers and line of each cell of a table like one of our rows."""
     for row in table.rows:
         try:
             settings = None if row.own or not row.paper else row_settings(table, row)
@@ -44,17 +45,16 @@ def _cells(table: Table, ours: Mapping, named: bool) -> Iterator[tuple[int, str,
         stated = {name: value for name, value in theirs.options if name not in ("window", "head")}
         numbers = _numbers(table, row)
         if numbers and all(str(ours["options"].get(key)) == str(value) for key, value in stated.items()):
-            line = _line(table, row, ours if named else None, dict(theirs.options).get("window"), numbers)
-            yield sum(key in _SPEEDS for key in printed_values(table, row)), str(table.paper), numbers, line
+            line = _line(table, row, ours["label"], dict(theirs.options).get("window"), numbers)
+            yield sum(key in _SPEEDS for key in printed_values(table, row)), ours["label"], numbers, line
 
 
-def _line(table: Table, row: Row, ours: Mapping | None, window: object, numbers: Sequence[str]) -> str:
-    """What a paper prints for a cell; `ours`: the row it is of, where there are several."""
-    whose = f" for {ours['label']}" if ours else ""
+def _line(table: Table, row: Row, label: str, window: object, numbers: Sequence[str]) -> str:
+    """What a paper prints for the cell of our row of this label."""
     place = f"{table.paper}, {table.source}{f', {row.group}' if row.group else ''}"
     place += f", window {window}" if window is not None else ""
     on = f"; on {hardware.partition(' (')[0]}" if (hardware := row.hardware or table.hardware) else ""
-    return f"Printed{whose} ({place}): {', '.join(numbers)}{on}."
+    return f"Printed for {label} ({place}): {', '.join(numbers)}{on}."
 
 
 def _numbers(table: Table, row: Row) -> list[str]:

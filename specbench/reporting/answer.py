@@ -102,10 +102,7 @@ def disturbances(rows: Sequence[Mapping]) -> list[str]:
     busy = [row["disturbed"] for row in rows if (row.get("disturbed") or 0) > BUSY_CORES]
     if busy and any(row["latency_ms"] is not None for row in rows):
         cores = number(max(busy), 1)
-        said.append(
-            f"Other processes took up to {cores} of the cores needed. Latencies are too long and speed-ups uncertain: "
-            "repeat on a quiet machine."
-        )
+        said.append(f"Other processes took up to {cores} of the cores: repeat timings on a quiet machine.")
     said += [f"{_name(row)}: {'; '.join(row['gpu_disturbed'])}." for row in rows if row.get("gpu_disturbed")]
     return said
 
@@ -163,10 +160,10 @@ def _with_eager(said: str, row: Mapping) -> str:
 def _with_loss(row: Mapping) -> str:
     """The fastest decoder where it is not lossless."""
     kind = f"is declared lossless and {FAILED_AUDIT}" if failed_audit(row) else "is lossy"
-    slower = " It is slower." if row["speedup"] < 1 and _real(row) else " It is not shown to be faster."
+    slower = " and slower" if row["speedup"] < 1 and _real(row) else " and not shown to be faster"
     shown = "" if row["speedup"] > 1 and _real(row) else slower
     speed = f"{number(row['speedup'])} times as fast as {_baseline(row)} {_interval(row)}".rstrip()
-    return _with_eager(f"{_name(row)} {kind}: {speed}", row) + shown
+    return _with_eager(f"{_name(row)} {kind}{shown}: {speed}", row)
 
 
 def _apart(row: Mapping) -> str:

@@ -20,7 +20,7 @@ from specbench.specs.presets import PRESETS
 from specbench.stats import Estimate
 from specbench.system.console import printable
 
-PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#788700", "#b469b4")
+PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#788700", "#b469b4", "#645f82", "#cd8cb4")
 """Colours told apart on white and on black, by readers with protanopia and deuteranopia, too (CIEDE2000 above 12)."""
 _SYMBOLS = {"circle": "●", "square": "■", "triangle": "▲", "diamond": "◆", "star": "★", "cross": "✚"}
 """Shapes of a point by their names in Observable Plot: a colour and a shape together are one decoder's alone."""

@@ -115,7 +115,7 @@ def _notes(runs: Sequence[Mapping], remark: str | None) -> list[str]:
     over = [row["pairs"] for row in runs if row["speedup"] is not None and row["speedup_note"]]
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
     common = [f"The speed-up is over the {images} images in common with AR."] if over else []
-    machines = dict.fromkeys(line for row in runs for line in row["environment"])
+    machines = dict.fromkeys(line.partition(", python ")[0] for row in runs for line in row["environment"])
     few = [FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
     failed = [f"{row['label']}: {text}." for row in runs for text in row.get("fails", ())]
     wrong = ["A roofline is wrong: specbench report --all"] if any(row.get("roofline_note") for row in runs) else []

@@ -303,8 +303,8 @@ def _rows_note(model: ModelFacts, values: Mapping[str, Value]) -> str | None:
     if family not in RELEASED["guidance_rows"] or rows.origin.startswith(("flag", "environment")):
         return None
     if rows.value == "released":
-        return "unconditional rows as released; those of run are official, of other images (--guidance-rows)"
-    return "unconditional rows are official; those of bench gsd-1 are --guidance-rows released"
+        return "unconditional rows are as released, not those of run (--guidance-rows official)"
+    return "unconditional rows are official, not bench gsd-1's (--guidance-rows released)"
 
 
 def plan_drawing(values: Mapping[str, Value]) -> Drawing:

@@ -100,26 +100,28 @@ class RunSummary:
             self.errors.append(str(row["error"]))
 
 
-def timing_warnings(ms_per_step: Sequence[float], machines: Sequence[dict]) -> list[str]:
-    """List problems of latencies measured in these machine states, one sentence each.
+def slow_images(ms_per_step: Sequence[float], machines: Sequence[dict]) -> str | None:
+    """The images of a run that took longer than the others, in words; None without any.
 
     Args:
         ms_per_step: of each image, milliseconds per target forward.
         machines: of each image, what `specbench.system.monitor.MachineMonitor.read` found.
     """
-    said = []
     steps = np.asarray(ms_per_step, dtype=float)
     slow = outliers(steps)
-    if slow.any():
-        times = steps[slow].max() / np.median(steps)
-        worst = max((taken_cores(machines[index]) or 0.0 for index in np.flatnonzero(slow)), default=0.0)
-        company = f", while other processes took up to {worst:.1f} of the cores needed" if worst > BUSY_CORES else ""
-        said.append(
-            f"{slow.sum()} of {len(steps)} images took up to {times:.1f} times the usual time per step{company}"
-        )
+    if not slow.any():
+        return None
+    times = steps[slow].max() / np.median(steps)
+    worst = max(taken_cores(machines[index]) or 0.0 for index in np.flatnonzero(slow))
+    company = f", while other processes took up to {worst:.1f} of the cores" if worst > BUSY_CORES else ""
+    return f"{slow.sum()} of {len(steps)} images took up to {times:.1f} times the usual time per step{company}"
+
+
+def machine_warnings(machines: Sequence[dict]) -> list[str]:
+    """What disturbed latencies that were measured in these machine states, one sentence each."""
     others = [cores for one in machines if (cores := taken_cores(one)) is not None]
-    if others and np.mean(others) > BUSY_CORES:
-        said.append(f"other processes took {np.mean(others):.1f} of the cores needed, on average")
+    busy = bool(others) and np.mean(others) > BUSY_CORES
+    said = [f"other processes took {np.mean(others):.1f} of the cores"] if busy else []
     said += gpu_disturbances(machines)
     clocks = [float(one["gpu_mhz"]) for one in machines if one.get("gpu_mhz")]
     if clocks and min(clocks) < STEADY_CLOCK * max(clocks):

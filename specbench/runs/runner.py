@@ -18,7 +18,7 @@ from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.dry_run import seconds_per_image
 from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.plan import Plan, earlier_window, together
-from specbench.runs.run_progress import Reporter, RunSummary, timing_warnings
+from specbench.runs.run_progress import Reporter, RunSummary, machine_warnings, slow_images
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import find_runs_like, run_folder, runs_in
 from specbench.store.run_store import RunStore
@@ -156,12 +156,9 @@ def run(
                 summary.count(row)
                 reporter.row(done.spec.run_id, row)
         summary.interrupted = stop.number if summary.done + summary.failed < todo else 0
-    timed = {spec.run_id: stores[spec] for spec in work if work[spec] and spec.timed}
-    problems = [(problem, run_id) for run_id, store in timed.items() for problem in _disturbances(store)]
-    runs_of = {problem: ", ".join(run for other, run in problems if other == problem) for problem, _ in problems}
-    found = [f"{runs}: {problem}" for problem, runs in runs_of.items()]
+    found = _disturbances([stores[spec] for spec in work if work[spec] and spec.timed])
     for text in found[:_MOST_NAMED]:
-        reporter.note(f"{text}; repeat on a quiet machine with another --out")
+        reporter.note(f"{text}: repeat on a quiet machine, another --out")
     if (more := len(found) - _MOST_NAMED) > 0:
         reporter.note(f"{more} more such disturbance{'s' * (more > 1)}; specbench report names the worst")
     return summary
@@ -187,7 +184,6 @@ def _warm_up(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], repo
     specs = [spec for spec, requests in work.items() if requests]
     if not specs:
         return {}
-    reporter.note(f"warming up {len(specs)} decoder{'s' if len(specs) > 1 else ''}")
     texts = sorted({request.text for requests in work.values() for request in requests}, key=len)
     facts = executor.warm_up(specs, list(dict.fromkeys((texts[-1], texts[0]))), reporter.part)
     if "compile_s" in facts:
@@ -229,11 +225,17 @@ def balanced_order(items: Sequence[_Item], number: int) -> list[_Item]:
     return order[::-1] if count % 2 and number // count % 2 else order
 
 
-def _disturbances(store: RunStore) -> list[str]:
-    rows = store.samples(["status", "ar_ms", "nfe", "machine"])
-    rows = rows[(rows["status"] == "ok") & rows["machine"].notna()]
-    pace, machines = (rows["ar_ms"] / rows["nfe"]).to_list(), [json.loads(text) for text in rows["machine"]]
-    return timing_warnings(pace, machines)
+def _disturbances(stores: Sequence[RunStore]) -> list[str]:
+    """Problems of latencies: slow images of each run, and the state of the machine, which all runs share."""
+    said, machines = [], []
+    for store in stores:
+        rows = store.samples(["status", "ar_ms", "nfe", "machine"])
+        rows = rows[(rows["status"] == "ok") & rows["machine"].notna()]
+        own = [json.loads(text) for text in rows["machine"]]
+        slow = slow_images((rows["ar_ms"] / rows["nfe"]).to_list(), own)
+        said += [f"{store.folder.name}: {slow}"] if slow else []
+        machines += own
+    return said + machine_warnings(machines)
 
 
 def announcement(plans: Sequence[Plan]) -> list[str]:

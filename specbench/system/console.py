@@ -305,7 +305,8 @@ def _panel(
     table = Table(box=None, header_style="bold", padding=(0, _GAP, 0, 0), pad_edge=False)
     for place, width in zip(chosen, widths, strict=True):
         justify = "right" if place in right else "left"
-        table.add_column(Text(headings[place]), width=width, justify=justify, overflow="fold", vertical="top")
+        heading = headings[place] if len(headings[place]) <= width else headings[place].replace(" [", "\n[")
+        table.add_column(Text(heading), width=width, justify=justify, overflow="fold", vertical="top")
     first_panel = len(chosen) == 1 or 1 in chosen
     for row in rows:
         if first_panel or any(row[place] not in ("", _NO_CELL) for place in chosen[1:]):

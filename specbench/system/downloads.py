@@ -126,17 +126,6 @@ def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
     return wanted
 
 
-def total_of(downloads: Sequence[Download]) -> list[str]:
-    """Number, size and licences of downloads, in words; empty without any."""
-    from rich.filesize import decimal
-
-    known = sum(one.size or 0 for one in downloads)
-    size = decimal(known) if known else "size unknown"
-    more = " and more" if known and any(one.size is None for one in downloads) else ""
-    licences = ", ".join(dict.fromkeys(one.licence for one in downloads))
-    return [f"downloads: {len(downloads)}, {size}{more} ({licences})"] if downloads else []
-
-
 def fetch_what_can_be_had(
     needs: Mapping[K, Callable[[], Sequence[Download]]],
     announce: Callable[[Mapping[K, Sequence[Download]]], None] = lambda needed: None,

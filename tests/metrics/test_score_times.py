@@ -11,7 +11,7 @@ from drawn import drawn_run
 from specbench.metrics import score_times, scoring
 from specbench.metrics.base import Settings
 from specbench.system.digests import cache_folder
-from specbench.system.downloads import Download, fetch_what_can_be_had, total_of
+from specbench.system.downloads import Download, fetch_what_can_be_had
 
 
 class Notes(scoring.ScoreReporter):
@@ -48,4 +48,3 @@ def test_downloads_are_counted_once_with_their_licences(tmp_path):
     seen = []
     fetch_what_can_be_had({"x": lambda: [one], "y": lambda: [one, *others]}, seen.append)
     assert seen == [{"x": [one], "y": [one, *others]}]
-    assert total_of([one, *others]) == ["downloads: 3, 4.0 MB and more (MIT, Apache-2.0)"] and total_of([]) == []

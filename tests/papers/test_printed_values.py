@@ -156,12 +156,13 @@ def test_a_report_is_told_what_papers_print_for_its_cells():
         found = dict(planned.spec.options)
         return {"decoder": planned.spec.name, "model": model, "options": found | options, "label": name}
 
-    first, *_ = lines = printed_beside([row("gsd:G=50", "lumina", {})])
-    assert first.startswith(
-        "Printed (gsd, Table 1, Parti-prompt, window 16): NFE 636.75, latency 24.13 s, speed-up 4.65"
+    [own] = printed_beside([row("gsd:G=50", "lumina", {})])  # two other tables repeat it
+    assert own == (
+        "Printed for gsd:G=50 (gsd, Table 1, Parti-prompt, window 16): NFE 636.75, latency 24.13 s, speed-up 4.65, "
+        "CLIP-Score 32.075; on NVIDIA RTX 3090."
     )
-    assert 1 < len(lines) < 4 and "RTX 3090" in first
-    assert "Printed for sjd" in printed_beside([row("sjd", "lumina", {}), row("gsd:G=50", "lumina", {})])[1]
+    lines = printed_beside([row("sjd", "lumina", {}), row("gsd:G=50", "lumina", {})])
+    assert len(lines) == 3 and "Printed for sjd" in lines[1]
     nothing = [row("gsd:G=49", "lumina", {}), row("ar", "lumina", {}), row("sjd", "shapes", {})]
     assert not printed_beside(nothing)
 

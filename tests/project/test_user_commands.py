@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,6 +24,8 @@ from specbench.models.families.model_specs import MODELS
 pytestmark = pytest.mark.slow
 QUICK = ("llamagen", "lumina-512")
 LEFT_OUT = (*QUICK, "llamagen-c2i-3b", "glm-image", *(f"tar-dtok-{side}" for side in (256, 512, 1024)))
+_LONGEST_S = 3000
+"""Seconds of a command: an image of 9,216 tokens takes minutes on a busy machine."""
 SLOW = tuple(model.name for model in MODELS if model.name not in LEFT_OUT)
 """LlamaGen 3B has heads of 100, with which tests/models/test_llamagen_class.py writes it; GLM-Image draws pictures
 with diffusers and its whole repository alone; Tar's second stage reads no texts."""
@@ -49,7 +50,9 @@ def typed(hub: Hub, home: Path, line: str, **variables: str) -> subprocess.Compl
     (home / "work").mkdir(parents=True, exist_ok=True)
     env = {**os.environ, **hub.env(home), "HOME": str(home), **variables}
     env.pop("SPECBENCH_PROMPTS_MIRROR", None)
-    return forked(lambda: official_hub.type_as_user(hub, *line.split()[1:]), cwd=home / "work", env=env)
+    return forked(
+        lambda: official_hub.type_as_user(hub, *line.split()[1:]), cwd=home / "work", env=env, timeout_s=_LONGEST_S
+    )
 
 
 def test_run_score_and_report_as_typed(hub, tmp_path):
@@ -64,10 +67,7 @@ def test_run_score_and_report_as_typed(hub, tmp_path):
     ]  # fmt: skip
     scored = typed(hub, tmp_path, "specbench score")
     assert scored.returncode == 0, scored.stderr
-    said = scored.stderr.splitlines()[0]
-    assert re.fullmatch(
-        r"scoring 2 runs on cpu: clip\[b16\+299\], hpsv2\[v2\.1\]; downloads: 2, [\d.]+ MB \(test\)", said
-    ), said
+    assert scored.stderr.startswith("scoring 2 runs on cpu: clip[b16+299], hpsv2[v2.1]\n"), scored.stderr
     assert "downloading ViT-B-16.pt" in scored.stderr and "downloading HPS.pt" in scored.stderr
     report = typed(hub, tmp_path, "specbench report")
     assert report.returncode == 0, report.stderr

@@ -29,6 +29,7 @@ def forked(
     cwd: Path | str = ".",
     env: Mapping[str, str] | None = None,
     path: Sequence[Path | str] = (),
+    timeout_s: int = TIMEOUT_S,
 ) -> subprocess.CompletedProcess:
     """Call `work` in a fork with a working folder and an environment of its own; what it did, as of a process.
 
@@ -43,7 +44,9 @@ def forked(
             for module in [module for name, module in sys.modules.items() if name.startswith("specbench")]:
                 for known in [one for one in vars(module).values() if hasattr(one, "cache_clear")]:
                     known.cache_clear()  # such as which plug-ins are installed
-            _end(work, (out.fileno(), err.fileno()), Path(cwd).absolute(), os.environ if env is None else env)
+            _end(
+                work, (out.fileno(), err.fileno()), Path(cwd).absolute(), os.environ if env is None else env, timeout_s
+            )
         _, status = os.waitpid(child, 0)
         printed = [(file.seek(0), file.read().decode())[1] for file in (out, err)]
         return subprocess.CompletedProcess("forked", os.waitstatus_to_exitcode(status), *printed)
@@ -61,12 +64,12 @@ def forked_script(source: str, **where) -> subprocess.CompletedProcess:
     return forked(lambda: exec(compile(source, "<script>", "exec"), {"__name__": "__main__"}), **where)
 
 
-def _end(work: Callable[[], object], streams: Sequence[int], cwd: Path, env: Mapping[str, str]) -> None:
+def _end(work: Callable[[], object], streams: Sequence[int], cwd: Path, env: Mapping[str, str], timeout_s: int) -> None:
     """Do the work of the child and end it, whatever happens, without any of the tests' own exit handlers."""
     code: object = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(TIMEOUT_S)
+        signal.alarm(timeout_s)
         for number, stream in enumerate(streams, start=1):
             os.dup2(stream, number)
         sys.stdin, sys.stdout, sys.stderr = io.StringIO(), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)

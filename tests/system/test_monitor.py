@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from specbench.runs.run_progress import timing_warnings
+from specbench.runs.run_progress import machine_warnings
 from specbench.system import monitor
 from specbench.system.monitor import MachineMonitor, gpu_disturbances, others_at_work
 
@@ -60,7 +60,7 @@ def test_runs_tell_of_a_gpu_that_was_slowed_or_shared():
         "2 other processes computed on the GPU",
         "the driver held the GPU's clock back (heat, power cap) in 2 of 3 readings",
     ]
-    assert timing_warnings([1.0] * 3, machines) == said
+    assert machine_warnings(machines) == said
     assert others_at_work(machines[1]) == "the driver held the GPU's clock back (heat) in 1 of 1 readings"
 
 
@@ -90,7 +90,5 @@ def test_in_a_container_a_process_does_not_take_itself_for_another(pids, cuda, o
 
 
 def test_readings_of_before_tell_all_that_others_used():
-    assert timing_warnings([1.0], [{"other_cores": 2.0}]) == [
-        "other processes took 2.0 of the cores needed, on average"
-    ]
-    assert timing_warnings([1.0], [{"other_cores": 9.0, "taken_cores": 0.0}]) == []
+    assert machine_warnings([{"other_cores": 2.0}]) == ["other processes took 2.0 of the cores"]
+    assert machine_warnings([{"other_cores": 9.0, "taken_cores": 0.0}]) == []
