@@ -23,9 +23,9 @@ from PIL import Image
 from specbench import api
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.reporting import report_rows
-from specbench.reporting.contact_sheet import contact_sheet
 from specbench.reporting.demo import PICTURE
 from specbench.reporting.html import write_page
+from specbench.reporting.picture_figures import write_pictures
 from specbench.store.run_folders import find_runs
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +46,7 @@ CAPTIONS = 5
 
 def demo_sheet(path: Path) -> None:
     """Images of the README's runs."""
-    contact_sheet([Path(row["folder"]) for row in report_rows(find_runs(ROOT / RUNS))], path)
+    write_pictures({row["label"]: Path(row["folder"]) for row in report_rows(find_runs(ROOT / RUNS))}, path)
 
 
 def gallery(path: Path) -> None:
@@ -55,7 +55,7 @@ def gallery(path: Path) -> None:
     summary = api.run(decoder=list(GALLERY), out=str(ROOT / "build" / "pictures"), **settings)
     if problem := summary.problem():
         raise problem
-    contact_sheet(summary.folders, path)
+    write_pictures({row["label"]: Path(row["folder"]) for row in report_rows(summary.folders)}, path)
 
 
 def page_shot(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Reports of run folders: tables, pages, contact sheets, run and image cards."""
+"""Reports of run folders: tables, pages, pictures, run and image cards."""
 
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.text_formats import FORMATS, render

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from specbench.metrics import scoring
-from specbench.reporting.contact_sheet import contact_sheet
+from specbench.reporting.picture_figures import write_pictures
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.text_formats import render
 from specbench.runs.compiler import missing
@@ -62,7 +62,7 @@ def demo(
         raise problem
     scoring.score(summary.folders, reporter=score_reporter)
     rows = report_rows(summary.folders)
-    contact_sheet(summary.folders, out / PICTURE)
+    write_pictures({row["label"]: Path(row["folder"]) for row in rows}, out / PICTURE)
     (out / TABLES).write_text(render(rows, everything=True, explain=True))
     return rows
 

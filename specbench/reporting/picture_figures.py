@@ -15,6 +15,7 @@ from specbench.reporting.image_tiles import first_prompts, tiles
 from specbench.reporting.maps import mean_map
 from specbench.reporting.text_formats import csv_text
 from specbench.system.console import printable
+from specbench.system.files import write_output
 
 _GRID = "pictures"
 TOKEN_MAPS = {
@@ -104,13 +105,24 @@ def _token_map(runs: Mapping[str, Path], kind: str) -> Grid:
     return Grid(list(maps), [""], [list(maps.values())], bar, numbers)
 
 
+def write_pictures(runs: Mapping[str, Path], path: Path) -> Path:
+    """Write the pictures of the first prompts, one column for each of `runs` (folders by label), as a PNG file.
+
+    Raises:
+        SpecbenchError: no or damaged images, or a file that cannot be written.
+    """
+    write_output(path, draw_grid(_images(runs, ""), "png", "page"))
+    return path
+
+
 def draw_grid(grid: Grid, fmt: str = "pdf", width: str = "column") -> bytes:
     """Draw a grid; arguments as of `specbench.reporting.figures.draw_chart`."""
     import matplotlib as mpl  # only for figures
     from matplotlib.figure import Figure
 
     inches = WIDTHS[width]
-    height = inches / len(grid.columns) * len(grid.rows) + _LABEL + (2 * _LABEL if grid.bar else 0)
+    side = inches / len(grid.columns)  # of a picture; a letter of size 6 is a twentieth of an inch wide
+    height = side * len(grid.rows) + _LABEL + (2 * _LABEL if grid.bar else 0)
     top = max((np.nanmax(one) for row in grid.pictures for one in row if one is not None), default=1) if grid.bar else 1
     with mpl.rc_context(STYLE):
         figure = Figure((inches, height), layout="constrained")
@@ -120,10 +132,12 @@ def draw_grid(grid: Grid, fmt: str = "pdf", width: str = "column") -> bytes:
             for axes, column, picture in zip(held[place], grid.columns, row, strict=True):
                 axes.set(xticks=[], yticks=[], frame_on=False)
                 if place == 0:
-                    axes.set_title("\n".join(textwrap.wrap(printable(column), 60 // len(grid.columns))), fontsize=6)
+                    axes.set_title("\n".join(textwrap.wrap(printable(column), max(6, int(20 * side)))), fontsize=6)
                 if picture is not None:
                     image = axes.imshow(picture, cmap="cividis", vmin=0, vmax=top, interpolation="nearest")
-            held[place][0].set_ylabel("\n".join(textwrap.wrap(printable(label), 18)[:3]), fontsize=5)
+            held[place][0].set_ylabel(
+                "\n".join(textwrap.wrap(printable(label), max(6, int(22 * side)))[:3]), fontsize=5
+            )
         if grid.bar and image is not None:
             figure.colorbar(image, ax=held, label=grid.bar, location="bottom", aspect=40)
         return saved(figure, fmt)

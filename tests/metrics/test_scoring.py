@@ -35,7 +35,6 @@ from specbench.reporting import html, report_rows
 from specbench.reporting import render as render_tables
 from specbench.reporting.columns import score_columns
 from specbench.reporting.compare import compare_runs
-from specbench.reporting.contact_sheet import contact_sheet
 from specbench.stats import mean_interval
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore, read_image
@@ -441,15 +440,6 @@ def test_scores_of_a_part_of_the_images_say_so(tmp_path):
     assert "(n=4)" not in render_tables(report_rows([folder]))
     drawn_run(tmp_path, n=6)
     assert "(n=4)" in render_tables(report_rows([folder]))
-
-
-def test_a_gallery_has_a_row_per_prompt_and_a_column_per_run(tmp_path):
-    folders = [drawn_run(tmp_path, n=4), drawn_run(tmp_path, n=3, spec=tiny.spec("gsd", G=50))]
-    wide = Image.open(contact_sheet(folders, tmp_path / "made" / "wide.png", limit=4))
-    narrow = Image.open(contact_sheet(folders[:1], tmp_path / "narrow.png", limit=2))
-    assert wide.width > narrow.width and wide.height > narrow.height
-    with pytest.raises(SpecbenchError, match="no images"):
-        contact_sheet([folders[0]], tmp_path / "none.png", sample=9)
 
 
 def test_reading_while_a_scorer_works_needs_no_lock(tmp_path):

@@ -17,8 +17,8 @@ from PIL import Image
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import scoring
-from specbench.reporting.contact_sheet import contact_sheet
 from specbench.reporting.html import write_page
+from specbench.reporting.picture_figures import write_pictures
 from specbench.store.merge_shards import merge_runs
 from specbench.store.run_store import RunStore
 from specbench.system.images import read_picture
@@ -35,7 +35,7 @@ def page(folder: Path, out: Path) -> None:
 
 
 def sheet(folder: Path, out: Path) -> None:
-    contact_sheet([folder], out / "sheet.png")
+    write_pictures({"run": folder}, out / "sheet.png")
 
 
 def merged(folder: Path, out: Path) -> None:
