@@ -18,7 +18,7 @@ from torch import Tensor
 from specbench.models.shapes import captions
 from specbench.models.shapes.network import load_tokenizer
 from specbench.models.shapes.reading_order import realize_in_order, worded_in_reading_order
-from specbench.models.shapes.render import SIZE, noisy_rows, render
+from specbench.models.shapes.render import card_mask, noisy_rows, render
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, SHAPES, Scene, describe, realize, sample_request
 from specbench.models.shapes.tokenizer import GRID, PATCH, TOKENS, ShapesTokenizer
 
@@ -32,15 +32,6 @@ def render_batch(count: int, seed: int) -> tuple[Tensor, Tensor]:
     scenes = [realize(sample_request(rng), rng) for _ in range(count)]
     masks = np.stack([card_mask(s) > 0 for s in scenes])
     return pixels(scenes), torch.from_numpy(masks)
-
-
-def card_mask(scene: Scene) -> np.ndarray:
-    """Which object's card each pixel lies on: 1 + index of the object, 0 for background, uint8 [64, 64]."""
-    owner = np.zeros((SIZE, SIZE), np.uint8)
-    for index, item in enumerate(scene.items):
-        left, top, right, bottom = item.card
-        owner[top:bottom, left:right] = index + 1
-    return owner
 
 
 def pixels(scenes: list[Scene]) -> Tensor:

@@ -68,6 +68,15 @@ def render(scene: Scene) -> np.ndarray:
     return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
+def card_mask(scene: Scene) -> np.ndarray:
+    """Which object's card each pixel lies on: 1 + index of the object, 0 for background, uint8 [64, 64]."""
+    owner = np.zeros((SIZE, SIZE), np.uint8)
+    for index, item in enumerate(scene.items):
+        left, top, right, bottom = item.card
+        owner[top:bottom, left:right] = index + 1
+    return owner
+
+
 def noisy_rows(scene: Scene) -> tuple[int, int]:
     """First and last (exclusive) token row of the noisy part of the background; equal where there is none."""
     if scene.texture not in ("cloudy", "grainy"):
