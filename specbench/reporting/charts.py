@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,11 +58,25 @@ Marks = Mapping[str, Mark]
 
 
 def mark_of(decoder: str) -> Mark:
-    """The mark of a decoder, the same in all pages and figures; AR is grey."""
-    if decoder == "ar":
-        return Mark("#7d8087", "circle")
-    names = [*_FIRST, *(name for name in PRESETS if name not in (*_FIRST, "ar"))]
-    return _mark(names.index(decoder) if decoder in names else zlib.crc32(decoder.encode()))
+    """The mark of a decoder by itself, see `marks_of`; AR is grey."""
+    return Mark("#7d8087", "circle") if decoder == "ar" else _mark(_place(decoder))
+
+
+def marks_of(decoders: Iterable[str]) -> dict[str, Mark]:
+    """Marks of the decoders of a page by name: their own, but for a colour that another one has while some are free."""
+    found: dict[str, Mark] = {}
+    named = sorted({*decoders}, key=_place)
+    for decoder in named:
+        mark, taken = mark_of(decoder), [one.colour for one in found.values()]
+        free = [colour for colour in PALETTE if colour not in taken]
+        few = len({*named} - {"ar"}) <= len(PALETTE)
+        found[decoder] = replace(mark, colour=free[0]) if few and mark.colour in taken else mark
+    return found
+
+
+def _place(decoder: str) -> int:
+    names = [*_FIRST, *(name for name in PRESETS if name not in _FIRST)]
+    return names.index(decoder) if decoder in names else zlib.crc32(decoder.encode())
 
 
 def _mark(place: int) -> Mark:

@@ -170,7 +170,8 @@ def _script(name: str) -> str:
 
 def _section(section: Section, limit: int) -> dict:
     names = _names(section.runs)
-    marks = {name: charts.mark_of(row["decoder"]) for name, row in names.items()}
+    by_decoder = charts.marks_of(row["decoder"] for row in section.runs)
+    marks = {name: by_decoder[row["decoder"]] for name, row in names.items()}
     accepted = {name: maps.mean_map(Path(row["folder"]), "accepted") for name, row in names.items()}
     values = {name: values_per_image(Path(row["folder"])) for name, row in names.items()}
     titles = iter(("Speed, every column", "Quality, every column", "Drafting"))
@@ -196,7 +197,7 @@ def _section(section: Section, limit: int) -> dict:
         "table": _table("", section.first.columns, section.runs, best=True),
         "has_intervals": has_intervals,
         "marks": [marks[name] for name in names],
-        "legend": {row["decoder"]: marks[name] for name, row in names.items()},
+        "legend": {row["decoder"]: by_decoder[row["decoder"]] for row in section.runs},
         "folded": folded + _differences(names),
         "charts": [*_quality_charts(names, marks), *_speed_charts(names, marks)],
         "folded_charts": [*by_category, *_step_charts(names, marks)],
@@ -330,8 +331,9 @@ def _speed_charts(names: Mapping[str, Mapping], marks: charts.Marks) -> list[cha
     }
     total = {name: Estimate(row["speedup"], row["speedup_low"], row["speedup_high"]) for name, row in timed.items()}
     found = [charts.parts_chart(timed), charts.prompts_chart(ratios, total, marks)]
+    own = {row["decoder"]: marks[name] for name, row in names.items()}
     for option, curves in sweeps(list(timed.values())).items():
-        found.append(charts.sweep_chart(option, curves, {name: charts.mark_of(name.split()[0]) for name in curves}))
+        found.append(charts.sweep_chart(option, curves, {name: own[name.split()[0]] for name in curves}))
     return found
 
 

@@ -24,7 +24,7 @@ from specbench.prompts import downloadable, public_names
 from specbench.prompts.public import missing_set
 from specbench.runs.compiler import settle_precision
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_ar
-from specbench.runs.executors.ray_cluster import require_ray
+from specbench.runs.executors.ray_cluster import plan_workers, require_ray
 from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.plan import (
     SAMPLING_SETTINGS,
@@ -35,7 +35,6 @@ from specbench.runs.plan import (
     plan_drawing,
     plan_model,
     plan_sampling,
-    plan_workers,
 )
 from specbench.runs.settings import Value
 from specbench.specs.run_spec import RunSpec, Sampling

@@ -22,7 +22,8 @@ from specbench.models.hub_model import RELEASED, HubModel
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.prompt_set import Drawing
 from specbench.runs import compiler
-from specbench.runs.decoder_args import PlannedDecoder, parse_decoders, plan_decoders, with_ar
+from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_ar
+from specbench.runs.executors.ray_cluster import THIS_PROCESS, Workers, plan_workers, run_mode
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
 from specbench.runs.needs import named_together
 from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value
@@ -45,26 +46,6 @@ SAMPLING_SETTINGS = {
     "top_n_sigma": "top-n-sigma",
 }
 MAX_IMAGES = 1_000_000
-
-
-@dataclass(frozen=True)
-class Workers:
-    """Worker configuration: this process, unless `count` is above 1 or `address` names a Ray cluster.
-
-    `count` None: as many as the cluster allows; `references` are the decoders ("package.module:NAME") workers must
-        import.
-    """
-
-    count: int | None = 1
-    address: str | None = None
-    references: tuple[str, ...] = ()
-
-    @property
-    def elsewhere(self) -> bool:
-        return self.address is not None or self.count != 1
-
-
-THIS_PROCESS = Workers()
 
 
 @dataclass(frozen=True)
@@ -399,29 +380,6 @@ def _check_images(prompts: int, samples: int, shard: tuple[int, int]) -> None:
             f"--samples {samples}: {images:,} images of {prompts:,} prompts, more than {MAX_IMAGES:,} of one run",
             "use --limit, or --shard I/N with another --out for each part",
         )
-
-
-def plan_workers(values: Mapping[str, Value]) -> Workers:
-    """Worker configuration from the settings; rejects settings incompatible with several workers."""
-    value = {name: held.value for name, held in values.items()}
-    references = tuple(name for name, _ in parse_decoders(value["decoder"]) if ":" in name)
-    workers = Workers(value["workers"] or (None if value["ray"] else 1), value["ray"] or None, references)
-    if workers.elsewhere and ":" in value["device"]:
-        raise SpecbenchError(f"--device {value['device']}: each worker has its own GPU", "write --device cuda")
-    if workers.elsewhere and value["batch"] == "auto":
-        raise SpecbenchError("--batch auto: cannot be estimated with --workers or --ray", "omit them, or set a number")
-    return workers
-
-
-def run_mode(given: str | None, batch: int | str, workers: Workers, device: str) -> str:
-    """Latency mode, or throughput if images share a device, which invalidates their latencies."""
-    alone = not workers.elsewhere or (device == "cuda" and given == "latency")
-    if given == "latency" and (batch != 1 or not alone):
-        raise SpecbenchError(
-            "--mode latency: needs one image at a time on an exclusive device",
-            "use --batch 1, and one worker or one GPU per worker",
-        )
-    return given or ("latency" if batch == 1 and alone else "throughput")
 
 
 def plan_model(values: Mapping[str, Value]) -> ModelFacts:

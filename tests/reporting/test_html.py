@@ -18,8 +18,10 @@ import synthetic
 from synthetic import AR, SJD, generation
 
 from specbench.prompts import Request
+from specbench.reporting.charts import marks_of
 from specbench.reporting.html import breakable, write_page
 from specbench.reporting.plot_data import pareto, sweeps
+from specbench.specs.presets import PRESETS
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, failed_row, sample_row
@@ -225,6 +227,16 @@ def test_without_scripts_each_plot_lists_its_numbers(tmp_path):
     lists = re.findall(r"<noscript><ul.*?</ul></noscript>", text, re.DOTALL)
     assert len(lists) == text.count('class="chart" data-chart=') and all("<li>" in one for one in lists)
     assert any("sjd: 1.29x" in one for one in lists), "the speed-up of a prompt"
+
+
+def test_ten_decoders_have_ten_colours_whichever_they_are():
+    names = [*PRESETS]
+    for some in (names[place : place + 10] for place in range(len(names) - 9)):
+        assert len({mark.colour for mark in marks_of([*some, "ar"]).values()}) == len({*some, "ar"})
+    every = marks_of(names).values()
+    assert len({(mark.colour, mark.symbol) for mark in every}) == len(names), (
+        "colour and shape together are one's alone"
+    )
 
 
 def test_a_long_name_is_broken_after_punctuation_alone():
