@@ -15,7 +15,7 @@ from specbench.stats.speed import mean, ratio_or_none
 def acceptance(rows: pd.DataFrame) -> float | None:
     """Acceptance: accepted over verified draft tokens, summed over all images; tokens forced by the grammar are
     excluded."""
-    accepted, tested = (sum(map(_total, _chunks(rows[name]))) for name in ("accepted", "tested"))
+    accepted, tested = (_offset_totals(rows[name]).sum() for name in ("accepted", "tested"))
     return ratio_or_none(accepted, tested)
 
 
@@ -135,10 +135,6 @@ def _offset_totals(counts: pd.Series) -> np.ndarray:
     for some in found:
         totals[: len(some)] += some
     return totals
-
-
-def _total(lists: pa.ListArray) -> int:
-    return pc.sum(pc.list_flatten(lists), min_count=0).as_py()
 
 
 def _chunks(column: pd.Series) -> list[pa.ListArray]:

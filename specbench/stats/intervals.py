@@ -117,11 +117,8 @@ def _bootstrap(totals: np.ndarray, seed: int) -> tuple[float, float]:
 
 def mean_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
     """Mean with its 95 % confidence interval: Student's t over clusters; none below two clusters."""
-    mean, error, n = clustered_mean(values, clusters)
-    if error is None:
-        return Estimate(mean, None, None)
-    half = float(stdtrit(n - 1, UPPER_QUANTILE)) * error
-    return Estimate(mean, mean - half, mean + half)
+    found = mean_difference(values, clusters)
+    return Estimate(found.value, found.low, found.high)
 
 
 def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
