@@ -18,7 +18,7 @@ LATENCY = "latency_ms"
 
 
 def printed_latencies(tables: Sequence[str] = ()) -> list[dict[str, object]]:
-    """Printed latencies beside the floor of the GPU they were measured on (docs/notes/papers-beside-the-floor.md).
+    """Printed latencies beside the floor of the GPU they were measured on (dev/notes/gpu.md).
 
     The floor of a step is the larger of its bytes over the data sheet's bandwidth and its operations over the data
     sheet's FLOP/s, as in `specbench.stats.speed.floor_ms`, at the mean context of an image.

@@ -12,7 +12,9 @@ import os
 import re
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import takewhile
 from pathlib import Path
 
 import click
@@ -39,7 +41,7 @@ from specbench.system.plugins import plugins
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
-from planted_bugs import BUGS, PlantedBug  # noqa: E402
+from planted_bugs import BUGS  # noqa: E402
 
 RESULTS = ROOT / "results" / "readme"
 REFERENCE = ROOT / "results" / "reference"
@@ -56,7 +58,7 @@ _BLOCK = re.compile(r"(<!-- begin:([a-z-]+) ?(.*?) -->\n).*?(<!-- end:\2 -->)", 
 
 def pages() -> list[Path]:
     """Every text that may hold generated blocks."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "notes").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "dev" / "notes").glob("*.md"))]
 
 
 def refresh(page: Path) -> str:
@@ -73,21 +75,58 @@ def commands(page: Path, argument: str) -> str:
     """Every command with the first line of its help."""
     return _table(
         ["command", "what it does"],
-        ([f"`specbench {name}`", command.help.split("\n")[0]] for name, command in _commands()),
+        (
+            [f"[`specbench {name}`](#specbench-{name.replace(' ', '-')})", command.help.split("\n")[0]]
+            for name, command in _commands()
+        ),
     )
 
 
 def command_help(page: Path, argument: str) -> str:
-    """Every command with its arguments and options. Options of decoders have a page of their own."""
-    parts = []
-    for name, command in _commands():
-        shown = [p for p in command.params if not (getattr(p, "rich_help_panel", None) or "").startswith("Decoder ")]
-        rows = (
-            [_flag(parameter), *_meaning(parameter)] for parameter in shown if not getattr(parameter, "hidden", False)
+    """What several commands take, once; then of every command the rest of its help, and what it alone takes.
+
+    Options of decoders have a page of their own. The first line of the help stands in the table of `commands`.
+    """
+    taken = {name: [_described(parameter) for parameter in _shown(command)] for name, command in _commands()}
+    users = Counter(named for rows in taken.values() for named, _ in rows)
+    meant = {flag: (flag, said) for (flag, said), count in reversed(users.most_common()) if count > 1}
+    common = {one: default for rows in reversed(taken.values()) for one, default in rows if meant.get(one[0]) == one}
+    header = ["argument or option", "meaning"]
+
+    def rows(described: Iterable[tuple[tuple[str, str], str]]) -> str:
+        return _table(
+            header,
+            ([flag, said + (f" (default {default})" if default != "-" else "")] for (flag, said), default in described),
         )
-        said = "\n\n".join(" ".join(text.split()) for text in _plain_help(command).split("\n\n"))
-        parts.append(f"## specbench {name}\n\n{said}\n\n" + _table(["argument or option", "meaning", "default"], rows))
+
+    order = dict.fromkeys(named for rows in taken.values() for named, _ in rows if named in common)
+    parts = ["## Arguments and options of several commands\n\n" + rows((named, common[named]) for named in order)]
+    for name, command in _commands():
+        said = [" ".join(text.split()) for text in _plain_help(command).split("\n\n")][1:]
+        own = [(named, default) for named, default in taken[name] if named not in common]
+        also = [
+            flag.split(" `")[0].split(",")[0] + (f" (default {default})" if default != common[flag, text] else "")
+            for (flag, text), default in taken[name]
+            if (flag, text) in common
+        ]
+        said += [rows(own)] * bool(own) + [f"{'Also' if own else 'Takes'} {', '.join(also)}."] * bool(also)
+        parts.append("\n\n".join([f"## specbench {name}", *said]))
     return "\n\n".join(parts)
+
+
+def _shown(command: click.Command) -> list[click.Parameter]:
+    """What a command takes, without options of decoders."""
+    return [
+        parameter
+        for parameter in command.params
+        if not (getattr(parameter, "rich_help_panel", None) or "").startswith("Decoder ")
+        and not getattr(parameter, "hidden", False)
+    ]
+
+
+def _described(parameter: click.Parameter) -> tuple[tuple[str, str], str]:
+    said, default = _meaning(parameter)
+    return (_flag(parameter), said.rstrip(".")), default
 
 
 FOREIGN_VARIABLES = {
@@ -125,30 +164,31 @@ def decoders(page: Path, argument: str) -> str:
 
 
 def defaults(page: Path, argument: str) -> str:
-    """Every preset with the options that it takes and their defaults."""
+    """Every preset: the parts that are not those of `sjd`, and the defaults that are not those of its parts."""
+    sjd = PRESETS["sjd"].choices
 
     def row(name: str) -> list[str]:
-        given = [(f"`--{key}`", plain(value)) for key, value in resolve(name).options]
-        return [f"`{name}`", ", ".join(f"{flag} {value}".strip() for flag, value in given)]
+        chosen = PRESETS[name].choices
+        parts = [f"{kind} `{value}`" for kind, value in chosen.items() if _uses(name, kind) and value != sjd[kind]]
+        usual = {option.name: option.default for kind in chosen for option in CHOICES[kind][chosen[kind]].options}
+        given = [f"`--{key} {plain(value)}`" for key, value in resolve(name).options if value != usual.get(key)]
+        return [f"`{name}`", ", ".join(parts) or "-", ", ".join(given) or "-"]
 
-    return _table(["decoder", "options and defaults"], (row(name) for name in _built_in() if resolve(name).options))
+    return _table(
+        ["decoder", "parts other than `sjd`'s", "defaults other than those of its parts"], map(row, _built_in())
+    )
 
 
 def components(page: Path, kind: str) -> str:
     """The values of one choice, for example of the verifier."""
-    users = {
-        value: [n for n in _built_in() if getattr(resolve(n), kind) == value and _uses(n, kind)]
-        for value in CHOICES[kind]
-    }
     return _table(
-        [kind, "what it does", "lossless", "options", "decoders that use it"],
+        [kind, "what it does", "lossless", "options"],
         (
             [
                 f"`{name}`",
                 _escape(component.summary),
                 "yes" if component.lossless else "no",
                 ", ".join(f"`--{option.name}`" for option in component.options) or "-",
-                ", ".join(f"`{user}`" for user in users[name]) or "-",
             ]
             for name, component in _built_in_parts(kind)
         ),
@@ -158,26 +198,18 @@ def components(page: Path, kind: str) -> str:
 def options(page: Path, argument: str) -> str:
     """Every option of every decoder component: values, default and meaning."""
 
-    def rows() -> Iterable[list[str]]:
-        for kind in CHOICES:
-            for name, component in _built_in_parts(kind):
-                for option in component.options:
-                    of = f"{kind} `{name}`"
-                    yield [
-                        f"`--{option.name}`",
-                        of,
-                        _values(option),
-                        f"`{plain(option.default)}`",
-                        _escape(option.help),
-                    ]
+    merged: dict[tuple[str, ...], dict[str, list[str]]] = {}
+    for kind in CHOICES:
+        for name, component in _built_in_parts(kind):
+            for option in component.options:
+                said = (f"`--{option.name}`", _values(option), f"`{plain(option.default)}`", _escape(option.help))
+                merged.setdefault(said, {}).setdefault(kind, []).append(f"`{name}`")
 
-    merged: dict[tuple[str, ...], list[str]] = {}
-    for flag, of, values, default, meaning in rows():
-        merged.setdefault((flag, values, default, meaning), []).append(of)
-    return _table(
-        ["option", "of", "values", "default", "meaning"],
-        ([flag, ", ".join(of), values, default, meaning] for (flag, values, default, meaning), of in merged.items()),
-    )
+    def row(said: tuple[str, ...], users: dict[str, list[str]]) -> list[str]:
+        flag, *rest = said
+        return [flag, "; ".join(f"{kind} {', '.join(names)}" for kind, names in users.items()), *rest]
+
+    return _table(["option", "of", "values", "default", "meaning"], (row(*one) for one in merged.items()))
 
 
 def models(page: Path, argument: str) -> str:
@@ -225,9 +257,32 @@ def revisions(page: Path, argument: str) -> str:
 
 
 def metrics(page: Path, argument: str) -> str:
-    """The built-in metrics."""
-    rows = ([f"`{name}`", _escape(METRICS[name].summary)] for name in METRICS)
-    return _table(["metric", "what it measures"], rows)
+    """The built-in metrics; variants of one are in one row, which says once what they have in common."""
+    groups: dict[str, dict[str, list[str]]] = {}
+    for name in METRICS:
+        base, _, variant = name.rstrip("]").partition("[")
+        base = name if base == "compbench" else base  # six scores, no variants of one
+        groups.setdefault(base, {})[variant] = _escape(METRICS[name].summary).split()
+
+    def row(base: str, variants: dict[str, list[str]]) -> list[str]:
+        if len(variants) == 1:
+            ((variant, words),) = variants.items()
+            return [f"`{base}[{variant}]`" if variant and base[-1] != "]" else f"`{base}`", " ".join(words)]
+        texts = list(variants.values())
+        first = _common(texts)
+        last = _common([words[len(first) :][::-1] for words in texts])[::-1]
+        last = [] if " ".join(last).count(")") > " ".join(last).count("(") else last
+        own = (" ".join(words[len(first) : len(words) - len(last)]).strip(",;") for words in texts)
+        parts = "; ".join(f"`[{variant}]` {said}".strip() for variant, said in zip(variants, own, strict=True))
+        return [f"`{base}`", f"{' '.join(first).rstrip(',:')}: {parts}" + f"; all: {' '.join(last)}" * bool(last)]
+
+    return _table(["metric", "what it measures"], (row(*group) for group in groups.items()))
+
+
+def _common(texts: Sequence[list[str]]) -> list[str]:
+    """The words that all begin with."""
+    same = takewhile(lambda words: len(set(words)) == 1, zip(*texts, strict=False))
+    return [words[0] for words in same]
 
 
 def prompts(page: Path, argument: str) -> str:
@@ -250,7 +305,7 @@ def tables(page: Path, argument: str) -> str:
 
 
 def readings(page: Path, argument: str) -> str:
-    """Every choice of the papers' tables: setting, values, places, evidence, and what another reading changes."""
+    """Every choice of the papers' tables: setting, values, evidence and places."""
     found: dict[tuple[str, str], tuple[dict, dict]] = {}
     for table in load_tables():
         for row in table.rows:
@@ -258,39 +313,64 @@ def readings(page: Path, argument: str) -> str:
                 chosen, _, reason = line.removeprefix("Chosen: ").partition(": ")
                 setting, _, value = chosen.partition(" = ")
                 values, places = found.setdefault((setting, reason), ({}, {}))
-                values[value] = places[f"`{table.name}`"] = None
-    effects = conventions()["effects"]
+                values[value] = places[table.name] = None
     rows = [
-        [f"`{setting}`", ", ".join(values), _escape(reason), ", ".join(places), effects.get(setting, "not measured")]
+        [f"`{setting}`", ", ".join(values), _escape(reason), _places(places)]
         for (setting, reason), (values, places) in sorted(found.items())
     ]
-    return _table(["setting", "chosen", "evidence", "tables and figures", "what another reading changes"], rows)
+    return _table(["setting", "chosen", "evidence", "tables and figures"], rows)
+
+
+def _places(names: Iterable[str]) -> str:
+    """Names of tables by paper: `sjd` 1-5, 10, fig6."""
+    papers: dict[str, list[str]] = {}
+    for name in names:
+        paper, _, number = name.rpartition("-")
+        papers.setdefault(paper, []).append(number)
+    return "; ".join(f"`{paper}` {', '.join(_ranges(numbers))}" for paper, numbers in papers.items())
+
+
+def _ranges(numbers: Sequence[str]) -> list[str]:
+    """Three and more numbers in a row as one range."""
+    runs: list[list[str]] = []
+    for number in numbers:
+        if runs and number.isdigit() and runs[-1][-1].isdigit() and int(number) == int(runs[-1][-1]) + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [text for run in runs for text in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else run)]
+
+
+def effects(page: Path, argument: str) -> str:
+    """What another reading changes, by setting, where that was measured."""
+    return _table(
+        ["setting", "what another reading changes"],
+        ([f"`{setting}`", _escape(said)] for setting, said in sorted(conventions()["effects"].items())),
+    )
 
 
 def printed_latencies(page: Path, argument: str) -> str:
-    """The papers' latencies beside the floors of their GPUs, the rows with a floor."""
+    """The papers' latencies per step over the weight read of their GPUs: the range of a table's rows with a floor."""
     from printed_floors import printed_latencies as rows
 
-    def row(one: dict) -> list[str]:
-        numbers = ("weights_ms", "floor_step_ms", "over_weights", "over_floor")
-        name, device = _escape(str(one["row"])), str(one["device"]).removeprefix("NVIDIA ")
-        cells = [f"`{one['table']}`", name, device, f"{one['printed_step_ms']:.1f}"]
-        return [
-            *cells,
-            *(f"{one[number]:.2f}" if number.endswith("ms") else f"{one[number]:.1f}x" for number in numbers),
-        ]
+    found: dict[tuple[str, str], list[dict]] = {}
+    for one in rows():
+        if one["over_floor"] is not None:
+            found.setdefault((str(one["table"]), str(one["device"]).removeprefix("NVIDIA ")), []).append(one)
 
-    header = [
-        "table",
-        "row",
-        "GPU",
-        "printed ms per step",
-        "weight read, ms",
-        "floor, ms",
-        "over weight read",
-        "over floor",
-    ]
-    return _table(header, (row(one) for one in rows() if one["over_floor"] is not None))
+    def span(some: list[dict], number: str) -> str:
+        low, high = (f"{end(one[number] for one in some):.1f}" for end in (min, max))
+        return low if low == high else f"{low} to {high}"
+
+    header = ["table", "GPU", "rows", "printed ms per step", "times the weight read", "times the floor"]
+    numbers = ("printed_step_ms", "over_weights", "over_floor")
+    return _table(
+        header,
+        (
+            [f"`{table}`", device, str(len(some)), *(span(some, n) for n in numbers)]
+            for (table, device), some in found.items()
+        ),
+    )
 
 
 def paper_plan(page: Path, argument: str) -> str:
@@ -418,15 +498,10 @@ def audit_settings(page: Path, argument: str) -> str:
 
 
 def planted_bugs(page: Path, argument: str) -> str:
-    """The bugs that tests plant, and what catches each."""
-
-    def row(bug: PlantedBug) -> list[str]:
-        (setting,) = [setting.name for setting in AUDIT_SETTINGS if setting.name.startswith(bug.setting)]
-        options = ",".join(f"{name}={value}" for name, value in bug.options.items())
-        seen = setting if bug.times == 1 else f"{setting}; {bug.times} times the images"
-        return [bug.part, bug.what, f"`{bug.decoder}{':' * bool(options)}{options}`", seen]
-
-    return _table(["part", "planted bug", "audited decoder", "setting that catches it"], map(row, BUGS))
+    """How many bugs the tests plant, by part of the code."""
+    parts = Counter(bug.part for bug in BUGS)
+    named = ", ".join(f"{part} {number}" for part, number in parts.most_common())
+    return f"Tests plant {len(BUGS)} bugs into the code, all of which the audit catches: {named}."
 
 
 BLOCKS: dict[str, Callable[[Path, str], str]] = {
@@ -436,6 +511,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "components": components,
     "decoders": decoders,
     "defaults": defaults,
+    "effects": effects,
     "file": file,
     "functions": functions,
     "gpu": gpu,
@@ -490,7 +566,10 @@ def _values(option: Option) -> str:
     if option.choices:
         return ", ".join(f"`{choice}`" for choice in option.choices)
     kind = {int: "integer", float: "number", bool: "`true`, `false`", str: "text"}[option.type]
-    bounds = [("at least", option.minimum), ("above", option.above), ("at most", option.maximum)]
+    low, high = option.minimum, option.maximum
+    if low is not None and high is not None:
+        return f"{kind}, {plain(low)} to {plain(high)}"
+    bounds = [("at least", low), ("above", option.above), ("at most", high)]
     said = [f"{word} {plain(bound)}" for word, bound in bounds if bound is not None]
     return ", ".join([kind, *said])
 

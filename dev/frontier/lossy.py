@@ -12,7 +12,7 @@ forwards and scores of every image go to lossy.json, the table to lossy.md.
 Equivalence is declared before anything is decoded: a decoder's mean score is equivalent to AR's on the same prompts and
 seeds if two one-sided t tests over prompts reject a difference of MARGINS and more, in both scores, at the level 0.05
 (so that no correction for two scores is due), p-values corrected over decoders by Holm. Why these margins:
-docs/notes/lossy-search.md. Seconds are those of `specbench forecast` for Lumina-mGPT 7B, at this many tokens per step.
+dev/notes/methods.md. Seconds are those of `specbench forecast` for Lumina-mGPT 7B, at this many tokens per step.
 """
 
 from __future__ import annotations

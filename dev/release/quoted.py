@@ -17,7 +17,7 @@ import pandas as pd
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
-LOSSY = "docs/notes/lossy-search.md"
+LOSSY = "dev/notes/methods.md"
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:,\d{3})*(?:\.\d+)?(?![\w.]*[\w])")
 RELAXED, AMPLIFIED = "vertical verifier=relax residual=optimal delta=1 relax-scale=2", "vertical verifier=amplify k=2"
 UNMARKED = re.compile(r"[^.;|]*(?:no raw (?:file|data))[^.;|]*")
@@ -66,16 +66,16 @@ def _audited(decoder: str, key: str) -> float:
     return next(row[key] for row in _json("audit/best-lossless.json") if row["decoder"] == decoder)
 
 
-COST, STEPS = "docs/notes/cost-of-specbench.md", "docs/notes/best-lossless.md"
+COST, STEPS = "docs/speed.md", "dev/notes/drafts.md"
 QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
     (LOSSY, r"what they gain, ([\d.]+) to", lambda: _more_tokens(RELAXED)),
     (LOSSY, r"what they gain, [\d.]+ to ([\d.]+) %", lambda: _more_tokens(AMPLIFIED)),
     (LOSSY, r"\| `vertical` \| yes .*? \| (\+[\d.]+) \[", lambda: _difference("vertical", "shapes-detector")),
-    ("docs/notes/several-drafts.md", r"`scd-mc` takes ([\d.]+) times the steps", _siblings),
+    ("dev/notes/drafts.md", r"`scd-mc` takes ([\d.]+) times the steps", _siblings),
     ("results/frontier/README.md", r"`scd-mc` takes ([\d.]+) \[", _siblings),
-    ("docs/notes/audit-itself.md", r"False alarms.\*\* (\d+) audits", lambda: _false_alarms("audits")),
-    ("docs/notes/audit-itself.md", r"0.0001, (\d+) with p below", lambda: _false_alarms("below")),
-    ("docs/notes/audit-itself.md", r"smallest p ([\d.]+)", lambda: _false_alarms("smallest")),
+    ("dev/notes/audit.md", r"False alarms.\*\* (\d+) audits", lambda: _false_alarms("audits")),
+    ("dev/notes/audit.md", r"0.0001, (\d+) with p below", lambda: _false_alarms("below")),
+    ("dev/notes/audit.md", r"smallest p ([\d.]+)", lambda: _false_alarms("smallest")),
     (COST, r"it takes ([\d.]+) times as long with guidance", lambda: _over_generate(1.5)),
     (COST, r"with guidance and ([\d.]+)\s+times without. \[On", lambda: _over_generate(1.0)),
     (STEPS, r"audit \([\d,]+ images\): lossless, p = ([\d.]+)", lambda: _audited("best-lossless", "p_value")),
@@ -101,7 +101,7 @@ def main() -> int:
         wrong += not right
         compared[page] += 1
         print(f"{'ok' if right else 'WRONG'}  {page}: {found[1] if found else 'gone: ' + pattern}, raw {raw():.6g}")
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "dev/notes").glob("*.md"))]
     print("\nWithout a raw file, as the pages say:")
     for page in pages:
         for sentence in UNMARKED.findall(page.read_text()):
