@@ -194,8 +194,10 @@ def _model(info: ModelFacts, required: bool) -> dict[str, str]:
             check_model(info)
     except SpecbenchError as error:
         official = required and needs_of(info, None)
-        fix = fetch_command(info, None) if official else error.try_this
-        return _row(f"model {info.name}", MISSING if required else WARNING, error.what, fix)
+        detail, fix = error.what, error.try_this
+        if official:
+            detail, fix = f"{official[0].what} not here: {official[0].text()}", fetch_command(info, None)
+        return _row(f"model {info.name}", MISSING if required else WARNING, detail, fix)
     if not files:
         return _row(f"model {info.name}", OK, "random weights, no files needed")
     size = sum(path.stat().st_size for path in files)

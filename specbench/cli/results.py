@@ -355,8 +355,8 @@ def report(
     from specbench.papers.table_files import is_table, refuse_mistyped
     from specbench.reporting.columns import decimals
     from specbench.reporting.compare import Gate
-    from specbench.store.merge_shards import incomplete_shards, shards_in
-    from specbench.store.run_folders import find_runs
+    from specbench.store.merge_shards import incomplete_shards
+    from specbench.store.run_folders import find_runs, shards_in
 
     if html and str(html).startswith("--"):
         raise SpecbenchError("--html: no file is named", "for example: specbench report --html page.html")

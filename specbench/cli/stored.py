@@ -91,8 +91,8 @@ def status(runs: Runs = None, out: Out = "results", quiet: Quiet = False, json: 
 
 
 def merge(folders: _Shards = None, out: Out = "results", quiet: Quiet = False, json: Json = False) -> None:
-    from specbench.store.merge_shards import incomplete_shards, merge_runs, shards_in
-    from specbench.store.run_folders import same_but_for_threads
+    from specbench.store.merge_shards import incomplete_shards, merge_runs
+    from specbench.store.run_folders import same_but_for_threads, shards_in
     from specbench.store.run_info import read_info
 
     merged = merge_runs(folders or (), out)

@@ -13,8 +13,8 @@ from rich.console import Group
 from specbench import stats
 from specbench.reporting.columns import MISSING, TOO_FEW, between, number
 from specbench.reporting.report_rows import Run, against_ar, code_text, label, window_of, with_ar_runs
-from specbench.store.merge_shards import SHARDS, incomplete_shards, shards_in
-from specbench.store.run_folders import find_runs, runs_in
+from specbench.store.merge_shards import incomplete_shards
+from specbench.store.run_folders import SHARDS, find_runs, runs_in, shards_in
 from specbench.store.run_info import RunInfo
 from specbench.system.console import duration, fitted_distinct
 

@@ -107,7 +107,7 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
     known = options_of(preset, choices)
     for option in given:
         if option not in known and option not in _kinds(choices):
-            raise unknown_name(f"option of decoder '{name}'", option, [*known, *_kinds(choices)])
+            raise unknown_name(f"{name} option", option, [*known, *_kinds(choices)])
     values = {option: known[option].parse(given.get(option, known[option].default)) for option in known}
     _check_look_ahead(name, choices, values)
     stored = {key: value for key, value in values.items() if not known[key].later or value != known[key].default}

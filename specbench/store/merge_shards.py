@@ -14,16 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
-from specbench.store.run_folders import runs_in
+from specbench.store.run_folders import find_runs, runs_in, shards_in
 from specbench.store.run_info import RUN_JSON, read_info
 from specbench.store.run_store import RunStore, image_bytes
-from specbench.system.files import files_named, write_atomically
+from specbench.system.files import write_atomically
 
 _ROWS = 1024
 """Rows per copied batch."""
 MAX_WANTED = 10**9
 """Stands for what a part was to decode in runs that do not say it."""
-SHARDS = "shard-*-of-*"
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 
 
@@ -54,10 +53,7 @@ def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") 
         raise SpecbenchError(f"no shards in {out}", "name the folders to merge, or make them with run --shard")
     runs: dict[str, list[Path]] = {}
     for source in sources:
-        found = [source] if (source / RUN_JSON).is_file() else runs_in(source)
-        if not found:
-            raise SpecbenchError(f"no runs in {source}", "name results folders")
-        for folder in found:
+        for folder in [source] if (source / RUN_JSON).is_file() else find_runs(source):
             runs.setdefault(read_info(folder).run_id, []).append(folder)
     merged = []
     for name, parts in runs.items():
@@ -101,11 +97,6 @@ def _spans(numbers: Sequence[int]) -> str:
     starts = [n for n in numbers if n - 1 not in numbers]
     ends = [n for n in numbers if n + 1 not in numbers]
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True))
-
-
-def shards_in(out: str | Path) -> list[Path]:
-    """The folders of shards in a results folder."""
-    return files_named(Path(out), SHARDS)
 
 
 def _copy_rows(source: RunStore, target: RunStore) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from specbench.specs.options import plain
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_info import RUN_JSON, RunInfo, read_info
+from specbench.system.files import files_named
+
+SHARDS = "shard-*-of-*"
 
 
 def find_runs(out: Path | str, names: Sequence[str] = ()) -> list[Path]:
@@ -24,11 +28,19 @@ def find_runs(out: Path | str, names: Sequence[str] = ()) -> list[Path]:
     known = runs_in(out)
     if names:
         return list(dict.fromkeys(folder for name in names for folder in _find(name, known)))
+    if not known and shards_in(out):
+        place = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
+        raise SpecbenchError(f"no runs in {out}, only shards of some", f"merge them first: specbench merge{place}")
     if not known:
         raise SpecbenchError(
             f"no runs in {out}", "create one with `specbench run`, or name the results folder with --out"
         )
     return known
+
+
+def shards_in(out: str | Path) -> list[Path]:
+    """The folders of shards in a results folder."""
+    return files_named(Path(out), SHARDS)
 
 
 def find_run(out: Path | str, name: str) -> Path:

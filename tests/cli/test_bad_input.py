@@ -37,7 +37,7 @@ BAD = [
     ("run --model shaps", "unknown model 'shaps'", "did you mean 'shapes'"),
     ("run --decoder gsdd", "unknown decoder 'gsdd'", "did you mean 'gsd'"),
     ("run --decoder gsd --GG 5", "unknown option '--GG'", "did you mean '--G'"),
-    ("run --decoder gsd:GG=5", "unknown option of decoder 'gsd' 'GG'", "did you mean 'G'"),
+    ("run --decoder gsd:GG=5", "unknown gsd option 'GG'", "did you mean 'G'"),
     ("run --decoder sjd --G 5", "--G: none of the chosen decoders", "belongs to gsd"),
     ("run --decoder gsd --G 0", "--G 0: must be at least 1", ""),
     ("run --decoder gsd --G many", "--G many: expected a whole number", ""),

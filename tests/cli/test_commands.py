@@ -23,7 +23,8 @@ from specbench.errors import SpecbenchError
 from specbench.reporting import demo
 from specbench.runs import memory_estimate
 from specbench.runs.run_progress import Reporter
-from specbench.store.merge_shards import incomplete_shards, merge_runs, shards_in
+from specbench.store.merge_shards import incomplete_shards, merge_runs
+from specbench.store.run_folders import find_runs, shards_in
 from specbench.system.images import read_picture
 
 PROGRAM = f"{shlex.quote(sys.executable)} -m specbench"
@@ -171,6 +172,9 @@ def test_parts_of_a_run_share_its_baseline(tmp_path):
     for part in ("1/2", "2/2"):
         assert specbench.run(shard=part, **common).problem() is None
     assert incomplete_shards(shards_in(tmp_path)) == []
+    with pytest.raises(SpecbenchError, match="only shards of some") as refused:
+        find_runs(tmp_path)
+    assert refused.value.try_this == f"merge them first: specbench merge --out {tmp_path}"
     assert [run.rows for run in merge_runs(out=tmp_path)] == [2, 8]
 
 
