@@ -58,7 +58,12 @@ _BLOCK = re.compile(r"(<!-- begin:([a-z-]+) ?(.*?) -->\n).*?(<!-- end:\2 -->)", 
 
 def pages() -> list[Path]:
     """Every text that may hold generated blocks."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "dev" / "notes").glob("*.md"))]
+    return [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "dev" / "notes").glob("*.md")),
+        ROOT / "benchmarks" / "readings.md",
+    ]
 
 
 def refresh(page: Path) -> str:
@@ -91,13 +96,13 @@ def command_help(page: Path, argument: str) -> str:
     users = Counter(named for rows in taken.values() for named, _ in rows)
     meant = {flag: (flag, said) for (flag, said), count in reversed(users.most_common()) if count > 1}
     common = {one: default for rows in reversed(taken.values()) for one, default in rows if meant.get(one[0]) == one}
-    header = ["argument or option", "meaning"]
 
     def rows(described: Iterable[tuple[tuple[str, str], str]]) -> str:
-        return _table(
-            header,
-            ([flag, said + (f" (default {default})" if default != "-" else "")] for (flag, said), default in described),
+        lines = (
+            f"- {flag}: {said}" + (f" (default {default})" if default != "-" else "")
+            for (flag, said), default in described
         )
+        return "\n".join(lines).replace("\\|", "|")
 
     order = dict.fromkeys(named for rows in taken.values() for named, _ in rows if named in common)
     parts = ["## Arguments and options of several commands\n\n" + rows((named, common[named]) for named in order)]
@@ -105,13 +110,23 @@ def command_help(page: Path, argument: str) -> str:
         said = [" ".join(text.split()) for text in _plain_help(command).split("\n\n")][1:]
         own = [(named, default) for named, default in taken[name] if named not in common]
         also = [
-            flag.split(" `")[0].split(",")[0] + (f" (default {default})" if default != common[flag, text] else "")
+            _name(flag) + (f" (default {default})" if default != common[flag, text] else "")
             for (flag, text), default in taken[name]
             if (flag, text) in common
         ]
+        if len(also) > len(order) / 2:
+            missing = [_name(flag) for flag, text in order if (flag, text) not in dict(taken[name])]
+            others = "; with other defaults: " * any("default" in one for one in also)
+            others += ", ".join(one for one in also if "default" in one)
+            also = [f"all arguments and options of several commands but {', '.join(missing)}{others}"]
         said += [rows(own)] * bool(own) + [f"{'Also' if own else 'Takes'} {', '.join(also)}."] * bool(also)
         parts.append("\n\n".join([f"## specbench {name}", *said]))
     return "\n\n".join(parts)
+
+
+def _name(flag: str) -> str:
+    """A flag without its short form and its value."""
+    return f"`{re.split('[ /`]', flag)[1]}`"
 
 
 def _shown(command: click.Command) -> list[click.Parameter]:
@@ -155,43 +170,35 @@ FIRST = ("ar", "sjd", "gsd", "sjd++", "scd-mc", "eagle")
 def decoders(page: Path, argument: str) -> str:
     """Every preset with its paper; `first` names those of `FIRST`, `rest` the others."""
 
-    def row(name: str) -> list[str]:
-        lossless = "yes" if resolve(name).lossless else "no"
-        return [f"`{name}`", lossless, PRESETS[name].summary, PRESETS[name].paper]
-
     names = FIRST if argument == "first" else [name for name in _built_in() if name not in FIRST]
-    return _table(["decoder", "lossless", "what it does", "source"], map(row, names))
+    papers: dict[str, list[str]] = {}
+    for name in names:
+        kind = "lossless" if resolve(name).lossless else "lossy"
+        papers.setdefault(PRESETS[name].paper, []).append(f"  - `{name}` ({kind}): {PRESETS[name].summary}")
+    return "\n".join(
+        line for paper, lines in papers.items() for line in [f"- {paper if paper != '-' else 'Baseline'}", *lines]
+    )
 
 
 def defaults(page: Path, argument: str) -> str:
     """Every preset: the parts that are not those of `sjd`, and the defaults that are not those of its parts."""
     sjd = PRESETS["sjd"].choices
 
-    def row(name: str) -> list[str]:
+    def line(name: str) -> str:
         chosen = PRESETS[name].choices
         parts = [f"{kind} `{value}`" for kind, value in chosen.items() if _uses(name, kind) and value != sjd[kind]]
         usual = {option.name: option.default for kind in chosen for option in CHOICES[kind][chosen[kind]].options}
-        given = [f"`--{key} {plain(value)}`" for key, value in resolve(name).options if value != usual.get(key)]
-        return [f"`{name}`", ", ".join(parts) or "-", ", ".join(given) or "-"]
+        parts += [f"`--{key} {plain(value)}`" for key, value in resolve(name).options if value != usual.get(key)]
+        return f"- `{name}`: {', '.join(parts) or 'nothing'}"
 
-    return _table(
-        ["decoder", "parts other than `sjd`'s", "defaults other than those of its parts"], map(row, _built_in())
-    )
+    return "\n".join(map(line, _built_in()))
 
 
 def components(page: Path, kind: str) -> str:
     """The values of one choice, for example of the verifier."""
-    return _table(
-        [kind, "what it does", "lossless", "options"],
-        (
-            [
-                f"`{name}`",
-                _escape(component.summary),
-                "yes" if component.lossless else "no",
-                ", ".join(f"`--{option.name}`" for option in component.options) or "-",
-            ]
-            for name, component in _built_in_parts(kind)
-        ),
+    return "\n".join(
+        f"- `{name}` ({'lossless' if component.lossless else 'lossy'}): {_escape(component.summary)}"
+        for name, component in _built_in_parts(kind)
     )
 
 
@@ -205,11 +212,12 @@ def options(page: Path, argument: str) -> str:
                 said = (f"`--{option.name}`", _values(option), f"`{plain(option.default)}`", _escape(option.help))
                 merged.setdefault(said, {}).setdefault(kind, []).append(f"`{name}`")
 
-    def row(said: tuple[str, ...], users: dict[str, list[str]]) -> list[str]:
-        flag, *rest = said
-        return [flag, "; ".join(f"{kind} {', '.join(names)}" for kind, names in users.items()), *rest]
+    def line(said: tuple[str, ...], users: dict[str, list[str]]) -> str:
+        flag, values, default, meaning = said
+        of = "; ".join(f"{kind} {', '.join(names)}" for kind, names in users.items())
+        return f"- {flag} ({of}): {meaning}. {values[0].upper()}{values[1:]}; default {default}."
 
-    return _table(["option", "of", "values", "default", "meaning"], (row(*one) for one in merged.items()))
+    return "\n".join(line(*one) for one in merged.items())
 
 
 def models(page: Path, argument: str) -> str:
@@ -264,19 +272,21 @@ def metrics(page: Path, argument: str) -> str:
         base = name if base == "compbench" else base  # six scores, no variants of one
         groups.setdefault(base, {})[variant] = _escape(METRICS[name].summary).split()
 
-    def row(base: str, variants: dict[str, list[str]]) -> list[str]:
+    def line(base: str, variants: dict[str, list[str]]) -> str:
         if len(variants) == 1:
             ((variant, words),) = variants.items()
-            return [f"`{base}[{variant}]`" if variant and base[-1] != "]" else f"`{base}`", " ".join(words)]
+            name = f"{base}[{variant}]" if variant and base[-1] != "]" else base
+            return f"- `{name}`: {' '.join(words)}"
         texts = list(variants.values())
         first = _common(texts)
         last = _common([words[len(first) :][::-1] for words in texts])[::-1]
         last = [] if " ".join(last).count(")") > " ".join(last).count("(") else last
         own = (" ".join(words[len(first) : len(words) - len(last)]).strip(",;") for words in texts)
         parts = "; ".join(f"`[{variant}]` {said}".strip() for variant, said in zip(variants, own, strict=True))
-        return [f"`{base}`", f"{' '.join(first).rstrip(',:')}: {parts}" + f"; all: {' '.join(last)}" * bool(last)]
+        common = f"; all: {' '.join(last)}" * bool(last)
+        return f"- `{base}`, {' '.join(first).rstrip(',:')}: {parts}{common}"
 
-    return _table(["metric", "what it measures"], (row(*group) for group in groups.items()))
+    return "\n".join(line(*group) for group in groups.items())
 
 
 def _common(texts: Sequence[list[str]]) -> list[str]:
@@ -295,13 +305,15 @@ def prompts(page: Path, argument: str) -> str:
 
 
 def tables(page: Path, argument: str) -> str:
-    """The papers' tables and figures."""
+    """The papers' tables and figures; where the number in the name does not say it, what the paper calls them."""
 
-    def row(name: str) -> list[str]:
+    def line(name: str) -> str:
         table = load_table(name)
-        return [f"`{name}`", table.source, _escape(table.title)]
+        number = name.rpartition("-")[2].removeprefix("fig")
+        source = "" if table.source in (f"Table {number}", f"Figure {number}") else f" ({table.source})"
+        return f"- `{name}`{source}: {_escape(table.title)}"
 
-    return _table(["name", "in the paper", "what it shows"], map(row, table_names()))
+    return "\n".join(map(line, table_names()))
 
 
 def readings(page: Path, argument: str) -> str:
@@ -438,28 +450,33 @@ def results(page: Path, argument: str) -> str:
     return f"{table}\n\n{said} Measured on {rows[0]['environment'][0]}.\n\n{picture}"
 
 
+DROPPED = ("NLL - H, nats", "in its own context", "images", "window")
+"""Columns of the table of all decoders that its own file has alone."""
+
+
 def reference(page: Path, argument: str) -> str:
-    """The table of all decoders over many images, as `dev/reference/collect.py` left it, and a part of the picture."""
+    """The decoders of today in the table of `dev/reference/collect.py`, and a part of the picture."""
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in _lines(REFERENCE / "headline.md")]
+    kept = [number for number, name in enumerate(table[0]) if name not in DROPPED]
+    rows = (row for row in table[2:] if row[0].split()[0].strip(",") in PRESETS)
     picture = f"![Five captions by some of the decoders]({_link(page, REFERENCE / 'gallery.png')})"
-    return (REFERENCE / "headline.md").read_text() + "\n" + picture
+    return _table([table[0][n] for n in kept], ([row[n] for n in kept] for row in rows)) + "\n\n" + picture
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text().strip().splitlines()
 
 
 def functions(page: Path, argument: str) -> str:
-    """The public functions: what each takes, and its first sentence."""
+    """The public functions: what each must be given, and its first sentence."""
     import specbench
 
     shown = []
     for name in sorted(specbench.__all__):
         function = getattr(specbench, name)
         if inspect.isfunction(function):
-            given = inspect.signature(function).parameters.values()
-            stars = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
-            taken = ", ".join(
-                stars.get(each.kind, "")
-                + each.name
-                + (f"={each.default!r}" if each.default is not each.empty and not callable(each.default) else "")
-                for each in given
-            )
+            given = [each for each in inspect.signature(function).parameters.values() if each.kind != each.VAR_KEYWORD]
+            taken = ", ".join([each.name for each in given if each.default is each.empty] + ["..."])
             shown.append([f"`{name}({taken})`", _escape((inspect.getdoc(function) or "").split("\n\n")[0])])
     return _table(["function", "what it does"], shown)
 
@@ -578,8 +595,8 @@ def _flag(parameter: click.Parameter) -> str:
     value = _escape(parameter.metavar or "")
     if parameter.param_type_name == "argument":
         return f"`{value or parameter.name.upper()}`"
-    names = ", ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
-    return f"{names} `{value}`" if value else names
+    names = "/".join([*parameter.opts, *parameter.secondary_opts])
+    return f"`{names} {value}`".replace(" `", "`")
 
 
 def _meaning(parameter: click.Parameter) -> tuple[str, str]:
