@@ -261,6 +261,7 @@ def print_dry_run(
     lines += [f"draft head of {model}: {brings}" for model, brings in heads if not needed]
     absent = [name for name in dict.fromkeys(str(row["prompts"]) for row in rows) if missing_set(name) and not needed]
     lines += [f"prompts of {name}: specbench fetch {name.partition('/')[0]}" for name in absent]
+    _print_lines(list(dict.fromkeys(text for row in rows if (text := row["captions"]))))
     title = "Not on this disk:" if offline() else "The run would download this first; to do it now:"
     _print_lines([title, *lines] if lines else needed)
 

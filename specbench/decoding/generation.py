@@ -46,8 +46,8 @@ class Generation:
             `theorem2_bound`: Cool-SD's bound on the distance to the exact image distribution, summed over the image,
             assuming the optimal residual. `sibling_j_tested`, `sibling_j_accepted`: number of j-th siblings tested, and
             the share accepted. `stage2_nfe`, `stage2_ms`, `stage2_tested`, `stage2_accepted`: of a second stage, see
-            `specbench.decoding.loop.second_stage_facts`. Others are means over the drafts tested, for example of the
-            cluster size.
+            `specbench.decoding.loop.second_stage_facts`. `caption_tokens_cut`: tokens of the caption that the model did
+            not read. Others are means over the drafts tested, for example of the cluster size.
         spans_ms: milliseconds by span name; when `batch` > 1, each is divided by `batch`.
         batch: rows decoded together.
         uniforms: [N] float32 u_i of the Rosenblatt transform (`specbench.decoding.uniforms`) by order, see `ORDERS`;

@@ -183,6 +183,11 @@ class ModelFacts(Protocol):
         """Raise a SpecbenchError for the first prompt the model cannot read."""
         ...
 
+    def captions_cut(self, captions: Iterable[str]) -> tuple[int | None, int] | None:
+        """Count the captions longer than what it reads (None before its files are here), and give that number of
+        tokens; None where it reads all of each."""
+        return None
+
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Bytes of weights, image decoder and text encoder in memory."""
         ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -79,6 +80,8 @@ class HubModel(ModelFacts):
         row_ends: whether the grammar closes every row with a forced token.
         sizes: image sizes besides that of `grid`; None if there are none.
         guided: whether it has an unconditional prompt, as guidance needs it.
+        caption_tokens: tokens of a caption that it reads; 0 where all. Its module then has a `caption_tokenizer` and
+            `tokens_cut`.
         classes: number of class labels, which are the prompts; 0 where these are texts.
         second: models of the second stage, which draw the pictures; the first is the chosen one.
         codes: size of the vocabulary of which prompts are read for codes ("<I5>"); 0 if they are not. A model without a
@@ -109,6 +112,7 @@ class HubModel(ModelFacts):
     row_ends: bool = False
     sizes: Sizes | None = None
     guided: bool = True
+    caption_tokens: int = 0
     classes: int = 0
     second: tuple[HubModel, ...] = ()
     codes: int = 0
@@ -260,6 +264,17 @@ class HubModel(ModelFacts):
                     f"prompt '{prompt.id:.40}': {prompt.text!r:.40} is no class of '{self.name}'",
                     f"a number from 0 to {self.classes - 1}, as --prompts imagenet has them",
                 )
+
+    def captions_cut(self, captions: Iterable[str]) -> tuple[int | None, int] | None:
+        if not self.caption_tokens:
+            return None
+        # One byte is at most a token, and cleaning adds few: no torch for short captions.
+        long = [text for text in set(captions) if len(text.encode()) > 0.75 * self.caption_tokens]
+        if not long or not self.ready:
+            return (None if long else 0), self.caption_tokens
+        family = importlib.import_module(self.target.partition(":")[0])
+        tokenizer = family.caption_tokenizer(self.find())
+        return sum(family.tokens_cut(tokenizer, text) > 0 for text in long), self.caption_tokens
 
     def sampling(self) -> Sampling:
         """The sampling the model is meant to be used with; where the authors leave it to a file of generation

@@ -312,6 +312,15 @@ class StagedModel(Protocol):
 
 
 @runtime_checkable
+class CuttingModel(Protocol):
+    """A model that reads only the beginning of a long caption."""
+
+    def tokens_cut(self, caption: str) -> int:
+        """Number of tokens of a caption that it does not read."""
+        ...
+
+
+@runtime_checkable
 class FallibleModel(Protocol):
     """A model that may draw tokens of which no picture can be made.
 

@@ -275,6 +275,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         **({"model_edited": code_text(info, "model")} if spec.model_code else {}),
         **({"untimed": untimed, "versions": info.stack} if (untimed := run.untimed) else {}),
         **({name: getattr(stats, name)(rows) for name in STAGE2} if "stage2_nfe" in rows else {}),
+        **({"captions_cut": cut} if (cut := int((rows.get("caption_tokens_cut", pd.Series()) > 0).sum())) else {}),
         **({"one_by_one": singly} if (singly := int((rows["batch"] < spec.batch).sum())) else {}),
         "load": [call.load for call in info.invocations],
         "environment": list(dict.fromkeys(call.environment for call in info.invocations)),

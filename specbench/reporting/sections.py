@@ -120,7 +120,7 @@ def _notes(runs: Sequence[Mapping], remark: str | None) -> list[str]:
     failed = [f"{row['label']}: {text}." for row in runs for text in row.get("fails", ())]
     wrong = ["A roofline is wrong: specbench report --all"] if any(row.get("roofline_note") for row in runs) else []
     measured = [f"Measured on {one}." for one in machines]
-    found = [*failed, *common, *few, *([remark] if remark else []), *wrong, *measured]
+    found = [*failed, *common, *few, *_captions_cut(runs), *([remark] if remark else []), *wrong, *measured]
     left = len(found) - _MOST_NOTES
     return found if left <= 0 else [*found[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
 
@@ -202,6 +202,7 @@ def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True
     return (
         failed
         + few
+        + _captions_cut(rows)
         + [f"Measured on {line}." for line in machines]
         + list(dict.fromkeys(f"Steps: {row['steps']}." for row in rows if tells_steps(row)))
         + list(floors)
@@ -212,6 +213,16 @@ def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True
             *(_load(rows) if load else ()),
         ]
     )
+
+
+def _captions_cut(rows: Sequence[Mapping]) -> list[str]:
+    """Say of the run with the most images how many captions its model did not read to the end."""
+    most = max(rows, key=lambda row: row.get("captions_cut", 0))
+    if "captions_cut" not in most:
+        return []
+    return [
+        f"{most['model']} read only the beginning of the captions of {most['captions_cut']:,} of {most['n']:,} images."
+    ]
 
 
 def tells_steps(row: Mapping) -> bool:

@@ -46,7 +46,8 @@ from specbench.system.torch_device import require_device
 ON_DISK = "on disk"
 ROW = (
     "run_id", "model", "decoder", "options", "lossless", *SAMPLING_SETTINGS, "prompts", "samples", "seed", "batch",
-    "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "weights", "head", "obstacles",
+    "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "captions", "weights", "head",
+    "obstacles",
 )  # fmt: skip
 """Keys of `Outlook.row`."""
 _BYTES_PER_PIXEL, _BYTES_PER_TOKEN, _BYTES_PER_ROW = 3, 32, 4096
@@ -60,7 +61,8 @@ class Outlook:
     Attributes:
         row: `run_id, model, decoder, options, lossless`, the fields of `Sampling`, `prompts, samples, seed, batch,
             dtype, device, images, done, seconds` (for the missing images, from stored rows of the same run, else of the
-            same model, decoder and device), `megabytes` (on disk, at most), `memory_gib` (estimate), `weights` and
+            same model, decoder and device), `megabytes` (on disk, at most), `memory_gib` (estimate), `captions` (see
+            `caption_note`), `weights` and
             `head` ("on disk", or what brings them) and `obstacles` (a line each). What cannot be known yet is None.
         obstacles: what must be installed or changed before it can run; downloads that it begins with are none.
         spec: where the run id is known; its folder is in `out`.
@@ -104,6 +106,10 @@ def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[
     if values["weights"].value and model.ready:  # files that no one has checked, as those of official weights are
         problems += _caught(lambda: check_model(model))
     digest = shared.once(("digest", model), model.weights_sha256) if model.ready else None
+    texts = plan and [prompt.text for prompt in plan.chosen]
+    cut = plan and shared.once(
+        ("captions", model, plan.prompts.name, plan_drawing(values)), lambda: caption_note(model, texts)
+    )
     chosen = plan.decoders if plan else with_ar(plan_decoders(values["decoder"].value, values), values)
     heads = [
         {str(error) for error in _caught(lambda one=one: own_head(model, one.spec, require_head))} for one in chosen
@@ -111,7 +117,15 @@ def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[
     of_heads = set().union(*heads)
     return [
         _outlook(
-            one, model, sampling, plan, digest, values, shared, [p for p in problems if str(p) not in of_heads - own]
+            one,
+            model,
+            sampling,
+            plan,
+            digest,
+            values,
+            shared,
+            [p for p in problems if str(p) not in of_heads - own],
+            cut,
         )
         for one, own in zip(chosen, heads, strict=True)
     ]
@@ -154,6 +168,7 @@ def _outlook(
     values: Mapping[str, Value],
     shared: Shared,
     problems: Sequence[SpecbenchError],
+    cut: str | None,
 ) -> Outlook:
     value = {name: held.value for name, held in values.items()}
     device = value["device"]
@@ -194,6 +209,7 @@ def _outlook(
         "seconds": None if pace is None or missing is None else pace * missing,
         "megabytes": megabytes,
         "memory_gib": None if bytes_needed is None else float(f"{bytes_needed / 2**30:.3g}"),
+        "captions": cut,
         "weights": _where(model.files),
         "head": _where(lambda: own_head(model, planned.spec, find_head))
         if "head" in dict(planned.spec.options)
@@ -221,6 +237,16 @@ def _spec(plan: Plan | None, planned: PlannedDecoder, digest: str | None) -> Run
     with suppress(SpecbenchError):
         return plan.spec(planned.spec, digest) if plan and digest else None
     return None
+
+
+def caption_note(model: ModelFacts, captions: Sequence[str]) -> str | None:
+    """How many captions the model cuts, in words; None where it reads all of each."""
+    if not (found := model.captions_cut(captions)) or found[0] == 0:
+        return None
+    how_many = "how many are cut is known once its files are here"
+    if found[0] is not None:
+        how_many = f"{found[0]:,} of {len(set(captions)):,} are cut"
+    return f"{model.name} reads {found[1]} tokens of a caption: {how_many}"
 
 
 def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: str | None = None) -> float | None:

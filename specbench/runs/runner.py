@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from specbench.prompts import Request
 from specbench.runs.decoder_args import PlannedDecoder, with_window
-from specbench.runs.dry_run import seconds_per_image
+from specbench.runs.dry_run import caption_note, seconds_per_image
 from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.plan import Plan, earlier_window, together
 from specbench.runs.run_progress import Reporter, RunSummary, machine_warnings, slow_images
@@ -55,7 +55,8 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
     fetch_all(found for group in groups for plan in group for found in plan.downloads())
     signals.look()
     for group in groups:
-        for note in dict.fromkeys(note for plan in group for note in plan.notes):
+        cut = caption_note(group[0].model, [prompt.text for prompt in group[0].chosen])
+        for note in dict.fromkeys([*(note for plan in group for note in plan.notes), *([cut] if cut else [])]):
             reporter.note(note)
         if complete := _complete(group):
             reporter.start(complete.total, complete.resumed, complete.folders)

@@ -17,7 +17,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Score, Settings
 from specbench.metrics.catalog import PROTOCOLS
-from specbench.metrics.external_images import IMAGE_LAYOUTS, external_images
+from specbench.metrics.external_images import IMAGE_LAYOUTS, external_images, prompts_of_images
 from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts
 from specbench.stats import mean_interval
 from specbench.system.images import read_picture
@@ -327,6 +327,54 @@ def test_a_folder_of_a_released_layout_is_scored(tmp_path, cli):
     line = f"score --images {folder} --prompts {tmp_path / 'p.txt'} --bundled-only --out {tmp_path / 'out'}"
     outcome = cli(*line.split())
     assert outcome.code == 0 and "layout lines" in outcome.err and "shapes-clip" in outcome.out, outcome
+
+
+DATASETS = {
+    "metadata.jsonl": '{"file_name": "b.png", "prompt": "a cat"}\n{"file_name": "a.png", "prompt": "a dog"}\n'
+    '{"file_name": "c/d.png", "prompt": "a cat"}\n',
+    "train/metadata.csv": "file_name,text\nb.png,a cat\na.png,a dog\nc/d.png,a cat\n",
+}
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_dataset_of_hugging_face_names_its_own_prompts(tmp_path, name):
+    place = (tmp_path / "images" / name).parent
+    written(place, "a.png", "b.png", "c/d.png", "not-listed.png")
+    (tmp_path / "images" / name).write_text(DATASETS[name])
+    prompts = prompts_of_images(tmp_path / "images", None)
+    assert [one.text for one in prompts.prompts] == ["a cat", "a dog"]
+    rows = external_images(tmp_path / "images", prompts, tmp_path / "out").rows
+    assert {(row.prompt, row.sample): row.path.name for row in rows.itertuples()} == {
+        ("a cat", 0): "b.png",
+        ("a cat", 1): "d.png",
+        ("a dog", 0): "a.png",
+    }
+    own = build_prompt_set("own", [Prompt("x", "a dog"), Prompt("y", "a cat")])
+    assert set(external_images(tmp_path / "images", own, tmp_path / "out").rows["prompt_id"]) == {"x", "y"}
+    (tmp_path / "images" / name).write_text(DATASETS[name].replace("c/d.png", "../d.png"))
+    with pytest.raises(SpecbenchError, match=r"'\.\./d\.png' is no file_name"):
+        external_images(tmp_path / "images", own, tmp_path / "out")
+
+
+@pytest.mark.slow  # decodes
+def test_an_exported_dataset_is_scored_as_its_run_is(tmp_path, cli):
+    assert cli("run", "--decoder", "ar", "--limit", "2", "--baseline", "0", "--out", tmp_path / "r").code == 0
+    (made,) = (tmp_path / "r").iterdir()
+    assert cli("export", "dataset", made, "--to", tmp_path / "d").code == 0
+    given = "--metric", "shapes-detector", "--json", "--out"
+    run = json.loads(cli("score", *given, tmp_path / "r").out)
+    folder = json.loads(cli("score", "--images", tmp_path / "d", *given, tmp_path / "o").out)
+    values = [{row["metric"]: (row["value"], row["n"]) for row in rows} for rows in (run, folder)]
+    assert values[0] and values[0]["shapes-detector"] == values[1]["shapes-detector"] == (
+        pytest.approx(0.5, abs=0.5),
+        2,
+    )
+
+
+def test_a_packed_reference_is_said_to_exist(tmp_path, cli):
+    (tmp_path / "val2017.zip").write_bytes(b"PK")
+    outcome = cli("score", "--reference", tmp_path / "val2017.zip")
+    assert outcome.code == 2 and "must be unpacked" in outcome.err and "specbench fetch coco --images" in outcome.err
 
 
 def test_the_command_line_offers_every_layout():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from specbench.models.families.llamagen import clean_caption
+from specbench.models.families.llamagen import CAPTION, clean_caption
+from specbench.store.run_store import RunStore
 
 
 @pytest.mark.parametrize(
@@ -53,3 +56,20 @@ def test_captions_are_cleaned_as_documented(given, cleaned):
 
 def test_a_second_pass_takes_what_the_first_uncovered():
     assert clean_caption("%3Cb%253E a cat") == "a cat"
+
+
+def test_captions_that_are_cut_are_counted_stored_and_said(cli, tmp_path):
+    """A token a byte, and one for the end."""
+    (tmp_path / "p.txt").write_text(f"{'a' * (CAPTION - 1)}\n{'b' * (CAPTION + 4)}\nc\n")
+    line = "--model llamagen --random-weights --scale tiny --decoder ar --device cpu --dtype float32 --threads 1"
+    given = *line.split(), "--prompts", tmp_path / "p.txt", "--out", tmp_path / "out"
+    planned, said = cli("run", *given, "--dry-run"), "reads 120 tokens of a caption: 1 of 3 are cut"
+    assert said in planned.out
+    ran = cli("run", *given)
+    assert ran.code == 0 and said in ran.err
+    (folder,) = (tmp_path / "out").iterdir()
+    facts = [json.loads(text)["caption_tokens_cut"] for text in RunStore(folder).samples(["facts"])["facts"]]
+    assert sorted(facts) == [0, 0, 5]
+    told = "read only the beginning of the captions of 1 of 3 images"
+    for more in ((), ("--all",)):
+        assert told in cli("report", "--out", tmp_path / "out", *more).out.replace("\n", " ")

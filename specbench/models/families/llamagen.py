@@ -74,10 +74,11 @@ class LlamaGen(FamilyModel):
         super().__init__(request, tokenizer, network.model, network.output.weight, range(codes), decoder)
         rotary = GridRotary(self.layout.height, self.layout.width, network.model.config.head_dim)
         network.model.rotary_emb = rotary.to(request.device)
-        tokenizer.no_padding()
-        tokenizer.enable_truncation(CAPTION)
         self._network = network
         self._encoder = encoder
+
+    def tokens_cut(self, caption: str) -> int:
+        return tokens_cut(self.tokenizer, caption)
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
         """Captions without their padding: it is masked everywhere, so only the positions have to count it.
@@ -193,7 +194,7 @@ def load(request: LoadRequest) -> LlamaGen:
     text_tensors = drop(read_tensors(text_files), ["decoder.", "lm_head."])
     fill(encoder, text_tensors, text_files, request.device, _text_dtype(request))
     decoder = vq_decoder.load_llamagen_vq(read_tensors(image), image, request.device)
-    return LlamaGen(request, network, encoder, read_tokenizer(text_files), decoder)
+    return LlamaGen(request, network, encoder, caption_tokenizer(request.found), decoder)
 
 
 def _random(request: LoadRequest) -> LlamaGen:
@@ -201,12 +202,28 @@ def _random(request: LoadRequest) -> LlamaGen:
     text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
     network = request.randomise(build_network(Network, config, text_config.d_model))
     encoder = randomise(build_network(T5EncoderModel, text_config), request.device, _text_dtype(request))
-    tokenizer = stand_in_tokenizer({"</s>": 1}, first_byte=3)
-    tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
     decoder = vq_decoder.random_taming(
         request.sized(vq_decoder.LLAMAGEN_VQ, TINY_VQ), normalise=True, attention=True, device=request.device
     )
-    return LlamaGen(request, network, encoder, tokenizer, decoder)
+    return LlamaGen(request, network, encoder, caption_tokenizer(()), decoder)
+
+
+def caption_tokenizer(found: Sequence[CheckpointFiles]) -> Tokenizer:
+    """The tokenizer of the model's files, a stand-in for random weights; it cuts captions to `CAPTION` tokens."""
+    if found:
+        tokenizer = read_tokenizer(found[1])
+    else:
+        tokenizer = stand_in_tokenizer({"</s>": 1}, first_byte=3)
+        tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(CAPTION)
+    return tokenizer
+
+
+def tokens_cut(tokenizer: Tokenizer, caption: str) -> int:
+    """Number of tokens of a caption that `caption_tokenizer` cuts off."""
+    rest = tokenizer.encode(clean_caption(caption)).overflowing
+    return sum(len(part) - tokenizer.num_special_tokens_to_add(False) for part in rest)
 
 
 def _text_dtype(request: LoadRequest) -> torch.dtype:

@@ -97,6 +97,7 @@ def _llamagen(name: str, side: int, file: str) -> HubModel:
         target="specbench.models.families.llamagen:load",
         source=Source("the language model", "peizesun/llamagen_t2i", (file, "vq_ds16_t2i.pt"), "MIT"),
         companions=(_T5,),
+        caption_tokens=120,
         grid=(side, side),
         v_image=16384,
         defaults=Sampling(guidance=7.5, top_k=1000),

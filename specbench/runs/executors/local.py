@@ -16,7 +16,7 @@ from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import WARM_UP_STEPS, decode, warm_up_steps
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.interface import CompilableModel, ImageModel
+from specbench.models.interface import CompilableModel, CuttingModel, ImageModel
 from specbench.models.transformer.compilation import compile_facts
 from specbench.models.transformer.host_sync import AsyncHostCopy
 from specbench.prompts import Request
@@ -158,7 +158,7 @@ def decode_chunk(model: ImageModel, chunk: Chunk, reporter: Reporter = _SILENT) 
     monitor = MachineMonitor(model.device)
     outcomes = _decode(model, chunk.spec, chunk.requests, chunk.trace, reporter)
     turn = {} if chunk.turn is None else {"turn": chunk.turn}
-    return _rows(chunk, outcomes, started_at, monitor.read() | turn)
+    return _rows(model, chunk, outcomes, started_at, monitor.read() | turn)
 
 
 def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], reporter: Reporter = _SILENT) -> Iterator[DecodedChunk]:
@@ -179,7 +179,7 @@ def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], reporter: Report
             watch = StepWatch(reporter, model.layout.length)
             for request, outcome in decode_each(model, requests(waiting), *settings, watch=watch):
                 chunk, started_at, monitor = begun.pop(request.key)
-                yield _rows(chunk, [outcome], started_at, monitor.read())
+                yield _rows(model, chunk, [outcome], started_at, monitor.read())
         except (Exception, SystemExit) as error:  # an image broke the batch, or each fails: decode them one by one
             check_alive(model.device, error)
             if is_out_of_memory(error):
@@ -198,7 +198,11 @@ def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], reporter: Report
 
 
 def _rows(
-    chunk: Chunk, outcomes: Sequence[Generation | SpecbenchError], started_at: str, machine: Mapping[str, object]
+    model: ImageModel,
+    chunk: Chunk,
+    outcomes: Sequence[Generation | SpecbenchError],
+    started_at: str,
+    machine: Mapping[str, object],
 ) -> DecodedChunk:
     done = DecodedChunk(chunk.spec)
     for request, outcome in zip(chunk.requests, outcomes, strict=True):
@@ -206,6 +210,8 @@ def _rows(
         if isinstance(outcome, SpecbenchError):
             done.rows.append(failed_row(base, outcome.what))
             continue
+        if isinstance(model, CuttingModel):
+            outcome.facts = outcome.facts | {"caption_tokens_cut": model.tokens_cut(request.text)}
         done.rows.append(sample_row(base, outcome, timed=chunk.spec.timed))
         if chunk.trace:
             done.traces.append(trace_row(base, outcome))
