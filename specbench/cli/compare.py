@@ -56,7 +56,7 @@ def compare(
     if fmt == "json":
         write_or_print(as_json(rows), to)
     elif fmt == "latex":
-        write_or_print(comparison_latex(rows, *named), to)
+        write_or_print(comparison_latex(rows, *named, to and to.stem), to)
     elif to or not console.is_terminal():
         said = "\n".join(f"- {line}" for line in (*directions(*named), verdict(rows), *reasons(rows)))
         table = [dict(zip(HEADINGS, line, strict=True)) for line in comparison_lines(rows)]

@@ -513,6 +513,6 @@ def _print_report(
     elif fmt == "parquet":
         write_or_print(to_parquet(rows), to)
     else:
-        text = reporting.render(rows, fmt, columns, notes, caption, everything, explain)
+        text = reporting.render(rows, fmt, columns, notes, caption, everything, explain, to and to.stem)
         write_or_print("\n".join([text, *(f"- {line}\n" for line in printed)]), to)
     return problem

@@ -20,8 +20,8 @@ _SOURCE = re.compile(
     r"(?: \(arXiv (?P<eprint>[\d.]+)\))?"
 )
 _SELF = (
-    "@software{specbench,\n  title = {specbench: speculative and parallel decoders of autoregressive text-to-image "
-    "models, measured},\n  author = {{The specbench authors}},\n  version = {%s}\n}"
+    "@misc{specbench,\n  title = {specbench: speculative and parallel decoders of autoregressive text-to-image "
+    "models, measured},\n  author = {{The specbench authors}},\n  note = {Version %s}\n}"
 )
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from specbench.errors import SpecbenchError, read_name
@@ -34,6 +36,7 @@ def render(
     caption: str | None = None,
     everything: bool = False,
     explain: bool = False,
+    label: str | None = None,
 ) -> str:
     """Format the rows of `report_rows` in one of `FORMATS`.
 
@@ -43,6 +46,7 @@ def render(
         caption: of the tables in LaTeX, in place of the model and setting.
         everything: whether markdown and LaTeX have all tables and notes, not only the first.
         explain: whether markdown has the definition of each column.
+        label: of the first table in LaTeX; by default, it has a number made of the runs.
 
     Raises:
         SpecbenchError: unknown format or column, or columns chosen for a format of all numbers.
@@ -52,7 +56,7 @@ def render(
         found = with_columns(sections(rows), columns) if columns else sections(rows)
         if fmt == "markdown":
             return markdown(rows, found, everything, explain)
-        return to_latex(rows, found, notes, caption, everything)
+        return to_latex(rows, found, notes, caption, everything, label)
     if columns:
         raise SpecbenchError(f"--columns: {fmt} has all of them", "choose columns of markdown or latex")
     return FORMATS[fmt](rows)
@@ -130,11 +134,13 @@ def to_latex(
     notes: bool = False,
     caption: str | None = None,
     everything: bool = False,
+    label: str | None = None,
 ) -> str:
     """Format as LaTeX: a booktabs `table` for the first table of each section, or for all, with `notes` definitions
     after them; bold as of `BOLD_RULE`."""
     tables = [(section, table) for section in found for table in section.shown(everything)]
     floats, marked = [], False
+    label = latex_label(label, *(str(row["run_id"]) for row in rows))
     for place, (section, table) in enumerate(tables, 1):
         heading = caption or section.heading
         cells = [[column.cell(row) for column in table.columns] for row in section.runs]
@@ -144,7 +150,8 @@ def to_latex(
         marked = marked or any(best)
         headings, text = [column.title for column in columns], f"{table.title}; {heading}"
         lines = list(zip(*shown, strict=True))
-        floats.append(latex_table(headings, lines, text if table.title else heading, f"tab:specbench-{place}", best))
+        own = label if place == 1 else f"{label}-{place}"
+        floats.append(latex_table(headings, lines, text if table.title else heading, own, best))
     answers = "".join(f"{tex(sentence)}\n\n" for section in found for sentence in section.answer)
     below = answers + latex_definitions(rows, found)
     said = f"% {BOLD_RULE}\n" if marked else ""
@@ -157,10 +164,16 @@ def latex_definitions(rows: Sequence[Mapping], found: Sequence[Section]) -> str:
     return "\n\n".join(map(tex, texts)) + "\n"
 
 
-def comparison_latex(rows: Sequence[Mapping], a: str, b: str) -> str:
+def latex_label(name: str | None, *content: str) -> str:
+    """Label of a table by its name, or else by its content, so that two tables of a paper have different ones."""
+    number = int(hashlib.sha256("\n".join(content).encode()).hexdigest(), 16) % 10**6
+    return "tab:" + (re.sub(r"[^\w-]+", "-", name) if name else f"specbench-{number:06d}")
+
+
+def comparison_latex(rows: Sequence[Mapping], a: str, b: str, label: str | None = None) -> str:
     """The compared numbers as a booktabs `table`, with the verdict as its caption."""
     caption = f"{b} (B) compared with {a} (A). {verdict(rows)}"
-    return LATEX_NEEDS + latex_table(HEADINGS, comparison_lines(rows), caption, "tab:specbench-compare")
+    return LATEX_NEEDS + latex_table(HEADINGS, comparison_lines(rows), caption, latex_label(label, a, b))
 
 
 _COLUMN, _PAGE, _CHARACTER, _GAP = 229, 469, 4.5, 8

@@ -365,10 +365,7 @@ def test_an_exported_dataset_is_scored_as_its_run_is(tmp_path, cli):
     run = json.loads(cli("score", *given, tmp_path / "r").out)
     folder = json.loads(cli("score", "--images", tmp_path / "d", *given, tmp_path / "o").out)
     values = [{row["metric"]: (row["value"], row["n"]) for row in rows} for rows in (run, folder)]
-    assert values[0] and values[0]["shapes-detector"] == values[1]["shapes-detector"] == (
-        pytest.approx(0.5, abs=0.5),
-        2,
-    )
+    assert values[0]["shapes-detector"] == values[1]["shapes-detector"] and values[0]["shapes-detector"][1] == 2
 
 
 def test_a_packed_reference_is_said_to_exist(tmp_path, cli):
