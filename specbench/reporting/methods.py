@@ -20,8 +20,8 @@ _SOURCE = re.compile(
     r"(?: \(arXiv (?P<eprint>[\d.]+)\))?"
 )
 _SELF = (
-    "@misc{specbench,\n  title = {specbench: speculative and parallel decoders of autoregressive text-to-image "
-    "models, measured},\n  author = {{The specbench authors}},\n  note = {Version %s}\n}"
+    "@misc{specbench,\n  title = {{specbench: speculative and parallel decoders of autoregressive text-to-image "
+    "models, measured}},\n  author = {{The specbench authors}},\n  note = {Version %s}\n}"
 )
 
 
@@ -165,7 +165,9 @@ def _entry(key: str, paper: str) -> str:
     fields = {name: value for name, value in fields.items() if value}
     if "author" in fields:
         fields["author"] = fields["author"].replace(" et al.", " and others")
+    fields = {name: value if name == "eprint" else tex(value) for name, value in fields.items()}
+    fields["title"] = f"{{{fields['title']}}}"  # else the style plain writes "Lantern"
     fields |= {"archiveprefix": "arXiv"} if "eprint" in fields else {}
     kind = "inproceedings" if "booktitle" in fields else "misc"
-    body = ",\n".join(f"  {name} = {{{value if name == 'eprint' else tex(value)}}}" for name, value in fields.items())
+    body = ",\n".join(f"  {name} = {{{value}}}" for name, value in fields.items())
     return f"@{kind}{{{key},\n{body}\n}}"

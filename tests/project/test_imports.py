@@ -6,8 +6,11 @@ Imports inside functions and those for type checkers alone count like all others
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,21 @@ def test_no_package_and_its_own_modules_import_each_other():
                 queue.append(found)
         reached[start] = seen
     assert not [module for module, seen in reached.items() if module in seen]
+
+
+def test_what_is_imported_is_declared():
+    """Imports of modules as a whole: those inside functions may be of extras, and of other programs."""
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    needed = {re.match(r"[\w-]+", text)[0].lower().replace("_", "-") for text in declared}
+    of_module, undeclared = packages_distributions(), set()
+    for path in (ROOT / "specbench").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            plain = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names = [node.module] if isinstance(node, ast.ImportFrom) else plain
+            for module in {name.partition(".")[0] for name in names} - {"specbench", *sys.stdlib_module_names}:
+                if not needed & {name.lower().replace("_", "-") for name in of_module.get(module, ())}:
+                    undeclared.add(module)
+    assert undeclared == set()
 
 
 MODULE_REASON = "# Imports inside functions: "

@@ -10,6 +10,8 @@ import shutil
 import subprocess
 import threading
 from contextlib import contextmanager
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,9 @@ import pytest
 import synthetic
 from synthetic import AR, SJD, generation
 
+from specbench.papers.html_page import tables_page
+from specbench.papers.join import join
+from specbench.papers.table_files import load_table
 from specbench.prompts import Request
 from specbench.reporting.charts import marks_of
 from specbench.reporting.html import breakable, write_page
@@ -147,13 +152,17 @@ def hostile_runs(out: Path, port: int) -> list[Path]:
 
 
 def opened(folder: Path, dark: bool = False) -> tuple[list[dict], list[str]]:
-    """What a browser sees of `page.html` in `folder`, narrow and wide, and what it says on its console.
+    """What a browser sees of `page.html` in `folder`, narrow and wide, and what it says on its console."""
+    views = answer(folder, PROBE, dark)
+    said = [line for line in (folder / "console").read_text().splitlines() if "CONSOLE" in line]
+    return sorted(views, key=lambda one: one["width"]), said
 
-    The probe sends what it found as soon as it has it, so that no clock decides when the page is done.
-    """
+
+def answer(folder: Path, probe: str, dark: bool) -> list[dict]:
+    """What a page sends to REPORT as soon as it has it, so that no clock decides when the page is done."""
     found = queue.Queue()
     with server(lambda _, body: found.put(body)) as port, open(folder / "console", "w") as console:
-        (folder / "probe.html").write_text(PROBE.replace("REPORT", f"http://127.0.0.1:{port}/"))
+        (folder / "probe.html").write_text(probe.replace("REPORT", f"http://127.0.0.1:{port}/"))
         command = [
             CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr",
             "--disable-background-networking", "--allow-file-access-from-files", "--window-size=1700,1000",
@@ -162,14 +171,12 @@ def opened(folder: Path, dark: bool = False) -> tuple[list[dict], list[str]]:
         ]  # fmt: skip
         browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=console)
         try:
-            views = json.loads(found.get(timeout=240))
+            return json.loads(found.get(timeout=240))
         except queue.Empty:
             pytest.fail("the page did not answer: " + (folder / "console").read_text()[-2000:])
         finally:
             browser.terminate()
             browser.wait(30)
-    said = [line for line in (folder / "console").read_text().splitlines() if "CONSOLE" in line]
-    return sorted(views, key=lambda one: one["width"]), said
 
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, for example `apt-get install chromium`")
@@ -220,6 +227,37 @@ def test_the_page_holds_everything_itself(tmp_path):
     assert text.count('data-take="csv"') == text.count('<table class="cards'), "each table to copy and as CSV"
     assert 'class="track point"' in text and "[too few]" in text, "no interval, no line"
     assert "49" not in re.findall(r"right .*?</bdi>", text)[0], "prompts are no templates"
+
+
+@pytest.mark.parametrize("kind", ["runs", "table"])
+def test_no_level_of_headings_is_skipped_and_every_image_has_a_text(tmp_path, kind):
+    text = written(tmp_path, kind).read_text()
+    levels = [int(level) for level in re.findall(r"<h([1-6])[ >]", text.partition("<dialog")[0])]
+    assert levels[0] == 1 and levels.count(1) == 1 and all(b <= a + 1 for a, b in pairwise(levels)), levels
+    assert all(re.search(r' alt="[^"]', image) for image in re.findall(r"<img[^>]*>", text))
+
+
+def written(folder: Path, kind: str) -> Path:
+    """A page of runs, or of a paper's table without any."""
+    if kind == "runs":
+        write_page(hostile_runs(folder / "out", 1), folder / "page.html")
+    else:
+        (folder / "page.html").write_text(tables_page([join(load_table("sjd-1"), {})]))
+    return folder / "page.html"
+
+
+@needs_browser
+@pytest.mark.slow  # starts a browser
+@pytest.mark.skipif(find_spec("axe_core_python") is None, reason="needs axe: pip install axe-core-python")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("kind", ["runs", "table"])
+def test_axe_finds_nothing(tmp_path, kind, dark):
+    axe = Path(find_spec("axe_core_python").origin).with_name("axe.min.js").read_text()
+    page = re.sub(r"<meta http-equiv[^>]*>", "", written(tmp_path, kind).read_text())
+    probe = "<script>onload = () => setTimeout(() => axe.run().then((all) => fetch('REPORT', "
+    probe += "{ method: 'POST', mode: 'no-cors', body: JSON.stringify(all.violations) })), 500)</script>"
+    found = answer(tmp_path, page.replace("</body>", f"<script>{axe}</script>{probe}</body>"), dark)
+    assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] == []
 
 
 def test_without_scripts_each_plot_lists_its_numbers(tmp_path):

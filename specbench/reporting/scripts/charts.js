@@ -56,6 +56,7 @@
       const width = Math.floor(Math.min(640, place.clientWidth));
       if (width <= 0 || width === drawn) return;
       place.replaceChildren(draw(chart, (drawn = width)));
+      place.querySelectorAll("g[aria-label]").forEach((part) => part.setAttribute("role", "group")); // a name needs one
       part(place);
     };
     fit();
