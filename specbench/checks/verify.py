@@ -21,7 +21,7 @@ from specbench.decoding.noise import row_key
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import MEAN_OF_IMAGES, Settings, fingerprint
-from specbench.metrics.score_store import feature_folders, image_features, read_scores, stored_values
+from specbench.metrics.score_store import image_features, read_scores, stored_values
 from specbench.models.catalog import load_model
 from specbench.models.interface import StagedModel
 from specbench.reporting.cards import card
@@ -215,9 +215,8 @@ def _score_again(run: Path, name: str, score: dict) -> float | None:
     if name not in metric_catalog.METRICS:
         if json.loads(score["identity"]).get("score") != MEAN_OF_IMAGES:
             return None
-        values = [stored_values(path, "value") for path in feature_folders(run, name)]
-        means = [float(one["value"].mean()) for one in values if one is not None and len(one)]
-        return min(means, key=lambda mean: abs(mean - score["value"]), default=None)
+        values = stored_values(run / "scores" / f"{name}-{score['fingerprint']}", "value")
+        return None if values is None or values.empty else float(values["value"].mean())
     try:
         metric = metric_catalog.metric(name)(Settings(offline=True))
         if fingerprint(metric) != score["fingerprint"]:

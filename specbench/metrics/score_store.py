@@ -178,11 +178,6 @@ def stored_difference(
     return column_difference(mine, theirs, column, over_categories=metric in _OVER_CATEGORIES)
 
 
-def feature_folders(folder: Path, metric: str) -> list[Path]:
-    """Folders of the stored features of a metric, whatever its version."""
-    return [path for path in files_named(folder / "scores", "*") if path.name.rpartition("-")[0] == metric]
-
-
 def stored_values(folder: Path, column: str) -> pd.DataFrame | None:
     """Read key, category and `column` of each scored image; None without such values."""
     part = next(iter(files_named(folder, "*.parquet")), None)

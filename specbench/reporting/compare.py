@@ -247,7 +247,8 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
         estimate, n = stats.difference_to_show(stored[0]), stored[1]
         return _difference_row(name, estimate, n, estimate.p, estimate.spread, score)
     reference = name if name in metric_catalog.metric_names() else str(identity.get("class"))
-    if reference != name and (not is_reference(reference) or _code_here(reference) != identity.get("code")):
+    code = code_of([reference]) if reference != name and is_reference(reference) else None
+    if reference != name and (code is None or code.digest[:16] != identity.get("code")):
         return _row(name, note=f"its class {reference} is not here as it was when it scored")
     try:
         on = {"device": "cuda"} if "float32" in identity else {}
@@ -263,11 +264,6 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
         return _row(name, note="no images in common, or no paired difference is defined for this metric")
     estimate = stats.Estimate(found["difference"], found["low"], found["high"])
     return _difference_row(name, estimate, found["n"], found["p"], found["spread"], score)
-
-
-def _code_here(reference: str) -> str | None:
-    code = code_of([reference])
-    return code and code.digest[:16]
 
 
 def _difference_row(

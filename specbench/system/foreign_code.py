@@ -75,7 +75,7 @@ def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code |
     Args:
         files: data files whose content counts as code.
     """
-    foreign = sorted({target for target in targets if target and not _is(target, _OURS)})
+    foreign = sorted({target for target in targets if target and _top(target) != _OURS})
     if not foreign:
         return None
     modules = {f"file {path.name}": _sha256(path.read_bytes()) for path in files if path.is_file()}
@@ -90,7 +90,7 @@ def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code |
         if place is not None and (_top(name) in own or not (_installed(place) or _standard(place))):
             source = _source(name, place)
             modules[name], paths = source.digest, [*paths, place]
-            todo += [found for found in source.imports if found not in done and not _is(found, _OURS)]
+            todo += [found for found in source.imports if found not in done and _top(found) != _OURS]
     for target in foreign:
         if target.partition(":")[0] not in modules:  # of a notebook or an interactive session
             modules[target] = _in_memory(target)
@@ -127,10 +127,6 @@ def edited_text(edited: str) -> str:
 
 def _top(name: str) -> str:
     return name.partition(":")[0].partition(".")[0]
-
-
-def _is(name: str, top: str) -> bool:
-    return _top(name) == top
 
 
 def _installed(path: str) -> bool:

@@ -380,7 +380,9 @@ def test_an_edited_metric_is_another_score_told_in_words_and_paired_without_its_
     reporter = scoring.ScoreReporter()
     reporter.note = notes.append
     for hour, factor in ((14, 1), (15, 2)):
-        (tmp_path / "edited_metric.py").write_text(FOREIGN.partition("class Exit")[0].replace("1.0", f"{factor}.0"))
+        (tmp_path / "edited_metric.py").write_text(FOREIGN.partition("class Exit")[0].replace("1.0", "value()"))
+        with (tmp_path / "edited_metric.py").open("a") as file:
+            file.write(f"def value(): return {factor}.0\n")
         os.utime(tmp_path / "edited_metric.py", (hour * 3600, hour * 3600))
         sys.modules.pop("edited_metric", None)
         scoring.score(runs, ["edited_metric:Sound"], reporter=reporter)

@@ -13,8 +13,6 @@ import tiny
 from synthetic import folder, sjd
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import Settings, fingerprint
-from specbench.metrics.catalog import metric
 from specbench.models.catalog import models
 from specbench.reporting import report_rows
 from specbench.specs.presets import PRESETS
@@ -170,19 +168,6 @@ def test_an_edited_decoder_and_an_edited_model_are_other_runs(place, cli):
     assert len(third) == 5 and "the code of ar has changed (file greys.json)" in said
     (place / "greys.py").write_text(greys.replace("/ 8", "/ 9"))
     assert len(run("--limit", 1)[1]) == 7
-
-
-def test_a_helper_outside_the_class_of_a_metric_is_part_of_its_identity(place):
-    text = copy("plugin/toy_plugin/contrast.py", place)
-    text = text.replace("float(np.std(sample.pixels @ [0.299, 0.587, 0.114]))", "helper(sample)")
-    found = set()
-    for factor in (1, 2):
-        (place / "contrast.py").write_text(
-            f"{text}\n\ndef helper(sample):\n    return {factor} * sample.pixels.std()\n"
-        )
-        sys.modules.pop("contrast", None)
-        found.add(fingerprint(metric("contrast:Contrast")(Settings())))
-    assert len(found) == 2
 
 
 def test_rows_whose_code_was_edited_in_the_same_minute_are_told_apart(tmp_path):
