@@ -114,18 +114,19 @@ def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
 def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
     """What a row says of its image agrees: steps, log p and entropy, drafts, and times."""
     wrong: Counter[str] = Counter()
+    lossless = RunStore(run).info().spec.decoder.lossless
     for piece in RunStore(run).batches([*SAMPLES.names, *SUMS.names]):
         rows, again = piece.to_pandas(), token_sums(piece.select(LISTS)).to_pandas()
         summed = np.isclose(rows[SUMS.names], again, equal_nan=True).all(axis=1)
         for row in rows.assign(summed=summed)[rows["status"] == "ok"].to_dict("records"):
-            wrong.update(_contradictions(row))
+            wrong.update(_contradictions(row, bool(lossless)))
     if not wrong:
         yield "facts", OK, "steps, log p, entropy, drafts and times agree with each other"
     for text, count in wrong.items():
         yield "facts", WRONG, f"{counted(count, 'image')}: {text}"
 
 
-def _contradictions(row: Mapping) -> Iterator[str]:
+def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
     last = int(np.max(row["committed_step"]))
     if not last <= row["nfe"] <= last + 1:  # a GPU may run one step in vain
         yield "the steps are not those that its tokens were committed in"
@@ -150,6 +151,12 @@ def _contradictions(row: Mapping) -> Iterator[str]:
     drafted, tested, accepted = (np.asarray(row[name]) for name in ("drafted", "tested", "accepted"))
     if (accepted > tested).any() or (tested > drafted).any():
         yield "more drafts are accepted than tested, or tested than drafted"
+    taken, free = int(accepted.sum()), int((~forced).sum())
+    most_tokens = taken + row["nfe"] if lossless and tested.any() else free  # a step adds one to its accepted drafts
+    if not taken <= free <= most_tokens:
+        yield "steps and accepted drafts do not add up to its tokens"
+    if len(np.unique(row["committed_step"])) < last:
+        yield "a step committed no token"
     for total, spans in (("ar_ms", AR_SPANS), ("e2e_ms", SPANS)):
         parts = sum(row[f"{span}_ms"] for span in spans if not pd.isna(row[f"{span}_ms"]))
         if not pd.isna(row[total]) and not math.isclose(row[total], parts, rel_tol=_SLACK, abs_tol=_SLACK):

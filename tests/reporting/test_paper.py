@@ -162,6 +162,11 @@ def test_verify_reads_the_file_and_names_what_is_impossible(here, cli, tmp_path)
     assert cli("verify", whole).code == 0
 
 
+def fewer_steps(row, share):
+    steps = [max(1, int(share * step)) for step in row["committed_step"]]
+    return {"nfe": max(steps), "committed_step": steps}
+
+
 def reversed_tokens(row):
     return {"tokens": row["tokens"][::-1]}
 
@@ -170,6 +175,8 @@ def reversed_tokens(row):
     ("change", "check", "said"),
     [
         (lambda row: {"nfe": max(1, row["nfe"] // 2)}, "facts", "the steps are not those"),
+        (lambda row: fewer_steps(row, 1 / 3), "facts", "do not add up to its tokens"),
+        (lambda row: fewer_steps(row, 2), "facts", "a step committed no token"),
         (lambda row: {"logp": [0.0] * len(row["logp"])}, "facts", "log p and entropy are of no distribution"),
         (lambda row: {"top1": [value / 9 for value in row["top1"]]}, "facts", "more probable than the most probable"),
         (lambda row: {"accepted": [10**6] * len(row["accepted"])}, "facts", "more drafts are accepted than tested"),
@@ -180,7 +187,10 @@ def reversed_tokens(row):
         (reversed_tokens, "drawing", "grey levels from what the tokens give"),
         (lambda row: {}, "drawing", "grey levels from what the tokens give"),
     ],
-    ids=["steps", "logp", "top1", "drafts", "latency", "e2e", "audited", "tokens", "drawn", "pictures"],
+    ids=[
+        *("steps", "fewer", "more", "logp", "top1", "drafts", "latency", "e2e", "audited", "tokens", "drawn"),
+        "pictures",
+    ],
 )
 def test_verify_finds_facts_that_contradict_each_other(here, tmp_path, change, check, said):
     folder = shutil.copytree(next((here / "results").glob("shapes-sjd-*")), tmp_path / "run")
