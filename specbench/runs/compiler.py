@@ -50,8 +50,10 @@ def worth_compiling(stored: Iterable[RunInfo], layers: int, steps: int, decoders
     saved, cost = steps * layers * _CALLS_S * _SAVED, _FIRST_S + decoders * _DECODER_S
     if saved <= cost or missing("cpu"):
         return False, None
-    told = f"saves about {duration(saved)} of the calls of eager steps and costs about {duration(cost)} at first"
-    return True, f"compiling, which {told} (--compile off: eager)"
+    return (
+        True,
+        f"compiling, which saves about {duration(saved)} and costs about {duration(cost)} (--compile off: eager)",
+    )
 
 
 def settle_precision(asked: str | None, default: str, mode: str, device: str) -> tuple[str, bool, tuple[str, ...]]:

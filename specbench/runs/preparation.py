@@ -186,8 +186,10 @@ def roofline_facts(
         `device`, `bytes_per_s`, `flops` (per second) and the `source` of the last two.
     """
     size = model.size
-    peak = size and (find_peak(device, dtype, threads) or glimpse_peak(device, dtype, threads))
-    if peak is None:
+    peak, idle = (size and find_peak(device, dtype, threads)), True
+    if size and peak is None:
+        peak, idle = glimpse_peak(device, dtype, threads)
+    if peak is None or not idle:
         return None
     return {
         "size": {name: count for name, count in asdict(size).items() if count},

@@ -155,18 +155,17 @@ def measure_peak(device: str, dtype: str, threads: int) -> Peak:
 
 
 @cache
-def glimpse_peak(device: str, dtype: str, threads: int) -> Peak | None:
-    """The peak of a device from half a second of measuring, once a process; nothing is stored. Of a CPU with `threads`,
-    or those that torch has. None where other processes used the machine meanwhile."""
+def glimpse_peak(device: str, dtype: str, threads: int) -> tuple[Peak, bool]:
+    """The peak of a device from half a second of measuring, once a process, and whether the machine was idle meanwhile;
+    nothing is stored. Of a CPU with `threads`, or those that torch has."""
     import torch
 
     before, monitor = torch.get_num_threads(), MachineMonitor(device)
     torch.set_num_threads(threads or before)
     bytes_per_s, flops = _measure(device, getattr(torch, dtype), _GLIMPSE_S)
     torch.set_num_threads(before)
-    if others_at_work(monitor.read()):
-        return None
-    return Peak(device_name(device), bytes_per_s, flops, f"measured briefly {now()[:10]}")
+    peak = Peak(device_name(device), bytes_per_s, flops, f"measured briefly {now()[:10]}")
+    return peak, not others_at_work(monitor.read())
 
 
 def device_name(device: str) -> str:

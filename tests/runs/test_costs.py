@@ -15,6 +15,10 @@ def test_the_forecast_of_seven_billion_weights_is_the_time_to_read_them(monkeypa
     given = {"model": "lumina", "prompts": "shapes", "limit": 1, "out": str(tmp_path), "cfg": 1.0, "device": "cpu"}
     said = costs.cost_note(make_plan(merge(run_settings(), given, env={})))
     assert said.startswith("forecast: 54 min an image of ar (2,352 steps) on Slow CPU (data sheet)")
+    monkeypatch.setattr(costs, "find_peak", lambda *_: None)
+    monkeypatch.setattr(costs, "glimpse_peak", lambda *_: (Peak("Busy CPU", {0: 1e9}, 1e15, "measured briefly"), False))
+    busy = costs.cost_note(make_plan(merge(run_settings(), given, env={})))
+    assert "8.9 hours an image" in busy and "instead: a GPU" in busy, "a busy machine is told, too"
     assert "divide the steps" in said and "a GPU, --model janus" in costs.cost_text(2352, 3601, "CPU", "now")
 
 
