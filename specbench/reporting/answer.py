@@ -160,7 +160,7 @@ def _with_eager(said: str, row: Mapping) -> str:
 def _with_loss(row: Mapping) -> str:
     """The fastest decoder where it is not lossless."""
     kind = f"is declared lossless and {FAILED_AUDIT}" if failed_audit(row) else "is lossy"
-    slower = " and slower" if row["speedup"] < 1 and _real(row) else " and not shown to be faster"
+    slower = ", and slower" if row["speedup"] < 1 and _real(row) else ", not shown to be faster"
     shown = "" if row["speedup"] > 1 and _real(row) else slower
     speed = f"{number(row['speedup'])} times as fast as {_baseline(row)} {_interval(row)}".rstrip()
     return _with_eager(f"{_name(row)} {kind}{shown}: {speed}", row)

@@ -66,7 +66,7 @@ def report_view(
     found = sections(rows)
     for section in found:
         parts += [Text(one_line(section.heading), style="bold")]
-        parts += [Text(), *(Text(one_line(sentence)) for sentence in section.answer), Text()] if section.answer else []
+        parts += [*(Text(one_line(sentence)) for sentence in section.answer), Text()] if section.answer else []
         for table in section.shown(everything):
             parts += [Text(f"{one_line(table.title)}:")] if table.title else []
             parts += [_table(table.columns, section.runs, width)]

@@ -191,7 +191,7 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, r
     narrow = range(first, max(least[0], _NARROWEST) - 1, -1)
     first = min(narrow or [first], key=lambda wide: (len(_packed(wanted, width - wide - _GAP)), -wide))
     for chosen in _packed(wanted, width - first - _GAP):
-        widths = _widened(chosen, least, most, wanted, width - first - _GAP)
+        widths = _widened(chosen, least, most, wanted, width - first - _GAP, headings)
         panels.append(_panel(headings, cells, [0, *chosen], [first, *widths], right))
     if len(headings) == 1:
         panels = [_panel(headings, cells, [0], [first], right)]
@@ -287,16 +287,30 @@ def _packed(wanted: Sequence[int], room: int) -> list[list[int]]:
 
 
 def _widened(
-    chosen: Sequence[int], least: Sequence[int], most: Sequence[int], wanted: Sequence[int], room: int
+    chosen: Sequence[int],
+    least: Sequence[int],
+    most: Sequence[int],
+    wanted: Sequence[int],
+    room: int,
+    headings: Sequence[str],
 ) -> list[int]:
-    """Widths of one panel's columns: unused `room` goes to the columns that would otherwise wrap."""
+    """Widths of one panel's columns: unused `room` goes to the cells that would otherwise wrap, then to headings of
+    more than two lines."""
+    headed = [(place, _two_lines(headings[place])) for place in chosen]
     widths = {place: min(wanted[place], max(room, least[place])) for place in chosen}
     spare = room - sum(widths.values()) - _GAP * (len(chosen) - 1)
-    for place in sorted(chosen, key=lambda place: most[place]):
-        more = min(max(spare, 0), most[place] - widths[place])
+    for place, wide in [*sorted(((one, most[one]) for one in chosen), key=lambda pair: pair[1]), *headed]:
+        more = min(max(spare, 0), max(0, wide - widths[place]))
         widths[place] += more
         spare -= more
     return [widths[place] for place in chosen]
+
+
+def _two_lines(heading: str) -> int:
+    """Width at which a heading takes two lines."""
+    words = heading.split()
+    cuts = [(" ".join(words[:place]), " ".join(words[place:])) for place in range(len(words))]
+    return min((max(map(len, cut)) for cut in cuts), default=0)
 
 
 def _panel(

@@ -108,10 +108,13 @@ def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
     wanted = _that_fit(dict.fromkeys(downloads), failed)
     if not wanted:
         return wanted
+    last = ""
     for one in wanted if console.progress_shown() else ():
-        at = f", commit {one.commit[:12]}" if one.commit else ""
+        at = f", commit {one.commit[:7]}" if one.commit else ""
         size = decimal(one.size) if one.size is not None else "size unknown"
-        console.say(f"downloading {one.name}{at}: {size}; licence: {one.licence}")
+        licence = "same licence" if one.licence == last else f"licence: {one.licence}"
+        console.say(f"downloading {one.name}{at}: {size}; {licence}")
+        last = one.licence
     total = sum(one.size or 0 for one in wanted)
     received = 0
     with console.transfer(f"{len(wanted)} downloads" if len(wanted) > 1 else "download") as progress:

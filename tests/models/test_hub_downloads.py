@@ -51,14 +51,14 @@ def fetch(hub: Hub, home: Path, script: str = FETCH, **variables: str) -> subpro
 def test_without_a_pinned_commit_main_is_taken_and_later_uses_keep_its_commit(hub, tmp_path):
     first = fetch(hub, tmp_path)
     assert first.stdout == f"{OLD}\n"
-    assert f"downloading {REPO}, commit {OLD[:12]}: 13 bytes; licence: MIT" in first.stderr
+    assert f"downloading {REPO}, commit {OLD[:7]}: 13 bytes; licence: MIT" in first.stderr
     hub.put(REPO, NEW, folder(tmp_path / "new", b"new weights"))
     away = fetch(hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
     assert away.stdout == f"{OLD}\n" and not away.stderr, "a hub that does not answer stops nobody who has the files"
     [weights] = (tmp_path / "hf").rglob("snapshots/*/model.safetensors")
     weights.unlink()
     again = fetch(hub, tmp_path)
-    assert again.stdout == f"{OLD}\n" and f"commit {OLD[:12]}: 11 bytes" in again.stderr
+    assert again.stdout == f"{OLD}\n" and f"commit {OLD[:7]}: 11 bytes" in again.stderr
     del hub.commits[REPO][OLD]  # the history was rewritten
     weights.unlink()
     moved = fetch(hub, tmp_path)

@@ -88,9 +88,9 @@ def test_a_lossy_decoder_is_named_as_such_and_only_above_the_lossless_one():
 
 def test_a_lossy_decoder_that_is_no_faster_is_not_called_the_fastest():
     [found] = answer([AR, row("gsd", 0.7, 0.6, 0.8, lossless=False)])
-    assert found == "gsd (window 16) is lossy and slower: 0.70 times as fast as AR [0.60–0.80]."
+    assert found == "gsd (window 16) is lossy, and slower: 0.70 times as fast as AR [0.60–0.80]."
     [found] = answer([AR, row("gsd", 1.1, 0.9, 1.3, lossless=False)])
-    assert found.startswith("gsd (window 16) is lossy and not shown to be faster: 1.10 times as fast as AR [")
+    assert found.startswith("gsd (window 16) is lossy, not shown to be faster: 1.10 times as fast as AR [")
 
 
 def test_unequal_windows_are_told_but_not_those_of_a_sweep():
