@@ -10,7 +10,6 @@ import inspect
 import json
 import os
 import re
-import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -225,20 +224,18 @@ def models(page: Path, argument: str) -> str:
 
     def row(name: str) -> list[str]:
         model = find_model(name)
-        height, width = model.resolution
         parameters = "-" if model.parameters is None else f"{model.parameters / 1e6:,.0f} million"
         where = f"`{model.hub_id}`" if model.hub_id else "in the package"
         return [
             f"`{name}`",
             model.summary,
-            f"{height} x {width}",
             f"{model.tokens:,}",
             parameters,
             where,
             model.licence,
         ]
 
-    columns = ["model", "what it is", "pixels", "image tokens", "parameters", "weights", "licence"]
+    columns = ["model", "what it is", "image tokens", "parameters", "weights", "licence"]
     names = (name for name in all_models() if name not in plugins("models"))
     return _table(columns, map(row, names))
 
@@ -253,15 +250,10 @@ def revisions(page: Path, argument: str) -> str:
     for repo, metric in HUB_METRICS.items():
         users.setdefault(repo, []).append(metric)
     order = sorted(users, key=lambda repo: (repo not in REVISIONS, repo.lower()))
-    rows = (
-        [
-            f"`{repo}`",
-            ", ".join(dict.fromkeys(users[repo])),
-            f"`{REVISIONS[repo]}`" if repo in REVISIONS else "none known",
-        ]
-        for repo in order
-    )
-    return _table(["repository", "used by", "commit"], rows)
+    by = {repo: ", ".join(dict.fromkeys(users[repo])) for repo in order}
+    pinned = [f"- `{repo}` ({by[repo]}): `{REVISIONS[repo]}`" for repo in order if repo in REVISIONS]
+    others = "; ".join(f"`{repo}` ({by[repo]})" for repo in order if repo not in REVISIONS)
+    return "\n".join([*pinned, f"- none known: {others}"])
 
 
 def metrics(page: Path, argument: str) -> str:
@@ -296,12 +288,16 @@ def _common(texts: Sequence[list[str]]) -> list[str]:
 
 
 def prompts(page: Path, argument: str) -> str:
-    """The shipped prompt sets with their sizes, and the public ones to be fetched."""
+    """The shipped prompt sets with their sizes, and the public ones to be fetched with their categories."""
     shipped = [name for name in prompt_sets() if name not in public_names()]
-    rows = [[f"`{name}`", f"{len(load_prompts(name).prompts):,}", "in the package"] for name in shipped]
-    fetched = {row["name"]: row["prompts"] for row in prompt_rows()}
-    rows += [[f"`{name}`", f"{fetched[name]:,}", f"`specbench fetch {shlex.quote(name)}`"] for name in public_names()]
-    return _table(["prompt set", "prompts", "where it comes from"], rows)
+    lines = [f"- in the package: {', '.join(f'`{name}` {len(load_prompts(name).prompts):,}' for name in shipped)}"]
+    sizes = {row["name"]: row["prompts"] for row in prompt_rows()}
+    whole = [name for name in public_names() if "/" not in name]
+    for name in whole:
+        parts = [one for one in public_names() if one.startswith(f"{name}/")]
+        of = f", of it {', '.join(f'`{one}` {sizes[one]:,}' for one in parts)}" * bool(parts)
+        lines.append(f"- `{name}` {sizes[name]:,}{of}: `specbench fetch {name}`")
+    return "\n".join(lines)
 
 
 def tables(page: Path, argument: str) -> str:
@@ -386,7 +382,7 @@ def printed_latencies(page: Path, argument: str) -> str:
 
 
 def paper_plan(page: Path, argument: str) -> str:
-    """Forecast hours and disk of the runs of a table of one model on a GPU, with everything assumed."""
+    """Forecast hours and disk of the runs of a table of one model on a GPU."""
     from specbench import estimate, forecast
 
     table, _, device = argument.partition(" ")
@@ -400,21 +396,15 @@ def paper_plan(page: Path, argument: str) -> str:
     paces = [[speed[f"seconds{end}"] for end in ("", "_low", "_high")] for speed in speeds]
     hours = [[s * plan["images"] for s in pace] for pace, plan in zip(paces, plans, strict=True)]
     lines = [
-        [
-            f"{plan['prompts']}: {plan['rows']}",
-            ranges([pace], 1),
-            f"{plan['images']:,}",
-            ranges([hour], 1 / 3600),
-            f"{plan['megabytes'] / 1e3:.1f}",
-        ]
+        [f"{plan['prompts']}: {plan['rows']}", ranges([pace], 1), ranges([hour], 1 / 3600)]
         for plan, pace, hour in zip(plans, paces, hours, strict=True)
     ]
     disk = sum(plan["megabytes"] for plan in plans) / 1e3
     images = sum(plan["images"] for plan in plans)
-    lines.append(["all", "-", f"{images:,}", ranges(hours, 1 / 3600), f"{disk:.0f}"])
-    assumed = dict.fromkeys(text for speed in speeds for text in speed["assumptions"])
-    header = ["row", "s per image", "images", "hours", "GB on disk, at most"]
-    return _table(header, lines) + "\n\nAssumed:\n\n" + "\n".join(f"- {text}" for text in assumed)
+    lines.append(["all", "-", ranges(hours, 1 / 3600)])
+    each = dict.fromkeys(f"{plan['images']:,} for a row of {plan['prompts']}" for plan in plans)
+    said = f"Images: {', '.join(each)}, {images:,} in all, at most {disk:.0f} GB on disk."
+    return _table(["row", "s per image", "hours"], lines) + f"\n\n{said}"
 
 
 def gpu(page: Path, argument: str) -> str:
