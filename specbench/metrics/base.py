@@ -54,7 +54,9 @@ class Settings:
             raise SpecbenchError(f"--reference {self.reference} does not exist", "a folder of images, or a .npz file")
         if self.reference is not None and self.reference.suffix in (".zip", ".tar", ".gz", ".tgz", ".parquet"):
             what = f"--reference {self.reference} exists, but must be unpacked into a folder of images"
-            raise SpecbenchError(what, "for COCO's val2017.zip: specbench fetch coco --images --from val2017.zip")
+            raise SpecbenchError(
+                what, "for COCO's val2017.zip: specbench prompts fetch coco --images --from val2017.zip"
+            )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import public
 from specbench.prompts.prompt_set import Prompt, PromptSet, build_prompt_set
 from specbench.prompts.readers import read_file, read_stdin
-from specbench.system import plugins
+from specbench.system import console, plugins
 from specbench.system.downloads import Progress, fetch_all, offline
 from specbench.system.files import data_folder
 
@@ -138,6 +138,11 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
         if path.suffix or len(path.parts) > 1:
             raise SpecbenchError(f"prompt file '{name}' does not exist", "or name a set: specbench list prompts")
         raise unknown_name("prompt set", name, prompt_set_names())
+    if of := next((one for one in public.public_sets().values() if path.name in one.files), None):
+        get = f"specbench prompts fetch {of.name} --from {path if len(of.files) == 1 else path.parent}"
+        console.say(
+            f"{path.name} is a file of {of.name}: --prompts {of.name} has its categories and facts, after {get}"
+        )
     return build_prompt_set(name, read_file(path, column))
 
 

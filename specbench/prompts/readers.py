@@ -131,7 +131,8 @@ def _refuse_repeated(path: Path, found: Iterable[tuple[str, Prompt]]) -> None:
             else:
                 what, fix = f"both have the id '{prompt.id:.60}'", "ids must be unique"
             kind, _, number = first.partition(" ")
-            raise SpecbenchError(f"prompt file '{path}': {kind}s {number} and {where.partition(' ')[2]} {what}", fix)
+            both = f"{'entries' if kind == 'entry' else f'{kind}s'} {number} and {where.partition(' ')[2]}"
+            raise SpecbenchError(f"prompt file '{path}': {both} {what}", fix)
         seen[prompt.id] = where, prompt.text
 
 

@@ -371,7 +371,7 @@ def test_an_exported_dataset_is_scored_as_its_run_is(tmp_path, cli):
 def test_a_packed_reference_is_said_to_exist(tmp_path, cli):
     (tmp_path / "val2017.zip").write_bytes(b"PK")
     outcome = cli("score", "--reference", tmp_path / "val2017.zip")
-    assert outcome.code == 2 and "must be unpacked" in outcome.err and "specbench fetch coco --images" in outcome.err
+    assert outcome.code == 2 and "must be unpacked" in outcome.err and "fetch coco --images --from" in outcome.err
 
 
 def test_the_command_line_offers_every_layout():
