@@ -77,12 +77,9 @@ def refresh(page: Path) -> str:
 
 def commands(page: Path, argument: str) -> str:
     """Every command with the first line of its help."""
-    return _table(
-        ["command", "what it does"],
-        (
-            [f"[`specbench {name}`](#specbench-{name.replace(' ', '-')})", command.help.split("\n")[0]]
-            for name, command in _commands()
-        ),
+    return "\n".join(
+        f"- [`specbench {name}`](#specbench-{name.replace(' ', '-')}): {command.help.splitlines()[0]}"
+        for name, command in _commands()
     )
 
 
@@ -159,7 +156,7 @@ FOREIGN_VARIABLES = {
 def variables(page: Path, argument: str) -> str:
     """Every environment variable besides those of settings."""
     named = {**OTHER_VARIABLES, **FOREIGN_VARIABLES}
-    return _table(["variable", "meaning"], ([f"`{name}`", meaning] for name, meaning in named.items()))
+    return "\n".join(f"- `{name}`: {meaning}" for name, meaning in named.items())
 
 
 FIRST = ("ar", "sjd", "gsd", "sjd++", "scd-mc", "eagle")
@@ -220,24 +217,16 @@ def options(page: Path, argument: str) -> str:
 
 
 def models(page: Path, argument: str) -> str:
-    """The models of the catalogue."""
-
-    def row(name: str) -> list[str]:
-        model = find_model(name)
-        parameters = "-" if model.parameters is None else f"{model.parameters / 1e6:,.0f} million"
-        where = f"`{model.hub_id}`" if model.hub_id else "in the package"
-        return [
-            f"`{name}`",
-            model.summary,
-            f"{model.tokens:,}",
-            parameters,
-            where,
-            model.licence,
-        ]
-
-    columns = ["model", "what it is", "image tokens", "parameters", "weights", "licence"]
-    names = (name for name in all_models() if name not in plugins("models"))
-    return _table(columns, map(row, names))
+    """The models of the catalogue by licence: image tokens, parameters, weights."""
+    licences: dict[str, list[str]] = {}
+    for name in all_models():
+        if name not in plugins("models"):
+            model = find_model(name)
+            parameters = "" if model.parameters is None else f", {model.parameters / 1e6:,.0f} million parameters"
+            where = f", `{model.hub_id}`" if model.hub_id else ""
+            line = f"  - `{name}`: {model.summary}; {model.tokens:,} image tokens{parameters}{where}"
+            licences.setdefault(model.licence, []).append(line)
+    return "\n".join(line for licence, lines in licences.items() for line in [f"- {licence}", *lines])
 
 
 def revisions(page: Path, argument: str) -> str:
@@ -445,10 +434,10 @@ DROPPED = ("NLL - H, nats", "in its own context", "images", "window")
 
 
 def reference(page: Path, argument: str) -> str:
-    """The decoders of today in the table of `dev/reference/collect.py`, and a part of the picture."""
+    """The decoders of today, with their defaults, in the table of `dev/reference/collect.py`; a part of the picture."""
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in _lines(REFERENCE / "headline.md")]
     kept = [number for number, name in enumerate(table[0]) if name not in DROPPED]
-    rows = (row for row in table[2:] if row[0].split()[0].strip(",") in PRESETS)
+    rows = (row for row in table[2:] if row[0] in PRESETS)
     picture = f"![Five captions by some of the decoders]({_link(page, REFERENCE / 'gallery.png')})"
     return _table([table[0][n] for n in kept], ([row[n] for n in kept] for row in rows)) + "\n\n" + picture
 
@@ -467,8 +456,9 @@ def functions(page: Path, argument: str) -> str:
         if inspect.isfunction(function):
             given = [each for each in inspect.signature(function).parameters.values() if each.kind != each.VAR_KEYWORD]
             taken = ", ".join([each.name for each in given if each.default is each.empty] + ["..."])
-            shown.append([f"`{name}({taken})`", _escape((inspect.getdoc(function) or "").split("\n\n")[0])])
-    return _table(["function", "what it does"], shown)
+            said = (inspect.getdoc(function) or "").split("\n\n")[0]
+            shown.append(f"- `{name}({taken})`: {_escape(said)}")
+    return "\n".join(shown)
 
 
 def file(page: Path, argument: str) -> str:
@@ -482,7 +472,7 @@ def audit_settings(page: Path, argument: str) -> str:
     """What `specbench audit` decodes."""
     usual = AUDIT_SAMPLES / sum(setting.share for setting in AUDIT_SETTINGS)
 
-    def row(setting: AuditSetting) -> list[str]:
+    def line(setting: AuditSetting) -> str:
         sampling, layout = setting.sampling, setting.layout
         grammar = len(layout.forced) - layout.height * layout.width
         drawn = {"guidance": (sampling.guidance, 1.0), "T": (sampling.temperature, 1.0), "top-k": (sampling.top_k, 0)}
@@ -497,11 +487,11 @@ def audit_settings(page: Path, argument: str) -> str:
             + ["traced"] * setting.trace
         )
         also += ["transformer"] * (setting.model == "transformer")
-        grid = f"{layout.height} x {layout.width} of {layout.v_image}"
+        grid = f"{layout.height} x {layout.width} of {layout.v_image}" + f" and {grammar} forced" * bool(grammar)
         images = f"{round(usual * setting.share, -2):,.0f}"
-        return [grid, str(grammar or "-"), str(setting.window), images, ", ".join(also) or "-"]
+        return f"- {grid}, window {setting.window}, {images} images" + f": {', '.join(also)}" * bool(also)
 
-    return _table(["image tokens", "forced tokens", "window", "images", "also"], map(row, AUDIT_SETTINGS))
+    return "\n".join(map(line, AUDIT_SETTINGS))
 
 
 def planted_bugs(page: Path, argument: str) -> str:
