@@ -26,6 +26,7 @@ from specbench.prompts import public
 from specbench.reporting.columns import FAILED_AUDIT, definition_of, failed_audit
 from specbench.reporting.compare import MARKED, Gate, against, failures, marks, real_differences
 from specbench.reporting.report_rows import Run, nearest_ar, report_row, with_ar_runs
+from specbench.reporting.sections import captions_cut
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
@@ -273,6 +274,7 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
         remarks.append(f"Run with {', '.join(unlike)}: such rows show no difference from the paper.")
     if any(cell.why == NOT_SCORED for line in lines for cell in line.cells.values()):
         remarks.append("What is not scored can be, where its metric is ready: specbench score --metric NAME.")
+    remarks += captions_cut([one.row for one in used])
     if any(one.row["failed"] for one in used):
         remarks.append("Failed images are left out; `specbench show` tells of them.")
     return remarks

@@ -120,7 +120,7 @@ def _notes(runs: Sequence[Mapping], remark: str | None) -> list[str]:
     failed = [f"{row['label']}: {text}." for row in runs for text in row.get("fails", ())]
     wrong = ["A roofline is wrong: specbench report --all"] if any(row.get("roofline_note") for row in runs) else []
     measured = [f"Measured on {one}." for one in machines]
-    found = [*failed, *common, *few, *_captions_cut(runs), *([remark] if remark else []), *wrong, *measured]
+    found = [*failed, *common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong, *measured]
     left = len(found) - _MOST_NOTES
     return found if left <= 0 else [*found[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
 
@@ -202,7 +202,7 @@ def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True
     return (
         failed
         + few
-        + _captions_cut(rows)
+        + captions_cut(rows)
         + [f"Measured on {line}." for line in machines]
         + list(dict.fromkeys(f"Steps: {row['steps']}." for row in rows if tells_steps(row)))
         + list(floors)
@@ -215,13 +215,12 @@ def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True
     )
 
 
-def _captions_cut(rows: Sequence[Mapping]) -> list[str]:
-    """Say of the run with the most images how many captions its model did not read to the end."""
-    most = max(rows, key=lambda row: row.get("captions_cut", 0))
-    if "captions_cut" not in most:
-        return []
+def captions_cut(rows: Sequence[Mapping]) -> list[str]:
+    """How many captions each model did not read to the end, by its run with the most."""
+    cut = sorted((row for row in rows if "captions_cut" in row), key=lambda row: row["captions_cut"])
     return [
-        f"{most['model']} read only the beginning of the captions of {most['captions_cut']:,} of {most['n']:,} images."
+        f"{model} read only the beginning of the captions of {row['captions_cut']:,} of {row['n']:,} images."
+        for model, row in {row["model"]: row for row in cut}.items()
     ]
 
 

@@ -108,7 +108,7 @@ def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[
     digest = shared.once(("digest", model), model.weights_sha256) if model.ready else None
     texts = plan and [prompt.text for prompt in plan.chosen]
     cut = plan and shared.once(
-        ("captions", model, plan.prompts.name, plan_drawing(values)), lambda: caption_note(model, texts)
+        ("captions", model, plan.prompts.sha256, plan_drawing(values)), lambda: caption_note(model, texts)
     )
     chosen = plan.decoders if plan else with_ar(plan_decoders(values["decoder"].value, values), values)
     heads = [

@@ -219,7 +219,7 @@ def make_plan(
     with _collected(obstacles), named_together(model, str(value["prompts"]), obstacles):
         named = value["prompts"], value.get("prompt-column")
         prompts = shared.once(("prompts", *named), lambda: shared.load(*named))
-        chosen = shared.once((value["prompts"], drawing), lambda: tuple(drawing.of(prompts)))
+        chosen = shared.once((*named, drawing), lambda: tuple(drawing.of(prompts)))
         _check_images(len(chosen), value["samples"], shard)
     with _collected(obstacles), named_together(model, str(value["prompts"]), obstacles):
         model.require_weights()
@@ -227,7 +227,7 @@ def make_plan(
         with _collected(obstacles):
             own_head(model, decoder.spec, require_head)
     with _collected(obstacles):
-        shared.once((model, value["prompts"], drawing), lambda: model.check_prompts(chosen))
+        shared.once((model, *named, drawing), lambda: model.check_prompts(chosen))
     sampling, device = plan_sampling(model, values), value["device"]
     check_decoding_device(device)
     dtype, compiled, unmet = compiler.settle_precision(value["dtype"], model.dtype, value["compile"], device)
