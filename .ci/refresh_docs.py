@@ -83,6 +83,17 @@ def commands(page: Path, argument: str) -> str:
     )
 
 
+GUIDES = {
+    "audit": "lossless.md",
+    "bench": "papers.md",
+    "check": "extending.md#a-decoder-in-one-file",
+    "check-head": "decoders.md#draft-heads",
+    "forecast": "forecast.md",
+    "train-head": "decoders.md#draft-heads",
+}
+"""Commands whose longer help a guide has."""
+
+
 def command_help(page: Path, argument: str) -> str:
     """What several commands take, once; then of every command the rest of its help, and what it alone takes.
 
@@ -104,6 +115,7 @@ def command_help(page: Path, argument: str) -> str:
     parts = ["## Arguments and options of several commands\n\n" + rows((named, common[named]) for named in order)]
     for name, command in _commands():
         said = [" ".join(text.split()) for text in _plain_help(command).split("\n\n")][1:]
+        said = [f"See [its guide]({GUIDES[name]})."] if name in GUIDES else said
         own = [(named, default) for named, default in taken[name] if named not in common]
         also = [
             _name(flag) + (f" (default {default})" if default != common[flag, text] else "")
@@ -169,25 +181,20 @@ def decoders(page: Path, argument: str) -> str:
     names = FIRST if argument == "first" else [name for name in _built_in() if name not in FIRST]
     papers: dict[str, list[str]] = {}
     for name in names:
-        kind = "lossless" if resolve(name).lossless else "lossy"
-        papers.setdefault(PRESETS[name].paper, []).append(f"  - `{name}` ({kind}): {PRESETS[name].summary}")
+        said = "; ".join(["lossless" if resolve(name).lossless else "lossy", *_unlike_sjd(name)])
+        papers.setdefault(PRESETS[name].paper, []).append(f"  - `{name}` ({said}): {PRESETS[name].summary}")
     return "\n".join(
         line for paper, lines in papers.items() for line in [f"- {paper if paper != '-' else 'Baseline'}", *lines]
     )
 
 
-def defaults(page: Path, argument: str) -> str:
-    """Every preset: the parts that are not those of `sjd`, and the defaults that are not those of its parts."""
-    sjd = PRESETS["sjd"].choices
-
-    def line(name: str) -> str:
-        chosen = PRESETS[name].choices
-        parts = [f"{kind} `{value}`" for kind, value in chosen.items() if _uses(name, kind) and value != sjd[kind]]
-        usual = {option.name: option.default for kind in chosen for option in CHOICES[kind][chosen[kind]].options}
-        parts += [f"`--{key} {plain(value)}`" for key, value in resolve(name).options if value != usual.get(key)]
-        return f"- `{name}`: {', '.join(parts) or 'nothing'}"
-
-    return "\n".join(map(line, _built_in()))
+def _unlike_sjd(name: str) -> list[str]:
+    """The parts of a preset that are not those of `sjd`, and the defaults that are not those of its parts."""
+    sjd, chosen = PRESETS["sjd"].choices, PRESETS[name].choices
+    parts = [f"{kind} `{value}`" for kind, value in chosen.items() if _uses(name, kind) and value != sjd[kind]]
+    usual = {option.name: option.default for kind in chosen for option in CHOICES[kind][chosen[kind]].options}
+    given = [f"`--{key} {plain(value)}`" for key, value in resolve(name).options if value != usual.get(key)]
+    return [", ".join(some) for some in (parts, given) if some]
 
 
 def components(page: Path, kind: str) -> str:
@@ -507,7 +514,6 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "commands": commands,
     "components": components,
     "decoders": decoders,
-    "defaults": defaults,
     "effects": effects,
     "file": file,
     "functions": functions,
