@@ -196,7 +196,7 @@ def try_kept_torch(matrix: Matrix, python: str, wheel: Path, folder: Path) -> No
 
 
 def build_packages(matrix: Matrix, python: str, clone: Path, dist: Path) -> bool:
-    """Build wheel and source distribution with the command of docs/development.md; True if they are there."""
+    """Build wheel and source distribution with the command of CONTRIBUTING.md; True if they are there."""
     tools = dist.with_name("build tools")
     binary = tools / "bin" / "python"
     return (
