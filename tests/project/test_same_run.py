@@ -25,8 +25,7 @@ from specbench.system import environment
 from specbench.system.foreign_code import code_of
 
 TABLE = (Path(__file__).parents[2] / "docs" / "same-run.md").read_text()
-STATED = dict(re.findall(r"^\| (.+?) \| ([a-z -]+?) \| ", TABLE, flags=re.MULTILINE))
-STATED = {name.strip("`"): effect for name, effect in STATED.items() if name not in ("input", "---")}
+STATED = {name.strip("`"): effect for name, effect in re.findall(r"^- (.+?), ([a-z -]+?): ", TABLE, flags=re.MULTILINE)}
 SPECS = {
     "model": "other", "weights_sha256": "9" * 64, "model_code": "8" * 64, "decoder": tiny.spec("sjd", window=2).decoder,
     "decoder_code": "7" * 64, "head_sha256": "6" * 64, "sampling": replace(SJD.sampling, top_k=7), "prompts": "other",
