@@ -150,7 +150,7 @@ def test_every_column_is_documented_with_its_type(heading, columns):
     plain = {
         field.name: str(field.type).replace("element", "item").replace("list<item: ", "list<") for field in columns
     }
-    assert documented(heading) == plain
+    assert {name: kind for name, kind in documented(heading).items() if kind} == plain
 
 
 def test_the_schema_version_is_documented():
