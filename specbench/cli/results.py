@@ -465,7 +465,7 @@ def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | 
         raise SpecbenchError("--over takes seed, and the formats markdown, latex and json")
     from specbench.cli.output import as_json
     from specbench.reporting.over import NOTE, over_seeds, over_table
-    from specbench.reporting.text_formats import latex_table, markdown_lines
+    from specbench.reporting.text_formats import latex_label, latex_table, markdown_lines
     from specbench.store.run_folders import find_runs
 
     rows = over_seeds(find_runs(out, runs))
@@ -473,7 +473,7 @@ def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | 
         return write_or_print(as_json(rows), to)
     head, lines = over_table(rows)
     if fmt == "latex":
-        return write_or_print(latex_table(head, lines, NOTE, "tab:specbench-seeds"), to)
+        return write_or_print(latex_table(head, lines, NOTE, latex_label(to and to.stem, str(lines))), to)
     copied = "".join(f" {copy} is a copy and left out." for row in rows for copy in row.get("copies", ()))
     write_or_print(f"{markdown_lines(head, lines)}\n\n{NOTE}{copied}\n", to)
 

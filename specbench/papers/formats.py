@@ -20,7 +20,16 @@ from specbench.papers.cells import OVER_BASELINE, Cell
 from specbench.papers.join import Line, PaperTable, definition, plain_name
 from specbench.papers.table import SCORE, Column
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
-from specbench.reporting.text_formats import LATEX_NEEDS, csv_text, escape, inert, json_text, latex_room, tex
+from specbench.reporting.text_formats import (
+    LATEX_NEEDS,
+    csv_text,
+    escape,
+    inert,
+    json_text,
+    latex_label,
+    latex_room,
+    tex,
+)
 from specbench.stats import RULE
 
 PAPER, HERE, OWN, INTERVAL, DIFFERENCE = "paper", "here", "own", "95 %", "diff."
@@ -104,8 +113,10 @@ def table_latex(joined: PaperTable, notes: bool = False) -> str:
                 rows.append(" & ".join((tex(text.label), tex(text.kind), *cells)) + r" \\")
     body = "\n".join(rows)
     foot = "\n\n".join(tex(text) for text in below(joined))
+    with_model = "" if joined.table.whole else latex_label(None, *joined.table.notes).removeprefix("tab:specbench")
+    label = f"tab:{joined.table.name}{with_model}"
     return (
-        f"{LATEX_NEEDS}\\begin{{table*}}\n\\caption{{{tex(joined.heading)}}}\n\\label{{tab:{joined.table.name}}}\n"
+        f"{LATEX_NEEDS}\\begin{{table*}}\n\\caption{{{tex(joined.heading)}}}\n\\label{{{label}}}\n"
         f"\\centering{latex_room(plain)[1]}\\setlength{{\\tabcolsep}}{{4pt}}\n"
         f"\\begin{{tabular}}{{@{{}}ll{'r' * len(columns)}@{{}}}}\n{body}\n"
         "\\bottomrule\n\\end{tabular}\n\\end{table*}\n" + (f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else "")

@@ -165,7 +165,7 @@ def latex_definitions(rows: Sequence[Mapping], found: Sequence[Section]) -> str:
 
 
 def latex_label(name: str | None, *content: str) -> str:
-    """Label of a table by its name, or else by its content, so that two tables of a paper have different ones."""
+    """Label of a table by its name, else by a number of its content: two tables of a paper have different ones."""
     number = int(hashlib.sha256("\n".join(content).encode()).hexdigest(), 16) % 10**6
     return "tab:" + (re.sub(r"[^\w-]+", "-", name) if name else f"specbench-{number:06d}")
 

@@ -263,6 +263,9 @@ def test_each_method_is_cited_by_its_own_key_and_none_is_made_of_this_project(he
     cli("run", "--decoder", "sjd,sjd++,vertical", "--limit", "1", "--threads", "1", "--out", "cited")
     said = cli("report", "--methods", "--out", "cited").out
     keys = re.findall(r"@\w+\{([^,]+),", said)
+    kinds = set(re.findall(r"@(\w+)\{", said))
+    assert kinds <= {"inproceedings", "misc"}, "plain knows no @software"
+    assert "title = {{SJD++:" in said, "plain would write it in lower case"
     assert len(keys) == len(set(keys)) == 3 and any(key.startswith("sjdpp") for key in keys)
     assert (
         r"\texttt{vertical}" in said
@@ -281,6 +284,8 @@ def test_tables_and_figures_compile(here, cli):
         assert cli("report", "--figure", name, "--to", "parts.pdf").code == 0
     texts = {name: Path(f"{name}.tex").read_text() for name in ("gsd", "ours", "terms", "methods")}
     assert {name: list(latex_problems(text)) for name, text in texts.items()} == {name: [] for name in texts}
+    labels = re.findall(r"label{(.*?)}", texts["ours"] + texts["gsd"] + cli("report", "--format", "latex").out)
+    assert labels[0] == "tab:ours" and len(set(labels)) == len(labels) >= 3
     assert "resizebox" not in texts["ours"] and "over ar" in texts["ours"]
     assert r"\textbf" not in texts["ours"], "too few prompts to call a difference real"
     assert "Load average" not in texts["terms"]
