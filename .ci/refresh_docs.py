@@ -436,7 +436,7 @@ def results(page: Path, argument: str) -> str:
     return f"{table}\n\n{said} Measured on {rows[0]['environment'][0]}.\n\n{picture}"
 
 
-DROPPED = ("NLL - H, nats", "in its own context", "images", "window")
+DROPPED = ("NLL - H, nats", "in its own context", "images", "window", "lossless", "Frechet")
 """Columns of the table of all decoders that its own file has alone."""
 
 
@@ -446,7 +446,9 @@ def reference(page: Path, argument: str) -> str:
     kept = [number for number, name in enumerate(table[0]) if name not in DROPPED]
     rows = (row for row in table[2:] if row[0] in PRESETS)
     picture = f"![Five captions by some of the decoders]({_link(page, REFERENCE / 'gallery.png')})"
-    return _table([table[0][n] for n in kept], ([row[n] for n in kept] for row in rows)) + "\n\n" + picture
+    steps = table[0].index("tokens per step")
+    cells = ([row[n].split(" [")[0] if n == steps else row[n] for n in kept] for row in rows)
+    return _table([table[0][n] for n in kept], cells) + "\n\n" + picture
 
 
 def _lines(path: Path) -> list[str]:
