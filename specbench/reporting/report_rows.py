@@ -415,8 +415,9 @@ def against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
         return empty | {"speedup_note": f"differs from AR in {', '.join(differing)}"}
     result = over(ar)
     if result is None:
-        batch = run.info.spec.batch
-        note = f"batch {batch}: latency is not measured" if batch > 1 else "no images in common with AR"
+        spec = run.info.spec
+        how = f"batch {spec.batch}" if spec.batch > 1 else "throughput mode"
+        note = "no images in common with AR" if spec.timed else f"{how}: latency is not measured"
         return empty | {"speedup_note": note}
     total = stats.without_few(result.total, result.prompts)
     shared = f"{result.pairs} images" if result.pairs > 1 else "one image"

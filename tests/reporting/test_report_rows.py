@@ -110,13 +110,15 @@ def test_memory_alone_is_not_another_machine(tmp_path):
     assert rows_of(tmp_path, "sjd")[0]["speedup"] > 1
 
 
-def test_batched_runs_report_no_latency(tmp_path):
-    folder(tmp_path, changed(AR, batch=2), ar())
-    folder(tmp_path, changed(SJD, batch=2), sjd())
+@pytest.mark.parametrize(("shared", "how"), [({"batch": 2}, "batch 2"), ({"mode": "throughput"}, "throughput mode")])
+def test_runs_whose_images_share_the_device_report_no_latency(tmp_path, shared, how):
+    folder(tmp_path, changed(AR, **shared), ar())
+    folder(tmp_path, changed(SJD, **shared), sjd())
     row = rows_of(tmp_path, "sjd")[0]
-    assert row["speedup"] is None and row["latency_ms"] is None and row["throughput"] > 0
-    assert row["speedup_note"] == "batch 2: latency is not measured"
-    assert "images per hour" in render([row]) and "latency ms" not in render([row])
+    assert row["speedup"] is None and row["latency_ms"] is None
+    assert row["speedup_note"] == f"{how}: latency is not measured"
+    assert "batch" not in shared or row["throughput"] > 0
+    assert "batch" not in shared or ("images per hour" in render([row]) and "latency ms" not in render([row]))
 
 
 def test_without_ar_the_cell_says_so(tmp_path):

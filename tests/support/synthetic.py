@@ -78,7 +78,7 @@ def folder(out: Path, spec: RunSpec, generations: Sequence[Generation | None], *
     invocation = json.loads(json.dumps(INVOCATION))
     invocation["hardware"] |= hardware
     with RunStore(out / spec.run_id).create(spec, invocation) as store:
-        store.append(stored_rows(generations, spec.batch == 1))
+        store.append(stored_rows(generations, spec.timed))
     return store.folder
 
 
