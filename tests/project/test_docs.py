@@ -140,7 +140,7 @@ def test_the_options_of_run_are_frozen():
 def documented(heading: str) -> dict[str, str]:
     """The list below a heading of the page on the results format: names, and the types of those that have one."""
     part = FORMAT.read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ")[0]
-    return dict(re.findall(r"^- `([^`]+)` ?([\w<>]*):", part, re.MULTILINE))
+    return dict(re.findall(r"^- `([^`]+)` ?`?([\w<>]*)`?:", part, re.MULTILINE))
 
 
 @pytest.mark.parametrize(
