@@ -60,6 +60,17 @@ def take_back() -> None:
             signal.signal(number, _on_signal)
 
 
+@contextmanager
+def kept_from_children() -> Iterator[None]:
+    """Processes that are started within the block do not end by signals that a scheduler sends to the whole process
+    group and that this process answers; by SIGTERM they do."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*NUMBERS} - {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def look() -> None:
     """Raise KeyboardInterrupt if a signal came, wherever the first one may have got lost."""
     if _state.asked:

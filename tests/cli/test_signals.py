@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -117,3 +118,12 @@ def test_handlers_that_a_library_sets_are_taken_back(handled):
     with pytest.raises(SpecbenchError, match="stopped by SIGTERM") as found:
         ray._connect(None, 2)
     assert found.value.exit_code == 143 and signal.getsignal(signal.SIGTERM) is signals._on_signal
+
+
+def test_a_signal_to_the_process_group_spares_processes_that_were_started_for_the_run():
+    with signals.kept_from_children():
+        child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    os.killpg(child.pid, signal.SIGUSR1)
+    child.terminate()
+    assert child.wait(10) == -signal.SIGTERM
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == set()

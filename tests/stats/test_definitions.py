@@ -146,14 +146,6 @@ def test_the_perplexity_is_pooled_or_a_mean_over_images():
     assert stats.image_perplexity(rows.iloc[:0]) is None
 
 
-def test_the_gap_error_clusters_by_image():
-    values = [(-1.0, -1.0, 0.0, -1.0), (-2.0, -2.0, 0.0, -2.0), (-4.0, -4.0, 0.0, -4.0)]
-    rows = frame([generation(4, 1.0, logp=logp, entropy=(0.0, 0.0, 0.0, 0.0)) for logp in values])
-    tokens = stats.token_stats(rows)
-    assert tokens.nll_gap == pytest.approx(7 / 3)
-    assert tokens.nll_gap_se == pytest.approx(np.std([1.0, 2.0, 4.0], ddof=1) / math.sqrt(3))
-
-
 def test_statistics_of_tokens_are_those_of_all_tokens_laid_end_to_end():
     """Images of no, one and several free tokens; two tokens, and two images, are the fewest that have a spread."""
     images = [[], [-1.0], [-2.0, -5.0, -0.5], [-3.0, -1.5]]

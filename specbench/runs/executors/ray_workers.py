@@ -240,7 +240,8 @@ class RayWorkers:
         quiet = {"logging_level": logging.CRITICAL, "log_to_driver": False, "ignore_reinit_error": False}
         here = {"num_cpus": size, "include_dashboard": False, "object_store_memory": _STORE_BYTES}
         try:
-            self._ray.init(address=address or "local", **quiet, **({} if address else here))
+            with signals.kept_from_children():
+                self._ray.init(address=address or "local", **quiet, **({} if address else here))
         except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
             raise no_cluster(address, str(error)) from None
         except SystemExit:  # what Ray does on SIGTERM
