@@ -297,15 +297,9 @@ def prompts(page: Path, argument: str) -> str:
 
 
 def tables(page: Path, argument: str) -> str:
-    """The papers' tables and figures; where the number in the name does not say it, what the paper calls them."""
-
-    def line(name: str) -> str:
-        table = load_table(name)
-        number = name.rpartition("-")[2].removeprefix("fig")
-        source = "" if table.source in (f"Table {number}", f"Figure {number}") else f" ({table.source})"
-        return f"- `{name}`{source}: {_escape(table.title)}"
-
-    return "\n".join(map(line, table_names()))
+    """The names of the papers' tables and figures, by paper."""
+    papers = _by_paper(table_names())
+    return "\n".join(f"- `{paper}`: {', '.join(_ranges(numbers))}" for paper, numbers in papers.items())
 
 
 def readings(page: Path, argument: str) -> str:
@@ -327,11 +321,15 @@ def readings(page: Path, argument: str) -> str:
 
 def _places(names: Iterable[str]) -> str:
     """Names of tables by paper: `sjd` 1-5, 10, fig6."""
+    return "; ".join(f"`{paper}` {', '.join(_ranges(numbers))}" for paper, numbers in _by_paper(names).items())
+
+
+def _by_paper(names: Iterable[str]) -> dict[str, list[str]]:
     papers: dict[str, list[str]] = {}
     for name in names:
         paper, _, number = name.rpartition("-")
         papers.setdefault(paper, []).append(number)
-    return "; ".join(f"`{paper}` {', '.join(_ranges(numbers))}" for paper, numbers in papers.items())
+    return papers
 
 
 def _ranges(numbers: Sequence[str]) -> list[str]:
@@ -478,29 +476,42 @@ def file(page: Path, argument: str) -> str:
 
 
 def audit_settings(page: Path, argument: str) -> str:
-    """What `specbench audit` decodes."""
+    """What `specbench audit` decodes: how many settings, their ranges, and what they have besides."""
     usual = AUDIT_SAMPLES / sum(setting.share for setting in AUDIT_SETTINGS)
+    layouts = [setting.layout for setting in AUDIT_SETTINGS]
 
-    def line(setting: AuditSetting) -> str:
-        sampling, layout = setting.sampling, setting.layout
-        grammar = len(layout.forced) - layout.height * layout.width
-        drawn = {"guidance": (sampling.guidance, 1.0), "T": (sampling.temperature, 1.0), "top-k": (sampling.top_k, 0)}
-        drawn |= {"top-p": (sampling.top_p, 1.0), "entropy scale": (sampling.entropy_scale, None)}
-        drawn |= {"top-n-sigma": (sampling.top_n_sigma, None), "min-p": (sampling.min_p, None)}
-        also = [f"{name} {plain(value)}" for name, (value, off) in drawn.items() if value != off]
-        also += (
-            ["ties"] * bool(setting.grain)
-            + ["drafts kept for several steps"] * bool(setting.shared)
-            + ["one image at a time"] * (setting.batch == 1)
-            + ["continuous batching"] * bool(setting.rows)
-            + ["traced"] * setting.trace
-        )
-        also += ["transformer"] * (setting.model == "transformer")
-        grid = f"{layout.height} x {layout.width} of {layout.v_image}" + f" and {grammar} forced" * bool(grammar)
-        images = f"{round(usual * setting.share, -2):,.0f}"
-        return f"- {grid}, window {setting.window}, {images} images" + f": {', '.join(also)}" * bool(also)
+    def span(numbers: Iterable[float]) -> str:
+        return "{:,.0f} to {:,.0f}".format(*(end(some) for some in [list(numbers)] for end in (min, max)))
 
-    return "\n".join(map(line, AUDIT_SETTINGS))
+    also = Counter(kind for setting in AUDIT_SETTINGS for kind in _kinds(setting))
+    return (
+        f"{len(AUDIT_SETTINGS)} settings: grids of {span(one.height * one.width for one in layouts)} image tokens with "
+        f"{span(one.v_image for one in layouts)} values, windows of {span(one.window for one in AUDIT_SETTINGS)}, "
+        f"{span(round(usual * one.share, -2) for one in AUDIT_SETTINGS)} images. In brackets, how many of them have: "
+        f"{', '.join(f'{kind} ({number})' for kind, number in also.most_common())}."
+    )
+
+
+def _kinds(setting: AuditSetting) -> list[str]:
+    """What a setting of the audit has besides a grid and a window."""
+    sampling, layout = setting.sampling, setting.layout
+    has = {
+        "forced tokens": len(layout.forced) > layout.height * layout.width,
+        "guidance": sampling.guidance != 1.0,
+        "temperature": sampling.temperature != 1.0,
+        "top-k": sampling.top_k != 0,
+        "top-p": sampling.top_p != 1.0,
+        "entropy scale": sampling.entropy_scale is not None,
+        "top-n-sigma": sampling.top_n_sigma is not None,
+        "min-p": sampling.min_p is not None,
+        "ties": bool(setting.grain),
+        "drafts kept for several steps": bool(setting.shared),
+        "one image at a time": setting.batch == 1,
+        "continuous batching": bool(setting.rows),
+        "traced": setting.trace,
+        "a transformer": setting.model == "transformer",
+    }
+    return [kind for kind, there in has.items() if there]
 
 
 def planted_bugs(page: Path, argument: str) -> str:
