@@ -28,7 +28,7 @@ from specbench.models.catalog import models as all_models
 from specbench.models.families.model_specs import MODELS
 from specbench.models.hub_downloads import REVISIONS
 from specbench.papers.listing import prompt_rows
-from specbench.papers.table_files import conventions, load_table, load_tables, table_names
+from specbench.papers.table_files import conventions, load_tables, table_names
 from specbench.prompts import load_prompts
 from specbench.prompts import prompt_set_names as prompt_sets
 from specbench.prompts.public import public_names
