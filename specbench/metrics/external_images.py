@@ -121,7 +121,7 @@ def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> dict[Key, Path]:
     if (about := _metadata(folder)) is None:
         raise SpecbenchError(f"{folder} has no metadata.jsonl or metadata.csv")
     known = {prompt.id for prompt in prompts}
-    by_text = {prompt.text: prompt.id for prompt in prompts}
+    by_text = {prompt.text.strip(): prompt.id for prompt in prompts}
 
     def pairs() -> Iterator[tuple[Key, Path]]:
         counts: Counter[str] = Counter()
