@@ -518,7 +518,10 @@ def planted_bugs(page: Path, argument: str) -> str:
     """How many bugs the tests plant, by part of the code."""
     parts = Counter(bug.part for bug in BUGS)
     named = ", ".join(f"{part} {number}" for part, number in parts.most_common())
-    return f"Tests plant {len(BUGS)} bugs into the code, all of which the audit catches: {named}."
+    more = sum(bug.times != 1 for bug in BUGS)
+    return (
+        f"Tests plant {len(BUGS)} bugs into the code. The audit catches all, {more} of them with more images: {named}."
+    )
 
 
 BLOCKS: dict[str, Callable[[Path, str], str]] = {
