@@ -120,6 +120,10 @@ class Plan:
         first = {prompt.id for prompt in self.chosen[: decoder.first]}
         return [request for request in self.requests if request.prompt_id in first and request.sample == 0]
 
+    def images_of(self, decoder: PlannedDecoder) -> int:
+        """Number of `requests_of`."""
+        return self.images if decoder.first is None else len(self.requests_of(decoder))
+
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
         """Origin of each value of one decoder's run, by setting name."""
         shared = {name: held.origin for name, held in self.settings.items() if name in RUN_ORIGINS}

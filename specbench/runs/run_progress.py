@@ -84,7 +84,7 @@ class RunSummary:
 
     def add(self, other: RunSummary) -> None:
         """Add the counts of another call."""
-        self.folders += [folder for folder in other.folders if folder not in self.folders]
+        self.folders = [*dict.fromkeys([*self.folders, *other.folders])]
         self.total, self.resumed = self.total + other.total, self.resumed + other.resumed
         self.done, self.failed = self.done + other.done, self.failed + other.failed
         self.errors += [error for error in other.errors if error not in self.errors]

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from specbench.runs.executors.local import Chunk, Executor
 
 _Item = TypeVar("_Item")
+_AT_ONCE = 100
+"""Runs whose folders are open at once, with five files each."""
 _MOST_NAMED = 3
 """Disturbances of a measurement that are told one by one."""
 
@@ -52,16 +54,14 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
             require_device(group[0].device)
         for line in announcement(group):
             reporter.note(line)
-    fetch_all(found for group in groups for plan in group for found in plan.downloads())
+    unlike = {(id(plan.model), id(plan.decoders)): plan for group in groups for plan in group}.values()
+    fetch_all(found for plan in unlike for found in plan.downloads())
     signals.look()
     for group in groups:
         cut = caption_note(group[0].model, [prompt.text for prompt in group[0].chosen])
         for note in dict.fromkeys([*(note for plan in group for note in plan.notes), *([cut] if cut else [])]):
             reporter.note(note)
-        if complete := _complete(group):
-            reporter.start(complete.total, complete.resumed, complete.folders)
-            reporter.finish()
-        summary.add(complete or _run_group(group, reporter))
+        summary.add(_run_group(group, reporter))
         if summary.interrupted:
             break
         signals.look()
@@ -92,16 +92,34 @@ def _complete(group: Sequence[Plan]) -> RunSummary | None:
 
 
 def _run_group(group: Sequence[Plan], reporter: Reporter) -> RunSummary:
-    """Run plans on one loaded model, which nothing refers to when this returns: the next one may need its memory."""
-    from specbench.runs.costs import cost_note
-    from specbench.runs.preparation import open_executor, work_of
+    """Run plans on one loaded model, which nothing refers to when this returns: the next one may need its memory.
 
-    first = group[0]
-    if note := cost_note(first):
-        reporter.note(note)
-    with open_executor(first, reporter) as (executor, model):
-        wanted, run_facts = work_of(group, model, reporter)
-        return run(executor, list(wanted), first.requests, first.out, reporter, run_facts, first.trace, wanted)
+    Of very many runs some at a time take turns, so that the first image does not wait for the folders of all.
+    """
+    summary, first, executor, model = RunSummary([], total=0, resumed=0), group[0], None, None
+    size = len(group) if first.workers.elsewhere else max(1, _AT_ONCE // len(first.decoders))
+    with ExitStack() as running:
+        for part in (group[start : start + size] for start in range(0, len(group), size)):
+            if summary.interrupted:
+                summary.total += sum(plan.images_of(one) for plan in part for one in plan.decoders)
+                continue
+            if done := _complete(part):
+                reporter.start(done.total, done.resumed, done.folders)
+                reporter.finish()
+            else:
+                from specbench.runs.costs import cost_note
+                from specbench.runs.preparation import open_executor, work_of
+
+                if executor is None:
+                    if note := cost_note(first):
+                        reporter.note(note)
+                    executor, model = running.enter_context(open_executor(first, reporter))
+                wanted, facts = work_of(part, model, reporter)
+                done = run(executor, list(wanted), first.requests, first.out, reporter, facts, first.trace, wanted)
+            summary.add(done)
+            if not done.interrupted:
+                signals.look()
+    return summary
 
 
 def run(
@@ -136,12 +154,13 @@ def run(
     with ExitStack() as writing:
         work = {spec: _lock(store, spec, wanted[spec], trace, writing) for spec, store in stores.items()}
         writing.callback(reporter.finish)
-        facts = _warm_up(executor, work, reporter)
+        prepared = _warm_up(executor, work, reporter)
+        facts = environment.environment_facts() | prepared
         for spec in work:
             if stores[spec].locked:
                 of_run = dict((run_facts or {}).get(spec.run_id, {}))
-                of_call = environment.environment_facts() | facts | {"drawn": of_run.pop("drawn", None)}
-                stores[spec].begin(spec, of_call | {"wanted": len(wanted[spec])}, of_run)
+                of_call = facts | {"drawn": of_run.pop("drawn", None), "wanted": len(wanted[spec])}
+                stores[spec].begin(spec, of_call, of_run)
         todo = sum(map(len, work.values()))
         total = sum(map(len, wanted.values()))
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
@@ -242,7 +261,7 @@ def _disturbances(stores: Sequence[RunStore]) -> list[str]:
 def announcement(plans: Sequence[Plan]) -> list[str]:
     """Say in a line what plans that share their work will do, and in another what their baseline is."""
     first = plans[0]
-    wanted = [(plan, one, len(plan.requests_of(one))) for plan in plans for one in plan.decoders]
+    wanted = [(plan, one, plan.images_of(one)) for plan in plans for one in plan.decoders]
     runs = {(plan.sampling, plan.seed, plan.batch, one.spec): (plan, one, images) for plan, one, images in wanted}
     asked = [run for run in runs.values() if run[1].first is None]
     decoders = list(dict.fromkeys(one.spec.name for _, one, _ in asked))
@@ -270,6 +289,7 @@ def _stored(plan: Plan, decoder: PlannedDecoder) -> bool:
 
 def _time(runs: Sequence[tuple[Plan, PlannedDecoder, int]]) -> str:
     """How long the images of runs take, where earlier runs tell."""
-    paces = [seconds_per_image(plan.out, plan.model.name, one.spec.name, plan.device) for plan, one, _ in runs]
-    known = None not in paces and sum(pace * images for pace, (*_, images) in zip(paces, runs, strict=True))
+    alike = [(plan.out, plan.model.name, one.spec.name, plan.device) for plan, one, _ in runs]
+    paces = {one: seconds_per_image(*one) for one in dict.fromkeys(alike)}
+    known = None not in paces.values() and sum(paces[one] * run[2] for one, run in zip(alike, runs, strict=True))
     return f"; about {console.duration(known)} in all by earlier runs" if known else ""

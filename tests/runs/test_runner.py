@@ -332,9 +332,11 @@ def test_the_memory_of_a_model_is_free_before_the_next_one_is_loaded(tmp_path, m
     monkeypatch.setattr(preparation, "load_model", load)
     tiny_model = {"model": "janus", "random-weights": True, "scale": "tiny", "dtype": "float32", "prompts": "shapes"}
     given = tiny_model | {"decoder": ["ar", "sjd"], "limit": 1, "out": str(tmp_path), "compile": "off", "device": "cpu"}
-    plans = sweep_plans(merge(run_settings(), given), {"threads": ["1", "2"]})
-    assert runner.run_plans(plans).done == 4
-    assert alive == [[], []]
+    plans = sweep_plans(merge(run_settings(), given), {"threads": ["1", "2"], "seed": ["0", "1"]})
+    monkeypatch.setattr(runner, "_AT_ONCE", 2)
+    assert (done := runner.run_plans(plans)).done == 8 and len(done.folders) == 8
+    assert alive == [[], []], "runs of one seed after the other share a model"
+    assert (again := runner.run_plans(plans)).resumed == again.total == 8 and again.folders == done.folders
 
 
 def test_decoders_take_turns_in_a_balanced_order_that_a_resumed_run_keeps(tmp_path):
