@@ -116,7 +116,7 @@ def example_pack() -> Path:
 
 def small_run(out: Path, prompts: Sequence[Prompt], samples: int = 1) -> None:
     """Create a results folder with one image or several of each prompt."""
-    with RunStore(out / synthetic.SJD.run_id).create(synthetic.SJD, synthetic.INVOCATION) as store:
+    with RunStore(out / synthetic.SJD.run_id).lock(synthetic.SJD).begin(synthetic.SJD, synthetic.INVOCATION) as store:
         for prompt, sample in itertools.product(prompts, range(samples)):
             base = base_row(Request.of(prompt, sample), 0, synthetic.INVOCATION["started_at"])
             row = sample_row(base, item := synthetic.generation(4, 40.0), True)

@@ -57,7 +57,7 @@ _WAIT = "wait until it is done; tasks of one job share the images with --shard a
 
 
 class RunStore:
-    """One run folder. Reading needs no preparation; writing goes through `create` and ends with `close`."""
+    """One run folder. Reading needs no preparation; writing goes through `lock` and `begin` and ends with `close`."""
 
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
@@ -68,13 +68,6 @@ class RunStore:
         self._made: list[Path] = []
         self._held: dict[Path, int] = {}  # open handles of the folders that are written
         self._began = False
-
-    def create(
-        self, spec: RunSpec, provenance: Mapping[str, object], facts: Mapping[str, object] | None = None
-    ) -> RunStore:
-        """`lock`, then `begin`."""
-        with self.lock(spec).undone_on_error():
-            return self.begin(spec, provenance, facts)
 
     def lock(self, spec: RunSpec) -> RunStore:
         """Keep other writers out of the folder until `close`; unless `begin` follows, nothing of it is left then.

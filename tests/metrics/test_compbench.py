@@ -114,7 +114,7 @@ def test_without_spacy_the_metric_says_so_before_anything_is_downloaded(monkeypa
 
 
 def run_of(out: Path, prompts: list[Prompt], samples: int) -> Path:
-    with RunStore(out / synthetic.SJD.run_id).create(synthetic.SJD, synthetic.INVOCATION) as store:
+    with RunStore(out / synthetic.SJD.run_id).lock(synthetic.SJD).begin(synthetic.SJD, synthetic.INVOCATION) as store:
         for number, (prompt, index) in enumerate(itertools.product(prompts, range(samples))):
             item = synthetic.generation(4, 40.0)
             item.image = np.full((3, 8, 8), number, dtype=np.uint8)

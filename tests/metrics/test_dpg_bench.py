@@ -28,7 +28,11 @@ def prompts(tmp_path) -> list[Prompt]:
 
 def a_run(out: Path, prompts: list[Prompt], samples: int = 4, shape: tuple[int, int] = (8, 8)) -> Path:
     draw = np.random.default_rng(0)
-    with RunStore(out / "results" / synthetic.SJD.run_id).create(synthetic.SJD, synthetic.INVOCATION) as store:
+    with (
+        RunStore(out / "results" / synthetic.SJD.run_id)
+        .lock(synthetic.SJD)
+        .begin(synthetic.SJD, synthetic.INVOCATION) as store
+    ):
         for prompt, sample in itertools.product(prompts, range(samples)):
             base = base_row(Request.of(prompt, sample), 0, synthetic.INVOCATION["started_at"])
             row = sample_row(base, synthetic.generation(4, 40.0), True)

@@ -225,7 +225,7 @@ def test_the_detector_is_named_when_it_is_missing(monkeypatch):
 
 
 def run_of(out: Path, prompts: list[Prompt], samples: int) -> Path:
-    with RunStore(out / synthetic.SJD.run_id).create(synthetic.SJD, synthetic.INVOCATION) as store:
+    with RunStore(out / synthetic.SJD.run_id).lock(synthetic.SJD).begin(synthetic.SJD, synthetic.INVOCATION) as store:
         for number, (prompt, sample) in enumerate(itertools.product(prompts, range(samples))):
             item = synthetic.generation(4, 40.0)
             item.image = np.full((3, 8, 8), number, dtype=np.uint8)

@@ -16,7 +16,11 @@ from specbench.store.schema import base_row, sample_row
 
 
 def a_run(out: Path, *prompts: Prompt, samples: int = 1) -> Path:
-    with RunStore(out / "results" / synthetic.SJD.run_id).create(synthetic.SJD, synthetic.INVOCATION) as store:
+    with (
+        RunStore(out / "results" / synthetic.SJD.run_id)
+        .lock(synthetic.SJD)
+        .begin(synthetic.SJD, synthetic.INVOCATION) as store
+    ):
         for prompt in prompts:
             for sample in range(samples):
                 item = synthetic.generation(4, 40.0)

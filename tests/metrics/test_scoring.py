@@ -174,7 +174,7 @@ def test_a_redone_image_is_scored_again(tmp_path):
     prompt = Prompt(again["prompt_id"], again["prompt"], again["category"], {"scene": {"objects": [
         {"shape": "circle", "color": "red", "count": 1}]}})  # fmt: skip
     later = sample_row(base_row(Request.of(prompt), 0, "2027-01-01T00:00:00.000+00:00"), item, True)
-    with RunStore(folder).create(synthetic.SJD, synthetic.INVOCATION) as store:
+    with RunStore(folder).lock(synthetic.SJD).begin(synthetic.SJD, synthetic.INVOCATION) as store:
         store.append([later], {later["image"]: blank})
     (outcome,) = scoring.score([folder], DETECTOR)
     assert (outcome.computed, outcome.reused) == (1, 1)

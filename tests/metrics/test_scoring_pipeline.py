@@ -35,7 +35,7 @@ from specbench.store.schema import base_row, sample_row
 
 def stored_run(out: Path, prompts: list[Prompt], samples: int = 2, spec=synthetic.SJD, seed: int = 0) -> Path:
     pictures = calibrated.images(len(prompts) * samples, 40, 56, seed)
-    with RunStore(out / spec.run_id).create(spec, synthetic.INVOCATION) as store:
+    with RunStore(out / spec.run_id).lock(spec).begin(spec, synthetic.INVOCATION) as store:
         for pixels, (prompt, sample) in zip(pictures, itertools.product(prompts, range(samples)), strict=True):
             item = synthetic.generation(4, 40.0)
             item.image = np.moveaxis(pixels, -1, 0)

@@ -221,7 +221,7 @@ def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
         spec = changed(SJD, prompts=str(file))
         run = tmp_path / spec.run_id
         shutil.rmtree(run, ignore_errors=True)
-        with RunStore(run).create(spec, INVOCATION) as store:
+        with RunStore(run).lock(spec).begin(spec, INVOCATION) as store:
             chosen = [Prompt(text_id(f"prompt {number}"), f"prompt {number}") for number in range(images)]
             bases = [base_row(Request.of(prompt), 0, INVOCATION["started_at"]) for prompt in chosen]
             store.append([sample_row(base, item, True) for base, item in zip(bases, sjd(images), strict=True)])

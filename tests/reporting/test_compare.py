@@ -69,7 +69,7 @@ def brightness(monkeypatch):
 
 def pictured(out: Path, spec, generations, values, caption="prompt") -> Path:
     """A scored run whose images have these mean pixels; `caption` begins each prompt, or gives the beginning of one."""
-    with RunStore(out / spec.run_id).create(spec, synthetic.INVOCATION) as store:
+    with RunStore(out / spec.run_id).lock(spec).begin(spec, synthetic.INVOCATION) as store:
         for number, (item, value) in enumerate(zip(generations, values, strict=True)):
             begin = caption(number) if callable(caption) else caption
             prompt = Prompt(f"p{number}", f"{begin} {number}", "pets", {})
@@ -297,7 +297,7 @@ def test_every_comparison_sign_of_a_gate_is_strict_or_not_as_written():
 def test_rows_read_in_batches_are_the_rows_read_at_once(tmp_path):
     """With parts, replaced rows and failures, and any size of a batch."""
     folder = synthetic.folder(tmp_path, SJD, [*synthetic.sjd(5), None])
-    with RunStore(folder).create(SJD, synthetic.INVOCATION) as store:
+    with RunStore(folder).lock(SJD).begin(SJD, synthetic.INVOCATION) as store:
         store.append(synthetic.stored_rows(synthetic.ar(2)))
         whole = store.samples()
         for size in (1, 2, 5, 100):

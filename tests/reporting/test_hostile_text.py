@@ -56,7 +56,7 @@ def hostile(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("box") / "results"
     for text in TEXTS:
         one, numbers = spec(text), TEXTS if text == TEXTS[0] else TEXTS[:1]
-        with RunStore(out / one.run_id).create(one, synthetic.INVOCATION) as store:
+        with RunStore(out / one.run_id).lock(one).begin(one, synthetic.INVOCATION) as store:
             images, rows = {}, []
             for number, item in zip(numbers, synthetic.sjd(len(numbers)), strict=True):
                 rows.append(

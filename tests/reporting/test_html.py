@@ -136,7 +136,7 @@ def trap():
 def hostile_runs(out: Path, port: int) -> list[Path]:
     """AR and SJD with pictures; one image of SJD failed, with a message that is no better than the prompts."""
     for spec, make in ((AR, synthetic.ar), (SJD, synthetic.sjd)):
-        with RunStore(out / spec.run_id).create(spec, synthetic.INVOCATION) as store:
+        with RunStore(out / spec.run_id).lock(spec).begin(spec, synthetic.INVOCATION) as store:
             for number, (text, item) in enumerate(zip(HOSTILE, make(4), strict=True)):
                 text = text.replace("PORT", str(port))
                 base = base_row(

@@ -21,7 +21,7 @@ BEGUN = datetime(2026, 1, 1, tzinfo=UTC)
 def decoding(out, spec, images, seconds: float, wanted: int = 6, finished: bool = False) -> RunStore:
     """A run that began an image every `seconds` and wrote the last row that long after its begin."""
     call = synthetic.INVOCATION | {"started_at": BEGUN.isoformat(), "wanted": wanted}
-    store = RunStore(out / spec.run_id).create(spec, call)
+    store = RunStore(out / spec.run_id).lock(spec).begin(spec, call)
     for number, image in enumerate(images):
         begun = (BEGUN + timedelta(seconds=seconds * number)).isoformat()
         store.append([sample_row(base_row(Request("a cat", f"p{number}"), 0, begun), image, True)])

@@ -268,13 +268,10 @@ def test_a_second_writer_is_refused_and_the_lock_dies_with_its_owner(tmp_path):
 
 
 def test_two_runs_in_one_process_take_turns(tmp_path):
-    first = RunStore(tmp_path / "run").create(tiny.spec(), environment.environment_facts())
-    assert (
-        "another process"
-        in refused(RunStore(tmp_path / "run").create, tiny.spec(), environment.environment_facts()).what
-    )
+    first = RunStore(tmp_path / "run").lock(tiny.spec()).begin(tiny.spec(), environment.environment_facts())
+    assert "another process" in refused(RunStore(tmp_path / "run").lock, tiny.spec()).what
     first.close()
-    RunStore(tmp_path / "run").create(tiny.spec(), environment.environment_facts()).close()
+    RunStore(tmp_path / "run").lock(tiny.spec()).begin(tiny.spec(), environment.environment_facts()).close()
 
 
 @pytest.mark.parametrize("place", ["images", "samples", ""])

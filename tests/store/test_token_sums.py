@@ -62,7 +62,7 @@ def test_the_sums_of_version_1():
 
 def test_every_part_keeps_the_sums_and_a_report_reads_no_list(tmp_path, monkeypatch):
     folder = run_folder(tmp_path)
-    with RunStore(folder).create(SJD, synthetic.INVOCATION) as store:
+    with RunStore(folder).lock(SJD).begin(SJD, synthetic.INVOCATION) as store:
         store.append(synthetic.stored_rows(synthetic.sjd(2)))
     lists = pa.concat_tables(RunStore(folder).batches(LISTS))
     before = report_rows([folder])
@@ -88,7 +88,7 @@ def test_parts_without_sums_are_read_as_before_and_get_them_when_merged(tmp_path
     before, right = report_rows([folder]), sums_of(folder)
     rewrite(folder, lambda table: marked(table, None).drop_columns(SUMS.names))
     assert sums_of(folder).equals(right) and report_rows([folder]) == before
-    with RunStore(folder).create(SJD, synthetic.INVOCATION) as store:
+    with RunStore(folder).lock(SJD).begin(SJD, synthetic.INVOCATION) as store:
         store.append(synthetic.stored_rows(synthetic.sjd(1)))
     (part,) = (folder / "samples").iterdir()
     assert pq.read_schema(part).metadata[KEPT].decode() == token_sums.VERSION

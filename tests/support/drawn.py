@@ -29,7 +29,7 @@ def drawn_run(
         scene.SceneRequest((scene.Clause("circle", "red"),)),
         scene.SceneRequest((scene.Clause("square", None, 2),)),
     ]
-    with RunStore(out / spec.run_id).create(spec, synthetic.INVOCATION) as store:
+    with RunStore(out / spec.run_id).lock(spec).begin(spec, synthetic.INVOCATION) as store:
         for number in range(n):
             request = requests[number % 2]
             prompt = Prompt(f"s{number}", "drawn", request.category, {"scene": request.to_json()} | meta(number))

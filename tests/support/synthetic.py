@@ -77,7 +77,7 @@ def folder(out: Path, spec: RunSpec, generations: Sequence[Generation | None], *
     """A run folder in `out` holding these images; `hardware` entries differ from the usual machine's."""
     invocation = json.loads(json.dumps(INVOCATION))
     invocation["hardware"] |= hardware
-    with RunStore(out / spec.run_id).create(spec, invocation) as store:
+    with RunStore(out / spec.run_id).lock(spec).begin(spec, invocation) as store:
         store.append(stored_rows(generations, spec.timed))
     return store.folder
 
