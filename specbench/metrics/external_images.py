@@ -152,10 +152,8 @@ def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
         raise next((one for one in problems.values() if isinstance(one, _Incomplete)), problems["ids"])
     first, *others = fitting
     if other := next((name for name in others if fitting[name] != fitting[first]), None):
-        raise SpecbenchError(
-            f"{folder} fits the layouts '{first}' and '{other}', which pair images and prompts differently",
-            f"--layout {first} or --layout {other}",
-        )
+        what = f"{folder} fits the layouts '{first}' and '{other}', which pair images and prompts differently"
+        raise SpecbenchError(what, f"--layout {first} or --layout {other}")
     return first, fitting[first]
 
 

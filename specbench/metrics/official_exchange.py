@@ -353,10 +353,8 @@ def _read_dpg_bench(path: Path) -> dict[tuple[str, int], dict[str, str]]:
 
 def _verdict(path: Path, row: Mapping) -> bool:
     if not isinstance(row["correct"], bool):
-        raise SpecbenchError(
-            f"{path}: the verdict on {row['filename']} is {row['correct']!r:.40}",
-            "the official evaluator writes true or false",
-        )
+        what = f"{path}: the verdict on {row['filename']} is {row['correct']!r:.40}"
+        raise SpecbenchError(what, "the official evaluator writes true or false")
     return row["correct"]
 
 
@@ -378,19 +376,15 @@ def _answer(path: Path, row: Mapping, lowest: float) -> float:
     """Parse the answer of a line, which some of the scripts write as text."""
     answer = math.nan if isinstance(row["answer"], bool) else float(row["answer"])
     if not lowest <= answer <= 1:
-        raise SpecbenchError(
-            f"{path}: the answer to question {row['question_id']} is {row['answer']!r:.40}",
-            f"the official scripts write numbers from {lowest:g} to 1",
-        )
+        what = f"{path}: the answer to question {row['question_id']} is {row['answer']!r:.40}"
+        raise SpecbenchError(what, f"the official scripts write numbers from {lowest:g} to 1")
     return answer
 
 
 def _refuse_contradiction(path: Path, what: str, found: float | str, before: float | str) -> None:
     if found != before:
-        raise SpecbenchError(
-            f"{path} contradicts itself: {what} is {before} in one line and {found} in another",
-            "import the results of one evaluation",
-        )
+        what = f"{path} contradicts itself: {what} is {before} in one line and {found} in another"
+        raise SpecbenchError(what, "import the results of one evaluation")
 
 
 def _text(path: Path) -> str:

@@ -90,11 +90,8 @@ def missing_file(name: str, forbidden: bool = False) -> Download | None:
     if forbidden or offline():
         raise SpecbenchError(f"{wanted.file} is not on this disk", wanted.hint(), MISSING_PREREQUISITE)
     if not wanted.digest and is_pinned_only():
-        raise SpecbenchError(
-            f"{wanted.file} has no published digest, and --pinned-only allows no such file",
-            f"put it into {wanted.path.parent}",
-            MISSING_PREREQUISITE,
-        )
+        what = f"{wanted.file} has no published digest, and --pinned-only allows no such file"
+        raise SpecbenchError(what, f"put it into {wanted.path.parent}", MISSING_PREREQUISITE)
     remote = replace(on_hub_endpoint(wanted.remote), by_hand=f"or put it into {wanted.path.parent}")
 
     def get(progress: Progress) -> None:

@@ -122,10 +122,8 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     features, theirs = (_kept(image_features(path, metric), common) for path in (folder, baseline))
     if features.empty != theirs.empty:
         lacking = folder if features.empty else baseline
-        raise SpecbenchError(
-            f"{lacking.name} is not scored by '{metric.name}' of fingerprint {fingerprint(metric)}",
-            f"score both anew: specbench score --metric '{metric.name}'",
-        )
+        what = f"{lacking.name} is not scored by '{metric.name}' of fingerprint {fingerprint(metric)}"
+        raise SpecbenchError(what, f"score both anew: specbench score --metric '{metric.name}'")
     found = None if features.empty else metric.difference(features, theirs)
     if found is None:
         return None

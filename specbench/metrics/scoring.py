@@ -267,10 +267,8 @@ def run_images(folder: Path) -> Images:
     store = RunStore(folder)
     info = store.info()
     if RANDOM in info.spec.model:
-        raise SpecbenchError(
-            f"{info.run_id}: {info.spec.model} has random weights, so its images mean nothing",
-            "name the runs to score",
-        )
+        what = f"{info.run_id}: {info.spec.model} has random weights, so its images mean nothing"
+        raise SpecbenchError(what, "name the runs to score")
     rows = store.samples(["prompt", "category", "meta", "status", "started_at", "image", "image_sha256"])
     rows = rows[(rows["status"] == "ok") & rows["image"].notna()]
     folder = Path(folder)

@@ -80,10 +80,8 @@ class ModelInfo(ModelFacts):
                 what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
                 raise SpecbenchError(what, "omit it")
         if choice.weights or choice.revision or choice.random or choice.tiny or choice.size:
-            raise SpecbenchError(
-                f"model '{self.name}' has one set of weights and one size",
-                "omit --weights, --revision, --random-weights, --scale and --size",
-            )
+            what = f"model '{self.name}' has one set of weights and one size"
+            raise SpecbenchError(what, "omit --weights, --revision, --random-weights, --scale and --size")
         return replace(self, name=choice.name(self.name), eight_bits=choice.eight_bits) if choice.eight_bits else self
 
     @property

@@ -269,8 +269,6 @@ class ModelFiles:
             _refuse_unread(folder, self.weights, self.family)
         name = recognise(folder) if folder else None
         if name and self.family not in (LAYOUTS[name].family, *LAYOUTS[name].shared):
-            raise SpecbenchError(
-                f"--weights {self.weights}: holds {LAYOUTS[name].what}, not '{self.model}'",
-                f"use --model {LAYOUTS[name].models}",
-            )
+            what = f"--weights {self.weights}: holds {LAYOUTS[name].what}, not '{self.model}'"
+            raise SpecbenchError(what, f"use --model {LAYOUTS[name].models}")
         return next((layout for layout in self.layouts if layout.name == name), self.layouts[0])

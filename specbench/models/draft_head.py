@@ -196,10 +196,8 @@ def _adopted(head: EagleHead, model: DraftHeadModel, path: str) -> EagleHead:
     """Check that `head` knows the model's tokens, and let the model adopt it."""
     largest = int(model.table_ids(torch.arange(model.layout.vocab, device=model.device)).max())
     if largest >= head.embed_tokens.num_embeddings:
-        raise SpecbenchError(
-            f"--head {path}: knows {head.embed_tokens.num_embeddings} tokens, '{model.name}' has a token {largest}",
-            "is it a head of another model?",
-        )
+        what = f"--head {path}: knows {head.embed_tokens.num_embeddings} tokens, '{model.name}' has a token {largest}"
+        raise SpecbenchError(what, "is it a head of another model?")
     return model.adopt_head(head)
 
 

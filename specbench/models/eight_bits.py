@@ -20,11 +20,8 @@ _IN_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 def require_torchao() -> None:
     """Raise a SpecbenchError with exit code 5 where torchao is not installed."""
     if find_spec("torchao") is None:
-        raise SpecbenchError(
-            "--dtype int8wo needs torchao, which is not installed",
-            "pip install 'torchao>=0.18'",
-            MISSING_PREREQUISITE,
-        )
+        what = "--dtype int8wo needs torchao, which is not installed"
+        raise SpecbenchError(what, "pip install 'torchao>=0.18'", MISSING_PREREQUISITE)
 
 
 def quantise(module: nn.Module, name: str) -> None:

@@ -241,17 +241,11 @@ def require_permission(repo: str, revision: str | None) -> None:
     hub_endpoint()
     require_certificates()
     if offline():
-        raise SpecbenchError(
-            f"{repo} is not on this disk, and downloads are disabled",
-            f"with a network: specbench fetch {repo}",
-            MISSING_PREREQUISITE,
-        )
+        what = f"{repo} is not on this disk, and downloads are disabled"
+        raise SpecbenchError(what, f"with a network: specbench fetch {repo}", MISSING_PREREQUISITE)
     if is_pinned_only() and not (revision or _chosen(repo) or repo in REVISIONS):
-        raise SpecbenchError(
-            f"{repo} is not on this disk, and --pinned-only allows no commit that nobody has named",
-            f"name one: {_VARIABLE}={repo}@COMMIT",
-            MISSING_PREREQUISITE,
-        )
+        what = f"{repo} is not on this disk, and --pinned-only allows no commit that nobody has named"
+        raise SpecbenchError(what, f"name one: {_VARIABLE}={repo}@COMMIT", MISSING_PREREQUISITE)
 
 
 @contextmanager

@@ -135,10 +135,8 @@ class HubModel(ModelFacts):
             )
         for name, families in RELEASED.items():
             if getattr(choice, name) == "released" and self.family not in families:
-                raise SpecbenchError(
-                    f"--{name.replace('_', '-')} released: '{self.name}' has the official form only",
-                    f"it is for models of these families: {', '.join(families)}",
-                )
+                what = f"--{name.replace('_', '-')} released: '{self.name}' has the official form only"
+                raise SpecbenchError(what, f"it is for models of these families: {', '.join(families)}")
         grid, second = TINY_GRID if choice.tiny else self.grid, self.second
         if choice.size:
             if choice.tiny:
@@ -248,10 +246,8 @@ class HubModel(ModelFacts):
         for prompt in prompts:
             codes = codes_in(prompt.text)
             if codes and "codes" in prompt.meta and (self.second or not self.codes):
-                raise SpecbenchError(
-                    f"prompt '{prompt.id:.40}': '{self.name}' reads no codes of a run, which are for a second stage",
-                    "--prompts SET or FILE, as that run has them",
-                )
+                what = f"prompt '{prompt.id:.40}': '{self.name}' reads no codes of a run, which are for a second stage"
+                raise SpecbenchError(what, "--prompts SET or FILE, as that run has them")
             if self.codes and max(codes, default=0 if self.second else self.codes) >= self.codes:
                 raise SpecbenchError(
                     f"prompt '{prompt.id:.40}': {prompt.text!r:.40} has no codes, or one above {self.codes - 1}",
@@ -260,10 +256,8 @@ class HubModel(ModelFacts):
             if not self.classes and str(prompt.meta.get("class")) == prompt.text:
                 raise SpecbenchError(f"prompt '{prompt.id:.40}' is a class number; '{self.name}' takes captions")
             if self.classes and not (prompt.text.isdecimal() and int(prompt.text) < self.classes):
-                raise SpecbenchError(
-                    f"prompt '{prompt.id:.40}': {prompt.text!r:.40} is no class of '{self.name}'",
-                    f"a number from 0 to {self.classes - 1}, as --prompts imagenet has them",
-                )
+                what = f"prompt '{prompt.id:.40}': {prompt.text!r:.40} is no class of '{self.name}'"
+                raise SpecbenchError(what, f"a number from 0 to {self.classes - 1}, as --prompts imagenet has them")
 
     def captions_cut(self, captions: Iterable[str]) -> tuple[int | None, int] | None:
         if not self.caption_tokens:

@@ -27,10 +27,8 @@ def generate_images(captions: Sequence[str], values: Mapping[str, Value]) -> lis
     info = plan_model(values)
     planned, *others = plan_decoders(values["decoder"].value, values)
     if others or planned.auto_window:
-        raise SpecbenchError(
-            "generate takes one decoder, and a number as its window",
-            "specbench.run takes several decoders and window='auto'",
-        )
+        what = "generate takes one decoder, and a number as its window"
+        raise SpecbenchError(what, "specbench.run takes several decoders and window='auto'")
     sampling = plan_sampling(info, values)
     info.check_prompts(Prompt(text_id(text), text) for text in captions)
     device = values["device"].value

@@ -202,10 +202,8 @@ def fitting_windows(
     needs = {window: footprint(model, with_window(decoder, window), sampling, dtype, device) for window in windows}
     fitting = [window for window, need in needs.items() if need is None or free is None or largest_batch([need], free)]
     if not fitting:
-        raise SpecbenchError(
-            f"--window auto: a window of {windows[0]} does not fit into the {_gib(free)} free on {device}",
-            "--dtype int8wo, another device, or a smaller model",
-        )
+        what = f"--window auto: a window of {windows[0]} does not fit into the {_gib(free)} free on {device}"
+        raise SpecbenchError(what, "--dtype int8wo, another device, or a smaller model")
     return tuple(fitting)
 
 

@@ -380,10 +380,8 @@ def _check_images(prompts: int, samples: int, shard: tuple[int, int]) -> None:
     """Refuse more images than a run can list."""
     images = -(-prompts * samples // shard[1])
     if images > MAX_IMAGES:
-        raise SpecbenchError(
-            f"--samples {samples}: {images:,} images of {prompts:,} prompts, more than {MAX_IMAGES:,} of one run",
-            "use --limit, or --shard I/N with another --out for each part",
-        )
+        what = f"--samples {samples}: {images:,} images of {prompts:,} prompts, more than {MAX_IMAGES:,} of one run"
+        raise SpecbenchError(what, "use --limit, or --shard I/N with another --out for each part")
 
 
 def plan_model(values: Mapping[str, Value]) -> ModelFacts:

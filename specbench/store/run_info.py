@@ -297,10 +297,8 @@ def check_version(path: Path, version: object) -> None:
     """Refuse a file of an unsupported schema version."""
     if not isinstance(version, int) or not OLDEST_VERSION <= version <= SCHEMA_VERSION:
         newer = isinstance(version, int) and version > SCHEMA_VERSION
-        raise SpecbenchError(
-            f"{path} has schema version {version}; this specbench reads {OLDEST_VERSION} to {SCHEMA_VERSION}",
-            "use a newer specbench" if newer else "use the specbench version that wrote it",
-        )
+        what = f"{path} has schema version {version}; this specbench reads {OLDEST_VERSION} to {SCHEMA_VERSION}"
+        raise SpecbenchError(what, "use a newer specbench" if newer else "use the specbench version that wrote it")
 
 
 def spec_json(spec: RunSpec) -> dict[str, object]:
@@ -327,10 +325,8 @@ def check_same_run(folder: Path, stored: RunInfo, spec: RunSpec) -> None:
     if differing:
         name = differing[0]
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-        raise SpecbenchError(
-            f"{folder} holds another run: {name} is {there.get(name)} there, {here.get(name)} here{more}",
-            "choose another folder with --out",
-        )
+        what = f"{folder} holds another run: {name} is {there.get(name)} there, {here.get(name)} here{more}"
+        raise SpecbenchError(what, "choose another folder with --out")
 
 
 def _read_spec(content: Mapping[str, object]) -> RunSpec:

@@ -185,10 +185,8 @@ class RunStore:
         if (self.folder / RUN_JSON).exists():
             check_same_run(self.folder, self.info(), spec)
         elif self._samples.read(columns=[]).num_rows:
-            raise SpecbenchError(
-                f"{self.folder} holds images but its run.json is missing",
-                "move the folder away and run again, or put its run.json back",
-            )
+            what = f"{self.folder} holds images but its run.json is missing"
+            raise SpecbenchError(what, "move the folder away and run again, or put its run.json back")
 
     @property
     def locked(self) -> bool:

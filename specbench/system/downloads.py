@@ -188,11 +188,8 @@ def fetch_file(remote: Remote, target: Path, progress: Progress | None = None, f
     if target.is_file() and matches(target, remote):
         return target
     if forbidden or offline():
-        raise SpecbenchError(
-            f"{target.name} is not on this disk, and downloads are disabled",
-            f"go online, {remote.by_hand}",
-            MISSING_PREREQUISITE,
-        )
+        what = f"{target.name} is not on this disk, and downloads are disabled"
+        raise SpecbenchError(what, f"go online, {remote.by_hand}", MISSING_PREREQUISITE)
     from specbench.system.files import lock_when_free
 
     part = target.with_name(target.name + ".part")

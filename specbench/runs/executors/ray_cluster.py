@@ -52,10 +52,8 @@ def run_mode(given: str | None, batch: int | str, workers: Workers, device: str)
     """Latency mode, or throughput if images share a device, which invalidates their latencies."""
     alone = not workers.elsewhere or (device == "cuda" and given == "latency")
     if given == "latency" and (batch != 1 or not alone):
-        raise SpecbenchError(
-            "--mode latency: needs one image at a time on an exclusive device",
-            "use --batch 1, and one worker or one GPU per worker",
-        )
+        what = "--mode latency: needs one image at a time on an exclusive device"
+        raise SpecbenchError(what, "use --batch 1, and one worker or one GPU per worker")
     return given or ("latency" if batch == 1 and alone else "throughput")
 
 
