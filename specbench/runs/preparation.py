@@ -105,12 +105,13 @@ def _load_in_worker(
 
 
 def work_of(
-    plans: Sequence[Plan], model: ImageModel | None, reporter: Reporter
+    plans: Sequence[Plan], model: ImageModel | None, reporter: Reporter, tell: bool = True
 ) -> tuple[dict[RunSpec, list[Request]], dict[str, dict[str, object]]]:
     """Resolve every decoder of the plans to its run spec; return the images of each, and fields of run.json by run id.
 
     Args:
         model: the loaded model; None if workers have it.
+        tell: whether stored runs are read for what new ones differ in.
     """
     weights_sha256 = model.weights_sha256 if model else plans[0].model.weights_sha256()
     wanted: dict[str, tuple[RunSpec, list[Request]]] = {}
@@ -142,7 +143,7 @@ def work_of(
                 given = plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads
                 facts[spec.run_id]["roofline"] = roofline_facts(*given)
     specs = [spec for spec, _ in wanted.values()]
-    for text in (*_twins(plans[0].out, specs), *_older_code(plans[0].out, specs, facts)):
+    for text in (*_twins(plans[0].out, specs), *_older_code(plans[0].out, specs, facts)) if tell else ():
         reporter.note(text)
     return dict(wanted.values()), facts
 

@@ -114,7 +114,7 @@ def _run_group(group: Sequence[Plan], reporter: Reporter) -> RunSummary:
                     if note := cost_note(first):
                         reporter.note(note)
                     executor, model = running.enter_context(open_executor(first, reporter))
-                wanted, facts = work_of(part, model, reporter)
+                wanted, facts = work_of(part, model, reporter, not summary.folders)
                 done = run(executor, list(wanted), first.requests, first.out, reporter, facts, first.trace, wanted)
             summary.add(done)
             if not done.interrupted:
