@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
@@ -201,7 +202,7 @@ def _pending(store: RunStore, requests: Sequence[Request], trace: bool) -> list[
 
 def _warm_up(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], reporter: Reporter) -> dict[str, object]:
     """Prepare the executor for the runs that have work left; return facts about it for run.json."""
-    specs = [spec for spec, requests in work.items() if requests]
+    specs = [*{replace(spec, seed=0): spec for spec, requests in work.items() if requests}.values()]
     if not specs:
         return {}
     texts = sorted({request.text for requests in work.values() for request in requests}, key=len)
