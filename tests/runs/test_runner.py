@@ -12,6 +12,7 @@ import signal
 import time
 import weakref
 from collections import Counter
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from specbench.prompts import requests_for
 from specbench.runs import preparation, runner
 from specbench.runs.executors import local
 from specbench.runs.executors.local import LocalExecutor
-from specbench.runs.run_progress import Reporter
+from specbench.runs.run_progress import Reporter, RunSummary
 from specbench.runs.runner import run
 from specbench.runs.settings import merge, run_settings
 from specbench.runs.sweep import sweep_plans
@@ -332,11 +333,31 @@ def test_the_memory_of_a_model_is_free_before_the_next_one_is_loaded(tmp_path, m
     monkeypatch.setattr(preparation, "load_model", load)
     tiny_model = {"model": "janus", "random-weights": True, "scale": "tiny", "dtype": "float32", "prompts": "shapes"}
     given = tiny_model | {"decoder": ["ar", "sjd"], "limit": 1, "out": str(tmp_path), "compile": "off", "device": "cpu"}
-    plans = sweep_plans(merge(run_settings(), given), {"threads": ["1", "2"], "seed": ["0", "1"]})
+    plans = sweep_plans(merge(run_settings(), given), {"threads": ["1", "2"]})
+    assert runner.run_plans(plans).done == 4
+    assert alive == [[], []]
+
+
+def test_of_very_many_runs_some_at_a_time_take_turns_on_one_model(tmp_path, monkeypatch):
+    opened, ran = [], []
+
+    @contextmanager
+    def open_executor(plan, reporter):
+        opened.append(plan)
+        yield "executor", None
+
+    def run_some(executor, specs, *_):
+        ran.append([spec.seed for spec in specs])
+        folders = [tmp_path / spec.run_id for spec in specs]
+        return RunSummary(folders, len(specs), 0, len(specs), interrupted=signal.SIGINT * (len(ran) == 2))
+
+    monkeypatch.setattr(preparation, "open_executor", open_executor)
+    monkeypatch.setattr(runner, "run", run_some)
     monkeypatch.setattr(runner, "_AT_ONCE", 2)
-    assert (done := runner.run_plans(plans)).done == 8 and len(done.folders) == 8
-    assert alive == [[], []], "runs of one seed after the other share a model"
-    assert (again := runner.run_plans(plans)).resumed == again.total == 8 and again.folders == done.folders
+    given = {"decoder": ["ar"], "limit": 1, "baseline": 0, "out": str(tmp_path)}
+    summary = runner.run_plans(sweep_plans(merge(run_settings(), given), {"seed": range(5)}))
+    assert ran == [[0, 1], [2, 3]] and len(opened) == 1
+    assert (summary.done, summary.total, summary.interrupted) == (4, 5, signal.SIGINT) and len(summary.folders) == 4
 
 
 def test_decoders_take_turns_in_a_balanced_order_that_a_resumed_run_keeps(tmp_path):

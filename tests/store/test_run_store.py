@@ -206,7 +206,7 @@ def test_a_folder_of_another_run_is_refused(tmp_path):
     folder = small_run(tmp_path)
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     store = RunStore(folder)
-    error = refused(store.create, tiny.spec(seed=7), environment.environment_facts())
+    error = refused(store.lock, tiny.spec(seed=7))
     assert "holds another run: seed is 0 there, 7 here" in error.what and error.exit_code == BAD_INPUT
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
