@@ -66,7 +66,8 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
     if not isinstance(text, str) or not text.strip():
         there = f"columns: {', '.join(map(str, row))}; " if len(row) < 40 else ""
         hint = f"{there}--prompt-column NAME says which one, or call it {', '.join(TEXT_KEYS)}"
-        raise SpecbenchError(f"prompt file '{path}': {where} has no text", hint)
+        lacking = "text" if columns.text or source.column is None else f"column '{source.column}'"
+        raise SpecbenchError(f"prompt file '{path}': {where} has no {lacking}", hint)
     text = text.strip()
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise SpecbenchError(f"prompt file '{path}': {where} contains an invalid character (lone surrogate)")

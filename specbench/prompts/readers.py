@@ -246,8 +246,10 @@ def _listed(content: dict, source: TableFile) -> object:
     if len(lists) == 1:
         source.said[f"the list '{lists[0]}'"] = None
         return content[lists[0]]
+    if any(singular(key, ()) in TEXT_KEYS for key in content):
+        return [content]
     rows = [{"text": row} if isinstance(row, str) else row for row in content.values()]
-    if not all(isinstance(row, dict) for row in rows) or any(singular(key, ()) in TEXT_KEYS for key in content):
+    if not all(isinstance(row, dict) for row in rows):
         return content
     return [row if row.keys() & set(ID_KEYS) else {"id": name} | row for name, row in zip(content, rows, strict=True)]
 
@@ -255,7 +257,7 @@ def _listed(content: dict, source: TableFile) -> object:
 def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     """Quotes enclose fields of CSV files. In TSV files, where no field needs them, they are part of the text if they
     enclose only a part of a field."""
-    if (delimiter := _delimiter(source.path)) != "\t":
+    if (delimiter := _delimiter(source)) != "\t":
         yield from _rows(source, delimiter, csv.QUOTE_MINIMAL)
         return
     try:
@@ -266,13 +268,14 @@ def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
         yield from _rows(source, "\t", csv.QUOTE_NONE)
 
 
-def _delimiter(path: Path) -> str:
+def _delimiter(source: TableFile) -> str:
     """What separates the headings: that of the file's ending, unless only another one separates one of a text."""
-    usual = "\t" if _suffix(path) == ".tsv" else ","
-    _, header = next(_lines(path), (0, ""))
+    usual = "\t" if _suffix(source.path) == ".tsv" else ","
+    _, header = next(_lines(source.path), (0, ""))
 
     def separates(delimiter: str) -> bool:
-        return any(_known(name.strip().strip('"')) in TEXT_KEYS for name in header.split(delimiter))
+        names = [name.strip().strip('"') for name in header.split(delimiter)]
+        return source.column in names or any(singular(name, ()) in TEXT_KEYS for name in names)
 
     return next(filter(separates, (usual, ";", "\t", ",")), usual)
 

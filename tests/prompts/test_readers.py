@@ -210,7 +210,7 @@ def test_a_json_file_is_a_list_of_objects_or_of_texts(tmp_path):
     ]
     path.write_text('["a red circle", "a blue square"]')
     assert [prompt.text for prompt in load_prompts(path).prompts] == ["a red circle", "a blue square"]
-    for text in ('{"text": "a"}', "[1]", "[", '[{"text": "a", "text": "b"}]', "[" * 1000 + "]" * 1000):
+    for text in ('{"a": 1}', "[1]", "[", '[{"text": "a", "text": "b"}]', "[" * 1000 + "]" * 1000):
         path.write_text(text)
         with pytest.raises(SpecbenchError, match=r"p\.json' is not"):
             load_prompts(path)
@@ -304,6 +304,8 @@ PUBLISHED = [
     ("p.json", '{"first": "a", "second": {"prompt": "b", "category": "y"}}', [("a", None), ("b", "y")], ""),
     ("p.json", '{"version": 1, "prompts": ["a", "b"]}', [("a", None), ("b", None)], "the list 'prompts'"),
     ("p.csv", "text,prompt\na,b\n", [("b", None)], "texts are those of 'prompt', not of 'text'"),
+    ("p.csv", "Prompts;Category\na, c;x\n", [("a, c", "x")], ""),
+    ("p.json", '{"prompt": "a"}', [("a", None)], ""),
     ("p.json", '[{"text": ["a", "b"]}]', [("a", None)], "'text' has lists"),
     ("p.csv", "id,text,question\n1,a,Is it?\n1,a,red?\n2,b,Is it?\n", [("a", None), ("b", None)], "3 rows"),
     ("p.csv", f"{DPG}p0,a,,1,0,entity,,Is it?\np0,a,,2,1,entity,,red?\n", [("a", None)], "a row a question"),
@@ -360,6 +362,9 @@ def test_another_column_is_named_and_the_refusal_names_those_that_are_there(tmp_
     assert outcome.code == 2 and "columns: Sentence, topic; --prompt-column NAME" in outcome.err
     assert "a red square" in cli("prompts", "show", path, "--prompt-column", "Sentence").out
     assert "prompt set" in cli("prompts", "show", "shapes", "--prompt-column", "x").err
+    assert "has no column 'x'" in cli("prompts", "show", path, "--prompt-column", "x").err
+    path.write_text("Sentence;topic\na, b;x\n")
+    assert load_prompts(path, "Sentence").prompts[0].text == "a, b"
 
 
 def test_a_pointer_of_git_lfs_is_refused_as_one(tmp_path):
