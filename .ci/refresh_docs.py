@@ -182,7 +182,7 @@ def decoders(page: Path, argument: str) -> str:
     papers: dict[str, list[str]] = {}
     for name in names:
         said = "; ".join(["lossless" if resolve(name).lossless else "lossy", *_unlike_sjd(name)])
-        papers.setdefault(PRESETS[name].paper, []).append(f"  - `{name}` ({said}): {PRESETS[name].summary}")
+        papers.setdefault(PRESETS[name].paper, []).append(f"    - `{name}` ({said}): {PRESETS[name].summary}")
     return "\n".join(
         line for paper, lines in papers.items() for line in [f"- {paper if paper != '-' else 'Baseline'}", *lines]
     )
@@ -231,7 +231,7 @@ def models(page: Path, argument: str) -> str:
             model = find_model(name)
             parameters = "" if model.parameters is None else f", {model.parameters / 1e6:,.0f} million parameters"
             where = f", `{model.hub_id}`" if model.hub_id else ""
-            line = f"  - `{name}`: {model.summary}; {model.tokens:,} image tokens{parameters}{where}"
+            line = f"    - `{name}`: {model.summary}; {model.tokens:,} image tokens{parameters}{where}"
             licences.setdefault(model.licence, []).append(line)
     return "\n".join(line for licence, lines in licences.items() for line in [f"- {licence}", *lines])
 
