@@ -15,7 +15,7 @@ from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.comparability import is_ar
 from specbench.reporting.report_rows import Run, code_text, copies, nearest_ar
 from specbench.specs.options import plain
-from specbench.store.run_folders import runs_in
+from specbench.store.run_folders import runs_in, setting_texts
 from specbench.store.run_info import identity_json
 
 NOTE = (
@@ -26,9 +26,9 @@ NOTE = (
 
 
 def over_seeds(folders: Sequence[Path]) -> list[dict[str, object]]:
-    """One dict per group of runs: `model, decoder, options` (those in which runs of its decoder differ), `seeds,
-    images, copies` (folders with a copy of a run, which are left out), and by name of a number `value, spread, low,
-    high`; raises a SpecbenchError for a damaged run."""
+    """One dict per group of runs: `model, decoder, options` (with settings; those in which runs of its decoder differ),
+    `seeds, images, copies` (folders with a copy of a run, which are left out), and by name of a number `value, spread,
+    low, high`; raises a SpecbenchError for a damaged run."""
     groups: dict[str, list[Run]] = {}
     every = [Run(folder) for folder in folders]
     left_out = copies(every)
@@ -58,6 +58,8 @@ def _names(rows: Sequence[Mapping]) -> list[str]:
 
 def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, object]:
     spec = runs[0].info.spec
+    settings = {name: text for name, text in setting_texts(spec).items() if name not in ("seed", "decoder-code")}
+    settings |= {"code": code_text(runs[0].info)} if spec.decoder_code else {}
     numbers = {"steps": _number([run.rows.assign(top=run.rows["nfe"], bottom=1.0) for run in runs])}
     pairs = []
     for run in runs:
@@ -81,7 +83,7 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, object]:
     return {
         "model": spec.model,
         "decoder": spec.decoder.full_name,
-        "options": dict(spec.decoder.options) | ({"code": code_text(runs[0].info)} if spec.decoder_code else {}),
+        "options": settings | dict(spec.decoder.options),
         "seeds": [run.info.spec.seed for run in runs],
         "images": sum(len(run.rows) for run in runs),
         "numbers": numbers,

@@ -158,7 +158,7 @@ def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
 def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
     """By run, what tells it from the others, in words: options that runs of its decoder differ in, and settings that
     any of the runs differ in."""
-    settings = {run: _settings(info.spec) for run, info in infos.items()}
+    settings = {run: setting_texts(info.spec) for run, info in infos.items()}
     options = {run: {name: plain(value) for name, value in info.spec.decoder.options} for run, info in infos.items()}
     found = {}
     for run, info in infos.items():
@@ -168,7 +168,7 @@ def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
     return found
 
 
-def _settings(spec: RunSpec) -> dict[str, str]:
+def setting_texts(spec: RunSpec) -> dict[str, str]:
     """What makes a run, but for its decoder, as text by name."""
     left_out = ("decoder", "sampling", "prompts_sha256", "weights_sha256", "head_sha256", "decoder_code", "model_code")
     flat = {name: value for name, value in spec.identity().items() if name not in left_out}

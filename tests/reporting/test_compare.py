@@ -118,6 +118,8 @@ def test_a_folder_copied_beside_itself_counts_once(runs):
     assert rows[1]["copies"] == [str(copy)]
     [_, once] = over_seeds([copy, *runs])
     assert (once["images"], once["seeds"], once["copies"]) == (8, [SJD.seed], [str(copy)])
+    edited = synthetic.folder(runs[1].parent, replace(SJD, prompts_sha256="2" * 64), synthetic.sjd(8))
+    assert {row["options"].get("prompt-file") for row in over_seeds([*runs, edited])} == {None, "11111111", "22222222"}
 
 
 def test_seeds_are_pooled_over_scores_of_the_same_fingerprint(runs, monkeypatch):
