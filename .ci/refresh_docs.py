@@ -89,6 +89,7 @@ GUIDES = {
     "check": "extending.md#a-decoder-in-one-file",
     "check-head": "decoders.md#draft-heads",
     "forecast": "forecast.md",
+    "run": "first-run.md",
     "train-head": "decoders.md#draft-heads",
 }
 """Commands whose longer help a guide has."""
