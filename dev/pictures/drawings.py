@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from specbench.reporting.charts import mark_of
+from specbench.reporting.marks import mark_of
 
 STYLE = """
   text { font: 14px system-ui, 'DejaVu Sans', sans-serif; fill: #1f2328 }

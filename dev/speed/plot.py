@@ -18,7 +18,8 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from specbench.reporting.charts import PART_COLOURS, mark_of
+from specbench.reporting.charts import PART_COLOURS
+from specbench.reporting.marks import mark_of
 
 PARTS = dict(
     zip(

@@ -6,82 +6,29 @@ scales) and `layers`, each a mark of Observable Plot with its points and options
 
 from __future__ import annotations
 
-import math
-import zlib
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from specbench.reporting.columns import between, number
+from specbench.reporting.marks import Marks, mark_at
 from specbench.reporting.plot_data import LOGP_EDGES, STEP_SPANS, Point, lower_is_better
-from specbench.specs.presets import PRESETS
 from specbench.stats import Estimate
 from specbench.system.console import printable
 
-PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#788700", "#b469b4", "#645f82", "#cd8cb4")
-"""Colours told apart on white and on black, by readers with protanopia and deuteranopia, too (CIEDE2000 above 12)."""
-_SYMBOLS = {"circle": "●", "square": "■", "triangle": "▲", "diamond": "◆", "star": "★", "cross": "✚"}
-"""Shapes of a point by their names in Observable Plot: a colour and a shape together are one decoder's alone."""
-_FIRST = ("sjd", "jacobi", "sjd-isp", "sjd++", "gsd", "scd-mc", "scd-gs", "predictive", "eagle", "vertical")
-"""Decoders in the order of colours and shapes, which change together; the others follow in that of the presets."""
 _SPAN_LABELS = dict(zip(STEP_SPANS, ("target forward", "draft", "verify + sample", "host gap"), strict=True))
 _PARTS = ("steps saved", "window cost", "overhead", "speed-up")
 PART_COLOURS = ("#00694b", "#d27869", "#b469b4", "#0096ff")
 DASH = "5,4"
 """Of what was not measured: a paper's lines, steps saved."""
-_DASHES = (None, "9,3", "3,2", "9,3,2,3", "1,2", "14,4")
-"""Lines of decoders by their shape: those that share a colour have different ones."""
 _ROOM = 0.1
 """Share of the only value of an axis that is shown on both sides of it."""
 MOST_NUMBERS = 100
 """Points of a chart that stand in its list of numbers."""
 Chart = dict[str, Any]
 Points = Sequence[Mapping[str, object]]
-
-
-@dataclass(frozen=True)
-class Mark:
-    """Colour and shape of a decoder's points, with the shape as a character."""
-
-    colour: str
-    symbol: str
-
-    @property
-    def glyph(self) -> str:
-        return _SYMBOLS[self.symbol]
-
-
-Marks = Mapping[str, Mark]
-"""Marks by name of a run, in the order of the runs."""
-
-
-def mark_of(decoder: str) -> Mark:
-    """The mark of a decoder by itself, see `marks_of`; AR is grey."""
-    return Mark("#7d8087", "circle") if decoder == "ar" else _mark(_place(decoder))
-
-
-def marks_of(decoders: Iterable[str]) -> dict[str, Mark]:
-    """Marks of the decoders of a page by name: their own, but for a colour that another one has while some are free."""
-    found: dict[str, Mark] = {}
-    named = sorted({*decoders}, key=_place)
-    for decoder in named:
-        mark, taken = mark_of(decoder), [one.colour for one in found.values()]
-        free = [colour for colour in PALETTE if colour not in taken]
-        few = len({*named} - {"ar"}) <= len(PALETTE)
-        found[decoder] = replace(mark, colour=free[0]) if few and mark.colour in taken else mark
-    return found
-
-
-def _place(decoder: str) -> int:
-    names = [*_FIRST, *(name for name in PRESETS if name not in _FIRST)]
-    return names.index(decoder) if decoder in names else zlib.crc32(decoder.encode())
-
-
-def _mark(place: int) -> Mark:
-    symbols, shift = list(_SYMBOLS), place // math.lcm(len(PALETTE), len(_SYMBOLS))
-    return Mark(PALETTE[place % len(PALETTE)], symbols[(place + shift) % len(symbols)])
 
 
 @dataclass(frozen=True)
@@ -117,7 +64,7 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Seq
             layers.append(_lines(points, None if curve.measured else DASH))
         layers.append(_dots(points, curve.measured))
     x = {"label": x_label, "type": "point", "domain": categories} if categories else _number_axis(curves, x_label)
-    marks = {name: _mark(place) for place, name in enumerate(named.values())}
+    marks = {name: mark_at(place) for place, name in enumerate(named.values())}
     return _chart(
         f"{y_label} against {x_label}" if x_label else y_label,
         _figure_caption(curves),
@@ -436,8 +383,7 @@ def _lines(points: Points, dash: str | None) -> dict[str, object]:
 def _own_lines(points: Points, marks: Marks) -> list[dict[str, object]]:
     by_dash: dict[str | None, list[Mapping[str, object]]] = {}
     for point in points:
-        dash = _DASHES[list(_SYMBOLS).index(marks[str(point["run"])].symbol)]
-        by_dash.setdefault(dash, []).append(point)
+        by_dash.setdefault(marks[str(point["run"])].dash, []).append(point)
     return [_lines(own, dash) for dash, own in by_dash.items()]
 
 

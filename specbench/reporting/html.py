@@ -35,6 +35,7 @@ from specbench.reporting.columns import (
 )
 from specbench.reporting.compare import corrected, is_real, quality_rows
 from specbench.reporting.image_tiles import Tile, category_means, first_prompts, tiles, values_per_image
+from specbench.reporting.marks import Mark, Marks, marks_of
 from specbench.reporting.plot_data import lower_is_better, pareto, speed_by_prompt, step_data, sweeps
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.sections import (
@@ -170,7 +171,7 @@ def _script(name: str) -> str:
 
 def _section(section: Section, limit: int) -> dict:
     names = _names(section.runs)
-    by_decoder = charts.marks_of(row["decoder"] for row in section.runs)
+    by_decoder = marks_of(row["decoder"] for row in section.runs)
     marks = {name: by_decoder[row["decoder"]] for name, row in names.items()}
     accepted = {name: maps.mean_map(Path(row["folder"]), "accepted") for name, row in names.items()}
     values = {name: values_per_image(Path(row["folder"])) for name, row in names.items()}
@@ -228,7 +229,7 @@ def _table(
     }
 
 
-def _headline(names: Mapping[str, Mapping], marks: charts.Marks) -> dict:
+def _headline(names: Mapping[str, Mapping], marks: Marks) -> dict:
     """The speed and up to two scores of each run as places on a line, in percent: lossless runs apart, the fastest
     first."""
     measures = [_speed(names), *_two_scores(names)]
@@ -311,7 +312,7 @@ def _names(runs: Sequence[Mapping]) -> dict[str, Mapping]:
     return names
 
 
-def _quality_charts(names: Mapping[str, Mapping], marks: charts.Marks) -> list[charts.Chart]:
+def _quality_charts(names: Mapping[str, Mapping], marks: Marks) -> list[charts.Chart]:
     """Each score against speed."""
     runs = [{**row, "label": name} for name, row in names.items()]
     metrics = dict.fromkeys(s["metric"] for row in runs for s in row["scores"] if ":" not in s["metric"])
@@ -320,7 +321,7 @@ def _quality_charts(names: Mapping[str, Mapping], marks: charts.Marks) -> list[c
     return [charts.pareto_chart(points, metric, marks) for metric, points in fronts.items() if len(points) > 1]
 
 
-def _speed_charts(names: Mapping[str, Mapping], marks: charts.Marks) -> list[charts.Chart]:
+def _speed_charts(names: Mapping[str, Mapping], marks: Marks) -> list[charts.Chart]:
     """The parts of the speed-up, the speed-up of each prompt, and sweeps."""
     timed = {name: row for name, row in names.items() if row["speedup"] is not None and row["decoder"] != "ar"}
     if not timed:
@@ -337,7 +338,7 @@ def _speed_charts(names: Mapping[str, Mapping], marks: charts.Marks) -> list[cha
     return found
 
 
-def _step_charts(names: Mapping[str, Mapping], marks: charts.Marks) -> list[charts.Chart]:
+def _step_charts(names: Mapping[str, Mapping], marks: Marks) -> list[charts.Chart]:
     """Acceptance, time and log-probabilities of the steps."""
     data = {name: step_data(Path(row["folder"])) for name, row in names.items()}
     rates = {name: row["acceptance_by_offset"] for name, row in names.items() if row["acceptance"] is not None}
@@ -386,7 +387,7 @@ def _differences(names: Mapping[str, Mapping]) -> list[dict]:
     ]
 
 
-def _gallery(names: Mapping[str, Mapping], marks: charts.Marks, limit: int) -> dict:
+def _gallery(names: Mapping[str, Mapping], marks: Marks, limit: int) -> dict:
     folders = {name: Path(row["folder"]) for name, row in names.items()}
     prompts = first_prompts(next(iter(folders.values())), limit)
     columns = {name: tiles(folder, list(prompts)) for name, folder in folders.items()}
@@ -409,7 +410,7 @@ def _gallery(names: Mapping[str, Mapping], marks: charts.Marks, limit: int) -> d
     }
 
 
-def _shown(name: str, mark: charts.Mark, tile: Tile | None) -> dict:
+def _shown(name: str, mark: Mark, tile: Tile | None) -> dict:
     if tile is None or tile.problem:
         return {"name": name, "mark": mark, "problem": tile.problem if tile else "not decoded", "facts": []}
     facts = [f"{tile.nfe} steps"]

@@ -23,8 +23,8 @@ from specbench.papers.html_page import tables_page
 from specbench.papers.join import join
 from specbench.papers.table_files import load_table
 from specbench.prompts import Request
-from specbench.reporting.charts import marks_of
 from specbench.reporting.html import breakable, write_page
+from specbench.reporting.marks import marks_of
 from specbench.reporting.plot_data import pareto, sweeps
 from specbench.specs.presets import PRESETS
 from specbench.store.run_folders import find_runs

@@ -1,0 +1,67 @@
+"""Colours and shapes of decoders, on pages and in figures."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from specbench.specs.presets import PRESETS
+
+PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#788700", "#b469b4", "#645f82", "#cd8cb4")
+"""Colours told apart on white and on black, by readers with protanopia and deuteranopia, too (CIEDE2000 above 12)."""
+_SYMBOLS = {"circle": "●", "square": "■", "triangle": "▲", "diamond": "◆", "star": "★", "cross": "✚"}
+"""Shapes of a point by their names in Observable Plot: a colour and a shape together are one decoder's alone."""
+_FIRST = ("sjd", "jacobi", "sjd-isp", "sjd++", "gsd", "scd-mc", "scd-gs", "predictive", "eagle", "vertical")
+"""Decoders in the order of colours and shapes, which change together; the others follow in that of the presets."""
+_DASHES = (None, "9,3", "3,2", "9,3,2,3", "1,2", "14,4")
+"""Lines of decoders by their shape: those that share a colour have different ones."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Colour and shape of a decoder's points, with the shape as a character and the dashes of its lines."""
+
+    colour: str
+    symbol: str
+
+    @property
+    def glyph(self) -> str:
+        return _SYMBOLS[self.symbol]
+
+    @property
+    def dash(self) -> str | None:
+        return _DASHES[list(_SYMBOLS).index(self.symbol)]
+
+
+Marks = Mapping[str, Mark]
+"""Marks by name of a run, in the order of the runs."""
+
+
+def mark_of(decoder: str) -> Mark:
+    """The mark of a decoder by itself, see `marks_of`; AR is grey."""
+    return Mark("#7d8087", "circle") if decoder == "ar" else mark_at(_place(decoder))
+
+
+def marks_of(decoders: Iterable[str]) -> dict[str, Mark]:
+    """Marks of the decoders of a page by name: their own, but for a colour that another one has while some are free."""
+    found: dict[str, Mark] = {}
+    named = sorted({*decoders}, key=_place)
+    for decoder in named:
+        mark, taken = mark_of(decoder), [one.colour for one in found.values()]
+        free = [colour for colour in PALETTE if colour not in taken]
+        few = len({*named} - {"ar"}) <= len(PALETTE)
+        found[decoder] = replace(mark, colour=free[0]) if few and mark.colour in taken else mark
+    return found
+
+
+def _place(decoder: str) -> int:
+    names = [*_FIRST, *(name for name in PRESETS if name not in _FIRST)]
+    return names.index(decoder) if decoder in names else zlib.crc32(decoder.encode())
+
+
+def mark_at(place: int) -> Mark:
+    """The mark of a place in the order of colours and shapes."""
+    symbols, shift = list(_SYMBOLS), place // math.lcm(len(PALETTE), len(_SYMBOLS))
+    return Mark(PALETTE[place % len(PALETTE)], symbols[(place + shift) % len(symbols)])
