@@ -54,6 +54,7 @@ class Section:
 
     Attributes:
         notes: a few lines below the first table; `circumstances` has all.
+        machines: what decoded, in words.
     """
 
     heading: str
@@ -62,6 +63,7 @@ class Section:
     tables: Sequence[ReportTable]
     answer: Sequence[str] = ()
     notes: Sequence[str] = ()
+    machines: str = ""
 
     def shown(self, everything: bool) -> Sequence[ReportTable]:
         """The first table, or all."""
@@ -115,12 +117,10 @@ def _notes(runs: Sequence[Mapping], remark: str | None) -> list[str]:
     over = [row["pairs"] for row in runs if row["speedup"] is not None and row["speedup_note"]]
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
     common = [f"The speed-up is over the {images} images in common with AR."] if over else []
-    machines = dict.fromkeys(line.partition(", python ")[0] for row in runs for line in row["environment"])
     few = [FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
     failed = [f"{row['label']}: {text}." for row in runs for text in row.get("fails", ())]
     wrong = ["A roofline is wrong: specbench report --all"] if any(row.get("roofline_note") for row in runs) else []
-    measured = [f"Measured on {one}." for one in machines]
-    found = [*failed, *common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong, *measured]
+    found = [*failed, *common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
     left = len(found) - _MOST_NOTES
     return found if left <= 0 else [*found[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
 
@@ -257,7 +257,8 @@ def _section(runs: list[Mapping]) -> Section:
     if any("against" in row for row in runs):
         first, *tables = (replace(table, columns=_against(table.columns, runs)) for table in (first, *tables))
     notes = _notes(runs, " ".join(remarks) or None)
-    return Section(_heading(runs), runs, first, tables, answer(runs), notes)
+    machines = dict.fromkeys(line.partition(", python ")[0] for row in runs for line in row["environment"])
+    return Section(_heading(runs), runs, first, tables, answer(runs), notes, " and ".join(machines))
 
 
 def _against(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> list[ReportColumn]:

@@ -65,14 +65,15 @@ def report_view(
     parts: list[RenderableType] = []
     found = sections(rows)
     for section in found:
-        parts += [Text(one_line(section.heading), style="bold")]
+        heading = "; ".join(filter(None, (section.heading, section.machines)))
+        parts += [*([Text()] if parts else []), Text(one_line(heading), style="bold")]
         parts += [*(Text(one_line(sentence)) for sentence in section.answer), Text()] if section.answer else []
         for table in section.shown(everything):
             parts += [Text(f"{one_line(table.title)}:")] if table.title else []
             parts += [_table(table.columns, section.runs, width)]
             parts += [Text(one_line(table.remark), style="dim")] if table.remark else []
             parts += [Text()] if everything else []
-        parts += [] if everything else [*(Text(one_line(note), style="dim") for note in section.notes), Text()]
+        parts += [] if everything else [Text(one_line(note), style="dim") for note in section.notes]
     below = [*(definitions(found, everything) if explain else ()), *(circumstances(rows) if everything else ())]
     texts = [*(Text(one_line(text)) for text in printed), *(Text(one_line(text), style="dim") for text in below)]
     return Group(*parts, *texts, *([] if below else [Text(_MORE, style="dim")]))

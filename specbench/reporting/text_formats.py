@@ -75,7 +75,8 @@ def markdown(rows: Sequence[Mapping], found: Sequence[Section], everything: bool
             kept = [[row[place] for place in used] for row in cells]
             blocks.append(markdown_lines([table.columns[place].title for place in used], kept))
             blocks += [_prose(table.remark)] if table.remark else []
-        blocks += [_prose(text) for text in section.notes] if not everything else []
+        below = [*section.notes, *([f"Measured on {section.machines}."] if section.machines else [])]
+        blocks += [_prose(text) for text in below] if not everything else []
     blocks.append("\n".join(f"- {_prose(text)}" for text in definitions(found, everything)) if explain else "")
     blocks.append("\n".join(_prose(text) for text in circumstances(rows)) if everything else "")
     return "\n\n".join(block for block in blocks if block) + "\n"

@@ -30,6 +30,7 @@ def cost_note(plan: Plan) -> str | None:
 
 def cost_text(steps: int, seconds: float, device: str, source: str) -> str:
     """The forecast of AR's `steps` in words."""
-    said = f"forecast: {duration(seconds)} an image of ar ({steps:,} steps) on {device} ({source})"
-    instead = "a GPU, --model janus, or to try it --random-weights --scale tiny"
-    return f"{said}; instead: {instead}" if seconds > _LONG_S else f"{said}; k tokens per step divide the steps by k"
+    said, where = f"forecast: {duration(seconds)} an image of ar", f"on {device} ({source})"
+    if seconds > _LONG_S:
+        return f"{said} {where}; instead: a GPU, --model janus, or to try it --random-weights --scale tiny"
+    return f"{said} ({steps:,} steps) {where}; k tokens per step divide the steps by k"

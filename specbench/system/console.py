@@ -296,13 +296,16 @@ def _widened(
 ) -> list[int]:
     """Widths of one panel's columns: unused `room` goes to the cells that would otherwise wrap, then to headings of
     more than two lines."""
-    headed = [(place, _two_lines(headings[place])) for place in chosen]
     widths = {place: min(wanted[place], max(room, least[place])) for place in chosen}
     spare = room - sum(widths.values()) - _GAP * (len(chosen) - 1)
-    for place, wide in [*sorted(((one, most[one]) for one in chosen), key=lambda pair: pair[1]), *headed]:
-        more = min(max(spare, 0), max(0, wide - widths[place]))
+    for place in sorted(chosen, key=lambda place: most[place]):
+        more = min(max(spare, 0), most[place] - widths[place])
         widths[place] += more
         spare -= more
+    for place in chosen:
+        more = max(0, _two_lines(headings[place]) - widths[place])
+        widths[place] += more if more <= spare else 0
+        spare -= more if more <= spare else 0
     return [widths[place] for place in chosen]
 
 
