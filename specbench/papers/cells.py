@@ -7,8 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from scipy.special import stdtrit
-
 from specbench import stats
 from specbench.papers.table import Column, Row
 from specbench.reporting.columns import stall_note
@@ -16,7 +14,7 @@ from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import Run
 from specbench.stats import Estimate
-from specbench.stats.intervals import UPPER_QUANTILE, without_few
+from specbench.stats.intervals import without_few
 from specbench.store.run_info import Invocation
 
 RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
@@ -230,11 +228,6 @@ def _interval(key: str, measured: Measured) -> tuple[float | None, float | None]
     row, rows = measured.row, measured.run.rows
     if key == "speedup":
         return row["speedup_low"], row["speedup_high"]
-    if key == "nll_gap":
-        if row["nll_gap_se"] is None:
-            return None, None
-        half = float(stdtrit(row["n"] - 1, UPPER_QUANTILE)) * row["nll_gap_se"]
-        return row[key] - half, row[key] + half
     if key in stats.MEANS:
         return _bounds(stats.interval(key, rows))
     if key == "step_ratio" and measured.ar is not None:

@@ -40,6 +40,7 @@ _TOTALS: Mapping[str, Totals] = {
     "logp_mean": _columns("logp_sum", "free_tokens"),
     "entropy_mean": _columns("entropy_sum", "free_tokens"),
     "top1": _columns("top1_sum", "free_tokens"),
+    "nll_gap": lambda rows: (-rows["logp_sum"] - rows["entropy_sum"], rows["free_tokens"]),
     "acceptance": lambda rows: (_sums(rows["accepted"]), _sums(rows["tested"])),
     "acceptance_length": round_totals,
 }
