@@ -64,6 +64,7 @@ __all__ = [
     "pack",
     "verify",
     "import_results",
+    "import_tokens",
     "show_prompts",
     "fetch",
     "fetch_prompts",

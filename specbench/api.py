@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from specbench import prompts as prompt_sets
 from specbench.errors import SpecbenchError
-from specbench.runs.settings import merge, run_settings
+from specbench.runs.settings import OF_TOKENS, merge, run_settings
 from specbench.runs.sweep import sweep_plans, sweep_values
 from specbench.store.run_folders import find_run, find_runs
 
@@ -453,6 +453,29 @@ def import_results(benchmark: str, run: str, results: str | Path, out: str | Pat
     from specbench.metrics.official_exchange import import_scores  # brings pandas and pillow
 
     return import_scores(benchmark, find_run(out, run), Path(results))
+
+
+def import_tokens(
+    path: str | Path, program: str, out: str | Path = "results", ids: str | None = None, **settings: object
+) -> Path:
+    """Make a run of image tokens that another program has drawn (`specbench import tokens`).
+
+    Args:
+        path: file of JSON lines, parquet or npz with `prompt` and `tokens`, see `specbench.runs.token_import`.
+        program: name and version of the program.
+        ids: "codes" (of the codebook) or "model" (of its vocabulary); the kind that fits if None.
+        settings: the model and the sampling that is claimed, for example `model="janus", cfg=5.0`.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        SpecbenchError: an invalid setting, or a file whose tokens are no images of the model.
+    """
+    from specbench.runs.token_import import run_of_tokens  # brings torch
+
+    values = merge([one for one in run_settings() if one.name in OF_TOKENS], _flags(settings), env={})
+    return run_of_tokens(Path(path), program, values, Path(out), ids)
 
 
 def show_prompts(

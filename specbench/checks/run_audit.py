@@ -38,6 +38,8 @@ PRINTED_ORDERS = {
 CONSISTENT, DEVIATES = "consistent", "deviates"
 IMPOSSIBLE = "impossible tokens"
 OTHERS = "recorded p is not the model's"
+CLAIMED = "the model's"
+"""What is claimed of tokens that another program has drawn."""
 _CONTROL = 16
 """Images of a run of fewer bits that are also recomputed in float32: how far rounding alone moves values."""
 _COLUMNS = (
@@ -128,7 +130,7 @@ def audit_run(
     found: dict[str, object] = {}
     if dtype:
         values, found = _under_other_target(info, rows, *checkpoint_of(info, weights, revision), device, dtype)
-    elif recompute:
+    elif recompute or info.spec.tokens_sha256:
         values, found = _recomputed(info.spec, rows, *checkpoint_of(info, weights, revision), device)
     else:
         rows = _with_values(rows, folder)
@@ -138,7 +140,7 @@ def audit_run(
     except ValueError as error:
         raise SpecbenchError(f"run '{folder.name}': {error} to test", "decode more images") from None
     described = _described(info, result) | {
-        "recomputed": recompute or dtype is not None,
+        "recomputed": recompute or dtype is not None or info.spec.tokens_sha256 is not None,
         "target": dtype,
         "unavailable": [PRINTED_ORDERS[name] for name in PRINTED_ORDERS if name not in values.u],
         "fingerprint": images_fingerprint(rows),
@@ -147,12 +149,45 @@ def audit_run(
     if dtype:
         return described | {"failed": False}  # it claims to be an exact sampler of its own target alone
     if found.get("impossible_tokens", 0) > found.get("impossible_by_rounding", 0):
-        described |= {"verdict": IMPOSSIBLE, "deviates": True, "failed": described["declared"] == "lossless"}
+        described |= {"verdict": IMPOSSIBLE, "deviates": True, "failed": described["declared"] != "lossy"}
     if any(held["differs"] for held in found.get("agreement", {}).values()):
         described |= {"verdict": OTHERS, "failed": True}
+    if info.spec.tokens_sha256:
+        described |= _explained(info, rows, values, described, *checkpoint_of(info, weights, revision), device)
     if keep:
         write_audit(folder, described)
     return described
+
+
+def _explained(
+    info: RunInfo,
+    rows: pd.DataFrame,
+    values: Values,
+    found: dict[str, object],
+    weights: str | None,
+    revision: str | None,
+    device: str,
+) -> dict[str, object]:
+    """The verdict on tokens in a sentence: what would have been seen, or where they deviate, and the likely cause."""
+    from specbench.checks.likely_causes import STUDIED, concentrated, likely_causes, named  # brings torch
+
+    spec, facts = info.spec, model_of(info.spec, weights, revision)
+    given = rows, spec.sampling, spec.dtype, facts.guided
+    causes, seen = likely_causes(lambda dtype: load_model(facts, device, dtype), *given)
+    sampling = [f"guidance {spec.sampling.guidance:g}", f"temperature {spec.sampling.temperature:g}"]
+    sampling += [f"top-k {spec.sampling.top_k}"] if spec.sampling.top_k else []
+    sampling += [f"top-p {spec.sampling.top_p:g}"] if spec.sampling.top_p < 1 else []
+    claim = f"samples of {spec.model} at {', '.join(sampling)} ({found['images']} images, {found['tokens']:,} tokens)"
+    if not causes and not found["deviates"] and not found["failed"]:
+        unseen = f"a deviation of {found['detectable']:.3f} per token would have been seen"
+        return {"causes": [], "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
+    place = concentrated(load_model(facts, device, spec.dtype).layout, values, _free(rows))
+    where = f", most in {place}" if place else f", most at entropy {found['entropy']}" if found["entropy"] else ""
+    why = named(causes, min(len(rows), STUDIED)) if causes else "none of the usual ones"
+    verdict = {"verdict": DEVIATES} if found["verdict"] == CONSISTENT else {}
+    failed = bool(info.spec.tokens_sha256) or found["failed"]
+    sentence = f"no {claim}{where}; likely cause: {why}"
+    return verdict | {"deviates": True, "failed": failed, "causes": [vars(one) for one in causes], "sentence": sentence}
 
 
 def checkpoint_of(info: RunInfo, weights: str | None, revision: str | None) -> tuple[str | None, str | None]:
@@ -185,10 +220,10 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
     return {
         "run_id": info.run_id,
         "decoder": decoder.name,
-        "declared": "lossless" if decoder.lossless else "lossy",
+        "declared": CLAIMED if info.spec.tokens_sha256 else "lossless" if decoder.lossless else "lossy",
         "verdict": DEVIATES if result.deviates else CONSISTENT,
         "deviates": result.deviates,
-        "failed": result.deviates and bool(decoder.lossless),
+        "failed": result.deviates and bool(decoder.lossless or info.spec.tokens_sha256),
         "tv": result.deviation.value,
         "tv_low": result.deviation.low,
         "tv_high": result.deviation.high,
@@ -224,13 +259,13 @@ def _stacked(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, np.ndarray]:
         if rows[name].notna().any():
             missing = np.full(length, np.nan, np.float32)
             found[name] = np.stack([missing if one is None else one for one in rows[name]])
-    return found
+    return {name: held for name, held in found.items() if not np.isnan(held).all()}
 
 
 def _place(steps: np.ndarray) -> np.ndarray | None:
     """[K, N] place of each slot in the window of the step that committed it; None where steps do not commit from the
     left."""
-    if (np.diff(steps, axis=1) < 0).any():
+    if steps.ndim == 1 or (np.diff(steps, axis=1) < 0).any():
         return None
     return np.arange(steps.shape[1]) - np.stack([np.searchsorted(row, row) for row in steps])
 
@@ -255,7 +290,7 @@ def _recomputed(
         model = load_model(facts, device, "float32")
         exact = teacher_forced_values(model, rows.iloc[part], spec.sampling, drawn.tokens)
         rounding = Rounding(free[part], drawn, exact)
-    impossible = ~values.possible & free
+    impossible, told = ~values.possible & free, _stacked(rows, COMPARED)
     explained = rounding is not None and rounding_explains(impossible, free, rounding)
     # A token at the edge is possible, but has no log p here.
     gap, error = _gap_of(values.logp, values.entropy, free & np.isfinite(values.logp))
@@ -265,7 +300,7 @@ def _recomputed(
         "impossible_by_rounding": int(impossible.sum()) if explained else 0,
         "nll_gap": gap,
         "nll_gap_se": error,
-        "agreement": compare_recorded(_stacked(rows, COMPARED), values, free, rounding) if recorded.any() else {},
+        "agreement": compare_recorded(told, values, free, rounding),
         "dtype": spec.dtype,
     }
     held = _stacked(rows, PRINTED_ORDERS)

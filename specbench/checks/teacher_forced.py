@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from specbench.models.interface import ImageModel
 from specbench.specs.run_spec import Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Imports inside functions: torch takes seconds, and only numbers that are computed anew need it.
 
@@ -52,17 +55,16 @@ def teacher_forced_values(
     from specbench.decoding.uniforms import uniforms
 
     length = model.layout.length
-    width = max(1, min(length, _CHUNK // model.layout.vocab))
-    batch = max(1, min(16, _CHUNK // (model.layout.vocab * width)))
-    pieces = []
+    width, batch = pieces(model)
+    held = []
     for start in range(0, len(rows), batch):
         part = rows.iloc[start : start + batch]
         of = None if draw else np.stack(part["tokens"]) if asked is None else asked[start : start + batch]
-        masses = [np.concatenate(held, 1) for held in zip(*_masses(model, part, sampling, width, of), strict=True)]
+        masses = [np.concatenate(one, 1) for one in zip(*_masses(model, part, sampling, width, of), strict=True)]
         keys = [row_key(int(row.seed), row.prompt_id, int(row.sample)) for row in part.itertuples()]
         v = Noise(keys, model.layout.vocab).tie_break(_slots(len(part), 0, length)).numpy()
-        pieces.append([uniforms(*masses[:2], v), uniforms(*masses[2:4], v), *masses[4:]])
-    by_id, by_p, *others = (np.concatenate(piece) for piece in zip(*pieces, strict=True))
+        held.append([uniforms(*masses[:2], v), uniforms(*masses[2:4], v), *masses[4:]])
+    by_id, by_p, *others = (np.concatenate(piece) for piece in zip(*held, strict=True))
     return Values({"u_id": by_id, "u_p": by_p}, *others)
 
 
@@ -78,17 +80,13 @@ def _masses(
 
     generator = torch.Generator(model.device).manual_seed(0)
     with torch.inference_mode():
-        tokens = torch.from_numpy(np.stack(part["tokens"]).astype(np.int64)).to(model.device)
-        consumed = torch.nn.functional.pad(tokens[:, :-1], (1, 0))
-        session = model.begin(model.encode(part["prompt"].tolist()), sampling.guidance, width)
         target = Target(model.layout, sampling, model.device)
         # At most half of what top-p leaves out, so that something is left out.
         wider = replace(sampling, top_p=sampling.top_p + min(_EDGE, (1 - sampling.top_p) / 2))
         loose = Target(model.layout, wider, model.device)
-        for start in range(0, tokens.shape[1], width):
-            end = min(start + width, tokens.shape[1])
-            positions = _slots(len(part), start, end).to(model.device)
-            logits = session.forward(consumed[:, start:end], positions).float()
+        tokens = np.stack(part["tokens"]).astype(np.int64)
+        for logits, positions in forced_logits(model, part["prompt"].tolist(), tokens, sampling.guidance, width):
+            start, end = int(positions[0, 0]), int(positions[0, -1]) + 1
             p = target(logits, positions)
             if of is None:
                 chosen = torch.multinomial(p.flatten(0, 1), 1, generator=generator).view(positions.shape)
@@ -99,6 +97,26 @@ def _masses(
             raised = logits.scatter_add(-1, own, torch.full_like(own, _EDGE, dtype=logits.dtype))
             possible = at(loose(raised, positions), chosen) > 0
             yield [mass.cpu().numpy() for mass in (*masses, possible, chosen)]
+
+
+def forced_logits(
+    model: ImageModel, prompts: Sequence[str], tokens: np.ndarray, guidance: float, width: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Guided logits [B, T, v_image] of every slot of `tokens` [B, N] given those before, and the slots [B, T], `width`
+    of them at a time."""
+    import torch
+
+    consumed = torch.nn.functional.pad(torch.from_numpy(tokens).to(model.device)[:, :-1], (1, 0))
+    session = model.begin(model.encode(list(prompts)), guidance, width)
+    for start in range(0, tokens.shape[1], width):
+        positions = _slots(len(tokens), start, min(start + width, tokens.shape[1])).to(model.device)
+        yield session.forward(consumed[:, start : start + width], positions).float(), positions
+
+
+def pieces(model: ImageModel) -> tuple[int, int]:
+    """Slots and images of one forward, by the probabilities that memory should hold."""
+    width = max(1, min(model.layout.length, _CHUNK // model.layout.vocab))
+    return width, max(1, min(16, _CHUNK // (model.layout.vocab * width)))
 
 
 def _slots(rows: int, start: int, end: int):

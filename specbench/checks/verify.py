@@ -127,6 +127,8 @@ def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
+    if pd.isna(row["nfe"]):  # of another program, which told nothing
+        return
     last = int(np.max(row["committed_step"]))
     if not last <= row["nfe"] <= last + 1:  # a GPU may run one step in vain
         yield "the steps are not those that its tokens were committed in"
@@ -269,6 +271,6 @@ def _tokens(run: Path, recompute: bool, device: str) -> tuple[str, str]:
         found = audit_run(run, recompute, device=device, keep=False)
     except SpecbenchError as error:
         return OPEN, str(error)
-    how = "compared with the model" if recompute else "by the recorded values; --recompute asks the model"
+    how = "compared with the model" if found["recomputed"] else "by the recorded values; --recompute asks the model"
     said = f"{found['verdict']} over {counted(found['images'], 'image')} ({how})"
     return (WRONG if found["failed"] else OK), said

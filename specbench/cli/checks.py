@@ -318,7 +318,7 @@ def _cells(row: Mapping) -> dict[str, object]:
 
 def notes(row: Mapping) -> list[str]:
     """Results that have no column in the table, one line each."""
-    lines = []
+    lines = [row["sentence"]] if "sentence" in row else []
     if row["recomputed"]:
         target = f"{row['target']}, another target than the run's" if row["target"] else row["dtype"]
         how = [f"p recomputed in {target}"]
@@ -330,7 +330,8 @@ def notes(row: Mapping) -> list[str]:
         lines.append("; ".join(how))
         lines += [_distance(name, held) for name, held in row["agreement"].items()]
         if not row["agreement"] and not row["target"]:
-            lines.append("this loop records no p given all tokens before, so there is nothing to compare")
+            theirs = row["declared"] == "the model's"
+            lines.append(f"{'its program told' if theirs else 'this loop records'} no p to compare")
         if row["impossible_tokens"]:
             lines.append(
                 f"{row['impossible_tokens']:,} tokens in {row['impossible_images']:,} of {row['images']:,} images have "

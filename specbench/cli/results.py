@@ -320,6 +320,10 @@ _Over = Annotated[
         autocompletion=completion.of("seed"),
     ),
 ]
+_Ruler = Annotated[
+    bool,
+    switch("--ruler", "Score losses as the share of tokens replaced at random that loses as much, by runs of replace."),
+]
 _Methods = Annotated[
     bool, switch("--methods", "Print a methods paragraph in LaTeX and its BibTeX; --to m.tex writes m.bib beside it.")
 ]
@@ -339,6 +343,7 @@ def report(
     own: OwnRows = None,
     methods: _Methods = False,
     over: _Over = None,
+    ruler: _Ruler = False,
     figure: _Figure = None,
     width: _Width = "column",
     baseline: Baseline = None,
@@ -361,7 +366,7 @@ def report(
     if html and str(html).startswith("--"):
         raise SpecbenchError("--html: no file is named", "for example: specbench report --html page.html")
     _refuse_without_effect(
-        {"--figure": figure, "--over": over, "--methods": methods},
+        {"--figure": figure, "--over": over, "--ruler": ruler, "--methods": methods},
         {
             "--html": html, "--all": everything, "--explain": explain, "--columns": columns, "--notes": notes,
             "--with": own, "--baseline": baseline, "--gate": gate, "--digits": digits is not None,
@@ -386,7 +391,7 @@ def report(
     refuse_mistyped(runs or (), out)
     if model or prompts or own:
         raise SpecbenchError("--model, --prompts and --with require the name of a table", "see: specbench list tables")
-    if over:
+    if over or ruler:
         return _report_over(over, runs or (), out, fmt, to)
     if methods:
         from specbench.reporting.methods import methods as written
@@ -460,22 +465,25 @@ def _report_figure(
     write_or_print(numbers, to.with_suffix(".csv"))
 
 
-def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
-    if over != "seed" or fmt not in ("markdown", "latex", "json"):
-        raise SpecbenchError("--over takes seed, and the formats markdown, latex and json")
+def _report_over(over: str | None, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
+    """Print runs over their seeds, or without these the damage that their losses are like."""
+    if over not in (None, "seed") or fmt not in ("markdown", "latex", "json"):
+        raise SpecbenchError("--over takes seed; it and --ruler take the formats markdown, latex and json")
     from specbench.cli.output import as_json
-    from specbench.reporting.over import NOTE, over_seeds, over_table
+    from specbench.reporting import over as seeds
+    from specbench.reporting import ruler
     from specbench.reporting.text_formats import latex_label, latex_table, markdown_lines
     from specbench.store.run_folders import find_runs
 
-    rows = over_seeds(find_runs(out, runs))
+    rows = (seeds.over_seeds if over else ruler.ruler_rows)(find_runs(out, runs))
     if fmt == "json":
         return write_or_print(as_json(rows), to)
-    head, lines = over_table(rows)
+    head, lines = (seeds.over_table if over else ruler.ruler_table)(rows)
+    note = seeds.NOTE if over else ruler.RULER_NOTE
     if fmt == "latex":
-        return write_or_print(latex_table(head, lines, NOTE, latex_label(to and to.stem, str(lines))), to)
+        return write_or_print(latex_table(head, lines, note, latex_label(to and to.stem, str(lines))), to)
     copied = "".join(f" {copy} is a copy and left out." for row in rows for copy in row.get("copies", ()))
-    write_or_print(f"{markdown_lines(head, lines)}\n\n{NOTE}{copied}\n", to)
+    write_or_print(f"{markdown_lines(head, lines)}\n\n{note}{copied}\n", to)
 
 
 def _print_report(

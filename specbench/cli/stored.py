@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,10 @@ from rich.console import Console
 
 from specbench.cli import completion
 from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Out, Quiet, Run, Runs, option, switch
+from specbench.cli.options import Json, Out, Quiet, Run, Runs, flags, option, switch
 from specbench.cli.output import print_json, print_table, print_written
 from specbench.errors import GATE, PARTIAL, SpecbenchError, read_name
+from specbench.runs.settings import OF_TOKENS, run_settings
 from specbench.system import console
 
 _STATUS_HELP = help_of(
@@ -28,6 +30,8 @@ _MERGE_HELP = help_of(
 _PLAIN_WIDTH = 120
 """Characters of a card's lines where there is no terminal."""
 _BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench")
+_TOKENS = "tokens"
+_SETTINGS = tuple(replace(one, panel="Tokens") for one in run_settings() if one.name in OF_TOKENS)
 _PICTURES = ("png", "jpeg", "none")
 
 _Shards = Annotated[
@@ -46,7 +50,9 @@ _Prompt = Annotated[
 _Benchmark = Annotated[
     str,
     typer.Argument(
-        metavar="BENCHMARK", help=f"One of {', '.join(_BENCHMARKS)}.", autocompletion=completion.of(*_BENCHMARKS)
+        metavar="BENCHMARK",
+        help=f"One of {', '.join(_BENCHMARKS)}, or tokens.",
+        autocompletion=completion.of(*_BENCHMARKS, _TOKENS),
     ),
 ]
 _Layout = Annotated[
@@ -57,10 +63,43 @@ _Layout = Annotated[
         autocompletion=completion.of(*_BENCHMARKS, "dataset"),
     ),
 ]
+_Imported = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="Run that the results are of.",
+        show_default="none, of tokens",
+        autocompletion=completion.runs,
+    ),
+]
 _Results = Annotated[
     Path,
-    option("--from", "PATH", "Results of GenEval, exported folder of T2I-CompBench++, or _detail.txt of DPG-Bench."),
+    option(
+        "--from",
+        "PATH",
+        "Results of GenEval, exported folder of T2I-CompBench++, _detail.txt of DPG-Bench, or tokens (jsonl, parquet, "
+        "npz).",
+    ),
 ]
+_Program = Annotated[
+    str | None, option("--program", "TEXT", "Name and version of what drew the tokens.", rich_help_panel="Tokens")
+]
+_Ids = Annotated[
+    str | None,
+    option(
+        "--ids",
+        "KIND",
+        "Ids of the codebook (codes) or of the model's vocabulary (model).",
+        show_default="the kind that fits",
+        rich_help_panel="Tokens",
+    ),
+]
+_IMPORT_HELP = help_of(
+    "import",
+    "With `tokens`, image tokens that another program has drawn become a run: specbench import tokens --model NAME "
+    "--program 'vLLM-Omni 0.12' --from FILE. The file has the columns prompt and tokens, and may have prompt_id, seed, "
+    "logp and seconds. Name the sampling that the program claims; audit --run tells whether they are such samples.",
+)
 _Kind = Annotated[
     str, option("--pictures", "KIND", "png, jpeg (smaller) or none.", autocompletion=completion.of(*_PICTURES))
 ]
@@ -71,7 +110,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="merge", help=_MERGE_HELP, epilog="Then: specbench score, specbench report")(merge)
     app.command(name="show", help=help_of("show"))(show)
     app.command(name="export", help=help_of("export"))(export)
-    app.command(name="import", help=help_of("import"))(import_results)
+    app.command(name="import", help=_IMPORT_HELP, epilog="Then: specbench audit --run RUN")(import_results)
     app.command(name="pack", help=help_of("pack"), epilog="Commands read FILE.zip where they read a run.")(pack)
     app.command(name="verify", help=help_of("verify"))(verify)
 
@@ -158,12 +197,28 @@ def export(
     print(to)
 
 
+@flags(_SETTINGS)
 def import_results(
-    benchmark: _Benchmark, run: Run, results: _Results, out: Out = "results", json: Json = False
+    flags: dict,
+    benchmark: _Benchmark,
+    results: _Results,
+    run: _Imported = None,
+    program: _Program = None,
+    ids: _Ids = None,
+    out: Out = "results",
+    json: Json = False,
 ) -> None:
     from specbench import api
 
-    benchmark = read_name("benchmark", benchmark, _BENCHMARKS)
+    benchmark = read_name("benchmark", benchmark, (*_BENCHMARKS, _TOKENS))
+    given = {name: value for name, value in flags.items() if value is not None}
+    if benchmark == _TOKENS:
+        if run or not program:
+            raise SpecbenchError("tokens are of a program, not of a run", "--program 'NAME VERSION', and no RUN")
+        folder = api.import_tokens(results, program, out, ids, **given)
+        return print_json([{"run_id": folder.name, "folder": str(folder)}]) if json else print(folder)
+    if not run or program or ids or given:
+        raise SpecbenchError(f"results of {benchmark} are of a run", "name it, without the options of tokens")
     rows = api.import_results(benchmark, run, results, out)
     print_json(rows) if json else print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
 

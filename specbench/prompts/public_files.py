@@ -1,5 +1,5 @@
 """Readers of the public prompt sets' files, by the name of the set: COCO, PartiPrompts, GenEval, GenEval 2,
-T2I-CompBench++, DPG-Bench."""
+T2I-CompBench++, DPG-Bench, OneIG-Bench, LongText-Bench."""
 
 from __future__ import annotations
 
@@ -155,6 +155,36 @@ def read_geneval2(folder: Path) -> list[Prompt]:
     ]
 
 
+def read_oneig(folder: Path) -> list[Prompt]:
+    """Read the English prompts of OneIG-Bench in file order; ids are those of its images, by category. `meta` has the
+    columns `type`, `prompt_length` and `class` that are not empty."""
+    with (folder / "OneIG-Bench.csv").open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file))
+    about = ("type", "prompt_length", "class")
+    return [
+        Prompt(
+            f"{row['category']}-{row['id']}",
+            row["prompt_en"],
+            row["category"],
+            {name: row[name] for name in about if row[name] and row[name] != "None"},
+        )
+        for row in rows
+    ]
+
+
+def read_longtext_bench(folder: Path) -> list[Prompt]:
+    """Read the English prompts of LongText-Bench in file order; `meta` has the texts that an image must show, and
+    whether they are short or long."""
+    lines = (folder / "text_prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [json.loads(line) for line in lines if line.strip()]
+    return [
+        Prompt(
+            f"{row['prompt_id']:03d}", row["prompt"], row["category"], {"text": row["text"], "length": row["length"]}
+        )
+        for row in rows
+    ]
+
+
 def counts(text: str, names: Mapping[str, str]) -> dict[str, int]:
     """Count the objects requested by a numeracy prompt; `names` maps each singular and plural noun to its singular."""
     words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
@@ -177,5 +207,7 @@ READERS = {
     "geneval2": read_geneval2,
     "dpg-bench": read_dpg_bench,
     "t2i-compbench": read_t2i_compbench,
+    "oneig": read_oneig,
+    "longtext-bench": read_longtext_bench,
 }
 """By the name of a public set, the function that reads its prompts from the folder of its files."""

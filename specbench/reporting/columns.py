@@ -213,7 +213,10 @@ _WINDOW = (
 )
 _BESIDE_AR = "difference from AR over the images in common, with its 95 % interval over prompts."
 _LATENCY = "Latency: seconds per image from the start of prefill to the last token, mean over images decoded alone."
-_LOSSLESS = "Lossless: the joint distribution of the image tokens equals AR sampling."
+_LOSSLESS = (
+    "Lossless: the joint distribution of the image tokens equals AR sampling; theirs: tokens, and times, are those of "
+    "another program."
+)
 
 FAILED_AUDIT = "NOT LOSSLESS: fails its audit"
 
@@ -251,10 +254,14 @@ def _with_window(row: Mapping) -> str:
     return label if window is None else label.replace(row["label"], f"{row['label']} window={window}", 1)
 
 
+def _declared(row: Mapping) -> str:
+    return "theirs" if row.get("imported") else "yes" if row["lossless"] else "no"
+
+
 def _exactness(row: Mapping) -> str:
     """Whether a decoder is lossless, and what an audit of its run has shown."""
     audit = row.get("audit")
-    cell = "yes" if row["lossless"] else "no"
+    cell = _declared(row)
     if not audit:
         return cell
     if audit["verdict"] == "consistent":
@@ -291,7 +298,7 @@ SPEED = (
     ReportColumn("roofline ratio", _roofline, stats.roofline_ratio, -1),
 )
 
-LOSSLESS = ReportColumn("lossless", lambda row: "yes" if row["lossless"] else "no", _LOSSLESS)
+LOSSLESS = ReportColumn("lossless", _declared, _LOSSLESS)
 IMAGES_PER_HOUR = ReportColumn("images per hour", _plain("images_per_hour", 0), stats.images_per_hour, 1)
 
 THROUGHPUT = (DECODER, WINDOW, IMAGES, *SPEED[3:5], IMAGES_PER_HOUR, SPEED[-1])
@@ -335,6 +342,27 @@ DRAFTS = (
     ReportColumn("Theorem 2 bound", _plain("theorem2_bound", 2), stats.theorem2_bound),
 )
 """Columns of decoders with a draft head or relaxed acceptance."""
+
+
+def _tail(key: str, digits: int) -> Callable[[Mapping], str]:
+    def cell(row: Mapping) -> str:
+        held = row[key] or {"value": None, "low": None, "high": None}
+        text = with_interval(held["value"], held["low"], held["high"], digits)
+        return f"{held['category']}: {text}" if "category" in held else text
+
+    return cell
+
+
+TAILS = (
+    DECODER,
+    ReportColumn("latency p50 [95 %]", _tail("latency_p50", 0), stats.latency_p50, -1),
+    ReportColumn("latency p95 [95 %]", _tail("latency_p95", 0), stats.latency_p95, -1),
+    ReportColumn("slowest category [95 %]", _tail("slowest_category", 0), stats.slowest_category),
+    ReportColumn("tokens per step p50 [95 %]", _tail("tokens_per_step_p50", 2), stats.tokens_per_step_p50, 1),
+    ReportColumn("tokens per step p95 [95 %]", _tail("tokens_per_step_p95", 2), stats.tokens_per_step_p95, 1),
+    ReportColumn("its slowest category [95 %]", _tail("fewest_tokens_category", 2), stats.fewest_tokens_category),
+)
+"""Columns on the slow images of a run."""
 
 
 STAGES = (

@@ -13,8 +13,8 @@ _TIME = ("threads", "compiled", "batch", "device", "mode", "hardware", "versions
 
 
 def is_ar(info: RunInfo) -> bool:
-    """Whether a run used AR sampling without drafts."""
-    return info.spec.decoder.drafter == "none"
+    """Whether a run used AR sampling without drafts, here."""
+    return info.spec.decoder.drafter == "none" and info.spec.tokens_sha256 is None
 
 
 def mismatched_fields(

@@ -26,7 +26,10 @@ changed since), `drawn` (of runs of a part of their prompt set: which, in words)
 when their code was edited), `real` (in machine-readable formats: the numbers, "speedup" and metrics, whose difference
 from AR is real by `specbench.stats.RULE`), `one_by_one` (images decoded in smaller batches than the run's, where there
 are any), `untimed` (of runs that were decoded under several versions: number of images by those whose times are left
-out, beside `versions`), the numbers of `STAGE2` (of models with a second stage), `floor` (roofline inputs, see
+out, beside `versions`), those of `SLOW_IMAGES`
+(`latency_p50, latency_p95, slowest_category, tokens_per_step_p50, tokens_per_step_p95, fewest_tokens_category`: objects
+`value, low, high`, and `category`), `imported` (digest of the file of another program's tokens), the numbers of
+`STAGE2` (of models with a second stage), `floor` (roofline inputs, see
 `specbench.runs.preparation`), `environment` (machine and versions, a line each) and
 `load` (load average at the start of each invocation).
 """
@@ -68,7 +71,7 @@ from specbench.system.json_values import nonfinite_as_text
 from specbench.system.monitor import gpu_disturbances, taken_cores
 
 _COLUMNS = (
-    *("status", "nfe", "batch", "tested", "accepted", *SUMS.names),
+    *("status", "category", "nfe", "batch", "tested", "accepted", *SUMS.names),
     *(f"{span}_ms" for span in (*SPANS, "ar", "e2e")),
 )
 
@@ -77,6 +80,12 @@ DRAFTED = (
     *("rounds", "acceptance_length", "draft_ms", "acceptance_by_sibling", "draft_tv_by_depth", "theorem2_bound"),
 )
 """Numbers of `specbench.stats` about drafting."""
+
+SLOW_IMAGES = (
+    *("latency_p50", "latency_p95", "slowest_category"),
+    *("tokens_per_step_p50", "tokens_per_step_p95", "fewest_tokens_category"),
+)
+"""Numbers of `specbench.stats` about the slow images of a run: objects `value, low, high`, and `category`."""
 
 STAGE2 = ("stage2_nfe", "stage2_acceptance", "stage2_ms", "both_stages_ms")
 """Numbers of `specbench.stats` about a second stage."""
@@ -243,6 +252,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         "decoder": spec.decoder.name,
         "label": label(spec.decoder, info.origins, spec.model),
         "lossless": spec.decoder.lossless,
+        **({"imported": spec.tokens_sha256} if spec.tokens_sha256 else {}),
         "options": nonfinite_as_text(dict(spec.decoder.options)),
         "setting": setting(spec),
         "steps": info.steps,
@@ -254,6 +264,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         **latencies(rows),
         **_disturbances(run.folder if len(rows) <= _MOST_READINGS else None),
         "latency_e2e_ms": stats.latency_e2e_ms(rows),
+        **{name: _as_json(getattr(stats, name)(rows)) for name in SLOW_IMAGES},
         "step_ms": stats.step_ms(rows),
         "throughput": stats.throughput(rows) if spec.batch > 1 else None,
         "images_per_hour": stats.images_per_hour(rows) if spec.batch > 1 else None,
@@ -305,6 +316,11 @@ def _beside_ar(run: Run, ar_runs: Sequence[Run]) -> dict[str, dict[str, float | 
     }
 
 
+def _as_json(found: stats.Estimate | tuple[str, stats.Estimate] | None) -> dict[str, object] | None:
+    name, estimate = found if isinstance(found, tuple) else (None, found)
+    return estimate and vars(estimate) | ({} if name is None else {"category": name})
+
+
 def latencies(rows: pd.DataFrame) -> dict[str, object]:
     """Mean and median latency of the decoded images, and the images that stalled."""
     found = stats.stalled(rows)
@@ -351,7 +367,7 @@ def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None
 
 def setting(spec: RunSpec) -> dict:
     """Settings shared by the rows of one table: what makes the run, without model, decoder and draft head."""
-    left_out = ("decoder", "decoder_code", "head_sha256", "model")
+    left_out = ("decoder", "decoder_code", "head_sha256", "model", "tokens_sha256")
     return {name: value for name, value in identity_json(spec).items() if name not in left_out}
 
 
@@ -407,6 +423,8 @@ def against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
     interval = ("speedup", "speedup_low", "speedup_high", "speedup_p")
     factors = ("step_ratio", "window_cost", "overhead", "speedup_e2e", "pairs", "baseline", "eager_ar")
     empty = dict.fromkeys((*interval, *factors))
+    if run.info.spec.tokens_sha256:
+        return empty | {"speedup_note": "theirs are other times"}
     nearest = nearest_ar(run, ar_runs)
     if nearest is None:
         return empty | {"speedup_note": "no AR run"}

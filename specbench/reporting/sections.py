@@ -20,6 +20,7 @@ from specbench.reporting.columns import (
     QUALITY,
     SPEED,
     STAGES,
+    TAILS,
     THROUGHPUT,
     TRACED,
     WINDOW,
@@ -250,6 +251,7 @@ def _section(runs: list[Mapping]) -> Section:
         ReportTable(speed),
         ReportTable(quality, remark=" ".join(remarks) or None),
         *([ReportTable(DRAFTS)] if any("head" in row["options"] or row["theorem2_bound"] for row in runs) else ()),
+        ReportTable(TAILS),
         *([ReportTable(STAGES)] if any("stage2_nfe" in row for row in runs) else ()),
         *(ReportTable((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]

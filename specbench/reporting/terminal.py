@@ -116,7 +116,7 @@ def run_view(card: Mapping) -> RenderableType:
         numbers += [(f"{metric} {part.heading}", part.cell(row)) for part in parts]
     numbers += [("remark", sentence) for sentence in disturbances([row])]
     numbers += [("roofline", row["roofline_note"])] if row["roofline_note"] else []
-    exactness = "lossless" if decoder["lossless"] else "not lossless"
+    exactness = "lossless" if decoder["lossless"] else "another program" if row.get("imported") else "not lossless"
     exactness = f"declared lossless, {FAILED_AUDIT}" if failed_audit(row) else exactness
     origins = card["origins"]
     return Group(

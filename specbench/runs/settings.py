@@ -326,6 +326,14 @@ OPEN_IN_TABLES = {
 """Settings of `specbench run` that a paper's table does not fix, or whose values may override the table's."""
 
 
+OF_TOKENS = (
+    *("model", "weights", "revision", "random-weights", "scale", "size", "guidance-rows", "prompt-form", "prompts"),
+    *("dtype", "device", "cfg", "temperature", "top-k", "top-p", "min-p", "entropy-scale", "top-n-sigma"),
+    "guidance-schedule",
+)
+"""Settings of `specbench run` that an import of tokens takes: the model, and the sampling that is claimed."""
+
+
 def decoder_settings() -> tuple[Setting, ...]:
     """List one setting per component kind (drafter, init, ...) and per option of any decoder, in help order."""
     return _settings_of(tuple(PRESETS), tuple(map(tuple, CHOICES.values())))

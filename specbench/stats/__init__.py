@@ -44,15 +44,19 @@ from specbench.stats.intervals import (
 from specbench.stats.means import MEANS, TOKEN_MEANS, difference_from, interval
 from specbench.stats.speed import (
     SpeedUp,
+    fewest_tokens_category,
     floor_ms,
     images_per_hour,
     latency_e2e_ms,
     latency_median_ms,
     latency_ms,
+    latency_p50,
+    latency_p95,
     nfe,
     overhead,
     paired,
     roofline_ratio,
+    slowest_category,
     speed_up,
     speedup,
     stalled,
@@ -62,6 +66,8 @@ from specbench.stats.speed import (
     throughput,
     tokens_per_second,
     tokens_per_step,
+    tokens_per_step_p50,
+    tokens_per_step_p95,
     window_cost,
 )
 from specbench.stats.tokens import (

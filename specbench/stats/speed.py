@@ -6,10 +6,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
+from scipy.special import bdtrik
 
 from specbench.models.transformer.size import Size
-from specbench.stats.intervals import Estimate, difference_to_show, ratio_of_totals, speed_difference
+from specbench.stats.intervals import (
+    UPPER_QUANTILE,
+    Estimate,
+    difference_to_show,
+    mean_interval,
+    ratio_of_totals,
+    speed_difference,
+    without_few,
+)
 from specbench.store.schema import AR_SPANS
 
 STALL = 3.0
@@ -139,10 +149,10 @@ def speedup(pairs: pd.DataFrame) -> Estimate:
     return ratio_of_totals(pairs["ar_ms_base"], pairs["ar_ms"], pairs["prompt_id"])
 
 
-def step_ratio(pairs: pd.DataFrame) -> float:
+def step_ratio(pairs: pd.DataFrame) -> float | None:
     """Steps saved: target forwards of AR over those of this run, summed over the same images; tokens per step relative
     to AR."""
-    return float(pairs["nfe_base"].sum() / pairs["nfe"].sum())
+    return ratio_or_none(pairs["nfe_base"].sum(skipna=False), pairs["nfe"].sum(skipna=False))
 
 
 def window_cost(pairs: pd.DataFrame) -> float:
@@ -184,6 +194,61 @@ def floor_ms(rows: pd.DataFrame, floor: Mapping) -> pd.Series:
     read_ms = read / floor["bytes_per_s"] * 1e3
     computed_ms = size.operations(columns, rows_per_image, visible * columns / nfe) / floor["flops"] * 1e3
     return pd.concat([read_ms, computed_ms], axis=1).max(axis=1)
+
+
+def latency_p50(rows: pd.DataFrame) -> Estimate | None:
+    """Latency p50: median latency over images, milliseconds, with its distribution-free 95 % interval."""
+    return _quantile(rows["ar_ms"], 0.5)
+
+
+def latency_p95(rows: pd.DataFrame) -> Estimate | None:
+    """Latency p95: the latency that 95 % of the images do not exceed, milliseconds, with its distribution-free 95 %
+    interval (none where the images are too few for an upper bound)."""
+    return _quantile(rows["ar_ms"], 0.95)
+
+
+def tokens_per_step_p50(rows: pd.DataFrame) -> Estimate | None:
+    """Tokens per step p50: median over images of the image's tokens per step, with its distribution-free 95 %
+    interval."""
+    return _quantile(rows["stream_tokens"] / rows["nfe"], 0.5)
+
+
+def tokens_per_step_p95(rows: pd.DataFrame) -> Estimate | None:
+    """Tokens per step p95: what 95 % of the images reach at least, with its distribution-free 95 % interval."""
+    return _quantile(rows["stream_tokens"] / rows["nfe"], 0.05)
+
+
+def slowest_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
+    """Slowest category: the prompts' category with the largest mean latency, milliseconds, and its 95 % interval over
+    prompts; it was chosen for being the largest, so that the same category of another run may be faster."""
+    return _least_favourable(rows, rows["ar_ms"], 1)
+
+
+def fewest_tokens_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
+    """Slowest category by tokens per step: that with the fewest tokens per step, mean over images, and its 95 %
+    interval over prompts; chosen as for the latency."""
+    return _least_favourable(rows, rows["stream_tokens"] / rows["nfe"], -1)
+
+
+def _quantile(values: pd.Series, share: float) -> Estimate | None:
+    """Quantile with the interval between order statistics; a bound is None where no image is beyond it."""
+    held = np.sort(values.dropna().to_numpy(float))
+    if not len(held):
+        return None
+    ranks = np.ceil(bdtrik([1 - UPPER_QUANTILE, UPPER_QUANTILE], len(held), share)).astype(int)
+    reached = ranks[0] > 0 and ranks[1] < len(held)
+    bounds = (float(held[ranks[0] - 1]), float(held[ranks[1]])) if reached else (None, None)
+    return Estimate(float(np.quantile(held, share)), *bounds)
+
+
+def _least_favourable(rows: pd.DataFrame, values: pd.Series, sign: int) -> tuple[str, Estimate] | None:
+    """The category with the largest mean of `sign` times `values`; None with fewer than two categories."""
+    if "category" not in rows or (means := values.groupby(rows["category"]).mean().dropna()).size < 2:
+        return None
+    name = (sign * means).idxmax()
+    own = values[rows["category"] == name].dropna()
+    prompts = rows.loc[own.index, "prompt_id"]
+    return str(name), without_few(mean_interval(own, prompts), prompts.nunique())
 
 
 def with_times(rows: pd.DataFrame) -> pd.DataFrame:

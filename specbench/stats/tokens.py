@@ -50,8 +50,8 @@ class TokenStats:
 
 
 def token_stats(rows: pd.DataFrame) -> TokenStats | None:
-    """Compute all token statistics; None without free tokens."""
-    if not rows["free_tokens"].sum():
+    """Compute all token statistics; None without free tokens, or where nobody measured their p."""
+    if not rows["free_tokens"].sum() or rows[["logp_sum", "entropy_sum"]].isna().any(axis=None):
         return None
     gap, standard_error = nll_gap(rows)
     pooled, per_image = perplexity(rows), image_perplexity(rows)

@@ -50,8 +50,10 @@ _PATTERNS = {"image": r"^images/[^./\\\x00][^/\\\x00]*$", "image_sha256": r"^[0-
 _OBJECTS = {"facts": read_facts, "meta": read_metas, "machine": read_machines}
 _NOT_NEGATIVE = re.compile(r"nfe|prefills|batch|attempts|logp_spread|.*_ms")
 _ALWAYS = (*KEY, "prompt", "status", *SUMS.names)
-_DECODED = ("nfe", "prefills", "batch", "tokens", "forced", "logp", "committed_step", "drafted", "tested", "accepted")
-"""Columns that no row, and no row of a decoded image, lacks a value in."""
+_DECODED = ("batch", "tokens", "forced", "logp")
+_STEPS = ("nfe", "prefills", "committed_step", "drafted", "tested", "accepted")
+"""Columns that no row, and no row of a decoded image, lacks a value in; and those that only imported tokens lack, all
+of them."""
 _REDO = "delete the file if it is there, and run again to redo it"
 _WAIT = "wait until it is done; tasks of one job share the images with --shard auto, processes by hand with --shard I/N"
 
@@ -271,6 +273,9 @@ class RunStore:
             gaps = [name for name in _DECODED if name in rows.column_names and rows[name].null_count]
             decoded = rows.select(gaps).filter(pc.equal(rows["status"], "ok"))
             wrong += [name for name in gaps if decoded[name].null_count]
+            steps = [rows[name].filter(pc.equal(rows["status"], "ok")) for name in _STEPS if name in rows.column_names]
+            unlike = (pc.not_equal(one.is_null(), steps[0].is_null()) for one in steps)
+            wrong += ["nfe"] * any(pc.any(one).as_py() for one in unlike)
         for name, pattern in _PATTERNS.items():
             if name in rows.column_names:
                 fitting = pc.match_substring_regex(pc.drop_null(rows[name]), pattern)

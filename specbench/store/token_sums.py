@@ -42,7 +42,7 @@ def token_sums(rows: pa.Table) -> pa.Table:
         deviations = np.where(free, logp - np.repeat(logp_sum / np.maximum(count, 1), stream), 0)
     sums = {
         "stream_tokens": stream,
-        "committed_step_sum": _sums(_flat(rows["committed_step"]), stream),
+        "committed_step_sum": _sums(_flat(rows["committed_step"]), _lengths(rows["committed_step"])),
         "drafted_sum": _sums(_flat(rows["drafted"]), _lengths(rows["drafted"]), int),
         "free_tokens": count,
         "logp_sum": logp_sum,

@@ -115,7 +115,8 @@ def core_count(cores: object) -> str:
 
 def describe_machine(hardware: Mapping, versions: Mapping, git: Mapping) -> str:
     """Format hardware and versions as the line printed under tables."""
-    parts = [hardware.get("cpu"), core_count(hardware.get("cores")), *(hardware.get("gpus") or [])]
+    cores = hardware.get("cores")
+    parts = [hardware.get("cpu"), cores and core_count(cores), *(hardware.get("gpus") or [])]
     shown = ("python", "torch", "transformers", "specbench")
     parts += [*_named(versions, shown), _commit(git)]
     return ", ".join(str(part) for part in parts if part)

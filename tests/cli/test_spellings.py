@@ -72,6 +72,8 @@ PROMPTS = {
     "t2i-compbench": "T2I-CompBench, T2I-CompBench++",
     "t2i-compbench/color": "t2i_compbench/color",
     "dpg-bench": "DPGBench, DPG",
+    "oneig": "OneIG, OneIG-Bench",
+    "longtext-bench": "LongText-Bench",
     "imagenet": "ImageNet-1k",
 }
 TABLES = {

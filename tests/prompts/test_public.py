@@ -16,6 +16,7 @@ from specbench.system.digests import digest_of
 
 REAL = os.environ.get("PROMPT_DATA_FOLDER")
 COUNTS = {"coco": 5000, "parti": 1632, "geneval": 553, "geneval2": 800, "dpg-bench": 1065, "t2i-compbench": 2400}
+COUNTS |= {"oneig": 1120, "longtext-bench": 160}
 real_files = pytest.mark.skipif(not REAL, reason="PROMPT_DATA_FOLDER does not name a folder of the published files")
 
 
@@ -74,6 +75,12 @@ def test_dpg_bench_keeps_questions_with_their_parents_and_a_blob_id_is_a_digest(
 def test_geneval2_keeps_questions_answers_and_skills(tmp_path):
     (toys,) = read("geneval2", tmp_path)
     assert (toys.text, toys.category, toys.meta["vqa_list"][0][1]) == ("two metal toys", "3 atoms", "two")
+
+
+def test_sets_of_2026_keep_their_ids_categories_and_texts(tmp_path):
+    (man,), (sign,) = (read(name, tmp_path) for name in ("oneig", "longtext-bench"))
+    assert (man.id, man.text, man.meta) == ("Portrait-007", "a man, old", {"type": "NP", "prompt_length": "short"})
+    assert (sign.id, sign.category, sign.meta) == ("003", "sign", {"text": ["OPEN"], "length": "short"})
 
 
 def test_geneval_keeps_the_clauses_and_the_official_line(tmp_path):

@@ -253,3 +253,15 @@ def test_definitions_are_written_down():
                  "acceptance", "acceptance_by_offset", "acceptance_length", "rounds", "draft_ms", "theorem2_bound",
                  "acceptance_by_sibling", "draft_tv_by_depth", "images_per_hour", "roofline_ratio"):  # fmt: skip
         assert ": " in getattr(stats, name).__doc__.split("\n\n")[0], name
+
+
+def test_tails_are_quantiles_between_order_statistics_and_the_slowest_category():
+    rows = pd.DataFrame({"prompt_id": [str(n) for n in range(100)], "ar_ms": np.arange(1.0, 101), "nfe": 100.0})
+    rows["category"], rows["stream_tokens"] = np.where(rows["ar_ms"] > 60, "late", "early"), 200.0
+    p50, p95 = stats.latency_p50(rows), stats.latency_p95(rows)
+    assert (p50.value, p50.low, p50.high) == (50.5, 40, 61) and (p95.low, p95.high) == (90, 100)
+    assert stats.latency_p95(rows[:20]).high is None and stats.tokens_per_step_p95(rows).value == 2
+    name, mean = stats.slowest_category(rows)
+    assert (name, mean.value) == ("late", 80.5) and mean.low < 80.5 < mean.high
+    assert stats.slowest_category(rows.assign(category=None)) is None
+    assert stats.latency_p50(rows.assign(ar_ms=np.nan)) is None

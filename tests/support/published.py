@@ -47,6 +47,8 @@ GENEVAL2 = {
     "vqa_list": [["How many toys are in the image?", "two"], ["Are the toys metal?", "Yes"]],
     "skills": ["count", "attribute"],
 }  # fmt: skip
+ONEIG = 'category,id,prompt_en,type,prompt_length,class\nPortrait,007,"a man, old",NP,short,None\n'
+LONGTEXT = {"category": "sign", "length": "short", "prompt": "a sign", "text": ["OPEN"], "prompt_id": 3}
 CATEGORIES = ("color", "shape", "texture", "spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
 
 
@@ -62,6 +64,10 @@ def files(name: str) -> dict[str, bytes]:
         return {"dpg_bench.csv": DPG.encode()}
     if name == "geneval2":
         return {"geneval2_data.jsonl": json.dumps(GENEVAL2).encode()}
+    if name == "oneig":
+        return {"OneIG-Bench.csv": ONEIG.encode()}
+    if name == "longtext-bench":
+        return {"text_prompts.jsonl": json.dumps(LONGTEXT).encode()}
     content = {f"{category}_val.txt": f"a {category} cup\r\ntwo cups ".encode() for category in CATEGORIES}
     kinds = {"spatial": "a complex cup", "action": "two cups", "spatialaction": ""}
     content["new_objects.txt"] = b"cup - cups\nmouse - mice"
@@ -75,6 +81,7 @@ def digest(content: bytes) -> str:
 def public_set(name: str, base: str = "http://127.0.0.1:9") -> PublicSet:
     """The manifest entry of the small set, published under `base`."""
     counts = {"coco": 2, "parti": 3, "geneval": 2, "geneval2": 1, "dpg-bench": 2, "t2i-compbench": 16}
+    counts |= {"oneig": 1, "longtext-bench": 1}
     remotes = {file: Remote(f"{base}/{file}", digest(content)) for file, content in files(name).items()}
     categories = dict.fromkeys(CATEGORIES, 2) if name == "t2i-compbench" else {}
     return PublicSet(name, "", counts[name], "CC BY 4.0", "", remotes, categories=categories)

@@ -1,0 +1,247 @@
+"""Import of image tokens that another program has drawn: a run like any other, whose facts are those it was told.
+
+A file (JSON lines, parquet or npz) has the columns `prompt` and `tokens`, and may have `prompt_id`, `seed`, `logp` (log
+p of each token, as the program computed it) and `seconds` (its time per image).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet
+import torch
+
+from specbench.decoding.loop import drawn
+from specbench.errors import SpecbenchError
+from specbench.models.interface import ImageModel, TokenLayout
+from specbench.prompts import Prompt, PromptSet, Request, build_prompt_set, load_prompts, text_id
+from specbench.runs import compiler
+from specbench.runs.plan import plan_model, plan_sampling
+from specbench.runs.preparation import load_for_run
+from specbench.runs.settings import Value
+from specbench.specs.presets import resolve
+from specbench.specs.run_spec import RunSpec
+from specbench.store.run_folders import run_folder
+from specbench.store.run_store import RunStore
+from specbench.store.schema import base_row, image_name
+from specbench.system import console
+from specbench.system.environment import now
+from specbench.system.files import blaming, read_regular
+from specbench.system.json_values import parse_json
+
+ID_KINDS = ("codes", "model")
+_COLUMNS = ("prompt", "tokens", "prompt_id", "seed", "logp", "seconds")
+_MAX_BYTES = 2**33
+_TOGETHER = 8
+
+
+@dataclass(frozen=True)
+class _Image:
+    """One image of the file; `logp` and `seconds` None where it has none."""
+
+    request: Request
+    seed: int
+    tokens: np.ndarray
+    logp: np.ndarray | None
+    seconds: float | None
+
+
+def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Path, ids: str | None = None) -> Path:
+    """Make a run of the tokens of a file, and return its folder; images that it holds already are left as they are.
+
+    Args:
+        program: name and version of the program that drew them, the label of the run in reports.
+        values: the settings of `specbench.runs.settings.OF_TOKENS`.
+        ids: kind of the ids, one of `ID_KINDS`: those of the codebook, or of the model's vocabulary; None for the kind
+            that fits.
+
+    Raises:
+        SpecbenchError: a file that cannot be read, prompts that are not in the set, or tokens that are no image of the
+            model.
+    """
+    if not program.strip() or not program.isprintable():
+        raise SpecbenchError(f"--program {program!r}: no name", "name and version of what drew the tokens")
+    model, columns = plan_model(values), _columns(path)
+    prompts, requests = _requests(path, columns, values["prompts"])
+    model.check_prompts(Prompt(request.prompt_id, request.text) for request in requests)
+    dtype, _, _ = compiler.settle_precision(values["dtype"].value, model.dtype, "off", values["device"].value)
+    loaded = load_for_run(model, values["device"].value, dtype, 0, False)
+    tokens = read_stream([_whole(path, row, one) for row, one in enumerate(columns["tokens"])], loaded, path, ids)
+    spec = RunSpec(
+        model=model.name,
+        weights_sha256=loaded.weights_sha256,
+        decoder=replace(resolve("ar"), name=program.strip()[:80], lossless=False),
+        sampling=plan_sampling(model, values),
+        prompts=prompts.name,
+        prompts_sha256=prompts.sha256,
+        seed=0,
+        batch=1,
+        dtype=dtype,
+        device="unknown",
+        threads=0,
+        tokens_sha256=hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest(),
+    )
+    with blaming(path, "has a seed, log p or seconds that cannot be one ({})"):
+        images = [_image(columns, row, requests[row], one, loaded.layout) for row, one in enumerate(tokens)]
+    source = model.source_facts and model.source_facts | {"sha256": loaded.weights_sha256}
+    facts = {"origins": {}, "source": source, "commits": model.commits, "file_digests": model.file_digests}
+    where = {"versions": {}, "git": {}, "hardware": {"cpu": f"unknown machine of {spec.decoder.name}"}}
+    store = RunStore(run_folder(out, spec))
+    with store.create(spec, where | {"started_at": now(), "load": None, "wanted": len(images)}, facts):
+        done = store.completed()
+        _store([one for one in images if one.request.key not in done], loaded, spec, store)
+    return store.folder
+
+
+def read_stream(given: Sequence[np.ndarray], model: ImageModel, path: Path, ids: str | None) -> list[np.ndarray]:
+    """The stream tokens [N] of images, from ids of either kind, with or without those that the grammar forces.
+
+    Raises:
+        SpecbenchError: which image, slot and id are no image of the model; or ids that fit both kinds.
+    """
+    layout = model.layout
+    own, codes = np.arange(layout.vocab), torch.arange(layout.vocab, device=model.device)
+    table = getattr(model, "table_ids", lambda tokens: tokens)(codes).cpu().numpy()
+    tables = {"codes": own} if np.array_equal(table, own) else {"codes": own, "model": table}
+    if ids not in (None, *tables):
+        raise SpecbenchError(f"--ids {ids}: the ids of this model are those of its codebook", "omit it")
+    tables = tables if ids is None else {ids: tables[ids]}
+    found: dict[str, list[np.ndarray]] = {}
+    problems: list[tuple[float, str]] = []
+    for kind, known in tables.items():
+        read = [_stream(one, layout, known, kind) for one in given]
+        wrong = [(one[0], f"image {row + 1}: {one[1]}") for row, one in enumerate(read) if isinstance(one, tuple)]
+        problems += wrong[:1]
+        if not wrong:
+            found[kind] = read  # type: ignore[assignment]
+    if len(found) > 1:
+        raise SpecbenchError(
+            f"{path}: all ids may be those of the codebook or of the model's vocabulary", "--ids codes or --ids model"
+        )
+    if found:
+        return next(iter(found.values()))
+    raise SpecbenchError(f"{path}: {max(problems)[1]}")  # the kind that fits most ids is the one that was meant
+
+
+def _stream(given: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str) -> np.ndarray | tuple[float, str]:
+    """Stream tokens of one image; or the share of its ids that fit, and what is wrong with it."""
+    forced, free = np.array(layout.forced), layout.free_slots()
+    if len(given) not in (layout.length, len(free)):
+        whole = f", or {layout.length:,} with those that close its rows" if layout.length != len(free) else ""
+        return 0.0, f"{len(given):,} tokens, where an image of the model has {len(free):,}{whole}"
+    slots = np.arange(layout.length) if len(given) == layout.length else np.array(free)
+    order = np.argsort(table, kind="stable")
+    place = np.searchsorted(table[order], given).clip(max=len(table) - 1)
+    code = np.where(table[order][place] == given, order[place], -1)
+    low, high = np.array(layout.bounds[:-1]).T[:, slots]
+    fits = np.where(forced[slots] < 0, (code >= low) & (code < high), code == forced[slots])
+    if not fits.all():
+        index = int(fits.argmin())
+        slot, token = slots[index], f"slot {slots[index]:,} holds {given[index]}"
+        if forced[slot] >= 0:
+            why = f"where the grammar has {table[forced[slot]]} (the end of a row)"
+        elif kind == "model":
+            why = "a token of text or grammar and not of the image"
+        else:
+            why = f"outside the image's ids {low[index]:,} to {high[index] - 1:,}"
+        return float(fits.mean()), f"{token}, {why}"
+    tokens = np.where(forced >= 0, forced, 0)
+    tokens[slots] = code
+    return tokens.astype(np.int32)
+
+
+def _columns(path: Path) -> dict[str, list]:
+    """The columns of a file as lists of one entry an image."""
+    readers = {".parquet": _parquet, ".npz": _npz, ".jsonl": _json_lines, ".ndjson": _json_lines}
+    if (read := readers.get(path.suffix.lower())) is None:
+        raise SpecbenchError(f"{path}: unknown suffix '{path.suffix}'", f"valid: {', '.join(readers)}")
+    with blaming(path, "cannot be read as images' tokens ({})"):
+        held = read(path)
+    if missing := [name for name in _COLUMNS[:2] if name not in held]:
+        raise SpecbenchError(f"{path} has no column '{missing[0]}'", f"columns: {', '.join(_COLUMNS)}")
+    if len({len(column) for column in held.values()}) != 1 or not len(held["prompt"]):
+        raise SpecbenchError(f"{path} holds no images, or columns of different lengths")
+    return held
+
+
+def _parquet(path: Path) -> dict[str, list]:
+    table = pyarrow.parquet.read_table(path)
+    return {name: table[name].to_pylist() for name in _COLUMNS if name in table.column_names}
+
+
+def _npz(path: Path) -> dict[str, list]:
+    with np.load(path, allow_pickle=False) as held:
+        return {name: held[name].tolist() for name in _COLUMNS if name in held}
+
+
+def _json_lines(path: Path) -> dict[str, list]:
+    rows = [parse_json(line) for line in read_regular(path, _MAX_BYTES).splitlines() if line.strip()]
+    return {name: [row.get(name) for row in rows] for name in _COLUMNS if any(name in row for row in rows)}
+
+
+def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
+    found = np.asarray(tokens if isinstance(tokens, list) else [])
+    if found.ndim != 1 or found.dtype.kind not in "iu":
+        raise SpecbenchError(f"{path}: image {row + 1}: tokens are no list of whole numbers")
+    return found.astype(np.int64)
+
+
+def _requests(path: Path, columns: Mapping[str, list], asked: Value) -> tuple[PromptSet, list[Request]]:
+    """The images' prompts in the set that was asked for, else in one of their own; samples count by prompt."""
+    texts, named = columns["prompt"], columns.get("prompt_id") or [None] * len(columns["prompt"])
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise SpecbenchError(f"{path}: image {row + 1}: its prompt is no text")
+    if asked.given:
+        prompts = load_prompts(asked.value)
+    else:
+        own = {str(name or text_id(text)): text for text, name in zip(texts, named, strict=True)}
+        prompts = build_prompt_set(path.stem, [Prompt(name, text) for name, text in own.items()])
+    by_id = {prompt.id: prompt for prompt in prompts.prompts}
+    by_text = {prompt.text.strip(): prompt for prompt in prompts.prompts}
+    requests, samples = [], Counter()
+    for row, (text, name) in enumerate(zip(texts, named, strict=True)):
+        prompt = by_text.get(text.strip()) if name is None else by_id.get(str(name))
+        if prompt is None or prompt.text.strip() != text.strip():
+            raise SpecbenchError(f"{path}: image {row + 1}: '{text:.60}' is no prompt of '{prompts.name}'")
+        requests.append(Request.of(prompt, samples[prompt.id]))
+        samples[prompt.id] += 1
+    return prompts, requests
+
+
+def _image(columns: Mapping[str, list], row: int, request: Request, tokens: np.ndarray, layout: TokenLayout) -> _Image:
+    seed, logp, seconds = (columns[name][row] if name in columns else None for name in ("seed", "logp", "seconds"))
+    whole = np.full(len(tokens), np.nan, np.float32)
+    if logp is not None:
+        whole[slice(None) if len(logp) == len(tokens) else layout.free_slots()] = logp
+    if (whole > 0).any() or not 0 < float(1 if seconds is None else seconds) < 1e9:
+        raise ValueError("log p above 0, or no seconds")
+    return _Image(request, int(seed or 0), tokens, whole, None if seconds is None else float(seconds))
+
+
+def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: RunStore) -> None:
+    """Draw and store images; what nobody measured is missing in their rows."""
+    for start in range(0, len(images), _TOGETHER):
+        some = images[start : start + _TOGETHER]
+        tokens = torch.from_numpy(np.stack([one.tokens for one in some])).long().to(model.device)
+        with torch.inference_mode():
+            pictures = drawn(model, tokens, [one.request for one in some], spec.decoder, spec.seed)
+        rows, files = [], {}
+        for one, (pixels, _) in zip(some, pictures, strict=True):
+            place = f"images/{image_name(*one.request.key)}" if pixels is not None else None
+            if place:
+                files[place] = pixels
+            unknown = np.full(len(one.tokens), np.nan, np.float32)
+            rows.append(
+                base_row(one.request, one.seed, now())
+                | {"status": "ok", "image": place, "batch": 1, "ar_ms": one.seconds and 1e3 * one.seconds}
+                | {"tokens": one.tokens, "forced": np.array(model.layout.forced) >= 0}
+                | {"logp": one.logp, "entropy": unknown, "top1": unknown}
+            )
+        store.append(rows, files)
+        console.say(f"{store.folder.name}: {start + len(some)} of {len(images)} images")

@@ -1,0 +1,110 @@
+"""The usual faults, planted at three strengths: found, named, not mistaken for another, and none where none is."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import planted_causes as planted
+import pytest
+import tiny_llama
+import torch
+from transformers import LlamaConfig, LlamaModel
+
+from specbench.checks.likely_causes import likely_causes, named
+from specbench.models.catalog import load_model
+from specbench.models.interface import TokenLayout
+from specbench.prompts import load_prompts
+from specbench.specs.run_spec import Sampling
+
+CLAIMS = {"shapes": Sampling(3.0, 1.0, 100, 0.95), "wide": Sampling(3.0, 1.0, 1000, 1.0)}
+SHARES = (0.25, 0.5, 1.0)
+ORDERS = {
+    "transposed": lambda grid: grid.T,
+    "tokens are shifted": lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape),
+    "row ends are shifted": lambda grid: np.stack([np.roll(row, -number) for number, row in enumerate(grid)]),
+}
+
+
+class Wide(tiny_llama.Tiny):
+    """Rows of image tokens that are closed; prompt and tokens before matter."""
+
+    name = "wide"
+
+    def __init__(self, side: int = 16, codes: int = 4096):
+        torch.manual_seed(0)
+        config = LlamaConfig(vocab_size=codes + 1, num_hidden_layers=1, pad_token_id=None, **tiny_llama.SIZES)
+        self.backbone = LlamaModel(config).eval().requires_grad_(False)
+        self.backbone.embed_tokens.weight.mul_(40)
+        self.layout = TokenLayout.with_row_ends(side, side, codes)
+        self.codebook = None
+        self.matrix = 1.5 * torch.randn(tiny_llama.WIDTH, codes)
+
+
+@cache
+def images(name):
+    """A model, its prompts, and images that are what they claim."""
+    shapes = [prompt.text for prompt in load_prompts("shapes").prompts[::19][:16]]
+    texts = shapes if name == "shapes" else ["a", "a dog", "a cat on a mat", "two words"]
+    model = load_model("shapes") if name == "shapes" else Wide()
+    return model, texts, planted.drawn(model, texts, CLAIMS[name])
+
+
+def cause(name, tokens):
+    model, texts, _ = images(name)
+
+    def load(dtype):
+        return load_model("shapes", "cpu", dtype) if name == "shapes" else model
+
+    found, seen = likely_causes(load, planted.as_rows(model, texts, tokens), CLAIMS[name], "float32", True)
+    return (named(found, len(texts)) if found else "none"), seen
+
+
+EACH = pytest.mark.parametrize("name", CLAIMS)
+
+
+@EACH
+@pytest.mark.slow
+def test_samples_of_the_model_have_no_cause_and_intervals_that_hold_the_claim(name):
+    found, seen = cause(name, images(name)[2])
+    assert found == "none"
+    assert [text.partition(" ")[0] for text in seen] == ["temperature", "guidance"]
+
+
+@EACH
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("share", SHARES)
+def test_another_order_of_the_tokens_is_named(name, order, share):
+    model, texts, tokens = images(name)
+    some = round(share * len(texts))
+    found, _ = cause(name, planted.reordered(model, tokens, ORDERS[order], some))
+    assert order in found.partition(" or ")[0]
+    assert (f"in {some} of {len(texts)} images" in found) == (some < len(texts))
+
+
+@EACH
+@pytest.mark.slow
+@pytest.mark.parametrize("share", SHARES)
+def test_prompts_of_other_images_are_named(name, share):
+    model, texts, tokens = images(name)
+    some = round(share * len(texts))
+    others = planted.drawn(model, [*texts[1:], texts[0]], CLAIMS[name])
+    found, _ = cause(name, np.concatenate([others[:some], tokens[some:]]))
+    assert "prompt" in found.partition(" or ")[0]
+
+
+@EACH
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "setting"), [(kind, one) for kind, held in planted.SETTINGS.items() for one in held])
+def test_another_sampling_is_named_with_its_value(name, kind, setting):
+    model, texts, _ = images(name)
+    found, _ = cause(name, planted.drawn(model, texts, planted.replace(CLAIMS[name], **setting)))
+    assert kind in found
+
+
+def test_transposed_images_of_a_small_model_are_named():
+    model, texts, claim = Wide(10, 64), ["a", "a dog"], Sampling(2.0)
+    changed = planted.reordered(model, planted.drawn(model, texts, claim), ORDERS["transposed"], 2)
+    found, _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, changed), claim, "float32", True)
+    assert "transposed" in found[0].what

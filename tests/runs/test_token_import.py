@@ -1,0 +1,162 @@
+"""Tokens of other programs: formats, kinds of ids, refusals with the slot, and the run that comes of them."""
+
+import json
+from pathlib import Path
+
+import checkpoints.janus
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from tiny_llama import Tiny
+
+from specbench import api
+from specbench.errors import BAD_INPUT, GATE, SpecbenchError
+from specbench.runs.token_import import read_stream
+from specbench.store.run_store import RunStore
+
+
+@pytest.fixture(scope="module")
+def ours(tmp_path_factory):
+    """A run of AR, as if another program had drawn it."""
+    out = tmp_path_factory.mktemp("ours")
+    (folder,) = api.run(decoder=["ar"], prompts="shapes", limit=4, batch=4, threads=1, quiet=True, out=out).folders
+    return RunStore(folder).samples()
+
+
+def as_rows(rows, **more):
+    return [
+        {"prompt": row.prompt, "tokens": row.tokens.tolist(), "logp": row.logp.tolist(), "seconds": 1.5} | more
+        for row in rows.itertuples()
+    ]
+
+
+def written(path, rows):
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        np.savez(path, **{name: np.array([row[name] for row in rows]) for name in rows[0]})
+    return path
+
+
+def imported(cli, path, *more):
+    return cli("import", "tokens", "--model", "shapes", "--program", "engine 1.2", "--from", path, *more)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet", "npz"])
+def test_tokens_become_a_run_with_pictures_scores_report_and_verdict(suffix, ours, tmp_path, cli):
+    path, out = written(tmp_path / f"tokens.{suffix}", as_rows(ours)), tmp_path / "results"
+    folder = imported(cli, path, "--prompts", "shapes", "--out", out).out.strip()
+    rows = RunStore(folder).samples()
+    assert [row.tolist() for row in rows["tokens"]] == [row.tolist() for row in ours["tokens"]]
+    assert rows["image_sha256"].tolist() == ours["image_sha256"].tolist()
+    assert rows["nfe"].isna().all() and set(rows["prompt_id"]) == set(ours["prompt_id"])
+    (row,) = api.report([folder])
+    assert (row["label"], row["speedup"], row["tokens_per_step"], row["nll_gap"]) == ("engine 1.2", None, None, None)
+    assert row["latency_ms"] == 1500
+    if suffix == "jsonl":
+        assert cli("score", folder, "--metric", "shapes-clip").code == 0
+        assert "theirs" in cli("report", folder).out
+        # once more: nothing is stored twice
+        assert imported(cli, path, "--prompts", "shapes", "--out", out).out.strip() == folder
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"tokens": [1] * 255}, "image 1: 255 tokens, where an image of the model has 256"),
+        ({"tokens": [1] * 255 + [9999]}, "image 1: slot 255 holds 9999, outside the image's ids 0 to 511"),
+        ({"tokens": ["a"] * 256}, "image 1: tokens are no list of whole numbers"),
+        ({"tokens": None}, "image 1: tokens are no list of whole numbers"),
+        ({"prompt": "a red dog"}, "image 1: 'a red dog' is no prompt of 'shapes'"),
+        ({"prompt": 5}, "image 1: its prompt is no text"),
+        ({"logp": [0.1] * 256}, "has a seed, log p or seconds that cannot be one"),
+        ({"seconds": "soon"}, "has a seed, log p or seconds that cannot be one"),
+    ],
+)
+def test_what_is_no_image_is_told_in_one_line(change, told, ours, tmp_path, cli):
+    rows = as_rows(ours)
+    rows[0] |= change
+    outcome = imported(cli, written(tmp_path / "t.jsonl", rows), "--prompts", "shapes", "--out", tmp_path)
+    assert outcome.code == BAD_INPUT and outcome.err.count("\n") == 1
+    assert told in outcome.err
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"prompt": "x"}\n', "[1]\n", '{"tokens": [1]}'])
+def test_a_file_without_images_is_told_in_one_line(content, tmp_path, cli):
+    path = tmp_path / "t.jsonl"
+    path.write_text(content)
+    outcome = imported(cli, path, "--out", tmp_path)
+    assert outcome.code == BAD_INPUT and outcome.err.count("\n") == 1 and "t.jsonl" in outcome.err
+
+
+class OwnIds(Tiny):
+    """Its image ids stand behind 100 of text in the vocabulary; the end of a row is 7."""
+
+    def table_ids(self, tokens):
+        return (tokens + 100).where(tokens < 5, tokens.new_tensor(7))
+
+
+def test_ids_of_the_vocabulary_are_read_with_and_without_row_ends(tmp_path):
+    model, whole = OwnIds(), [[1, 2, 5, 3, 4, 5]]
+    for given in ([[1, 2, 3, 4]], whole, [[101, 102, 103, 104]], [[101, 102, 7, 103, 104, 7]]):
+        found = read_stream([np.array(one) for one in given], model, tmp_path, None)
+        assert [row.tolist() for row in found] == whole
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([101, 102, 103, 104, 101, 7], "slot 2 holds 103, where the grammar has 7 (the end of a row)"),
+        ([101, 102, 103, 50], "slot 4 holds 50, a token of text or grammar and not of the image"),
+        ([101, 102, 103], "3 tokens, where an image of the model has 4, or 6 with those that close its rows"),
+    ],
+)
+def test_tokens_of_text_and_missing_row_ends_are_told_with_their_slot(given, told, tmp_path):
+    with pytest.raises(SpecbenchError) as refused:
+        read_stream([np.array(given)], OwnIds(), tmp_path, None)
+    assert told in refused.value.what
+
+
+@pytest.mark.slow
+def test_tokens_of_our_own_are_consistent_in_a_sentence_and_those_of_another_claim_are_not(ours, tmp_path, cli):
+    path = written(tmp_path / "t.jsonl", as_rows(ours))
+    false = imported(cli, path, "--prompts", "shapes", "--cfg", "5", "--out", tmp_path).out.strip()
+    true = imported(cli, path, "--prompts", "shapes", "--out", tmp_path).out.strip()
+    found = cli("audit", "--run", true, "--json")
+    assert found.code == 0 and json.loads(found.out)[0]["sentence"].startswith("consistent with samples of shapes")
+    assert cli("verify", true).code == 0
+    lie = cli("audit", "--run", false)
+    assert lie.code == GATE and "likely cause: guidance 1." in lie.err
+
+
+@pytest.mark.slow
+def test_the_lines_for_transformers_draw_samples_of_the_model_and_a_fault_in_them_is_named(tmp_path, cli, monkeypatch):
+    checkpoints.janus.write(tmp_path / "janus")
+    page = (Path(__file__).parents[2] / "docs" / "tokens.md").read_text()
+    code = next(one for one in page.split("```python\n")[1:] if "JanusFor" in one).partition("```")[0]
+    monkeypatch.chdir(tmp_path)
+    Path("prompts.txt").write_text("".join(f"a cat on mat {number}\n" for number in range(60)))
+    torch.manual_seed(1)
+    for fault, verdict in (("", "consistent"), ("temperature=0.5, ", "likely cause: temperature 0.5")):
+        lines = code.replace("deepseek-community/Janus-Pro-1B", "janus").replace(
+            "guidance_scale", f"{fault}guidance_scale"
+        )
+        exec(lines, {})
+        given = (
+            "--model",
+            "janus",
+            "--weights",
+            "janus",
+            "--scale",
+            "tiny",
+            "--dtype",
+            "float32",
+            "--from",
+            "tokens.jsonl",
+        )
+        folder = cli("import", "tokens", *given, "--program", "transformers").out.strip()
+        assert verdict in cli("audit", "--run", folder).err
