@@ -92,7 +92,8 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
     facts = {"origins": {}, "source": source, "commits": model.commits, "file_digests": model.file_digests}
     where = {"versions": {}, "git": {}, "hardware": {"cpu": f"unknown machine of {spec.decoder.name}"}}
     store = RunStore(run_folder(out, spec))
-    with store.create(spec, where | {"started_at": now(), "load": None, "wanted": len(images)}, facts):
+    with store.lock(spec):
+        store.begin(spec, where | {"started_at": now(), "load": None, "wanted": len(images)}, facts)
         done = store.completed()
         _store([one for one in images if one.request.key not in done], loaded, spec, store)
     return store.folder
