@@ -25,8 +25,7 @@ from specbench.models.interface import ImageModel, TokenLayout
 from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import LEVEL
 
-STUDIED = 16
-"""Images that causes are sought in."""
+_STUDIED, _STUDIED_TOKENS = 16, 4096
 _FLOOR = {"float32": 1e-6}
 _ROUNDED_FLOOR = 1e-3
 """Share of the unfiltered distribution in each alternative, so that a token beyond a filter costs a finite ratio: by
@@ -87,7 +86,7 @@ def likely_causes(
         rows: K images: `prompt`, `tokens`, `logp` as recorded, NaN where unknown.
         guided: whether the model has unconditional rows.
     """
-    rows = rows.iloc[np.linspace(0, len(rows) - 1, min(len(rows), STUDIED)).astype(int)]
+    rows = rows.iloc[np.linspace(0, len(rows) - 1, studied(rows)).astype(int)]
     study = _Study(load(dtype), rows, sampling, _FLOOR.get(dtype, _ROUNDED_FLOOR), guided)
     options = study.alternatives()
     ratios = study.likelihoods([one for _, one in options]) - study.claim
@@ -101,6 +100,11 @@ def likely_causes(
     causes = sorted((cause for cause in causes if cause.nats > least), key=lambda cause: -cause.nats)
     near = [study.estimated(cause) for cause in causes if cause.nats > causes[0].nats - _CLOSE]
     return near + causes[len(near) :], [] if causes else study.seen()
+
+
+def studied(rows: pd.DataFrame) -> int:
+    """Number of images that causes are sought in: 16, or more of small ones."""
+    return min(len(rows), max(_STUDIED, _STUDIED_TOKENS // len(rows["tokens"].iloc[0])))
 
 
 def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str | None:

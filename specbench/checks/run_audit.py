@@ -169,7 +169,7 @@ def _explained(
     device: str,
 ) -> dict[str, object]:
     """The verdict on tokens in a sentence: what would have been seen, or where they deviate, and the likely cause."""
-    from specbench.checks.likely_causes import STUDIED, concentrated, likely_causes, named  # brings torch
+    from specbench.checks.likely_causes import concentrated, likely_causes, named, studied  # brings torch
 
     spec, facts = info.spec, model_of(info.spec, weights, revision)
     given = rows, spec.sampling, spec.dtype, facts.guided
@@ -183,7 +183,7 @@ def _explained(
         return {"causes": [], "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
     place = concentrated(load_model(facts, device, spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {found['entropy']}" if found["entropy"] else ""
-    why = named(causes, min(len(rows), STUDIED)) if causes else "none of the usual ones"
+    why = named(causes, studied(rows)) if causes else "none of the usual ones"
     verdict = {"verdict": DEVIATES} if found["verdict"] == CONSISTENT else {}
     failed = bool(info.spec.tokens_sha256) or found["failed"]
     sentence = f"no {claim}{where}; likely cause: {why}"

@@ -141,7 +141,7 @@ def test_the_lines_for_transformers_draw_samples_of_the_model_and_a_fault_in_the
     monkeypatch.chdir(tmp_path)
     Path("prompts.txt").write_text("".join(f"a cat on mat {number}\n" for number in range(60)))
     torch.manual_seed(1)
-    for fault, verdict in (("", "consistent"), ("temperature=0.5, ", "likely cause: temperature 0.5")):
+    for fault, verdict in (("", "consistent"), ("temperature=0.5, ", "likely cause: temperature 0.")):
         lines = code.replace("deepseek-community/Janus-Pro-1B", "janus").replace(
             "guidance_scale", f"{fault}guidance_scale"
         )
