@@ -274,10 +274,11 @@ def announcement(plans: Sequence[Plan]) -> list[str]:
     added = [run for run in runs.values() if run[1].first is not None and run[2]]
     if not added:
         return [said]
-    first_few = console.counted(max(images for *_, images in added), "prompt")
+    few, among = max((images, min(one.first or 0, len(plan.chosen))) for plan, one, images in added)
+    first_few = f"the first {console.counted(few, 'prompt')}" if few == among else f"{few} of the first {among} prompts"
     there = all(_stored(plan, one) for plan, one, _ in added)
     cost = ", stored already" if there else f"{_time(added)} (--baseline 0: none)"
-    return [said, f"baseline for the speed-up: ar on the first {first_few}{cost}"]
+    return [said, f"baseline for the speed-up: ar on {first_few}{cost}"]
 
 
 def _stored(plan: Plan, decoder: PlannedDecoder) -> bool:

@@ -22,7 +22,10 @@ import specbench
 from specbench.errors import SpecbenchError
 from specbench.reporting import demo
 from specbench.runs import memory_estimate
+from specbench.runs.plan import make_plan
 from specbench.runs.run_progress import Reporter
+from specbench.runs.runner import announcement
+from specbench.runs.settings import merge, run_settings
 from specbench.store.merge_shards import incomplete_shards, merge_runs
 from specbench.store.run_folders import find_runs, shards_in
 from specbench.system.images import read_picture
@@ -164,6 +167,12 @@ def test_ar_decodes_the_first_prompts_of_a_run_without_it_and_a_longer_run_decod
 def test_no_baseline_is_added_where_it_says_nothing_or_ar_is_there(setting, monkeypatch):
     monkeypatch.setattr("specbench.runs.decoder_args.BASELINE_PROMPTS", 8)
     assert [row["images"] for row in specbench.dry_run(**{"decoder": "sjd", "limit": 9} | setting)] in ([9], [9, 9])
+
+
+def test_a_part_says_how_many_of_the_first_prompts_are_its_baseline():
+    given = {"decoder": "sjd", "limit": 12, "baseline": 8, "shard": "1/2"}
+    [_, said] = announcement([make_plan(merge(run_settings(), given, env={}))])
+    assert said.startswith("baseline for the speed-up: ar on 4 of the first 8 prompts")
 
 
 def test_parts_of_a_run_share_its_baseline(tmp_path):
