@@ -36,6 +36,7 @@ from specbench.runs.settings import OTHER_VARIABLES
 from specbench.specs.components import CHOICES, Component
 from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, resolve
+from specbench.store.schema import FILE_KINDS, column_facts
 from specbench.system.plugins import plugins
 
 ROOT = Path(__file__).parent.parent
@@ -525,9 +526,19 @@ def planted_bugs(page: Path, argument: str) -> str:
     )
 
 
+def columns(page: Path, kind: str) -> str:
+    """The declared columns of a kind of parquet file."""
+    facts = column_facts(FILE_KINDS[kind])
+    types = {field.name: str(field.type).replace("element: ", "").replace("item: ", "") for field in FILE_KINDS[kind]}
+    types = {name: "list of scores" if "struct" in of else of for name, of in types.items()}
+    units = {name: f" in {one['unit']}" if one["unit"] else "" for name, one in facts.items()}
+    return "\n".join(f"- `{name}` `{types[name]}`{units[name]}: {one['meaning']}" for name, one in facts.items())
+
+
 BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "audit-settings": audit_settings,
     "command-help": command_help,
+    "columns": columns,
     "commands": commands,
     "components": components,
     "decoders": decoders,

@@ -21,11 +21,12 @@ from specbench.decoding.noise import row_key
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import MEAN_OF_IMAGES, Settings, fingerprint
-from specbench.metrics.score_store import image_features, read_scores, stored_values
+from specbench.metrics.score_store import image_features, read_scores
 from specbench.models.catalog import load_model
 from specbench.models.interface import StagedModel
 from specbench.reporting.cards import card
 from specbench.reporting.report_rows import Run, report_rows
+from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.packed import changed_members, extract
 from specbench.store.run_folders import find_runs, runs_in
 from specbench.store.run_info import RUN_JSON
@@ -224,7 +225,7 @@ def _score_again(run: Path, name: str, score: dict) -> float | None:
     if name not in metric_catalog.METRICS:
         if json.loads(score["identity"]).get("score") != MEAN_OF_IMAGES:
             return None
-        values = stored_values(run / "scores" / f"{name}-{score['fingerprint']}", "value")
+        values = stored_values(feature_place(run, f"{name}-{score['fingerprint']}"))
         return None if values is None or values.empty else float(values["value"].mean())
     try:
         metric = metric_catalog.metric(name)(Settings(offline=True))

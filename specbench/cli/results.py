@@ -289,6 +289,9 @@ _Page = Annotated[
     Path | None, option("--html", "FILE", "Write an HTML page with tables, plots and images to this file.")
 ]
 _Explain = Annotated[bool, switch("--explain", "Print the definition of every column.")]
+_Long = Annotated[
+    bool, switch("--long", "Write one row per run and number, with interval and unit: csv, json or parquet.")
+]
 _All = Annotated[bool, switch("--all", "Print every number of a run, in the tables behind the first one.")]
 _TableModel = Annotated[
     str | None, model_option("Model to report instead of the table's model.", show_default="the table's")
@@ -335,6 +338,7 @@ def report(
     html: _Page = None,
     everything: _All = False,
     explain: _Explain = False,
+    long: _Long = False,
     to: To = None,
     columns: Columns = None,
     notes: Notes = False,
@@ -368,8 +372,8 @@ def report(
     _refuse_without_effect(
         {"--figure": figure, "--over": over, "--ruler": ruler, "--methods": methods},
         {
-            "--html": html, "--all": everything, "--explain": explain, "--columns": columns, "--notes": notes,
-            "--with": own, "--baseline": baseline, "--gate": gate, "--digits": digits is not None,
+            "--html": html, "--all": everything, "--explain": explain, "--long": long, "--columns": columns,
+            "--notes": notes, "--with": own, "--baseline": baseline, "--gate": gate, "--digits": digits is not None,
             "--caption": caption, "--definitions": definitions,
         },
     )  # fmt: skip
@@ -382,6 +386,10 @@ def report(
     fmt = chosen_format(fmt, to, json, TABLE_FORMATS)
     chosen = split_list(columns or "")
     gates = [Gate.parse(text) for text in gate or ()]
+    if long and (fmt not in ("csv", "json", "parquet") or any(map(is_table, runs or ()))):
+        raise SpecbenchError(
+            "--long takes runs and the formats csv, json and parquet", "for example: --long --to t.csv"
+        )
     if any(map(is_table, runs or ())):
         from specbench.cli.bench import report_tables
 
@@ -406,8 +414,9 @@ def report(
     if fmt != "html" and (to or not html):
         with decimals(digits):
             problem = _print_report(
-                runs or (), out, fmt, to, everything, explain, chosen, notes, caption, definitions, baseline, gates
-            )
+                runs or (), out, fmt, to, everything, explain, long, chosen, notes, caption, definitions, baseline,
+                gates,
+            )  # fmt: skip
         if problem:
             raise problem
 
@@ -493,6 +502,7 @@ def _print_report(
     to: Path | None,
     everything: bool,
     explain: bool,
+    long: bool,
     columns: Sequence[str],
     notes: bool,
     caption: str | None,
@@ -501,13 +511,16 @@ def _print_report(
     gates: Sequence[Gate],
 ) -> SpecbenchError | None:
     """Print or write the tables of runs; on a terminal they are fitted to its width. Returns a failed gate's error."""
-    from specbench import api, reporting
+    from specbench import reporting
     from specbench.papers.printed import printed_beside
     from specbench.reporting.compare import compare_rows
+    from specbench.reporting.report_rows import report_rows
     from specbench.reporting.sections import sections, with_columns
-    from specbench.reporting.text_formats import latex_definitions, to_parquet
+    from specbench.reporting.text_formats import csv_text, json_text, latex_definitions, long_rows, report_arrow
+    from specbench.store.image_scores import parquet_bytes
+    from specbench.store.run_folders import find_runs
 
-    rows = api.report(runs, out)
+    rows = report_rows(find_runs(out, runs))
     problem = compare_rows(rows, baseline or "ar", gates) if baseline or gates else None
     if definitions:
         found = with_columns(sections(rows), columns) if columns else sections(rows)
@@ -519,7 +532,9 @@ def _print_report(
         screen = console.stdout()
         screen.print(report_view(rows, screen.width, explain, everything, printed))
     elif fmt == "parquet":
-        write_or_print(to_parquet(rows), to)
+        write_or_print(parquet_bytes(report_arrow(rows, long)), to)
+    elif long:
+        write_or_print((csv_text if fmt == "csv" else json_text)(long_rows(rows)), to)
     else:
         text = reporting.render(rows, fmt, columns, notes, caption, everything, explain, to and to.stem)
         write_or_print("\n".join([text, *(f"- {line}\n" for line in printed)]), to)

@@ -1,12 +1,10 @@
 """Stored scores of a run: reading, writing, and differences between runs.
 
-`scores/<metric>-<feature fingerprint>/*.parquet` holds one row per image: its key, the `started_at` of its sample row,
-its category, and the metric's columns. `scores/<metric>-<fingerprint>.parquet` holds the run's numbers.
+`scores/<metric>-<fingerprint>.parquet` holds the run's numbers; for those of images see `specbench.store.image_scores`.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,18 +26,14 @@ from specbench.metrics.base import (
 )
 from specbench.metrics.catalog import METRICS
 from specbench.stats import Difference, Estimate, difference_to_show, prompts_for_change, without_few
-from specbench.store.parquet_log import ParquetLog
+from specbench.store.image_scores import ImageScores, feature_place, owner_of, parquet_bytes, stored_values
 from specbench.store.run_store import RunStore
-from specbench.store.schema import KEY
-from specbench.system.files import blaming, check_regular, files_named, read_regular, take_lock, write_atomically
+from specbench.store.schema import KEY, RUN_SCORES
+from specbench.system.files import blaming, files_named, read_regular, take_lock, write_atomically
 from specbench.system.foreign_code import code_of
 from specbench.system.json_values import parse_json
 from specbench.system.plugins import path_component
 
-RUN_SCORES = ("metric", "value", "low", "high", "n", "note", "fingerprint", "identity", "images", "cut", "edited")
-"""Columns of the per-run file: a score per row; `note` is a warning or null; `identity` is JSON; `images` counts those
-of the run that could be scored; `cut` is the share of their captions that are longer than the metric reads, null where
-it is not known; `edited` tells of a plug-in's metric when its code was edited, UTC."""
 _MAX_BYTES = 2**26
 _SCORE_TYPES = {
     **dict.fromkeys(("metric", "fingerprint", "identity"), str),
@@ -56,7 +50,7 @@ _BY_CATEGORY = ("compbench[", "geneval[")
 
 
 def read_scores(folder: Path) -> list[dict[str, object]]:
-    """Read the run-level scores of a run folder: one dict per score with the keys of `RUN_SCORES`."""
+    """Read the run-level scores of a run folder: a dict per score with the columns of `RUN_SCORES` but `OWNER`."""
     scores: list[dict[str, object]] = []
     for path in files_named(Path(folder) / "scores", "*.parquet"):
         with blaming(path, "is damaged: not readable as scores", "delete it and score again"):
@@ -74,7 +68,7 @@ def _known_score(row: dict[str, object]) -> dict[str, object]:
             raise ValueError(f"column {name}")
     if not isinstance(parse_json(row["identity"]), dict):
         raise ValueError("column identity")
-    return row
+    return {name: row[name] for name in _SCORE_TYPES}
 
 
 def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object]]:
@@ -96,7 +90,7 @@ def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object
 
 def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
     """Read the stored features of each scored image: key, category and the metric's columns."""
-    return feature_parts(Path(folder), metric).read().to_pandas()
+    return feature_parts(folder, metric).read().to_pandas()
 
 
 def image_values(folder: Path, metric: Metric) -> pd.DataFrame | None:
@@ -105,7 +99,7 @@ def image_values(folder: Path, metric: Metric) -> pd.DataFrame | None:
     column = next((name for name in ("value", "correct") if name in metric.columns), None)
     if column is None:
         return None
-    return feature_parts(Path(folder), metric).read([column, "category"]).to_pandas().rename(columns={column: "value"})
+    return feature_parts(folder, metric).read([column, "category"]).to_pandas().rename(columns={column: "value"})
 
 
 def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object] | None:
@@ -167,32 +161,12 @@ def stored_difference(
     """
     if metric.startswith(_BY_CATEGORY) or (metric not in METRICS and identity.get("score") != MEAN_OF_IMAGES):
         return None
-    column = "correct" if metric in _OVER_CATEGORIES else "value"
-    mine, theirs = [stored_values(path / "scores" / f"{metric}-{fingerprint}", column) for path in (folder, baseline)]
+    mine, theirs = [stored_values(feature_place(path, f"{metric}-{fingerprint}")) for path in (folder, baseline)]
     if mine is None or theirs is None:
         return None
     common = of_same_captions(folder, baseline)
     mine, theirs = _kept(mine, common), _kept(theirs, common)
-    return column_difference(mine, theirs, column, over_categories=metric in _OVER_CATEGORIES)
-
-
-def stored_values(folder: Path, column: str) -> pd.DataFrame | None:
-    """Read key, category and `column` of each scored image; None without such values."""
-    part = next(iter(files_named(folder, "*.parquet")), None)
-    if part is None:
-        return None
-    try:
-        check_regular(part)
-        schema = pq.read_schema(pa.OSFile(os.fsencode(part)))
-    except (pa.ArrowException, OSError, SpecbenchError):
-        return None  # a damaged part is named by the metric's own reading
-    if not {column, "category", *KEY} <= set(schema.names):
-        return None
-    kind = schema.field(column).type
-    if not (pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        return None
-    wanted = pa.schema([schema.field(name) for name in (*KEY, "category", column)])
-    return ParquetLog(folder, wanted, KEY).read().to_pandas()
+    return column_difference(mine, theirs, "value", over_categories=metric in _OVER_CATEGORIES)
 
 
 def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bool:
@@ -232,17 +206,18 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
         }
         for item in metric.scores(metric.statistics(features))
     ]
-    table = pa.Table.from_pylist(rows)
+    owner = owner_of(folder)
+    table = pa.Table.from_pylist([{**row, **owner} for row in rows], schema=RUN_SCORES)
     for row in map(_known_score, table.to_pylist()):  # a plug-in's, which a reader could not refuse without the run
         whole = row["metric"].partition(":")[0]
         if whole != metric.name and (whole in METRICS or not path_component(whole)):
             raise ValueError(f"a score called {row['metric']!r:.100}")
-    sink = io.BytesIO()
-    pq.write_table(table, sink)
     target = _scores_file(folder, metric)
     for leftover in files_named(target.parent, ".*.tmp"):  # of a killed writer; this one holds the lock
         leftover.unlink()
-    write_atomically(target, sink.getvalue())
+    if rows:  # a file without rows is refused by other readers
+        return write_atomically(target, parquet_bytes(table))
+    target.unlink(missing_ok=True)
 
 
 def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | None]:
@@ -258,32 +233,22 @@ def _scores_file(folder: Path, metric: Metric) -> Path:
     return folder / "scores" / f"{metric.name}-{fingerprint(metric)}.parquet"
 
 
-def feature_parts(folder: Path, metric: Metric) -> ParquetLog:
-    """Parquet log of a metric's features of a run."""
-    fixed = [
-        ("prompt_id", pa.string()),
-        ("sample", pa.int64()),
-        ("started_at", pa.string()),
-        ("category", pa.string()),
-    ]
-    if taken := [name for name, _ in fixed if name in metric.columns]:
-        raise ValueError(f"a column {taken[0]}")
-    schema = pa.schema([*fixed, *metric.columns.items()])
-    return ParquetLog(folder / "scores" / f"{metric.name}-{feature_fingerprint(metric)}", schema, KEY)
+def feature_parts(folder: Path, metric: Metric) -> ImageScores:
+    """What a metric keeps of each image of a run."""
+    return ImageScores(Path(folder), metric.name, feature_fingerprint(metric), metric.columns)
 
 
 @contextmanager
-def writing(folder: Path, logs: Sequence[ParquetLog]) -> Iterator[None]:
+def writing(folder: Path, logs: Sequence[ImageScores]) -> Iterator[None]:
     """Lock the scores of a run against concurrent scorers, and make the features' logs ready to be written."""
     try:
-        for log in logs:
-            log.folder.mkdir(parents=True, exist_ok=True)
+        (folder / "scores").mkdir(parents=True, exist_ok=True)
         handle = take_lock(folder / "scores" / ".lock", f"{folder} is being scored by another process")
     except OSError as error:
         raise SpecbenchError(f"cannot write scores to {folder}: {error.strerror}") from error
     try:
         for log in logs:
-            log.clean()
+            log.prepare()
         yield
     finally:
         os.close(handle)

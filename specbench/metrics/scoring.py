@@ -28,7 +28,7 @@ from specbench.metrics.score_store import feature_parts, read_scores, scores_are
 from specbench.metrics.score_times import Stopwatch, expected_seconds
 from specbench.models.facts import RANDOM
 from specbench.models.shapes.captions import parse
-from specbench.store.parquet_log import ParquetLog
+from specbench.store.image_scores import ImageScores
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY, read_meta
 from specbench.system.console import counted, duration
@@ -359,13 +359,13 @@ class _Task:
     wanted: pd.DataFrame
     missing: frozenset[int]
     known: int
-    log: ParquetLog
+    log: ImageScores
 
     def outcome(self, name: str) -> Scored:
         return Scored(name, self.metric.name, len(self.missing), len(self.wanted) - len(self.missing))
 
 
-def _task(metric: Metric, wanted: pd.DataFrame, log: ParquetLog) -> _Task:
+def _task(metric: Metric, wanted: pd.DataFrame, log: ImageScores) -> _Task:
     known = set(log.read(["started_at"]).to_pandas().itertuples(index=False, name=None))
     missing = (row.Index for row in wanted.itertuples() if (row.prompt_id, row.sample, row.started_at) not in known)
     return _Task(metric, wanted, frozenset(missing), len(known), log)

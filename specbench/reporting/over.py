@@ -10,11 +10,12 @@ import numpy as np
 import pandas as pd
 
 from specbench import stats
-from specbench.metrics.score_store import read_scores, stored_values
+from specbench.metrics.score_store import read_scores
 from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.comparability import is_ar
 from specbench.reporting.report_rows import Run, code_text, copies, nearest_ar
 from specbench.specs.options import plain
+from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.run_folders import runs_in, setting_texts
 from specbench.store.run_info import identity_json
 
@@ -75,7 +76,7 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, object]:
     scored = [{(row["metric"], row["fingerprint"]) for row in read_scores(run.folder)} for run in runs]
     common = sorted(set.intersection(*scored))
     for metric, fingerprint in common:
-        values = [_image_values(run.folder / "scores" / f"{metric}-{fingerprint}") for run in runs]
+        values = [_image_values(feature_place(run.folder, f"{metric}-{fingerprint}")) for run in runs]
         if ":" not in metric and all(one is not None and len(one) for one in values):
             several = sum(name == metric for name, _ in common) > 1
             name = f"{metric} ({fingerprint})" if several else metric
@@ -92,10 +93,8 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, object]:
 
 def _image_values(place: Path) -> pd.DataFrame | None:
     """`top`, the metric's number of each image, for a metric that is a mean of one number per image."""
-    for column in ("value", "correct"):
-        if (values := stored_values(place, column)) is not None:
-            return values.assign(top=values[column].astype("float64"))
-    return None
+    values = stored_values(place)
+    return None if values is None else values.assign(top=values["value"].astype("float64"))
 
 
 def _values(seeds: Sequence[pd.DataFrame], scale=float) -> list[float]:

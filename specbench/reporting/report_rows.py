@@ -1,37 +1,7 @@
 """Report rows: one flat dict per run with all values that tables show. Missing values are None.
 
-Keys: `run_id, folder, model, source` (of a checkpoint that is not the official one: see
-`specbench.store.run_info.RunInfo.source_text`), `processors` (logits processors of the checkpoint's
-`generation_config.json`, in words), `decoder, label, lossless, options` (with their defaults), `setting`
-(dtype, device, threads, batch, seed, prompts, weights and sampling), `steps` (compiled or eager, and how, as found in
-the run), `n, failed`, the numbers named after functions of
-`specbench.stats` (`nfe, tokens_per_step, step_compression, latency_ms, latency_median_ms, latency_e2e_ms, step_ms,
-throughput, images_per_hour, over_floor` (None where it would be below 1), `roofline_note` (why), `acceptance,
-acceptance_by_offset, rounds, acceptance_length, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound,
-top1, logp_mean, logp_std, entropy_mean, perplexity, image_perplexity, nll_gap, nll_gap_se, zero_probability`; of traced
-images `draft_tv, draft_tv_by_offset, draft_top1`), the comparison with AR (`speedup, speedup_low, speedup_high,
-speedup_p, step_ratio, window_cost, overhead, speedup_e2e, pairs, baseline, speedup_note, eager_ar`: what must be said
-of an AR that was not compiled), with the fastest AR configuration (`speedup_fastest, speedup_fastest_low,
-speedup_fastest_high, fastest_ar`; bounds are None below `FEW_UNITS` prompts), with the fastest AR in its own number
-format (`quoted`: what a sentence says), `stalled` (number of images that stalled,
-with the slowest of them, ms), `disturbed` (needed cores that other processes took on average while the images were
-decoded), `copies` (folders with a copy of the run, which are left out), `gpu_disturbed` (where there were: other
-processes on the GPU and clocks held back, in words),
-`intervals` (95 % interval of each of `specbench.stats.MEANS`, by name: `[low, high]`; without those of fewer than
-`FEW_UNITS` prompts), `beside_ar` (of `specbench.stats.TOKEN_MEANS`, by name: the difference from AR over common images,
-`value, low, high, p, real`, as `specbench.stats.verdicts` judges them),
-`scores` (a list of dicts `metric, value, low, high, n, fingerprint, too_few`: whether the bounds are None for want of
-prompts), `audit` (of audited runs: see `specbench.checks.run_audit.audit_run`; `current` is False where the images have
-changed since), `drawn` (of runs of a part of their prompt set: which, in words), `model_edited` (of models of plug-ins:
-when their code was edited), `real` (in machine-readable formats: the numbers, "speedup" and metrics, whose difference
-from AR is real by `specbench.stats.RULE`), `one_by_one` (images decoded in smaller batches than the run's, where there
-are any), `untimed` (of runs that were decoded under several versions: number of images by those whose times are left
-out, beside `versions`), those of `SLOW_IMAGES`
-(`latency_p50, latency_p95, slowest_category, tokens_per_step_p50, tokens_per_step_p95, fewest_tokens_category`: objects
-`value, low, high`, and `category`), `imported` (digest of the file of another program's tokens), the numbers of
-`STAGE2` (of models with a second stage), `floor` (roofline inputs, see
-`specbench.runs.preparation`), `environment` (machine and versions, a line each) and
-`load` (load average at the start of each invocation).
+Keys are the columns of `specbench.store.schema.REPORT`, most of them named after the function of `specbench.stats` that
+defines them. Keys of what is rare are left out where there is none. Bounds are None below `FEW_UNITS` prompts.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+import pyarrow as pa
+
 from specbench.errors import SpecbenchError, read_name
 from specbench.reporting.compare import HEADINGS, comparison_lines, real_differences, verdict
 from specbench.reporting.sections import (
@@ -20,6 +22,7 @@ from specbench.reporting.sections import (
     sections,
     with_columns,
 )
+from specbench.store.schema import LONG_REPORT, OWNER, REPORT, column_facts
 from specbench.system.console import one_line, printable, used_columns
 from specbench.system.json_values import nonfinite_as_null
 
@@ -233,16 +236,42 @@ FORMATS: dict[str, Callable[..., str]] = {
 }
 
 
-def to_parquet(rows: Sequence[Mapping]) -> bytes:
-    """Format as parquet with the columns of csv; numbers stay numbers."""
-    import pyarrow as pa  # only for parquet tables
-    import pyarrow.parquet as pq
+def report_arrow(rows: Sequence[Mapping], long: bool = False) -> pa.Table:
+    """Report rows as a table of `specbench.store.schema.REPORT`, or of `LONG_REPORT`, a row per run and number."""
+    if long:
+        return pa.Table.from_pylist(long_rows(rows), schema=LONG_REPORT)
+    rows = _judged(rows)
+    texts = [field.name for field in REPORT if pa.types.is_string(field.type)]
+    nested = [{name: _json(row.get(name)) for name in texts} for row in rows]
+    return pa.Table.from_pylist([{**row, **made} for row, made in zip(rows, nested, strict=True)], schema=REPORT)
 
-    flat = [_flat(row) for row in _judged(rows)]
-    names = dict.fromkeys(name for row in flat for name in row)
-    sink = io.BytesIO()
-    pq.write_table(pa.table({name: [row.get(name) for row in flat] for name in names}), sink)
-    return sink.getvalue()
+
+def _json(value: object) -> object:
+    if not isinstance(value, Mapping | list):
+        return value
+    return json.dumps(nonfinite_as_null(value), sort_keys=True, ensure_ascii=False)
+
+
+_OVER_PAIRS = ("speedup", "speedup_p", "step_ratio", "window_cost", "overhead", "speedup_e2e")
+"""Numbers over the images in common with AR."""
+
+
+def long_rows(rows: Sequence[Mapping]) -> list[dict[str, object]]:
+    """The numbers and scores of report rows, a row for each, with the columns of `LONG_REPORT`."""
+    units = {name: known["unit"] for name, known in column_facts(REPORT).items()}
+    names = [field.name for field in REPORT if pa.types.is_floating(field.type)]
+    found = []
+    for row in rows:
+        about = {name: row[name] for name in ("label", *OWNER)}
+        for name in (name for name in names if not name.endswith(("_low", "_high"))):
+            low, high = row["intervals"].get(name) or (row.get(f"{name}_low"), row.get(f"{name}_high"))
+            n = row["pairs"] if name in _OVER_PAIRS else row["n"]
+            found.append({**about, "number": name, "value": row.get(name), "low": low, "high": high, "n": n,
+                          "unit": units[name]})  # fmt: skip
+        for score in row["scores"]:
+            kept = {name: score[name] for name in ("fingerprint", "value", "low", "high", "n")}
+            found.append({**about, "number": score["metric"], **kept, "unit": ""})
+    return found
 
 
 def _flat(row: Mapping) -> dict[str, object]:

@@ -2,7 +2,8 @@
 
 A shard is an ordinary results folder, so shards need no shared storage while they run. Rows are addressed by (prompt
 id, sample) and do not depend on the worker, so merging copies rows; existing rows are kept, and an interrupted merge is
-completed by repeating it. Scores are not copied: scores of all images differ from scores of a shard.
+completed by repeating it. Scores are not copied: scores of all images differ from scores of a shard. What the runs in
+`out` have in files of older schema versions is rewritten, so that a folder merged into itself is brought up to date.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
+from specbench.store.image_scores import rewrite_older
 from specbench.store.run_folders import find_runs, runs_in, shards_in
 from specbench.store.run_info import RUN_JSON, read_info
 from specbench.store.run_store import RunStore, image_bytes
@@ -60,6 +62,7 @@ def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") 
         with RunStore(out / name).adopt([read_info(part) for part in parts]) as store:
             copied = sum(_copy_rows(RunStore(part), store) for part in parts)
             rows = len(store.samples(["status"]))
+            rewrite_older(store.folder)
         merged.append(Merged(out / name, copied, rows))
     return merged
 

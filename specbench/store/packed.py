@@ -31,7 +31,7 @@ PACK_VERSION = 1
 PICTURES = ("png", "jpeg", "none")
 _MEMBER = re.compile(
     r"(?:[^\W_][\w+.-]{0,150}/)(?:(?:run|audit)\.json|(?:samples|traces)/[\w-]+\.parquet|images/[^./\\\x00][^/\\\x00]*"
-    r"|scores/[\w.+ \[\]-]+(?:/[\w-]+)?\.parquet)"
+    r"|scores/[\w.+ \[\]-]+(?:/[\w-]+)?\.parquet|image_scores/[\w.+ \[\]-]+/[\w-]+\.parquet)"
 )
 _MOST_MEMBERS, _MOST_BYTES = 2_000_000, 2**32
 _CHUNK = 2**20
@@ -108,8 +108,9 @@ def _with_jpegs(folder: Path, copy: Path) -> Path:
 
     shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("images", "samples", ".*"))
     (copy / "images").mkdir()
-    log = ParquetLog(copy / "samples", SAMPLES, KEY)
-    for batch in RunStore(folder).batches(None, size=256):
+    store = RunStore(folder)
+    log = ParquetLog(copy / "samples", SAMPLES, KEY, owner=lambda: store.info().owner)
+    for batch in store.batches(None, size=256):
         rows = batch.to_pylist()
         for row in rows:
             if row["image"] and (folder / row["image"]).is_file():

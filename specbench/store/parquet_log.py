@@ -64,13 +64,22 @@ class ParquetLog:
     """Parquet log in `folder`; rows have the columns of `schema` and are identified by the columns `key`.
 
     A row appended later replaces the earlier row of the same key. The columns of `derived` can be read as well.
+    `owner` gives the columns that are the same in all rows; parts of older schema versions lack them.
     """
 
-    def __init__(self, folder: Path, schema: pa.Schema, key: Sequence[str], derived: Derived | None = None):
+    def __init__(
+        self,
+        folder: Path,
+        schema: pa.Schema,
+        key: Sequence[str],
+        derived: Derived | None = None,
+        owner: Callable[[], Mapping[str, object]] = dict,
+    ):
         self.folder = folder
-        self.schema = schema.with_metadata({_VERSION_KEY: str(SCHEMA_VERSION)})
+        self.schema = schema.with_metadata({**(schema.metadata or {}), _VERSION_KEY: str(SCHEMA_VERSION)})
         self.key = tuple(key)
         self.derived = derived
+        self.owner = owner
 
     def append(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Write `rows` to disk atomically as one part.
@@ -78,9 +87,14 @@ class ParquetLog:
         Raises:
             SpecbenchError: the write failed.
         """
+        owner = self.owner()
+        self.append_table(pa.Table.from_pylist([{**row, **owner} for row in rows], schema=self.schema))
+
+    def append_table(self, rows: pa.Table) -> None:
+        """`append`, of a table that may lack columns of the owner, and others, which are then null."""
         live = self._live()
         number = live[-1][1] + 1 if live else 0
-        self._write(number, number, pa.Table.from_pylist(list(rows), schema=self.schema))
+        self._write(number, number, completed(rows, self.schema, self.owner))
         for width in _LEVELS:
             self._merge_tail(width, at_least=_FAN_IN)
 
@@ -95,7 +109,7 @@ class ParquetLog:
     def upgrade(self) -> None:
         """Rewrite the parts of older schema versions."""
         for first, last, path in self._live():
-            with ParquetFile(path) as part:
+            with ParquetFile(path, self.owner) as part:
                 table = part.read(self.schema) if part.version < SCHEMA_VERSION else None
             if table is not None and self._write(first, last, table) != path:
                 path.unlink()
@@ -152,7 +166,7 @@ class ParquetLog:
         """Open the live parts; open ones stay readable when a writer merges them."""
         for _ in range(_REREADS):
             try:
-                return [stack.enter_context(ParquetFile(path)) for _, _, path in self._settled()]
+                return [stack.enter_context(ParquetFile(path, self.owner)) for _, _, path in self._settled()]
             except FileNotFoundError:
                 continue  # a writer merged this part between listing and opening
         raise SpecbenchError(f"{self.folder} changes faster than it can be read", "try again", FAILURE)
@@ -190,7 +204,7 @@ class ParquetLog:
     def _merge(self, parts: list[tuple[int, int, Path]]) -> None:
         tables = []
         for _, _, path in parts:
-            with ParquetFile(path) as part:
+            with ParquetFile(path, self.owner) as part:
                 tables.append(part.read(self.schema))
         kept = _last_of_each([table.select(list(self.key)) for table in tables])
         target = self._write(parts[0][0], parts[-1][1], pa.concat_tables(tables).filter(pa.array(kept)))
@@ -220,8 +234,8 @@ class ParquetLog:
 class ParquetFile:
     """One open part; read errors are SpecbenchErrors that name the file."""
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, owner: Callable[[], Mapping[str, object]] = dict):
+        self._path, self._owner = path, owner
         os.stat(path)  # a part that a writer merged is no damaged one
         with blaming(self._path, *_DAMAGED):
             check_regular(path)
@@ -252,10 +266,9 @@ class ParquetFile:
                 yield self._current(pa.Table.from_batches([batch]), wanted)
 
     def _current(self, table: pa.Table, wanted: pa.Schema) -> pa.Table:
-        """Convert a table to the current schema; columns missing in older versions are null."""
+        """Convert a table to the current schema; columns missing in older versions are the owner's, or null."""
         if self.version < SCHEMA_VERSION:
-            for field in (field for field in wanted if field.name not in table.column_names):
-                table = table.append_column(field, pa.nulls(len(table), field.type))
+            table = completed(table, wanted, self._owner)
         table = table.select(wanted.names).cast(wanted)
         for column in table.columns:
             if pa.types.is_string(column.type):  # otherwise invalid UTF-8 is only found on first access
@@ -268,6 +281,16 @@ def _digest(pieces: Iterable[bytes | pa.Buffer]) -> str:
     for piece in pieces:
         digest.update(piece)
     return digest.hexdigest()[:16]
+
+
+def completed(table: pa.Table, wanted: pa.Schema, owner: Callable[[], Mapping[str, object]]) -> pa.Table:
+    """The table with the columns of `wanted` that it lacks: the owner's, or null."""
+    if lacking := [field for field in wanted if field.name not in table.column_names]:
+        known = owner()
+        for field in lacking:
+            value = pa.scalar(known.get(field.name), field.type)
+            table = table.append_column(field, pa.repeat(value, len(table)))
+    return table.select(wanted.names)
 
 
 def _joined(left: pa.Table, right: pa.Table) -> pa.Table:

@@ -26,10 +26,11 @@ from specbench.system.json_values import nonfinite_as_text, parse_json
 RUN_JSON = "run.json"
 _MAX_BYTES = 2**26
 """A description grows by a few kilobytes with each invocation."""
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Version of everything specbench stores: `run.json`, sample rows, traces, scores. Version 2 added the sample columns
 `attempts` and `machine`, version 3 the columns of the Rosenblatt transform (`u_id`, `u_p`, `u_pq`, `u_qq`), version 4
-the digest of the image file (`image_sha256`)."""
+the digest of the image file (`image_sha256`), version 5 run id, model and decoder of every row, and one schema for the
+scores of all metrics."""
 OLDEST_VERSION = 1
 """Oldest readable version; the next run that writes to the folder upgrades its files."""
 
@@ -204,6 +205,11 @@ class RunInfo:
         content["spec"] = self.stored.get("spec") or spec_json(self.spec)
         content["invocations"] = [call.to_json() for call in self.invocations]
         return content
+
+    @property
+    def owner(self) -> dict[str, str]:
+        """Columns of every stored row that say whose it is."""
+        return {"run_id": self.run_id, "model": self.spec.model, "decoder": self.spec.decoder.name}
 
     @property
     def source_text(self) -> str | None:

@@ -64,12 +64,13 @@ class RunStore:
     def __init__(self, folder: Path | str):
         self.folder = Path(folder)
         sums = Derived(token_sums.VERSION, SUMS, ("status", *LISTS), self._sums)
-        self._samples = ParquetLog(self.folder / "samples", SAMPLES, KEY, sums)
-        self._traces = ParquetLog(self.folder / "traces", TRACES, KEY)
+        self._samples = ParquetLog(self.folder / "samples", SAMPLES, KEY, sums, self._owner)
+        self._traces = ParquetLog(self.folder / "traces", TRACES, KEY, owner=self._owner)
         self._lock: int | None = None
         self._made: list[Path] = []
         self._held: dict[Path, int] = {}  # open handles of the folders that are written
         self._began = False
+        self._known_owner: dict[str, str] = {}
 
     def lock(self, spec: RunSpec) -> RunStore:
         """Keep other writers out of the folder until `close`; unless `begin` follows, nothing of it is left then.
@@ -198,6 +199,10 @@ class RunStore:
     def info(self) -> RunInfo:
         """The run's description."""
         return read_info(self.folder)
+
+    def _owner(self) -> dict[str, str]:
+        self._known_owner = self._known_owner or self.info().owner
+        return self._known_owner
 
     def unfinished(self) -> bool:
         """Whether the last one who wrote here was killed, so that there may be something to tidy up."""

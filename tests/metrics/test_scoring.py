@@ -83,7 +83,7 @@ def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
     assert (outcome.computed, outcome.reused) == (2, 3)
     assert looked == ["s3-0.png", "s4-0.png"]
     assert {row["n"] for row in read_scores(folder) if row["metric"] == "shapes-detector"} == {5}
-    assert len(pd.read_parquet(folder / "scores" / f"shapes-detector-{fingerprint(ShapesDetector())}")) == 5
+    assert len(pd.read_parquet(folder / "image_scores" / f"shapes-detector-{fingerprint(ShapesDetector())}")) == 5
 
 
 class PreparedMean(Metric):
@@ -459,7 +459,7 @@ def test_a_pipe_among_the_scores_is_not_waited_for(tmp_path):
     os.mkfifo(numbers)
     assert ends_in_time(lambda: scoring.score([folder], DETECTOR))
     assert values(folder)["shapes-detector"] == 1
-    (part,) = (folder / "scores").glob("*/*.parquet")
+    (part,) = (folder / "image_scores").glob("*/*.parquet")
     (digest,) = {row["fingerprint"] for row in read_scores(folder)}
     part.unlink()
     os.mkfifo(part)
@@ -471,12 +471,12 @@ def test_a_pipe_among_the_scores_is_not_waited_for(tmp_path):
 def test_stored_values_that_are_no_numbers_are_no_difference(tmp_path):
     folder = drawn_run(tmp_path, n=2)
     scoring.score([folder], DETECTOR)
-    (part,) = (folder / "scores").glob("*/*.parquet")
+    (part,) = (folder / "image_scores").glob("*/*.parquet")
     (digest,) = {row["fingerprint"] for row in read_scores(folder)}
     assert stored_difference(folder, folder, "shapes-detector", digest, {})[0].value == 0
     table = pq.read_table(part)
     words = pa.array([["a", "b"]] * len(table))
-    pq.write_table(table.set_column(table.schema.get_field_index("correct"), "correct", words), part)
+    pq.write_table(table.set_column(table.schema.get_field_index("value"), "value", words), part)
     assert stored_difference(folder, folder, "shapes-detector", digest, {}) is None
 
 

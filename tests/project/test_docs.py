@@ -14,7 +14,6 @@ import pytest
 from specbench import errors
 from specbench.runs.settings import run_settings
 from specbench.specs.run_spec import RunSpec, Sampling
-from specbench.store import schema
 from specbench.store.run_info import SCHEMA_VERSION, Invocation, RunInfo
 from specbench.store.token_sums import SUMS
 from specbench.system.version import __version__
@@ -140,17 +139,7 @@ def test_the_options_of_run_are_frozen():
 def documented(heading: str) -> dict[str, str]:
     """The list below a heading of the page on the results format: names, and the types of those that have one."""
     part = FORMAT.read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ")[0]
-    return dict(re.findall(r"^- `([^`]+)` ?`?([\w<>]*)`?:", part, re.MULTILINE))
-
-
-@pytest.mark.parametrize(
-    "heading, columns", [("samples/*.parquet", schema.SAMPLES), ("traces/*.parquet", schema.TRACES)]
-)
-def test_every_column_is_documented_with_its_type(heading, columns):
-    plain = {
-        field.name: str(field.type).replace("element", "item").replace("list<item: ", "list<") for field in columns
-    }
-    assert {name: kind for name, kind in documented(heading).items() if kind} == plain
+    return dict(re.findall(r"^- `([^`]+)`(.*?):", part, re.MULTILINE))
 
 
 def test_the_schema_version_is_documented():
