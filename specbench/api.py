@@ -106,8 +106,8 @@ def dry_run(sweep: Mapping[str, Sequence[object]] | None = None, **settings: obj
 
 
 def score(
-    runs: Sequence[str] = (),
-    metrics: Sequence[str] | None = None,
+    runs: str | Sequence[str] = (),
+    metrics: str | Sequence[str] | None = None,
     out: str | Path = "results",
     protocol: str | None = None,
     settings: Settings | None = None,
@@ -118,7 +118,7 @@ def score(
     """Score the images of runs; scores that exist are not computed again.
 
     Args:
-        runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
+        runs: run id, unique beginning of one, or folder, or a list of them; all runs in `out` if empty.
         metrics: names; with neither metrics nor protocol, those of `specbench.metrics.catalog.default_metrics` that
             apply to the prompts.
         protocol: "sjd" or "cool-sd" adds that protocol's metrics where they apply to the prompts.
@@ -151,7 +151,7 @@ def score(
 def score_folder(
     images: str | Path,
     prompts: str | Path | None = None,
-    metrics: Sequence[str] | None = None,
+    metrics: str | Sequence[str] | None = None,
     out: str | Path = "results",
     protocol: str | None = None,
     settings: Settings | None = None,
@@ -184,7 +184,7 @@ def score_folder(
 
 def _scores(
     shown: Sequence[Images],
-    metrics: Sequence[str] | None,
+    metrics: str | Sequence[str] | None,
     protocol: str | None,
     settings: Settings | None,
     reporter: ScoreReporter | None,
@@ -198,7 +198,7 @@ def _scores(
     from specbench.metrics.scoring import joint_problem, score_images
 
     added = find_protocol(protocol) if protocol else ()
-    named = metrics or (() if protocol else None)
+    named = ([metrics] if isinstance(metrics, str) else metrics) or (() if protocol else None)
     outcomes = score_images(shown, found, named, settings, reporter, added, bundled_only)
     scored = any(outcome.skipped is None for outcome in outcomes)
     if found and (problems is None or not scored):
@@ -214,7 +214,7 @@ def _scores(
 
 def differences(
     baseline: str,
-    runs: Sequence[str] = (),
+    runs: str | Sequence[str] = (),
     metrics: Sequence[str] = (),
     out: str | Path = "results",
     settings: Settings | None = None,
@@ -262,11 +262,11 @@ def compare(run_a: str, run_b: str, out: str | Path = "results", settings: Setti
     return compare_runs(a, b, settings)
 
 
-def report(runs: Sequence[str] = (), out: str | Path = "results") -> Rows:
+def report(runs: str | Sequence[str] = (), out: str | Path = "results") -> Rows:
     """The numbers of runs, one row per run.
 
     Args:
-        runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
+        runs: run id, unique beginning of one, or folder, or a list of them; all runs in `out` if empty.
 
     Returns:
         One dict per run; the keys are listed in `specbench.reporting.report_rows`. `specbench.reporting.render` turns
@@ -308,7 +308,7 @@ def show(run: str, prompt: str | None = None, sample: int = 0, out: str | Path =
     return [image_card(folders[0], prompt, sample)[0]]
 
 
-def report_page(path: str | Path, runs: Sequence[str] = (), out: str | Path = "results") -> Path:
+def report_page(path: str | Path, runs: str | Sequence[str] = (), out: str | Path = "results") -> Path:
     """Write one HTML page with tables, plots and images of runs (`specbench report --html`).
 
     Returns:

@@ -18,16 +18,16 @@ from specbench.system.files import files_named
 SHARDS = "shard-*-of-*"
 
 
-def find_runs(out: Path | str, names: Sequence[str] = ()) -> list[Path]:
+def find_runs(out: Path | str, names: str | Path | Sequence[str | Path] = ()) -> list[Path]:
     """Run folders: those called `names` (a folder, a run id in `out`, or the start of one), or all of `out`.
 
     Raises:
         SpecbenchError: a name matches no run, or several.
     """
-    out = Path(out)
+    out, names = Path(out), [names] if isinstance(names, str | Path) else names
     known = runs_in(out)
     if names:
-        return list(dict.fromkeys(folder for name in names for folder in _find(name, known)))
+        return list(dict.fromkeys(folder for name in names for folder in _find(str(name), known)))
     if not known and shards_in(out):
         place = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
         raise SpecbenchError(f"no runs in {out}, only shards of some", f"merge them first: specbench merge{place}")

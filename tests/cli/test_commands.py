@@ -233,6 +233,8 @@ def test_python_reads_what_the_command_line_wrote(folder):
     samples = specbench.load("shapes-sjd", out=folder / "results")
     assert list(samples["status"]) == ["ok", "ok"]
     assert len(specbench.report(out=folder / "results")) == 2
+    [row] = specbench.report("shapes-sjd", folder / "results")  # a name is no list of its letters
+    assert row["decoder"] == "sjd"
 
 
 def test_generate_is_the_stored_image_of_the_same_seed(tmp_path, monkeypatch):
