@@ -94,9 +94,21 @@ def test_prompts_of_other_images_are_named(name, share):
     assert "prompt" in found.partition(" or ")[0]
 
 
-@EACH
+# In the random network of "wide" the prompt moves the first token alone, which shows no guidance.
+GUIDED = ("guidance", "no unconditional row")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "setting"), [(kind, one) for kind, held in planted.SETTINGS.items() for one in held])
+@pytest.mark.parametrize(
+    ("name", "kind", "setting"),
+    [
+        (name, kind, one)
+        for name in CLAIMS
+        for kind, held in planted.SETTINGS.items()
+        for one in held
+        if name != "wide" or kind not in GUIDED
+    ],
+)
 def test_another_sampling_is_named_with_its_value(name, kind, setting):
     model, texts, _ = images(name)
     found, _ = cause(name, planted.drawn(model, texts, planted.replace(CLAIMS[name], **setting)))
