@@ -147,7 +147,7 @@ def test_the_whole_path_with_one_model_of_each_family(model, hub, tmp_path):
         ("report", [0]),
         ("audit --run RUN --recompute", [0]),
         ("pack", [0]),
-        ("verify runs.zip", [0]),
+        ("verify runs.zip", [0, 4]),  # 4: a small stand-in is faster than the roofline of its official size allows
         (f"bench gsd-1 --model {model} --limit 1 --dry-run", [0, 5]),  # 5: its full size does not fit this machine
         ("status", [0]),
     ):
@@ -155,6 +155,7 @@ def test_the_whole_path_with_one_model_of_each_family(model, hub, tmp_path):
         offline = {} if line.startswith("fetch") else {"SPECBENCH_OFFLINE": "1"}
         done = typed(hub, tmp_path, f"specbench {line.replace('RUN', run)}", **offline)
         assert done.returncode in codes and "Traceback" not in done.stderr, (line, done.stderr)
+        assert done.returncode != 4 or "times the roofline of" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("model", [QUICK[1], *SLOW])
