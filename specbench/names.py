@@ -1,12 +1,14 @@
 """Names as people type them: how one is read, its synonyms, and the guess at a mistyped one.
 
-Case, spaces, `-`, `_` and `.` do not matter. Other names of a thing come from the facts of its catalogue; what stands
-in no catalogue is in the tables below. Nothing here is stored: callers get the name of the catalogue.
+Case, accents, spaces and punctuation do not matter, nor words such as "decoding" in a decoder's name. Other names of a
+thing come from the facts of its catalogue; what stands in no catalogue is in the tables below. Nothing here is stored:
+callers get the name of the catalogue.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -19,24 +21,24 @@ def _by_each(meant: Mapping[str, str]) -> dict[str, str]:
 _SYNONYMS = {
     "decoder": {
         "ar": "autoregressive, vanilla, vanilla ar, next token prediction, ntp",
-        "jacobi": "jacobi decoding",
-        "sjd": "speculative jacobi decoding",
-        "gsd": "grouped speculative decoding",
-        "scd-mc": "speculative coupled decoding, scd",
+        "sjd": "speculative jacobi",
+        "sjd++": "speculative jacobi++",
+        "gsd": "grouped speculative",
+        "scd-mc": "speculative coupled, scd",
         "eagle": "eagle 1",
-        "pjd": "parallel jacobi decoding",
+        "pjd": "parallel jacobi",
         "cool-sd": "annealed relaxation",
     },
     "prompt set": {
-        "coco": "ms coco, coco 2017, coco val 2017, coco captions, coco 5k, ms coco 2017, ms coco val 2017",
-        "parti": "parti prompt, parti prompts, p2, nateraw/parti-prompts",
-        "dpg-bench": "dpg",
+        "coco": "ms coco, coco 2017, coco val 2017, coco 5k, ms coco 2017, ms coco val 2017, captions val 2017",
+        "parti": "p2, nateraw/parti-prompts",
+        "dpg-bench": "dpg, dense prompt graph",
         "t2i-compbench": "compbench, t2i compbench++",
-        "imagenet": "imagenet 1k, imagenet labels",
+        "imagenet": "imagenet 1k, imagenet labels, imagenet classes, ilsvrc 2012",
     },
     "metric": {
         "inception-score": "is",
-        "clip": "clip score, clip similarity",
+        "clip": "clip similarity",
         "fid": "frechet inception distance",
         "clip[b32]": "clip vit b/32",
         "clip[b16]": "clip vit b/16",
@@ -46,8 +48,9 @@ _SYNONYMS = {
         "hpsv2[v2.0]": "hps v2.0",
         "compbench": "t2i compbench, t2i compbench++",
         "cmmd": "clip mmd",
-        "vqascore": "vqa score",
-        "aesthetic": "laion aesthetic, aesthetic score, aesthetics",
+        "imagereward": "imagereward v1.0",
+        "pickscore": "pickscore v1",
+        "aesthetic": "laion aesthetic, laion aesthetics, aesthetics",
         "dpg-bench": "dpg",
     },
     "thing to list": {
@@ -61,21 +64,31 @@ _SYNONYMS = {
         "bfloat16": "bf16",
         "on": "true, always",
         "off": "false, never",
+        "markdown": "md",
+        "latex": "tex",
     },
 }
 SYNONYMS: Mapping[str, Mapping[str, str]] = {kind: _by_each(meant) for kind, meant in _SYNONYMS.items()}
 """What is meant by other names, by kind and name. Those of models are in their facts."""
 OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "batch": ("batch-size", "bs", "per-device-batch-size"),
+    "batch": ("batch-size", "bs", "bsz", "per-device-batch-size"),
     "out": ("output-dir", "out-dir", "outdir", "save-dir", "output-path", "output-folder", "results-dir", "save-path"),
     "cfg": ("guidance-scale", "cfg-scale", "guidance", "classifier-free-guidance-scale", "cfg-weight"),
-    "top-k": ("topk",),
+    "top-k": ("topk", "image-top-k"),
     "top-p": ("topp", "nucleus-p"),
     "min-p": ("minp",),
     "temperature": ("temp", "sampling-temperature"),
     "workers": ("num-workers", "n-workers", "num-processes", "nproc-per-node", "data-parallel-size"),
     "size": ("image-size", "resolution", "img-size"),
-    "window": ("window-size", "jacobi-window", "draft-length", "num-speculative-tokens", "gamma"),
+    "window": (
+        "window-size",
+        "num-assistant-tokens",
+        "draft-len",
+        "jacobi-window",
+        "draft-length",
+        "num-speculative-tokens",
+        "gamma",
+    ),
     "seed": ("random-seed", "global-seed", "manual-seed"),
     "model": ("model-name", "model-id", "model-name-or-path", "gpt-model"),
     "decoder": ("decoders", "method", "methods", "decoding"),
@@ -100,7 +113,7 @@ _ADVICE = {
     "--seed N": "-s",
     "--top-k K": "-k",
     "--temperature X": "-t",
-    "--out FOLDER for runs, --to FILE for tables, --json for JSON on stdout": "output",
+    "--out FOLDER for runs, --to FILE for tables, --json for JSON on stdout": "output, out-file",
     "--dtype float16": "fp16, half",
     "--dtype bfloat16": "bf16",
     "--dtype float32": "fp32",
@@ -116,22 +129,21 @@ _ADVICE = {
     "--samples N": "num-images-per-prompt",
     "the first N: --limit N; at random: --sample N": "num-prompts",
     "the first N prompts: --limit N; at random: --sample N": "max-samples",
-    "the first N prompts: --limit N": "num-examples",
+    "the first N prompts: --limit N": "num-examples, max-examples, limit-prompts, subset",
     "--sweep seed=1,2,3": "seeds",
     "--sweep model=A,B": "models",
     "tokens drafted at once: --window N": "max-num-new-tokens, num-jacobi-tokens",
     "an image has as many tokens as its size gives": "max-tokens, max-new-tokens, max-length",
     "--size WIDTHxHEIGHT": "height, width",
     "--model NAME --weights FOLDER|OWNER/NAME": "checkpoint, checkpoint-path, ckpt, ckpt-path, gpt-ckpt, pretrained, "
-    "model-path, model-args",
-    "--head FOLDER": "drafter-path, draft-model, ea-model-path, head-path, speculative-model",
+    "model-path, model-dir, model-args, pretrained-model-name-or-path, vq-model, vq-ckpt",
+    "--head FOLDER": "drafter-path, draft-model, assistant-model, ea-model-path, head-path, speculative-model",
     "--top-k 1": "greedy",
     "sampling is the default; --top-k 1 takes the most probable token": "do-sample",
-    "stored images are kept anyway; the same command goes on where it stopped": "resume",
-    "stored images are kept; another folder decodes them again": "force, overwrite",
+    "stored images are kept anyway; the same command goes on where it stopped": "resume, skip-existing",
+    "stored images are kept; another folder decodes them again": "force, overwrite, overwrite-output-dir",
     "progress is printed anyway": "verbose",
     "--quiet": "silent",
-    "--config FILE": "config-file",
     "nothing is asked": "yes",
     "images are stored anyway": "save-images",
 }
@@ -157,9 +169,21 @@ COMMANDS: Mapping[str, str] = {
 """The command that does it, by what people type."""
 
 
+_FILLING = {
+    "decoder": r"decod(ing|er)",
+    "prompt set": r"(prompts?|captions|dataset|val|validation)$",
+    "metric": r"(score|metric)$",
+}
+"""Words, by kind of name, that may stand in one or not."""
+
+
 def folded(name: str) -> str:
-    """A name without what does not matter in it."""
-    return re.sub(r"[\s_.\-\u2010-\u2015]+", "", name.casefold()).replace("+", "plus")
+    """A name without what does not matter in it: of "EAGLE (v1)", "eagle1"."""
+    plain = re.sub(r"[\W_]", lambda mark: _SPOKEN.get(mark[0], ""), unicodedata.normalize("NFKD", name.casefold()))
+    return re.sub(r"v(?=\d)", "", plain)
+
+
+_SPOKEN = {"+": "plus", "&": "and"}
 
 
 def _spellings(name: str) -> list[str]:
@@ -178,9 +202,12 @@ def fitting(
     valid = list(valid)
     if name in valid:
         return [name]
-    wanted = folded(name)
+    if not (wanted := folded(name)):
+        return []
     synonym = {folded(other): known for other, known in SYNONYMS.get(kind, {}).items()}.get(wanted)
     found = [known for known in valid if wanted in _spellings(known)] or [known for known in valid if known == synonym]
+    shorter = re.sub(_FILLING.get(kind, "$"), "", wanted)
+    found = found or (fitting(shorter, valid, kind) if shorter not in ("", wanted) else [])
     return found or [known for known, names in (also or {}).items() if any(wanted in _spellings(one) for one in names)]
 
 
@@ -231,21 +258,29 @@ def option(typed: str, own: Iterable[str]) -> str | None:
     by_plain = {known.replace("_", "-").casefold(): known for known in own}
     wanted = typed.lstrip("-").replace("_", "-").casefold()
     short = {folded(known): known for known in own}
-    for meant in (wanted, *(known for known, names in OPTIONS.items() if wanted in names)):
-        if found := by_plain.get(meant) or by_plain.get(f"--{meant}"):
-            return found
+    for text in (wanted, "" if wanted in ADVICE else _bare(wanted)):
+        for meant in (text, *(known for known, names in OPTIONS.items() if text in names)):
+            if found := by_plain.get(meant) or by_plain.get(f"--{meant}"):
+                return found
     return short.get(folded(typed)) if len(wanted) > 1 else None
 
 
+def _bare(option: str) -> str:
+    """An option without the word for the kind of its value: "prompts" of "prompts-path", "" without one."""
+    bare, found, _ = option.rpartition("-")
+    return bare if option[len(bare) + 1 :] in ("path", "file", "dir", "folder", "name") and found else ""
+
+
 def size(text: str) -> str:
-    """An image size as WIDTHxHEIGHT, of "512", "768*512" and "768 x 512" too; other text unchanged."""
-    found = re.fullmatch(r"\s*(\d+)\s*(?:px)?(?:\s*[x×X*,]\s*(\d+)\s*(?:px)?)?\s*", text)
+    """An image size as WIDTHxHEIGHT, of "512", "768*512" and "(768, 512)" too; other text unchanged."""
+    found = re.fullmatch(r"(\d+)\s*(?:px)?(?:\s*[x×X*, ]\s*(\d+)\s*(?:px)?)?", text.strip(" ()[]"))
     return f"{found[1]}x{found[2] or found[1]}" if found else text
 
 
 def advice(typed: str) -> str | None:
     """What to type instead of an option that no command has."""
-    return ADVICE.get(typed) or ADVICE.get(typed.lstrip("-").replace("_", "-").casefold())
+    plain = typed.lstrip("-").replace("_", "-").casefold()
+    return ADVICE.get(typed) or ADVICE.get(plain) or ADVICE.get(_bare(plain))
 
 
 def guess(name: str, valid: Iterable[str]) -> str | None:
@@ -277,7 +312,7 @@ def _likely(typed: str, known: str) -> bool:
     """Whether a short name is a slip of the other: a swapped or a doubled letter, no other word."""
     if min(len(typed), len(known)) > 4:
         return True
-    return sorted(typed) == sorted(known) or set(typed) == set(known)
+    return sorted(typed) == sorted(known) or re.sub(r"(.)\1", r"\1", typed) == re.sub(r"(.)\1", r"\1", known)
 
 
 def _slips(one: str, other: str) -> int:

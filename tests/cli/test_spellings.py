@@ -39,11 +39,12 @@ MODELS = {
     "llamagen-c2i-xxl": "LlamaGen-XXL",
 }
 DECODERS = {
-    "ar": "autoregressive, vanilla, AR, next-token prediction",
-    "sjd": "SJD, Speculative Jacobi Decoding",
-    "sjd++": "SJD++, sjd-plus-plus, sjdpp, SJD_PP",
-    "gsd": "GSD, Grouped Speculative Decoding",
-    "eagle": "EAGLE, eagle1, EAGLE-1",
+    "ar": "autoregressive, vanilla, AR, next-token prediction, Auto-Regressive Decoding, AR decoding",
+    "sjd": "SJD, Speculative Jacobi Decoding, speculative_jacobi",
+    "sjd++": "SJD++, sjd-plus-plus, sjdpp, SJD_PP, Speculative Jacobi Decoding++",
+    "gsd": "GSD, Grouped Speculative Decoding, grouped speculative",
+    "eagle": "EAGLE, eagle1, EAGLE-1, eagle_v1",
+    "scd-mc": "SCD (MC), Speculative Coupled Decoding",
     "lantern": "LANTERN",
     "lantern++": "lantern-pp, LANTERN++",
     "cool-sd": "Cool-SD, coolsd, cool_sd",
@@ -53,31 +54,33 @@ DECODERS = {
 }
 METRICS = {
     "clip": "CLIP, clip-score, CLIPScore",
-    "clip[b32]": "CLIP ViT-B/32, CLIP[B32]",
-    "fid": "FID, Fid",
+    "clip[l14]": "CLIP ViT-L-14, CLIP-L/14",
+    "clip[b32]": "CLIP ViT-B/32, CLIP[B32], clip-b32, CLIP (ViT-B/32), CLIP B/32",
+    "fid": "FID, Fid, Fréchet Inception Distance",
     "hpsv2": "HPS v2, HPSv2, hps",
     "hpsv2[v2.1]": "HPSv2.1",
-    "imagereward": "ImageReward, image_reward",
-    "pickscore": "PickScore, pick-score",
+    "imagereward": "ImageReward, image_reward, ImageReward-v1.0",
+    "pickscore": "PickScore, pick-score, PickScore_v1",
     "compbench": "T2I-CompBench++, T2I-CompBench",
     "inception-score": "IS, Inception Score",
     "kid": "KID",
 }
 PROMPTS = {
-    "coco": "COCO2017, MS-COCO, mscoco, coco_val2017",
-    "parti": "PartiPrompts, partiprompt, P2, nateraw/parti-prompts",
+    "coco": "COCO2017, MS-COCO, mscoco, coco_val2017, COCO 2017 val, MS COCO 2017 validation, captions_val2017",
+    "parti": "PartiPrompts, partiprompt, P2, P2 prompts, nateraw/parti-prompts",
     "parti/Arts": "PartiPrompts/arts",
+    "parti/Food & Beverage": "parti/food-and-beverage",
     "geneval": "GenEval, djghosh13/geneval",
-    "geneval2": "Geneval2, GenEval 2",
+    "geneval2": "Geneval2, GenEval 2, GenEval v2",
     "t2i-compbench": "T2I-CompBench, T2I-CompBench++",
     "t2i-compbench/color": "t2i_compbench/color",
-    "dpg-bench": "DPGBench, DPG",
+    "dpg-bench": "DPGBench, DPG, Dense Prompt Graph",
     "oneig": "OneIG, OneIG-Bench",
     "longtext-bench": "LongText-Bench",
-    "imagenet": "ImageNet-1k",
+    "imagenet": "ImageNet-1k, ILSVRC2012",
 }
 TABLES = {
-    "sjd-1": "SJD Table 1, sjd_table_1, arXiv 2410.01699 table 1",
+    "sjd-1": "SJD Table 1, sjd:1, sjd_table_1, arXiv 2410.01699 table 1",
     "sjdpp-fig5": "SJD++ fig. 5",
     "gsd-fig10": "GSD Figure 10, gsd-fig-10",
     "cool-sd-2": "CoolSD-2",
@@ -105,7 +108,7 @@ def test_a_published_name_is_that_of_the_catalogue(kind, typed, name):
 STRANGERS = {
     model_name: "Infinity-2B, Janus-1.3B, JanusFlow-1.3B, Lumina-Image-2.0, Chameleon-7B, Show-o, SDXL, all, Emu2",
     resolve: "medusa, EAGLE-2, eagle3, MuLo-SD, sd, speculative decoding, all, greedy, lookahead",
-    require_metric: "LPIPS, SSIM, CLIP-T, BLIP, DINO, MPS, DreamSim, all",
+    require_metric: "LPIPS, SSIM, CLIP-T, CLIP-I, BLIP, DINO, MPS, DreamSim, all",
     load_table: "eagle-1, gsd-11, all",
 }
 
@@ -164,6 +167,10 @@ TAKEN = {
     "--dtype fp16": ("dtype", "float16"),
     "--window-size 24": ("window", 24),
     "--num_workers 2": ("workers", 2),
+    "--prompts_path x.txt": ("prompts", "x.txt"),
+    "--dataset-name coco": ("prompts", "coco"),
+    "--image_top_k 5": ("top-k", 5),
+    "--draft-len 5": ("window", 5),
 }
 
 
@@ -195,6 +202,10 @@ ANSWERED = {
     "--metrics clip": "specbench score",
     "--to x.md": "specbench",
     "--max-tokens 10": "as its size gives",
+    "--config_path x": "--config x",
+    "--vq_model x": "--weights",
+    "--model-dir x": "--weights",
+    "--assistant-model x": "--head",
     "--frobnicate": "--help all",
 }
 
