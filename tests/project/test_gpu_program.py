@@ -50,7 +50,7 @@ def broken(device, scale):
 
 @pytest.mark.slow
 def test_parts_give_claims_and_a_broken_one_is_a_row(program, prove, tmp_path, monkeypatch):
-    parts = ["decisive", "families", "repeats", "engine", "form-apart"]  # a slow test below has the others
+    parts = ["decisive", "families", "repeats", "engine", "form-apart", "int8wo"]  # a slow test below has the others
     monkeypatch.setitem(program.PARTS, "families", program.PARTS["families"]._replace(run=broken))
     results = program.Results("cpu", "tiny", [tmp_path / "here", tmp_path / "copy"])
     assert prove(results, parts) == []
@@ -117,7 +117,11 @@ class Card:
 
 @pytest.mark.parametrize(
     ("share", "answered"),
-    [(0.6, {"form-apart", "janus", "int8wo", "exactness", "graphs"}), (1.0, {"form-apart", "janus"})],
+    [
+        (0.6, {"form-apart", "janus", "int8wo", "engine", "exactness", "graphs"}),
+        (0.7, {"form-apart", "janus", "int8wo", "exactness"}),
+        (1.0, {"form-apart", "janus"}),
+    ],
 )
 def test_fifteen_minutes_of_a_card_answer_what_decides_first(program, share, answered, tmp_path, monkeypatch):
     monkeypatch.setattr(program, "ThreadPoolExecutor", lambda workers: OneThread())

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from parts.against_generate import generate
 from parts.claims import Outcome
-from parts.decisive import decisive
+from parts.decisive import apart, decisive
 from parts.energy import energy
 from parts.engine import engine
 from parts.exactness import exactness, recorded
@@ -48,15 +48,15 @@ class Part(NamedTuple):
 
 PARTS = {
     "decisive": Part(decisive, 270),
-    "form-apart": Part(partial(form, "form-apart"), 130),
+    "form-apart": Part(apart, 130),
     "janus": Part(partial(one_model, "janus", "ar,sjd", 1), 120),
     "int8wo": Part(partial(form, "int8wo"), 120),
     "exactness": Part(exactness, 240, alone=False),
     "graphs": Part(graphs, 220, alone=False),
     "families": Part(families, 200, alone=False),
-    "repeats": Part(repeats, 60, alone=False),
     "recorded": Part(recorded, 200, alone=False),
     "engine": Part(engine, 120),
+    "repeats": Part(repeats, 60, alone=False),
     "vertical": Part(vertical_steps, 200),
     "lumina": Part(partial(one_model, "lumina", "ar,sjd", 1), 240),
     "form-tuned": Part(partial(form, "form-tuned"), 200),

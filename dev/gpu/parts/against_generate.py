@@ -1,4 +1,4 @@
-"""AR against compiled `generate()` and against the weight-read floor, at Lumina's true size."""
+"""AR against compiled `generate()`, at Lumina's true size."""
 
 from __future__ import annotations
 
