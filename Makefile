@@ -111,7 +111,7 @@ MINUTES ?= 60
 # A machine that has torch already is used as it is: nothing is installed on it.
 GPU_PYTHON := $(shell $(PYTHON) -c "import torch, transformers, typer, pandas, scipy, pyarrow" 2>/dev/null && echo $(PYTHON) || echo $(BIN)/python)
 gpu: $(if $(filter $(BIN)/python,$(GPU_PYTHON)),$(VENV)/.run) ## Prove on a CUDA machine what a CPU cannot show: MINUTES=9, again until nothing is left; OUT=folder for a copy
-	PYTHONPATH=. $(GPU_PYTHON) dev/gpu/prove.py --device cuda --minutes $(MINUTES) $(if $(OUT),--copy $(OUT))
+	PYTHONPATH=.$(if $(PYTHONPATH),:$(PYTHONPATH)) $(GPU_PYTHON) dev/gpu/prove.py --device cuda --minutes $(MINUTES) $(if $(OUT),--copy $(OUT))
 	@echo "Then: make docs, and commit results/gpu"
 
 drills: $(VENV)/.dev ## Kill runs 200 times and more, and feed 10,000 hostile inputs; figures go to results/drills
