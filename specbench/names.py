@@ -150,9 +150,7 @@ _ADVICE = {
 ADVICE: Mapping[str, str] = _by_each(_ADVICE)
 """What to type instead of options that have no other name here."""
 COMMANDS: Mapping[str, str] = {
-    **{kind: f"list {kind}" for kind in ("models", "decoders", "metrics", "tables", "runs")},
     "ls": "list",
-    "prompts list": "list prompts",
     **dict.fromkeys(("eval", "evaluate", "metric", "measure-quality"), "score"),
     **dict.fromkeys(("generate", "sample", "decode", "infer", "inference", "benchmark"), "run"),
     **dict.fromkeys(("html", "plot", "table", "results", "summary", "latex", "figures"), "report"),
@@ -275,6 +273,21 @@ def size(text: str) -> str:
     """An image size as WIDTHxHEIGHT, of "512", "768*512" and "(768, 512)" too; other text unchanged."""
     found = re.fullmatch(r"(\d+)\s*(?:px)?(?:\s*[x×X*, ]\s*(\d+)\s*(?:px)?)?", text.strip(" ()[]"))
     return f"{found[1]}x{found[2] or found[1]}" if found else text
+
+
+def command(words: Sequence[str], own: Iterable[str]) -> str | None:
+    """The command that does what typed words say, such as "models", "list-models" or "model list"; None for an unknown
+    one, and for the name of one of `own` commands."""
+    first = words[0].casefold()
+    bare = re.sub(r"^(list|ls|show)[-_]|[-_](list|ls)$", "", first)
+    kinds = {kind: kind for kind in ("models", "decoders", "metrics", "prompts", "tables", "runs")}
+    kinds |= SYNONYMS["thing to list"]
+    thing = kinds.get(bare) or kinds.get(f"{bare}s")
+    if thing and (bare != first or [word.casefold() for word in words[1:2]] in (["list"], ["ls"])):
+        return f"list {thing}"
+    if fitting(first, own):
+        return None
+    return COMMANDS.get(first) or (f"list {thing}" if thing else None)
 
 
 def advice(typed: str) -> str | None:

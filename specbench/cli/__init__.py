@@ -203,8 +203,7 @@ def _as_named(arguments: Sequence[str]) -> list[str]:
         return list(arguments)
     if first.casefold() in ("help", "version"):
         return [*rest[:1], "--help"] if first.casefold() == "help" else ["--version"]
-    done_by = names.COMMANDS.get(" ".join([first, *rest[:1]])) or names.COMMANDS.get(first.casefold())
-    if done_by:
+    if done_by := names.command(arguments, COMMANDS):
         raise SpecbenchError(f"unknown command '{first}'", f"specbench {done_by}")
     return [read_name("command", first, COMMANDS), *rest]
 

@@ -151,9 +151,9 @@ def score(
     from specbench import api
     from specbench.metrics.base import Settings
     from specbench.metrics.scoring import joint_problem
-    from specbench.system.torch_device import best_device
+    from specbench.system.torch_device import AUTO, chosen_device
 
-    settings = Settings(device or best_device(float64=False), batch, reference, offline, python)
+    settings = Settings(chosen_device(device or AUTO, float64=False), batch, reference, offline, python)
     settings.check()
     options = {"protocol": protocol, "settings": settings, "reporter": None if quiet else ScoreProgress()}
     options["bundled_only"] = bundled_only

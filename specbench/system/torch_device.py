@@ -120,7 +120,7 @@ def best_device(float64: bool = True) -> str:
     return "mps" if not float64 and torch.backends.mps.is_available() else "cpu"
 
 
-def chosen_device(name: str) -> str:
-    """The device of a `--device` option: "auto" is the best one for decoding."""
-    name = name.casefold()
-    return best_device() if name == AUTO else "cuda" if name == "gpu" else name
+def chosen_device(name: str, float64: bool = True) -> str:
+    """The device of a `--device` option: "auto" is the best one (with `float64`, for decoding), "gpu:1" is "cuda:1"."""
+    name = re.sub(r"^gpu(?=:|$)", "cuda", name.casefold())
+    return best_device(float64) if name == AUTO else name

@@ -220,6 +220,9 @@ def test_what_needs_other_words_is_answered_with_them(typed, said, cli):
 COMMANDS = {
     "ls": "specbench list",
     "models": "specbench list models",
+    "model list": "specbench list models",
+    "list-models": "specbench list models",
+    "datasets": "specbench list prompts",
     "list benchmarks": "specbench list tables",
     "prompts list": "specbench list prompts",
     "eval": "specbench score",
