@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 from bench import Share, in_turns, realised, realised_shares, timed_decode
@@ -39,8 +40,9 @@ def eager_steps(device: str, scale: Scale) -> Outcome:
     return step_claims(realised_shares(rows)), rows
 
 
-def vertical_steps(device: str, scale: Scale) -> Outcome:
-    """Time drafts of an untrained vertical head, one by one (0 passes) and in passes over all of a window's rows."""
+def vertical_steps(device: str, scale: Scale) -> Iterator[Outcome]:
+    """Time drafts of an untrained vertical head, one by one (0 passes) and in passes over all of a window's rows; each
+    compiles its own drafting, and is told as soon as it is timed."""
     model = random_llama(device, scale, side=SIDE // 2 if has_graphs(device) else None)
     head = new_vertical_head(model.feature_size, model.feature_size // 2, 0).to(device, scale.dtype)
     model.own_vertical_head = lambda: head
@@ -51,9 +53,11 @@ def vertical_steps(device: str, scale: Scale) -> Outcome:
         f"vertical, {passes} passes": resolve("vertical", {"window": window, "passes": passes})
         for passes in (0, 2, 4, 6)
     }
-    contenders = {name: partial(timed_decode, model, one, filtered(scale)) for name, one in decoders.items()}
-    rows = in_turns(contenders, scale.rounds, warm_up=list(contenders))
-    return step_claims(realised_shares(rows)), rows
+    rows: list[dict] = []
+    for name, one in decoders.items():
+        found = in_turns({name: partial(timed_decode, model, one, filtered(scale))}, scale.rounds)
+        rows += found
+        yield step_claims({name: realised_shares(rows)[name]}), found
 
 
 def step_claims(shares: dict[str, Share]) -> list[dict[str, object]]:
