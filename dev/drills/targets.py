@@ -56,7 +56,7 @@ from specbench.prompts import Prompt, load_prompts
 from specbench.reporting import FORMATS, render
 from specbench.reporting.cards import card
 from specbench.reporting.html import write_page
-from specbench.reporting.picture_figures import write_pictures
+from specbench.reporting.picture_figures import find_grid
 from specbench.reporting.status import status, status_line
 from specbench.store.merge_shards import merge_runs
 from specbench.store.run_folders import find_runs
@@ -248,7 +248,7 @@ def _use_stranger(box: Path, case) -> None:
         problem
         for use in (
             lambda: [render(api.report([str(folder)], str(out)), fmt) for fmt in FORMATS],
-            lambda: write_pictures({"stranger": folder}, box / "sheet.png"),
+            lambda: find_grid({"stranger": folder}, "pictures"),
             lambda: merge_runs([out], box / "merged"),
             lambda: export_images("geneval", folder, box / "official"),
             lambda: scoring.score([folder], ["shapes-detector"]),

@@ -21,8 +21,8 @@ COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 12)}
 reason."""
 _CALLS_S, _SAVED = 4e-4, 0.5
 """Seconds that the calls of an eager layer cost on a CPU of 2023, and the share of AR's steps that decoders take."""
-_FIRST_S, _DECODER_S = 30.0, 15.0
-"""Seconds of compiling the forwards, and the functions of a decoder."""
+_FIRST_S, _LAYER_S, _DECODER_S = 20.0, 2.5, 15.0
+"""Seconds of compiling the forwards, each of their layers, and the functions of a decoder."""
 QUOTING_TORCH = (2, 14)
 """First version of torch that quotes the path of its libraries for the linker."""
 
@@ -47,7 +47,7 @@ def worth_compiling(stored: Iterable[RunInfo], layers: int, steps: int, decoders
     """
     if known := [info.compiled for info in stored]:
         return known[-1] and missing("cpu") is None, None
-    saved, cost = steps * layers * _CALLS_S * _SAVED, _FIRST_S + decoders * _DECODER_S
+    saved, cost = steps * layers * _CALLS_S * _SAVED, _FIRST_S + layers * _LAYER_S + decoders * _DECODER_S
     if saved <= cost or missing("cpu"):
         return False, None
     return (

@@ -30,7 +30,7 @@ SPECS = {
     "model": "other", "weights_sha256": "9" * 64, "model_code": "8" * 64, "decoder": tiny.spec("sjd", window=2).decoder,
     "decoder_code": "7" * 64, "head_sha256": "6" * 64, "sampling": replace(SJD.sampling, top_k=7), "prompts": "other",
     "prompts_sha256": "5" * 64, "seed": 1, "batch": 4, "dtype": "bfloat16", "device": "cuda", "threads": 9,
-    "mode": "throughput", "compiled": True,
+    "mode": "throughput", "compiled": True, "tokens_sha256": "5" * 64,
 }  # fmt: skip
 CALLS = {
     "versions.torch": "3.0", "versions.transformers": "9.0", "versions.torchao": "9.0", "versions.pandas": "9.0",

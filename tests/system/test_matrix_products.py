@@ -57,6 +57,7 @@ def test_a_compiled_product_reads_the_states_of_any_view(view):
     assert compiled_error(view) < 1e-6
 
 
+@pytest.mark.slow
 @needs_compiler
 @torch.inference_mode()
 def test_a_compiled_product_in_bfloat16_is_as_exact_as_its_format():
