@@ -61,7 +61,8 @@ def _no_settings_from_outside(monkeypatch, tmp_path_factory):
     # A command that a test typed before may have been quiet, or have answered a signal.
     monkeypatch.setitem(specbench.system.console._progress, "shown", True)
     monkeypatch.setattr(specbench.system.signals, "_state", specbench.system.signals._State())
-    for variable in [name for name in os.environ if name.startswith("SPECBENCH_")]:
+    by_commands = ("NO_COLOR", "TORCHINDUCTOR_CACHE_DIR")  # which they set for their process
+    for variable in [name for name in os.environ if name.startswith("SPECBENCH_") or name in by_commands]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}"))
 

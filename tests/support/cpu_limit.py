@@ -20,7 +20,7 @@ MARGIN = 1.5
 EXCEPTIONS = {
     "cli/test_commands.py::test_interrupting_says_how_to_resume": "a signal is answered by a whole process",
     "cli/test_commands.py::test_a_full_disk_behind_a_stream_is_one_line_or_nothing_and_ends_no_run": "whole processes",
-    "cli/test_fuzzed_input.py::test_every_input_is_accepted_rightly_or_refused_in_one_line": "all readers, for each case",
+    "cli/test_fuzzed_input.py::test_every_input_is_accepted_rightly_or_refused_in_one_line": "all readers, each case",
     "models/test_compilation.py::test_a_compiled_model_may_be_changed_in_place": "the one test that compiles a network",
     "models/test_eight_bits.py::test_a_run_is_another_model_and_the_audit_measures_how_far_it_is_from_the_plain_one": (
         "three runs and two audits, the only ones in eight bits"
