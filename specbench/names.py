@@ -64,9 +64,8 @@ _SYNONYMS = {
         "bfloat16": "bf16",
         "on": "true, always",
         "off": "false, never",
-        "markdown": "md",
-        "latex": "tex",
     },
+    "format": {"markdown": "md", "latex": "tex"},
 }
 SYNONYMS: Mapping[str, Mapping[str, str]] = {kind: _by_each(meant) for kind, meant in _SYNONYMS.items()}
 """What is meant by other names, by kind and name. Those of models are in their facts."""

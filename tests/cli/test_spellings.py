@@ -9,7 +9,8 @@ import shlex
 
 import pytest
 
-from specbench.errors import SpecbenchError
+from specbench.cli.options import TABLE_FORMATS
+from specbench.errors import SpecbenchError, read_name
 from specbench.metrics.catalog import metric_name, require_metric
 from specbench.models.catalog import model_name, models
 from specbench.names import folded, guess
@@ -128,6 +129,11 @@ def test_at_a_name_of_something_else_nothing_is_guessed(read, typed):
 def test_at_other_prompt_sets_nothing_is_guessed(typed, cli):
     outcome = cli("run", "--dry-run", "--prompts", typed)
     assert outcome.code == 2 and "specbench list prompts" in outcome.err and "did you mean" not in outcome.err
+
+
+@pytest.mark.parametrize(("typed", "format"), [("md", "markdown"), ("TeX", "latex"), ("CSV", "csv")])
+def test_formats_are_read_by_their_endings(typed, format):
+    assert read_name("format", typed, TABLE_FORMATS) == format
 
 
 def test_a_name_that_fits_several_is_refused_with_these():
