@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 from specbench.models.facts import EIGHT_BITS
-from specbench.store.run_info import RunInfo
 from specbench.system.console import duration
 from specbench.system.torch_device import emulates_bfloat16
 
@@ -38,22 +37,21 @@ def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
     return reason is None, f"--compile {mode}: {reason}; running eagerly" if reason else None
 
 
-def worth_compiling(stored: Iterable[RunInfo], layers: int, steps: int, decoders: int) -> tuple[bool, str | None]:
+def worth_compiling(stored: Sequence[bool], layers: int, steps: int, decoders: int) -> tuple[bool, str | None]:
     """Whether "auto" compiles on a CPU, where compiling takes minutes, and a line if so.
 
     Args:
-        stored: runs of the same model and device, which this one may resume or be compared with; the last one decides.
+        stored: whether each run of the same model on a CPU was compiled, which this one may resume or be compared with;
+            an eager one among them decides.
         layers, steps, decoders: of the model; target forwards of all images if each gives one token; number of them.
     """
-    if known := [info.compiled for info in stored]:
-        return known[-1] and missing("cpu") is None, None
+    if stored and all(stored):
+        return should_compile("on", "cpu")
     saved, cost = steps * layers * _CALLS_S * _SAVED, _FIRST_S + layers * _LAYER_S + decoders * _DECODER_S
-    if saved <= cost or missing("cpu"):
+    if stored or saved <= cost or missing("cpu"):
         return False, None
-    return (
-        True,
-        f"compiling, which saves about {duration(saved)} and costs about {duration(cost)} (--compile off: eager)",
-    )
+    told = f"saves about {duration(saved)} and costs about {duration(cost)}"
+    return True, f"compiling, which {told} (--compile off: eager)"
 
 
 def settle_precision(asked: str | None, default: str, mode: str, device: str) -> tuple[str, bool, tuple[str, ...]]:

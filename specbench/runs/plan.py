@@ -266,7 +266,7 @@ def make_plan(
         shard=shard,
     )
     with _collected(obstacles):
-        return plan if workers.elsewhere else _settle_batch(_settle_windows(_settle_steps(plan)))
+        return plan if workers.elsewhere else _settle_batch(_settle_windows(_settle_steps(plan, shared)))
     return None
 
 
@@ -317,13 +317,16 @@ def _settle_windows(plan: Plan) -> Plan:
     )
 
 
-def _settle_steps(plan: Plan) -> Plan:
+def _settle_steps(plan: Plan, shared: Shared) -> Plan:
     """Compile on a CPU, too, where "auto" may and the images are so many that it pays."""
     if plan.settings["compile"].value != "auto" or plan.device != "cpu" or model_code(plan.model):
         return plan
     steps = plan.model.stream * sum(len(plan.requests_of(one)) for one in plan.decoders)
-    alike = find_runs_like(plan.out, model=plan.model.name, device="cpu").values() if plan.model.ready else ()
-    compiled, note = compiler.worth_compiling(alike, plan.model.layers, steps, len(plan.decoders))
+    alike = shared.once(
+        ("alike", plan.out, plan.model.name), lambda: find_runs_like(plan.out, model=plan.model.name, device="cpu")
+    )
+    stored = [info.compiled for info in alike.values()]
+    compiled, note = compiler.worth_compiling(stored, plan.model.layers, steps, len(plan.decoders))
     return replace(plan, compiled=compiled, notes=(*plan.notes, *([note] if note else ())))
 
 

@@ -10,37 +10,49 @@ import tiny
 
 from specbench.runs.executors import compile_ahead
 from specbench.runs.executors.compile_ahead import compiled_ahead
+from specbench.runs.executors.local import warm_up
 
 SPECS = [tiny.spec("ar"), tiny.spec("sjd"), tiny.spec("gsd", G=50)]
 
 
 def load():
+    """The model; each process that loads it leaves its number."""
+    Path(os.environ["SPECBENCH_CACHE"], f"loaded {os.getpid()}").touch()
     return tiny.tiny_model()
 
 
-def note(model, specs, texts):
-    for spec in specs:
-        Path(os.environ["SPECBENCH_CACHE"], f"{spec.decoder.name} {os.getpid()}").touch()
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(Path(tiny.__file__).parent)]))
+    compile_ahead.compiled_folder().mkdir(parents=True)
+    return tmp_path
 
 
 @pytest.mark.slow
-def test_decoders_that_were_never_compiled_here_are_compiled_by_other_processes(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(Path(tiny.__file__).parent)]))
+def test_decoders_that_were_never_compiled_here_are_compiled_by_another_process_and_once(cache, monkeypatch):
     monkeypatch.setattr(compile_ahead, "available_threads", lambda: 2)
-    compile_ahead.compiled_folder().mkdir(parents=True)
-    for turn in ("first", "again"):
-        with compiled_ahead(load, load(), SPECS, ["a cat"], note) as wait:
-            for spec in SPECS:
+    model = tiny.tiny_model()
+    for _ in ("first", "again"):
+        with compiled_ahead(load, warm_up, model, SPECS, ["a cat"]) as wait:
+            for spec in SPECS[1:]:
                 wait(spec)
-        found = {path.name.split()[0]: int(path.name.split()[1]) for path in tmp_path.glob("* *")}
-        assert found.keys() == {"sjd", "gsd"} and os.getpid() not in found.values(), turn
-    assert len(list(tmp_path.glob("* *"))) == 2, "again they are known"
+                assert compile_ahead._mark(spec).exists(), "by the other process, before this one is done"
+        [loaded] = cache.glob("loaded *")
+        assert loaded.name != f"loaded {os.getpid()}"
 
 
-def test_one_core_compiles_alone(tmp_path, monkeypatch):
-    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+@pytest.mark.slow
+def test_a_process_that_fails_holds_nobody_up(cache, monkeypatch):
+    monkeypatch.setattr(compile_ahead, "available_threads", lambda: 2)
+    monkeypatch.setenv("PYTHONPATH", "")  # so that it finds no `load`
+    with compiled_ahead(load, warm_up, tiny.tiny_model(), SPECS, ["a cat"]) as wait:
+        wait(SPECS[1])
+    assert not list(cache.glob("loaded *"))
+
+
+def test_one_core_compiles_alone(cache, monkeypatch):
     monkeypatch.setattr(compile_ahead, "available_threads", lambda: 1)
-    monkeypatch.setattr(compile_ahead, "ProcessPoolExecutor", None)
-    with compiled_ahead(load, load(), SPECS, ["a cat"], note) as wait:
+    monkeypatch.setattr(compile_ahead, "_start", None)
+    with compiled_ahead(load, warm_up, tiny.tiny_model(), SPECS, ["a cat"]) as wait:
         wait(SPECS[1])

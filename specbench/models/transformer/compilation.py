@@ -18,6 +18,8 @@ from specbench.system.digests import cache_folder
 FORMS = 64
 """Maximum number of compiled forms of one function; torch's default of 8 is too few for different windows."""
 
+_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
@@ -66,19 +68,22 @@ class Compiled:
 
 
 def compiled_folder() -> Path:
-    """Where compiled code is kept: in the user's cache folder, apart for each version of torch."""
+    """Where compiled code is kept: in the folder that the environment names, else in the user's cache folder, apart for
+    each version of torch."""
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # imports Inductor
+
+    named = os.environ.get(_FOLDER)
+    if named not in (None, default_cache_dir()):  # Inductor sets its own when it is imported
+        return Path(named)
     return cache_folder() / "compiled" / f"torch-{torch.__version__}"
 
 
 def keep_compiled() -> None:
-    """Let Inductor keep its code in `compiled_folder`, unless the environment names another one."""
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # imports Inductor
-
-    variable = "TORCHINDUCTOR_CACHE_DIR"
-    if os.environ.get(variable) in (None, default_cache_dir()):  # Inductor sets its own when it is imported
-        with suppress(OSError):
-            compiled_folder().mkdir(parents=True, exist_ok=True)
-            os.environ[variable] = str(compiled_folder())
+    """Let Inductor keep its code in `compiled_folder`."""
+    folder = compiled_folder()
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        os.environ[_FOLDER] = str(folder)
 
 
 def _graphs() -> int:

@@ -1,12 +1,16 @@
-"""Compilation of several decoders side by side on a CPU: processes of their own fill the cache of compiled code."""
+"""Compilation of several decoders side by side on a CPU: processes of their own fill the cache of compiled code.
+
+Each is this module run as a program, which reads its work from a pipe: a process that `multiprocessing` starts would
+run the user's script again.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
-import signal
+import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -17,6 +21,7 @@ from specbench.runs.threads import available_threads
 from specbench.specs.run_spec import RunSpec
 from specbench.system import signals
 
+Load = Callable[[], ImageModel]
 Warm = Callable[[ImageModel, Sequence[RunSpec], Sequence[str]], object]
 """Runs some steps of the runs, compiling them."""
 
@@ -26,41 +31,52 @@ _MOST_BYTES = 2**30
 
 @contextmanager
 def compiled_ahead(
-    load: Callable[[], ImageModel], model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str], warm: Warm
+    load: Load, warm: Warm, model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str]
 ) -> Iterator[Callable[[RunSpec], None]]:
     """While the first of `specs` is compiled here, let other cores compile those that were never compiled on this
     machine; yields a function that waits for one of them."""
     unknown = [spec for spec in specs[1:] if not _mark(spec).exists()]
-    processes = min(len(unknown), available_threads() - 1)
-    if processes < 1 or model.device.type != "cpu" or _weights(model) > _MOST_BYTES:
-        yield lambda spec: None
-    else:
-        with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _let_the_parent_stop) as pool:
-            work: dict[RunSpec, Future] = {spec: pool.submit(_compile, load, spec, texts, warm) for spec in unknown}
+    count = min(len(unknown), available_threads() - 1)
+    if model.device.type != "cpu" or _weights(model) > _MOST_BYTES:
+        count = 0
+    crew: dict[RunSpec, subprocess.Popen] = {}
+    for part in range(count):
+        own = unknown[part::count]
+        crew |= dict.fromkeys(own, _start(load, warm, own, texts))
 
-            def wait(spec: RunSpec) -> None:
-                while spec in work and not work[spec].done():
-                    signals.look()
-                    time.sleep(0.05)
+    def wait(spec: RunSpec) -> None:
+        while spec in crew and crew[spec].poll() is None and not _mark(spec).exists():
+            signals.look()
+            time.sleep(0.05)
 
-            try:
-                yield wait
-            finally:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for process in list((pool._processes or {}).values()):
-                    process.terminate()
+    try:
+        yield wait
+    finally:
+        for process in set(crew.values()):
+            process.kill()
+            process.wait()
     for spec in specs:
         with suppress(OSError):
             _mark(spec).touch()
 
 
-def _compile(load: Callable[[], ImageModel], spec: RunSpec, texts: Sequence[str], warm: Warm) -> None:
-    warm(load(), [spec], texts)
+def _start(load: Load, warm: Warm, specs: Sequence[RunSpec], texts: Sequence[str]) -> subprocess.Popen:
+    """A process that compiles `specs` one after the other; an interrupt of the terminal does not reach it."""
+    command = [sys.executable, "-P", "-m", __name__]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(command, **pipes, start_new_session=True)
+    with suppress(BrokenPipeError), process.stdin as work:
+        pickle.dump((load, warm, specs, texts), work)
+    return process
 
 
-def _let_the_parent_stop() -> None:
-    """Leave an interrupt of the terminal to the parent, which ends this process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def main() -> None:
+    """Compile what stands on stdin."""
+    load, warm, specs, texts = pickle.load(sys.stdin.buffer)
+    model = load()
+    for spec in specs:
+        warm(model, [spec], texts)
+        _mark(spec).touch()
 
 
 def _weights(model: ImageModel) -> int:
@@ -70,6 +86,10 @@ def _weights(model: ImageModel) -> int:
 
 
 def _mark(spec: RunSpec) -> Path:
-    """A file that stands where a decoder was compiled under these settings."""
+    """A file beside the code of a decoder that was compiled under these settings."""
     compiled = spec.model, spec.dtype, spec.threads, spec.batch, spec.sampling, spec.decoder
     return compiled_folder() / f"specbench-{sha256(repr(compiled).encode()).hexdigest()[:16]}"
+
+
+if __name__ == "__main__":
+    main()

@@ -254,7 +254,7 @@ class LocalExecutor:
     def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _SILENT.part) -> dict[str, object]:
         if self._load is None or len(specs) == 1:
             return warm_up(self.model, specs, texts, tell)
-        with compiled_ahead(self._load, self.model, specs, texts, warm_up) as wait:
+        with compiled_ahead(self._load, warm_up, self.model, specs, texts) as wait:
             return warm_up(self.model, specs, texts, tell, wait)
 
     def decode(self, chunks: Iterator[Chunk], reporter: Reporter = _SILENT) -> Iterator[DecodedChunk]:
