@@ -7,6 +7,7 @@ p of each token, as the program computed it) and `seconds` (its time per image).
 from __future__ import annotations
 
 import hashlib
+import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from specbench.prompts import Prompt, PromptSet, Request, build_prompt_set, load
 from specbench.runs import compiler
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
-from specbench.runs.settings import Value
+from specbench.runs.settings import MAX_SEED, Value
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import run_folder
@@ -36,7 +37,7 @@ from specbench.system.json_values import parse_json
 
 ID_KINDS = ("codes", "model")
 _COLUMNS = ("prompt", "tokens", "prompt_id", "seed", "logp", "seconds")
-_MAX_BYTES = 2**33
+_MAX_BYTES = 2**31
 _TOGETHER = 8
 
 
@@ -176,6 +177,9 @@ def _parquet(path: Path) -> dict[str, list]:
 
 
 def _npz(path: Path) -> dict[str, list]:
+    with zipfile.ZipFile(path) as packed:
+        if sum(one.file_size for one in packed.infolist()) > _MAX_BYTES:
+            raise ValueError("its arrays are too large")
     with np.load(path, allow_pickle=False) as held:
         return {name: held[name].tolist() for name in _COLUMNS if name in held}
 
@@ -219,9 +223,14 @@ def _image(columns: Mapping[str, list], row: int, request: Request, tokens: np.n
     seed, logp, seconds = (columns[name][row] if name in columns else None for name in ("seed", "logp", "seconds"))
     whole = np.full(len(tokens), np.nan, np.float32)
     if logp is not None:
-        whole[slice(None) if len(logp) == len(tokens) else layout.free_slots()] = logp
+        slots = np.arange(len(tokens)) if len(logp) == len(tokens) else np.array(layout.free_slots())
+        if len(logp) != len(slots):
+            raise ValueError(f"image {row + 1}: {len(logp)} log p of {len(slots)} tokens")
+        whole[slots] = logp
     if (whole > 0).any() or not 0 < float(1 if seconds is None else seconds) < 1e9:
-        raise ValueError("log p above 0, or no seconds")
+        raise ValueError(f"image {row + 1}: log p above 0, or no seconds")
+    if not 0 <= int(seed or 0) <= MAX_SEED:
+        raise ValueError(f"image {row + 1}: seed {seed}")
     return _Image(request, int(seed or 0), tokens, whole, None if seconds is None else float(seconds))
 
 

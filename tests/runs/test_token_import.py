@@ -74,6 +74,9 @@ def test_tokens_become_a_run_with_pictures_scores_report_and_verdict(suffix, our
         ({"prompt": "a red dog"}, "image 1: 'a red dog' is no prompt of 'shapes'"),
         ({"prompt": 5}, "image 1: its prompt is no text"),
         ({"logp": [0.1] * 256}, "has a seed, log p or seconds that cannot be one"),
+        ({"logp": [-1.0]}, "1 log p of 256 tokens"),
+        ({"logp": -1.0}, "has a seed, log p or seconds that cannot be one"),
+        ({"seed": 2**70}, "image 1: seed 1180591620717411303424"),
         ({"seconds": "soon"}, "has a seed, log p or seconds that cannot be one"),
     ],
 )
