@@ -20,8 +20,8 @@ COMMANDS = {
     "run": ("run", "Decode a prompt set with one or several decoders, and store images and measurements."),
     "status": ("stored", "Print how far runs are: images, tokens per second, speed-up so far, time left."),
     "merge": ("stored", "Merge the shards of runs, and print the run folders."),
-    "score": ("results", "Score the images of runs; existing scores are kept."),
-    "report": ("results", "Print the tables of runs: speed, quality, and the definition of each number."),
+    "score": ("score", "Score the images of runs; existing scores are kept."),
+    "report": ("report", "Print the tables of runs: speed, quality, and the definition of each number."),
     "show": ("stored", "Print settings and results of a run, or of one of its images."),
     "bench": (
         "bench",
@@ -37,7 +37,7 @@ COMMANDS = {
     ),
     "list": ("listing", "List models, decoders, metrics, prompt sets, papers' tables, or runs."),
     "export": ("stored", "Export the images of a run in the layout of a benchmark's official evaluator."),
-    "import": ("stored", "Import the results of a benchmark's official evaluator as scores of a run."),
+    "import": ("stored", "Import scores of a benchmark's official evaluator, or image tokens of another program."),
     "pack": ("stored", "Write runs to one file, which every command reads where it reads a run."),
     "verify": ("stored", "Check runs, packed or in a folder: digests, facts, pictures, scores, tokens and latencies."),
     "fetch": (

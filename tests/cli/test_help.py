@@ -110,7 +110,7 @@ def test_the_index_lists_every_command_with_its_help():
     ("arguments", "spared"),
     [
         (["--help"], ("specbench.cli.run", "specbench.cli.options", "importlib.metadata", "pydantic")),
-        (["run --help"], ("specbench.cli.results", "pydantic")),
+        (["run --help"], ("specbench.cli.report", "pydantic")),
     ],
     ids=("help", "help of run"),
 )

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from specbench.cli import results
+from specbench.cli import score
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
@@ -375,4 +375,4 @@ def test_a_packed_reference_is_said_to_exist(tmp_path, cli):
 
 
 def test_the_command_line_offers_every_layout():
-    assert list(results._LAYOUTS) == list(IMAGE_LAYOUTS)
+    assert list(score._LAYOUTS) == list(IMAGE_LAYOUTS)

@@ -21,7 +21,7 @@ from specbench.runs.threads import available_threads
 from specbench.specs.run_spec import RunSpec
 from specbench.system import signals
 
-Load = Callable[[], ImageModel]
+ModelLoader = Callable[[], ImageModel]
 Warm = Callable[[ImageModel, Sequence[RunSpec], Sequence[str]], object]
 """Runs some steps of the runs, compiling them."""
 
@@ -31,7 +31,7 @@ _MOST_BYTES = 2**30
 
 @contextmanager
 def compiled_ahead(
-    load: Load, warm: Warm, model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str]
+    load: ModelLoader, warm: Warm, model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str]
 ) -> Iterator[Callable[[RunSpec], None]]:
     """While the first of `specs` is compiled here, let other cores compile those that were never compiled on this
     machine; yields a function that waits for one of them."""
@@ -60,7 +60,7 @@ def compiled_ahead(
             _mark(spec).touch()
 
 
-def _start(load: Load, warm: Warm, specs: Sequence[RunSpec], texts: Sequence[str]) -> subprocess.Popen:
+def _start(load: ModelLoader, warm: Warm, specs: Sequence[RunSpec], texts: Sequence[str]) -> subprocess.Popen:
     """A process that compiles `specs` one after the other; an interrupt of the terminal does not reach it."""
     command = [sys.executable, "-P", "-m", __name__]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
@@ -70,7 +70,7 @@ def _start(load: Load, warm: Warm, specs: Sequence[RunSpec], texts: Sequence[str
     return process
 
 
-def main() -> None:
+def compile_given() -> None:
     """Compile what stands on stdin."""
     load, warm, specs, texts = pickle.load(sys.stdin.buffer)
     model = load()
@@ -92,4 +92,4 @@ def _mark(spec: RunSpec) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    compile_given()

@@ -1,0 +1,257 @@
+"""Command `specbench score`: the images of runs, or of a folder, by metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from specbench.cli import completion
+from specbench.cli.commands import help_of
+from specbench.cli.options import (
+    Json,
+    Offline,
+    Out,
+    Quiet,
+    Reference,
+    Runs,
+    metric_option,
+    option,
+    prompts_option,
+    protocol_option,
+    switch,
+)
+from specbench.cli.output import print_json, print_table
+from specbench.cli.progress import ScoreProgress
+from specbench.errors import SpecbenchError
+from specbench.system import console
+
+
+def add_to(app: typer.Typer) -> None:
+    app.command(name="score", help=help_of("score"), epilog="Then: specbench report")(score)
+
+
+_Metrics = Annotated[list[str] | None, metric_option("Compute only this metric; may be repeated.")]
+_PromptColumn = Annotated[str | None, option("--prompt-column", "NAME", "Column of --prompts that holds the texts.")]
+_Bundled = Annotated[bool, switch("--bundled-only", "Compute only the metrics that need no download.")]
+_Protocol = Annotated[str | None, protocol_option("Metrics and settings")]
+_Device = Annotated[
+    str | None, option("--device", "DEVICE", "Torch device of the metrics' networks.", show_default="the best here")
+]
+_Batch = Annotated[
+    int | None,
+    option("--batch", "N", "Images per forward of a metric's network.", min=1, max=4096, show_default="the metric's"),
+]
+_LAYOUTS = ("ids", "lines", "annotations", "captions", "geneval", "dataset", "grids")
+_Images = Annotated[
+    Path | None,
+    option(
+        "--images",
+        "DIR",
+        "Score external images, named by prompt id, as the papers' programs do, or by metadata.jsonl or .csv.",
+    ),
+]
+_Layout = Annotated[
+    str | None,
+    option(
+        "--layout",
+        "NAME",
+        f"Names of the files of --images: {', '.join(_LAYOUTS)}.",
+        show_default="the one that fits",
+        autocompletion=completion.of(*_LAYOUTS),
+    ),
+]
+_Against = Annotated[
+    str | None,
+    option("--against", "RUN", "Print paired score differences from this run instead.", autocompletion=completion.runs),
+]
+_CrossCheck = Annotated[
+    bool, switch("--cross-check", "Compare the scores with the metrics' authors' packages instead.")
+]
+_Python = Annotated[
+    Path | None,
+    option(
+        "--python",
+        "FILE",
+        "Python of the environment with the package of --cross-check, VQAScore or HPSv3.",
+        show_default="as 'specbench doctor --cross-check' says",
+    ),
+]
+
+
+def score(
+    runs: Runs = None,
+    metric: _Metrics = None,
+    protocol: _Protocol = None,
+    bundled_only: _Bundled = False,
+    device: _Device = None,
+    batch: _Batch = None,
+    reference: Reference = None,
+    offline: Offline = False,
+    images: _Images = None,
+    prompts: Annotated[str | None, prompts_option("Prompts of --images, if not those of its metadata.")] = None,
+    layout: _Layout = None,
+    prompt_column: _PromptColumn = None,
+    against: _Against = None,
+    cross_check: _CrossCheck = False,
+    python: _Python = None,
+    out: Out = "results",
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    if bundled_only and (metric or protocol):
+        raise SpecbenchError("--bundled-only excludes --metric and --protocol")
+    if quiet:
+        console.show_progress(False)
+    from specbench.metrics.catalog import require_metric, with_protocol
+
+    metric = [require_metric(name) for name in metric or ()]
+    names = with_protocol(metric, protocol)
+    _check_score(images, prompts, bool(runs), bool(names), against, cross_check)
+    named = [*(runs or ()), *([against] if against else [])]
+    if images is None and named:
+        _find_scored(named, out)  # before torch is loaded
+    if cross_check:
+        from specbench.checks import cross_check as by_packages
+    if python:
+        from specbench.metrics.packages import require_python
+
+        require_python(python)
+    from specbench import api
+    from specbench.metrics.base import Settings
+    from specbench.metrics.scoring import joint_problem
+    from specbench.system.torch_device import AUTO, chosen_device
+
+    settings = Settings(chosen_device(device or AUTO, float64=False), batch, reference, offline, python)
+    settings.check()
+    options = {"protocol": protocol, "settings": settings, "reporter": None if quiet else ScoreProgress()}
+    options["bundled_only"] = bundled_only
+    if layout and images is None:
+        raise SpecbenchError("--layout requires --images", "it says how the files of a folder are named")
+    problems: list[SpecbenchError] = []
+    if images is not None:
+        rows = api.score_folder(images, prompts, metric or None, out, layout=layout, column=prompt_column, **options)
+    else:
+        rows = api.score(named if runs else (), metric or None, out, problems=problems, **options)
+    if cross_check:
+        rows = by_packages.cross_check(names, runs or (), out, images, prompts, settings, python, layout)
+        return print_json(rows) if json else print_table(rows, list(rows[0]) if rows else ())
+    if against:
+        rows = api.differences(against, runs or (), names, out, settings)
+    if not quiet and images is None:
+        _say_drawn(out, named if runs else ())
+    _print_scores(rows, bool(against), json)
+    if problems:
+        raise joint_problem(problems, others=bool(rows))
+    if not rows and not against:
+        raise _no_score(out, named)
+
+
+def _no_score(out: str, names: Sequence[str]) -> SpecbenchError:
+    """Why nothing was scored."""
+    import pandas as pd
+
+    from specbench.store.run_folders import find_runs
+    from specbench.store.run_store import RunStore
+
+    rows = pd.concat([RunStore(folder).samples(["status", "error", "image"]) for folder in find_runs(out, names)])
+    if len(rows) and rows["status"].ne("ok").all():
+        return SpecbenchError(f"no score: no image was decoded; the first failed: {rows['error'].iloc[0]}")
+    if len(rows) and rows["image"].isna().all():
+        return SpecbenchError("no score: these runs have no pictures", "their `specbench run` warned why")
+    return SpecbenchError(
+        "no score: none of these metrics scores these prompts without reference images",
+        "--reference FOLDER of real images, or --metric; see: specbench list metrics",
+    )
+
+
+def _find_scored(names: Sequence[str], out: str) -> None:
+    """Refuse names of no run; that of a metric is told its flag."""
+    from specbench.metrics.catalog import metric_names
+    from specbench.store.run_folders import find_runs
+
+    try:
+        find_runs(out, names)
+    except SpecbenchError as error:
+        metric = next((name for name in names if name in {known.partition("[")[0] for known in metric_names()}), None)
+        if metric is None:
+            raise
+        raise SpecbenchError(
+            error.what, f"a metric is named with its flag: specbench score --metric {metric}"
+        ) from None
+
+
+def _check_score(
+    images: Path | None,
+    prompts: str | None,
+    runs: bool,
+    metrics: bool,
+    against: str | None,
+    cross_check: bool,
+) -> None:
+    """Refuse flags of `score` that contradict or need each other; `runs`, `metrics`: whether any is named."""
+    if images is None and prompts is not None:
+        raise SpecbenchError("--prompts requires --images", "a run knows its own prompts")
+    if images is not None and runs:
+        raise SpecbenchError("--images and RUN exclude each other", "--images scores a folder of external images")
+    if against and (images is not None or not metrics):
+        raise SpecbenchError("--against compares runs by metric", "name the metrics with --metric or --protocol")
+    if cross_check and (against or not metrics):
+        raise SpecbenchError("--cross-check compares by metric", "name the metrics with --metric or --protocol")
+
+
+def _say_drawn(out: str, names: Sequence[str]) -> None:
+    """Say which prompts the scored runs decoded, where these are a part of their set."""
+    from specbench.store.run_folders import find_runs
+    from specbench.store.run_store import RunStore
+
+    runs: dict[str, list[str]] = {}
+    for folder in find_runs(out, names):
+        if drawn := RunStore(folder).info().drawn:
+            runs.setdefault("; ".join(drawn), []).append(folder.name)
+    for drawn, folders in runs.items():
+        console.say(f"prompts drawn: {drawn} ({', '.join(folders)})")
+
+
+def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> None:
+    if not rows and differences:
+        console.say("nothing to compare: no images in common, or a metric without paired differences")
+    noted = dict.fromkeys((row["note"], row["metric"]) for row in rows if row.get("note"))
+    for note in dict.fromkeys(note for note, _ in noted):
+        console.say(f"{', '.join(metric for other, metric in noted if other == note)}: {note}")
+    if as_json:
+        print_json(rows)
+    elif rows:
+        value, last = ("difference", ()) if differences else ("value", ("prompts_needed",))
+        count = Counter((row["run_id"], row["metric"]) for row in rows)
+        versions = [f" ({row['fingerprint']})" * (count[row["run_id"], row["metric"]] > 1) for row in rows]
+        rows = [row | {"metric": row["metric"] + version} for row, version in zip(rows, versions, strict=True)]
+        if console.is_terminal():
+            return print_table(_score_lines(rows, value), ("run_id", "metric", value, "95_%", "n", *last))
+        print_table(rows, ("run_id", "metric", value, "low", "high", "n", *last))
+
+
+def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
+    """Scores as texts: a run is named in its first line only, and parts stand below their metric."""
+    from specbench.reporting.columns import TOO_FEW, between, number
+
+    lines, last = [], None
+    for row in rows:
+        metric, _, part = row["metric"].partition(":")
+        few = row.get("too_few", "p" in row)  # a difference always has an interval, unless it is of too few prompts
+        bounds = between(row["low"], row["high"], 3) if row["low"] is not None else TOO_FEW if few else None
+        lines.append(
+            {
+                "run_id": "" if row["run_id"] == last else row["run_id"],
+                "metric": f"· {part}" if part else metric,
+                value: number(row[value], 3),
+                "95_%": bounds,
+                "n": row["n"],
+                "prompts_needed": row.get("prompts_needed"),
+            }
+        )
+        last = row["run_id"]
+    return lines
