@@ -175,9 +175,8 @@ def _section(section: Section, limit: int) -> dict:
     marks = {name: by_decoder[row["decoder"]] for name, row in names.items()}
     accepted = {name: maps.mean_map(Path(row["folder"]), "accepted") for name, row in names.items()}
     values = {name: values_per_image(Path(row["folder"])) for name, row in names.items()}
-    titles = iter(("Speed, every column", "Quality, every column", "Drafting"))
     folded = [
-        _table(table.title or next(titles), table.columns, section.runs, table.remark)
+        _table(table.title or table.topic, table.columns, section.runs, table.remark)
         for table in section.tables
         # Of the parts of a metric only those of enough images to say something about one.
         if table.title is None

@@ -42,11 +42,13 @@ READING = (
 
 @dataclass(frozen=True)
 class ReportTable:
-    """Columns over the runs of a section; columns of a table with a `title` have no definitions."""
+    """Columns over the runs of a section; columns of a table with a `title` have no definitions. A page, which folds
+    its tables, calls one without a title by its `topic`."""
 
     columns: Sequence[ReportColumn]
     title: str | None = None
     remark: str | None = None
+    topic: str = ""
 
 
 @dataclass(frozen=True)
@@ -248,11 +250,15 @@ def _section(runs: list[Mapping]) -> Section:
     remarks = [f"{names}: {note}." for note, names in metrics.items()]
     parts = part_columns(runs).items()
     tables = [
-        ReportTable(speed),
-        ReportTable(quality, remark=" ".join(remarks) or None),
-        *([ReportTable(DRAFTS)] if any("head" in row["options"] or row["theorem2_bound"] for row in runs) else ()),
-        ReportTable(TAILS),
-        *([ReportTable(STAGES)] if any("stage2_nfe" in row for row in runs) else ()),
+        ReportTable(speed, topic="Speed, every column"),
+        ReportTable(quality, remark=" ".join(remarks) or None, topic="Quality, every column"),
+        *(
+            [ReportTable(DRAFTS, topic="Drafting")]
+            if any("head" in row["options"] or row["theorem2_bound"] for row in runs)
+            else ()
+        ),
+        ReportTable(TAILS, topic="Tails: median, 95th percentile, slowest category"),
+        *([ReportTable(STAGES, topic="Second stage")] if any("stage2_nfe" in row for row in runs) else ()),
         *(ReportTable((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
     first = ReportTable(first_columns(runs))

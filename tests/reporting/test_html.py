@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -289,6 +290,18 @@ def test_one_image_is_a_page_without_nan(tmp_path):
     text = write_page(find_runs(tmp_path), tmp_path / "page.html").read_text()
     visible = re.sub(r"data:image/[^\"]*|<script>.*?</script>", "", text, flags=re.DOTALL)
     assert not re.search(r"\bnan\b", visible, re.IGNORECASE) and "no image file" in visible
+
+
+def test_each_table_of_a_page_is_called_by_what_it_holds(tmp_path):
+    synthetic.folder(tmp_path, AR, [generation(4, 40.0)])
+    with_head = replace(SJD.decoder, options=(*SJD.decoder.options, ("head", "h")))
+    synthetic.folder(tmp_path, replace(SJD, decoder=with_head), [generation(2, 20.0)])
+    text = write_page(find_runs(tmp_path), tmp_path / "page.html").read_text()
+    shown = re.findall(r"<details id=\"more-.*?<summary>(.*?)</summary>.*?<thead>(.*?)</thead>", text, re.DOTALL)
+    held = {title: re.sub(r"<.*?>|\s+", " ", head) for title, head in shown}
+    assert "latency p95" in held["Tails: median, 95th percentile, slowest category"]
+    assert "latency" not in held["Drafting"] and "latency" in held["Speed, every column"]
+    assert "log p" in held["Quality, every column"]
 
 
 def test_runs_without_images_are_a_page(tmp_path):
