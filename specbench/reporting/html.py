@@ -412,7 +412,7 @@ def _gallery(names: Mapping[str, Mapping], marks: Marks, limit: int) -> dict:
 def _shown(name: str, mark: Mark, tile: Tile | None) -> dict:
     if tile is None or tile.problem:
         return {"name": name, "mark": mark, "problem": tile.problem if tile else "not decoded", "facts": []}
-    facts = [f"{tile.nfe} steps"]
+    facts = [f"{tile.nfe} steps"] if tile.nfe is not None else []
     facts += [f"{tile.latency_ms / 1e3:.2f} s"] if tile.latency_ms is not None else []
     facts += [f"{metric} {number(value, 0 if value in (0, 1) else 3)}" for metric, value in tile.scores.items()]
     return {

@@ -34,6 +34,7 @@ class Tile:
     Attributes:
         problem: reason for a missing image.
         pixels: uint8 [H, W, 3].
+        nfe: target forwards; None if nobody counted them.
         steps, origins: see `specbench.reporting.maps`; None if the token grid is unknown.
         scores: value by metric.
     """
@@ -93,11 +94,12 @@ def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
     if not isinstance(row.image, str) or not os.path.lexists(folder / row.image):
         return Tile(problem="no image file")
     pixels = read_image(folder, row.image, row.image_sha256)
-    grid = grid_of(row.forced, pixels.shape[:2])
+    counted = not pd.isna(row.nfe)  # nobody counted the steps of another program's tokens
+    grid = grid_of(row.forced, pixels.shape[:2]) if counted else None
     return Tile(
         pixels=pixels,
-        nfe=int(row.nfe),
-        step_compression=len(row.forced) / row.nfe if row.nfe else None,
+        nfe=int(row.nfe) if counted else None,
+        step_compression=len(row.forced) / row.nfe if counted and row.nfe else None,
         latency_ms=None if pd.isna(row.ar_ms) else float(row.ar_ms),
         steps=commit_steps(row.committed_step, row.forced, grid) if grid else None,
         origins=origins(row.committed_step, row.forced, row.accepted, grid) if grid else None,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from specbench.errors import SpecbenchError
 from specbench.metrics.score_store import read_scores
 from specbench.reporting.report_rows import natural
 from specbench.reporting.text_formats import tex
@@ -31,9 +32,13 @@ def methods(folders: Sequence[Path]) -> tuple[str, str]:
     What `run.json` does not hold is not said; plug-in decoders have no entry.
 
     Raises:
-        SpecbenchError: a damaged run.
+        SpecbenchError: a damaged run, or tokens of other programs alone.
     """
-    infos = [read_info(folder) for folder in folders]
+    stored = [read_info(folder) for folder in folders]
+    infos = [info for info in stored if info.spec.tokens_sha256 is None]
+    theirs = [rf"\texttt{{{tex(info.spec.decoder.name)}}}" for info in stored if info.spec.tokens_sha256]
+    if not infos:
+        raise SpecbenchError("--methods describes what specbench decoded", "these runs are tokens of other programs")
     known = {info.spec.decoder.name: PRESETS.get(info.spec.decoder.name) for info in infos}
     papers = {name: _published(preset.paper) if preset else None for name, preset in known.items()}
     sentences = [
@@ -41,6 +46,7 @@ def methods(folders: Sequence[Path]) -> tuple[str, str]:
         *_each("Sampling used {}.", map(_sampling, infos)),
         *_each("The prompts were {}.", map(_prompts, infos)),
         f"The decoders were {_listed(_decoders(infos, papers))}.",
+        *([f"Tokens of {_listed(theirs)} were drawn by these programs, on machines of theirs."] if theirs else []),
         *_metrics(folders),
         *_each("We measured on {}.", (_machine(info) for info in infos)),
         _statistics(infos),

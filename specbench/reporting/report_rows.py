@@ -457,10 +457,9 @@ def _quoted(result: stats.SpeedUp, ar: Run) -> dict[str, object]:
 
 
 def eager_ar(ar: Run) -> str | None:
-    """What must be said of a speed-up over an AR run that was not compiled; None where its time is that of its
-    arithmetic."""
+    """What must be said of a speed-up over an AR run that was not compiled; None where its roofline is near."""
     ratio = None if ar.info.compiled else stats.roofline_ratio(ar.rows, ar.info.roofline)
     if ar.info.compiled or (ratio is not None and ratio <= EAGER_RATIO):
         return None
-    takes = f" and takes {ratio:.2g} times the time of its arithmetic" if ratio else ""
+    takes = f" and takes {ratio:.2g} times its roofline" if ratio else ""
     return f"AR is not compiled here{takes}: compile before you quote this (--compile on)"

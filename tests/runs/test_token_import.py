@@ -1,6 +1,7 @@
 """Tokens of other programs: formats, kinds of ids, refusals with the slot, and the run that comes of them."""
 
 import json
+import re
 from pathlib import Path
 
 import checkpoints.janus
@@ -62,6 +63,25 @@ def test_tokens_become_a_run_with_pictures_scores_report_and_verdict(suffix, our
         assert "theirs" in cli("report", folder).out
         # once more: nothing is stored twice
         assert imported(cli, path, "--prompts", "shapes", "--out", out).out.strip() == folder
+
+
+def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
+    """Nobody counted their steps, and no machine is known."""
+    path, out = written(tmp_path / "tokens.jsonl", as_rows(ours)), tmp_path / "results"
+    folder = imported(cli, path, "--out", out).out.strip()
+    for command in (
+        ("report", folder, "--all", "--explain"),
+        ("report", folder, "--html", tmp_path / "page.html"),
+        ("report", folder, "--long", "--to", tmp_path / "long.parquet"),
+        ("report", folder, "--figure", "pictures", "--to", tmp_path / "pictures.png"),
+        ("show", folder),
+        ("status", "--out", out),
+        ("export", "dataset", folder, "--to", tmp_path / "dataset"),
+    ):
+        outcome = cli(*command)
+        assert outcome.code == 0, f"{command}: {outcome.err}"
+        assert not re.search(r"\bnan\b", outcome.out, re.IGNORECASE), command
+    assert "these runs are tokens of other programs" in cli("report", folder, "--methods").err
 
 
 @pytest.mark.parametrize(
