@@ -423,17 +423,26 @@ def _goals_met(claims: list[dict]) -> str:
 
 
 def results(page: Path, argument: str) -> str:
-    """The headline table of the runs committed under results/readme, and the picture made of them."""
+    """The headline table of the runs committed under results/readme, a forecast for a GPU, and their pictures."""
     from specbench.api import report
+    from specbench.papers.forecasts import forecast
     from specbench.reporting.columns import first_columns
     from specbench.reporting.demo import PICTURE
 
-    rows = report(out=RESULTS)
+    rows = report(out=RESULTS / "runs.zip")
     columns = [column for column in first_columns(rows) if any(column.cell(row) != "-" for row in rows)]
-    said = f"{rows[0]['n']} prompts show speed and are far too few to compare scores."
+    columns = [column for column in columns if not column.title.startswith("images")]
+    elsewhere = {row["source"]: row for row in forecast("A100", out=RESULTS / "runs.zip", model="lumina")}
+    titles = [column.title for column in columns] + ["forecast for Lumina on an A100"]
+    cells = ([column.cell(row) for column in columns] + [_forecast(elsewhere[f"run {row['run_id']}"])] for row in rows)
+    said = f"{rows[0]['n']} images a decoder, of `shapes`, compiled, AR too. Measured on {rows[0]['environment'][0]}."
     picture = f"![One row per prompt, one column per decoder]({_link(page, RESULTS / PICTURE)})"
-    table = _table([column.title for column in columns], ([column.cell(row) for column in columns] for row in rows))
-    return f"{table}\n\n{said} Measured on {rows[0]['environment'][0]}.\n\n{picture}"
+    return f"{_table(titles, cells)}\n\n{said}\n\n{picture}"
+
+
+def _forecast(row: dict) -> str:
+    low, high = row["speed_up_low"], row["speed_up_high"]
+    return f"{low:.1f}x" if low == high else f"{low:.1f} to {high:.1f}x"
 
 
 DROPPED = ("NLL - H, nats", "in its own context", "images", "window", "lossless", "Frechet")

@@ -30,6 +30,7 @@ from specbench.store.run_folders import find_runs
 
 ROOT = Path(__file__).parents[2]
 RUNS = Path("results/readme")
+PACK = ROOT / RUNS / "runs.zip"
 REFERENCE = Path("results/reference")
 COLOURS = 256
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
@@ -46,7 +47,7 @@ CAPTIONS = 5
 
 def demo_sheet(path: Path) -> None:
     """Images of the README's runs."""
-    write_pictures({row["label"]: Path(row["folder"]) for row in report_rows(find_runs(ROOT / RUNS))}, path)
+    write_pictures({row["label"]: Path(row["folder"]) for row in report_rows(find_runs(PACK))}, path)
 
 
 def gallery(path: Path) -> None:
@@ -70,7 +71,7 @@ def page_shot(path: Path) -> None:
             "no Chromium here", "install one, for example: apt-get install chromium", MISSING_PREREQUISITE
         )
     with tempfile.TemporaryDirectory() as folder:
-        page = write_page(find_runs(ROOT / RUNS), Path(folder) / "page.html")
+        page = write_page(find_runs(PACK), Path(folder) / "page.html")
         subprocess.run(
             [
                 chromium, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
@@ -85,7 +86,7 @@ def page_shot(path: Path) -> None:
 
 def headline(path: Path) -> None:
     """Speed-ups of the README's runs."""
-    drawings.speedups(path, report_rows(find_runs(ROOT / RUNS)))
+    drawings.speedups(path, report_rows(find_runs(PACK)))
 
 
 def program(path: Path, command: tuple[str, ...]) -> None:

@@ -30,16 +30,17 @@ def speedups(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     groups = [
         (name, [row for row in rows if row["lossless"] == (name == "lossless")]) for name in ("lossless", "lossy")
     ]
-    scale, start, height = 190, 190, 26
+    scale, start, height = 300, 210, 26
 
     def x(value: float) -> float:
-        return start + (value - 0.5) * scale
+        return start + (value - 0.25) * scale
 
     bottom = 78 + height * len(rows) + 30 * len(groups)
-    parts = [_text(16, 28, "Speed-up over AR with 95 % interval: images of shapes, window 16, one CPU core")]
-    for mark in (0.5, 1, 1.5, 2, 2.5):
+    parts = [_text(16, 28, "Speed-up over compiled AR with 95 % interval: images of shapes on one CPU core")]
+    for mark in (0.25, 0.5, 0.75, 1):
         parts.append(f'<path class="{"line" if mark == 1 else "grid"}" d="M{x(mark)} 44V{bottom - 26}"/>')
         parts.append(_text(x(mark), bottom - 8, "AR" if mark == 1 else f"{mark:g} times", "small mid"))
+    parts.append(_text(664, 62, "tokens per step", "small end"))
     y = 62
     for name, members in groups:
         parts.append(_text(16, y, "lossless: AR's distribution" if name == "lossless" else "lossy", "small"))
@@ -54,6 +55,7 @@ def speedups(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
                 if mark.symbol == "circle"
                 else f'<rect fill="{mark.colour}" x="{x(row["speedup"]) - 5:.1f}" y="{y - 5}" width="10" height="10"/>',
                 _text(high + 10, y + 5, f"{row['speedup']:.2f}"),
+                _text(664, y + 5, f"{row['tokens_per_step']:.1f}", "end"),
             ]
         y += 30
     _write(path, 680, bottom, parts, "Speed-up of each decoder over AR, with 95 % intervals; lossless and lossy apart")

@@ -30,7 +30,7 @@ from specbench.store.schema import SAMPLES
 from specbench.system import environment
 from specbench.system.files import write_atomically
 
-SOURCE = Path(__file__).parents[2] / "results" / "readme"
+SOURCE = Path(__file__).parents[2] / "results" / "older"
 RUNS = ("shapes-ar", "shapes-gsd")
 PART = 4096
 WORK: dict[str, Callable[[list[Path]], object]] = {

@@ -87,7 +87,7 @@ def _unscored(rows: Sequence[Mapping]) -> list[str]:
 
 def disturbances(rows: Sequence[Mapping]) -> list[str]:
     """What the machine did to the measurement: stalled images, batches that did not fit, and other processes."""
-    said = [f"{_name(row)}: {stalled}." for row in rows if (stalled := stall_note(row))]
+    said = _stalls([row for row in rows if row.get("stalled")])
     said += [
         f"{_name(row)}: {row['one_by_one']} of {row['n']} images were decoded in smaller batches."
         for row in rows
@@ -105,6 +105,17 @@ def disturbances(rows: Sequence[Mapping]) -> list[str]:
         said.append(f"Other processes took up to {cores} of the cores: repeat timings on a quiet machine.")
     said += [f"{_name(row)}: {'; '.join(row['gpu_disturbed'])}." for row in rows if row.get("gpu_disturbed")]
     return said
+
+
+def _stalls(rows: Sequence[Mapping]) -> list[str]:
+    """One sentence on the decoders with stalled images: the one whose image took longest stands for all."""
+    if not rows:
+        return []
+    worst = max(rows, key=lambda row: row["stalled"]["slowest_ms"])
+    others = f" {len(rows) - 1} other decoders' images stalled, too." if len(rows) > 2 else ""
+    if len(rows) == 2:
+        others = f" So did images of {_name(next(row for row in rows if row is not worst))}."
+    return [f"{_name(worst)}: {stall_note(worst)}.{others}"]
 
 
 def _exact(row: Mapping) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 
 from specbench.errors import SpecbenchError, unknown_name
+from specbench.names import folded
 from specbench.system.digests import remember, remembered
 from specbench.system.environment import hardware, now
 from specbench.system.monitor import MachineMonitor, others_at_work
@@ -41,7 +42,10 @@ KNOWN: dict[str, tuple[float, float, float, str]] = {
 SHORT_NAMES = {
     "H200": "NVIDIA H200",
     "H100": "NVIDIA H100 80GB HBM3",
+    "H100 SXM": "NVIDIA H100 80GB HBM3",
     "A100": "NVIDIA A100-SXM4-80GB",
+    "A100 80GB": "NVIDIA A100-SXM4-80GB",
+    "A100 40GB": "NVIDIA A100-SXM4-40GB",
     "L40S": "NVIDIA L40S",
     "L4": "NVIDIA L4",
     "A10": "NVIDIA A10",
@@ -122,12 +126,17 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
         if (peak := find_peak(text, dtype, threads)) is None:
             raise SpecbenchError(f"--on {text}: its peaks in {dtype} are unknown", "specbench doctor --measure")
         return peak
-    names = {name.lower(): name for name in KNOWN} | {name.lower(): full for name, full in SHORT_NAMES.items()}
-    if text.lower() not in names:
+    names = {_folded(name): name for name in KNOWN} | {_folded(name): full for name, full in SHORT_NAMES.items()}
+    if _folded(text) not in names:
         if re.match(r"[\d.]+\s*[GTP](B|FLOP)", text, re.IGNORECASE):
             raise SpecbenchError(f"--on {text}: not two rates", _RATES_FORM)
         raise unknown_name("device", text, [*SHORT_NAMES, *KNOWN, "cpu", "2039GB/s,312TFLOP/s"])
-    return known_peak(names[text.lower()], dtype)
+    return known_peak(names[_folded(text)], dtype)
+
+
+def _folded(name: str) -> str:
+    """A device's name without its maker and series, and without case and what separates its words."""
+    return re.sub("nvidia|geforce|rtx", "", folded(name))
 
 
 def measure_peak(device: str, dtype: str, threads: int) -> Peak:

@@ -127,6 +127,12 @@ def test_the_machine_is_remarked_upon():
     found = answer([AR | {"stalled": {"images": 1, "slowest_ms": 8000.0}, "disturbed": 1.8}])
     assert "1 of 9 images stalled" in found[0] and "8.00 s" in found[0] and "0.30 s" in found[0]
     assert "took up to 1.8 of the cores: repeat" in found[1]
+    stalls = [
+        AR | {"label": name, "stalled": {"images": 1, "slowest_ms": ms}}
+        for name, ms in zip("abc", (1, 9, 2), strict=True)
+    ]
+    [said] = answer(stalls)
+    assert said.startswith("b: 1 of 9 images stalled") and said.endswith("2 other decoders' images stalled, too.")
     [said] = answer([AR | {"gpu_disturbed": ["the driver held the GPU's clock back (heat) in 2 of 9 readings"]}])
     assert "clock back (heat) in 2 of 9 readings" in said
 

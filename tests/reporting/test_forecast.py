@@ -25,6 +25,12 @@ def setting(**changes):
     return ForecastSetting(lumina, peak, "bfloat16", 3.0, **stated)
 
 
+@pytest.mark.parametrize("typed", ["rtx-4090", "4090", "RTX4090", "GeForce RTX 4090", "nvidia_geforce_rtx_4090"])
+def test_a_device_is_known_as_people_write_it(typed):
+    assert peak_of(typed, "bfloat16") == peak_of("NVIDIA GeForce RTX 4090", "bfloat16")
+    assert peak_of("a100-80gb", "bfloat16").name == "NVIDIA A100-SXM4-80GB"
+
+
 def test_a_forecast_is_its_parts_summed():
     ar, sjd = forecast_rows([AR, SJD], setting())
     assert sjd["kind"] == "forecast" and sjd["steps"] == 2352 / 2
@@ -139,7 +145,7 @@ def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
         (("gsd-1", "--on", "A100", "--batch", "0"), "at least 1"),
         (("gsd-1", "--on", "A100", "--batch", "100000"), "at most 65,536"),
         (("gsd-1", "--on", "A100", "--overhead-ms", "1,1e9"), "no range"),
-        (("gsd-1", "--on", "NVIDIA A100-80GB"), "unknown device"),
+        (("gsd-1", "--on", "NVIDIA A100-60GB"), "unknown device"),
         (("gsd-1", "--on", "A100", "--dtype", "int4"), "--dtype int4"),
         (("gsd-1", "--on", "A100", "--model", "lumena"), "did you mean 'lumina'"),
         (("sjdpp-1", "--on", "A100"), "choose one with --model"),

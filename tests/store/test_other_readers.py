@@ -24,7 +24,7 @@ from specbench.store.merge_shards import merge_runs
 from specbench.store.run_folders import runs_in
 from specbench.store.schema import FILE_KINDS, LONG_REPORT, REPORT, column_facts
 
-OLD = Path(__file__).parents[2] / "results" / "readme"
+OLD = Path(__file__).parents[2] / "results" / "older"
 STORED = ("samples/*.parquet", "image_scores/*/*.parquet", "scores/*.parquet")
 
 
