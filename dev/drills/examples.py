@@ -14,6 +14,7 @@ import torch
 from kills import REQUESTS, make_model, specs
 from transformers import LlamaConfig
 
+from specbench import api
 from specbench.metrics import scoring
 from specbench.models.draft_head import new_head, save_head
 from specbench.prompts import Prompt, Request
@@ -98,12 +99,19 @@ def empty() -> Path:
 
 @functools.cache
 def example_stranger() -> Path:
-    """Create a results folder with a run that was scored, audited and traced."""
-    out = Path(tempfile.mkdtemp(prefix="specbench-fuzz-")) / "results"
-    folder = drawn_run(out, n=2, meta=lambda number: {"line": number, "include": []})
+    """Create a results folder with a run that was decoded by `shapes`, scored and audited, in which nothing contradicts
+    itself."""
+    box = Path(tempfile.mkdtemp(prefix="specbench-fuzz-"))
+    rows = [
+        {"id": f"s{line}", "text": text, "category": "one", "line": line, "include": []}
+        for line, text in enumerate(("a red circle", "two squares"))
+    ]
+    (box / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    api.run(decoder="sjd", prompts=str(box / "prompts.jsonl"), baseline="0", out=str(box / "results"))
+    (folder,) = (box / "results").iterdir()
     scoring.score([folder], ["shapes-detector"])
     write_audit(folder, {"deviates": False, "fingerprint": "x", "tv": 0.0, "images": 2})
-    return out
+    return box / "results"
 
 
 @functools.cache
