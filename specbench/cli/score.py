@@ -45,7 +45,7 @@ _Batch = Annotated[
     int | None,
     option("--batch", "N", "Images per forward of a metric's network.", min=1, max=4096, show_default="the metric's"),
 ]
-_LAYOUTS = ("ids", "lines", "annotations", "captions", "geneval", "dataset", "grids")
+_LAYOUTS = ("ids", "lines", "annotations", "captions", "starts", "geneval", "dataset", "grids")
 _Images = Annotated[
     Path | None,
     option(

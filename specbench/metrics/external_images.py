@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,17 @@ from specbench.metrics.scoring import OWN_CAPTIONS, Images, with_scene
 from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts
 from specbench.prompts.readers import read_entries
 from specbench.store.schema import Key, image_name
-from specbench.system.files import read_regular
+from specbench.system.files import blaming, read_regular
 from specbench.system.images import pictures_in, read_picture
 from specbench.system.json_values import parse_json
 
 _NUMBERED = re.compile(r"(?P<name>.+)[-_](?P<sample>\d{1,9})")
-_LINE = re.compile(r"(?:prompt[-_])?(?P<line>\d{1,12})(?:[-_](?P<sample>\d{1,9}))?")
+_LINE = re.compile(r"(?:prompt[-_])?(?P<name>\d{1,12})(?:[-_](?P<sample>\d{1,9}))?")
+_STARTED = re.compile(r"(?P<name>.+)-\d+-init-.{1,6}-seed(?:None|(?P<sample>\d{1,19}))-img_topk\w+", re.DOTALL)
+_START = 30
+"""Characters of a caption in the names that GSD's and SJD's test programs give."""
 _MAX_JSON_BYTES = 2**28
+_Pairs = Iterable[tuple[Key, Path]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class ImageLayout:
     """
 
     what: str
-    match: Callable[[Path, Sequence[Prompt]], dict[Key, Path]]
+    match: Callable[[Path, Sequence[Prompt]], _Pairs]
     grid: bool = False
 
 
@@ -116,26 +120,22 @@ def _metadata(folder: Path) -> Path | None:
     return next((path for path in places if path.is_file()), None)
 
 
-def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> dict[Key, Path]:
+def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     """Images of one prompt are numbered in the order of their entries."""
     if (about := _metadata(folder)) is None:
         raise SpecbenchError(f"{folder} has no metadata.jsonl or metadata.csv")
     known = {prompt.id for prompt in prompts}
     by_text = {prompt.text.strip(): prompt.id for prompt in prompts}
-
-    def pairs() -> Iterator[tuple[Key, Path]]:
-        counts: Counter[str] = Counter()
-        for one in read_entries(about):
-            file = str(one.meta.get("file_name", ""))
-            if not file or Path(file).is_absolute() or ".." in Path(file).parts:
-                raise SpecbenchError(f"{about}: '{file:.60}' is no file_name of an image beside it")
-            name = one.id if one.id in known else by_text.get(one.text)
-            if name is None:
-                raise _no_prompt(about.parent / file, f"its caption, '{one.text:.60}', is none of them")
-            yield (name, counts[name]), about.parent / file
-            counts[name] += 1
-
-    return _once(pairs())
+    counts: Counter[str] = Counter()
+    for one in read_entries(about):
+        file = str(one.meta.get("file_name", ""))
+        if not file or Path(file).is_absolute() or ".." in Path(file).parts:
+            raise SpecbenchError(f"{about}: '{file:.60}' is no file_name of an image beside it")
+        name = one.id if one.id in known else by_text.get(one.text)
+        if name is None:
+            raise _no_prompt(about.parent / file, f"its caption, '{one.text:.60}', is none of them")
+        yield (name, counts[name]), about.parent / file
+        counts[name] += 1
 
 
 def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
@@ -162,7 +162,12 @@ class _Incomplete(SpecbenchError):
 
 
 def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
-    found = IMAGE_LAYOUTS[name].match(folder, prompts.prompts)
+    found: dict[Key, Path] = {}
+    for key, path in IMAGE_LAYOUTS[name].match(folder, prompts.prompts):
+        if found.setdefault(key, path) != path:
+            raise SpecbenchError(f"{found[key]} and {path} are both image {key[1]} of prompt '{key[0]}'")
+    if not found:
+        raise SpecbenchError("no images")
     samples = sorted({sample for _, sample in found}) if name != "dataset" else [0]  # whose metadata list all there is
     for prompt in prompts.prompts:
         for sample in samples:
@@ -175,86 +180,103 @@ def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
     return found
 
 
-def _by_id(folder: Path, prompts: Sequence[Prompt]) -> dict[Key, Path]:
-    known = {prompt.id for prompt in prompts}
-    slugs = {image_name(name, 0).removesuffix("-0.png"): name for name in known}
-    return _once((_id_key(path, known, slugs), path) for path in pictures_in(folder))
+def _by_id(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
+    slugs = {image_name(prompt.id, 0).removesuffix("-0.png"): prompt.id for prompt in prompts}
+    return _named(pictures_in(folder), slugs | {prompt.id: prompt.id for prompt in prompts})
 
 
-def _id_key(path: Path, known: set[str], slugs: Mapping[str, str]) -> Key:
-    stem = path.stem
-    keys = {(stem, 0)} if stem in known else set()
-    numbered = _NUMBERED.fullmatch(stem)
-    if numbered:
-        name = numbered["name"] if numbered["name"] in known else slugs.get(numbered["name"])
-        keys |= {(name, int(numbered["sample"]))} if name else set()
-    if not keys:
-        raise _no_prompt(path)
-    if len(keys) > 1:
-        names = " and ".join(f"'{name}'" for name, _ in sorted(keys))
-        raise SpecbenchError(f"{path} may belong to prompts {names}", "name it <prompt id>-<sample>.png")
-    return keys.pop()
-
-
-def _by_line(folder: Path, prompts: Sequence[Prompt]) -> dict[Key, Path]:
+def _by_line(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     """Numbers are lines of the list, from 0 or 1; those of LANTERN's program are of the captions that it has kept."""
-    kept = _kept_captions(folder)
-    numbered = [(path, _number(path)) for path in pictures_in(folder, _BESIDE)]
-    first = 0 if kept or any(int(one["line"]) == 0 for _, one in numbered) else 1
-    by_text = {prompt.text: prompt.id for prompt in prompts}
-
-    def key(path: Path, number: re.Match) -> Key:
-        line, sample = int(number["line"]), int(number["sample"] or 0)
-        if kept:
-            prompt = by_text.get(str(kept.get(line)).strip())
-        else:
-            prompt = prompts[line - first].id if line - first < len(prompts) else None
-        if prompt is None:
-            raise _no_prompt(path, f"caption {line} of its program" if kept else f"the list has {len(prompts)} lines")
-        return prompt, sample
-
-    return _once((key(path, number), path) for path, number in numbered)
+    paths = pictures_in(folder, _BESIDE)
+    if kept := _kept_captions(folder):
+        by_text = {prompt.text: prompt.id for prompt in prompts}
+        ids = {line: by_text[text] for line, text in kept.items() if text in by_text}
+        return _numbered(paths, ids, "caption {} of its program")
+    first = 0 if any((number := _LINE.fullmatch(path.stem)) and not int(number["name"]) for path in paths) else 1
+    ids = {line: prompt.id for line, prompt in enumerate(prompts, first)}
+    return _numbered(paths, ids, f"the list has {len(prompts)} lines")
 
 
-def _kept_captions(folder: Path) -> dict[int, object]:
-    """Captions by number, as LANTERN's program keeps them beside its images."""
-    kept: dict[int, object] = {}
-    for path in sorted(folder.glob("global_statistics_*.json")):
-        try:
-            held = parse_json(read_regular(path, _MAX_JSON_BYTES, folder))
-            kept |= {int(name.removeprefix("prompt_")): one["prompt"] for name, one in held.items()}
-        except (ValueError, KeyError, TypeError, AttributeError, OSError):
-            raise SpecbenchError(f"{path} has no captions of 'prompt_0', 'prompt_1', ...", "take it out") from None
-    return kept
+def _by_annotation(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
+    ids = {prompt.meta["annotation"]: prompt.id for prompt in prompts if "annotation" in prompt.meta}
+    return _numbered(pictures_in(folder, _BESIDE), ids, "no caption is COCO's annotation {}")
 
 
-def _by_annotation(folder: Path, prompts: Sequence[Prompt]) -> dict[Key, Path]:
-    known = {prompt.meta["annotation"]: prompt.id for prompt in prompts if "annotation" in prompt.meta}
-    found = []
-    for path in pictures_in(folder, _BESIDE):
-        number = _number(path)
-        if (annotation := int(number["line"])) not in known:
-            raise _no_prompt(path, f"no caption is COCO's annotation {annotation}")
-        found.append(((known[annotation], int(number["sample"] or 0)), path))
-    return _once(found)
-
-
-def _by_caption(folder: Path, prompts: Sequence[Prompt]) -> dict[Key, Path]:
-    """The number behind a caption only orders its images: it may run over all captions."""
+def _by_caption(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     places = [folder / "samples"] if (folder / "samples").is_dir() else sorted(folder.glob("*/samples")) or [folder]
-    ids = {_words(prompt.text): prompt.id for prompt in prompts}
+    paths = [path for place in places for path in pictures_in(place)]
+    return _ranked(_named(paths, _ids_by(_words, prompts), _words))
+
+
+def _by_start(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
+    ids = _ids_by(lambda text: text[:_START], prompts)
+
+    def pairs() -> _Pairs:
+        for path in pictures_in(folder):
+            found = _STARTED.fullmatch(path.stem)
+            words = found["name"] if found else ""
+            ends = (at for at, mark in enumerate(words, 1) if mark == "-")  # the model's name has some too
+            if (name := next((ids[words[at:]] for at in ends if words[at:] in ids), None)) is None:
+                raise _no_prompt(path)
+            yield (name, int(found["sample"] or 0)), path
+
+    return _ranked(pairs())
+
+
+def _by_folder(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
+    """GenEval's `<line>/samples/<sample>.png`, with the caption of the line beside it."""
+    for place in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not (place / "samples").is_dir() or not place.name.isdecimal() or int(place.name) >= len(prompts):
+            raise _no_prompt(place)
+        prompt, about = prompts[int(place.name)], place / "metadata.jsonl"
+        with blaming(about, "has no caption 'prompt'", "take it out"):
+            if about.is_file() and _json(about)["prompt"].strip() != prompt.text.strip():
+                raise SpecbenchError(f"{about} has another caption than line {place.name}, '{prompt.text:.60}'")
+        for path in pictures_in(place / "samples"):
+            if not path.stem.isdecimal():
+                raise _no_prompt(path)
+            yield (prompt.id, int(path.stem)), path
+
+
+def _as_grids(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
+    return (((name, sample), path) for (name, _), path in _by_id(folder, prompts) for sample in range(4))
+
+
+def _named(paths: Iterable[Path], ids: Mapping[str, str], plain: Callable[[str], str] = str) -> _Pairs:
+    """Images that are called by a name of `ids`, with or without a number behind it."""
+    for path in paths:
+        numbered = _NUMBERED.fullmatch(path.stem)
+        read = [(plain(path.stem), 0), *([(plain(numbered["name"]), int(numbered["sample"]))] if numbered else [])]
+        found = sorted({(ids[name], sample) for name, sample in read if name in ids})
+        if not found:
+            raise _no_prompt(path)
+        if len(found) > 1:
+            names = " and ".join(f"'{name}'" for name, _ in found)
+            raise SpecbenchError(f"{path} may belong to prompts {names}", "name it <prompt id>-<sample>.png")
+        yield found[0], path
+
+
+def _numbered(paths: Iterable[Path], ids: Mapping[int, str], why: str) -> _Pairs:
+    for path in paths:
+        number = _LINE.fullmatch(path.stem)
+        if number is None or int(number["name"]) not in ids:
+            raise _no_prompt(path, why.format(int(number["name"])) if number else "")
+        yield (ids[int(number["name"])], int(number["sample"] or 0)), path
+
+
+def _ranked(pairs: _Pairs) -> _Pairs:
+    """The number behind a caption only orders its images: it may run over all captions, or be a seed."""
+    groups: defaultdict[str, list[tuple[int, Path]]] = defaultdict(list)
+    for (name, number), path in pairs:
+        groups[name].append((number, path))
+    return (((name, rank), path) for name, own in groups.items() for rank, (_, path) in enumerate(sorted(own)))
+
+
+def _ids_by(name_of: Callable[[str], str], prompts: Sequence[Prompt]) -> dict[str, str]:
+    ids = {name_of(prompt.text): prompt.id for prompt in prompts}
     if len(ids) < len(prompts):
         raise SpecbenchError("two captions would have the same file name")
-    groups: defaultdict[str, list[tuple[int, Path]]] = defaultdict(list)
-    for path in (path for place in places for path in pictures_in(place)):
-        numbered = _NUMBERED.fullmatch(path.stem)
-        name, number = ids.get(_words(path.stem)), 0
-        if name is None and numbered:
-            name, number = ids.get(_words(numbered["name"])), int(numbered["sample"])
-        if name is None:
-            raise _no_prompt(path)
-        groups[name].append((number, path))
-    return _once(((name, rank), path) for name, own in groups.items() for rank, (_, path) in enumerate(sorted(own)))
+    return ids
 
 
 def _words(text: str) -> str:
@@ -262,31 +284,17 @@ def _words(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.replace("_", " ").lower()))
 
 
-def _by_folder(folder: Path, prompts: Sequence[Prompt]) -> dict[Key, Path]:
-    """GenEval's `<line>/samples/<sample>.png`, with the caption of the line beside it."""
-    found = []
-    for place in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if not (place / "samples").is_dir() or not place.name.isdecimal() or int(place.name) >= len(prompts):
-            raise _no_prompt(place)
-        prompt, about = prompts[int(place.name)], place / "metadata.jsonl"
-        if about.is_file() and _caption(about) != prompt.text.strip():
-            raise SpecbenchError(f"{about} has another caption than line {place.name}, '{prompt.text:.60}'")
-        for path in pictures_in(place / "samples"):
-            if not path.stem.isdecimal():
-                raise _no_prompt(path)
-            found.append(((prompt.id, int(path.stem)), path))
-    return _once(found)
+def _kept_captions(folder: Path) -> dict[int, str]:
+    """Captions by number, as LANTERN's program keeps them beside its images."""
+    kept: dict[int, str] = {}
+    for path in sorted(folder.glob("global_statistics_*.json")):
+        with blaming(path, "has no captions of 'prompt_0', 'prompt_1', ...", "take it out"):
+            kept |= {int(name.removeprefix("prompt_")): str(one["prompt"]).strip() for name, one in _json(path).items()}
+    return kept
 
 
-def _caption(about: Path) -> str:
-    try:
-        return parse_json(read_regular(about, _MAX_JSON_BYTES))["prompt"].strip()
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        raise SpecbenchError(f"{about} has no caption 'prompt'", "take it out") from None
-
-
-def _as_grids(folder: Path, prompts: Sequence[Prompt]) -> dict[Key, Path]:
-    return {(name, sample): path for (name, _), path in _by_id(folder, prompts).items() for sample in range(4)}
+def _json(path: Path) -> Any:
+    return parse_json(read_regular(path, _MAX_JSON_BYTES))
 
 
 def _quarter(row: Any) -> np.ndarray:
@@ -305,6 +313,7 @@ IMAGE_LAYOUTS: Mapping[str, ImageLayout] = {
     "lines": ImageLayout("0.png, prompt_0.png or 00000.png: line of the list; LANTERN, SJD on PartiPrompts", _by_line),
     "annotations": ImageLayout("<annotation>.png: COCO's number of the caption; SJD on COCO", _by_annotation),
     "captions": ImageLayout("<caption>_<number>.png; T2I-CompBench", _by_caption),
+    "starts": ImageLayout("<model>-<30 characters of the caption>-...-seed<seed>-...png; GSD", _by_start),
     "geneval": ImageLayout("<line>/samples/<sample>.png; GenEval", _by_folder),
     "dataset": ImageLayout("metadata.jsonl or .csv with file_name and prompt or text; Hugging Face", _by_metadata),
     "grids": ImageLayout("<prompt id>.png is a grid of 2 x 2 images; DPG-Bench", _as_grids, grid=True),
@@ -312,28 +321,11 @@ IMAGE_LAYOUTS: Mapping[str, ImageLayout] = {
 """Layouts by name. `grids` is only taken where it is named: a grid looks like an image."""
 
 
-def _number(path: Path) -> re.Match:
-    if number := _LINE.fullmatch(path.stem):
-        return number
-    raise _no_prompt(path)
-
-
 def _no_prompt(path: Path, why: str = "") -> SpecbenchError:
     return SpecbenchError(
         f"{path} belongs to no prompt" + (f": {why}" if why else ""),
         f"name it <prompt id>.png or <prompt id>-<sample>.png, or take it out; --layout: {', '.join(IMAGE_LAYOUTS)}",
     )
-
-
-def _once(pairs: Any) -> dict[Key, Path]:
-    found: dict[Key, Path] = {}
-    for key, path in pairs:
-        if key in found:
-            raise SpecbenchError(f"{found[key]} and {path} are both image {key[1]} of prompt '{key[0]}'")
-        found[key] = path
-    if not found:
-        raise SpecbenchError("no images")
-    return found
 
 
 def _version(path: Path, folder: Path, layout: str) -> str:

@@ -9,10 +9,8 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -128,7 +126,7 @@ def dataset_files(rows: Sequence[_Row]) -> Files:
         name = image_name(row.prompt_id, row.sample)
         yield row.png(), "train", name
         about = {"file_name": name, "prompt": row.prompt, "prompt_id": row.prompt_id, "sample": row.sample}
-        lines.append(json.dumps(about | {"category": row.category, "run": row.run}))
+        lines.append(json.dumps(about | {"category": row.category, "run": row.run.name}))
     yield ("\n".join(lines) + "\n").encode(), "train", "metadata.jsonl"
 
 
@@ -192,9 +190,7 @@ class OfficialCompBench(Metric):
         super().__init__()
         self.results, self.samples = results, samples
         self._files = {
-            category: results / category / file
-            for category, file in RESULTS.items()
-            if (results / category / file).is_file()
+            category: path for category, file in RESULTS.items() if (path := results / category / file).is_file()
         }
         if "complex" not in self._files:
             parts = {f"complex/{part}": results / "complex" / file for part, file in COMPLEX_PARTS.items()}
@@ -213,30 +209,35 @@ class OfficialCompBench(Metric):
 
     def features_of(self, sample: Sample) -> dict[str, object]:
         number = official_line(sample.prompt_id, sample.meta) * self.samples + sample.sample
-        if sample.category in self._answers:
-            return {"value": self._answer(sample.category, number)}
-        kind = sample.meta["kind"]
-        answers = {part: self._answer(f"complex/{part}", number) for part in THREE_IN_ONE[kind]}
-        return {"value": three_in_one(kind, answers)}
 
-    def _answer(self, name: str, number: int) -> float:
-        if number not in self._answers[name]:
-            raise SpecbenchError(f"{self._files[name]} has no answer {number}")
-        return self._answers[name][number]
+        def answer(name: str) -> float:
+            if number not in self._answers[name]:
+                raise SpecbenchError(f"{self._files[name]} has no answer {number}")
+            return self._answers[name][number]
+
+        if sample.category in self._answers:
+            return {"value": answer(sample.category)}
+        kind = sample.meta["kind"]
+        return {"value": three_in_one(kind, {part: answer(f"complex/{part}") for part in THREE_IN_ONE[kind]})}
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         return part_scores(self.name, statistics, "category", "value")
 
 
-@dataclass(frozen=True)
-class _Row:
-    run: str
+class _Row(NamedTuple):
+    """An image of a run."""
+
+    run: Path
     prompt_id: str
     prompt: str
     sample: int
     category: str
     meta: Mapping
-    pixels: Callable[[], np.ndarray]
+    image: str
+    sha256: object
+
+    def pixels(self) -> np.ndarray:
+        return read_image(self.run, self.image, self.sha256)
 
     def png(self) -> bytes:
         return png_bytes(self.pixels())
@@ -249,19 +250,10 @@ class _Row:
 
 def _rows(run: Path, fits, what: str) -> list[_Row]:
     stored = RunStore(run).samples(["prompt", "category", "meta", "status", "image", "image_sha256"])
-    stored = stored[(stored["status"] == "ok") & stored["image"].notna()]
     rows = [
-        _Row(
-            run.name,
-            row.prompt_id,
-            row.prompt,
-            int(row.sample),
-            row.category,
-            meta,
-            partial(read_image, run, row.image, row.image_sha256),
-        )
-        for row in stored.itertuples()
-        if fits(row.category, meta := read_meta(row.meta))
+        _Row(run, one.prompt_id, one.prompt, int(one.sample), one.category, meta, one.image, one.image_sha256)
+        for one in stored[(stored["status"] == "ok") & stored["image"].notna()].itertuples()
+        if fits(one.category, meta := read_meta(one.meta))
     ]
     if not rows:
         raise SpecbenchError(f"{run} has no images of {what} prompts")
@@ -272,7 +264,7 @@ _LAYOUTS: Mapping[str, tuple[str, Callable[[str, Mapping], bool], Callable[[Sequ
     "geneval": ("GenEval", lambda category, meta: category and {"include", "line"} <= meta.keys(), geneval_files),
     "t2i-compbench": (
         "T2I-CompBench",
-        lambda category, meta: category in COMPBENCH_CATEGORIES and "line" in meta,
+        lambda tag, meta: tag in COMPBENCH_CATEGORIES and "line" in meta,
         compbench_files,
     ),
     "dpg-bench": ("DPG-Bench", lambda _, meta: {"questions", "line"} <= meta.keys(), dpg_bench_files),
@@ -323,17 +315,18 @@ def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
     verdicts: dict[tuple[int, int], dict] = {}
     with blaming(path, "is not a result of the official GenEval evaluator ({})"):
         for row in (parse_json(line) for line in _text(path).split("\n") if line.strip()):
-            if not isinstance(row, dict) or not isinstance(row.get("filename"), str) or "correct" not in row:
-                raise ValueError("every line is an object with 'filename' and 'correct'")
-            if not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
-                raise ValueError(f"{', '.join(_GENEVAL_TEXTS)} are texts")
+            known = isinstance(row, dict) and isinstance(row.get("filename"), str) and "correct" in row
+            if not known or not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
+                raise ValueError(f"every line is an object with 'correct' and the texts {', '.join(_GENEVAL_TEXTS)}")
             "".join(row.get(name) or "" for name in _GENEVAL_TEXTS).encode()  # refuses half a character
             place = _GENEVAL_PLACE.search(row["filename"])
             if place is None:
                 raise ValueError(f"'{row['filename'][-40:]}' does not end in <line>/samples/<sample>.png")
-            key = int(place[1]), int(place[2])
-            _refuse_contradiction(path, row["filename"], _verdict(path, row), verdicts.get(key, row)["correct"])
-            verdicts[key] = row
+            if not isinstance(row["correct"], bool):
+                what = f"{path}: the verdict on {row['filename']} is {row['correct']!r:.40}"
+                raise SpecbenchError(what, "the official evaluator writes true or false")
+            first = verdicts.setdefault((int(place[1]), int(place[2])), row)
+            _refuse_contradiction(path, row["filename"], row["correct"], first["correct"])
     return verdicts
 
 
@@ -344,18 +337,10 @@ def _read_dpg_bench(path: Path) -> dict[tuple[str, int], dict[str, str]]:
         for line in filter(str.strip, _text(path).split("\n")):
             item, sample, question, answer = read_verdict(line)
             answers = found.setdefault((item, sample), {})
-            _refuse_contradiction(path, f"'{question:.80}'", answer, answers.get(question, answer))
-            answers[question] = answer
+            _refuse_contradiction(path, f"'{question:.80}'", answer, answers.setdefault(question, answer))
         if found and not any({"yes", "no"} & {*answers.values()} for answers in found.values()):
             raise ValueError("no answer in it is yes or no")
     return found
-
-
-def _verdict(path: Path, row: Mapping) -> bool:
-    if not isinstance(row["correct"], bool):
-        what = f"{path}: the verdict on {row['filename']} is {row['correct']!r:.40}"
-        raise SpecbenchError(what, "the official evaluator writes true or false")
-    return row["correct"]
 
 
 def _read_answers(path: Path, lowest: float) -> dict[int, float]:
@@ -366,19 +351,13 @@ def _read_answers(path: Path, lowest: float) -> dict[int, float]:
         if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= _ANSWER for row in rows):
             raise ValueError("not a list of objects with 'question_id' and 'answer'")
         for row in rows:
-            number, answer = int(str(row["question_id"])), _answer(path, row, lowest)
-            _refuse_contradiction(path, f"question {number}", answer, answers.get(number, answer))
-            answers[number] = answer
+            number = int(str(row["question_id"]))  # some of the scripts write numbers as text
+            answer = math.nan if isinstance(row["answer"], bool) else float(row["answer"])
+            if not lowest <= answer <= 1:
+                what = f"{path}: the answer to question {number} is {row['answer']!r:.40}"
+                raise SpecbenchError(what, f"the official scripts write numbers from {lowest:g} to 1")
+            _refuse_contradiction(path, f"question {number}", answer, answers.setdefault(number, answer))
     return answers
-
-
-def _answer(path: Path, row: Mapping, lowest: float) -> float:
-    """Parse the answer of a line, which some of the scripts write as text."""
-    answer = math.nan if isinstance(row["answer"], bool) else float(row["answer"])
-    if not lowest <= answer <= 1:
-        what = f"{path}: the answer to question {row['question_id']} is {row['answer']!r:.40}"
-        raise SpecbenchError(what, f"the official scripts write numbers from {lowest:g} to 1")
-    return answer
 
 
 def _refuse_contradiction(path: Path, what: str, found: float | str, before: float | str) -> None:

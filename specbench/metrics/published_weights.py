@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.checkpoint_files import Source, fetch_checkpoint, find_checkpoint, missing_checkpoint, read_json
-from specbench.models.hub_downloads import DIGESTS, REVISIONS, is_pinned_only
+from specbench.models.hub_downloads import DIGESTS, REVISIONS, is_pinned_only, on_hub_endpoint
 from specbench.system import console
 from specbench.system.digests import cache_folder, digest_of, sha256_of
 from specbench.system.downloads import (
@@ -25,7 +25,6 @@ from specbench.system.downloads import (
     fetch_file,
     matches,
     offline,
-    on_hub_endpoint,
     size_of,
 )
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from fnmatch import filter as matching
 from functools import partial
 from pathlib import Path
@@ -22,13 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.system import console
-from specbench.system.digests import digest_of, sha256_of
 from specbench.system.downloads import (
+    HUB,
     Download,
     Progress,
+    Remote,
     asked_wait,
-    hub_endpoint,
+    difference,
     is_on,
+    matches,
     offline,
     require_certificates,
 )
@@ -50,9 +53,8 @@ REVISIONS: Mapping[str, str] = {
     "xswu/HPSv2": "697403c78157020a1ae59d23f111aa58ced35b0a",
     "zai-org/ImageReward": "5736be03b2652728fb87788c9797b0570450ab72",
 }
-"""Pinned commits of hub repositories: a branch may change under a benchmark, a commit names the digest of every file in
-it. They are those that several public projects use and state. Other repositories are used at the revision that the user
-names with `--revision` or SPECBENCH_REVISIONS, else at the commit of `main` that the hub's cache keeps."""
+"""Pinned commits, those that several public projects state: a branch may change under a benchmark. Other repositories
+are used at the revision of `--revision` or SPECBENCH_REVISIONS, else at the commit of `main` in the hub's cache."""
 DIGESTS: Mapping[str, Mapping[str, str]] = {
     "depth-anything/Depth-Anything-V2-Small-hf": {
         "config.json": "c56698d3643dde1f83ea2212759e6b31a22b8f827246a36dd007ee8a22b3ff75",
@@ -69,6 +71,25 @@ _LOOK_EVERY_S = 0.5
 _MOST_SAID = 90
 """Characters of a foreign message that are repeated."""
 _COMMIT = re.compile("[0-9a-f]{40}")
+_ADDRESS = re.compile(r"https?://([^\s/@]+@)?(\w[\w.-]*|\[[\da-fA-F:.]+\])(:\d{1,5})?(/\S*)?")
+
+
+def on_hub_endpoint(remote: Remote) -> Remote:
+    """The same file of the mirror that HF_ENDPOINT names, if it is one of the Hugging Face hub."""
+    hub = remote.url.startswith(f"{HUB}/")
+    return replace(remote, url=remote.url.replace(HUB, hub_endpoint(), 1)) if hub else remote
+
+
+def hub_endpoint() -> str:
+    """Address of the Hugging Face hub, or of the mirror that HF_ENDPOINT names.
+
+    Raises:
+        SpecbenchError: the variable is no address.
+    """
+    address = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
+    if _ADDRESS.fullmatch(address) and address.isprintable():
+        return address
+    raise SpecbenchError(f"HF_ENDPOINT={address}: no address", "write it as https://HOST, or unset it")
 
 
 def is_pinned_only() -> bool:
@@ -154,7 +175,7 @@ def repository_download(
         files += found
     lacking = [name for name in files if not isinstance(try_to_load_from_cache(repo, name, revision=info.sha), str)]
     storage = _storage(repo)
-    size = sum(stated[name][0] for name in lacking)
+    size = sum(stated[name].size or 0 for name in lacking)
 
     def get(progress: Progress) -> None:
         from huggingface_hub import snapshot_download
@@ -174,8 +195,8 @@ def repository_download(
     return Download(repo, tuple(files), size, licence, Path(constants.HF_HUB_CACHE), get, info.sha)
 
 
-def _stated(info: ModelInfo, asked: str) -> dict[str, tuple[int, str]]:
-    """Size (0 if not stated) and digest of each file, of an answer to what was asked that may be anything."""
+def _stated(info: ModelInfo, asked: str) -> dict[str, Remote]:
+    """Size and digest of each file, of an answer to what was asked that may be anything."""
     if not _COMMIT.fullmatch(str(info.sha)) or (_COMMIT.fullmatch(asked) and info.sha != asked):
         raise ValueError(f"a commit {info.sha!r:.24}")
     stated = {}
@@ -183,26 +204,20 @@ def _stated(info: ModelInfo, asked: str) -> dict[str, tuple[int, str]]:
         if not (isinstance(one.rfilename, str) and isinstance(one.size or 0, int)):
             raise ValueError(f"a file {one.rfilename!r:.40} of {one.size!r:.24} bytes")
         git = f"git:{one.blob_id}" if one.blob_id else ""
-        stated[one.rfilename] = one.size or 0, f"sha256:{one.lfs.sha256}" if one.lfs else git
+        stated[one.rfilename] = Remote("", f"sha256:{one.lfs.sha256}" if one.lfs else git, one.size or None)
     return stated
 
 
-def _refuse_altered(repo: str, folder: Path, stated: Mapping[str, tuple[int, str]]) -> None:
+def _refuse_altered(repo: str, folder: Path, stated: Mapping[str, Remote]) -> None:
     """Remove files that are not what the hub states, which the client takes for complete, and raise."""
     problems = []
-    for name, (size, digest) in stated.items():
-        path = folder / name
-        held = path.stat().st_size
-        if size and held != size:
-            problems.append(f"{name} came with {held:,} bytes instead of {size:,}")
-        elif digest and not _has_digest(path, digest):
-            problems.append(f"{name} came with another {digest.partition(':')[0]} digest than the hub states")
-        else:
-            continue
-        for one in (path.resolve(), path):
-            one.unlink(missing_ok=True)
+    for name, remote in stated.items():
+        if not matches(path := folder / name, remote):
+            problems.append(f"{repo}: {name} is not what the hub states: {difference(path, remote)}")
+            for one in (path.resolve(), path):
+                one.unlink(missing_ok=True)
     if problems:
-        raise SpecbenchError(f"{repo}: {problems[0]}", "a proxy may alter it; run the same command again", FAILURE)
+        raise SpecbenchError(problems[0], "a proxy may alter it; run the same command again", FAILURE)
 
 
 def refuse_changed(paths: Iterable[Path]) -> None:
@@ -210,14 +225,9 @@ def refuse_changed(paths: Iterable[Path]) -> None:
     for path in paths:
         blob = path.readlink() if path.is_symlink() else Path()
         kinds = {64: ["sha256"], 40: ["git", "sha1"]}.get(len(blob.name), []) if blob.parent.name == "blobs" else []
-        if kinds and not any(_has_digest(path, f"{kind}:{blob.name}") for kind in kinds):
+        if kinds and not any(matches(path, Remote("", f"{kind}:{blob.name}")) for kind in kinds):
             again = f"to download it again: rm '{path.resolve()}' '{path}'"
             raise SpecbenchError(f"{path} has another digest than the hub stated", again, MISSING_PREREQUISITE)
-
-
-def _has_digest(path: Path, digest: str) -> bool:
-    kind = digest.partition(":")[0]
-    return (f"sha256:{sha256_of(path)}" if kind == "sha256" else digest_of(path, kind)) == digest
 
 
 def _named(names: Iterable[str], pattern: str) -> list[str]:
@@ -290,25 +300,23 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
         return any(isinstance(one, kinds) for one in found)
 
     answers = [response for one in found if (response := getattr(one, "response", None)) is not None]
-    status = answers[0].status_code if answers else None
+    status, wait = (answers[0].status_code, asked_wait(answers[0].headers)[0]) if answers else (None, "")
+    login, again = "hf auth login", "run the same command again"
     if of_kind(errors.HFValidationError):
         return f"--weights {repo}: neither a folder nor a hub id", "", BAD_INPUT
     if of_kind(UnicodeEncodeError):
-        return f"{repo}: the token (HF_TOKEN) has characters that no token has", "hf auth login", BAD_INPUT
+        return f"{repo}: the token (HF_TOKEN) has characters that no token has", login, BAD_INPUT
     if of_kind(errors.GatedRepoError):
-        what = f"{repo} is gated: accept its terms on {place}/{repo}, then log in"
-        return what, "hf auth login", MISSING_PREREQUISITE
+        return f"{repo} is gated: accept its terms on {place}/{repo}, then log in", login, MISSING_PREREQUISITE
     if of_kind(errors.RevisionNotFoundError):
         return f"{repo} has no revision '{revision}'", "name another one", MISSING_PREREQUISITE
     if of_kind(errors.RepositoryNotFoundError) or status == 404:
-        return f"{repo} is not on {place}, or private", "check the name, or: hf auth login", MISSING_PREREQUISITE
+        return f"{repo} is not on {place}, or private", f"check the name, or: {login}", MISSING_PREREQUISITE
     if status in (401, 403):
-        return f"{repo}: {place} refuses access ({status})", "hf auth login", MISSING_PREREQUISITE
-    again = "run the same command again"
-    wait = asked_wait(answers[0].headers)[0] if answers else ""
+        return f"{repo}: {place} refuses access ({status})", login, MISSING_PREREQUISITE
     if status == 429:
         what = f"{repo}: too many requests to {place} (429){wait}"
-        return what, f"{again} then; 'hf auth login' raises the limit", FAILURE
+        return what, f"{again} then; '{login}' raises the limit", FAILURE
     if status:
         return f"{repo}: {place} answers {status}{wait}", again, FAILURE
     for one in found:

@@ -77,7 +77,7 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
     category = row[columns.category] if columns.category else None
     meta = _metadata(path, where, row, columns) if columns.others or columns.meta else {}
     name = text_id(text) if name is None or name == "" else str(name).strip()
-    return Prompt(name, text, category and str(category), meta)
+    return Prompt(name, text, category and str(category).strip(), meta)
 
 
 def _text(source: TableFile, row: dict, keys: tuple[str, ...]) -> object:

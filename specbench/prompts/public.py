@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import shutil
 import tomllib
 import zipfile
 import zlib
@@ -23,7 +24,7 @@ from urllib.parse import quote
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.prompts.prompt_set import Prompt
 from specbench.prompts.public_files import READERS
-from specbench.system.digests import cache_folder, digest_of
+from specbench.system.digests import cache_folder
 from specbench.system.downloads import (
     BLOCK_BYTES,
     Download,
@@ -31,7 +32,7 @@ from specbench.system.downloads import (
     Progress,
     Remote,
     RemoteFile,
-    adopt,
+    difference,
     fetch_file,
     matches,
     offline,
@@ -226,7 +227,10 @@ def adopt_set(found: PublicSet, source: Path) -> Path:
     for name, remote in found.files.items():
         path = source if len(found.files) == 1 and not source.is_dir() else by_name.get(name)
         if path is not None:
-            adopt(remote, path, found.folder / name)
+            _require_right(remote, path)
+            with _writing(found.folder):
+                part = shutil.copyfile(path, found.folder / f"{name}.part")
+                os.replace(part, found.folder / name)
         elif not _is_right(found, name):
             raise SpecbenchError(f"{source} does not contain {name}", f"'{found.name}' needs {', '.join(found.files)}")
     return found.folder
@@ -279,8 +283,7 @@ def _require_right(remote: Remote, source: Path) -> None:
     if not source.is_file():
         raise SpecbenchError(f"{source} is not a file")
     if not matches(source, remote):
-        raise SpecbenchError(f"{source} is not the file published at {remote.url}: its digest is "
-                             f"{digest_of(source, remote.digest.partition(':')[0])}")  # fmt: skip
+        raise SpecbenchError(f"{source} is not the file published at {remote.url}: {difference(source, remote)}")
 
 
 @contextmanager

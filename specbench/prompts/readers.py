@@ -11,11 +11,13 @@ from __future__ import annotations
 import csv
 import gzip
 import os
+import re
 import sys
 import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -31,6 +33,8 @@ from specbench.system.json_values import parse_json
 MAX_LINE_BYTES = 1_000_000
 MAX_PROMPTS = 1_000_000
 MAX_FILE_BYTES = 2**28
+_FORMATS = "formats: .txt (one prompt per line), .json, .jsonl, .csv, .tsv, .parquet"
+_LINE = re.compile(rb"[^\r\n]+(?:\r\n|[\r\n])?|\r\n|[\r\n]")
 TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".prompts")
 
 
@@ -77,7 +81,7 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
         reason = getattr(error, "strerror", 0) or error
         raise SpecbenchError(f"prompt file '{path}' cannot be read: {reason}") from None
     if len(found) > MAX_PROMPTS:
-        raise _too_many(path)
+        raise _refused(path, f"more than {MAX_PROMPTS:,} prompts", "split it")
     return found
 
 
@@ -105,8 +109,6 @@ def _once_an_item(source: TableFile, found: list[tuple[str, Prompt]]) -> list[tu
 def read_stdin() -> list[Prompt]:
     """Read the prompts of stdin, once a process: one per line, or JSONL where the first line is a JSON object."""
     text = _stdin()
-    if len(text) > MAX_FILE_BYTES:
-        raise SpecbenchError(f"stdin has more than {MAX_FILE_BYTES:,} bytes", "name a file")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"stdin{'.jsonl' if text.lstrip().startswith(b'{') else ''}")
         path.write_bytes(text)
@@ -136,31 +138,35 @@ def _refuse_repeated(path: Path, found: Iterable[tuple[str, Prompt]]) -> None:
         seen[prompt.id] = where, prompt.text
 
 
-def _too_many(path: Path) -> SpecbenchError:
-    return SpecbenchError(f"prompt file '{path}' has more than {MAX_PROMPTS:,} prompts", "split it")
+def _refused(path: Path, why: str, fix: str = "") -> SpecbenchError:
+    return SpecbenchError(f"prompt file '{path}': {why}", fix or _FORMATS)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Iterate over numbered lines with their line ends, LF, CRLF or CR; an over-long line is rejected before it is
-    read fully."""
-    opened = gzip.open if path.suffix.lower() == ".gz" else open
-    with opened(path, "rt", encoding="latin-1", newline="") as file:  # a character a byte, and every kind of line end
-        number = size = 0
-        while line := file.readline(MAX_LINE_BYTES + 1):
-            raw = line.encode("latin-1")
-            number, size = number + 1, size + len(raw)
-            if size > MAX_FILE_BYTES:
-                raise SpecbenchError(f"prompt file '{path}' is larger than {MAX_FILE_BYTES:,} bytes", "split it")
-            if b"\0" in raw:
-                raise SpecbenchError(f"prompt file '{path}' is binary (NUL byte in line {number})", _FORMATS)
-            if len(raw) > MAX_LINE_BYTES:
-                raise SpecbenchError(
-                    f"prompt file '{path}': line {number} is longer than {MAX_LINE_BYTES:,} bytes", _FORMATS
-                )
-            try:
-                yield number, raw.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise SpecbenchError(f"prompt file '{path}': line {number} is not UTF-8 text", _FORMATS) from None
+    """Iterate over numbered lines with their line ends, LF, CRLF or CR."""
+    for number, found in enumerate(_LINE.finditer(_content(path)), 1):
+        try:
+            if len(found[0]) > MAX_LINE_BYTES:
+                raise _refused(path, f"line {number} is longer than {MAX_LINE_BYTES:,} bytes")
+            if b"\0" in found[0]:
+                raise _refused(path, f"it is binary (NUL byte in line {number})")
+            yield number, found[0].decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise _refused(path, f"line {number} is not UTF-8 text") from None
+
+
+def _content(path: Path) -> bytes:
+    """What is in a file, as UTF-8 where its first bytes say that it is UTF-16, as programs on Windows write it."""
+    if path.suffix.lower() == ".gz":
+        with gzip.open(path) as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+        if len(content) > MAX_FILE_BYTES:
+            raise _refused(path, f"larger than {MAX_FILE_BYTES:,} bytes", "split it")
+    else:
+        content = read_regular(path, MAX_FILE_BYTES)
+    with suppress(UnicodeDecodeError):
+        return content.decode("utf-16").encode() if content.startswith((b"\xff\xfe", b"\xfe\xff")) else content
+    return content
 
 
 def _read_run(source: TableFile) -> Iterator[tuple[str, Prompt]]:
@@ -168,7 +174,6 @@ def _read_run(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     import pyarrow.parquet as pq  # not for other files
 
     folder = source.path
-
     names = ["prompt_id", "sample", "status", "category", "meta", "tokens", "facts"]
     with blaming(folder / "samples", "holds no images of a run: {}"):
         rows = pq.read_table(folder / "samples", columns=names).to_pylist()
@@ -181,9 +186,6 @@ def _read_run(source: TableFile) -> Iterator[tuple[str, Prompt]]:
             text = "".join(f"<I{token}>" for token in row["tokens"])
             meta = parse_json(row["meta"] or "{}") | {"codes": len(row["tokens"])}
             yield f"image {name}", Prompt(name, text, row["category"], meta)
-
-
-_FORMATS = "formats: .txt (one prompt per line), .json, .jsonl, .csv, .tsv, .parquet"
 
 
 def _read_text(source: TableFile) -> Iterator[tuple[str, Prompt]]:
@@ -200,9 +202,9 @@ def _read_jsonl(source: TableFile) -> Iterator[tuple[str, Prompt]]:
         try:
             row = parse_json(line)
         except ValueError as error:
-            raise SpecbenchError(f"prompt file '{path}': line {number} is not JSON ({error})") from None
+            raise _refused(path, f"line {number} is not JSON ({error})") from None
         if not isinstance(row, dict):
-            raise SpecbenchError(f"prompt file '{path}': line {number} is not a JSON object")
+            raise _refused(path, f"line {number} is not a JSON object")
         yield f"line {number}", prompt_of(source, f"line {number}", row)
 
 
@@ -223,15 +225,6 @@ def _read_json(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     for number, row in enumerate(rows, 1):
         where = f"entry {number}"
         yield where, prompt_of(source, where, {"text": row} if isinstance(row, str) else row)
-
-
-def _content(path: Path) -> bytes:
-    if path.suffix.lower() != ".gz":
-        return read_regular(path, MAX_FILE_BYTES)
-    with gzip.open(path) as file:
-        if len(content := file.read(MAX_FILE_BYTES + 1)) > MAX_FILE_BYTES:
-            raise SpecbenchError(f"prompt file '{path}' is larger than {MAX_FILE_BYTES:,} bytes", "split it")
-        return content
 
 
 def _is_coco(content: dict) -> bool:
@@ -292,12 +285,11 @@ def _rows(source: TableFile, delimiter: str, quoting: int) -> Iterator[tuple[str
             yield from ((f"item {one.id}", one) for one in dpg_prompts(rows))
             return
         for row in rows:
-            extra = row.pop(None, None)
-            if extra is not None:
-                raise SpecbenchError(f"prompt file '{path}': line {rows.line_num} has more fields than the header")
+            if None in row:
+                raise _refused(path, f"line {rows.line_num} has more fields than the header")
             yield f"line {rows.line_num}", prompt_of(source, f"line {rows.line_num}", row)
     except csv.Error as error:
-        raise SpecbenchError(f"prompt file '{path}': line {rows.line_num}: {error}") from error
+        raise _refused(path, f"line {rows.line_num}: {error}") from error
 
 
 def _known(heading: str) -> str:
@@ -317,7 +309,7 @@ def _read_parquet(source: TableFile) -> Iterator[tuple[str, Prompt]]:
         pyarrow.parquet.ParquetFile(pyarrow.OSFile(os.fsencode(path))) as file,
     ):
         if file.metadata.num_rows > MAX_PROMPTS:
-            raise _too_many(path)
+            raise _refused(path, f"more than {MAX_PROMPTS:,} prompts", "split it")
         _check_columns(path, file.schema_arrow.names)
         batches = file.iter_batches(_BATCH, use_threads=False)
         rows: Iterable[dict] = (row for batch in batches for row in batch.to_pylist())

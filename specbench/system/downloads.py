@@ -20,13 +20,13 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
 from specbench.errors import BAD_INPUT, FAILURE, MISSING_PREREQUISITE, SpecbenchError
-from specbench.system.digests import digest_of
+from specbench.system.digests import digest_of, sha256_of
 from specbench.system.version import __version__
 
 # Imports inside functions: specbench.system.files brings rich, only where something is written.
@@ -190,7 +190,7 @@ def fetch_file(remote: Remote, target: Path, progress: Progress | None = None, f
     if forbidden or offline():
         what = f"{target.name} is not on this disk, and downloads are disabled"
         raise SpecbenchError(what, f"go online, {remote.by_hand}", MISSING_PREREQUISITE)
-    from specbench.system.files import lock_when_free
+    from specbench.system.files import FULL, lock_when_free
 
     part = target.with_name(target.name + ".part")
     try:
@@ -203,28 +203,9 @@ def fetch_file(remote: Remote, target: Path, progress: Progress | None = None, f
         finally:
             os.close(lock)
     except OSError as error:
-        raise _disk_error(target, error) from error
-    return target
-
-
-def adopt(remote: Remote, source: Path, target: Path) -> Path:
-    """Copy a local file to `target` after verifying its digest.
-
-    Raises:
-        SpecbenchError: not readable, or digest mismatch.
-    """
-    try:
-        if not matches(source, remote):
-            raise SpecbenchError(f"{source} is not {remote.place}: {_difference(source, remote)}")
-    except OSError as error:
-        raise SpecbenchError(f"{source} cannot be read: {error.strerror or error}") from None
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(target.name + ".part")
-        shutil.copyfile(source, part)
-        os.replace(part, target)
-    except OSError as error:
-        raise _disk_error(target, error) from error
+        again = "free some space and run the same command again to resume" if error.errno in FULL else ""
+        code = FAILURE if again else BAD_INPUT
+        raise SpecbenchError(f"cannot write {target}: {error.strerror or error}", again, code) from error
     return target
 
 
@@ -248,9 +229,6 @@ class RemoteFile(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        return self._place
-
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
         self._place = max(0, start + offset)
@@ -258,26 +236,13 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer) -> int:
         stop = min(self._place + len(buffer), self._size)
-        if stop <= self._place:
-            return 0
-        content = self._tried(self._place, stop)
+        content = _tried(self._remote, lambda: self._range(self._place, stop)) if stop > self._place else b""
         buffer[: len(content)] = content
         self._place += len(content)
         self._received += len(content)
-        if self._progress:
+        if content and self._progress:
             self._progress(self._received, None)
         return len(content)
-
-    def _tried(self, start: int, stop: int) -> bytes:
-        for attempt in range(1, DOWNLOAD_ATTEMPTS + 1):
-            try:
-                if content := self._range(start, stop):
-                    return content
-                reason = "cut off before a byte"
-            except _TRANSIENT as error:
-                reason = _transient_reason(self._remote, error)
-            time.sleep(PAUSE_S * attempt)
-        raise SpecbenchError(f"{self._remote.place}: {reason}", "run the same command again", FAILURE)
 
     def _range(self, start: int, stop: int) -> bytes:
         """The bytes of one request, of which there may be fewer than wanted."""
@@ -292,9 +257,12 @@ class RemoteFile(io.RawIOBase):
             if response.status != 206 or sent != f"bytes {start}-{stop - 1}/{self._size}":
                 raise NoRanges
             try:
-                return response.read(stop - start)
+                content = response.read(stop - start)
             except http.client.IncompleteRead as error:
-                return error.partial
+                content = error.partial
+        if not content:
+            raise ConnectionError("cut off before a byte")
+        return content
 
 
 class NoRanges(Exception):
@@ -305,7 +273,21 @@ def matches(path: Path, remote: Remote) -> bool:
     """Whether a local file has the published size and digest."""
     if remote.size is not None and path.stat().st_size != remote.size:
         return False
-    return not remote.digest or digest_of(path, remote.digest.partition(":")[0]) == remote.digest
+    return not remote.digest or _digest(path, remote) == remote.digest
+
+
+def difference(path: Path, remote: Remote) -> str:
+    """In what a local file differs from the published one."""
+    size = path.stat().st_size
+    if remote.size is not None and size != remote.size:
+        return f"{size:,} bytes instead of {remote.size:,}"
+    kind, _, found = _digest(path, remote).partition(":")
+    return f"its {kind} is {found[:16]}..., not {remote.digest.partition(':')[2][:16]}..."
+
+
+def _digest(path: Path, remote: Remote) -> str:
+    kind = remote.digest.partition(":")[0]
+    return f"sha256:{sha256_of(path)}" if kind == "sha256" else digest_of(path, kind)
 
 
 def size_of(remote: Remote) -> int | None:
@@ -316,27 +298,6 @@ def size_of(remote: Remote) -> int | None:
         length = response.headers.get("Content-Length")
         return int(length) if length else None
     return None
-
-
-def on_hub_endpoint(remote: Remote) -> Remote:
-    """The same file of the mirror that HF_ENDPOINT names, if it is one of the Hugging Face hub."""
-    hub = remote.url.startswith(f"{HUB}/")
-    return replace(remote, url=remote.url.replace(HUB, hub_endpoint(), 1)) if hub else remote
-
-
-def hub_endpoint() -> str:
-    """Address of the Hugging Face hub, or of the mirror that HF_ENDPOINT names.
-
-    Raises:
-        SpecbenchError: the variable is no address.
-    """
-    address = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
-    with suppress(ValueError):  # no number as a port, no possible name of a host
-        parts = urllib.parse.urlsplit(address)
-        named = parts.hostname and parts.hostname.encode("idna") and (parts.port is None or parts.port)
-        if named and parts.scheme in ("https", "http") and address.isprintable() and " " not in address:
-            return address
-    raise SpecbenchError(f"HF_ENDPOINT={address}: no address", "write it as https://HOST, or unset it")
 
 
 def require_certificates() -> None:
@@ -372,36 +333,33 @@ def is_on(variable: str, env: Mapping[str, str] | None = None) -> bool:
 def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
     """Download the rest of `part` and verify it; restart once if a resumed file does not verify."""
     resumed = part.exists()
-    _download(remote, part, progress)
+    _tried(remote, lambda: _stream(remote, part, progress), lambda: part.stat().st_size if part.exists() else 0)
     if matches(part, remote):
         return
-    problem = _difference(part, remote)
+    problem = difference(part, remote)
     part.unlink()
-    if resumed:  # the partial file may belong to another version
-        _complete(remote, part, progress)
-        return
-    raise _altered(f"{remote.place} is not the expected file: {problem}")
+    if not resumed:
+        raise _altered(f"{remote.place} is not the expected file: {problem}")
+    _complete(remote, part, progress)  # the partial file may have belonged to another version
+
+
+def _tried(remote: Remote, request: Callable[[], K], held: Callable[[], int] = lambda: 0) -> K:
+    """Repeat a request until it is not cut off, or `DOWNLOAD_ATTEMPTS` in a row have added no bytes to those `held`."""
+    idle = 0
+    while True:
+        before = held()
+        try:
+            return request()
+        except _TRANSIENT as error:
+            reason = _transient_reason(remote, error)
+        idle = 0 if held() > before else idle + 1
+        if idle == DOWNLOAD_ATTEMPTS:
+            raise SpecbenchError(f"{remote.place}: {reason}", f"run the same command again, {remote.by_hand}", FAILURE)
+        time.sleep(PAUSE_S * max(1, idle))
 
 
 def _altered(what: str) -> SpecbenchError:
     return SpecbenchError(what, "the published file changed, or a proxy altered it; nothing was stored", FAILURE)
-
-
-def _download(remote: Remote, part: Path, progress: Progress | None) -> None:
-    idle = 0
-    while True:
-        before = part.stat().st_size if part.exists() else 0
-        try:
-            _stream(remote, part, progress)
-            return
-        except _TRANSIENT as error:
-            reason = _transient_reason(remote, error)
-
-        gained = part.exists() and part.stat().st_size > before
-        idle = 0 if gained else idle + 1
-        if idle == DOWNLOAD_ATTEMPTS:
-            raise SpecbenchError(f"{remote.place}: {reason}", f"run the same command again, {remote.by_hand}", FAILURE)
-        time.sleep(PAUSE_S * max(1, idle))
 
 
 def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
@@ -489,20 +447,3 @@ def _transient_reason(remote: Remote, error: Exception) -> str:
         fix = "set SSL_CERT_FILE to your CA bundle; 'python -m certifi' prints one"
         raise SpecbenchError(what, fix, FAILURE) from None
     return str(getattr(cause, "strerror", "") or cause) or type(error).__name__
-
-
-def _difference(path: Path, remote: Remote) -> str:
-    size = path.stat().st_size
-    if remote.size is not None and size != remote.size:
-        return f"{size:,} bytes instead of {remote.size:,}"
-    kind, _, wanted = remote.digest.partition(":")
-    found = digest_of(path, kind).partition(":")[2]
-    return f"its {kind} is {found[:16]}..., not {wanted[:16]}..."
-
-
-def _disk_error(target: Path, error: OSError) -> SpecbenchError:
-    from specbench.system.files import FULL
-
-    hint = "free some space and run the same command again to resume" if error.errno in FULL else ""
-    code = FAILURE if error.errno in FULL else BAD_INPUT
-    return SpecbenchError(f"cannot write {target}: {error.strerror or error}", hint, code)

@@ -18,6 +18,7 @@ import sys
 import sysconfig
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -232,17 +233,14 @@ def _versions(tops: frozenset[str]) -> dict[str, str]:
     whose versions each invocation keeps."""
     if not tops:
         return {}
-    required = {re.split(r"[ ;<>=\[]", line)[0].replace("_", "-").lower() for line in _requirements()} | {_OURS}
+    required = {_OURS}
+    with suppress(metadata.PackageNotFoundError):
+        required |= {
+            re.split(r"[ ;<>=\[]", line)[0].replace("_", "-").lower() for line in metadata.requires(_OURS) or ()
+        }
     owners = metadata.packages_distributions()
     names = sorted({owner for top in tops for owner in owners.get(top, ())})
     return {name: metadata.version(name) for name in names if name.replace("_", "-").lower() not in required}
-
-
-def _requirements() -> list[str]:
-    try:
-        return metadata.requires(_OURS) or []
-    except metadata.PackageNotFoundError:
-        return []
 
 
 def _in_memory(target: str) -> str:

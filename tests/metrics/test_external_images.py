@@ -236,7 +236,7 @@ def test_doctor_says_what_a_metric_lacks_and_where_to_get_it(cli, monkeypatch, t
     assert "did you mean 'imagereward'" in cli("doctor", "--metric", "imagerewart").err
 
 
-CAPTIONS = ("a red circle", "a blue square, left of a dog", "a cat's hat")
+CAPTIONS = ("a red circle", "a blue square, left of a dog-like cat", "a cat's hat")
 
 
 def listed(folder: Path) -> PromptSet:
@@ -266,6 +266,7 @@ RELEASED = {
     "lines from 1": ["1.jpg", "02.jpg", "3.jpg"],
     "GenEval": [f"{line:05d}/samples/{0:05d}.png" for line in range(3)],
     "T2I-CompBench": [f"samples/{text}_{10 * line:06d}.png" for line, text in enumerate(CAPTIONS)],
+    "GSD": [f"Lumina-mGPT-7B-768-{text[:30]}-16-init-random-seedNone-img_topk2000.png" for text in CAPTIONS],
     "captions alone": [f"{text.replace(' ', '_')}.png" for text in CAPTIONS],
 }
 
@@ -282,6 +283,17 @@ def test_samples_are_in_the_order_of_their_numbers(tmp_path):
     names = [f"samples/{text}_{number}.png" for text in CAPTIONS for number in (9, 10, 11)]
     found = paired(written(tmp_path / "images", *names))
     assert [found[0, sample] for sample in range(3)] == names[:3]
+
+
+def test_seeds_of_gsd_are_samples_and_captions_of_one_start_are_refused(tmp_path):
+    def name(text: str, seed: int) -> str:
+        return f"Lumina-mGPT-7B-768-{text[:30]}-16-init-random-seed{seed}-img_topk2000.png"
+
+    folder = written(tmp_path / "images", *(name(text, seed) for text in CAPTIONS for seed in (200, 9)))
+    assert [paired(folder)[1, sample] for sample in (0, 1)] == [name(CAPTIONS[1], 9), name(CAPTIONS[1], 200)]
+    alike = build_prompt_set("list", [Prompt(str(n), CAPTIONS[1] + end) for n, end in enumerate(("", "s"))])
+    with pytest.raises(SpecbenchError, match="two captions would have the same file name"):
+        external_images(folder, alike, tmp_path / "out", "starts")
 
 
 def test_captions_that_lantern_keeps_count_more_than_lines(tmp_path):

@@ -69,15 +69,15 @@ def test_without_a_pinned_commit_main_is_taken_and_later_uses_keep_its_commit(hu
 @pytest.mark.parametrize(
     ("name", "sent", "said"),
     [
-        ("config.json", b"}{", "another git digest than the hub states"),
-        ("model.safetensors", b"new weights", "another sha256 digest than the hub states"),
+        ("config.json", b"}{", "its git is "),
+        ("model.safetensors", b"new weights", "its sha256 is "),
         ("model.safetensors", b"", "0 bytes instead of 11"),
     ],
 )
 def test_a_file_that_is_not_what_the_hub_states_is_refused_when_it_comes_and_later(hub, tmp_path, name, sent, said):
     hub.spoil = lambda path, data: sent if "/resolve/" in path and path.endswith(name) else data
     come = fetch(hub, tmp_path)
-    assert come.stdout.startswith(f"1 {REPO}: {name} came with {said}"), come.stdout
+    assert come.stdout.startswith(f"1 {REPO}: {name} is not what the hub states: {said}"), come.stdout
     hub.spoil = lambda path, data: data
     assert fetch(hub, tmp_path).stdout == f"{OLD}\n", "it was not kept"
     [path] = (tmp_path / "hf").rglob(f"snapshots/*/{name}")

@@ -18,6 +18,7 @@ from checkpoints import write
 from specbench.errors import SpecbenchError
 from specbench.metrics import openclip, published_weights
 from specbench.metrics.published_weights import CHECKPOINTS, require_weights_file
+from specbench.models import hub_downloads
 from specbench.models.catalog import load_model
 from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch_checkpoint
 from specbench.models.checkpoint_layouts import find_marks
@@ -131,7 +132,7 @@ def test_a_python_that_knows_no_certificates_takes_those_of_certifi_or_of_the_us
 
 def test_files_of_metrics_on_the_hub_follow_its_mirror(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/")
-    places = {name: downloads.on_hub_endpoint(one.remote).url for name, one in CHECKPOINTS.items()}
+    places = {name: hub_downloads.on_hub_endpoint(one.remote).url for name, one in CHECKPOINTS.items()}
     for name in ("hpsv2-v2.1", "imagereward", "bert-vocabulary"):
         assert places[name].startswith("https://mirror.example/") and "huggingface.co" not in places[name]
     assert places["clip-b16"] == CHECKPOINTS["clip-b16"].remote.url

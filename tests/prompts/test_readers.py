@@ -80,6 +80,14 @@ def test_a_name_with_a_comma_is_selected_and_quoted(tmp_path):
     assert error.value.try_this == 'valid: "1,a", 2'
 
 
+def test_utf_16_and_padded_fields_are_read_as_they_are_meant(tmp_path):
+    (tmp_path / "p.txt").write_bytes("a red circle\r\nan \xe9clair\r\n".encode("utf-16"))
+    assert [prompt.text for prompt in load_prompts(tmp_path / "p.txt").prompts] == ["a red circle", "an \xe9clair"]
+    (tmp_path / "p.csv").write_text("id, prompt, category\n1, a red circle, red\n")
+    (prompt,) = load_prompts(tmp_path / "p.csv").prompts
+    assert (prompt.text, prompt.category) == ("a red circle", "red")
+
+
 @pytest.mark.parametrize("content", [b"a red circle\n", b'{"prompt": "a red circle"}\n'], ids=["text", "jsonl"])
 def test_prompts_are_read_from_stdin(monkeypatch, content):
     readers._stdin.cache_clear()
