@@ -29,9 +29,9 @@ from specbench.system.downloads import (
     Progress,
     Remote,
     asked_wait,
-    difference,
     is_on,
     matches,
+    mismatch,
     offline,
     require_certificates,
 )
@@ -213,7 +213,7 @@ def _refuse_altered(repo: str, folder: Path, stated: Mapping[str, Remote]) -> No
     problems = []
     for name, remote in stated.items():
         if not matches(path := folder / name, remote):
-            problems.append(f"{repo}: {name} is not what the hub states: {difference(path, remote)}")
+            problems.append(f"{repo}: {name} is not what the hub states: {mismatch(path, remote)}")
             for one in (path.resolve(), path):
                 one.unlink(missing_ok=True)
     if problems:

@@ -32,9 +32,9 @@ from specbench.system.downloads import (
     Progress,
     Remote,
     RemoteFile,
-    difference,
     fetch_file,
     matches,
+    mismatch,
     offline,
 )
 from specbench.system.files import check_regular, data_folder
@@ -283,7 +283,7 @@ def _require_right(remote: Remote, source: Path) -> None:
     if not source.is_file():
         raise SpecbenchError(f"{source} is not a file")
     if not matches(source, remote):
-        raise SpecbenchError(f"{source} is not the file published at {remote.url}: {difference(source, remote)}")
+        raise SpecbenchError(f"{source} is not the file published at {remote.url}: {mismatch(source, remote)}")
 
 
 @contextmanager

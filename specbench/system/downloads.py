@@ -276,7 +276,7 @@ def matches(path: Path, remote: Remote) -> bool:
     return not remote.digest or _digest(path, remote) == remote.digest
 
 
-def difference(path: Path, remote: Remote) -> str:
+def mismatch(path: Path, remote: Remote) -> str:
     """In what a local file differs from the published one."""
     size = path.stat().st_size
     if remote.size is not None and size != remote.size:
@@ -336,7 +336,7 @@ def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
     _tried(remote, lambda: _stream(remote, part, progress), lambda: part.stat().st_size if part.exists() else 0)
     if matches(part, remote):
         return
-    problem = difference(part, remote)
+    problem = mismatch(part, remote)
     part.unlink()
     if not resumed:
         raise _altered(f"{remote.place} is not the expected file: {problem}")
