@@ -31,6 +31,7 @@ _SYNONYMS = {
     },
     "prompt set": {
         "coco": "ms coco, coco 2017, coco val 2017, coco 5k, ms coco 2017, ms coco val 2017, captions val 2017",
+        "coco-train": "coco 2017 train, coco train 2017, ms coco train, captions train 2017",
         "parti": "p2, nateraw/parti-prompts",
         "dpg-bench": "dpg, dense prompt graph",
         "t2i-compbench": "compbench, t2i compbench++",

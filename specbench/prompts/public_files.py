@@ -20,12 +20,13 @@ _COMPLEX_KINDS = ("spatial", "action", "spatialaction")
 
 
 def read_coco(folder: Path) -> list[Prompt]:
-    """Read the COCO 2017 validation captions as the papers use them: the longest caption of each image, the first of
-    equally long ones, with white space as published.
+    """Read the only file of captions in a folder of COCO as the papers use them: the longest caption of each image, the
+    first of equally long ones, with white space as published.
 
     One prompt per image, by ascending image id; the prompt id is the image file name without its suffix.
     """
-    return longest_captions(json.loads((folder / "captions_val2017.json").read_text(encoding="utf-8")))
+    (file,) = folder.glob("captions_*.json")
+    return longest_captions(json.loads(file.read_text(encoding="utf-8")))
 
 
 def longest_captions(content: Mapping) -> list[Prompt]:
@@ -202,6 +203,7 @@ def _lines(path: Path) -> list[str]:
 
 READERS = {
     "coco": read_coco,
+    "coco-train": read_coco,
     "parti": read_parti,
     "geneval": read_geneval,
     "geneval2": read_geneval2,

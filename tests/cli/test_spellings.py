@@ -67,6 +67,7 @@ METRICS = {
     "kid": "KID",
 }
 PROMPTS = {
+    "coco-train": "COCO2017 train, MS-COCO train, coco_train2017, captions_train2017",
     "coco": "COCO2017, MS-COCO, mscoco, coco_val2017, COCO 2017 val, MS COCO 2017 validation, captions_val2017",
     "parti": "PartiPrompts, partiprompt, P2, P2 prompts, nateraw/parti-prompts",
     "parti/Arts": "PartiPrompts/arts",

@@ -54,8 +54,8 @@ CATEGORIES = ("color", "shape", "texture", "spatial", "3d_spatial", "numeracy", 
 
 def files(name: str) -> dict[str, bytes]:
     """The files of a small set: COCO with a tie and white space, quotes, CRLF and missing last line ends."""
-    if name == "coco":
-        return {"captions_val2017.json": json.dumps(COCO).encode()}
+    if name.startswith("coco"):
+        return {f"captions_{'train' if name == 'coco-train' else 'val'}2017.json": json.dumps(COCO).encode()}
     if name == "parti":
         return {"PartiPrompts.tsv": PARTI.encode()}
     if name == "geneval":
@@ -81,7 +81,7 @@ def digest(content: bytes) -> str:
 def public_set(name: str, base: str = "http://127.0.0.1:9") -> PublicSet:
     """The manifest entry of the small set, published under `base`."""
     counts = {"coco": 2, "parti": 3, "geneval": 2, "geneval2": 1, "dpg-bench": 2, "t2i-compbench": 16}
-    counts |= {"oneig": 1, "longtext-bench": 1}
+    counts |= {"coco-train": 2, "oneig": 1, "longtext-bench": 1}
     remotes = {file: Remote(f"{base}/{file}", digest(content)) for file, content in files(name).items()}
     categories = dict.fromkeys(CATEGORIES, 2) if name == "t2i-compbench" else {}
     return PublicSet(name, "", counts[name], "CC BY 4.0", "", remotes, categories=categories)
