@@ -346,11 +346,36 @@ def _ranges(numbers: Sequence[str]) -> list[str]:
 
 
 def effects(page: Path, argument: str) -> str:
-    """What another reading changes, by setting, where that was measured."""
+    """What another reading changes, by setting, where that is known: stated, or measured on `shapes`."""
+    rows = {setting: [_escape(said)] for setting, said in conventions()["effects"].items()}
+    for setting, found in _measured_readings().items():
+        if setting != "schedule":  # a table of its own
+            each = [f"`{one['reading']}` {_tokens(one)}" for one in found]
+            rows.setdefault(setting, []).append(f"tokens per step on `shapes`: {', '.join(each)}")
     return _table(
         ["setting", "what another reading changes"],
-        ([f"`{setting}`", _escape(said)] for setting, said in sorted(conventions()["effects"].items())),
+        ([f"`{setting}`", "; ".join(said)] for setting, said in sorted(rows.items())),
     )
+
+
+def _measured_readings() -> dict[str, list[dict]]:
+    return json.loads((REFERENCE / "readings.json").read_text())
+
+
+def _tokens(one: dict) -> str:
+    return f"{one['value']:.2f} [{one['low']:.2f}, {one['high']:.2f}]"
+
+
+def schedules(page: Path, argument: str) -> str:
+    """The readings of Cool-SD's schedule: lengths of the fitted chain beside the printed ones, tokens on `shapes`."""
+    from schedules import READINGS, fitted
+
+    found, measured = fitted(), [_tokens(one) for one in _measured_readings()["schedule"]]
+    places = [f"{model}, delta = {delta:g}" for model, delta in found]
+    rows = [["printed", *(f"{length:.2f}" for length, _ in found.values()), "-"]]
+    for place, name in enumerate(READINGS):
+        rows.append([name, *(f"{lengths[name]:.2f}" for _, lengths in found.values()), measured[place]])
+    return _table(["the schedule's reading", *places, "`shapes`, delta = 1.1"], rows)
 
 
 def printed_latencies(page: Path, argument: str) -> str:
@@ -567,6 +592,7 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "revisions": revisions,
     "results": results,
     "readings": readings,
+    "schedules": schedules,
     "tables": tables,
 }
 

@@ -389,7 +389,7 @@ def estimate(table: str, **settings: object) -> Rows:
         SpecbenchError: an unknown table or an invalid setting.
     """
     from specbench.papers.estimate import estimate as estimate_table  # brings pandas
-    from specbench.papers.reproduce import plan_table
+    from specbench.papers.planned_cells import plan_table
     from specbench.papers.table_files import load_table
 
     found = load_table(table)

@@ -50,7 +50,7 @@ from specbench.models.facts import ModelChoice
 from specbench.papers import render as papers_render
 from specbench.papers.join import join
 from specbench.papers.listing import run_rows
-from specbench.papers.reproduce import plan_table
+from specbench.papers.planned_cells import plan_table
 from specbench.papers.table_files import read_table
 from specbench.prompts import Prompt, load_prompts
 from specbench.reporting import FORMATS, render

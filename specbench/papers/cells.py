@@ -13,8 +13,7 @@ from specbench.reporting.columns import stall_note
 from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import Run
-from specbench.stats import Estimate
-from specbench.stats.intervals import without_few
+from specbench.stats.intervals import FEW_UNITS
 from specbench.store.run_info import Invocation
 
 RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
@@ -76,8 +75,8 @@ class Cell:
         printed_notes, notes: notes on the printed and on the measured value.
     """
 
-    paper: float | None
-    spread: float | None
+    paper: float | None = None
+    spread: float | None = None
     value: float | None = None
     low: float | None = None
     high: float | None = None
@@ -101,43 +100,29 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
         fingerprint: metric fingerprint of the scores of this column.
     """
     remarks = tuple(note for note in (row.notes.get(column.name), _above_steps(row.paper, column)) if note)
-    printed = Cell(row.paper.get(column.name), row.spread.get(column.name), printed_notes=remarks)
-    printed = replace(printed, bold=column.name in row.bold)
-    if not column.measurable:
-        return printed
-    if measured is None:
-        return replace(printed, why=why)
-    estimate, n, why, note = _measure(column, measured, fingerprint)
-    few = _interval_left_out(column, measured, fingerprint)
-    notes = (note,) if note else ()
-    if estimate is None:
-        return replace(printed, why=why, notes=notes)
-    shown = without_few(estimate, min(n or 0, measured.prompts))
-    too_few = few or shown.low != estimate.low
-    value, low, high = (x if x is None else x * column.scale for x in (shown.value, shown.low, shown.high))
-    incomplete = measured.partial or measured.expected is None
-    biased = incomplete and not measured.unlike and column.score is not None and lower_is_better(column.score)
-    if biased and printed.paper is not None:
-        notes += (_BIASED,)
-    difference = None if printed.paper is None or measured.unlike or biased else value - printed.paper
+    printed, spread = row.paper.get(column.name), row.spread.get(column.name)
+    as_printed = Cell(printed, spread, printed_notes=remarks, bold=column.name in row.bold)
+    if measured is None or not column.measurable:
+        return replace(as_printed, why=why if column.measurable else None)
+    found = _score(column, measured, fingerprint) if column.score else _number(column, measured)
+    if found.value is None:
+        return replace(as_printed, why=found.why, notes=found.notes)
+    value, low, high = (x if x is None else x * column.scale for x in (found.value, found.low, found.high))
+    biased = column.score is not None and lower_is_better(column.score) and not measured.unlike
+    biased = biased and (measured.partial or measured.expected is None)
     elsewhere = column.key in TIMES and measured.same_machine is not True
-    if elsewhere and printed.paper is not None:
+    notes, difference, outside = found.notes, None, False
+    if printed is not None:
+        notes += (_BIASED,) if biased else ()
         there = f"the paper on {row.hardware}" if row.hardware else "the paper names no hardware"
-        notes += (f"Measured on {processor_names(measured.run)}; {there}.",)
-    outside = False
+        notes += (f"Measured on {processor_names(measured.run)}; {there}.",) if elsewhere else ()
+        difference = None if measured.unlike or biased else value - printed
     if difference is not None and low is not None and not elsewhere:
         half_a_digit = 0.5 * 10.0**-column.precision
-        outside = not low - half_a_digit <= printed.paper <= high + half_a_digit
-    found = {"value": value, "low": low, "high": high, "n": n, "difference": difference, "outside": outside}
+        outside = not low - half_a_digit <= printed <= high + half_a_digit
+    shown = {"value": value, "low": low, "high": high, "n": found.n, "too_few": found.too_few, "notes": notes}
     real = (column.score or column.key) in measured.row.get("real", ())
-    return replace(printed, **found, real=real, too_few=too_few, notes=notes)
-
-
-def _interval_left_out(column: Column, measured: Measured, fingerprint: str | None) -> bool:
-    """Whether the report row already lacks the interval of this number, for want of prompts."""
-    if column.score:
-        return any(score.get("too_few") and score["fingerprint"] == fingerprint for score in _scores(column, measured))
-    return column.key == "speedup" and measured.row["speedup"] is not None and measured.row["speedup_low"] is None
+    return replace(as_printed, **shown, difference=difference, outside=outside, real=real)
 
 
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
@@ -161,79 +146,71 @@ def processor_names(run: Run) -> str:
     return " and ".join(dict.fromkeys(", ".join(_processors(call)) for call in run.info.invocations))
 
 
-def _measure(
-    column: Column, measured: Measured, fingerprint: str | None
-) -> tuple[Estimate | None, int | None, str | None, str | None]:
-    """Measured number with its image count, or the reason why it is missing; and a note."""
-    row = measured.row
-    if column.score:
-        return _score(column, measured, fingerprint)
-    if row[column.key] is None:
-        return None, None, *_missing(column, measured)
-    n = row["pairs"] if column.key in RATIOS_TO_AR else row["n"]
-    low, high = _interval(column.key, measured) if math.isfinite(row[column.key]) else (None, None)
-    above = row["speedup"] and row["step_ratio"] and row["speedup"] > row["step_ratio"]
-    note = None
-    if column.key == "speedup" and above:
-        note = f"Measured latency ratio above the step ratio ({row['step_ratio']:.2f}): {_SUSPICIOUS}"
-    elif column.key in RATIOS_TO_AR and row["speedup_note"]:
-        note = f"Compared {row['speedup_note']}."
-    stalled = stall_note(row) if column.key in _STALLING else None
-    return Estimate(row[column.key], low, high), n, None, f"{stalled}." if stalled and not note else note
+def _number(column: Column, measured: Measured) -> Cell:
+    """The measured number of a column without a score, or why it is missing."""
+    row, key = measured.row, column.key
+    if row[key] is None:
+        return _missing(column, measured)
+    if key == "speedup" and row["step_ratio"] and row[key] > row["step_ratio"]:
+        notes = [f"Measured latency ratio above the step ratio ({row['step_ratio']:.2f}): {_SUSPICIOUS}"]
+    else:
+        notes = [f"Compared {row['speedup_note']}."] if key in RATIOS_TO_AR and row["speedup_note"] else []
+    if key in _STALLING and not notes and (stalled := stall_note(row)):
+        notes = [f"{stalled}."]
+    low, high, few = _interval(key, measured) if math.isfinite(row[key]) else (None, None, False)
+    n = row["pairs"] if key in RATIOS_TO_AR else row["n"]
+    return Cell(value=row[key], low=low, high=high, n=n, too_few=few, notes=tuple(notes))
 
 
-def _missing(column: Column, measured: Measured) -> tuple[str, str | None]:
-    """Reason for a missing number, as a short text and as a sentence."""
+def _missing(column: Column, measured: Measured) -> Cell:
+    """A missing number, with the reason as a short text and as a sentence."""
     if column.key in RATIOS_TO_AR:
         unlike = mismatched_fields(measured.run.info, measured.ar.info) if measured.ar else []
         if unlike:
             names = ", ".join(field.partition(" (")[0] for field in unlike)
-            return (
-                f"{names} {'differs' if len(unlike) == 1 else 'differ'}",
-                f"Not comparable: {measured.row['speedup_note']}.",
-            )
-        return str(measured.row["speedup_note"]).partition(":")[0], None
+            why = f"{names} {'differs' if len(unlike) == 1 else 'differ'}"
+            return Cell(why=why, notes=(f"Not comparable: {measured.row['speedup_note']}.",))
+        return Cell(why=str(measured.row["speedup_note"]).partition(":")[0])
     if column.key in ("draft_tv", "draft_top1"):
-        return "no trace", "Kept by `specbench run --trace`, and by `specbench bench`."
-    batch = measured.row["setting"]["batch"]
-    if column.key in TIMES and batch > 1:
-        return f"batch {batch}", "Latency is measured one image at a time."
-    return "missing", None
+        return Cell(why="no trace", notes=("Kept by `specbench run --trace`, and by `specbench bench`.",))
+    if column.key in TIMES and (batch := measured.row["setting"]["batch"]) > 1:
+        return Cell(why=f"batch {batch}", notes=("Latency is measured one image at a time.",))
+    return Cell(why="missing")
 
 
-def _score(
-    column: Column, measured: Measured, fingerprint: str | None
-) -> tuple[Estimate | None, int | None, str | None, str | None]:
+def _score(column: Column, measured: Measured, fingerprint: str | None) -> Cell:
     scores = _scores(column, measured)
-    if not scores:
-        return None, None, NOT_SCORED, None
     for score in scores:
         if score["fingerprint"] == fingerprint:
             some = score["n"] != measured.row["n"] and ":" not in column.score
-            note = f"Scored over {score['n']} of {measured.row['n']} images." if some else None
-            return Estimate(score["value"], score["low"], score["high"]), score["n"], None, note
-    found = scores[0]["fingerprint"]
-    return None, None, "other fingerprint", (
-        f"{column.header} was computed with {found} here and with {fingerprint} in the rest of its column, which does "
-        f"not compare."
-    )  # fmt: skip
+            notes = (f"Scored over {score['n']} of {measured.row['n']} images.",) if some else ()
+            few = bool(score.get("too_few"))
+            return Cell(None, None, score["value"], score["low"], score["high"], score["n"], too_few=few, notes=notes)
+    if not scores:
+        return Cell(why=NOT_SCORED)
+    note = (
+        f"{column.header} was computed with {scores[0]['fingerprint']} here and with {fingerprint} in the rest of its "
+        f"column, which does not compare."
+    )
+    return Cell(why="other fingerprint", notes=(note,))
 
 
 def _scores(column: Column, measured: Measured) -> list[Mapping]:
     return [score for score in measured.row["scores"] if score["metric"] == column.score]
 
 
-def _interval(key: str, measured: Measured) -> tuple[float | None, float | None]:
-    """95 % interval of a number of a report row, if available."""
-    row, rows = measured.row, measured.run.rows
+def _interval(key: str, measured: Measured) -> tuple[float | None, float | None, bool]:
+    """95 % interval of a number of a report row, if available, and whether it is left out for want of prompts."""
+    row = measured.row
     if key == "speedup":
-        return row["speedup_low"], row["speedup_high"]
-    if key in stats.MEANS:
-        return _bounds(stats.interval(key, rows))
+        return row["speedup_low"], row["speedup_high"], row["speedup_low"] is None
     if key == "step_ratio" and measured.ar is not None:
-        pairs = stats.paired(rows, measured.ar.rows)
-        return _bounds(stats.ratio_of_totals(pairs["nfe_base"], pairs["nfe"], pairs["prompt_id"]))
-    return None, None
+        pairs = stats.paired(measured.run.rows, measured.ar.rows)
+        whole = stats.ratio_of_totals(pairs["nfe_base"], pairs["nfe"], pairs["prompt_id"])
+        shown = stats.without_few(whole, pairs["prompt_id"].nunique())
+        return shown.low, shown.high, shown.low != whole.low
+    low, high = row["intervals"].get(key, (None, None))
+    return low, high, low is None and key in stats.MEANS and measured.prompts < FEW_UNITS
 
 
 _SUSPICIOUS = "fewer forwards alone cannot bring that, so something else differs between the two."
@@ -254,7 +231,3 @@ def _processors(call: Invocation) -> list[str]:
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", text.lower()))
-
-
-def _bounds(estimate: Estimate | None) -> tuple[float | None, float | None]:
-    return (estimate.low, estimate.high) if estimate else (None, None)

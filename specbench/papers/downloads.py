@@ -15,7 +15,7 @@ from specbench.models.catalog import find_model, models
 from specbench.models.checkpoint_files import Source, missing_checkpoint
 from specbench.models.draft_head_files import PUBLISHED_HEADS, missing_head
 from specbench.models.hub_model import HubModel
-from specbench.papers.reproduce import resolve_cells
+from specbench.papers.planned_cells import resolve_cells
 from specbench.papers.table import Table
 from specbench.papers.table_files import is_table, load_table, table_names
 from specbench.prompts.public import missing_set, public_sets

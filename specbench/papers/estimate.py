@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
 
 from specbench.errors import SpecbenchError
-from specbench.papers.reproduce import PlannedCell, one_row_per_run, without_replaced_choices
+from specbench.papers.other_model import with_model, without_replaced_choices
+from specbench.papers.planned_cells import PlannedCell
 from specbench.papers.table import CellSettings, Row, Table
 from specbench.runs.dry_run import ON_DISK, ROW, outlooks
 from specbench.runs.plan import Shared
@@ -19,7 +21,7 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
     """Estimate the cost of running a table, without decoding anything.
 
     Args:
-        model: in the place of the paper's, see `specbench.papers.reproduce.one_row_per_run`.
+        model: in the place of the paper's, see `specbench.papers.other_model.with_model`.
 
     Returns:
         One dict per run: `rows` (labels of the table's rows), `chosen` (settings about which the paper is silent, each
@@ -27,7 +29,7 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
         `problem` (the first obstacle).
     """
     table = without_replaced_choices(table, planned)
-    rows = _rows_of(one_row_per_run(table, planned, model) if model else table)
+    rows = _rows_of(with_model(table, planned, model) if model else table)
     shared = Shared()
     found: dict[object, dict[str, object]] = {}
     cells = {one.settings: one for one in planned}
@@ -39,18 +41,36 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
     return list(found.values())
 
 
+def over_seeds(rows: Sequence[Mapping]) -> list[dict[str, object]]:
+    """Rows that differ in the seed alone as one, with their sums, for a terminal."""
+    found: dict[str, dict[str, object]] = {}
+    for row in rows:
+        alike = {name: value for name, value in row.items() if name not in (*_SUMS, "run_id", "seed")}
+        one = found.setdefault(json.dumps(alike, default=str), {**row, "seed": []})
+        if one["seed"]:
+            one |= {name: None if None in (one[name], row[name]) else one[name] + row[name] for name in _SUMS}
+        one["seed"] = [*one["seed"], row["seed"]]
+    return [{**row, "seed": ", ".join(map(str, row["seed"]))} for row in found.values()]
+
+
 def run_lines(planned: Sequence[PlannedCell]) -> list[str]:
-    """The `specbench run` lines that decode the cells of a table; cells that share all but the decoder share a line."""
-    lines: dict[tuple[str, ...], dict[str, None]] = {}
-    for one in planned:
+    """The `specbench run` lines that decode the cells of a table; cells that share all but decoder and seed share a
+    line."""
+    seeds: dict[tuple[tuple[str, ...], str], dict[object, None]] = {}
+    for one in (one for one in planned if one.values):
         given = {name: held for name, held in one.values.items() if held.given and name not in _ELSEWHERE}
         words = tuple(word for name, held in given.items() for word in _words(name, held.value))
-        if one.values:
-            lines.setdefault(words, {})[",".join(one.values["decoder"].value)] = None
+        place = words, ",".join(one.values["decoder"].value)
+        seeds.setdefault(place, {})[one.values["seed"].value if one.values["seed"].given else None] = None
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for (words, decoder), own in seeds.items():
+        text = ",".join(str(seed) for seed in own if seed is not None)
+        drawn = ("--sweep", f"seed={text}") if len(own) > 1 else ("--seed", text) if text else ()
+        lines.setdefault((*words, *drawn), []).append(decoder)
     return [shlex.join(["specbench", "run", "--decoder", ",".join(found), *words]) for words, found in lines.items()]
 
 
-_ELSEWHERE = ("decoder", "quiet", "json")
+_ELSEWHERE, _SUMS = ("decoder", "seed", "quiet", "json"), ("images", "done", "seconds", "megabytes")
 
 
 def _words(name: str, value: object) -> list[str]:
@@ -98,10 +118,8 @@ def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
     """The rows of the table that each run serves."""
     found: dict[CellSettings, list[Row]] = {}
     for row in table.rows:
-        for column in table.columns:
-            settings = table.cell_settings(row, column)
-            if settings is not None and row not in found.setdefault(settings, []):
-                found[settings].append(row)
+        for settings in table.runs_of_row(row):
+            found.setdefault(settings, []).append(row)
     return found
 
 

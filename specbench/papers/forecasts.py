@@ -134,8 +134,8 @@ def printed_elsewhere(one: Accepted) -> tuple[Printed, ...]:
 
 
 def row_settings(table: Table, row: Row) -> CellSettings | None:
-    """Settings of the first cell of a row that can be run."""
-    return next((found for column in table.columns if (found := table.cell_settings(row, column))), None)
+    """Settings of the first run of a row that can be run."""
+    return next(iter(table.runs_of_row(row)), None)
 
 
 def decoder_of(settings: CellSettings) -> DecoderSpec:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import pandas as pd
+
 from specbench import prompts, stats
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
@@ -20,12 +22,13 @@ from specbench.papers.cells import (
     make_cell,
     same_hardware,
 )
+from specbench.papers.seeds import SEEDS, runs_as_one, seeds_of
 from specbench.papers.table import CellSettings, Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
 from specbench.reporting.columns import FAILED_AUDIT, definition_of, failed_audit
-from specbench.reporting.compare import MARKED, Gate, against, failures, marks, real_differences
-from specbench.reporting.report_rows import Run, nearest_ar, report_row, with_ar_runs
+from specbench.reporting.compare import MARKED, Gate, against, failures, marks
+from specbench.reporting.report_rows import Run, with_ar_runs
 from specbench.reporting.sections import captions_cut
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
@@ -104,7 +107,8 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
     Raises:
         SpecbenchError: a damaged run folder.
     """
-    runs = _runs([*found.values(), *(row.run for row in table.rows)])
+    every = [one for one in (*found.values(), *(row.run for row in table.rows)) if isinstance(one, Path)]
+    read, joined = with_ar_runs(every), cache(lambda folders: runs_as_one([read[folder] for folder in folders]))
 
     @cache
     def asked_prompts(name: str, limit: int | None) -> Prompts | None:
@@ -116,13 +120,10 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
 
     def measure(row: Row, column: Column) -> Measured | None:
         if row.run is not None:
-            return Measured(*runs[row.run], (), None) if column.measurable else None
-        settings = table.cell_settings(row, column)
-        return (
-            _measured(row, settings, runs[found[settings]], asked_prompts)
-            if settings and isinstance(found.get(settings), Path)
-            else None
-        )
+            return Measured(*joined((row.run,)), (), None) if column.measurable else None
+        settings = table.runs_of(row, column)
+        folders = dict.fromkeys(folder for one in settings if isinstance(folder := found.get(one), Path))
+        return _measured(row, settings, joined(tuple(folders)), asked_prompts) if folders else None
 
     rows = [{column.name: measure(row, column) for column in table.columns} for row in table.rows]
     used = [one for row in rows for one in row.values() if one is not None]
@@ -136,36 +137,26 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
     return PaperTable(table, _heading(table), tuple(lines), remarks, tuple(map(definition, table.columns)))
 
 
-def _runs(found: Sequence[Path | str | None]) -> dict[Path, tuple[Run, Mapping, Run | None]]:
-    """Each run folder with its report row and the AR run nearest to it."""
-    joined = {}
-    for folder, (run, beside) in with_ar_runs(one for one in found if isinstance(one, Path)).items():
-        nearest = nearest_ar(run, beside)
-        row = report_row(run, beside)
-        joined[folder] = run, row | {"real": real_differences(row)}, nearest and nearest[1]
-    return joined
-
-
 def _measured(
     row: Row,
-    settings: CellSettings,
+    settings: Sequence[CellSettings],
     joined: tuple[Run, Mapping, Run | None],
     asked_prompts: Callable[[str, int | None], Prompts | None],
 ) -> Measured:
     run, report, ar = joined
-    unlike, machine = _unlike(settings, run.info), same_hardware(row.hardware, run)
-    measured = Measured(run, report, ar, unlike, machine, _expected(settings))
-    if measured.unlike or settings.prompts is None:
+    asked, one = settings[0], _expected(settings[0])
+    unlike, machine = _unlike(asked, run.info), same_hardware(row.hardware, run)
+    measured = Measured(run, report, ar, unlike, machine, one and one * len(settings))
+    if measured.unlike or asked.prompts is None:
         return measured
-    asked = asked_prompts(settings.prompts, settings.limit)
-    return replace(measured, unlike=_other_prompts(asked, measured, settings))
+    return replace(measured, unlike=_other_prompts(asked_prompts(asked.prompts, asked.limit), measured, asked))
 
 
 def _other_prompts(asked: Prompts | None, measured: Measured, settings: CellSettings) -> tuple[str, ...]:
     """How the decoded prompts differ from those asked for; a part of these is none, if its size says so."""
     if asked is None:
         return ()
-    rows = RunStore(measured.run.folder).samples(["status", "prompt"])
+    rows = pd.concat(RunStore(one.folder).samples(["status", "prompt"]) for one in seeds_of(measured.run))
     decoded = set(rows[rows["status"] == "ok"][["prompt_id", "prompt"]].itertuples(index=False, name=None))
     if decoded == asked or (decoded < asked and measured.partial):
         return ()
@@ -216,14 +207,14 @@ def _line(
 ) -> Line:
     cells, missing = {}, {}
     for column in table.columns:
-        settings = table.cell_settings(row, column)
-        reason = row.run or found.get(settings, NOT_RUN)
-        why = row.not_runnable_reason or (None if isinstance(reason, Path) else reason)
+        reasons = [row.run] if row.run else [found.get(one, NOT_RUN) for one in table.runs_of(row, column)] or [NOT_RUN]
+        why = row.not_runnable_reason or (None if any(isinstance(one, Path) for one in reasons) else reasons[0])
         if why and column.measurable:
             missing[why] = None
         short = NOT_RUN if why else None
         cells[column.name] = make_cell(row, column, measured[column.name], short, fingerprints[column.name])
     there = [one for one in measured.values() if one is not None]
+    runs = [run for one in there for run in seeds_of(one.run)]
     notes = [f"Not run: {why}." for why in missing if why != NOT_RUN]
     notes += [row.notes["row"]] if "row" in row.notes else []
     notes += _mixed(there)
@@ -233,10 +224,10 @@ def _line(
     notes += [text for text in row.chosen if text not in shared]
     return Line(
         row.label, row.group, cells,
-        tuple(dict.fromkeys(one.row["run_id"] for one in there)),
+        tuple(dict.fromkeys(run.info.run_id for run in runs)),
         min((one.row["n"] for one in there), default=None), tuple(notes), row.chosen,
         next((one.expected for one in there if one.partial and not one.unlike), None),
-        tuple(dict.fromkeys(one.run.folder for one in there)),
+        tuple(dict.fromkeys(run.folder for run in runs)),
         row.own,
     )  # fmt: skip
 
@@ -274,6 +265,7 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
         remarks.append(f"Run with {', '.join(unlike)}: such rows show no difference from the paper.")
     if any(cell.why == NOT_SCORED for line in lines for cell in line.cells.values()):
         remarks.append("What is not scored can be, where its metric is ready: specbench score --metric NAME.")
+    remarks += [SEEDS] if any(len(seeds_of(one.run)) > 1 for one in used) else []
     remarks += captions_cut([one.row for one in used])
     if any(one.row["failed"] for one in used):
         remarks.append("Failed images are left out; `specbench show` tells of them.")
@@ -291,6 +283,10 @@ def with_baseline(joined: PaperTable, name: str, gates: Sequence[Gate] = ()) -> 
     Raises:
         SpecbenchError: no such row is measured.
     """
+    if SEEDS in joined.remarks:
+        raise SpecbenchError(
+            f"--baseline {name}: {joined.table.name} has rows of several seeds", "choose one with --seed"
+        )
     bases: dict[str | None, Line] = {}
     for row, line in zip(joined.table.rows, joined.lines, strict=True):
         named = name.lower() in (line.label.lower(), str(row.settings.get("decoder")).lower())
@@ -314,10 +310,10 @@ def with_baseline(joined: PaperTable, name: str, gates: Sequence[Gate] = ()) -> 
         for error in failures(gates, numbers):
             notes, problem = [*notes, f"{error.what}."], problem or error
         speed = numbers.get("speedup")
-        cell = Cell(None, None, why="-" if line in bases.values() else None)
+        cell = Cell(why="-" if line in bases.values() else None)
         if speed and speed["value"] is not None:
             low, high = speed["low"], speed["high"]
-            cell = Cell(None, None, speed["value"], low, high, speed["n"], too_few=low is None)
+            cell = Cell(value=speed["value"], low=low, high=high, n=speed["n"], too_few=low is None)
         cells = dict(line.cells) | {OVER_BASELINE: replace(cell, mark=marked.get("speedup", ""))}
         for one in joined.table.columns:
             if one.score in marked and cells[one.name].value is not None:

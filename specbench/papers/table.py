@@ -41,7 +41,7 @@ class PrintedNumber(float):
 
 @dataclass(frozen=True)
 class CellSettings:
-    """Settings that one cell is measured with. None selects the default of the model or of specbench.
+    """Settings of a run behind a cell. None selects the default of the model or of specbench.
 
     Attributes:
         options: of the decoder, including its components.
@@ -155,19 +155,22 @@ class Table:
     maps: tuple[str, ...] = ()
     whole: bool = True
 
-    def cell_settings(self, row: Row, column: Column) -> CellSettings | None:
-        """Settings of a cell; None if specbench cannot run it, or a stored run is behind it."""
-        runs = row.not_runnable_reason is None and row.run is None and column.measurable
-        return _merge(row.settings, column.settings) if runs else None
+    def runs_of(self, row: Row, column: Column) -> tuple[CellSettings, ...]:
+        """Settings of the runs behind a cell, one for each seed; none if it cannot be run, or is a stored run's."""
+        if row.not_runnable_reason is not None or row.run is not None or not column.measurable:
+            return ()
+        merged = merge_settings(row.settings, column.settings)
+        merged |= {name: tuple(sorted(merged[name].items())) for name in ("options", "sampling")}
+        seeds = merged.pop("seed", None)
+        return tuple(CellSettings(**merged, seed=seed) for seed in (seeds if isinstance(seeds, list) else [seeds]))
+
+    def runs_of_row(self, row: Row) -> list[CellSettings]:
+        """The distinct settings of a row's runs, in order."""
+        return list(dict.fromkeys(one for column in self.columns for one in self.runs_of(row, column)))
 
     def all_settings(self) -> list[CellSettings]:
-        """The distinct settings of its cells, in order."""
-        unlike: list[Column] = []
-        for column in self.columns:
-            if column.measurable and all(column.settings != other.settings for other in unlike):
-                unlike.append(column)
-        found = [self.cell_settings(row, column) for row in self.rows for column in unlike]
-        return list(dict.fromkeys(settings for settings in found if settings is not None))
+        """The distinct settings of all runs, in order."""
+        return list(dict.fromkeys(one for row in self.rows for one in self.runs_of_row(row)))
 
     def shared_choices(self) -> tuple[str, ...]:
         """The choices that all rows have that can be run."""
@@ -245,11 +248,6 @@ def merge_settings(defaults: Mapping, own: Mapping) -> dict[str, object]:
     merged["options"] = options | own.get("options", {})
     merged["sampling"] = {**defaults.get("sampling", {}), **own.get("sampling", {})}
     return merged
-
-
-def _merge(row: Mapping, column: Mapping) -> CellSettings:
-    merged = merge_settings(row, column)
-    return CellSettings(**merged | {name: tuple(sorted(merged[name].items())) for name in ("options", "sampling")})
 
 
 def takes(decoder: str, given: Mapping[str, object]) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -42,7 +42,7 @@ from specbench.system.plugins import is_reference
 
 _SAMPLING = {field.name: int if field.name == "top_k" else float for field in fields(Sampling)}
 _CASE = {"model": str, "decoder": str, "options": dict, "prompts": str, "dtype": str, "sampling": dict}
-_CASE |= dict.fromkeys(("limit", "samples", "seed", "batch"), int)
+_CASE |= dict.fromkeys(("limit", "samples", "batch"), int) | {"seed": int | list}
 _CASE |= dict.fromkeys(("guidance_rows", "prompt_form"), str)
 _COLUMN = {"key": str, "name": str, "header": str, "precision": int, "better": str, "scale": float} | _CASE
 _ROW = dict.fromkeys(("label", "group", "why", "hardware"), str)
@@ -55,6 +55,7 @@ _CHOOSABLE = sorted({*_OPTIONS, *_SAMPLING, *_CASE, "protocol"} - {"options", "s
 _OPEN = "the model's own"
 _PAPERS, _CONVENTIONS = "papers.toml", "conventions"
 _NOUNS = {str: "text", int: "whole number", float: "number", bool: "true or false", dict: "table", list: "array"}
+_NOUNS[int | list] = "whole number or array of seeds"
 
 
 def table_names() -> list[str]:
@@ -201,7 +202,7 @@ def read_table(path: Path) -> Table:
         raise mistakes[-1]
     shared = {**defaults, **readings, "protocol": protocol}
     rows = tuple(
-        replace(row, chosen=_chosen(row, shared, reasons, entry.get("chosen", {})))
+        replace(row, chosen=_chosen(row, shared, reasons, entry.get("chosen", {}), readings.keys()))
         for row, entry in zip(rows, content["rows"], strict=True)
     )
     for field, empty in (("columns", not columns), ("rows", not rows)):
@@ -333,17 +334,22 @@ def _check_reasons(
             raise _wrong(file, f"{place}.chosen", str(unknown_name("setting", name, _CHOOSABLE)))
 
 
-def _chosen(row: Row, shared: Mapping, reasons: Mapping[str, str], own: Mapping[str, str]) -> tuple[str, ...]:
-    """What was chosen for a row; a default's reason about an option counts where the option is set."""
+def _chosen(
+    row: Row, shared: Mapping, reasons: Mapping[str, str], own: Mapping[str, str], readings: Set[str]
+) -> tuple[str, ...]:
+    """What was chosen for a row; a default's reason about an option counts where the option is set, about one of the
+    `readings` where the decoder takes it."""
     if row.not_runnable_reason is not None:
         return ()
     settings, options = row.settings, row.settings["options"]
+    taken = takes(settings["decoder"], options)
     given = {**shared, **settings, **settings["sampling"], **options}
-    values = {name: _OPEN if value is None else plain(value) for name, value in given.items()}
+    several = {name: ", ".join(map(plain, value)) for name, value in given.items() if isinstance(value, list)}
+    values = {name: _OPEN if value is None else plain(value) for name, value in given.items()} | several
     return tuple(
         choice(name, values.get(name, _OPEN), reason)
         for name, reason in {**reasons, **own}.items()
-        if name in options or name in own or name not in _OPTIONS
+        if name in options or name in own or name not in _OPTIONS or name in readings & taken
     )
 
 

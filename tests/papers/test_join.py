@@ -21,7 +21,7 @@ from synthetic import AR, INVOCATION, SJD, ar, changed, folder, generation, sjd
 from specbench.errors import SpecbenchError
 from specbench.papers.cells import Measured, make_cell, same_hardware
 from specbench.papers.html_page import figure_curves
-from specbench.papers.join import PaperTable, join
+from specbench.papers.join import PaperTable, join, with_baseline
 from specbench.papers.render import TABLE_FORMATS, render_tables
 from specbench.papers.table import Column
 from specbench.papers.table_files import read_table
@@ -393,3 +393,32 @@ def test_the_only_value_of_an_axis_has_room_around_it():
     )
     two = figure_chart([Curve("", False, [point, (point[1], point[0])])], "x", "y")["scales"]
     assert "domain" not in two["y"] and "domain" not in two["x"]
+
+
+def test_a_row_of_two_seeds_is_the_mean_over_their_images_and_pairs_each_with_ar_of_its_seed(tmp_path):
+    rows = [replace(row, settings={**row.settings, "seed": [1, 2]}) for row in TABLE.rows[:2]]
+    table = replace(TABLE, rows=tuple(rows))
+    runs = {}
+    for place, settings in enumerate(table.all_settings()):
+        slow = settings.seed == 2
+        spec = changed(AR if settings.decoder == "ar" else SJD, seed=settings.seed)
+        images = ar(9) if settings.decoder == "ar" else [generation(2 + 2 * slow, 20.0, 2.0)] * 9
+        runs[settings] = scored(folder(tmp_path, spec, images), 30.0 + place, n=9)
+    done = join(table, runs)
+    steps, speedup, fid = (cell(done, "B SJD", name) for name in ("nfe", "speedup", "fid"))
+    assert (
+        (steps.value, steps.n) == (3.0, 18) and speedup.value == pytest.approx(2 * 45 / (23 + 23)) and speedup.n == 18
+    )
+    assert (fid.value, fid.low, fid.high, fid.n) == (32.5, 31.5, 33.5, 18)
+    line = done.lines[1]
+    assert (
+        len(line.runs) == 2
+        and line.images == 18
+        and any(text.startswith("Rows of several seeds") for text in done.remarks)
+    )
+    assert json.loads(render_tables([done], "json"))[1]["cells"]["fid"]["n"] == 18
+    with pytest.raises(SpecbenchError, match="several seeds"):
+        with_baseline(done, "ar")
+    first = next(iter(runs))
+    alone = join(table, {first: runs[first]})
+    assert alone.lines[0].images == 9 and not any("several seeds" in text for text in alone.remarks)

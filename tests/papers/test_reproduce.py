@@ -274,7 +274,7 @@ def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
     done = measured_table(table, model="shapes", out=tmp_path)
     assert {line.group for line in done.lines} == {None} and len(done.lines) < len(table.rows)
     assert len({line.label for line in done.lines}) == len(done.lines)
-    assert done.lines[0].label == "shapes" and all(cell.paper is None for cell in done.lines[0].cells.values())
+    assert done.lines[0].label == "ar" and all(cell.paper is None for cell in done.lines[0].cells.values())
     assert any("rows of the paper are" in note for note in done.table.notes)
     own = measured_table(table, out=tmp_path)
     assert len(own.lines) == len(table.rows)
@@ -282,19 +282,21 @@ def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
     left_over = measured_table(load_table("gsd-1"), model="shapes", out=tmp_path)
     assert all(cell.paper is None for line in left_over.lines for cell in line.cells.values())
     labels = [line.label for line in left_over.lines]
-    assert labels[-5:] == [f"D Ours (G = {G})" for G in (3, 10, 25, 50, 100)], "rows of two groups in one order"
+    assert labels[-5:] == ["gsd G=3", "gsd", *(f"gsd G={G}" for G in (25, 50, 100))], "rows of two groups in one order"
 
 
 def test_headings_that_still_hold_are_kept_and_no_row_stands_under_another_model(tmp_path):
     """Two models run Cool-SD and UniformRSD in a figure; in a table, Anole's rows run Lumina-mGPT."""
     figure = measured_table(load_table("cool-sd-fig5"), model="shapes", out=tmp_path)
-    kept = ["Cool-SD (Exp)", "Cool-SD (Linear)", "UniformRSD"]
-    assert list(dict.fromkeys(line.group for line in figure.lines)) == kept, "curves of their own"
+    decoders = ["cool-sd", "cool-sd-linear", "uniform-rsd"]
+    assert list(dict.fromkeys(line.group for line in figure.lines)) == decoders, "curves of their own"
     lines = measured_table(load_table("sjd-1"), model="lumina", out=tmp_path).lines
     assert [line.group for line in lines] == ["Lumina-mGPT"] * 4 + [None] * 2
-    assert [line.label for line in lines][3:5] == ["D w. SJD (ISP)", "E lumina"]
+    assert [line.label for line in lines][3] == "D w. SJD (ISP)" and lines[4].label.startswith(
+        "ar guidance-rows=official"
+    )
     (map_,) = measured_table(load_table("gsd-fig2"), model="shapes", out=tmp_path).lines
-    assert map_.label == "shapes"
+    assert map_.label == "ar"
 
 
 def test_a_figure_of_a_score_has_a_panel_with_the_bundled_one(tmp_path):
@@ -371,3 +373,29 @@ def test_a_choice_is_named_only_where_it_was_used(cli, tmp_path):
         assert "Chosen: prompts" not in cli(*report, *flags).out
         assert "Chosen: prompts" not in cli("bench", *report[1:], *flags, "--dry-run").out
     assert "Chosen: prompts = parti" in cli("bench", *report[1:], "--dry-run").out
+
+
+def test_the_seeds_of_a_paper_are_runs_of_one_line_and_a_flag_chooses_one_of_them(cli, tmp_path):
+    bench = (
+        "bench",
+        "cool-sd-2",
+        "--model",
+        "shapes",
+        "--limit",
+        "2",
+        "--threads",
+        "1",
+        "--out",
+        tmp_path,
+        "--dry-run",
+    )
+    rows = json.loads(cli(*bench, "--json").out)
+    assert {row["seed"] for row in rows} == {42, 43, 44, 45, 46} and len({row["run_id"] for row in rows}) == len(rows)
+    shown = cli(*bench).out
+    assert "42, 43, 44, 45, 46" in shown and "Chosen: seed = 42, 43, 44, 45, 46: " in shown
+    (line,) = shown.partition("without scores and table:\n")[2].splitlines()
+    assert line.endswith("--sweep seed=42,43,44,45,46")
+    typed = json.loads(cli(*line.split()[1:], "--dry-run", "--json").out)
+    assert {row["run_id"] for row in typed} == {row["run_id"] for row in rows}
+    (one,) = {row["seed"] for row in json.loads(cli(*bench, "--seed", "44", "--json").out)}
+    assert one == 44 and "Chosen: seed" not in cli(*bench, "--seed", "44").out

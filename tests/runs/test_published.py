@@ -15,7 +15,7 @@ import pytest
 import specbench
 from specbench.errors import SpecbenchError
 from specbench.models.families.model_specs import MODELS
-from specbench.papers.reproduce import resolve_cells
+from specbench.papers.planned_cells import resolve_cells
 from specbench.papers.table_files import load_tables
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS
