@@ -20,7 +20,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.draft_head import load_head
 from specbench.models.draft_head_files import PUBLISHED_HEADS, find_head, head_in, published_head
 from specbench.models.families.llamagen import LlamaGen
-from specbench.papers.reproduce import head_of
+from specbench.papers.planned_cells import head_of
 
 LANTERN = os.environ.get("LANTERN_FOLDER", "")
 WORDS, WIDTH, LENGTH = 24, 128, 150

@@ -20,10 +20,12 @@ import specbench
 from specbench.decoding.generation import SPANS
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import Settings
-from specbench.papers import reproduce
+from specbench.papers import planned_cells, reproduce
 from specbench.papers.estimate import estimate, total
 from specbench.papers.formats import table_markdown
-from specbench.papers.reproduce import find_measured, measured_table, wanted_fields, with_bundled_scores
+from specbench.papers.other_model import with_bundled_scores
+from specbench.papers.planned_cells import find_measured, wanted_fields
+from specbench.papers.reproduce import measured_table
 from specbench.papers.table_files import load_table, table_names
 from specbench.reporting.comparability import mismatched_fields
 from specbench.runs.decoder_args import plan_decoders
@@ -225,7 +227,7 @@ def test_a_report_of_a_table_plans_nothing(tmp_path, monkeypatch):
     def refuse(values):
         raise AssertionError("a report must not plan")
 
-    monkeypatch.setattr(reproduce, "make_plan", refuse)
+    monkeypatch.setattr(planned_cells, "make_plan", refuse)
     joined = specbench.report_table("gsd-1", out=tmp_path)
     assert not any(line.runs for line in joined.lines)
     with pytest.raises(SpecbenchError, match="did you mean 'shapes'"):
@@ -317,7 +319,7 @@ def test_a_draft_head_goes_to_the_rows_that_take_one(tmp_path):
 def test_a_dry_run_says_what_was_chosen(cli, tmp_path):
     shown = cli("bench", "sjd-7", "--model", "shapes", "--limit", "1", "--dry-run", "--out", tmp_path).out
     assert "Chosen: init = left-sample: whether 'ours'" in shown
-    row = next(line for line in shown.splitlines() if "Top-10 Sampling" in line and " jacobi " in line)
+    row = next(line for line in shown.splitlines() if "jacobi top-k=10" in line)
     numbers = [int(number) for number in row.rstrip().rpartition("  ")[2].split()]
     assert all(f"\n{number}. Chosen: " in shown for number in numbers) and numbers == sorted(numbers) != []
     assert "Chosen: init = left-sample: whether 'ours'" in cli("report", "sjd-7", "--out", tmp_path).out
