@@ -206,7 +206,7 @@ def print_tables(
 
 def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) -> None:
     from specbench.cli.run import print_dry_run
-    from specbench.papers.estimate import estimate, over_seeds, run_lines, scoring_needs, total
+    from specbench.papers.estimate import estimate, run_lines, scoring_needs, seeds_together, total
     from specbench.papers.planned_cells import plan_table
 
     planned = plan_table(table, flags)
@@ -214,7 +214,7 @@ def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) ->
     if as_json:
         print_json(rows)
     else:
-        print_dry_run(over_seeds(rows), first=("rows",), notes=("chosen",))
+        print_dry_run(seeds_together(rows), first=("rows",), notes=("chosen",))
         lacking = [] if flags.get("model") else scoring_needs(table)
         if lacking:
             print("\nTo score (specbench fetch brings it):", *lacking, sep="\n")

@@ -41,7 +41,7 @@ def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = N
     return list(found.values())
 
 
-def over_seeds(rows: Sequence[Mapping]) -> list[dict[str, object]]:
+def seeds_together(rows: Sequence[Mapping]) -> list[dict[str, object]]:
     """Rows that differ in the seed alone as one, with their sums, for a terminal."""
     found: dict[str, dict[str, object]] = {}
     for row in rows:
