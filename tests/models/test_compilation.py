@@ -1,6 +1,7 @@
 """Compiled steps: same tokens as eager steps, lossless, and compiled before timing starts."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import tiny_llama
 import torch
 from compilable import LACKING, needs_compiler
 from tiny_llama import VOCAB
+from torch._inductor.utils import run_and_get_code
+from transformers import LlamaConfig, LlamaModel
 
 from specbench.checks.divergence import AUDIT_LEVEL, Counts, p_value
 from specbench.checks.enumerable_model import image_index, processed
@@ -16,8 +19,9 @@ from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.transformer import compiled_forward as compiled_module
+from specbench.models.transformer import forward as forward_module
 from specbench.models.transformer.compilation import call_eager, graph_bytes
-from specbench.models.transformer.compiled_forward import CompiledStep, padded_columns
+from specbench.models.transformer.compiled_forward import CompiledStep, nest_layers, padded_columns, unnest_layers
 from specbench.models.transformer.forward import run_step
 from specbench.models.transformer.kv_cache import PARTS, whole_parts
 from specbench.models.transformer.model import TransformerSession
@@ -297,6 +301,52 @@ def test_an_allocator_without_an_account_of_its_memory_tells_nothing(monkeypatch
 
     monkeypatch.setattr(torch.cuda, "memory_snapshot", refuse)
     assert graph_bytes() is None
+
+
+class _Deep(Tiny):
+    """With four layers."""
+
+    def __init__(self):
+        super().__init__()
+        sizes = {**tiny_llama.SIZES, "vocab_size": VOCAB + 1, "num_hidden_layers": 4, "pad_token_id": None}
+        self.backbone = LlamaModel(LlamaConfig(**sizes)).eval().requires_grad_(False)
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("directly", [True, False])
+def test_nested_layers_are_compiled_once_and_change_nothing(directly, monkeypatch):
+    """On a GPU, where layers are nested; `directly` as `run_layer`, else as the forward of transformers' layer."""
+    monkeypatch.setattr(forward_module, "runs_directly", lambda *_: directly)
+    model = _Deep()
+    want = tokens(model, DECODERS[1], REQUESTS)
+    model.compile()
+    model.call_for = lambda *_: call_eager
+    nest_layers(model.backbone)
+    model._compiled_steps = {SAMPLING.guidance: CompiledStep(model, SAMPLING.guidance, True, {})}
+    got, texts = run_and_get_code(tokens, model, DECODERS[1], REQUESTS)
+    np.testing.assert_array_equal(got, want)
+    for text in texts:
+        assert len(re.findall(r"def \w*subgraph\w*\(", text)) == 1  # of four layers
+        assert len(re.findall(r"= \w*subgraph_0\(", text)) == 4
+
+
+def test_layers_that_cannot_be_nested_are_compiled_each(eager, monkeypatch):
+    def only_without_regions(function, **_):
+        def call(*args):
+            if "run_layer" in model.backbone.__dict__:
+                raise torch._dynamo.exc.TorchDynamoException("regions are not supported")
+            return function(*args)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", only_without_regions)
+    model = Tiny()
+    model.compile()
+    model.call_for = lambda *_: call_eager
+    nest_layers(model.backbone)
+    np.testing.assert_array_equal(tokens(model, DECODERS[0], REQUESTS), tokens(eager, DECODERS[0], REQUESTS))
+    assert not unnest_layers(model.backbone)
 
 
 def test_what_cannot_be_compiled_is_said_in_one_line(monkeypatch):

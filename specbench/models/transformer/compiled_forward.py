@@ -4,6 +4,7 @@ A forward becomes a few kernels (on a GPU one CUDA graph) instead of some hundre
 arithmetic. A form is compiled per combination of shapes, so these must be few: on a CPU sizes are symbols of one form,
 apart from a lone column, whose products depend on the number of rows, and a single row;
 on a GPU windows are padded to the session's widest, a multiple of 8, and only the number of slots read is a symbol.
+There the layers, which are alike, are compiled once for all, where torch can (`nest_layers`).
 
 Checking all of torch's guards takes about as long as the forward of a small model. Only guards on the arguments are
 kept; the model is checked when a session begins.
@@ -12,16 +13,18 @@ kept; the model is checked when a session begins.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
+from specbench.errors import SpecbenchError
 from specbench.models.transformer.compilation import Compiled, CompiledForms
 from specbench.models.transformer.forward import ForwardInputs, StepModel, last_hidden_state, run_step
 from specbench.models.transformer.kv_cache import PositionCache
+from specbench.models.transformer.llama_layer import run_layer
 
 CUDA_OPTIONS: dict[str, object] = {"triton.cudagraphs": True}
 """Options of Inductor on a GPU."""
@@ -74,10 +77,20 @@ class CompiledStep(CompiledForms):
         forward = Compiled(step, not self._fixed_shapes, {**filtered, **self.options})
         return forward, Compiled(prefill, True, filtered)
 
+    def _call(self, number: int, *args: object) -> tuple[Tensor, Tensor] | Tensor:
+        """Call the latest forward (1) or prefill (2), again without nested layers if torch cannot compile those."""
+        with _sizes_apart_floats_fixed():
+            try:
+                return self._made[-1][number](*args)
+            except SpecbenchError:
+                if not unnest_layers(self._model.backbone):
+                    raise
+                self._made[-1] = (self._made[-1][0], *self._compile())
+                return self._made[-1][number](*args)
+
     def prefill(self, cache: PositionCache, embeds: Tensor, positions: Tensor, slots: Tensor) -> Tensor:
         """Last hidden states [R, L, d] of a prompt's `embeds` [R, L, d], stored in the cache's first L slots."""
-        with _sizes_apart_floats_fixed():
-            return self._made[-1][2](cache.buffers(), embeds, positions, slots)
+        return self._call(2, cache.buffers(), embeds, positions, slots)
 
     def __call__(self, cache: PositionCache, inputs: ForwardInputs, most: int) -> tuple[Tensor, Tensor]:
         """See `run_step`; the next call overwrites the returned tensors. `most`: columns of the session's widest
@@ -90,8 +103,7 @@ class CompiledStep(CompiledForms):
                 if read is not None:
                     torch._dynamo.maybe_mark_dynamic(read, dim)
             torch.compiler.cudagraph_mark_step_begin()
-        with _sizes_apart_floats_fixed():
-            features, logits = self._made[-1][1](cache.buffers(), inputs)
+        features, logits = self._call(1, cache.buffers(), inputs)
         return features[:, :width], logits[:, :width]
 
 
@@ -105,6 +117,33 @@ def _placed(buffers: Sequence[tuple[Tensor, Tensor]], slots: Tensor, visible: in
     cache = PositionCache(len(buffers), capacity, buffers)
     cache.place(slots, visible)
     return cache
+
+
+def nest_layers(backbone: nn.Module) -> None:
+    """Make each layer a region that torch compiles once for all layers alike: without it seconds grow with the depth.
+    Its generator of C++ calls, which a CPU needs, has no such regions (torch 2.13)."""
+    region = getattr(torch.compiler, "nested_compile_region", None)  # torch 2.8 and later
+    if region is None:
+        return
+    backbone.run_layer = region(run_layer)
+    for layer in getattr(backbone, "layers", ()):
+        layer.forward = region(_as_function(layer.forward))
+
+
+def _as_function(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function in place of a method, which cannot be marked as a region."""
+
+    def forward(*args: object, **kwargs: object) -> Tensor:
+        return method(*args, **kwargs)
+
+    return forward
+
+
+def unnest_layers(backbone: nn.Module) -> bool:
+    """Undo `nest_layers`; whether there was anything to undo."""
+    for part in (backbone, *getattr(backbone, "layers", ())):
+        part.__dict__.pop("forward", None)
+    return backbone.__dict__.pop("run_layer", None) is not None
 
 
 def padded_columns(columns: int) -> int:

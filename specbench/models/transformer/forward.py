@@ -89,8 +89,9 @@ def last_hidden_state(
             inputs_embeds=embeds, position_ids=position_ids, attention_mask=mask, past_key_values=cache, use_cache=True
         ).last_hidden_state
     rotary = rotary_of(backbone.rotary_emb, embeds, position_ids)
+    run = getattr(backbone, "run_layer", run_layer)  # set where layers are compiled once for all
     for layer in backbone.layers:
-        embeds = run_layer(layer, embeds, mask, rotary, cache)
+        embeds = run(layer, embeds, mask, rotary, cache)
     return backbone.norm(embeds)
 
 

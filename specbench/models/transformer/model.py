@@ -15,7 +15,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.interface import Call, DraftPrompt, TokenLayout, Tree
 from specbench.models.transformer.attention import use_grouped_attention
 from specbench.models.transformer.compilation import CompiledFunctions, call_eager, compiled_functions, keep_compiled
-from specbench.models.transformer.compiled_forward import CompiledStep, compiled_step
+from specbench.models.transformer.compiled_forward import CompiledStep, compiled_step, nest_layers
 from specbench.models.transformer.forward import ForwardInputs, guide, run_step
 from specbench.models.transformer.host_sync import to_host
 from specbench.models.transformer.joined_products import join_products
@@ -148,6 +148,7 @@ class TransformerModel:
         """Run the steps of later sessions compiled, on a GPU with joined products."""
         if self.device.type == "cuda":
             join_products(self.backbone)
+            nest_layers(self.backbone)
         keep_compiled()
         self._compiled_steps, self._compiled_functions = {}, {}
 
