@@ -16,13 +16,11 @@ from specbench.system.version import __version__
 if TYPE_CHECKING:
     from specbench.api import *  # noqa: F403 - `__all__` names what is public
     from specbench.checks.contracts import check_all as check
-    from specbench.checks.cross_check import cross_check
     from specbench.checks.doctor import doctor
     from specbench.checks.losslessness import audit_decoders as audit
     from specbench.checks.run_audit import audit_runs
     from specbench.checks.verify import verify
     from specbench.errors import SpecbenchError
-    from specbench.models.shapes.caption_images import render_shapes
     from specbench.papers.downloads import fetch
     from specbench.papers.forecasts import forecast
     from specbench.papers.listing import available
@@ -45,7 +43,6 @@ __all__ = [
     "load",
     "score",
     "score_folder",
-    "cross_check",
     "differences",
     "compare",
     "report",
@@ -68,7 +65,6 @@ __all__ = [
     "show_prompts",
     "fetch",
     "fetch_prompts",
-    "render_shapes",
     "train_head",
     "check_head",
     "demo",
@@ -82,14 +78,12 @@ _ELSEWHERE = {
     "available": "specbench.papers.listing",
     "check": "specbench.checks.contracts:check_all",
     "check_head": "specbench.training.head",
-    "cross_check": "specbench.checks.cross_check",
     "demo": "specbench.reporting.demo",
     "doctor": "specbench.checks.doctor",
     "fetch": "specbench.papers.downloads",
     "fetch_prompts": "specbench.prompts",
     "forecast": "specbench.papers.forecasts",
     "merge_runs": "specbench.store.merge_shards",
-    "render_shapes": "specbench.models.shapes.caption_images",
     "pack": "specbench.store.packed",
     "status": "specbench.reporting.status",
     "train_head": "specbench.training.head",

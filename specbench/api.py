@@ -54,7 +54,7 @@ def generate(
     Raises:
         SpecbenchError: an unknown or invalid setting, missing weights, or an image that failed.
     """
-    from specbench.runs.generate import generate_images  # brings torch
+    from specbench.runs.preparation import generate_images  # brings torch
 
     values = merge(run_settings(), _flags(settings | {"model": model, "decoder": decoder}), env={})
     if isinstance(prompt, str):
@@ -83,7 +83,7 @@ def run(
     from specbench.runs.runner import run_plans  # brings torch
 
     values = merge(run_settings(), _flags(settings), env={})
-    return run_plans(sweep_plans(values, _flags(sweep or {}), download=True), reporter)
+    return run_plans(sweep_plans(values, _flags(sweep or {})), reporter)
 
 
 def dry_run(sweep: Mapping[str, Sequence[object]] | None = None, **settings: object) -> Rows:
@@ -289,13 +289,13 @@ def show(run: str, prompt: str | None = None, sample: int = 0, out: str | Path =
         sample: sample index of the image.
 
     Returns:
-        One dict, with the keys that `specbench.reporting.cards.card` or, of an image,
-        `specbench.reporting.cards.image_card` lists.
+        One dict, with the keys that `specbench.reporting.terminal.card` or, of an image,
+        `specbench.reporting.terminal.image_card` lists.
 
     Raises:
         SpecbenchError: an unknown or damaged run, or no image or several match.
     """
-    from specbench.reporting.cards import (
+    from specbench.reporting.terminal import (
         card,
         image_card,  # brings pandas and scipy
     )
@@ -305,7 +305,7 @@ def show(run: str, prompt: str | None = None, sample: int = 0, out: str | Path =
         return [card(folder) for folder in folders]
     if len(folders) > 1:
         raise SpecbenchError(f"'{run}' matches {len(folders)} runs", "name the run of the image")
-    return [image_card(folders[0], prompt, sample)[0]]
+    return [image_card(folders[0], prompt, sample)]
 
 
 def report_page(path: str | Path, runs: str | Sequence[str] = (), out: str | Path = "results") -> Path:

@@ -48,7 +48,6 @@ _SYNONYMS = {
         "hpsv2[v2.1]": "hps v2.1",
         "hpsv2[v2.0]": "hps v2.0",
         "compbench": "t2i compbench, t2i compbench++",
-        "cmmd": "clip mmd",
         "imagereward": "imagereward v1.0",
         "pickscore": "pickscore v1",
         "aesthetic": "laion aesthetic, laion aesthetics, aesthetics",

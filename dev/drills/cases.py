@@ -423,9 +423,9 @@ OUTPUTS = (
 """Where output goes: see `targets._lay_out_doors`."""
 DOORS = tuple(
     """status; show RUN; list runs; report; report ZIP; report --html TO; report --figure time-per-step --to TO
-    pack --to TO; pack RUN --pictures jpeg --to TO; verify ZIP; verify RUN; export dataset RUN --to TO; merge OUT
+    pack --to TO; pack RUN --without-pictures --to TO; verify ZIP; verify RUN; export dataset RUN --to TO; merge OUT
     audit --run RUN; compare RUN RUN; score RUN --metric shapes-detector; forecast --on A100 --model shapes
-    bench table.toml --dry-run; bench table.toml --to TO; bench table.toml --format latex; prompts fetch coco --offline
+    bench table.toml --dry-run; bench table.toml --to TO; bench table.toml --format latex; fetch coco --from mine.txt
     fetch coco; run --model emu3 --size 64x64 --dry-run; run --dtype float16 --size RUN --dry-run""".replace(
         "\n", ";"
     ).split(";")

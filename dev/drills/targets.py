@@ -54,10 +54,10 @@ from specbench.papers.planned_cells import plan_table
 from specbench.papers.table_files import read_table
 from specbench.prompts import Prompt, load_prompts
 from specbench.reporting import FORMATS, render
-from specbench.reporting.cards import card
 from specbench.reporting.html import write_page
 from specbench.reporting.picture_figures import find_grid
 from specbench.reporting.status import status, status_line
+from specbench.reporting.terminal import card
 from specbench.store.merge_shards import merge_runs
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
@@ -98,7 +98,6 @@ NOTHING_HEAVY = {
 """Commands whose valid lines would run for minutes."""
 ALWAYS = {
     **dict.fromkeys(("run", "bench"), ("--dry-run",)),
-    "prompts fetch": ("--offline",),
     **dict.fromkeys(("demo", "train-head", "check-head"), ("--nope",)),
 }
 """Flags that keep a valid line from decoding or using the network; an unknown flag where none exists."""

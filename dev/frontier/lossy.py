@@ -37,7 +37,7 @@ from specbench.errors import SpecbenchError  # noqa: E402 - likewise
 from specbench.metrics.score_store import image_values  # noqa: E402
 from specbench.metrics.shapes import ShapesClip, ShapesDetector  # noqa: E402
 from specbench.models.catalog import find_model  # noqa: E402
-from specbench.reporting.report_rows import label  # noqa: E402
+from specbench.reporting.marks import label  # noqa: E402
 from specbench.runs.memory_estimate import most_columns  # noqa: E402
 from specbench.specs.presets import DecoderSpec, resolve  # noqa: E402
 from specbench.stats.intervals import (  # noqa: E402

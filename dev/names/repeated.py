@@ -20,7 +20,6 @@ KEPT = {
     "run": _FACADE,
     "score": _FACADE,
     "load": "a function of every module of a model family, see specbench.models.families.base; api.load reads runs",
-    "pytorch_fid": "preprocessing and the authors' program, each in a table of the packages' names",
     "render": "reporting.render is public API; models.shapes.render is part of the identity of stored scores",
 }
 """Repeated names that remain, and why."""

@@ -19,7 +19,7 @@ from specbench import api
 from specbench.metrics.score_store import image_values, read_scores
 from specbench.metrics.shapes import ShapesClip, ShapesDetector
 from specbench.reporting.columns import with_interval
-from specbench.reporting.report_rows import label
+from specbench.reporting.marks import label
 from specbench.stats import ratio_of_totals
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY

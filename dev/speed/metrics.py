@@ -27,14 +27,11 @@ from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Settings
 from specbench.metrics.clip import Clip
 from specbench.metrics.compbench import BlipVqa, VqaNetwork
-from specbench.metrics.fid import Fid
-from specbench.metrics.geneval import GenEval
-from specbench.metrics.hpsv2 import ARCHITECTURE, Hpsv2
-from specbench.metrics.imagereward import ImageReward, RewardNetwork
-from specbench.metrics.inception import FRONT_ENDS, INCEPTION_SIZE
+from specbench.metrics.fid import FRONT_ENDS, INCEPTION_SIZE, Fid
+from specbench.metrics.geneval import GenEval, Mask2Former
 from specbench.metrics.inception_network import Inception
-from specbench.metrics.mask2former import Mask2Former
 from specbench.metrics.openclip import import_open_clip
+from specbench.metrics.preference import HPS_ARCHITECTURE, Hpsv2, ImageReward, RewardNetwork
 from specbench.system import environment
 from specbench.system.files import write_atomically
 from specbench.system.images import read_picture
@@ -69,7 +66,7 @@ def clip(settings: Settings) -> Case:
 
 
 def hpsv2(settings: Settings) -> Case:
-    return _two_towers(Hpsv2("v2.1", settings), ARCHITECTURE)
+    return _two_towers(Hpsv2("v2.1", settings), HPS_ARCHITECTURE)
 
 
 def _two_towers(metric: Metric, architecture: str) -> Case:

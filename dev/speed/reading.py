@@ -30,9 +30,8 @@ from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Settings
 from specbench.metrics.catalog import find_protocol
 from specbench.metrics.clip import Clip
-from specbench.metrics.fid import Fid
-from specbench.metrics.hpsv2 import Hpsv2
-from specbench.metrics.inception import INCEPTION_FEATURES
+from specbench.metrics.fid import INCEPTION_FEATURES, Fid
+from specbench.metrics.preference import Hpsv2
 from specbench.store.run_store import read_image
 from specbench.system import environment
 from specbench.system.files import write_atomically

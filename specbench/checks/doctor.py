@@ -21,10 +21,10 @@ from specbench.models.facts import AS_PUBLISHED, EIGHT_BITS_GAIN, ModelChoice, M
 from specbench.models.hub_model import HubModel
 from specbench.prompts import default_prompts
 from specbench.runs import compiler
+from specbench.runs.compiler import available_threads
 from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.needs import fetch_command, needs_of, score_needs
 from specbench.runs.plan import check_writable
-from specbench.runs.threads import available_threads
 from specbench.specs.presets import resolve
 from specbench.system import plugins
 from specbench.system.files import PACKAGE
@@ -49,9 +49,7 @@ def doctor(
     scale: str = "full",
     metrics: Sequence[str] = (),
     measure: bool = False,
-    cross_check: bool = False,
     protocol: str | None = None,
-    python: Path | None = None,
 ) -> list[dict[str, str]]:
     """Check whether this machine is ready to run.
 
@@ -61,9 +59,7 @@ def doctor(
         weights, revision, random_weights, scale: of `model`, as for `run`.
         metrics: metrics that must be ready too.
         measure: time memory copies and matrix products, for the roofline numbers of reports.
-        cross_check: look for the packages of the metrics' authors.
         protocol: a paper's protocol, whose metrics must be ready too.
-        python: of the environment that should have the authors' packages, which are then looked for.
 
     Returns:
         One dict per prerequisite: `name, status` ("ok", "warning" or "missing"), `detail, fix`.
@@ -72,15 +68,11 @@ def doctor(
         SpecbenchError: an unknown model or metric, a model that has only one set of weights, or a choice of weights
             without a model.
     """
-    from specbench.checks.cross_check import readiness
-    from specbench.metrics.packages import require_python
-
     if scale not in ("full", "tiny"):
         raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")
     choice = ModelChoice(weights, revision, random_weights, scale == "tiny")
     if choice != AS_PUBLISHED and not model:
         raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
-    require_python(python)
     wanted = metric_catalog.with_protocol(metrics, protocol)
     named = [find_model(model).configured(choice)] if model else []
     return [
@@ -97,7 +89,6 @@ def doctor(
         *(row for name in wanted for row in _metric(name)),
         *_plugins(),
         *_disk(Path(out)),
-        *(readiness(python) if cross_check or python else ()),
     ]
 
 

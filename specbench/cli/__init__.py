@@ -41,12 +41,9 @@ _COLLECT_AFTER = 100_000
 def build_app(named: str | None = None, root_options: bool = True) -> typer.Typer:
     """Build the app with all commands, or only with those of the module that defines the command `named`.
 
-    Plug-ins are looked up first, because options of plug-in decoders become flags.
-
-    Args:
-        root_options: accept options before the command, and requests of a shell to complete the line. Each option
-            costs typer time, the first one 80 ms of imports.
-    """
+    Plug-ins are looked up first, because options of plug-in decoders become flags. `root_options`: accept options
+    before the command, and requests of a shell to complete the line. Each option costs typer time, the first one 80 ms
+    of imports."""
     from specbench.specs.presets import add_plugin_decoders  # looks through the packages; the index does not need it
 
     add_plugin_decoders()
@@ -95,9 +92,7 @@ def _root(
         False, "--version", help="Print versions and commit, and exit.", is_eager=True, callback=_version
     ),
     debug: bool = typer.Option(
-        False,
-        _DEBUG,
-        help="Show tracebacks; allowed anywhere on the command line (also SPECBENCH_DEBUG=1).",
+        False, _DEBUG, help="Show tracebacks; allowed anywhere on the command line (also SPECBENCH_DEBUG=1)."
     ),
     no_color: bool = typer.Option(False, _NO_COLOR, help="Print without colours; allowed anywhere (also NO_COLOR=1)."),
     no_progress: bool = typer.Option(
@@ -193,11 +188,7 @@ def _reader_left() -> bool:
 
 
 def _as_named(arguments: Sequence[str]) -> list[str]:
-    """The command line with its command by the name that it has here; `help` and `version` as the options they are.
-
-    Raises:
-        SpecbenchError: there is no such command; names the one that does it where that is known.
-    """
+    """The command line with its command by the name that it has here; `help` and `version` as the options they are."""
     first, *rest = arguments or [""]
     if COMPLETION in os.environ or not first or first.startswith("-"):
         return list(arguments)

@@ -18,8 +18,6 @@ from specbench.cli.options import (
     Baseline,
     Caption,
     Columns,
-    Digits,
-    Gates,
     Notes,
     OwnRows,
     To,
@@ -36,7 +34,6 @@ from specbench.system import console
 if TYPE_CHECKING:
     from specbench.papers.join import PaperTable
     from specbench.papers.table import Table
-    from specbench.reporting.compare import Gate
 
 _HELP = help_of(
     "bench",
@@ -72,17 +69,13 @@ def bench(
     columns: Columns = None,
     notes: Notes = False,
     baseline: Baseline = None,
-    gate: Gates = None,
-    digits: Digits = None,
     caption: Caption = None,
 ) -> None:
     from specbench.papers.table_files import load_table
-    from specbench.reporting.compare import Gate
 
     check_environment()
     values = {name: held.value for name, held in merge(_SETTINGS, flags).items()}
     fmt = chosen_format(fmt, to, bool(values["json"]), TABLE_FORMATS)
-    gates = [Gate.parse(text) for text in gate or ()]
     table, runs = _with_own(load_table(name), own or (), str(values["out"]))
     if dry_run:
         return _print_estimate(table, flags, bool(values["json"]))
@@ -101,8 +94,8 @@ def bench(
         warn=console.warn,
         runs=runs,
     )
-    joined = _against(joined, baseline, gates)
-    print_tables([joined], fmt, to, split_list(columns or ""), notes, digits, caption)
+    joined = _against(joined, baseline)
+    print_tables([joined], fmt, to, split_list(columns or ""), notes, caption)
     if values["shard"]:
         console.say("when all parts have ended: specbench merge, then the same command without --shard")
     if joined.problem:
@@ -121,15 +114,9 @@ def report_tables(
     notes: bool,
     own: Sequence[str],
     baseline: str | None,
-    gates: Sequence[Gate],
-    digits: int | None,
     caption: str | None,
 ) -> None:
-    """Print tables from the runs in the results folder, write them as a page of HTML, or both.
-
-    Raises:
-        SpecbenchError: a name that is not a table, a flag out of range, or a format that cannot hold several tables.
-    """
+    """Print tables from the runs in the results folder, write them as a page of HTML, or both."""
     from specbench.papers.reproduce import measured_table
     from specbench.papers.table_files import is_table, load_table
 
@@ -140,13 +127,13 @@ def report_tables(
                 f"unknown table '{name}'", "report takes runs or tables, not both; see: specbench list tables"
             )
         table, folders = _with_own(load_table(name), own, out)
-        joined.append(_against(measured_table(table, model, prompts, out, folders), baseline, gates))
+        joined.append(_against(measured_table(table, model, prompts, out, folders), baseline))
         if model is None and not any(line.runs for line in joined[-1].lines):
             console.say(f"no runs in {out} for {name}; for runs of another model or prompt set use --model, --prompts")
     if html:
         print_tables(joined, "html", html, columns)
     if to or not html:
-        print_tables(joined, fmt, to, columns, notes, digits, caption)
+        print_tables(joined, fmt, to, columns, notes, caption)
     for one in joined:
         if one.problem:
             raise one.problem
@@ -167,10 +154,10 @@ def _with_own(table: Table, own: Sequence[str], out: str) -> tuple[Table, list[P
     return with_own_rows(table, decoders), find_runs(out, runs) if runs else []
 
 
-def _against(joined: PaperTable, baseline: str | None, gates: Sequence[Gate]) -> PaperTable:
+def _against(joined: PaperTable, baseline: str | None) -> PaperTable:
     from specbench.papers.join import with_baseline
 
-    return with_baseline(joined, baseline or "ar", gates) if baseline or gates else joined
+    return with_baseline(joined, baseline) if baseline else joined
 
 
 def print_tables(
@@ -179,7 +166,6 @@ def print_tables(
     to: Path | None,
     columns: Sequence[str] = (),
     notes: bool = False,
-    digits: int | None = None,
     caption: str | None = None,
 ) -> None:
     """Print joined tables on stdout, fitted to the width of a terminal, or write them to a file."""
@@ -187,11 +173,6 @@ def print_tables(
     from specbench.papers.render import render_tables
 
     joined = [only_columns(one, columns) for one in joined] if columns else joined
-    if digits is not None:
-        tables = [tuple(replace(c, precision=digits) for c in one.table.columns) for one in joined]
-        joined = [
-            replace(one, table=replace(one.table, columns=found)) for one, found in zip(joined, tables, strict=True)
-        ]
     if caption:
         joined = [replace(one, heading=caption) for one in joined]
     if to is None and fmt == "markdown" and sys.stdout.isatty():

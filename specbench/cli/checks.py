@@ -6,7 +6,6 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -43,9 +42,6 @@ _Measure = Annotated[
 ]
 _Metrics = Annotated[list[str] | None, metric_option("Also require this metric to be ready; may be repeated.")]
 _Protocol = Annotated[str | None, protocol_option("Also require the metrics")]
-_CrossCheck = Annotated[
-    bool, switch("--cross-check", "Look for the packages of score --cross-check, and say how to get them.")
-]
 _All = Annotated[bool, switch("--all", "Print every check, also packages, models and peaks that are in order.")]
 _Samples = Annotated[int, option("--samples", "N", "Images per decoder.", min=1000)]
 _Seed = Annotated[int, option("--seed", "N", "Random seed of the models and of the decoding noise.", min=0)]
@@ -97,17 +93,13 @@ def doctor(
     measure: _Measure = False,
     metric: _Metrics = None,
     protocol: _Protocol = None,
-    cross_check: _CrossCheck = False,
-    python: Annotated[Path | None, option("--python", "FILE", "Python that should have these packages.")] = None,
     everything: _All = False,
     out: Out = "results",
     json: Json = False,
 ) -> None:
     from specbench.checks import doctor as machine
 
-    rows = machine.doctor(
-        model, out, weights, revision, random_weights, scale, metric or (), measure, cross_check, protocol, python
-    )
+    rows = machine.doctor(model, out, weights, revision, random_weights, scale, metric or (), measure, protocol)
     print_json(rows) if json else _print_readiness(rows if everything else _in_short(rows))
     missing = dict.fromkeys(row["name"] for row in rows if row["status"] == machine.MISSING)
     if missing:
@@ -122,7 +114,7 @@ def doctor(
 def _in_short(rows: Sequence[Mapping]) -> list[Mapping]:
     """The rows that tell this machine from others, and what is not in order; models that are not here are one row."""
     names = ("python", "torch", "GPU", "limits", "results folder")
-    kinds = ("model ", "memory", "metric ", "plug-in ", "cross-check ")
+    kinds = ("model ", "memory", "metric ", "plug-in ")
     shown = [row for row in rows if row["status"] != "ok" or row["name"] in names or row["name"].startswith(kinds)]
     shown += [row for row in rows if row["name"].startswith("peak ") and "unknown" not in row["detail"]]
     absent = [row for row in shown if row["name"].startswith("model ") and row["status"] == "warning"]
@@ -198,13 +190,8 @@ def audit(
 def _check_audit(
     decoders: Sequence[str], runs: bool, compiled: bool, thorough: bool, recomputed: bool, elsewhere: bool, device: str
 ) -> None:
-    """Refuse flags of `audit` that contradict or need each other.
-
-    Args:
-        runs: whether stored runs are audited.
-        recomputed: whether a flag that recomputes p is given.
-        elsewhere: whether the checkpoint to recompute with is named.
-    """
+    """Refuse flags of `audit` that contradict or need each other. `runs`: stored ones are audited; `recomputed`: a flag
+    that recomputes p is given; `elsewhere`: the checkpoint to recompute with is named."""
     if runs and decoders:
         raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other", "write --run before every run")
     if runs and compiled:
@@ -273,9 +260,6 @@ def audit_runs(
 ) -> None:
     """Audit stored runs, print the table, and fail where a decoder that claims to be lossless deviates, or where the
     recorded p is not the model's.
-
-    Raises:
-        SpecbenchError: exit code 4 for these; whatever `audit_run` raises.
     """
     from specbench.checks import run_audit
 

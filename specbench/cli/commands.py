@@ -28,7 +28,7 @@ COMMANDS = {
         "Reproduce a paper's table: decode and score what is missing, and print measured beside printed values.",
     ),
     "compare": (
-        "compare",
+        "report",
         "Compare two runs on their common images: speed-up, score differences, and their significance.",
     ),
     "forecast": (
@@ -40,21 +40,17 @@ COMMANDS = {
     "import": ("stored", "Import scores of a benchmark's official evaluator, or image tokens of another program."),
     "pack": ("stored", "Write runs to one file, which every command reads where it reads a run."),
     "verify": ("stored", "Check runs, packed or in a folder: digests, facts, pictures, scores, tokens and latencies."),
-    "fetch": (
-        "fetch",
-        "Download models, prompts and metrics beforehand; complete files are kept after a cut.",
-    ),
+    "fetch": ("fetch", "Download models, prompts and metrics beforehand; complete files are kept after a cut."),
     "doctor": ("checks", "Check whether this machine is ready to run, and print how to fix problems."),
     "audit": ("checks", "Measure whether a decoder is lossless."),
     "check": ("checks", "Run the conformance tests on a decoder, a model, a metric or a prompt set."),
     "train-head": ("heads", "Train a draft head for a model, and print its folder."),
     "check-head": ("heads", "Measure the total variation between draft head and target by draft depth."),
     "demo": (
-        "demo",
+        "run",
         "Compare decoders on the embedded model: run, score, print a table, draw an image grid. Takes a few minutes.",
     ),
-    "prompts": ("prompts", "Download public prompt sets, and print prompts."),
-    "shapes": ("shapes", "Render captions of the embedded model `shapes`."),
+    "prompts": ("fetch", "Print prompts."),
 }
 """Module and first paragraph of help by command, in the order of `--help`."""
 
@@ -103,11 +99,7 @@ def _one_as_here(word: str, own: Sequence[str]) -> str:
 
 
 def _as_switches(args: Sequence[str], off: Mapping[str, str]) -> list[str]:
-    """The arguments with `--name true` and `--name=false` as switches.
-
-    Args:
-        off: by switch, what switches it off.
-    """
+    """The arguments with `--name true` and `--name=false` as switches. `off`: by switch, what switches it off."""
     found: list[str] = []
     for word in args:
         name, equals, value = word.partition("=")

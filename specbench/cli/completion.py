@@ -39,13 +39,7 @@ def command_completed(environment: Mapping[str, str]) -> str | None:
 
 def of_setting(setting: Setting) -> Complete | None:
     """Completion of a setting's value; None where its values have no names."""
-    named = {
-        "decoder": decoders,
-        "model": models,
-        "prompts": prompt_sets,
-        "ids": prompt_ids,
-        "category": categories,
-    }
+    named = {"decoder": decoders, "model": models, "prompts": prompt_sets, "ids": prompt_ids, "category": categories}
     names = (*setting.choices, *setting.words)
     return named.get(setting.name) or (_from(lambda ctx: names) if names else None)
 

@@ -25,8 +25,7 @@ _COLUMNS = {
 }
 """Columns shown of each kind; --json has them all."""
 _Kind = Annotated[
-    str,
-    typer.Argument(metavar="WHAT", help=f"One of {', '.join(_COLUMNS)}.", autocompletion=completion.of(*_COLUMNS)),
+    str, typer.Argument(metavar="WHAT", help=f"One of {', '.join(_COLUMNS)}.", autocompletion=completion.of(*_COLUMNS))
 ]
 
 _Name = Annotated[

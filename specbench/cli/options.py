@@ -21,6 +21,7 @@ from specbench.errors import SpecbenchError, read_name
 from specbench.runs.settings import Setting
 from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, options_of
+from specbench.system import console
 
 TABLE_FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 _TO_FILES = ("html", "parquet")
@@ -92,11 +93,7 @@ _ENDINGS = {".md": "markdown", ".txt": "markdown", "": "markdown", ".tex": "late
 
 
 def chosen_format(fmt: str | None, to: Path | None, as_json: bool, formats: tuple[str, ...]) -> str:
-    """The format that was named, or else that of the file's ending, or else markdown.
-
-    Raises:
-        SpecbenchError: an unknown format or ending, or a format that is not for a terminal and has no file.
-    """
+    """The format that was named, or else that of the file's ending, or else markdown."""
     fmt = "json" if as_json else fmt
     if fmt is None:
         suffix = to.suffix.lower() if to else ""
@@ -115,8 +112,7 @@ def chosen_format(fmt: str | None, to: Path | None, as_json: bool, formats: tupl
 Runs = Annotated[list[str] | None, runs_argument()]
 Run = Annotated[str, run_argument()]
 Reference = Annotated[
-    Path | None,
-    option("--reference", "DIR|FILE", "Images, or their mu, sigma (.npz).", show_default="COCO's images"),
+    Path | None, option("--reference", "DIR|FILE", "Images, or their mu, sigma (.npz).", show_default="COCO's images")
 ]
 Columns = Annotated[
     str | None, option("--columns", "NAME,...", "Markdown and LaTeX: only these columns, by heading, in this order.")
@@ -131,38 +127,32 @@ OwnRows = Annotated[
     ),
 ]
 Baseline = Annotated[
-    str | None,
-    option("--baseline", "ROW", "Add speed-ups over this row, and mark what differs from it."),
-]
-Gates = Annotated[
-    list[str] | None,
-    option(
-        "--gate",
-        "CONDITION",
-        "Mark rows where this holds against the baseline (AR, unless --baseline), such as 'speedup<1' or "
-        "'shapes-clip<-0.01', and exit with code 4; may be repeated.",
-    ),
-]
-Digits = Annotated[
-    int | None, option("--digits", "N", "Markdown and LaTeX: decimals of all numbers that have any.", min=0, max=9)
+    str | None, option("--baseline", "ROW", "Add speed-ups over this row, and mark what differs from it.")
 ]
 Caption = Annotated[str | None, option("--caption", "TEXT", "LaTeX: the caption of the tables.")]
 Notes = Annotated[bool, switch("--notes", "LaTeX: footnotes, definitions and machines below the table, too.")]
 To = Annotated[Path | None, option("--to", "FILE", "Write to this file, in the format of its ending.")]
 Offline = Annotated[bool, switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1).")]
 Out = Annotated[str, option("--out", "DIR", "Results folder.", envvar="SPECBENCH_OUT", **OUTPUT)]
-Quiet = Annotated[bool, switch("--quiet", "Print only errors.", "-q", envvar="SPECBENCH_QUIET", **OUTPUT)]
+
+
+def _hush(quiet: bool) -> bool:
+    if quiet:
+        console.show_progress(False)
+    return quiet
+
+
+Quiet = Annotated[
+    bool, switch("--quiet", "Print only errors.", "-q", envvar="SPECBENCH_QUIET", callback=_hush, **OUTPUT)
+]
 Json = Annotated[bool, switch("--json", "Print one JSON array on stdout.", envvar="SPECBENCH_JSON", **OUTPUT)]
 
 
 def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None) -> Callable:
     """Decorate a command so that it accepts `settings` as flags.
 
-    The command's parameter `flags` receives a dict by setting name; flags that were not given are None.
-
-    Args:
-        defaults: text shown as the default of these settings, where the command replaces the setting's own default.
-    """
+    The command's parameter `flags` receives a dict by setting name; flags that were not given are None. `defaults`:
+    text shown as the default of these settings, where the command replaces the setting's own default."""
     defaults = defaults or {}
 
     def decorate(command: Callable) -> Callable:

@@ -49,13 +49,8 @@ def print_written(path: Path) -> None:
 def print_table(
     rows: Sequence[dict], columns: Sequence[str], kept: Sequence[str] = (), elsewhere: int | None = None
 ) -> None:
-    """Print rows as a table on stdout: fitted to the width of a terminal, without empty columns; as markdown
-    elsewhere.
-
-    Args:
-        kept: columns that stand in the table even where all rows agree, besides the first.
-        elsewhere: width to fit the table to where there is no terminal, instead of markdown.
-    """
+    """Print rows as a table on stdout: fitted to the width of a terminal, without empty columns, but for those `kept`;
+    elsewhere as markdown, or fitted to the width `elsewhere`."""
     if not (console.is_terminal() or elsewhere):
         return print(markdown_table(rows, columns))
     width = console.stdout().width if console.is_terminal() else elsewhere

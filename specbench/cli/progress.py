@@ -22,8 +22,7 @@ class ProgressReporter:
     """Progress of a runner (`specbench.runs.run_progress.Reporter`): a bar on a terminal, plain lines elsewhere.
 
     Args:
-        what: what is counted.
-        quick_s: work that took less is not mentioned at its end.
+        what, quick_s: what is counted; work that took less is not mentioned at its end.
         notes: whether the lines that the runner has for the user are printed.
         table: lays out how far the runs in some folders are, to stand above the bar.
     """

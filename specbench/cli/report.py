@@ -1,12 +1,13 @@
-"""Command `specbench report`: tables of runs and of papers, figures, and the methods paragraph."""
+"""`specbench report` (tables of runs and of papers, figures, the methods paragraph) and `specbench compare`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from specbench.cli import completion
 from specbench.cli.commands import help_of
@@ -15,29 +16,27 @@ from specbench.cli.options import (
     Baseline,
     Caption,
     Columns,
-    Digits,
-    Gates,
     Json,
     Notes,
     Out,
     OwnRows,
     Quiet,
+    Reference,
     To,
     chosen_format,
     format_option,
     model_option,
     option,
     prompts_option,
+    run_argument,
     runs_argument,
     switch,
 )
-from specbench.cli.output import print_written, write_or_print
+from specbench.cli.output import as_json, markdown_table, print_written, write_or_print
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.settings import split_list
 from specbench.system import console
-
-if TYPE_CHECKING:
-    from specbench.reporting.compare import Gate
+from specbench.system.console import fitted
 
 _REPORT = help_of(
     "report",
@@ -48,6 +47,8 @@ _REPORT = help_of(
 
 def add_to(app: typer.Typer) -> None:
     app.command(name="report", help=_REPORT)(report)
+    epilog = 'In a script: --fail-if "speedup<0.98" exits with code 4'
+    app.command(name="compare", help=help_of("compare"), epilog=epilog)(compare)
 
 
 _Page = Annotated[
@@ -63,11 +64,6 @@ _TableModel = Annotated[
 ]
 _TablePrompts = Annotated[
     str | None, prompts_option("Prompts to report instead of the table's prompts.", show_default="the table's")
-]
-
-
-_Definitions = Annotated[
-    Path | None, option("--definitions", "FILE.tex", "Write what the tables mean, in LaTeX, to a file of its own.")
 ]
 _Figure = Annotated[
     str | None,
@@ -116,19 +112,12 @@ def report(
     figure: _Figure = None,
     width: _Width = "column",
     baseline: Baseline = None,
-    gate: Gates = None,
-    digits: Digits = None,
     caption: Caption = None,
-    definitions: _Definitions = None,
     out: Out = "results",
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    if quiet:
-        console.show_progress(False)
     from specbench.papers.table_files import is_table, refuse_mistyped
-    from specbench.reporting.columns import decimals
-    from specbench.reporting.compare import Gate
     from specbench.store.merge_shards import incomplete_shards
     from specbench.store.run_folders import find_runs, shards_in
 
@@ -138,8 +127,7 @@ def report(
         {"--figure": figure, "--over": over, "--ruler": ruler, "--methods": methods},
         {
             "--html": html, "--all": everything, "--explain": explain, "--long": long, "--columns": columns,
-            "--notes": notes, "--with": own, "--baseline": baseline, "--gate": gate, "--digits": digits is not None,
-            "--caption": caption, "--definitions": definitions,
+            "--notes": notes, "--with": own, "--baseline": baseline, "--caption": caption,
         },
     )  # fmt: skip
     if methods and any(map(is_table, runs or ())):
@@ -150,7 +138,6 @@ def report(
         console.warn(f"{text}: the tables lack their images")
     fmt = chosen_format(fmt, to, json, TABLE_FORMATS)
     chosen = split_list(columns or "")
-    gates = [Gate.parse(text) for text in gate or ()]
     if long and (fmt not in ("csv", "json", "parquet") or any(map(is_table, runs or ()))):
         raise SpecbenchError(
             "--long takes runs and the formats csv, json and parquet", "for example: --long --to t.csv"
@@ -158,9 +145,7 @@ def report(
     if any(map(is_table, runs or ())):
         from specbench.cli.bench import report_tables
 
-        return report_tables(
-            runs, model, prompts, out, fmt, to, html, chosen, notes, own or (), baseline, gates, digits, caption,
-        )  # fmt: skip
+        return report_tables(runs, model, prompts, out, fmt, to, html, chosen, notes, own or (), baseline, caption)
     refuse_mistyped(runs or (), out)
     if model or prompts or own:
         raise SpecbenchError("--model, --prompts and --with require the name of a table", "see: specbench list tables")
@@ -173,13 +158,7 @@ def report(
 
         print_written(write_page(find_runs(out, runs or ()), page))
     if fmt != "html" and (to or not html):
-        with decimals(digits):
-            problem = _print_report(
-                runs or (), out, fmt, to, everything, explain, long, chosen, notes, caption, definitions, baseline,
-                gates,
-            )  # fmt: skip
-        if problem:
-            raise problem
+        _print_report(runs or (), out, fmt, to, everything, explain, long, chosen, notes, baseline, caption)
 
 
 def _refuse_without_effect(instead: Mapping[str, object], of_tables: Mapping[str, object]) -> None:
@@ -250,16 +229,15 @@ def _report_over(over: str | None, runs: Sequence[str], out: str, fmt: str, to: 
     if over not in (None, "seed") or fmt not in ("markdown", "latex", "json"):
         raise SpecbenchError("--over takes seed; it and --ruler take the formats markdown, latex and json")
     from specbench.cli.output import as_json
-    from specbench.reporting import over as seeds
-    from specbench.reporting import ruler
+    from specbench.reporting import over as several
     from specbench.reporting.text_formats import latex_label, latex_table, markdown_lines
     from specbench.store.run_folders import find_runs
 
-    rows = (seeds.over_seeds if over else ruler.ruler_rows)(find_runs(out, runs))
+    rows = (several.over_seeds if over else several.ruler_rows)(find_runs(out, runs))
     if fmt == "json":
         return write_or_print(as_json(rows), to)
-    head, lines = (seeds.over_table if over else ruler.ruler_table)(rows)
-    note = seeds.NOTE if over else ruler.RULER_NOTE
+    head, lines = (several.over_table if over else several.ruler_table)(rows)
+    note = several.NOTE if over else several.RULER_NOTE
     if fmt == "latex":
         return write_or_print(latex_table(head, lines, note, latex_label(to and to.stem, str(lines))), to)
     copied = "".join(f" {copy} is a copy and left out." for row in rows for copy in row.get("copies", ()))
@@ -276,26 +254,21 @@ def _print_report(
     long: bool,
     columns: Sequence[str],
     notes: bool,
-    caption: str | None,
-    definitions: Path | None,
     baseline: str | None,
-    gates: Sequence[Gate],
-) -> SpecbenchError | None:
-    """Print or write the tables of runs; on a terminal they are fitted to its width. Returns a failed gate's error."""
+    caption: str | None,
+) -> None:
+    """Print or write the tables of runs; on a terminal they are fitted to its width."""
     from specbench import reporting
     from specbench.papers.printed import printed_beside
     from specbench.reporting.compare import compare_rows
     from specbench.reporting.report_rows import report_rows
-    from specbench.reporting.sections import sections, with_columns
-    from specbench.reporting.text_formats import csv_text, json_text, latex_definitions, long_rows, report_arrow
+    from specbench.reporting.text_formats import csv_text, json_text, long_rows, report_arrow
     from specbench.store.image_scores import parquet_bytes
     from specbench.store.run_folders import find_runs
 
     rows = report_rows(find_runs(out, runs))
-    problem = compare_rows(rows, baseline or "ar", gates) if baseline or gates else None
-    if definitions:
-        found = with_columns(sections(rows), columns) if columns else sections(rows)
-        write_or_print(latex_definitions(rows, found), definitions)
+    if baseline:
+        compare_rows(rows, baseline)
     printed = printed_beside(rows) if fmt == "markdown" and not columns else []
     if fmt == "markdown" and to is None and not columns and console.is_terminal():
         from specbench.reporting.terminal import report_view
@@ -309,4 +282,66 @@ def _print_report(
     else:
         text = reporting.render(rows, fmt, columns, notes, caption, everything, explain, to and to.stem)
         write_or_print("\n".join([text, *(f"- {line}\n" for line in printed)]), to)
-    return problem
+
+
+_COMPARE_FORMATS = ("markdown", "latex", "json")
+
+_FailIf = Annotated[
+    list[str] | None,
+    option(
+        "--fail-if",
+        "CONDITION",
+        "Exit with code 4 if this condition holds, for example 'speedup<0.98'; may be repeated.",
+    ),
+]
+
+
+def compare(
+    run_a: Annotated[str, run_argument("RUN_A", "Baseline run: run id, prefix of a run id, or run folder.")],
+    run_b: Annotated[str, run_argument("RUN_B", "Run to compare with the baseline.")],
+    fail_if: _FailIf = None,
+    reference: Reference = None,
+    fmt: Annotated[str | None, format_option(_COMPARE_FORMATS)] = None,
+    to: To = None,
+    out: Out = "results",
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    from specbench import api
+    from specbench.metrics.base import Settings
+    from specbench.reporting.compare import HEADINGS, Gate, comparison_lines, directions, reasons, verdict
+    from specbench.reporting.text_formats import comparison_latex
+
+    gates = [Gate.parse(text) for text in fail_if or ()]
+    fmt = chosen_format(fmt, to, json, _COMPARE_FORMATS)
+    rows = api.compare(run_a, run_b, out, Settings(reference=reference, offline=True))
+    named = [_described(run, out) for run in (run_a, run_b)]
+    if fmt == "json":
+        write_or_print(as_json(rows), to)
+    elif fmt == "latex":
+        write_or_print(comparison_latex(rows, *named, to and to.stem), to)
+    elif to or not console.is_terminal():
+        said = "\n".join(f"- {line}" for line in (*directions(*named), verdict(rows), *reasons(rows)))
+        table = [dict(zip(HEADINGS, line, strict=True)) for line in comparison_lines(rows)]
+        write_or_print(f"{said}\n\n{markdown_table(table, HEADINGS)}\n", to)
+    else:
+        screen, (*which, signs) = console.stdout(), directions(*named)
+        screen.print(*map(Text, which), Text(verdict(rows), style="bold"), Text(), sep="\n")
+        screen.print(fitted(HEADINGS, comparison_lines(rows), screen.width, right=range(1, len(HEADINGS))))
+        screen.print(*(Text(line, style="dim") for line in (signs, *reasons(rows))), sep="\n")
+    for gate in gates:
+        gate.check(rows)
+    if all(row["value"] is None for row in rows if not row["name"].endswith("_ms")):
+        raise SpecbenchError(
+            "nothing of these runs could be compared", "compare runs of one model, prompt set and seed"
+        )
+
+
+def _described(run: str, out: str) -> str:
+    """Name of a run and which prompts of its set were drawn, where it is a part."""
+    from specbench.store.run_folders import find_runs
+    from specbench.store.run_store import RunStore
+
+    folder = find_runs(out, [run])[0]
+    drawn = "; ".join(RunStore(folder).info().drawn)
+    return folder.name + (f" (prompts: {drawn})" if drawn else "")

@@ -1,10 +1,9 @@
-"""`specbench run`."""
+"""`specbench run` and `specbench demo`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from string import ascii_lowercase
@@ -14,16 +13,17 @@ import typer
 from rich.markup import escape
 
 from specbench.cli.commands import Command, help_of
-from specbench.cli.options import dry_run_switch, flags, option, switch
+from specbench.cli.options import OUTPUT, Json, Quiet, dry_run_switch, flags, option
 from specbench.cli.output import print_json, print_line, print_table
-from specbench.cli.progress import ProgressReporter
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, unknown_name
+from specbench.cli.progress import ProgressReporter, ScoreProgress
+from specbench.errors import MISSING_PREREQUISITE, unknown_name
 from specbench.runs.settings import DRAWN, Value, check_environment, merge, read_config, run_settings
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.downloads import offline
+from specbench.system.torch_device import AUTO
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,9 +41,6 @@ _HELP = help_of(
 )
 
 _Config = Annotated[str | None, option("--config", "FILE", "Read settings from a TOML file.", rich_help_panel="Output")]
-_ShowConfig = Annotated[
-    bool, switch("--show-config", "Print every setting with its origin, and stop.", rich_help_panel="Output")
-]
 _Sweep = Annotated[
     list[str] | None,
     option(
@@ -99,13 +96,14 @@ class _RunCommand(Command):
 def add_to(app: typer.Typer) -> None:
     epilog = "Options of a decoder: specbench run --help gsd; all of them: --help all. Then: specbench score"
     app.command(name="run", help=_HELP, epilog=epilog, cls=_RunCommand)(run)
+    epilog = "The same step by step: specbench run, specbench score, specbench report"
+    app.command(name="demo", help=help_of("demo"), epilog=epilog)(demo)
 
 
 @flags(_SETTINGS)
 def run(
     flags: dict,
     config: _Config = None,
-    show_config: _ShowConfig = False,
     dry_run: Annotated[bool, dry_run_switch(rich_help_panel="Output")] = False,
     sweep: _Sweep = None,
 ) -> None:
@@ -113,15 +111,11 @@ def run(
 
     values = _merged(flags, config)
     as_json = bool(values["json"].value)
-    if show_config and sweep:
-        raise SpecbenchError("--show-config and --sweep exclude each other")
-    if dry_run and not show_config:
+    if dry_run:
         return _show_dry_run(values, parse_sweep(sweep or ()), as_json)
     if values["quiet"].value:
         console.show_progress(False)
-    plans = sweep_plans(values, parse_sweep(sweep or ()), download=not show_config)
-    if show_config:
-        return _show_config(plans[0], values, as_json)
+    plans = sweep_plans(values, parse_sweep(sweep or ()))
     from specbench.runs.run_progress import Reporter
     from specbench.runs.runner import run_plans
 
@@ -171,37 +165,6 @@ def _merged(given: Mapping[str, object], config: str | None) -> dict[str, Value]
     if any(values[name].given for name in ("decoder", "prompts", *(setting.name for setting in DRAWN))):
         return values
     return values | {"limit": Value(_FIRST_LOOK, _UNNAMED)}
-
-
-def _show_config(plan, values: Mapping[str, Value], as_json: bool) -> None:
-    from specbench.runs.plan import SAMPLING_SETTINGS
-
-    sampling = asdict(plan.sampling)
-    effective = {
-        **{name: sampling[field] or 0.0 for field, name in SAMPLING_SETTINGS.items()},
-        "dtype": plan.dtype,
-        "threads": plan.threads,
-        "mode": plan.mode,
-    }
-    decoder_names = {"Decoder choices", "Decoder options"}
-    rows = [
-        {
-            "name": setting.name,
-            "value": effective.get(setting.name, values[setting.name].value),
-            "origin": values[setting.name].origin,
-        }
-        for setting in _SETTINGS
-        if setting.panel not in decoder_names
-    ]
-    for decoder in plan.decoders:
-        spec, origins = decoder.spec, plan.origins(decoder)
-        choices = {kind: getattr(spec, kind) for kind in ("drafter", "init", "verifier", "residual", "refine")}
-        for name, value in (choices | dict(spec.options)).items():
-            shown = "auto" if name == "window" and decoder.auto_window else value
-            rows.append(
-                {"name": f"{spec.name}:{name}", "value": shown, "origin": origins.get(name, f"default of {spec.name}")}
-            )
-    print_json(rows) if as_json else print_table(rows, ("name", "value", "origin"))
 
 
 def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], as_json: bool) -> None:
@@ -303,3 +266,52 @@ def _show_table(folders: Sequence[Path]) -> None:
     for section in sections(report_rows(folders)):
         screen.print()
         screen.print(first_table(section.runs, screen.width))
+
+
+_Limit = Annotated[
+    int, option("--limit", "N", "Number of prompts.", min=1, envvar="SPECBENCH_LIMIT", show_envvar=False)
+]
+_Out = Annotated[
+    Path, option("--out", "DIR", "Folder of the runs, the table and the image grid.", envvar="SPECBENCH_OUT", **OUTPUT)
+]
+_Compile = Annotated[
+    str, option("--compile", "WHEN", "Compile the steps: on, off, or auto: on where a compiler is there.")
+]
+
+
+def demo(
+    limit: _Limit = 8,
+    out: _Out = Path("results/demo"),
+    compile: _Compile = AUTO,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    from rich.text import Text
+
+    from specbench.reporting import demo as demonstration
+    from specbench.reporting.answer import answer, disturbances
+    from specbench.reporting.terminal import narrow_table
+
+    reporters = (None, None) if quiet else (ProgressReporter(notes=False), ScoreProgress())
+    if not quiet:
+        console.say(
+            f"{len(demonstration.DECODERS) + 1} decoders draw the same {console.counted(limit, 'caption')} with the "
+            "bundled model `shapes`. Measured: how much faster each is than plain sampling (ar), and how good its "
+            "images are."
+        )
+    rows = demonstration.demo(out, limit, compile, *reporters)
+    if json:
+        return print_json(rows)
+    screen = console.stdout()
+    screen.print(Text(), narrow_table(rows, screen.width), Text(), sep="\n")
+    said = [*answer(rows)[:1], *disturbances(rows)[-1:]]
+    screen.print(*(Text(line) for line in (*said, f"Images of every decoder: {out / demonstration.PICTURE}")), sep="\n")
+    if not quiet:
+        console.stderr().print(
+            "Type next:",
+            f"  specbench report --out {out} --html report.html  # plots and images",
+            "  specbench list decoders",
+            "  specbench run --decoder ar,sjd --limit 8",
+            sep="\n",
+            markup=False,
+        )

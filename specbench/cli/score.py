@@ -68,16 +68,13 @@ _Against = Annotated[
     str | None,
     option("--against", "RUN", "Print paired score differences from this run instead.", autocompletion=completion.runs),
 ]
-_CrossCheck = Annotated[
-    bool, switch("--cross-check", "Compare the scores with the metrics' authors' packages instead.")
-]
 _Python = Annotated[
     Path | None,
     option(
         "--python",
         "FILE",
-        "Python of the environment with the package of --cross-check, VQAScore or HPSv3.",
-        show_default="as 'specbench doctor --cross-check' says",
+        "Python of the environment with the package of VQAScore or HPSv3.",
+        show_default="as 'specbench doctor --metric' says",
     ),
 ]
 
@@ -96,7 +93,6 @@ def score(
     layout: _Layout = None,
     prompt_column: _PromptColumn = None,
     against: _Against = None,
-    cross_check: _CrossCheck = False,
     python: _Python = None,
     out: Out = "results",
     quiet: Quiet = False,
@@ -104,22 +100,16 @@ def score(
 ) -> None:
     if bundled_only and (metric or protocol):
         raise SpecbenchError("--bundled-only excludes --metric and --protocol")
-    if quiet:
-        console.show_progress(False)
     from specbench.metrics.catalog import require_metric, with_protocol
 
     metric = [require_metric(name) for name in metric or ()]
     names = with_protocol(metric, protocol)
-    _check_score(images, prompts, bool(runs), bool(names), against, cross_check)
+    _check_score(images, prompts, bool(runs), bool(names), against)
     named = [*(runs or ()), *([against] if against else [])]
     if images is None and named:
         _find_scored(named, out)  # before torch is loaded
-    if cross_check:
-        from specbench.checks import cross_check as by_packages
-    if python:
-        from specbench.metrics.packages import require_python
-
-        require_python(python)
+    if python and not python.is_file():
+        raise SpecbenchError(f"--python {python} does not exist", "name the python of an environment")
     from specbench import api
     from specbench.metrics.base import Settings
     from specbench.metrics.scoring import joint_problem
@@ -136,9 +126,6 @@ def score(
         rows = api.score_folder(images, prompts, metric or None, out, layout=layout, column=prompt_column, **options)
     else:
         rows = api.score(named if runs else (), metric or None, out, problems=problems, **options)
-    if cross_check:
-        rows = by_packages.cross_check(names, runs or (), out, images, prompts, settings, python, layout)
-        return print_json(rows) if json else print_table(rows, list(rows[0]) if rows else ())
     if against:
         rows = api.differences(against, runs or (), names, out, settings)
     if not quiet and images is None:
@@ -184,14 +171,7 @@ def _find_scored(names: Sequence[str], out: str) -> None:
         ) from None
 
 
-def _check_score(
-    images: Path | None,
-    prompts: str | None,
-    runs: bool,
-    metrics: bool,
-    against: str | None,
-    cross_check: bool,
-) -> None:
+def _check_score(images: Path | None, prompts: str | None, runs: bool, metrics: bool, against: str | None) -> None:
     """Refuse flags of `score` that contradict or need each other; `runs`, `metrics`: whether any is named."""
     if images is None and prompts is not None:
         raise SpecbenchError("--prompts requires --images", "a run knows its own prompts")
@@ -199,8 +179,6 @@ def _check_score(
         raise SpecbenchError("--images and RUN exclude each other", "--images scores a folder of external images")
     if against and (images is not None or not metrics):
         raise SpecbenchError("--against compares runs by metric", "name the metrics with --metric or --protocol")
-    if cross_check and (against or not metrics):
-        raise SpecbenchError("--cross-check compares by metric", "name the metrics with --metric or --protocol")
 
 
 def _say_drawn(out: str, names: Sequence[str]) -> None:

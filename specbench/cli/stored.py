@@ -24,15 +24,13 @@ _STATUS_HELP = help_of(
     "was stored for a minute and for the time of ten images: its process may have been killed.",
 )
 _MERGE_HELP = help_of(
-    "merge",
-    "Rows and images are copied into --out; the shards are not changed. Merging again copies only what is new.",
+    "merge", "Rows and images are copied into --out; the shards are not changed. Merging again copies only what is new."
 )
 _PLAIN_WIDTH = 120
 """Characters of a card's lines where there is no terminal."""
 _BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench")
 _TOKENS = "tokens"
 _SETTINGS = tuple(replace(one, panel="Tokens") for one in run_settings() if one.name in OF_TOKENS)
-_PICTURES = ("png", "jpeg", "none")
 
 _Shards = Annotated[
     list[Path] | None,
@@ -100,9 +98,7 @@ _IMPORT_HELP = help_of(
     "--program 'vLLM-Omni 0.12' --from FILE. The file has the columns prompt and tokens, and may have prompt_id, seed, "
     "logp and seconds. Name the sampling that the program claims; audit --run tells whether they are such samples.",
 )
-_Kind = Annotated[
-    str, option("--pictures", "KIND", "png, jpeg (smaller) or none.", autocompletion=completion.of(*_PICTURES))
-]
+_WithoutPictures = Annotated[bool, switch("--without-pictures", "Leave the pictures out.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -116,8 +112,6 @@ def add_to(app: typer.Typer) -> None:
 
 
 def status(runs: Runs = None, out: Out = "results", quiet: Quiet = False, json: Json = False) -> None:
-    if quiet:
-        console.show_progress(False)
     from specbench.reporting import status as found
 
     rows = found.status(out, runs or ())
@@ -159,10 +153,7 @@ def show(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    if quiet:
-        console.show_progress(False)
-    from specbench.reporting import cards as cards_of
-    from specbench.reporting.terminal import image_view, run_view
+    from specbench.reporting.terminal import card, image_card, image_view, run_view
     from specbench.store.run_folders import find_runs
 
     folders = find_runs(out, [run])
@@ -170,11 +161,11 @@ def show(
         raise SpecbenchError(f"'{run}' matches {len(folders)} runs", "name the run of the image")
     screen = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     if prompt is None:
-        cards = [cards_of.card(folder) for folder in folders]
+        cards = [card(folder) for folder in folders]
         views = map(run_view, cards)
     else:
-        card, tile = cards_of.image_card(folders[0], prompt, sample)
-        cards, views = [card], [image_view(card, tile, screen)]
+        cards = [image_card(folders[0], prompt, sample)]
+        views = map(image_view, cards)
     if json:
         return print_json(cards)
     for view in views:
@@ -226,15 +217,14 @@ def import_results(
 def pack(
     runs: Runs = None,
     to: Annotated[Path, option("--to", "FILE.zip", "File to write.")] = Path("runs.zip"),
-    pictures: _Kind = "png",
+    without_pictures: _WithoutPictures = False,
     out: Out = "results",
 ) -> None:
-    pictures = read_name("kind of pictures", pictures, _PICTURES)
     from specbench.store import packed
     from specbench.store.run_folders import find_runs
 
     folders = find_runs(out, runs or ())
-    parts = packed.pack(folders, to, pictures)
+    parts = packed.pack(folders, to, pictures=not without_pictures)
     console.say(f"{len(folders)} run{'s' if len(folders) > 1 else ''}, {parts} parts, {to.stat().st_size / 1e6:.1f} MB")
     print_written(to)
 

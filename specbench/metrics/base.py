@@ -54,9 +54,7 @@ class Settings:
             raise SpecbenchError(f"--reference {self.reference} does not exist", "a folder of images, or a .npz file")
         if self.reference is not None and self.reference.suffix in (".zip", ".tar", ".gz", ".tgz", ".parquet"):
             what = f"--reference {self.reference} exists, but must be unpacked into a folder of images"
-            raise SpecbenchError(
-                what, "for COCO's val2017.zip: specbench prompts fetch coco --images --from val2017.zip"
-            )
+            raise SpecbenchError(what, "for COCO's val2017.zip: specbench fetch coco --images --from val2017.zip")
 
 
 @dataclass(frozen=True)
@@ -83,14 +81,8 @@ class Sample:
 
 @dataclass(frozen=True)
 class Score:
-    """One number of a run.
-
-    Attributes:
-        name: the metric's, or "metric:part" for a part of it.
-        estimate: value and 95 % interval.
-        n: number of images behind it.
-        note: warning for readers of the number; None without one.
-    """
+    """One number of a run, from `n` images, by the metric's name ("metric:part" for a part of it), with a `note` that
+    warns its readers; None without one."""
 
     name: str
     estimate: Estimate
@@ -151,11 +143,7 @@ class Metric:
         ]
 
     def prepare(self) -> None:
-        """Download the required files; called before any other method.
-
-        Raises:
-            SpecbenchError: a requirement is missing and cannot be downloaded.
-        """
+        """Download the required files; called before any other method."""
         for problem in self.missing_packages():
             raise SpecbenchError(*problem, MISSING_PREREQUISITE)
         for repository in self.repositories.values():
@@ -176,11 +164,7 @@ class Metric:
         return published_weights.hub_folder(repository, self.settings.offline)
 
     def downloads(self) -> list[Download]:
-        """List what it needs, this disk lacks, and can be downloaded.
-
-        Raises:
-            SpecbenchError: something cannot be had.
-        """
+        """List what it needs, this disk lacks, and can be downloaded."""
         from specbench.metrics import published_weights
 
         folders = map(published_weights.missing_folder, self.repositories.values())
@@ -221,15 +205,9 @@ class Metric:
         return None
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        """Subtract a baseline's score from this run's over the images both have.
-
-        Args:
-            features, baseline: as for `statistics`.
-
-        Returns:
-            The difference with a paired interval, and the number of common images; None where the metric has no such
-                number.
-        """
+        """Subtract a baseline's score from this run's over the images both have (`features`, `baseline`: as for
+        `statistics`): the difference with a paired interval, and the number of common images; None where the metric
+        has no such number."""
         return None
 
 
@@ -267,11 +245,8 @@ def part_scores(
 def column_difference(
     features: pd.DataFrame, baseline: pd.DataFrame, column: str, over_categories: bool = False
 ) -> tuple[Difference, int] | None:
-    """Mean paired difference of a column, whole prompts being the independent units.
-
-    Args:
-        over_categories: the mean is that of the categories' means.
-    """
+    """Mean paired difference of a column, whole prompts being the independent units. `over_categories`: the mean is
+    that of the categories' means."""
     both = paired_features(features, baseline, column, ["category"] if over_categories else ())
     if both.empty:
         return None
@@ -285,11 +260,8 @@ def column_difference(
 def paired_features(
     features: pd.DataFrame, baseline: pd.DataFrame, column: str, also: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Join the features of two runs on the images both have.
-
-    Returns:
-        `prompt_id`, `column` of both runs (the baseline's ending in `_base`), and the columns `also` of the first.
-    """
+    """Join the features of two runs on the images both have. Returns `prompt_id`, `column` of both runs (the baseline's
+    ending in `_base`), and the columns `also` of the first."""
     keys = ["prompt_id", "sample"]
     return features[[*keys, column, *also]].merge(baseline[[*keys, column]], on=keys, suffixes=("", "_base"))
 

@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from specbench import names as spellings
 from specbench.errors import SpecbenchError, read_name, unknown_name
 from specbench.system.foreign_code import code_of, refuse_edited
-from specbench.system.plugins import (
-    is_reference,
-    load_object,
-    load_user_object,
-    naming_plugin,
-    path_component,
-    plugins,
-)
+from specbench.system.plugins import is_reference, load_object, load_user_object, naming_plugin, path_component, plugins
 
 if TYPE_CHECKING:
     from specbench.metrics.base import Settings
@@ -27,14 +20,8 @@ if TYPE_CHECKING:
 
 
 class MetricEntry(NamedTuple):
-    """Catalogue entry of a metric.
-
-    Attributes:
-        target: "module:class" of the implementation.
-        summary: one line for `specbench list metrics`.
-        variant: first argument of the class, for classes with several variants.
-        bundled: needs no external files, and is computed by default.
-    """
+    """Catalogue entry of a metric: "module:class" of its code, a line for `specbench list metrics`, the first argument
+    of a class with several variants, and whether it needs no external files and is computed by default."""
 
     target: str
     summary: str
@@ -65,7 +52,6 @@ _FID = (
     "Frechet distance to the reference images in Inception features, {} resize to 299{}; also computes FID-infinity "
     "and KID"
 )
-_CMMD = "squared MMD to the reference images in CLIP ViT-L/14 embeddings of {} at 336 ({}; Gaussian kernel, x 1000)"
 _CLIP = "cosine similarity of image and caption under CLIP {}, mean over images"
 _CLIPS = {
     "b16": "ViT-B/16",
@@ -75,110 +61,53 @@ _CLIPS = {
     "b32+prefix+center256": 'ViT-B/32, captions prefixed with "A photo depicts", images centre-cropped to 256',
     "l14": "ViT-L/14",
 }
+# fmt: off
 METRICS: dict[str, MetricEntry] = {
-    "shapes-detector": MetricEntry(
-        "specbench.metrics.shapes:ShapesDetector",
+    "shapes-detector": MetricEntry("specbench.metrics.shapes:ShapesDetector",
         "fraction of images that match their caption by the exact detector of `shapes`, mean over categories",
-        bundled=True,
-    ),
-    "shapes-clip": MetricEntry(
-        "specbench.metrics.shapes:ShapesClip",
-        "cosine similarity of image and caption under the small CLIP of `shapes`, mean over images",
-        bundled=True,
-    ),
-    "shapes-frechet": MetricEntry(
-        "specbench.metrics.shapes:ShapesFrechet",
+        bundled=True),
+    "shapes-clip": MetricEntry("specbench.metrics.shapes:ShapesClip",
+        "cosine similarity of image and caption under the small CLIP of `shapes`, mean over images", bundled=True),
+    "shapes-frechet": MetricEntry("specbench.metrics.shapes:ShapesFrechet",
         "Frechet distance to renders of the same captions in 64 features of a small network; no interval up to n = 64",
-        bundled=True,
-    ),
-    **{
-        f"fid[{front_end}{crop}]": MetricEntry(
-            "specbench.metrics.fid:Fid", _FID.format(resize, cropped), f"{front_end}{crop}"
-        )
-        for front_end, resize in _FRONT_ENDS.items()
-        for crop, cropped in _CROPS.items()
-    },
-    "fid[tf1+bicubic256]": MetricEntry(
-        "specbench.metrics.fid:Fid",
-        _FID.format(_FRONT_ENDS["tf1"], " after a bicubic resize to 256"),
-        "tf1+bicubic256",
-    ),
-    **{
-        f"cmmd[{variant}]": MetricEntry("specbench.metrics.cmmd:Cmmd", _CMMD.format(shape, estimate), variant)
-        for variant, shape, estimate in (
-            ("l14-336", "centre squares", "biased, as published"),
-            ("l14-336+squashed+unbiased", "images squashed to squares", "unbiased"),
-        )
-    },
-    **{
-        f"clip[{variant}]": MetricEntry("specbench.metrics.clip:Clip", _CLIP.format(network), variant)
-        for variant, network in _CLIPS.items()
-    },
-    **{
-        f"hpsv2[{variant}]": MetricEntry(
-            "specbench.metrics.hpsv2:Hpsv2", f"human preference score {variant}, mean over images", variant
-        )
-        for variant in ("v2.1", "v2.0")
-    },
-    "diversity[clip-b16]": MetricEntry(
-        "specbench.metrics.diversity:ClipDiversity",
-        "distance between two samples of a prompt, 1 - cosine of CLIP ViT-B/16 features, mean over pairs and prompts",
-    ),
-    "diversity[lpips-alex]": MetricEntry(
-        "specbench.metrics.diversity:Lpips",
-        "distance between two samples of a prompt by LPIPS, mean over pairs and prompts; by the package lpips",
-    ),
-    "diversity[shapes]": MetricEntry(
-        "specbench.metrics.diversity:ShapesDiversity",
-        "distance between two samples of a prompt, 1 - cosine of features of the small CLIP of `shapes`",
-    ),
-    "imagereward": MetricEntry(
-        "specbench.metrics.imagereward:ImageReward", "learned human preference reward, mean over images"
-    ),
-    "pickscore": MetricEntry(
-        "specbench.metrics.preference:PickScore", "preference learned from Pick-a-Pic, mean over images"
-    ),
-    "aesthetic[sac+logos+ava1]": MetricEntry(
-        "specbench.metrics.preference:Aesthetic", "LAION aesthetic predictor V2 on CLIP ViT-L/14, mean over images"
-    ),
-    "vqascore[clip-flant5-xxl]": MetricEntry(
-        "specbench.metrics.packages:VqaScore",
-        "probability that CLIP-FlanT5-XXL sees the caption in the image, mean over images; by the package t2v-metrics",
-    ),
-    "hpsv3": MetricEntry(
-        "specbench.metrics.packages:Hpsv3", "human preference score v3, mean over images; by the package hpsv3"
-    ),
-    "geneval[hf-m2f]": MetricEntry(
-        "specbench.metrics.geneval:GenEval",
-        "fraction of images that fulfil the GenEval prompt by transformers' Mask2Former, mean over tags",
-    ),
-    "geneval2[qwen3-vl-8b]": MetricEntry(
-        "specbench.metrics.geneval2:GenEval2",
+        bundled=True),
+    **{f"fid[{front_end}{crop}]": MetricEntry("specbench.metrics.fid:Fid",
+        _FID.format(resize, cropped), f"{front_end}{crop}")
+       for front_end, resize in _FRONT_ENDS.items() for crop, cropped in _CROPS.items()},
+    "fid[tf1+bicubic256]": MetricEntry("specbench.metrics.fid:Fid",
+        _FID.format(_FRONT_ENDS["tf1"], " after a bicubic resize to 256"), "tf1+bicubic256"),
+    **{f"clip[{variant}]": MetricEntry("specbench.metrics.clip:Clip", _CLIP.format(network), variant)
+       for variant, network in _CLIPS.items()},
+    **{f"hpsv2[{variant}]": MetricEntry("specbench.metrics.preference:Hpsv2",
+        f"human preference score {variant}, mean over images", variant) for variant in ("v2.1", "v2.0")},
+    "diversity[clip-b16]": MetricEntry("specbench.metrics.diversity:ClipDiversity",
+        "distance between two samples of a prompt, 1 - cosine of CLIP ViT-B/16 features, mean over pairs and prompts"),
+    "diversity[lpips-alex]": MetricEntry("specbench.metrics.diversity:Lpips",
+        "distance between two samples of a prompt by LPIPS, mean over pairs and prompts; by the package lpips"),
+    "diversity[shapes]": MetricEntry("specbench.metrics.diversity:ShapesDiversity",
+        "distance between two samples of a prompt, 1 - cosine of features of the small CLIP of `shapes`"),
+    "imagereward": MetricEntry("specbench.metrics.preference:ImageReward",
+        "learned human preference reward, mean over images"),
+    "pickscore": MetricEntry("specbench.metrics.preference:PickScore",
+        "preference learned from Pick-a-Pic, mean over images"),
+    "aesthetic[sac+logos+ava1]": MetricEntry("specbench.metrics.preference:Aesthetic",
+        "LAION aesthetic predictor V2 on CLIP ViT-L/14, mean over images"),
+    "vqascore[clip-flant5-xxl]": MetricEntry("specbench.metrics.packages:VqaScore",
+        "probability that CLIP-FlanT5-XXL sees the caption in the image, mean over images; by the package t2v-metrics"),
+    "hpsv3": MetricEntry("specbench.metrics.packages:Hpsv3",
+        "human preference score v3, mean over images; by the package hpsv3"),
+    "geneval[hf-m2f]": MetricEntry("specbench.metrics.geneval:GenEval",
+        "fraction of images that fulfil the GenEval prompt by transformers' Mask2Former, mean over tags"),
+    "geneval2[qwen3-vl-8b]": MetricEntry("specbench.metrics.geneval2:GenEval2",
         "Soft-TIFA: probability of the right answers by Qwen3-VL-8B, geometric mean over a prompt's atoms, mean over "
-        "images",
-    ),
-    "compbench[blip-vqa]": MetricEntry(
-        "specbench.metrics.compbench:BlipVqa",
+        "images"),
+    "compbench[blip-vqa]": MetricEntry("specbench.metrics.compbench:BlipVqa",
         "T2I-CompBench++: BLIP-VQA probability of the noun phrases of colour, shape and texture prompts, "
-        "mean over images",
-    ),
-    "compbench[clip-b32]": MetricEntry(
-        "specbench.metrics.compbench:CompBenchClip",
-        "T2I-CompBench++: cosine similarity under CLIP ViT-B/32 for non-spatial prompts, mean over images",
-    ),
-    **{
-        f"compbench[{part}-owlv2]": MetricEntry(
-            f"specbench.metrics.compbench_detected:{target}",
-            f"T2I-CompBench++: {rules}, mean over images; not the paper's detector (use export and import for that)",
-        )
-        for part, target, rules in (
-            ("spatial", "Spatial2d", "2D spatial rules on OWLv2 detections"),
-            ("3d-spatial", "Spatial3d", "3D spatial rules on OWLv2 detections and Depth Anything V2 depth"),
-            ("numeracy", "Numeracy", "counting rules on OWLv2 detections"),
-            ("3-in-1", "ThreeInOne", "3-in-1 score for complex prompts with OWLv2 in its 2D part"),
-        )
-    },
+        "mean over images"),
+    "compbench[clip-b32]": MetricEntry("specbench.metrics.compbench:CompBenchClip",
+        "T2I-CompBench++: cosine similarity under CLIP ViT-B/32 for non-spatial prompts, mean over images"),
 }
+# fmt: on
 """The built-in metrics by name."""
 _DERIVED = {
     "kid": "unbiased squared MMD to the reference images in Inception features, cubic kernel, mean over subsets",
@@ -260,14 +189,8 @@ def require_metric(name: str) -> str:
 
 
 def metric(name: str) -> Callable[..., Any]:
-    """Load the factory of a metric, to be called with `specbench.metrics.base.Settings`.
-
-    Args:
-        name: of the catalogue or of a plug-in, or "package.module:NAME".
-
-    Raises:
-        SpecbenchError: unknown name, or its code cannot be imported.
-    """
+    """Load the factory of a metric, to be called with `specbench.metrics.base.Settings`. `name`: of the catalogue or of
+    a plug-in, or "package.module:NAME"."""
     name = metric_name(name)
     if name in METRICS:
         entry = METRICS[name]
@@ -321,11 +244,7 @@ def _foreign(found: Any, reference: str) -> Callable[..., Any]:
 
 
 def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Download]:
-    """List what metrics need, this disk lacks, and can be downloaded.
-
-    Raises:
-        SpecbenchError: something cannot be had.
-    """
+    """List what metrics need, this disk lacks, and can be downloaded."""
     return [found for name in names if name not in IMPORTED for found in metric(name)(settings).downloads()]
 
 
@@ -344,11 +263,7 @@ def bundled_metrics() -> list[str]:
 
 
 def metric_summary(name: str) -> str:
-    """One-line summary of a score, without importing the code of built-in metrics.
-
-    Raises:
-        SpecbenchError: unknown name, or a plug-in's code cannot be imported.
-    """
+    """One-line summary of a score, without importing the code of built-in metrics."""
     derived = _DERIVED.get(name) or _DERIVED.get(name.partition("[")[0])
     if derived:
         return derived
@@ -356,11 +271,7 @@ def metric_summary(name: str) -> str:
 
 
 def find_protocol(name: str) -> tuple[str, ...]:
-    """List the metrics of a protocol.
-
-    Raises:
-        SpecbenchError: unknown name.
-    """
+    """List the metrics of a protocol."""
     return PROTOCOLS[read_name("protocol", name, PROTOCOLS)]
 
 

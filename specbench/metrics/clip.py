@@ -16,14 +16,15 @@ import numpy as np
 
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import PerImageMetric, Sample, Settings, described
-from specbench.metrics.crops import center256, short_side_centre
 from specbench.metrics.openclip import (
     OPENCLIP_PACKAGES,
     Tokenize,
+    center256,
     cut_by_clip,
     image_embeddings,
     load_openai,
     normalised,
+    short_side_centre,
     text_embeddings,
 )
 
@@ -49,13 +50,8 @@ def bilinear299(pixels: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Variant:
-    """A CLIP score as one paper computes it.
-
-    Attributes:
-        checkpoint: name in `published_weights`.
-        prefix: text before every caption.
-        prepare: transform of the uint8 image before CLIP's own resize.
-    """
+    """A CLIP score as one paper computes it: a checkpoint of `published_weights`, the text before every caption, and
+    the transform of the uint8 image before CLIP's own resize."""
 
     checkpoint: str
     prefix: str = ""

@@ -19,7 +19,7 @@ import pyarrow as pa
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import Metric, Sample, Score, Settings, described
 from specbench.metrics.clip import Clip
-from specbench.metrics.crops import squashed
+from specbench.metrics.openclip import image_embeddings, squashed
 from specbench.metrics.shapes import ShapesClip
 from specbench.stats import Difference, mean_difference, mean_interval
 
@@ -91,8 +91,6 @@ class ClipDiversity(Diversity):
         return self.clip.preprocess(pixels)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        from specbench.metrics.openclip import image_embeddings  # brings torch
-
         found = image_embeddings(self.clip.network, self.preprocessed(samples), self.settings.device)
         return [{"feature": row} for row in found.numpy()]
 

@@ -81,11 +81,7 @@ def category(question: Mapping) -> str:
 
 
 def questions_of(prompt_id: str, meta: Mapping[str, object]) -> list[Mapping]:
-    """The questions of a prompt's metadata; of several with one id, the program knows the last.
-
-    Raises:
-        SpecbenchError: they are not those of DPG-Bench.
-    """
+    """The questions of a prompt's metadata; of several with one id, the program knows the last."""
     found = meta["questions"]
     try:
         whole = bool(found) and all(
@@ -104,14 +100,8 @@ def questions_of(prompt_id: str, meta: Mapping[str, object]) -> list[Mapping]:
 
 def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
     """Files that the program reads: `images/<prompt id>.png`, the samples of a prompt in a 2x2 grid row by row, and
-    `questions.csv`, its table for these prompts.
-
-    Args:
-        rows: by prompt, its samples in order: `prompt_id`, `sample`, `meta` and `pixels()`.
-
-    Raises:
-        SpecbenchError: a prompt lacks a sample or has more than four, or images are not squares of one size.
-    """
+    `questions.csv`, its table for these prompts. `rows`: by prompt, its samples in order: `prompt_id`, `sample`, `meta`
+    and `pixels()`."""
     grids = {name: list(mine) for name, mine in groupby(rows, key=lambda row: row.prompt_id)}
     samples, side = 1 + max(row.sample for row in rows), rows[0].pixels().shape[0]
     for name, mine in grids.items():

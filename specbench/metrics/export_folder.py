@@ -20,11 +20,7 @@ class ExportFolder:
         self._root = root
 
     def write(self, data: bytes, *parts: str) -> None:
-        """Write one new file, given as names of folders and its own.
-
-        Raises:
-            SpecbenchError: a name is not one path component, or the file exists.
-        """
+        """Write one new file, given as names of folders and its own."""
         for name in parts:
             if name in ("", ".", "..") or "/" in name or "\0" in name:
                 raise SpecbenchError(f"'{name[:80]}' cannot be the name of an exported file", "it would be a path")
@@ -44,9 +40,6 @@ class ExportFolder:
 def export_folder(target: Path) -> Iterator[ExportFolder]:
     """Fill a folder that appears as `target`, absent or empty before, when the block ends; after an error, or a kill,
     `target` is as it was.
-
-    Raises:
-        SpecbenchError: `target` holds something, is being exported to, or cannot be written.
     """
     place = Path(os.path.realpath(target))  # Path.resolve raises a RuntimeError at links that lead in a circle
     names = f".{place.name[:200]}.tmp", f".{place.name[:200]}.lock"

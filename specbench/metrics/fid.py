@@ -1,61 +1,66 @@
 """`fid[FRONT-END]` and `fid[FRONT-END+CROP]`: Frechet distance to the reference images in Inception features. The other
 scores of these features stand beside it under the same variant's name.
 
-FID: Heusel et al. 2017. FID-infinity: Chong & Forsyth 2020. KID: Binkowski et al. 2018. Inception score: Salimans et
-al. 2016. Precision, recall, density, coverage: `precision_recall`. The distances of two sets of feature vectors, in
-float64 and with the influence of each image, serve other metrics too (MMD: CMMD, Jayasumana et al. 2024). torchmetrics
-accumulates FID and KID from features that this package's front ends made.
+A front end is the resize method of a FID tool, to 299 x 299. Features of different ones differ by several percent, so
+values of different ones never meet. torchmetrics accumulates FID and KID from them (`specbench.metrics.distances`).
 """
 
 from __future__ import annotations
 
-import importlib.util
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cache, cached_property
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from importlib.metadata import version
-from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from scipy.special import stdtrit
+from PIL import Image
 
-from specbench.errors import SpecbenchError
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Score, Settings, described
-from specbench.metrics.inception import CROPS, FRONT_ENDS, INCEPTION_FEATURES
-from specbench.metrics.precision_recall import K_NEAREST, NearestNeighbours, neighbourhood, squared_distances
-from specbench.metrics.reference import ReferenceMetric, distance_difference, feature_matrix, with_influence
-from specbench.metrics.torchvision_stub import torchvision_if_it_loads
-from specbench.stats import Difference, Estimate, mean_interval, proportion_interval
+from specbench.metrics.base import Metric, Sample, Score, Settings, code_version, described, paired_features
+from specbench.metrics.distances import (
+    IS_SPLITS,
+    K_NEAREST,
+    KID_SEED,
+    KID_SUBSET_SIZE,
+    KID_SUBSETS,
+    Gaussian,
+    KnownMoments,
+    Moments,
+    NearestNeighbours,
+    fid_infinity,
+    frechet_distance,
+    frechet_influence,
+    inception_score,
+    kid,
+    kid_influence,
+    neighbourhood,
+)
+from specbench.metrics.openclip import center256, whole
+from specbench.metrics.reference import ReferenceImages, feature_matrix, with_influence
+from specbench.prompts import public
+from specbench.stats import Difference, Estimate, mean_difference, mean_interval, proportion_interval
+from specbench.system.downloads import Download
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from specbench.metrics.inception_network import Inception
 
 # Imports inside functions: torch, not for images that are scored already.
 
-_ROWS = 512
-_SPLITS = 4
-_SPLIT_SEED = 0
-_KID_SUBSETS, _KID_SUBSET_SIZE = 100, 1000
-"""As published (Binkowski et al. 2018), and torchmetrics' defaults."""
-_KID_SEED = 0
-_IS_SPLITS = 10
-"""Of Salimans et al. 2016."""
+INCEPTION_FEATURES = 2048
+INCEPTION_SIZE = 299
 _STATISTICS_ONLY = (
     "against statistics: right only where they were made with this front end; KID, precision, recall, density, "
     "coverage and FID-infinity need the reference's images"
 )
 
 
-class Fid(ReferenceMetric):
+class Fid(Metric):
     """FID (Heusel et al. 2017) with FID-infinity (Chong & Forsyth 2020) and KID (Binkowski et al. 2018); values of
     other front ends, crops or n do not compare."""
 
@@ -63,10 +68,10 @@ class Fid(ReferenceMetric):
     columns: ClassVar = {"feature": pa.list_(pa.float32(), INCEPTION_FEATURES)}
     checkpoints = ("inception",)
     packages: ClassVar = {"torchmetrics": "pip install torchmetrics"}
-    reads_statistics = True
 
     def __init__(self, variant: str, settings: Settings | None = None):
         super().__init__(settings)
+        self.reference = ReferenceImages(self.settings)
         self.variant = variant
         self.name = f"fid[{variant}]"
         self.front_end, _, crop = variant.partition("+")
@@ -82,10 +87,39 @@ class Fid(ReferenceMetric):
         }
 
     def identity(self) -> Mapping[str, str]:
-        kid_of = f"mean over {_KID_SUBSETS} pairs of subsets of {_KID_SUBSET_SIZE}, seed {_KID_SEED}"
-        splits = f"{_IS_SPLITS} splits at i n // {_IS_SPLITS}"
+        kid_of = f"mean over {KID_SUBSETS} pairs of subsets of {KID_SUBSET_SIZE}, seed {KID_SEED}"
+        splits = f"{IS_SPLITS} splits at i n // {IS_SPLITS}"
         others = f"inception-score of {splits}; precision, recall, density, coverage of k = {K_NEAREST}"
-        return {**super().identity(), "kid": kid_of, "others": others, "torchmetrics": version("torchmetrics")}
+        if self.reference.statistics:
+            digest = hashlib.sha256(b"".join(array.tobytes() for array in self.reference.statistics)).hexdigest()
+            reference = {"reference": f"mu and sigma {digest[:16]}"}
+        else:
+            reference = self.reference.identity
+        about = {"kid": kid_of, "others": others, "torchmetrics": version("torchmetrics")}
+        return {**self.feature_identity(), **reference, **about}
+
+    def missing(self) -> list[tuple[str, str]]:
+        return super().missing() + self.reference.missing()
+
+    def prepare(self) -> None:
+        for problem in self.reference.missing():
+            raise SpecbenchError(*problem, MISSING_PREREQUISITE)
+        super().prepare()
+
+    def downloads(self) -> list[Download]:
+        there = self.reference.own is not None or self.reference.folder.is_dir()
+        return super().downloads() + ([] if there else public.missing_set("coco", images=True))
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return self.reference.fits(meta)
+
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        return [{"feature": row} for row in self.embed(self.preprocessed(samples))]
+
+    @cached_property
+    def reference_features(self) -> np.ndarray:
+        """Features of the reference images, float32 [n, d]."""
+        return self.reference.features(self.preprocess, self.embed, self.feature_identity(), self.batch)
 
     @cached_property
     def network(self) -> Inception:
@@ -94,10 +128,10 @@ class Fid(ReferenceMetric):
         path = self.weights_file("inception")
         return load_inception(path, self.settings.device)
 
-    def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
+    def preprocess(self, pixels: np.ndarray) -> Tensor:
         return FRONT_ENDS[self.front_end](CROPS[self.crop](pixels))
 
-    def embed(self, inputs: Sequence[torch.Tensor]) -> np.ndarray:
+    def embed(self, inputs: Sequence[Tensor]) -> np.ndarray:
         import torch
 
         with torch.inference_mode():
@@ -133,11 +167,11 @@ class Fid(ReferenceMetric):
         limit = fid_infinity(images, reference, prompts, distance.value)
         value = kid(images.features, self.reference_features)
         own_kid = with_influence(value, kid_influence(images.features, self.reference_features), prompts)
-        scores = [Score(self.name, distance, images.n, _warn_of_bias(images, reference, limit))]
+        bias = None if limit is None else distance.value - limit.value
+        scores = [Score(self.name, distance, images.n, _warn_of_bias(images, reference, bias))]
         if limit is not None:
-            estimate = Estimate(limit.value, limit.low, limit.high)
             note = None if limit.low is not None else "rough: halves of the images are no more than the features"
-            scores.append(Score(f"fid-infinity[{self.variant}]", estimate, images.n, note))
+            scores.append(Score(f"fid-infinity[{self.variant}]", limit, images.n, note))
         note = "unbiased at any number of images" if images.n < reference.n else None
         scores.append(Score(f"kid[{self.variant}]", own_kid, images.n, note))
         found = neighbourhood(images.features, self.reference_features)
@@ -146,10 +180,10 @@ class Fid(ReferenceMetric):
     def _inception_score(self, images: Gaussian) -> list[Score]:
         import torch
 
-        if images.n < 2 * _IS_SPLITS:  # a split of one image scores 1, whatever it shows
+        if images.n < 2 * IS_SPLITS:  # a split of one image scores 1, whatever it shows
             return []
         mean, deviation = inception_score(self.network.unbiased_logits(torch.tensor(images.features)))
-        note = f"standard deviation over {_IS_SPLITS} splits: {deviation:.3g}"
+        note = f"standard deviation over {IS_SPLITS} splits: {deviation:.3g}"
         return [Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note)]
 
     def _neighbour_scores(self, found: NearestNeighbours, prompts: Sequence[str]) -> list[Score]:
@@ -175,20 +209,24 @@ def fid_estimate(images: Gaussian, reference: Moments, prompts: Sequence[str]) -
 
 
 def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Moments) -> tuple[Difference, int] | None:
-    """FID of one run minus another's, see `distance_difference`."""
+    """FID of one run minus another's over the images both have, and their number; the interval is paired. None for
+    fewer than two."""
+    both = paired_features(features, baseline, "feature")
+    if len(both) < 2:
+        return None
+    mine, theirs = (Gaussian(feature_matrix(both[column], reference.d)) for column in ("feature", "feature_base"))
+    gap = frechet_distance(mine, reference) - frechet_distance(theirs, reference)
+    influence, other = (frechet_influence(images, reference) for images in (mine, theirs))
+    if influence is None:
+        return Difference(gap, None, None), len(both)
+    return mean_difference(influence - other, both["prompt_id"], gap), len(both)
 
-    def measure(images: np.ndarray) -> tuple[float, np.ndarray | None]:
-        own = Gaussian(images)
-        return frechet_distance(own, reference), frechet_influence(own, reference)
 
-    return distance_difference(features, baseline, measure, reference.d)
-
-
-def _warn_of_bias(images: Gaussian, reference: Gaussian, limit: Extrapolated | None) -> str | None:
-    """Warning for a distance of fewer images than the reference has; None without need."""
+def _warn_of_bias(images: Gaussian, reference: Gaussian, bias: float | None) -> str | None:
+    """Warning for a distance of fewer images than the reference has, with its bias if known; None without need."""
     if images.n >= reference.n:
         return warn_of_few(images)
-    size = "an unknown amount" if limit is None else f"about {limit.bias:.3g}"
+    size = "an unknown amount" if bias is None else f"about {bias:.3g}"
     interval = "" if images.n > images.d else f", and no more than its {images.d} features, so it has no interval"
     return (
         f"{images.n} images are fewer than the {reference.n} of the reference{interval}: "
@@ -203,283 +241,85 @@ def warn_of_few(images: Gaussian) -> str | None:
     return f"{images.n} images are few for {images.d} features: the distance is too large and has no interval"
 
 
-class Moments:
-    """Mean [d] and unbiased covariance [d, d] of feature vectors, with cached derived values."""
+def pytorch_fid(pixels: np.ndarray) -> Tensor:
+    """Resize as pytorch-fid: bilinear without antialiasing on values in 0..1. uint8 [H, W, 3] to float32 [3, 299,
+    299]."""
+    from torch.nn import functional as F
 
-    mean: np.ndarray
-    covariance: np.ndarray
-
-    @property
-    def d(self) -> int:
-        return len(self.mean)
-
-    @property
-    def trace(self) -> float:
-        """Of the covariance."""
-        return np.trace(self.covariance)
-
-    @cached_property
-    def root(self) -> np.ndarray:
-        """Symmetric square root of the covariance, [d, d]."""
-        values, vectors = np.linalg.eigh(self.covariance)
-        return (vectors * np.sqrt(np.clip(values, 0, None))) @ vectors.T
-
-    @property
-    def factor(self) -> np.ndarray:
-        """A matrix of which factor @ factor.T is the covariance."""
-        return self.root
+    scaled = _planes(pixels)[None] / 255
+    return 2 * F.interpolate(scaled, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False)[0] - 1
 
 
-@dataclass(frozen=True)
-class KnownMoments(Moments):
-    """Those of feature vectors that are not here."""
-
-    mean: np.ndarray
-    covariance: np.ndarray
-
-
-@dataclass(frozen=True)
-class Gaussian(Moments):
-    """Those of feature vectors, float [n, d]."""
-
-    features: np.ndarray
-
-    @property
-    def n(self) -> int:
-        return len(self.features)
-
-    @property
-    def d(self) -> int:
-        return self.features.shape[1]
-
-    @property
-    def trace(self) -> float:
-        return np.square(self.centred).sum()
-
-    @property
-    def factor(self) -> np.ndarray:
-        return self.centred.T if self.n < self.d else self.root
-
-    @cached_property
-    def _moments(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean [d] and unbiased covariance [d, d], accumulated by torchmetrics in float64."""
-        import torch
-
-        states = _torchmetrics("fid").FrechetInceptionDistance(_features_as_images(self.features.shape[1]))
-        for start in range(0, self.n, _ROWS):
-            states.update(torch.tensor(self.features[start : start + _ROWS]), real=True)
-        mean = (states.real_features_sum / self.n).numpy()
-        return mean, (states.real_features_cov_sum.numpy() - self.n * np.outer(mean, mean)) / (self.n - 1)
-
-    @property
-    def mean(self) -> np.ndarray:
-        return self._moments[0]
-
-    @cached_property
-    def centred(self) -> np.ndarray:
-        """Deviations from the mean over sqrt(n - 1), so that centred.T @ centred is the covariance."""
-        return (self.features - self.mean) / np.sqrt(self.n - 1)
-
-    @property
-    def covariance(self) -> np.ndarray:
-        return self._moments[1]
+def tf1(pixels: np.ndarray) -> Tensor:
+    """Resize as TensorFlow 1 (the original FID): bilinear, pixel positions at corners. uint8 [H, W, 3] to float32
+    [3, 299, 299]."""
+    x_CHW = _planes(pixels)
+    top, bottom, down = _corner_grid(x_CHW.shape[1])
+    left, right, across = _corner_grid(x_CHW.shape[2])
+    upper = x_CHW[:, top][:, :, left] * (1 - across) + x_CHW[:, top][:, :, right] * across
+    lower = x_CHW[:, bottom][:, :, left] * (1 - across) + x_CHW[:, bottom][:, :, right] * across
+    return _centred(upper * (1 - down[:, None]) + lower * down[:, None])
 
 
-def frechet_distance(images: Gaussian, reference: Moments) -> float:
-    """|m1 - m2|^2 + Tr S1 + Tr S2 - 2 Tr (S1 S2)^(1/2).
+def tm_aa(pixels: np.ndarray) -> Tensor:
+    """Resize as torchmetrics since 1.8: bilinear with antialiasing. uint8 [H, W, 3] to float32 [3, 299, 299]."""
+    from torch.nn import functional as F
 
-    torchmetrics' own last step stays unused: at d = 1024 it takes 4 times the processor time of this one with the
-    reference's root kept and 35 times at n = d / 4 (values equal to 3e-8), and rounds to float32. With fewer images
-    than dimensions the trace of the root comes from an n x n problem of the same eigenvalues.
-    """
-    gap = images.mean - reference.mean
-    traces = images.trace + reference.trace
-    if images.n < images.d:
-        inner = images.centred @ reference.factor
-        product = inner @ inner.T
-    else:
-        product = reference.root @ images.covariance @ reference.root
-    cross = np.sqrt(np.clip(np.linalg.eigvalsh(product), 0, None)).sum()
-    return float(gap @ gap + traces - 2 * cross)
+    x_BCHW = _planes(pixels)[None]
+    return _centred(
+        F.interpolate(x_BCHW, (INCEPTION_SIZE, INCEPTION_SIZE), mode="bilinear", align_corners=False, antialias=True)[0]
+    )
 
 
-def frechet_influence(images: Gaussian, reference: Moments) -> np.ndarray | None:
-    """Influence of each image on the distance, [n] with mean 0; None (undefined) if images.n <= d.
-
-    The standard error of the distance is sd / sqrt(n), and that of a difference between two sets of images against
-    one reference that of the paired differences.
-    """
-    if images.n <= images.d:
-        return None
-    values, vectors = np.linalg.eigh(reference.root @ images.covariance @ reference.root)
-    floor = values.max() * np.finfo(np.float64).eps * len(values)
-    inverse_root = (vectors / np.sqrt(np.clip(values, floor, None))) @ vectors.T
-    transport = reference.root @ inverse_root @ reference.root
-    deviations = images.features - images.mean
-    bend = np.eye(images.d) - transport
-    quadratic = np.einsum("ij,ij->i", deviations @ bend, deviations)
-    linear = 2 * deviations @ (images.mean - reference.mean)
-    influence = linear + quadratic - (bend * images.covariance).sum()
-    return influence - influence.mean()
-
-
-@dataclass(frozen=True)
-class Extrapolated:
-    """FID extrapolated to infinitely many images, with its 95 % interval, None where halves have no more images than
-    dimensions.
-
-    `bias` is the plug-in FID less the extrapolated one.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-    bias: float
-
-
-def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], plug_in: float) -> Extrapolated | None:
-    """Extrapolate `plug_in`, the FID of all images; None with less than four prompts or reference images.
-
-    The plug-in FID is too large by a term that is nearly proportional to 1/n. Halves of both sets have twice that term,
-    so that twice the FID of the whole sets less the mean FID of halves is free of it. Unlike in the paper the reference
-    images are halved as well, because they are no more than the images.
-
-    The interval takes the spread of the FID of a half, which is at least that of the extrapolated value, from the two
-    halves of each of four random splits (t distribution of four degrees of freedom). Whole prompts go into a half.
-    """
-    rng = np.random.default_rng(_SPLIT_SEED)
-    units = np.unique(np.asarray(prompts), return_inverse=True)[1]
-    if units.max() < 3 or reference.n < 4:
-        return None
-    pairs = np.empty((_SPLITS, 2))
-    for split in range(_SPLITS):
-        first = rng.permutation(units.max() + 1)[units] < (units.max() + 1) // 2
-        ours = rng.permutation(reference.n) < reference.n // 2
-        for half, (own, other) in enumerate(((first, ours), (~first, ~ours))):
-            pairs[split, half] = frechet_distance(Gaussian(images.features[own]), Gaussian(reference.features[other]))
-    value = 2 * plug_in - pairs.mean()
-    low = high = None
-    if min(images.n, reference.n) // 2 > images.d:
-        spread = np.sqrt(np.mean((pairs[:, 0] - pairs[:, 1]) ** 2 / 2))
-        reach = stdtrit(_SPLITS, 0.975) * spread
-        low, high = float(value - reach), float(value + reach)
-    return Extrapolated(float(value), low, high, float(plug_in - value))
-
-
-def kid(images: np.ndarray, reference: np.ndarray) -> float:
-    """KID in float64: mean over 100 pairs of subsets of at most 1000 rows, drawn with a fixed seed."""
+@code_version(2)
+def clean(pixels: np.ndarray) -> Tensor:
+    """Resize as clean-fid (Parmar et al. 2022): Pillow's antialiased bicubic on float channels, clipped to 0..255,
+    not rounded. uint8 [H, W, 3] to float32 [3, 299, 299]."""
     import torch
 
-    size = min(_KID_SUBSET_SIZE, len(images), len(reference))
-    subsets = 1 if size == len(images) == len(reference) else _KID_SUBSETS
-    with _drawing_apart():
-        states = _torchmetrics("kid").KernelInceptionDistance(_features_as_images(images.shape[1]), subsets, size)
-        states.update(torch.tensor(reference).double(), real=True)
-        states.update(torch.tensor(images).double(), real=False)
-        return states.compute()[0].item()
+    channels = [Image.fromarray(pixels[..., channel].astype(np.float32)) for channel in range(3)]
+    resized = [
+        np.asarray(channel.resize((INCEPTION_SIZE, INCEPTION_SIZE), Image.Resampling.BICUBIC)) for channel in channels
+    ]
+    return _centred(torch.from_numpy(np.stack(resized).clip(0, 255)))
 
 
-def inception_score(logits: Tensor) -> tuple[float, float]:
-    """Inception score of logits [n, classes]: mean over 10 splits at i n // 10, in a fixed random order, and their
-    standard deviation with n in the denominator, as in the published code (Salimans et al. 2016). torchmetrics splits
-    into parts of ceil(n / 10), which may be fewer."""
+def bicubic256(pixels: np.ndarray) -> np.ndarray:
+    """Resize uint8 [H, W, 3] to [256, 256, 3], bicubic without antialiasing, and truncate as LlamaGen's script."""
+    import torch
+    from torch.nn import functional as F
+
+    resized = F.interpolate(_planes(pixels)[None], (256, 256), mode="bicubic", align_corners=False)[0]
+    return resized.clamp(0, 255).to(torch.uint8).permute(1, 2, 0).numpy()
+
+
+FRONT_ENDS: Mapping[str, Callable[[np.ndarray], Tensor]] = {
+    "pytorch-fid": pytorch_fid,
+    "tf1": tf1,
+    "tm-aa": tm_aa,
+    "clean": clean,
+}
+CROPS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
+    "none": whole,
+    "center256": center256,
+    "bicubic256": bicubic256,
+}
+
+
+def _planes(pixels: np.ndarray) -> Tensor:
     import torch
 
-    n = len(logits)
-    with _drawing_apart():
-        logp = logits.double()[torch.randperm(n)].log_softmax(1)
-    parts = [logp[part * n // _IS_SPLITS : (part + 1) * n // _IS_SPLITS] for part in range(_IS_SPLITS)]
-    gaps = [(part.exp() * (part - part.exp().mean(0).log())).sum(1).mean() for part in parts]
-    scores = torch.stack(gaps).exp()
-    return scores.mean().item(), scores.std(correction=0).item()
+    return torch.from_numpy(np.array(pixels)).permute(2, 0, 1).to(torch.float32)
 
 
-@contextmanager
-def _drawing_apart() -> Iterator[None]:
-    """Context of torchmetrics' sums with drawn subsets or splits: a fixed seed, and the user's random numbers stay."""
+def _centred(x: Tensor) -> Tensor:
+    return (x - 128) / 128
+
+
+def _corner_grid(length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Interpolation indices and weights [299] of a length: pixel before, pixel after, and the share of the latter."""
     import torch
 
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # features being kept in memory is what is wanted here
-        torch.manual_seed(_KID_SEED)
-        yield
-
-
-def _features_as_images(d: int) -> torch.nn.Module:
-    """Identity network for torchmetrics, fed with features [n, d]: its own resize is never reached."""
-    from torch import nn
-
-    network = nn.Identity()
-    network.num_features = d
-    return network
-
-
-@cache
-def _torchmetrics(name: str) -> ModuleType:
-    if importlib.util.find_spec("torch_fidelity"):  # torchmetrics imports it where it is there, and it torchvision
-        with torchvision_if_it_loads():
-            importlib.import_module("torch_fidelity")
-    return importlib.import_module(f"torchmetrics.image.{name}")
-
-
-def kid_influence(images: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """Influence of each image on KID, the squared MMD under the kernel (x.y / d + 1)^3 (Binkowski et al. 2018): [n]
-    with mean 0. torchmetrics gives only the value, which has no interval over prompts."""
-    d = images.shape[1]
-    return _mmd2(images, reference, lambda x, y: (x @ y.T / d + 1) ** 3).influence
-
-
-class Mmd(NamedTuple):
-    """Squared MMD (Gretton et al. 2012).
-
-    Attributes:
-        biased: mean over all pairs.
-        unbiased: mean over pairs of different rows.
-        influence: of each image, [n] with mean 0.
-    """
-
-    biased: float
-    unbiased: float
-    influence: np.ndarray
-
-
-def gaussian_mmd(images: np.ndarray, reference: np.ndarray, sigma: float) -> Mmd:
-    """Squared MMD under a Gaussian kernel of width sigma."""
-
-    def kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        return np.exp(-squared_distances(x, y) / (2 * sigma**2))
-
-    return _mmd2(images, reference, kernel)
-
-
-def _mmd2(images: np.ndarray, reference: np.ndarray, kernel: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Mmd:
-    images, reference = images.astype(np.float64), reference.astype(np.float64)
-    own, alone = _mean_kernel(images, images, kernel)
-    theirs, theirs_alone = _mean_kernel(reference, reference, kernel)
-    cross, _ = _mean_kernel(images, reference, kernel)
-    influence = 2 * (own - cross)
-    across = 2 * cross.mean()
-    biased = _with_itself(own, alone) + _with_itself(theirs, theirs_alone) - across
-    return Mmd(biased, float(own.mean() + theirs.mean() - across), influence - influence.mean())
-
-
-def _with_itself(means: np.ndarray, alone: np.ndarray) -> float:
-    """Mean over all pairs from the means over pairs with others, and the kernel of each row with itself."""
-    n = len(means)
-    return float((means.mean() * (n - 1) + alone.mean()) / n)
-
-
-def _mean_kernel(
-    x: np.ndarray, y: np.ndarray, kernel: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mean kernel of each row of x with the rows of y, without itself where x is y, and its kernel with itself there;
-    [len(x)] each."""
-    means, alone = np.empty(len(x)), np.zeros(len(x))
-    for start in range(0, len(x), _ROWS):
-        block = kernel(x[start : start + _ROWS], y)
-        if x is y:
-            place = np.arange(len(block)), start + np.arange(len(block))
-            alone[start : start + _ROWS] = block[place]
-            block[place] = 0
-        means[start : start + _ROWS] = block.sum(1)
-    return means / (len(y) - 1 if x is y else len(y)), alone
+    place = torch.arange(INCEPTION_SIZE, dtype=torch.float32) * (length / INCEPTION_SIZE)
+    before = place.floor().long()
+    return before, (before + 1).clamp(max=length - 1), place - before

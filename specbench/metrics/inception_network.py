@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from specbench.metrics.inception import INCEPTION_FEATURES
+_FEATURES = 2048
 
 
 class Inception(nn.Module):
@@ -37,7 +37,7 @@ class Inception(nn.Module):
         self.Mixed_7a = _reduce_17(768)
         self.Mixed_7b = _block_8(1280, "average")
         self.Mixed_7c = _block_8(2048, "maximum")
-        self.fc = nn.Linear(INCEPTION_FEATURES, 1008)
+        self.fc = nn.Linear(_FEATURES, 1008)
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         x = x_BCHW

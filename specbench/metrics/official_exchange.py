@@ -18,7 +18,6 @@ import pyarrow as pa
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.metrics.base import Metric, Sample, Score, fingerprint, part_scores
-from specbench.metrics.compbench_rules import THREE_IN_ONE, three_in_one
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
 from specbench.metrics.export_folder import export_folder
 from specbench.metrics.geneval import JudgedMetric
@@ -61,6 +60,13 @@ COMPLEX_PARTS: Mapping[str, str] = {
 """The same of what the score of complex prompts is made of. The official program that combines them takes exactly ten
 images a prompt; where it left nothing, the parts are combined here, for any number."""
 
+
+THREE_IN_ONE: Mapping[str, tuple[str, ...]] = {
+    "spatial": ("spatial", "blip"),
+    "action": ("clip", "blip"),
+    "spatialaction": ("spatial", "clip", "blip"),
+}
+"""What the score of a complex prompt is the mean of, by its kind."""
 
 LOWEST: Mapping[str, float] = {"non_spatial": -1.0, "complex": -1.0, "complex/clip": -1.0}
 """Least possible answer, where it is a cosine or the mean of one with others; elsewhere 0."""
@@ -217,8 +223,8 @@ class OfficialCompBench(Metric):
 
         if sample.category in self._answers:
             return {"value": answer(sample.category)}
-        kind = sample.meta["kind"]
-        return {"value": three_in_one(kind, {part: answer(f"complex/{part}") for part in THREE_IN_ONE[kind]})}
+        answers = [answer(f"complex/{part}") for part in THREE_IN_ONE[sample.meta["kind"]]]
+        return {"value": sum(answers) / len(answers)}
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         return part_scores(self.name, statistics, "category", "value")
@@ -285,7 +291,7 @@ def official_line(prompt_id: str, meta: Mapping) -> int:
     if isinstance(line, bool) or not isinstance(line, int) or not 0 <= line < MAX_LINES:
         raise SpecbenchError(
             f"prompt '{prompt_id}' has the line {str(line)[:40]!r}, not a whole number from 0 on",
-            "'line' is the prompt's number in the official file, as `specbench prompts fetch` reads it",
+            "'line' is the prompt's number in the official file, as `specbench fetch` brings it",
         )
     return line
 

@@ -1,21 +1,28 @@
-"""CLIP networks through open_clip: import, published files and preprocessing.
+"""CLIP networks through open_clip, and the crops and resizes that metrics begin with.
 
-The preprocessing is written here, because open_clip's is made of torchvision's transforms, and there may be no
-torchvision that fits this torch.
+The preprocessing is written here, because open_clip's is made of torchvision's transforms. torchvision's published
+wheels fit one build of torch each, and beside another one importing them fails: stand-ins that do nothing are enough
+for the import of a library that only names it.
 """
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import logging
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 
-from specbench.metrics.torchvision_stub import torchvision_if_it_loads
+from specbench.metrics.base import code_version
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +38,39 @@ CONTEXT = 77
 """Tokens of a text that the published CLIP networks read."""
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
+_NAME = "torchvision"
+
+
+def whole(pixels: np.ndarray) -> np.ndarray:
+    return pixels
+
+
+@code_version(2)
+def center256(pixels: np.ndarray) -> np.ndarray:
+    """Crop uint8 [H, W, 3] to the centre square and resize by Lanczos to [256, 256, 3]; as in torchvision, odd
+    margins are rounded to even."""
+    height, width = pixels.shape[:2]
+    side = min(height, width)
+    left, top = round((width - side) / 2), round((height - side) / 2)
+    square = Image.fromarray(pixels).crop((left, top, left + side, top + side))
+    return np.asarray(square.resize((256, 256), Image.Resampling.LANCZOS))
+
+
+def short_side_centre(pixels: np.ndarray, size: int) -> np.ndarray:
+    """Preprocess as CLIP (Radford et al. 2021): short side to `size` by Pillow's bicubic, then the centre square.
+    uint8 [H, W, 3] to [size, size, 3]."""
+    height, width = pixels.shape[:2]
+    short = min(height, width)
+    resized = Image.fromarray(pixels).resize(
+        (int(size * width / short), int(size * height / short)), Image.Resampling.BICUBIC
+    )
+    left, top = round((resized.width - size) / 2), round((resized.height - size) / 2)
+    return np.asarray(resized.crop((left, top, left + size, top + size)))
+
+
+def squashed(pixels: np.ndarray, size: int) -> np.ndarray:
+    """Resize uint8 [H, W, 3] to [size, size, 3] without a crop, by Pillow's bicubic."""
+    return np.asarray(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
 
 
 @cache
@@ -123,3 +163,67 @@ def text_embeddings(
         tokens = tokenize(list(texts))
     with torch.inference_mode():
         return model.encode_text(tokens.to(device), normalize=True).cpu()
+
+
+class _Placeholder(type):
+    def __getattr__(cls, name: str) -> str:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return name
+
+
+class _StandIn(ModuleType):
+    __path__ = ()
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Placeholder(name, (), {})
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, fullname, path=None, target=None):
+        ours = fullname.partition(".")[0] == _NAME
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True) if ours else None
+
+    def create_module(self, spec):
+        return _StandIn(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+@contextmanager
+def torchvision_if_it_loads() -> Iterator[bool]:
+    """Context in which `import torchvision` works: the real package where it loads (True), else stand-ins that are
+    removed afterwards."""
+    if torchvision_loads():
+        yield True
+        return
+    from transformers.utils import is_torchvision_available  # seconds, and open_clip imports it too
+
+    is_torchvision_available()  # remembered by transformers, which must not find the stand-ins
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield False
+    finally:
+        sys.meta_path.remove(finder)
+        _forget()
+
+
+def torchvision_loads() -> bool:
+    """Tell whether torchvision is installed and fits this torch."""
+    if _NAME not in sys.modules and importlib.util.find_spec(_NAME) is None:
+        return False
+    try:
+        importlib.import_module(_NAME)
+    except (ImportError, OSError, RuntimeError):
+        _forget()
+        return False
+    return True
+
+
+def _forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == _NAME]:
+        del sys.modules[name]

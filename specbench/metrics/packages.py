@@ -1,7 +1,7 @@
 """Authors' packages in environments of their own: where they are, how to make them, and programs that run in them.
 
-A request is one JSON object, its answer another, see `specbench.metrics.authors_programs`. Of some packages the values
-are compared with ours (`specbench.checks.cross_check`); of others they are the metric: VQAScore and HPSv3.
+A request is one JSON object, its answer another, see `specbench.metrics.authors_programs`. Their values are the metric:
+VQAScore and HPSv3. (`dev/authors/` compares other metrics with packages of theirs.)
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,57 +35,38 @@ class Package:
     install: Sequence[str]
 
 
-_COMMON = ("torch torchvision torchmetrics 'scipy<1.18' requests clint ftfy regex",)
-_TOGETHER = (*_COMMON, "--no-deps hpsv2 clean-fid pytorch-fid torch-fidelity")
-AUTHORS_PACKAGES: Mapping[str, Package] = {
-    **dict.fromkeys(("pytorch-fid", "clean-fid", "torchmetrics", "hpsv2"), Package("authors", _TOGETHER)),
-    "image-reward": Package(
-        "authors-image-reward",
-        ("torch torchvision transformers==4.36.2 timm==0.6.13 fairscale", "--no-deps image-reward"),
-    ),
-}
-SCORING_PACKAGES: Mapping[str, Package] = {
+PACKAGES: dict[str, Package] = {
     "t2v-metrics": Package("authors-vqascore", ("t2v-metrics==3.0",)),
     "hpsv3": Package("authors-hpsv3", ("hpsv3==1.0.0",)),
 }
-"""Those whose values are a metric."""
 
 
 def python_of(package: str) -> Path:
     """The Python that has a package: this one, or else that of an environment in the cache folder."""
-    try:
+    with suppress(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version(package)
-        if package != "torchmetrics":  # which needs torch-fidelity besides
-            return Path(sys.executable)
-    except importlib.metadata.PackageNotFoundError:
-        pass
+        return Path(sys.executable)
     return _environment(package) / "bin" / "python"
 
 
 def _environment(package: str) -> Path:
-    return cache_folder() / {**AUTHORS_PACKAGES, **SCORING_PACKAGES}[package].environment
+    return cache_folder() / PACKAGES[package].environment
 
 
 def recipe(package: str) -> str:
     """The commands that make an environment for a package."""
     folder = _environment(package)
-    steps = {**AUTHORS_PACKAGES, **SCORING_PACKAGES}[package].install
+    steps = PACKAGES[package].install
     return " && ".join(
         [f"{Path(sys.executable).name} -m venv {folder}", *(f"{folder}/bin/pip install {a}" for a in steps)]
     )
 
 
-def require_python(python: Path | None) -> None:
-    """Raise a SpecbenchError if a named Python does not exist."""
-    if python is not None and not python.is_file():
-        raise SpecbenchError(f"--python {python} does not exist", "name the python of an environment")
-
-
-def ask(python: Path, request: Mapping[str, object]) -> dict:
+def ask(python: Path, request: Mapping[str, object], program: Path = PROGRAM) -> dict:
     """The program's answer: `versions` and its numbers, or `missing` (a package), or `error`."""
     if not python.is_file():
         return {"missing": f"{python} (an environment)"}
-    done = subprocess.run([python, "-I", PROGRAM], input=json.dumps(request), capture_output=True, text=True)
+    done = subprocess.run([python, "-I", program], input=json.dumps(request), capture_output=True, text=True)
     return _answer(done.stdout, done.stderr, python, done.returncode)
 
 

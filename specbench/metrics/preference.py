@@ -1,5 +1,9 @@
-"""`pickscore` (Kirstain et al. 2023), a preference learned by CLIP ViT-H/14, and `aesthetic[sac+logos+ava1]` (Schuhmann
-2022), a linear predictor of how much people like a picture, whatever its caption."""
+"""Learned human preference: `hpsv2[...]`, `imagereward`, `pickscore`, and `aesthetic[...]`, whatever the caption.
+
+HPSv2 is computed by open_clip from the authors' checkpoints. Their way in is kept: resized as a float tensor with
+antialiasing, so that the longer side is 224, and padded with black before normalising. ImageReward is BLIP's
+image-grounded text encoder with a small head.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,124 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Sample, Settings
-from specbench.metrics.blip import linear_layers, load_weights, part_of
-from specbench.metrics.clip import Clip, CosineMetric
-from specbench.metrics.openclip import image_embeddings
+from specbench.metrics.base import PerImageMetric, Sample, Settings, described
+from specbench.metrics.blip import Tokenizer, linear_layers, load_weights, part_of, text_network, vision_network
+from specbench.metrics.clip import Clip, CosineMetric, clip_versions
+from specbench.metrics.openclip import centred, image_embeddings, normalised, scaled, short_side_centre, untrained_model
 
 PICKSCORE_REPOSITORY = "yuvalkirstain/PickScore_v1"
+HPS_ARCHITECTURE = "ViT-H-14"
+_HPS_SIZE = 224
+REWARD_MEAN, REWARD_STD = 0.16717362830052426, 1.0333394966054072
+
+
+def hps_input(pixels: np.ndarray) -> Tensor:
+    """Preprocess uint8 [H, W, 3] for HPSv2: normalised float32 [3, 224, 224]."""
+    x_BCHW = scaled(pixels)[None]
+    height, width = x_BCHW.shape[2:]
+    scale = _HPS_SIZE / max(height, width)
+    target = (round(height * scale), round(width * scale))
+    if scale != 1:
+        x_BCHW = F.interpolate(x_BCHW, target, mode="bicubic", antialias=True, align_corners=False)
+    down, across = _HPS_SIZE - target[0], _HPS_SIZE - target[1]
+    x_BCHW = F.pad(x_BCHW, (across // 2, across - across // 2, down // 2, down - down // 2))
+    return centred(x_BCHW[0])
+
+
+def load_hpsv2(path: Path, device: str, architecture: str = HPS_ARCHITECTURE) -> torch.nn.Module:
+    """Build the network and load an authors' checkpoint, whose digest the caller has checked, in float32."""
+    model = untrained_model(architecture)
+    content = torch.load(path, map_location="cpu", weights_only=True)
+    model.load_state_dict(content["state_dict"])
+    return model.float().eval().requires_grad_(False).to(device)
+
+
+class Hpsv2(CosineMetric):
+    """HPSv2 (Wu et al. 2023): cosine of image and caption, -1 to 1, in float32."""
+
+    def __init__(self, variant: str, settings: Settings | None = None):
+        super().__init__(settings)
+        self.name = f"hpsv2[{variant}]"
+        self.checkpoints = (f"hpsv2-{variant}",)
+
+    def identity(self) -> Mapping[str, str]:
+        return {
+            "weights": checkpoints.CHECKPOINTS[self.checkpoints[0]].digest,
+            "resize": described("longer side 224, tensor bicubic, antialiased, black padding", hps_input),
+            **clip_versions(),
+        }
+
+    @cached_property
+    def network(self) -> torch.nn.Module:
+        return load_hpsv2(self.weights_file(self.checkpoints[0]), self.settings.device)
+
+    def preprocess(self, pixels: np.ndarray) -> Tensor:
+        return hps_input(pixels)
+
+
+class RewardNetwork(nn.Module):
+    """ImageReward network: images and token ids to rewards."""
+
+    def __init__(self, weights: Mapping[str, Tensor]):
+        super().__init__()
+        self.vision = vision_network(part_of(weights, "blip.visual_encoder."))
+        self.text = text_network(part_of(weights, "blip.text_encoder."), self.vision.config.hidden_size)
+        self.head = linear_layers(part_of(weights, "mlp.layers."))
+
+    def forward(self, images_BCHW: Tensor, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        """Rewards [B]; published to have mean 0 and deviation 1 on the authors' data."""
+        seen = self.vision(images_BCHW).last_hidden_state
+        states_BTD = self.text(
+            input_ids=ids_BT,
+            attention_mask=mask_BT,
+            encoder_hidden_states=seen,
+            encoder_attention_mask=torch.ones(seen.shape[:2], dtype=torch.long, device=seen.device),
+        ).last_hidden_state
+        return (self.head(states_BTD[:, 0])[:, 0] - REWARD_MEAN) / REWARD_STD
+
+
+class ImageReward(PerImageMetric):
+    """ImageReward (Xu et al. 2023): reward of image and caption; unbounded, usually between -2 and 2."""
+
+    name = "imagereward"
+    checkpoints = ("imagereward", "bert-vocabulary")
+
+    def identity(self) -> Mapping[str, str]:
+        return {
+            "weights": checkpoints.CHECKPOINTS["imagereward"].digest,
+            "vocabulary": checkpoints.CHECKPOINTS["bert-vocabulary"].digest,
+            "resize": described("short side, Pillow bicubic, centre", short_side_centre),
+            **{package: version(package) for package in ("transformers", "torch", "pillow")},
+        }
+
+    @cached_property
+    def network(self) -> RewardNetwork:
+        weights = load_weights(self.weights_file("imagereward"))
+        return RewardNetwork(weights).float().eval().requires_grad_(False).to(self.settings.device)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return Tokenizer(self.weights_file("bert-vocabulary"))
+
+    def preprocess(self, pixels: np.ndarray) -> Tensor:
+        return normalised(short_side_centre(pixels, self.network.vision.config.image_size))
+
+    def captions_cut(self, captions: Sequence[str]) -> tuple[int, int]:
+        return self.tokenizer.cut(captions)
+
+    @torch.inference_mode()
+    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
+        images = torch.stack(self.preprocessed(samples))
+        ids, mask = self.tokenizer.padded([sample.prompt for sample in samples])
+        device = self.settings.device
+        rewards = self.network(images.to(device), ids.to(device), mask.to(device))
+        return [{"value": value} for value in rewards.tolist()]
 
 
 class TransformersClip(nn.Module):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.checkpoint_files import Source, fetch_checkpoint, find_checkpoint, missing_checkpoint, read_json
-from specbench.models.hub_downloads import DIGESTS, REVISIONS, is_pinned_only, on_hub_endpoint
+from specbench.models.hub_downloads import REVISIONS, is_pinned_only, on_hub_endpoint
 from specbench.system import console
 from specbench.system.digests import cache_folder, digest_of, sha256_of
 from specbench.system.downloads import (
@@ -78,11 +78,7 @@ CHECKPOINTS = _published()
 
 
 def missing_file(name: str, forbidden: bool = False) -> Download | None:
-    """The download of a checkpoint's file; None where it is on this disk.
-
-    Raises:
-        SpecbenchError: exit code 5 offline or `forbidden`, and under --pinned-only for one without a published digest.
-    """
+    """The download of a checkpoint's file; None where it is on this disk."""
     wanted = CHECKPOINTS[name]
     if wanted.here:
         return None
@@ -110,11 +106,7 @@ def missing_file(name: str, forbidden: bool = False) -> Download | None:
 
 
 def require_weights_file(name: str, forbidden: bool = False) -> Path:
-    """Check the digest of a checkpoint's file, downloaded first if it is absent.
-
-    Raises:
-        SpecbenchError: exit code 5 where it is not there and may not be downloaded.
-    """
+    """Check the digest of a checkpoint's file, downloaded first if it is absent."""
     if lacking := missing_file(name, forbidden):
         fetch_all([lacking])
     return CHECKPOINTS[name].path
@@ -139,20 +131,10 @@ def missing_folder(repository: str) -> Download | None:
 
 
 def hub_folder(repository: str, forbidden: bool = False) -> Path:
-    """Find or download the configuration and weights of a repository in the hub's cache.
-
-    Raises:
-        SpecbenchError: not there and offline, the download failed, or a file is not what the hub stated.
-    """
+    """Find or download the configuration and weights of a repository in the hub's cache."""
     folder = (find_checkpoint if forbidden else fetch_checkpoint)(_source(repository)).paths[0].parent
     for path in folder.glob("*config.json"):
         read_json(_source(repository), path)  # refuses code of a hub
-    digests = DIGESTS.get(repository, {}) if folder.name == REVISIONS.get(repository) else {}
-    for name, digest in digests.items():
-        if sha256_of(folder / name) != digest:
-            raise SpecbenchError(
-                f"{folder / name} is not the published file", "delete it to download it again", MISSING_PREREQUISITE
-            )
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Reference images of FID, KID and CMMD, with features cached by fingerprint, and statistics of references."""
+"""Reference images of Frechet distances and KID, with features cached by fingerprint, and statistics of references."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.metrics.base import Metric, Sample, Settings, paired_features
+from specbench.errors import SpecbenchError
+from specbench.metrics.base import Settings
 from specbench.metrics.read_ahead import read_ahead
 from specbench.prompts import public
-from specbench.stats import Difference, Estimate, mean_difference, mean_interval
+from specbench.stats import Estimate, mean_interval
 from specbench.system.digests import cache_folder, digest_of
-from specbench.system.downloads import Download
 from specbench.system.files import write_atomically
 from specbench.system.images import pictures_in, read_picture
 
@@ -83,9 +82,6 @@ class ReferenceImages:
 def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Mean [d] and covariance [d, d], float64, from `mu` and `sigma` of a .npz file, as pytorch-fid, clean-fid and the
     reference batches of ImageNet (Dhariwal & Nichol 2021) have them.
-
-    Raises:
-        SpecbenchError: the file is no such file.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -114,92 +110,8 @@ def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
     return mean, (covariance + covariance.T) / 2
 
 
-class ReferenceMetric(Metric):
-    """Base class of distances between the features of a run's images and those of the reference images.
-
-    Subclasses give `feature_identity`, `preprocess`, `embed` and the scores.
-
-    Attributes:
-        reads_statistics: whether statistics of a reference are enough for it.
-    """
-
-    reads_statistics = False
-
-    def __init__(self, settings: Settings | None = None):
-        super().__init__(settings)
-        self.reference = ReferenceImages(self.settings)
-
-    def embed(self, inputs: Sequence[Any]) -> np.ndarray:
-        """Embed inputs that `preprocess` made: features float32 [n, d]."""
-        raise NotImplementedError
-
-    def identity(self) -> Mapping[str, str]:
-        if self.reads_statistics and self.reference.statistics:
-            digest = hashlib.sha256(b"".join(one.tobytes() for one in self.reference.statistics)).hexdigest()
-            return {**self.feature_identity(), "reference": f"mu and sigma {digest[:16]}"}
-        return {**self.feature_identity(), **self.reference.identity}
-
-    def missing(self) -> list[tuple[str, str]]:
-        return super().missing() + self.lacking_reference()
-
-    def lacking_reference(self) -> list[tuple[str, str]]:
-        """The part of `missing` that is about the reference."""
-        if not self.reference.statistics or self.reads_statistics:
-            return self.reference.missing()
-        what = f"{self.name} needs reference images: the statistics of {self.reference.own} are not enough"
-        return [(what, "--reference DIR, of images")]
-
-    def prepare(self) -> None:
-        for problem in self.lacking_reference():
-            raise SpecbenchError(*problem, MISSING_PREREQUISITE)
-        super().prepare()
-
-    def downloads(self) -> list[Download]:
-        own = self.reference.own is not None or self.reference.folder.is_dir()
-        return super().downloads() + ([] if own else public.missing_set("coco", images=True))
-
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return self.reference.fits(meta)
-
-    def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        return [{"feature": row} for row in self.embed(self.preprocessed(samples))]
-
-    @cached_property
-    def reference_features(self) -> np.ndarray:
-        """Features of the reference images, float32 [n, d]."""
-        return self.reference.features(self.preprocess, self.embed, self.feature_identity(), self.batch)
-
-
-def distance_difference(
-    features: pd.DataFrame,
-    baseline: pd.DataFrame,
-    measure: Callable[[np.ndarray], tuple[float, np.ndarray | None]],
-    width: int,
-) -> tuple[Difference, int] | None:
-    """Distance of one run's images to the reference minus another's, over the images both have; the interval is paired.
-
-    Args:
-        measure: features [n, width] to their distance, and the influence of each image on it, [n] or None.
-
-    Returns:
-        The difference and the number of common images; None for fewer than two.
-    """
-    both = paired_features(features, baseline, "feature")
-    if len(both) < 2:
-        return None
-    vectors = (feature_matrix(both[column], width) for column in ("feature", "feature_base"))
-    (mine, own), (theirs, other) = map(measure, vectors)
-    if own is None:
-        return Difference(mine - theirs, None, None), len(both)
-    return mean_difference(own - other, both["prompt_id"], mine - theirs), len(both)
-
-
 def feature_matrix(vectors: pd.Series, width: int) -> np.ndarray:
-    """Stack stored feature vectors to [n, width].
-
-    Raises:
-        SpecbenchError: a vector is missing, of another length, or not finite.
-    """
+    """Stack stored feature vectors to [n, width]."""
     found = vectors.to_list()
     if not all(isinstance(vector, np.ndarray) and vector.shape == (width,) for vector in found):
         raise damaged_features(f"not every image has a vector of {width} numbers")

@@ -73,11 +73,7 @@ def _known_score(row: dict[str, object]) -> dict[str, object]:
 
 def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object]]:
     """`read_scores` without the intervals of few prompts; `too_few` says where one was left out, or cannot be, and
-    `prompts_needed` how many prompts show a change of 2 %.
-
-    Args:
-        prompt_ids: prompt of each image of the run.
-    """
+    `prompts_needed` how many prompts show a change of 2 %. `prompt_ids`: prompt of each image of the run."""
     per_prompt = len(prompt_ids) / max(1, prompt_ids.nunique())
     scores = read_scores(folder)
     for row in scores:
@@ -103,15 +99,9 @@ def image_values(folder: Path, metric: Metric) -> pd.DataFrame | None:
 
 
 def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object] | None:
-    """Paired difference between the scores of a run and a baseline on common images; None if there are none.
-
-    Returns:
-        `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`; interval and p-value are paired,
-        and None for few prompts.
-
-    Raises:
-        SpecbenchError: only one of them is scored by what `metric` is now.
-    """
+    """Paired difference between the scores of a run and a baseline on common images; None if there are none. Returns
+    `run_id, baseline, metric, difference, low, high, p, spread, n, fingerprint`; interval and p-value are paired, and
+    None for few prompts."""
     common = of_same_captions(folder, baseline)
     features, theirs = (_kept(image_features(path, metric), common) for path in (folder, baseline))
     if features.empty != theirs.empty:
@@ -155,10 +145,8 @@ def stored_difference(
     """Subtract the score of the run in `baseline` from that in `folder` over the images both have, and count those.
 
     It needs no network, so comparing two runs does not import the metric. Both runs' values have this fingerprint.
-
-    Returns:
-        None if the metric is no plain mean, or if a run lacks values of this fingerprint; the metric itself may know.
-    """
+    Returns None if the metric is no plain mean, or if a run lacks values of this fingerprint; the metric itself may
+    know."""
     if metric.startswith(_BY_CATEGORY) or (metric not in METRICS and identity.get("score") != MEAN_OF_IMAGES):
         return None
     mine, theirs = [stored_values(feature_place(path, f"{metric}-{fingerprint}")) for path in (folder, baseline)]

@@ -7,8 +7,6 @@ and nothing else is. A run may still be writing.
 from __future__ import annotations
 
 import json
-import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
@@ -25,13 +23,12 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Metric, Sample, Settings, whole_identity
 from specbench.metrics.read_ahead import read_ahead
 from specbench.metrics.score_store import feature_parts, read_scores, scores_are_current, write_run_scores, writing
-from specbench.metrics.score_times import Stopwatch, expected_seconds
 from specbench.models.facts import RANDOM
 from specbench.models.shapes.captions import parse
 from specbench.store.image_scores import ImageScores
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY, read_meta
-from specbench.system.console import counted, duration
+from specbench.system.console import counted
 from specbench.system.device_failures import memory_for
 from specbench.system.downloads import Download, fetch_what_can_be_had
 from specbench.system.plugins import PluginError, naming_plugin
@@ -87,29 +84,10 @@ class ScoreReporter:
         """`metric` is not computed."""
 
 
-def score(
-    folders: Sequence[Path],
-    metrics: Sequence[str] | None = None,
-    settings: Settings | None = None,
-    reporter: ScoreReporter | None = None,
-    where_they_fit: Sequence[str] = (),
-    bundled_only: bool = False,
-) -> list[Scored]:
-    """Score the images of run folders and keep the results beside them.
-
-    Args:
-        metrics: names; None means those of `specbench.metrics.catalog.default_metrics`, where they can score any of
-            the run's prompts and can be had.
-        where_they_fit: further metrics, which are left out of runs that they cannot score instead of refused.
-        bundled_only: with no metrics, only those that need no download.
-
-    Raises:
-        SpecbenchError: unknown metric, or one that lacks something. Once all other runs are scored: one that cannot
-            score a run it was named for, or a missing or damaged image.
-    """
+def score(folders: Sequence[Path], *chosen: Any, **named: Any) -> list[Scored]:
+    """Score the images of run folders and keep the results beside them, see `score_images`."""
     problems: list[SpecbenchError] = []
-    shown = [run_images(folder) for folder in folders]
-    outcomes = score_images(shown, problems, metrics, settings, reporter, where_they_fit, bundled_only)
+    outcomes = score_images([run_images(folder) for folder in folders], problems, *chosen, **named)
     if problems:
         raise joint_problem(problems, any(outcome.skipped is None for outcome in outcomes))
     return outcomes
@@ -124,10 +102,14 @@ def score_images(
     where_they_fit: Sequence[str] = (),
     bundled_only: bool = False,
 ) -> list[Scored]:
-    """As `score`, for images from anywhere. The networks of all metrics stay loaded until the last image is scored.
+    """Score images from anywhere. The networks of all metrics stay loaded until the last image is scored.
 
     Args:
         problems: receives why images were not scored. Only what no images can be scored without is raised.
+        metrics: names; None means those of `specbench.metrics.catalog.default_metrics`, where they can score any of
+            the run's prompts and can be had.
+        where_they_fit: further metrics, which are left out of runs that they cannot score instead of refused.
+        bundled_only: with no metrics, only those that need no download.
     """
     reporter = reporter or ScoreReporter()
     bundled = metric_catalog.bundled_metrics()
@@ -175,11 +157,7 @@ def _fetch(
     shown: Sequence[Images], fitting: Sequence[Mapping[str, Metric]], settings: Settings | None, reporter: ScoreReporter
 ) -> dict[str, SpecbenchError]:
     """Download what metrics need, all of it together, after a line that says what is done; return why some cannot be
-    had.
-
-    Args:
-        fitting: metrics that score each of the `shown` images.
-    """
+    had. `fitting`: metrics that score each of the `shown` images."""
     metrics, device = {name: metric for own in fitting for name, metric in own.items()}, (settings or Settings()).device
     absent = {name: missing for name, metric in metrics.items() if (missing := metric.missing_packages())}
     if settings and settings.offline:
@@ -188,26 +166,10 @@ def _fetch(
     wanted = {name: metric for name, metric in metrics.items() if name not in lacking}
 
     def announce(needed: Mapping[str, Sequence[Download]]) -> None:
-        left = Counter({name: 0 for name in needed})
-        for images, own in zip(shown, fitting, strict=True):
-            left += Counter({name: _left(images, own[name], bool(needed[name])) for name in own.keys() & needed.keys()})
-        took = expected_seconds(left, device)
-        parts = [f"scoring {counted(len(shown), 'run')} on {device}: {', '.join(needed)}"]
-        parts += [f"about {duration(took)} by earlier scores"] if took else []
         if needed:
-            reporter.note("; ".join(parts))
+            reporter.note(f"scoring {counted(len(shown), 'run')} on {device}: {', '.join(needed)}")
 
     return lacking | fetch_what_can_be_had({name: metric.downloads for name, metric in wanted.items()}, announce)
-
-
-def _left(images: Images, metric: Metric, downloads: bool) -> int:
-    """Number of images that a metric has not scored yet, all of them where its files are to come first."""
-    wanted = images.rows.loc[list(_accepted(images.rows, metric)), [*KEY, "started_at"]]
-    try:
-        with _blamed(metric):
-            return len(wanted if downloads else _task(metric, wanted, feature_parts(images.folder, metric)).missing)
-    except SpecbenchError:  # told where it is scored
-        return len(wanted)
 
 
 def _had_other_code(images: Images, metric: Metric) -> bool:
@@ -259,11 +221,7 @@ def joint_problem(problems: Sequence[SpecbenchError], others: bool) -> Specbench
 
 
 def run_images(folder: Path) -> Images:
-    """List the images of a run.
-
-    Raises:
-        SpecbenchError: the run's model has random weights.
-    """
+    """List the images of a run."""
     store = RunStore(folder)
     info = store.info()
     if RANDOM in info.spec.model:
@@ -300,13 +258,7 @@ def score_with(images: Images, metric: Metric, reporter: ScoreReporter | None = 
 
 def score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter | None = None) -> list[Scored]:
     """Score images with several metrics, only what is missing. Each image is read and decoded once for all of them.
-
-    Returns:
-        One outcome per metric; a metric that accepts none of the images is skipped.
-
-    Raises:
-        SpecbenchError: a metric lacks something, or an image is missing or damaged.
-    """
+    Returns one outcome per metric; a metric that accepts none of the images is skipped."""
     reporter = reporter or ScoreReporter()
     rows = images.rows.reset_index(drop=True)
     wanted = {
@@ -328,7 +280,7 @@ def score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRep
             with memory_for(
                 f"scoring by {names}", device, "fewer metrics at a time, a smaller --batch, or --device cpu"
             ):
-                _add_features(images, rows, tasks, device, reporter)
+                _add_features(images, rows, tasks, reporter)
         finally:
             for task in tasks:
                 reporter.finish(images.name, task.metric.name)
@@ -378,9 +330,7 @@ class _Image(NamedTuple):
     samples: Mapping[str, Sample]
 
 
-def _add_features(
-    images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], device: str, reporter: ScoreReporter
-) -> None:
+def _add_features(images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], reporter: ScoreReporter) -> None:
     """Compute and store the missing features."""
     missing = frozenset().union(*(task.missing for task in tasks))
     busy = [task for task in tasks if task.missing]
@@ -393,21 +343,15 @@ def _add_features(
         return _Image(row, _samples(images.read(row), row, needing))
 
     batches: Iterator[list[_Image]] = read_ahead(load, todo, max((task.metric.batch for task in busy), default=1))
-    watch = None
     for loaded in batches:
-        watch = watch or Stopwatch(device)
         for task in busy:
             own = [image for image in loaded if image.row.Index in task.missing]
             for start in range(0, len(own), task.metric.batch):
                 chunk = own[start : start + task.metric.batch]
-                since = time.perf_counter()
                 with _blamed(task.metric):
                     task.log.append(_feature_rows(task.metric, chunk))
-                watch.add(task.metric.name, len(chunk), since)
                 for _ in chunk:
                     reporter.image(images.name, task.metric.name)
-    if watch:
-        watch.keep()
 
 
 def _samples(pixels: np.ndarray, row: Any, metrics: Sequence[Metric]) -> dict[str, Sample]:

@@ -22,8 +22,7 @@ import pyarrow as pa
 
 from specbench.metrics.base import Metric, Sample, Score, column_difference, part_scores
 from specbench.metrics.clip import CosineMetric
-from specbench.metrics.crops import whole
-from specbench.metrics.openclip import Tokenize, folder_tokenizer, load_folder_model
+from specbench.metrics.openclip import Tokenize, folder_tokenizer, load_folder_model, whole
 from specbench.metrics.reference import ReferenceImages, damaged_features, feature_matrix, kept_features
 from specbench.models.shapes import FEATURE_FILE, FEATURES, WEIGHTS, detector, reading_order, render, scene
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, RELATIONS, SHAPES, TEXTURES, SceneRequest
@@ -34,7 +33,7 @@ from specbench.system.json_values import parse_json
 if TYPE_CHECKING:
     import torch
 
-    from specbench.metrics.fid import Gaussian
+    from specbench.metrics.distances import Gaussian
 
 # Imports inside functions: torch and what needs it, not for images that are scored already.
 
@@ -139,7 +138,7 @@ class ShapesFrechet(Metric):
 
     def reference_features(self, statistics: pd.DataFrame) -> Gaussian:
         """Features of renders of the scored captions, or of the user's folder."""
-        from specbench.metrics.fid import Gaussian
+        from specbench.metrics.distances import Gaussian
 
         if self.settings.reference:
             own = ReferenceImages(self.settings)
@@ -158,7 +157,8 @@ class ShapesFrechet(Metric):
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         if len(statistics) < 2:
             return []
-        from specbench.metrics.fid import Gaussian, fid_estimate, warn_of_few
+        from specbench.metrics.distances import Gaussian
+        from specbench.metrics.fid import fid_estimate, warn_of_few
 
         images = Gaussian(feature_matrix(statistics["feature"], FEATURES))
         distance = fid_estimate(images, self.reference_features(statistics), statistics["prompt_id"].to_list())

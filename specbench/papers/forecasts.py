@@ -20,7 +20,7 @@ from specbench.reporting.forecast import (
     accepted_lengths,
     forecast_rows,
 )
-from specbench.reporting.report_rows import label
+from specbench.reporting.marks import label
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.published import printed_acceptances
 from specbench.store.run_folders import find_runs

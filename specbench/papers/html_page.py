@@ -11,7 +11,7 @@ from specbench.papers.join import Line, PaperTable
 from specbench.papers.table import Row
 from specbench.reporting import charts
 from specbench.reporting.html import data_url, scripts, template
-from specbench.reporting.maps import mean_map, share_picture
+from specbench.reporting.image_tiles import mean_map, share_picture
 from specbench.stats import Estimate
 
 _WHERE = {"option": "options", "sampling": "sampling"}

@@ -27,7 +27,7 @@ from specbench.papers.table import CellSettings, Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
 from specbench.reporting.columns import FAILED_AUDIT, definition_of, failed_audit
-from specbench.reporting.compare import MARKED, Gate, against, failures, marks
+from specbench.reporting.compare import MARKED, against, marks
 from specbench.reporting.report_rows import Run, with_ar_runs
 from specbench.reporting.sections import captions_cut
 from specbench.store.run_info import RunInfo
@@ -272,10 +272,9 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
     return remarks
 
 
-def with_baseline(joined: PaperTable, name: str, gates: Sequence[Gate] = ()) -> PaperTable:
+def with_baseline(joined: PaperTable, name: str) -> PaperTable:
     """The joined table with a column of the speed-ups over a row of each group, and with marks on scores and speed-ups
-    that differ from that row's. A row that fails a gate has a note, and the
-    first such row's error is the table's `problem`.
+    that differ from that row's.
 
     Args:
         name: the row's label, the name of its decoder, or the start of its run's id.
@@ -303,12 +302,10 @@ def with_baseline(joined: PaperTable, name: str, gates: Sequence[Gate] = ()) -> 
     found = dict(zip(others, against(pairs), strict=True))
     label = next(iter(bases.values())).label
     column = Column(OVER_BASELINE, OVER_BASELINE, f"speed-up over {label}", None, 2, "higher", 1.0, {})
-    lines, problem = [], joined.problem
+    lines = []
     for place, line in enumerate(joined.lines):
-        numbers, notes = found.get(place, {}), []
+        numbers = found.get(place, {})
         marked = marks(numbers)
-        for error in failures(gates, numbers):
-            notes, problem = [*notes, f"{error.what}."], problem or error
         speed = numbers.get("speedup")
         cell = Cell(why="-" if line in bases.values() else None)
         if speed and speed["value"] is not None:
@@ -318,13 +315,12 @@ def with_baseline(joined: PaperTable, name: str, gates: Sequence[Gate] = ()) -> 
         for one in joined.table.columns:
             if one.score in marked and cells[one.name].value is not None:
                 cells[one.name] = replace(cells[one.name], mark=marked[one.score])
-        lines.append(replace(line, cells=cells, notes=(*line.notes, *notes)))
+        lines.append(replace(line, cells=cells))
     return replace(
         joined,
         table=replace(joined.table, columns=(*joined.table.columns, column)),
         lines=tuple(lines),
         definitions=(*joined.definitions, definition(column)),
-        problem=problem,
     )
 
 

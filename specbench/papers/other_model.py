@@ -11,8 +11,8 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.score_store import read_scores
 from specbench.papers.planned_cells import PlannedCell, replaced_settings
 from specbench.papers.table import SCORE, Column, Row, Table, chosen_setting
+from specbench.reporting.marks import label, natural
 from specbench.reporting.plot_data import lower_is_better
-from specbench.reporting.report_rows import label, natural
 from specbench.runs.decoder_args import plan_decoders
 from specbench.specs.options import plain
 from specbench.specs.presets import resolve

@@ -24,7 +24,7 @@ NUMBER_KEYS = (
 )
 """Keys of a report row (`specbench.reporting.report_rows`) that a column may show."""
 MAPS = ("accepted", "top1", "draft_top1", "draft_tv")
-"""Quantities of tokens that a map over the image may show; see `specbench.reporting.maps`."""
+"""Quantities of tokens that a map over the image may show; see `specbench.reporting.image_tiles`."""
 SCORE, PRINTED = "score:", "printed:"
 BETTER = ("higher", "lower", "none")
 _CHOSEN = "Chosen: "

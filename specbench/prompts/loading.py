@@ -38,11 +38,7 @@ def set_name(typed: str) -> str:
 
 
 def downloadable(name: str) -> public.PublicSet:
-    """Find the public prompt set of a name.
-
-    Raises:
-        SpecbenchError: no such set, or one that needs no download.
-    """
+    """Find the public prompt set of a name."""
     name = set_name(name)
     if name not in public.public_names():
         if name in prompt_set_names():
@@ -58,7 +54,7 @@ def fetch_prompts(
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Download a public prompt set and verify it (`specbench prompts fetch`).
+    """Download a public prompt set and verify it (`specbench fetch NAME --from COPY`).
 
     Args:
         name: one of the public sets of `specbench list prompts`.
@@ -101,15 +97,7 @@ def fetched_prompts(name_or_path: str | Path, column: str | None = None) -> Prom
 
 def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptSet:
     """Load a prompt set by name, from a file in the format of its suffix, from stdin ("-"), or as
-    "package.module:NAME", a path of one.
-
-    Args:
-        column: the one of a file that holds the texts.
-
-    Raises:
-        SpecbenchError: no such set or file; empty, binary, not UTF-8, malformed, an over-long prompt,
-            duplicate ids, or a public set that was not fetched.
-    """
+    "package.module:NAME", a path of one. `column`: the one of a file that holds the texts."""
     name = set_name(str(name_or_path))
     if column and name in prompt_set_names():
         raise SpecbenchError(f"--prompt-column {column}: '{name}' is a prompt set, whose columns are known", "omit it")
@@ -139,7 +127,7 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
             raise SpecbenchError(f"prompt file '{name}' does not exist", "or name a set: specbench list prompts")
         raise unknown_name("prompt set", name, prompt_set_names())
     if of := next((one for one in public.public_sets().values() if path.name in one.files), None):
-        get = f"specbench prompts fetch {of.name} --from {path if len(of.files) == 1 else path.parent}"
+        get = f"specbench fetch {of.name} --from {path if len(of.files) == 1 else path.parent}"
         console.say(
             f"{path.name} is a file of {of.name}: --prompts {of.name} has its categories and facts, after {get}"
         )

@@ -71,11 +71,7 @@ class Drawing:
     limit: int | None = None
 
     def of(self, prompts: PromptSet) -> list[Prompt]:
-        """The prompts that are drawn.
-
-        Raises:
-            SpecbenchError: an unknown id or category, no categories to draw by, or nothing is left.
-        """
+        """The prompts that are drawn."""
         self._check_categories(prompts)
         chosen = select(prompts, None, self.ids) if self.ids else prompts.prompts
         if self.categories:
@@ -141,21 +137,14 @@ def second_stage_id(prompt_id: str, sample: int) -> str:
 
 
 def build_prompt_set(name: str, prompts: Sequence[Prompt]) -> PromptSet:
-    """Build a validated prompt set.
-
-    Raises:
-        SpecbenchError: no prompts, an invalid id or text, or a duplicate id.
-    """
+    """Build a validated prompt set."""
     if not prompts:
         raise SpecbenchError(f"prompts '{name}': no prompts in it")
     seen: set[str] = set()
     for prompt in prompts:
         _check(name, prompt)
         if prompt.id in seen:
-            raise SpecbenchError(
-                f"prompts '{name}': two prompts have the id '{prompt.id}'",
-                "ids must be unique",
-            )
+            raise SpecbenchError(f"prompts '{name}': two prompts have the id '{prompt.id}'", "ids must be unique")
         seen.add(prompt.id)
     return PromptSet(name, tuple(prompts), content_sha256(prompts))
 
@@ -166,11 +155,7 @@ def requests_for(prompts: Iterable[Prompt], samples: int = 1) -> list[Request]:
 
 
 def select(prompts: PromptSet, limit: int | None = None, ids: Sequence[str] = ()) -> list[Prompt]:
-    """Select the prompts with these ids (all if empty), at most `limit`, in file order.
-
-    Raises:
-        SpecbenchError: an id that is not in the set.
-    """
+    """Select the prompts with these ids (all if empty), at most `limit`, in file order."""
     if not ids:
         return list(prompts.prompts[:limit])
     wanted, every = set(ids), prompts.prompts

@@ -54,13 +54,8 @@ class PublishedImages:
 
 @dataclass(frozen=True)
 class PublicSet:
-    """Manifest entry of a public set, available before its download.
-
-    Attributes:
-        prompts: number of prompts.
-        files: files by name; with an `archive`, their `url` is the path inside it.
-        categories: number of prompts of each category that is also a prompt set, named "<set>/<category>".
-    """
+    """Manifest entry of a public set of so many prompts, available before its download. `files`: by name; with an
+    `archive`, their `url` is the path inside it. `categories`: prompts of each category that is also a set."""
 
     name: str
     summary: str
@@ -98,7 +93,7 @@ def public_sets() -> dict[str, PublicSet]:
 
 def _entry(name: str, entry: dict) -> PublicSet:
     def remote(part: dict) -> Remote:
-        by_hand = f"or: specbench prompts fetch {name} --from COPY"
+        by_hand = f"or: specbench fetch {name} --from COPY"
         return Remote(part.get("url") or part["member"], part["digest"], part.get("size"), by_hand)
 
     images = entry.get("images")
@@ -124,28 +119,18 @@ def find(name: str) -> tuple[PublicSet, str | None]:
 
 
 def read(name: str) -> list[Prompt]:
-    """Read the prompts of a public set or of one of its categories.
-
-    Raises:
-        SpecbenchError: files are not downloaded, or differ from the published ones.
-    """
+    """Read the prompts of a public set or of one of its categories."""
     found, category = find(name)
     if found.missing:
         raise SpecbenchError(
-            f"the prompts of '{found.name}' are not on this disk",
-            f"specbench fetch {found.name}",
-            MISSING_PREREQUISITE,
+            f"the prompts of '{found.name}' are not on this disk", f"specbench fetch {found.name}", MISSING_PREREQUISITE
         )
     prompts = read_set(found)
     return [prompt for prompt in prompts if category in (None, prompt.category)]
 
 
 def read_set(found: PublicSet) -> list[Prompt]:
-    """Read all prompts of a downloaded set.
-
-    Raises:
-        SpecbenchError: a file was modified, or the number of prompts differs from the manifest's.
-    """
+    """Read all prompts of a downloaded set."""
     for file, remote in found.files.items():
         if not matches(found.folder / file, remote):
             raise SpecbenchError(
@@ -166,10 +151,11 @@ def missing_set(name: str, images: bool = False) -> list[Download]:
         return []
     found, _ = find(name)
     if images:
-        if found.images is None or _count(found.folder / "images") == found.images.count:
+        published = _images_of(found)
+        if _count(found.folder / "images") == published.count:
             return []
-        what, files, get = f"{found.images.count} images of {found.name}", ("images",), partial(fetch_images, found)
-        size, licence = found.images.archive.size, found.images.licence
+        what, files, get = f"{published.count} images of {found.name}", ("images",), partial(fetch_images, found)
+        size, licence = published.archive.size, published.licence
     else:
         what, files, get = f"prompts of {found.name}", tuple(found.missing), partial(fetch_set, found)
         size, licence = found.download_size, found.licence
@@ -177,11 +163,7 @@ def missing_set(name: str, images: bool = False) -> list[Download]:
 
 
 def fetch_set(found: PublicSet, progress: Progress | None = None, forbidden: bool = False) -> Path:
-    """Download the missing or damaged files of a set.
-
-    Raises:
-        SpecbenchError: see `specbench.system.downloads.fetch_file`.
-    """
+    """Download the missing or damaged files of a set."""
     if found.archive is None or os.environ.get(MIRROR):
         for name, remote in found.files.items():
             fetch_file(_mirrored(found, remote, name), found.folder / name, progress, forbidden)
@@ -211,11 +193,7 @@ def _unpack_remote(found: PublicSet, archive: Remote, progress: Progress | None)
 
 
 def adopt_set(found: PublicSet, source: Path) -> Path:
-    """Import a set from a local copy (archive, file, or folder with the files), verified by digest.
-
-    Raises:
-        SpecbenchError: a file is missing, or differs from the published one.
-    """
+    """Import a set from a local copy (archive, file, or folder with the files), verified by digest."""
     if source.exists() and not source.is_dir():
         check_regular(source)  # a pipe would be waited for
     candidates = [path for path in sorted(source.rglob("*")) if path.is_file()] if source.is_dir() else [source]
@@ -241,33 +219,31 @@ def images_folder(name: str = "coco") -> Path:
     return public_sets()[name].folder / "images"
 
 
-def fetch_images(
-    found: PublicSet, progress: Progress | None = None, forbidden: bool = False, source: Path | None = None
-) -> Path:
-    """Download the reference images of a set, or import them from `source`.
-
-    Raises:
-        SpecbenchError: the set has none, the download fails (see `fetch_file`), or the archive is
-            incomplete.
-    """
+def _images_of(found: PublicSet) -> PublishedImages:
     if found.images is None:
         having = ", ".join(name for name, entry in public_sets().items() if entry.images)
         raise SpecbenchError(
             f"prompts '{found.name}' have no reference images", f"sets with reference images: {having}"
         )
-    folder = found.folder / "images"
-    if _count(folder) == found.images.count:
+    return found.images
+
+
+def fetch_images(
+    found: PublicSet, progress: Progress | None = None, forbidden: bool = False, source: Path | None = None
+) -> Path:
+    """Download the reference images of a set, or import them from `source`."""
+    folder, published = found.folder / "images", _images_of(found)
+    if _count(folder) == published.count:
         return folder
     if source is not None:
-        _require_right(found.images.archive, source)
+        _require_right(published.archive, source)
         _unpack_images(source, folder)
     else:
-        published = found.images.archive
-        remote = _mirrored(found, published, published.url.rpartition("/")[2])
+        remote = _mirrored(found, published.archive, published.archive.url.rpartition("/")[2])
         archive = fetch_file(remote, found.folder / "images.zip", progress, forbidden)
         _unpack_images(archive, folder)
-    if _count(folder) != found.images.count:
-        raise SpecbenchError(f"{folder} contains {_count(folder)} images instead of {found.images.count}",
+    if _count(folder) != published.count:
+        raise SpecbenchError(f"{folder} contains {_count(folder)} images instead of {published.count}",
                              "delete it and fetch again")  # fmt: skip
     if source is None:
         archive.unlink()

@@ -12,8 +12,8 @@ from specbench.models.facts import RANDOM
 from specbench.models.families.model_specs import MODELS
 from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number, stall_note
 from specbench.reporting.compare import CHANGE, corrected, is_real, quality_rows
+from specbench.reporting.marks import window_of
 from specbench.reporting.plot_data import lower_is_better
-from specbench.reporting.report_rows import window_of
 from specbench.specs.tree_paths import columns_fed
 from specbench.stats.intervals import FEW_UNITS, verdicts
 from specbench.store.run_info import read_info

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
+from specbench.reporting.marks import window_of
 from specbench.reporting.plot_data import lower_is_better
-from specbench.reporting.report_rows import window_of
 from specbench.stats.intervals import FEW_UNITS
 from specbench.system.foreign_code import edited_text
 
 MISSING = "-"
 MARK = "†"
 """Marks a difference that is real by `specbench.stats.RULE`."""
-_DIGITS: ContextVar[int | None] = ContextVar("_DIGITS", default=None)
 TOO_FEW = "too few"
 """Stands in the place of an interval of fewer than `specbench.stats.intervals.FEW_UNITS` prompts."""
 FEW_PROMPTS = f"{TOO_FEW.capitalize()}: an interval of fewer than {FEW_UNITS} prompts is not printed."
@@ -54,24 +51,10 @@ class ReportColumn:
 
 
 def definition_of(number: Callable) -> str:
-    """First paragraph of the docstring of a function of `specbench.stats`, on one line.
-
-    Raises:
-        SpecbenchError: Python runs without docstrings.
-    """
+    """First paragraph of the docstring of a function of `specbench.stats`, on one line."""
     if not (text := inspect.getdoc(number)):
         raise SpecbenchError("without docstrings there are no definitions to print", "set PYTHONOPTIMIZE=1, not 2")
     return " ".join(text.split("\n\n")[0].split())
-
-
-@contextmanager
-def decimals(digits: int | None) -> Iterator[None]:
-    """Give all numbers that have decimals so many of them within the block; None leaves them as they are."""
-    before = _DIGITS.set(digits)
-    try:
-        yield
-    finally:
-        _DIGITS.reset(before)
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -80,7 +63,6 @@ def number(value: float | None, digits: int = 2) -> str:
         return MISSING
     if math.isinf(value):
         return "inf" if value > 0 else "-inf"
-    digits = _DIGITS.get() if digits and _DIGITS.get() is not None else digits
     return f"{value:z,.{digits}f}"
 
 
@@ -99,12 +81,7 @@ def stall_note(row: Mapping) -> str | None:
 
 
 def with_interval(
-    value: float | None,
-    low: float | None,
-    high: float | None,
-    digits: int = 2,
-    unit: str = "",
-    too_few: bool = False,
+    value: float | None, low: float | None, high: float | None, digits: int = 2, unit: str = "", too_few: bool = False
 ) -> str:
     """Format a value and its interval: "2.31x [2.20, 2.41]", or "2.31x [too few]"."""
     if value is None:

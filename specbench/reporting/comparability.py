@@ -21,12 +21,8 @@ def mismatched_fields(
     info: RunInfo, baseline: RunInfo, any_configuration: bool = False, other: str = "AR", steps_alone: bool = False
 ) -> list[str]:
     """List the fields that must agree for a speed-up but differ, each as "dtype (bfloat16, AR float32)".
-
-    Args:
-        any_configuration: allow different dtype, threads and compilation (same work on the same machine).
-        other: name of the baseline in the output.
-        steps_alone: list those that must agree for a ratio of steps.
-    """
+    `any_configuration`: allow different dtype, threads and compilation (same work on the same machine); `other`: name
+    of the baseline in the output; `steps_alone`: list those that must agree for a ratio of steps."""
     free = _TIME if steps_alone else _CONFIGURATION if any_configuration else ()
     mine, theirs = _fields(info), _fields(baseline)
     mine["versions"], theirs["versions"] = _apart(info.stack, baseline.stack)

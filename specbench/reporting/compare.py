@@ -61,9 +61,6 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dic
     `p` is the two-sided p-value of no difference, `p_holm` its correction (`specbench.stats.verdicts`),
     `prompts_needed` the number of prompts needed to detect a change of 2 % (of the speed-up, or of A's score). Values
     that cannot be compared are None, with the reason in `note`.
-
-    Raises:
-        SpecbenchError: a damaged run folder.
     """
     runs = Run(a), Run(b)
     latencies = (row for name, run in zip("ab", runs, strict=True) for row in _latency_rows(name, run))
@@ -77,19 +74,9 @@ def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None
     return [{row["name"]: row for row in rows if _NAMES.get(row["name"]) in _TESTED} for rows in found]
 
 
-def compare_rows(rows: Sequence[dict], baseline: str = "ar", gates: Sequence[Gate] = ()) -> SpecbenchError | None:
-    """Add to report rows, in place, their numbers `against` a baseline of the same model and setting, and the gates
-    that they `fail`.
-
-    Args:
-        baseline: name of a decoder, label of a row, or start of a run id.
-
-    Returns:
-        The error of the first gate that fails.
-
-    Raises:
-        SpecbenchError: no row has that name.
-    """
+def compare_rows(rows: Sequence[dict], baseline: str) -> None:
+    """Add to report rows, in place, their numbers `against` a baseline of the same model and setting: the name of a
+    decoder, the label of a row, or the start of a run id."""
     bases: dict[str, dict] = {}
     for row in rows:
         named = baseline.lower() in (row["decoder"].lower(), row["label"].lower())
@@ -99,24 +86,8 @@ def compare_rows(rows: Sequence[dict], baseline: str = "ar", gates: Sequence[Gat
     if not others:
         raise SpecbenchError(f"--baseline {baseline}: no run has that name beside others of its setting")
     folders = [(Path(bases[_same_setting(row)]["folder"]), Path(row["folder"])) for row in others]
-    problem = None
     for row, numbers in zip(others, against(folders), strict=True):
         row["against"] = {"baseline": bases[_same_setting(row)]["label"], "numbers": numbers}
-        for error in failures(gates, numbers):
-            row.setdefault("fails", []).append(error.what)
-            problem = problem or SpecbenchError(f"{row['label']}: {error.what}", error.try_this, error.exit_code)
-    return problem
-
-
-def failures(gates: Sequence[Gate], numbers: Mapping[str, Mapping]) -> list[SpecbenchError]:
-    """The errors of the gates that numbers of `against` fail."""
-    found = []
-    for gate in gates if numbers else ():
-        try:
-            gate.check(list(numbers.values()))
-        except SpecbenchError as error:
-            found.append(error)
-    return found
 
 
 def _same_setting(row: Mapping) -> str:
@@ -383,11 +354,7 @@ def _interval(row: Mapping) -> str:
 
 def directions(a: str, b: str) -> list[str]:
     """Which run is A and which is B, and what the signs mean."""
-    return [
-        f"A (baseline): {a}",
-        f"B: {b}",
-        "Speeds are B's over A's, scores B's minus A's; ↑: more is better for B.",
-    ]
+    return [f"A (baseline): {a}", f"B: {b}", "Speeds are B's over A's, scores B's minus A's; ↑: more is better for B."]
 
 
 def comparison_lines(rows: Sequence[Mapping]) -> list[tuple[str, ...]]:

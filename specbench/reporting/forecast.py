@@ -19,7 +19,8 @@ from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, EIGHT_BITS, EIGHT_BITS_GAIN, RANDOM, ModelFacts
 from specbench.models.transformer.size import Size, draft_weights, first_layer_weights
-from specbench.reporting.report_rows import Run, label
+from specbench.reporting.marks import label
+from specbench.reporting.report_rows import Run
 from specbench.runs.memory_estimate import most_columns
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.tree_paths import node_paths
@@ -94,11 +95,7 @@ class ForecastSetting:
 
     @property
     def size(self) -> Size:
-        """Sizes of the model.
-
-        Raises:
-            SpecbenchError: nobody has counted them.
-        """
+        """Sizes of the model."""
         if self.model.size is None:
             raise SpecbenchError(f"the sizes of '{self.model.name}' are unknown", "choose a model at full scale")
         # Eight bits are written as sixteen before they are multiplied.
@@ -114,11 +111,7 @@ class ForecastSetting:
 
 
 def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
-    """What the images of runs committed per forward.
-
-    Raises:
-        SpecbenchError: a damaged run, or one without images or of random weights.
-    """
+    """What the images of runs committed per forward."""
     found = []
     for run in map(Run, folders):
         spec, name, tokens = run.info.spec, run.info.run_id, stats.tokens_per_step(run.rows)
@@ -143,9 +136,6 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
         seconds, ar_seconds, speed_up, window_cost, images_per_hour` (`NAME_low`, `NAME`, `NAME_high`; low is the
         smaller number), seconds of a batch's images together; `parts_ms` of the middle forward; `assumptions`, a
         sentence each.
-
-    Raises:
-        SpecbenchError: the model's sizes are unknown, or an overhead is to be that of runs without one.
     """
     ar = next((one.overhead_ms for one in accepted if one.decoder.name == "ar"), None)
     if setting.overhead_ms is None and (ar is None or any(one.overhead_ms is None for one in accepted)):

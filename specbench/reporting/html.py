@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 from PIL import Image
 
 from specbench.metrics.catalog import unjudged
-from specbench.reporting import charts, maps
+from specbench.reporting import charts
 from specbench.reporting.columns import (
     FASTEST,
     TOO_FEW,
@@ -34,7 +34,17 @@ from specbench.reporting.columns import (
     with_interval,
 )
 from specbench.reporting.compare import corrected, is_real, quality_rows
-from specbench.reporting.image_tiles import Tile, category_means, first_prompts, tiles, values_per_image
+from specbench.reporting.image_tiles import (
+    Tile,
+    category_means,
+    first_prompts,
+    mean_map,
+    origin_picture,
+    share_picture,
+    step_picture,
+    tiles,
+    values_per_image,
+)
 from specbench.reporting.marks import Mark, Marks, marks_of
 from specbench.reporting.plot_data import lower_is_better, pareto, speed_by_prompt, step_data, sweeps
 from specbench.reporting.report_rows import report_rows
@@ -173,7 +183,7 @@ def _section(section: Section, limit: int) -> dict:
     names = _names(section.runs)
     by_decoder = marks_of(row["decoder"] for row in section.runs)
     marks = {name: by_decoder[row["decoder"]] for name, row in names.items()}
-    accepted = {name: maps.mean_map(Path(row["folder"]), "accepted") for name, row in names.items()}
+    accepted = {name: mean_map(Path(row["folder"]), "accepted") for name, row in names.items()}
     values = {name: values_per_image(Path(row["folder"])) for name, row in names.items()}
     folded = [
         _table(table.title or table.topic, table.columns, section.runs, table.remark)
@@ -202,7 +212,7 @@ def _section(section: Section, limit: int) -> dict:
         "charts": [*_quality_charts(names, marks), *_speed_charts(names, marks)],
         "folded_charts": [*by_category, *_step_charts(names, marks)],
         "maps": [
-            {"name": name, "picture": data_url(maps.share_picture(shares))}
+            {"name": name, "picture": data_url(share_picture(shares))}
             for name, shares in accepted.items()
             if shares is not None
         ],
@@ -420,8 +430,8 @@ def _shown(name: str, mark: Mark, tile: Tile | None) -> dict:
         "mark": mark,
         "problem": None,
         "picture": _picture(tile.pixels),
-        "steps": tile.steps is not None and data_url(maps.step_picture(tile.steps)),
-        "origins": tile.origins is not None and data_url(maps.origin_picture(tile.origins)),
+        "steps": tile.steps is not None and data_url(step_picture(tile.steps)),
+        "origins": tile.origins is not None and data_url(origin_picture(tile.origins)),
         "facts": facts,
     }
 

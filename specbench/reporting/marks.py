@@ -1,13 +1,18 @@
-"""Colours and shapes of decoders, on pages and in figures."""
+"""Labels, colours and shapes of decoders, in tables, on pages and in figures."""
 
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from specbench.specs.presets import PRESETS
+from specbench.specs.components import CHOICES
+from specbench.specs.options import plain
+from specbench.specs.presets import PRESETS, DecoderSpec, resolve
+from specbench.specs.published import published
+from specbench.specs.tree_paths import columns_fed
 
 PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#788700", "#b469b4", "#645f82", "#cd8cb4")
 """Colours told apart on white and on black, by readers with protanopia and deuteranopia, too (CIEDE2000 above 12)."""
@@ -65,3 +70,39 @@ def mark_at(place: int) -> Mark:
     """The mark of a place in the order of colours and shapes."""
     symbols, shift = list(_SYMBOLS), place // math.lcm(len(PALETTE), len(_SYMBOLS))
     return Mark(PALETTE[place % len(PALETTE)], symbols[(place + shift) % len(symbols)])
+
+
+def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model: str = "") -> str:
+    """Name of the decoder with the components and options that differ from its preset, except the window.
+
+    Args:
+        origins: of the run's settings, for a decoder whose preset is not at hand: what it supplied is not printed.
+        model: of the run; what is published for the decoder on it counts as the preset's.
+    """
+    name, options = decoder.name, dict(decoder.options)
+    usual = resolve(name) if name in PRESETS else None
+    choices = {kind: getattr(decoder, kind) for kind in CHOICES}
+    if usual is None and origins is not None:
+        choices = {kind: value for kind, value in choices.items() if kind in origins}
+        changed = {key: options[key] for key in options if not origins.get(key, "").startswith("default of ")}
+    else:
+        stated = {key: one.value for key, one in published(name, model.partition("+")[0]).items()}
+        defaults = {kind: getattr(usual, kind) for kind in choices} | dict(usual.options) if usual else {}
+        defaults |= stated
+        choices = {kind: value for kind, value in choices.items() if value != defaults.get(kind)}
+        changed = {key: value for key, value in options.items() if str(value) != str(defaults.get(key))}
+    changed.pop("window", None)
+    return " ".join([name, *(f"{key}={plain(value)}" for key, value in (choices | changed).items())])
+
+
+def window_of(options: Mapping[str, object]) -> int | None:
+    """Tokens per target forward, siblings and further paths aside; None if it varies."""
+    if "tree" in options:
+        return columns_fed(options)
+    return None if {"rows-window", "rounds"} & options.keys() else options.get("window", 1)
+
+
+def natural(text: str) -> list[str | float]:
+    """Sort key with numbers compared as numbers ("G=3" before "G=25"): alternating text and number."""
+    pieces = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.metrics.score_store import read_scores
-from specbench.reporting.report_rows import natural
+from specbench.reporting.marks import natural
 from specbench.reporting.text_formats import tex
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, resolve
@@ -30,9 +30,6 @@ def methods(folders: Sequence[Path]) -> tuple[str, str]:
     """A paragraph in LaTeX that says how runs were made, and the BibTeX entries that it cites.
 
     What `run.json` does not hold is not said; plug-in decoders have no entry.
-
-    Raises:
-        SpecbenchError: a damaged run, or tokens of other programs alone.
     """
     stored = [read_info(folder) for folder in folders]
     infos = [info for info in stored if info.spec.tokens_sha256 is None]

@@ -11,8 +11,7 @@ import numpy as np
 
 from specbench.errors import SpecbenchError
 from specbench.reporting.figures import STYLE, WIDTHS, saved
-from specbench.reporting.image_tiles import first_prompts, tiles
-from specbench.reporting.maps import mean_map
+from specbench.reporting.image_tiles import first_prompts, mean_map, tiles
 from specbench.reporting.text_formats import csv_text
 from specbench.system.console import printable
 from specbench.system.files import write_output
@@ -25,20 +24,15 @@ TOKEN_MAPS = {
     "map-of-draft-top-1": ("draft_top1", "largest probability of q"),
     "map-of-draft-tv": ("draft_tv", "total variation of p and q"),
 }
-"""Quantity of `specbench.reporting.maps.mean_map` and label of the colour bar, by name of a figure."""
+"""Quantity of `specbench.reporting.image_tiles.mean_map` and label of the colour bar, by name of a figure."""
 PICTURE_FIGURES = (_GRID, *TOKEN_MAPS)
 _PROMPTS, _ANY_PROMPTS, _LABEL = 4, 100_000, 0.3
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Pictures in rows and columns.
-
-    Attributes:
-        pictures: by row and column, [H, W, 3] pixels, or [H, W] numbers with a colour bar; None where there is none.
-        bar: label of the colour bar; None for images.
-        numbers: what the csv beside it has, a dict a line.
-    """
+    """Pictures by row and column, [H, W, 3] pixels or [H, W] numbers with a colour bar (None where there is none), the
+    label of that `bar`, and the `numbers` of the csv beside it, a dict a line."""
 
     columns: Sequence[str]
     rows: Sequence[str]
@@ -52,15 +46,8 @@ class Grid:
 
 
 def find_grid(runs: Mapping[str, Path], name: str) -> Grid:
-    """The grid of a name.
-
-    Args:
-        runs: run folders by label.
-        name: one of `PICTURE_FIGURES`; "pictures:WORDS,..." chooses prompts by the start of an id or a part of a text.
-
-    Raises:
-        SpecbenchError: no such prompt, no run, or no run with this map.
-    """
+    """The grid of a name of `PICTURE_FIGURES` over run folders by label; "pictures:WORDS,..." chooses prompts by the
+    start of an id or a part of a text."""
     kind, _, wanted = name.partition(":")
     if not runs:
         raise SpecbenchError(f"--figure {kind}: there are no runs to show")

@@ -7,7 +7,6 @@ defines them. Keys of what is rare are left out where there is none. Bounds are 
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,12 +22,9 @@ from specbench import stats
 from specbench.decoding.generation import SPANS
 from specbench.metrics.score_store import scores_to_show
 from specbench.reporting.comparability import configuration, is_ar, mismatched_fields
-from specbench.specs.components import CHOICES
-from specbench.specs.options import plain
-from specbench.specs.presets import PRESETS, DecoderSpec, resolve
-from specbench.specs.published import published
+from specbench.reporting.marks import label, natural
+from specbench.specs.presets import PRESETS
 from specbench.specs.run_spec import RunSpec
-from specbench.specs.tree_paths import columns_fed
 from specbench.stats.intervals import FEW_UNITS
 from specbench.store.run_audits import images_fingerprint, read_audit
 from specbench.store.run_folders import runs_in
@@ -72,6 +68,7 @@ ROOFLINE_WRONG = (
 EAGER_RATIO = 2.0
 """Roofline ratio of an eager AR above which calls, not arithmetic, are its cost."""
 
+_ENDS = {"": "value", "_low": "low", "_high": "high"}
 _TRACED = ("draft_tv", "draft_tv_by_offset", "draft_top1")
 """Numbers of `specbench.stats` that need traces."""
 
@@ -145,9 +142,6 @@ def _stacks(info: RunInfo, started: Iterable[str]) -> list[str]:
 def report_rows(folders: Sequence[Path]) -> list[dict]:
     """Compute the report rows of the runs in `folders`, in the order of the presets (AR first). AR baselines are
     searched in the same results folders.
-
-    Raises:
-        SpecbenchError: a damaged run folder.
     """
     runs = with_ar_runs({folder.resolve(): folder for folder in folders}.values())
     copied = copies([run for run, _ in runs.values()])
@@ -341,47 +335,11 @@ def setting(spec: RunSpec) -> dict:
     return {name: value for name, value in identity_json(spec).items() if name not in left_out}
 
 
-def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model: str = "") -> str:
-    """Name of the decoder with the components and options that differ from its preset, except the window.
-
-    Args:
-        origins: of the run's settings, for a decoder whose preset is not at hand: what it supplied is not printed.
-        model: of the run; what is published for the decoder on it counts as the preset's.
-    """
-    name, options = decoder.name, dict(decoder.options)
-    usual = resolve(name) if name in PRESETS else None
-    choices = {kind: getattr(decoder, kind) for kind in CHOICES}
-    if usual is None and origins is not None:
-        choices = {kind: value for kind, value in choices.items() if kind in origins}
-        changed = {key: options[key] for key in options if not origins.get(key, "").startswith("default of ")}
-    else:
-        stated = {key: one.value for key, one in published(name, model.partition("+")[0]).items()}
-        defaults = {kind: getattr(usual, kind) for kind in choices} | dict(usual.options) if usual else {}
-        defaults |= stated
-        choices = {kind: value for kind, value in choices.items() if value != defaults.get(kind)}
-        changed = {key: value for key, value in options.items() if str(value) != str(defaults.get(key))}
-    changed.pop("window", None)
-    return " ".join([name, *(f"{key}={plain(value)}" for key, value in (choices | changed).items())])
-
-
-def window_of(options: Mapping[str, object]) -> int | None:
-    """Tokens per target forward, siblings and further paths aside; None if it varies."""
-    if "tree" in options:
-        return columns_fed(options)
-    return None if {"rows-window", "rounds"} & options.keys() else options.get("window", 1)
-
-
 def _order(row: dict) -> tuple:
     names = list(PRESETS)
     place = names.index(row["decoder"]) if row["decoder"] in names else len(names)
     window = row["options"].get("window", 1)
     return row["model"], str(row["setting"]), place, natural(row["label"]), window, row["run_id"]
-
-
-def natural(text: str) -> list[str | float]:
-    """Sort key with numbers compared as numbers ("G=3" before "G=25"): alternating text and number."""
-    pieces = re.split(r"(\d+(?:\.\d+)?)", text)
-    return [float(piece) if place % 2 else piece for place, piece in enumerate(pieces)]
 
 
 _Over = Callable[[Run], stats.SpeedUp | None]
@@ -390,9 +348,8 @@ _Over = Callable[[Run], stats.SpeedUp | None]
 
 def against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
     """The keys of a row that compare the run with the AR run that is most like it."""
-    interval = ("speedup", "speedup_low", "speedup_high", "speedup_p")
-    factors = ("step_ratio", "window_cost", "overhead", "speedup_e2e", "pairs", "baseline", "eager_ar")
-    empty = dict.fromkeys((*interval, *factors))
+    factors = ("speedup_p", "step_ratio", "window_cost", "overhead", "speedup_e2e", "pairs", "baseline", "eager_ar")
+    empty = _bounds("speedup") | dict.fromkeys(factors)
     if run.info.spec.tokens_sha256:
         return empty | {"speedup_note": "theirs are other times"}
     nearest = nearest_ar(run, ar_runs)
@@ -407,13 +364,9 @@ def against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
         how = f"batch {spec.batch}" if spec.batch > 1 else "throughput mode"
         note = "no images in common with AR" if spec.timed else f"{how}: latency is not measured"
         return empty | {"speedup_note": note}
-    total = stats.without_few(result.total, result.prompts)
     shared = f"{result.pairs} images" if result.pairs > 1 else "one image"
     partial = f"over the {shared} in common with AR" if result.pairs < len(run.rows) else None
-    return {
-        "speedup": total.value,
-        "speedup_low": total.low,
-        "speedup_high": total.high,
+    return _bounds("speedup", result) | {
         "speedup_p": result.p,
         "step_ratio": result.steps,
         "window_cost": result.window_cost,
@@ -434,26 +387,20 @@ def _against_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:
     known = sorted(((r, ar) for r, ar in results if r is not None), key=lambda pair: pair[0].total.value)
     alike = [pair for pair in known if pair[1].info.spec.dtype == run.info.spec.dtype]
     quoted = {"quoted": _quoted(*alike[0])} if alike else {"quoted": None}
-    if not known:
-        names = ("speedup_fastest", "speedup_fastest_low", "speedup_fastest_high", "fastest_ar")
-        return dict.fromkeys(names) | quoted
-    result, ar = known[0]
-    total = stats.without_few(result.total, result.prompts)
-    return {
-        "speedup_fastest": total.value,
-        "speedup_fastest_low": total.low,
-        "speedup_fastest_high": total.high,
-        "fastest_ar": configuration(ar.info),
-        **quoted,
-    }
+    result, ar = known[0] if known else (None, None)
+    return _bounds("speedup_fastest", result) | {"fastest_ar": ar and configuration(ar.info), **quoted}
+
+
+def _bounds(name: str, found: stats.SpeedUp | None = None) -> dict[str, float | None]:
+    """A speed-up and its interval as three keys of a row."""
+    total = found and stats.without_few(found.total, found.prompts)
+    return {f"{name}{end}": total and getattr(total, part) for end, part in _ENDS.items()}
 
 
 def _quoted(result: stats.SpeedUp, ar: Run) -> dict[str, object]:
     """A speed-up in the words of a sentence: the keys of `against_ar`, and what its AR was (`ar`, `eager_ar`)."""
-    total = stats.without_few(result.total, result.prompts)
-    found = {"speedup": total.value, "speedup_low": total.low, "speedup_high": total.high, "speedup_p": result.p}
-    found |= {"pairs": result.pairs, "ar_run": ar.info.run_id, "ar": configuration(ar.info)}
-    return found | {"eager_ar": eager_ar(ar)}
+    quoted = {"speedup_p": result.p, "pairs": result.pairs, "ar_run": ar.info.run_id}
+    return _bounds("speedup", result) | quoted | {"ar": configuration(ar.info), "eager_ar": eager_ar(ar)}
 
 
 def eager_ar(ar: Run) -> str | None:

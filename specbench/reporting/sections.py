@@ -54,11 +54,7 @@ class ReportTable:
 @dataclass(frozen=True)
 class Section:
     """Runs (report rows) of one model and setting: the first table, those behind it, and what they say in sentences.
-
-    Attributes:
-        notes: a few lines below the first table; `circumstances` has all.
-        machines: what decoded, in words.
-    """
+    `notes`: a few lines below the first table; `circumstances` has all; `machines`: what decoded, in words."""
 
     heading: str
     runs: Sequence[Mapping]
@@ -121,22 +117,15 @@ def _notes(runs: Sequence[Mapping], remark: str | None) -> list[str]:
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
     common = [f"The speed-up is over the {images} images in common with AR."] if over else []
     few = [FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
-    failed = [f"{row['label']}: {text}." for row in runs for text in row.get("fails", ())]
     wrong = ["A roofline is wrong: specbench report --all"] if any(row.get("roofline_note") for row in runs) else []
-    found = [*failed, *common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
+    found = [*common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
     left = len(found) - _MOST_NOTES
     return found if left <= 0 else [*found[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
 
 
 def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section]:
-    """The sections with one table each: the decoder, then the named columns in their order.
-
-    Args:
-        names: headings, in any case and without "[95 %]", or their short names.
-
-    Raises:
-        SpecbenchError: a name that is in no table of any section.
-    """
+    """The sections with one table each: the decoder, then the named columns in their order. `names`: headings, in any
+    case and without "[95 %]", or their short names."""
     found = list(found)
     # Of columns of one name the first, which is the shortest; of decoders the last, which is without its window.
     every = ([column for one in section.shown(True) for column in one.columns] for section in found)
@@ -151,7 +140,6 @@ def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section
     for section, columns in zip(found, short, strict=True):
         # A chosen baseline: every choice keeps it.
         over = (heading for heading in columns if heading.startswith("over "))
-        # The decoder's own column of each section: it may name the gates that fail.
         kept = [columns[name] for name in (DECODER.heading.lower(), *wanted, *over) if name in columns]
         shown.append(replace(section, first=ReportTable(kept), tables=()))
     return shown
@@ -183,13 +171,8 @@ def definitions(found: Sequence[Section], everything: bool = True) -> list[str]:
 
 
 def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True) -> list[str]:
-    """List what was left out, machines, versions, roofline inputs and load averages of the rows.
-
-    Args:
-        parts: whether the parts of metrics are shown.
-        load: whether load averages are said.
-    """
-    failed = [f"{row['label']}: {text}." for row in rows for text in row.get("fails", ())]
+    """List what was left out, machines, versions, roofline inputs and load averages of the rows. `parts`: whether the
+    parts of metrics are shown; `load`: whether load averages are said."""
     machines = dict.fromkeys(line for row in rows for line in row["environment"])
     floors = dict.fromkeys(
         f"Roofline of {floor['device']}: {floor['bytes_per_s'] / 1e9:,.1f} GB/s, {floor['flops'] / 1e12:,.3g} TFLOP/s "
@@ -203,18 +186,14 @@ def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True
     few = [FEW_PROMPTS] if lacks_interval(rows, parts) else []
     light = any(f"+{EIGHT_BITS}" in row["model"] for row in rows)
     return (
-        failed
-        + few
+        few
         + captions_cut(rows)
         + [f"Measured on {line}." for line in machines]
         + list(dict.fromkeys(f"Steps: {row['steps']}." for row in rows if tells_steps(row)))
         + list(floors)
         + list(wrong)
         + ([f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}; its roofline counts one byte a weight."] if light else [])
-        + [
-            *(f"{text}." for text in parts_of_one),
-            *(_load(rows) if load else ()),
-        ]
+        + [*(f"{text}." for text in parts_of_one), *(_load(rows) if load else ())]
     )
 
 
@@ -270,7 +249,7 @@ def _section(runs: list[Mapping]) -> Section:
 
 
 def _against(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> list[ReportColumn]:
-    """The columns with marks on scores that differ from the baseline's, the speed-up over it, and failed gates."""
+    """The columns with marks on scores that differ from the baseline's, and the speed-up over it."""
     base = next(row["against"]["baseline"] for row in runs if "against" in row)
 
     def numbers(row: Mapping) -> Mapping:
@@ -289,13 +268,10 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> list[R
 
     scored = {name for row in runs for name in numbers(row)}
 
-    def gated(column: ReportColumn) -> ReportColumn:
-        return replace(column, cell=lambda row: column.cell(row) + (" (FAILS GATE)" if row.get("fails") else ""))
-
     found: list[ReportColumn] = []
     for column in columns:
         by_metric = column.heading.partition(" (")[0] in scored
-        found.append(gated(column) if column.heading == DECODER.heading else marked(column) if by_metric else column)
+        found.append(marked(column) if by_metric else column)
         if column.heading.startswith("speed-up"):
             meaning = f"Over: latency of {base} over that of the run. {MARKED}"
             found.append(ReportColumn(f"over {base} [95 %]", over, meaning, 1))

@@ -12,7 +12,8 @@ from rich.console import Group
 
 from specbench import stats
 from specbench.reporting.columns import MISSING, TOO_FEW, between, number
-from specbench.reporting.report_rows import Run, against_ar, code_text, label, window_of, with_ar_runs
+from specbench.reporting.marks import label, window_of
+from specbench.reporting.report_rows import Run, against_ar, code_text, with_ar_runs
 from specbench.store.merge_shards import incomplete_shards
 from specbench.store.run_folders import SHARDS, find_runs, runs_in, shards_in
 from specbench.store.run_info import RunInfo

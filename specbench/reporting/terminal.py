@@ -1,23 +1,22 @@
-"""Reports, run cards and image cards on a terminal: the report as its answer in sentences, then one short table per
-section, fitted to the width; an image card with the image and its acceptance map.
-
-Images are printed as half blocks (two pixels per character) on terminals with colours. Without colours, the acceptance
-map is printed as letters.
-"""
+"""What `specbench report` and `specbench show` print on a terminal; cards of runs and of images as plain values."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
-import numpy as np
-from PIL import Image
-from rich.columns import Columns
-from rich.console import Console, Group, RenderableType
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from specbench import stats
+from specbench.decoding.generation import SPANS
+from specbench.errors import SpecbenchError
 from specbench.metrics.catalog import unjudged
 from specbench.reporting.answer import disturbances
 from specbench.reporting.columns import (
@@ -34,10 +33,13 @@ from specbench.reporting.columns import (
     part_columns,
     score_columns,
 )
-from specbench.reporting.image_tiles import Tile
-from specbench.reporting.maps import ACCEPTED, ACCEPTED_COLOUR, DRAWN_COLOUR
+from specbench.reporting.image_tiles import tiles
+from specbench.reporting.report_rows import report_rows
 from specbench.reporting.sections import circumstances, definitions, sections
-from specbench.store.run_info import describe_point
+from specbench.specs.presets import PRESETS
+from specbench.store.run_info import decoder_json, describe_point
+from specbench.store.run_store import RunStore
+from specbench.store.schema import SAMPLES, read_facts
 from specbench.system.console import fitted_distinct, one_line, panel_count
 
 _MORE = "specbench report --all: every number; --explain: what the columns mean"
@@ -47,21 +49,13 @@ KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")
 _ESSENTIAL = ("decoder", "NFE", "latency s", "speed-up [95 %]", "lossless")
 """Columns of the demonstration, and as many scores as stand beside them."""
 _CHOICES = ("drafter", "init", "verifier", "residual", "refine")
-_MOST_COLUMNS = 64
-"""Width of an image, in characters, at most."""
 
 
 def report_view(
     rows: Sequence[Mapping], width: int, explain: bool = False, everything: bool = False, printed: Sequence[str] = ()
 ) -> Group:
-    """Lay out the rows of `report_rows`.
-
-    Args:
-        width: of the terminal, in characters.
-        explain: add the definition of each column.
-        everything: add the tables behind the first one, and all notes.
-        printed: lines of what papers print for the same cells.
-    """
+    """Lay out the rows of `report_rows` in `width` characters, with definitions (`explain`), with the tables behind the
+    first one and all notes (`everything`), and with lines of what papers print for the same cells (`printed`)."""
     parts: list[RenderableType] = []
     found = sections(rows)
     for section in found:
@@ -102,7 +96,7 @@ def _table(columns: Sequence[ReportColumn], runs: Sequence[Mapping], width: int)
 
 
 def run_view(card: Mapping) -> RenderableType:
-    """Lay out what `specbench.reporting.cards.card` returns."""
+    """Lay out what `specbench.reporting.terminal.card` returns."""
     decoder, row = card["decoder"], card["numbers"]
     audited = AUDIT if row.get("audit") else ()
     columns = (
@@ -167,8 +161,8 @@ def _with_origin(value: object, origin: str | None) -> str:
     return str(value) if origin in (None, "default") else f"{value}  ({origin})"
 
 
-def image_view(card: Mapping, tile: Tile, console: Console) -> RenderableType:
-    """Lay out what `specbench.reporting.cards.image_card` returns, with images as wide as the console allows."""
+def image_view(card: Mapping) -> RenderableType:
+    """Lay out what `specbench.reporting.terminal.image_card` returns."""
     spans = [(f"{span} ms", number(value)) for span, value in card["spans_ms"].items()]
     in_title = ("sample", "seed")
     shown = {name: value for name, value in card.items() if isinstance(value, int | float) and name not in in_title}
@@ -181,55 +175,8 @@ def image_view(card: Mapping, tile: Tile, console: Console) -> RenderableType:
         _block("time", spans),
         _block("decoder statistics", _numbers(card["facts"])),
         _block("scores", [*_numbers(card["scores"]), *(("remark", text) for text in unjudged(card["scores"]))]),
-        *_pictures(tile, console),
         Text(card["image"] or "no image file"),
     )
-
-
-def _pictures(tile: Tile, console: Console) -> Iterator[RenderableType]:
-    if tile.problem or tile.pixels is None:
-        return
-    if console.color_system is None or console.no_color:
-        yield from _letters(tile)
-        return
-    width = min(_MOST_COLUMNS, console.width // 2 - 2)
-    shown = [half_blocks(tile.pixels, width)]
-    if tile.origins is not None:
-        accepted = (tile.origins == ACCEPTED)[..., None]
-        shown.append(half_blocks(np.where(accepted, ACCEPTED_COLOUR, DRAWN_COLOUR).astype(np.uint8), width))
-    yield Padding(Columns(shown, padding=(0, 2)), (1, 0, 0, 0))
-    if tile.origins is not None:
-        keys = (
-            ("■", _rgb(ACCEPTED_COLOUR)),
-            " accepted draft  ",
-            ("■", _rgb(DRAWN_COLOUR)),
-            " sampled from p or the residual",
-        )
-        yield Text.assemble(*keys)
-
-
-def half_blocks(pixels: np.ndarray, columns: int) -> Text:
-    """Render an image, uint8 [H, W, 3], as lines of `columns` half-block characters."""
-    height = max(2, 2 * round(columns * pixels.shape[0] / pixels.shape[1] / 2))
-    method = Image.Resampling.LANCZOS if columns < pixels.shape[1] else Image.Resampling.NEAREST
-    small = np.asarray(Image.fromarray(pixels).resize((columns, height), method))
-    text = Text(no_wrap=True)
-    for top, bottom in zip(small[0::2], small[1::2], strict=True):
-        for upper, lower in zip(top, bottom, strict=True):
-            text.append("▀", Style(color=_rgb(upper), bgcolor=_rgb(lower)))
-        text.append("\n")
-    return text
-
-
-def _letters(tile: Tile) -> Iterator[RenderableType]:
-    if tile.origins is not None:
-        lines = ("".join("#" if place == ACCEPTED else "." for place in row) for row in tile.origins)
-        yield Padding(Text("\n".join(lines)), (1, 0, 0, 0))
-        yield Text("# accepted draft, . sampled from p or the residual")
-
-
-def _rgb(colour) -> str:
-    return "rgb({},{},{})".format(*(int(part) for part in colour))
 
 
 def _title(text: str, under: str) -> RenderableType:
@@ -250,3 +197,113 @@ def _block(title: str, lines) -> RenderableType:
 
 def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, str]]:
     return [(name, MISSING if value is None else f"{value:,.4g}") for name, value in values.items()]
+
+
+_MOST_NAMED = 5
+"""Prompt ids that an error lists."""
+
+
+def card(folder: Path) -> dict:
+    """Collect the facts of one run as nested plain values.
+
+    Keys: `run_id, folder, model, source` (of a checkpoint that is not the official one), `processors` (logits
+    processors of its `generation_config.json`), `decoder` (components and options), `method` (the paper or released
+    program that its preset follows), `setting, origins` (source of each setting), `window_curve` (of `--window auto`),
+    `invocations` (each with `started_at, finished_at, environment`), `images, failed` (counts), `errors` (count by
+    message), `facts` (means of the decoder's per-image statistics) and `numbers` (the report row).
+    """
+    store = RunStore(folder)
+    info = store.info()
+    preset = PRESETS.get(info.spec.decoder.name)
+    rows = store.samples(["status", "error", "facts"])
+    decoded = rows[rows["status"] == "ok"]
+    (numbers,) = report_rows([Path(folder)])
+    facts = read_facts(pa.array(decoded["facts"], pa.string())).to_pandas().mean()
+    return {
+        "run_id": info.run_id,
+        "folder": str(folder),
+        "model": info.spec.model,
+        "source": info.source_text,
+        "processors": info.processors_text,
+        "decoder": decoder_json(info.spec.decoder),
+        "method": f"{preset.paper}: {preset.equation}" if preset and preset.paper != "-" else None,
+        "setting": numbers["setting"],
+        "origins": info.origins or {},
+        "window_curve": info.window_curve,
+        "invocations": [
+            {"started_at": call.started_at, "finished_at": call.finished_at, "environment": call.environment}
+            for call in info.invocations
+        ],
+        "images": len(decoded),
+        "failed": len(rows) - len(decoded),
+        "errors": {str(error): int(times) for error, times in rows["error"].value_counts().items()},
+        "facts": {name: None if pd.isna(mean) else float(mean) for name, mean in facts.items()},
+        "numbers": numbers,
+    }
+
+
+def image_card(folder: Path, prompt: str, sample: int = 0) -> dict:
+    """Collect the facts of one image as nested plain values.
+
+    Keys: `run_id, prompt_id, sample, prompt, category, seed, status, error, started_at, image` (a path), the numbers of
+    `specbench.stats` for this image alone (`nfe, step_compression, latency_ms, latency_e2e_ms, acceptance,
+    acceptance_by_offset, logp_mean, logp_std, perplexity, nll_gap, top1`), `spans_ms`, `facts` (additional statistics
+    of the decoder), `scores` by metric, `committed_step` and `accepted_draft` (rows of the token grid; None if the grid
+    is unknown).
+
+    Args:
+        prompt: prompt id, unique prefix of an id, or part of the prompt text.
+    """
+    row = _find(folder, prompt, sample)
+    rows = stats.condense(row)
+    (stored,) = row.to_pylist()
+    tile = tiles(folder, [stored["prompt_id"]], sample)[stored["prompt_id"]]
+    columns = ("prompt_id", "sample", "prompt", "category", "seed", "status", "error", "started_at")
+    decoded = stored["status"] == "ok"
+    return {
+        "run_id": folder.name,
+        **{name: stored[name] for name in columns},
+        "image": str(folder / stored["image"]) if stored["image"] else None,
+        **(_image_numbers(rows) if decoded else {}),
+        "spans_ms": {span: stored[f"{span}_ms"] for span in SPANS if stored[f"{span}_ms"] is not None},
+        "facts": json.loads(stored["facts"] or "{}"),
+        "scores": dict(tile.scores),
+        "committed_step": None if tile.steps is None else tile.steps.tolist(),
+        "accepted_draft": None if tile.origins is None else tile.origins.astype(bool).tolist(),
+    }
+
+
+def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
+    """Read the stored row of the image (one row)."""
+    store = RunStore(folder)
+    names = store.samples(["prompt"])
+    highest = names["sample"].max()
+    names = names[names["sample"] == sample]
+    if names.empty and highest == highest:  # NaN for a run without images
+        raise SpecbenchError(f"--sample {sample}: this run has no such sample", f"its samples are 0 to {highest}")
+    prompt = prompt.encode("utf-8", "replace").decode()  # typed bytes that are no text match nothing
+    ids, texts, folded = names["prompt_id"], names["prompt"], prompt.casefold()
+    for found in (ids == prompt, ids.str.startswith(prompt), texts.str.casefold().str.contains(folded, regex=False)):
+        if found.any():
+            break
+    else:
+        some = ", ".join(map(one_line, ids.head(_MOST_NAMED)))
+        raise SpecbenchError(
+            f"no prompt of this run matches '{prompt}'", f"give an id or words of its text; ids: {some}"
+        )
+    chosen = ids[found].to_list()
+    if len(chosen) > 1:
+        shown = ", ".join(map(one_line, chosen[:_MOST_NAMED]))
+        raise SpecbenchError(f"prompt '{prompt}' is ambiguous", f"{len(chosen)} prompts match, for example {shown}")
+    here = (pc.field("prompt_id") == chosen[0]) & (pc.field("sample") == sample)
+    for piece in store.batches(SAMPLES.names):
+        if (row := piece.filter(here)).num_rows:
+            return row
+    raise SpecbenchError(f"{folder} was changed while it was read", "try again")
+
+
+def _image_numbers(rows: pd.DataFrame) -> dict[str, object]:
+    tokens = stats.token_stats(rows)
+    own = ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "acceptance", "acceptance_by_offset", "top1")
+    shared = ("logp_mean", "logp_std", "perplexity", "nll_gap")
+    return {name: getattr(stats, name)(rows) for name in own} | {name: getattr(tokens, name, None) for name in shared}

@@ -50,9 +50,6 @@ def render(
         everything: whether markdown and LaTeX have all tables and notes, not only the first.
         explain: whether markdown has the definition of each column.
         label: of the first table in LaTeX; by default, it has a number made of the runs.
-
-    Raises:
-        SpecbenchError: unknown format or column, or columns chosen for a format of all numbers.
     """
     fmt = read_name("format", fmt, FORMATS)
     if fmt in ("markdown", "latex"):
@@ -157,15 +154,9 @@ def to_latex(
         own = label if place == 1 else f"{label}-{place}"
         floats.append(latex_table(headings, lines, text if table.title else heading, own, best))
     answers = "".join(f"{tex(sentence)}\n\n" for section in found for sentence in section.answer)
-    below = answers + latex_definitions(rows, found)
+    below = answers + "\n\n".join(map(tex, (*definitions(found), *circumstances(rows, load=False)))) + "\n"
     said = f"% {BOLD_RULE}\n" if marked else ""
     return LATEX_NEEDS + said + "\n".join(floats) + (f"\n{{\\footnotesize\n{below}\n}}\n" if notes else "")
-
-
-def latex_definitions(rows: Sequence[Mapping], found: Sequence[Section]) -> str:
-    """The definitions of the columns, and machines, for a file of their own."""
-    texts = (*definitions(found), *circumstances(rows, load=False))
-    return "\n\n".join(map(tex, texts)) + "\n"
 
 
 def latex_label(name: str | None, *content: str) -> str:
@@ -194,11 +185,8 @@ def latex_room(lines: Sequence[Sequence[str]]) -> tuple[str, str]:
 def latex_table(
     headings: Sequence[str], lines: Sequence[Sequence[str]], caption: str, label: str, bold: Sequence[set[int]] = ()
 ) -> str:
-    """A `table` with a booktabs `tabular`: texts left in the first column, right in the others.
-
-    Args:
-        bold: by column, the places of its bold cells.
-    """
+    """A `table` with a booktabs `tabular`: texts left in the first column, right in the others. `bold`: by column, the
+    places of its bold cells."""
     bold = bold or [set()] * len(headings)
     head = " & ".join(map(tex, headings)) + r" \\"
     body = [
@@ -228,12 +216,7 @@ def latex_table(
     )
 
 
-FORMATS: dict[str, Callable[..., str]] = {
-    "markdown": markdown,
-    "csv": to_csv,
-    "json": to_json,
-    "latex": to_latex,
-}
+FORMATS: dict[str, Callable[..., str]] = {"markdown": markdown, "csv": to_csv, "json": to_json, "latex": to_latex}
 
 
 def report_arrow(rows: Sequence[Mapping], long: bool = False) -> pa.Table:

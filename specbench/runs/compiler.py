@@ -1,4 +1,4 @@
-"""Decision to compile the decode step, and detection of a working compiler. Imports no torch."""
+"""What a run takes of this machine: compiled steps, number format, CPU threads. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from specbench.models.facts import EIGHT_BITS
-from specbench.system.console import duration
+from specbench.store.run_folders import find_runs_like
+from specbench.system.console import counted, duration
+from specbench.system.limits import available_cores
+from specbench.system.monitor import cores_in_use
 from specbench.system.torch_device import emulates_bfloat16
 
 MODES = ("auto", "on", "off")
@@ -55,11 +58,8 @@ def worth_compiling(stored: Sequence[bool], layers: int, steps: int, decoders: i
 
 
 def settle_precision(asked: str | None, default: str, mode: str, device: str) -> tuple[str, bool, tuple[str, ...]]:
-    """Decide number format and compilation on `device`; returns them and the notes on what cannot be had.
-
-    Args:
-        asked: number format that the user wants; None for the model's `default`, which all but the matrices of
-            "int8wo" have, too.
+    """Decide number format and compilation on `device`; returns them and the notes on what cannot be had. `asked`:
+    number format that the user wants; None for the model's `default`, which all but the matrices of "int8wo" have, too.
     """
     asked = None if asked == EIGHT_BITS else asked
     dtype = asked or default
@@ -98,3 +98,25 @@ def missing(device: str) -> str | None:
 def _minor_version(package: str) -> tuple[int, int]:
     major, minor = metadata.version(package).split(".")[:2]
     return int(major), int(minor)
+
+
+def available_threads() -> int:
+    """CPU cores of this process, limited by OMP_NUM_THREADS."""
+    cores, asked = available_cores(), os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(asked)) if asked.isdigit() and int(asked) else cores
+
+
+def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
+    """The threads of stored runs that this one may resume or be compared with, else one for each core that other
+    processes leave, because more make a step many times slower; and a line where these are not all."""
+    most = available_threads()
+    if most == 1 or device != "cpu" or os.environ.get("OMP_NUM_THREADS"):
+        return most, []
+    there = find_runs_like(out, model=model, device=device).values()
+    unnamed = [one.spec.threads for one in there if (one.origins or {}).get("threads", "").startswith("default")]
+    if unnamed and 0 < unnamed[-1] <= most:
+        found, why = unnamed[-1], f"as the runs in {out} had"
+    else:
+        found = min(most, max(1, round(most - cores_in_use())))
+        why = f"because other processes use {cores_in_use():.1f} of {most} cores"
+    return found, [f"{counted(found, 'thread')}, {why}; --threads {most}: all"] if found < most else []

@@ -62,9 +62,6 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
     A plain option goes to every decoder that knows it; `ar`, which drafts nothing, ignores what is about
     drafts as long as another decoder takes it. What is not given is as published for the decoder on the model of
     `values`, else as in the preset.
-
-    Raises:
-        SpecbenchError: unknown decoder or option, a value out of range, or a plain option no decoder takes.
     """
     names = {setting.name for setting in decoder_settings()}
     plain = {name: value for name, value in values.items() if name in names and value.given}
@@ -116,13 +113,7 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
 
 def labelled_decoders(names: Sequence[str]) -> list[tuple[str, Any]]:
     """Decoders to audit or check, each with its label: names with inline options, or a user's own as "module:Name".
-
-    Returns:
-        Labels like "gsd:G=50" with a `DecoderSpec`, or with the reference of an object that is no preset.
-
-    Raises:
-        SpecbenchError: an unknown decoder or option, or an object that cannot be imported.
-    """
+    Returns labels like "gsd:G=50" with a `DecoderSpec`, or with the reference of an object that is no preset."""
     found: list[tuple[str, Any]] = []
     for name, inline in parse_decoders([piece for given in names for piece in split_list(given)]):
         label = ",".join([name, *(f"{key}={value}" for key, value in inline.items())]).replace(",", ":", 1)

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +20,7 @@ from specbench.decoding.generation import SPANS
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import check_model
 from specbench.models.draft_head_files import find_head, require_head
-from specbench.models.facts import ModelFacts
+from specbench.models.facts import BYTES, ModelFacts
 from specbench.prompts import downloadable, public_names
 from specbench.prompts.public import missing_set
 from specbench.runs.compiler import settle_precision
@@ -38,8 +39,11 @@ from specbench.runs.plan import (
 )
 from specbench.runs.settings import Value
 from specbench.specs.run_spec import RunSpec, Sampling
+from specbench.stats.forward_time import Forward, Reached, forward_ms
 from specbench.store.run_folders import find_runs_like, run_folder
 from specbench.store.run_store import RunStore
+from specbench.system.console import duration
+from specbench.system.device_peaks import find_peak, glimpse_peak
 from specbench.system.downloads import offline
 from specbench.system.torch_device import require_device
 
@@ -59,11 +63,9 @@ class Outlook:
     """What one run would be.
 
     Attributes:
-        row: `run_id, model, decoder, options, lossless`, the fields of `Sampling`, `prompts, samples, seed, batch,
-            dtype, device, images, done, seconds` (for the missing images, from stored rows of the same run, else of the
-            same model, decoder and device), `megabytes` (on disk, at most), `memory_gib` (estimate), `captions` (see
-            `caption_note`), `weights` and
-            `head` ("on disk", or what brings them) and `obstacles` (a line each). What cannot be known yet is None.
+        row: the keys of `ROW`, None where unknown yet: `seconds` for the missing images (from stored rows of the same
+            run, else of the same model, decoder and device), `megabytes` on disk at most, `memory_gib` as estimated,
+            `captions` see `caption_note`, `weights` and `head` "on disk" or what brings them, `obstacles` a line each.
         obstacles: what must be installed or changed before it can run; downloads that it begins with are none.
         spec: where the run id is known; its folder is in `out`.
     """
@@ -83,14 +85,7 @@ class Outlook:
 
 
 def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[Outlook]:
-    """The runs of merged settings, one for each decoder.
-
-    Args:
-        shared: for callers with several settings.
-
-    Raises:
-        SpecbenchError: settings that no installation or download would make usable.
-    """
+    """The runs of merged settings, one for each decoder. `shared`: for callers with several settings."""
     model, shared = plan_model(values), shared or Shared()
     sampling = plan_sampling(model, values)
     problems: list[SpecbenchError] = []
@@ -111,24 +106,12 @@ def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[
         ("captions", model, plan.prompts.sha256, plan_drawing(values)), lambda: caption_note(model, texts)
     )
     chosen = plan.decoders if plan else with_ar(plan_decoders(values["decoder"].value, values), values)
-    heads = [
-        {str(error) for error in _caught(lambda one=one: own_head(model, one.spec, require_head))} for one in chosen
-    ]
-    of_heads = set().union(*heads)
-    return [
-        _outlook(
-            one,
-            model,
-            sampling,
-            plan,
-            digest,
-            values,
-            shared,
-            [p for p in problems if str(p) not in of_heads - own],
-            cut,
-        )
-        for one, own in zip(chosen, heads, strict=True)
-    ]
+    heads = [set(map(str, _caught(partial(own_head, model, planned.spec, require_head)))) for planned in chosen]
+    of_heads, found = set().union(*heads), []
+    for planned, head in zip(chosen, heads, strict=True):
+        own = [problem for problem in problems if str(problem) not in of_heads - head]
+        found.append(_outlook(planned, model, sampling, plan, digest, values, shared, own, cut))
+    return found
 
 
 def distinct_outlooks(settings: Iterable[Mapping[str, Value]], shared: Shared | None = None) -> list[Outlook]:
@@ -170,7 +153,7 @@ def _outlook(
     problems: Sequence[SpecbenchError],
     cut: str | None,
 ) -> Outlook:
-    value = {name: held.value for name, held in values.items()}
+    value, options = {name: held.value for name, held in values.items()}, dict(planned.spec.options)
     device = value["device"]
     dtype, _, _ = settle_precision(value["dtype"], model.dtype, value["compile"], device)
     requests = plan.requests_of(planned) if plan else ()
@@ -196,7 +179,7 @@ def _outlook(
         "run_id": run_id,
         "model": model.name,
         "decoder": planned.spec.name,
-        "options": planned.chosen | dict(planned.spec.options) | ({"window": "auto"} if planned.auto_window else {}),
+        "options": planned.chosen | options | ({"window": "auto"} if planned.auto_window else {}),
         "lossless": planned.spec.lossless,
         **asdict(sampling),
         "prompts": plan.prompts.name if plan else value["prompts"],
@@ -211,9 +194,7 @@ def _outlook(
         "memory_gib": None if bytes_needed is None else float(f"{bytes_needed / 2**30:.3g}"),
         "captions": cut,
         "weights": _where(model.files),
-        "head": _where(lambda: own_head(model, planned.spec, find_head))
-        if "head" in dict(planned.spec.options)
-        else None,
+        "head": _where(partial(own_head, model, planned.spec, find_head)) if "head" in options else None,
         "obstacles": [str(one) for one in found],
     }
     return Outlook(row, found, spec, plan.out if plan else Path())
@@ -290,3 +271,30 @@ def _where(files) -> str:
     """Whether files are on this disk, or else what brings them."""
     missing = _caught(files)
     return (missing[0].try_this or missing[0].what) if missing else ON_DISK
+
+
+_SHORT_S, _LONG_S = 5.0, 3600.0
+"""Seconds of an image below which nothing is said, and above which something else is proposed."""
+
+
+def cost_note(plan: Plan) -> str | None:
+    """The time of an image of AR by the roofline, in one line; None where it is short, or known from earlier runs, or
+    the model's size is unknown."""
+    size, model = plan.model.size, plan.model
+    earlier = seconds_per_image(plan.out, model.name, "ar", plan.device)
+    if size is None or plan.workers.elsewhere or earlier is not None:
+        return None
+    given = plan.device, plan.dtype, plan.threads
+    peak = find_peak(*given) or glimpse_peak(*given)[0]  # a busy machine's, too: the run will be as slow
+    guided, context = plan.sampling.guidance != 1, model.stream / 2
+    forward = Forward(size, model.layers, model.v_image, BYTES[plan.dtype], 1, 1, guided, context)
+    seconds = model.stream * sum(forward_ms(forward, peak, Reached()).values()) / 1e3
+    return cost_text(model.stream, seconds, peak.name, peak.source) if seconds >= _SHORT_S else None
+
+
+def cost_text(steps: int, seconds: float, device: str, source: str) -> str:
+    """The forecast of AR's `steps` in words."""
+    said, where = f"forecast: {duration(seconds)} an image of ar", f"on {device} ({source})"
+    if seconds > _LONG_S:
+        return f"{said} {where}; instead: a GPU, --model janus, or to try it --random-weights --scale tiny"
+    return f"{said} ({steps:,} steps) {where}; k tokens per step divide the steps by k"

@@ -192,11 +192,7 @@ def largest_batch(needs: Iterable[Footprint], free: int) -> int:
 def fitting_windows(
     model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype: str, device: str
 ) -> tuple[int, ...]:
-    """The `WINDOWS` that are no wider than an image of the model and leave one image room in memory, growing.
-
-    Raises:
-        SpecbenchError: not even the narrowest fits.
-    """
+    """The `WINDOWS` that are no wider than an image of the model and leave one image room in memory, growing."""
     windows = [window for window in WINDOWS if window <= max(WINDOWS[0], model.stream)]
     free = free_memory(device)
     needs = {window: footprint(model, with_window(decoder, window), sampling, dtype, device) for window in windows}
@@ -210,11 +206,7 @@ def fitting_windows(
 def settle_batch(
     batch: int | str, model: ModelFacts, decoders: Iterable[DecoderSpec], sampling: Sampling, dtype: str, device: str
 ) -> tuple[int, dict[str, object] | None]:
-    """Resolve the batch size ("auto": the largest that fits); also return the memory estimate, if one was made.
-
-    Raises:
-        SpecbenchError: the batch does not fit, or "auto" with unknown sizes or free memory.
-    """
+    """Resolve the batch size ("auto": the largest that fits); also return the memory estimate, if one was made."""
     if batch == 1:
         return 1, None
     needs = [need for decoder in decoders if (need := footprint(model, decoder, sampling, dtype, device))]

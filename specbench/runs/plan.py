@@ -22,13 +22,13 @@ from specbench.models.hub_model import RELEASED, HubModel
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.prompt_set import Drawing
 from specbench.runs import compiler
+from specbench.runs.compiler import free_threads
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_ar
 from specbench.runs.executors.ray_cluster import THIS_PROCESS, Workers, plan_workers, run_mode
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
 from specbench.runs.needs import named_together
 from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value
 from specbench.runs.shards import plan_shard, shard_folder
-from specbench.runs.threads import free_threads
 from specbench.specs.presets import DecoderSpec, decoder_code
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
@@ -153,11 +153,7 @@ class Plan:
         )
 
     def downloads(self) -> list[Download]:
-        """What the model and the draft heads need and this disk lacks.
-
-        Raises:
-            SpecbenchError: something cannot be had.
-        """
+        """What the model and the draft heads need and this disk lacks."""
         return self.model.downloads() + self.missing_heads()
 
     def missing_heads(self) -> list[Download]:
@@ -184,11 +180,8 @@ def own_head(model: ModelFacts, decoder: DecoderSpec, find: Callable) -> Any:
 
 
 class Shared:
-    """What the plans of one command have in common, each part found out once: prompts, digests, paces.
-
-    Args:
-        load: how to load prompts.
-    """
+    """What the plans of one command have in common, each part found out once: prompts, digests, paces. `load`: how to
+    load prompts."""
 
     def __init__(self, load: Callable[[str, str | None], PromptSet] = load_prompts):
         self.load = load
@@ -203,16 +196,9 @@ class Shared:
 def make_plan(
     values: Mapping[str, Value], obstacles: list[SpecbenchError] | None = None, shared: Shared | None = None
 ) -> Plan | None:
-    """Make the plan of a `run` from its merged settings.
-
-    Args:
-        obstacles: receives everything that must be installed, downloaded or changed first, instead of the first such
-            thing being raised; there is no plan then.
-        shared: for callers that make several plans.
-
-    Raises:
-        SpecbenchError: unknown, out-of-range or unusable values; exit code 5 if something must be installed first.
-    """
+    """Make the plan of a `run` from its merged settings. `obstacles`: receives everything that must be installed,
+    downloaded or changed first, instead of the first such thing being raised; there is no plan then. `shared`: for
+    callers that make several plans."""
     value = {name: held.value for name, held in values.items()}
     shared = shared or Shared()
     model, decoders = plan_model(values), with_ar(plan_decoders(value["decoder"], values), values)
@@ -421,11 +407,7 @@ def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:
 
 
 def check_writable(out: Path) -> None:
-    """Reject an unwritable results folder, tested with an unnamed temporary file.
-
-    Raises:
-        SpecbenchError: it is a file, or the disk or its permissions refuse.
-    """
+    """Reject an unwritable results folder, tested with an unnamed temporary file."""
     try:
         existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
         if not existing.is_dir():

@@ -1,4 +1,6 @@
-"""Preparation of a run: the loaded model or its workers, the window of `--window auto`, and facts for run.json."""
+"""Preparation of a run: the loaded model or its workers, the window of `--window auto`, and facts for run.json; and one
+batch of captions without a run.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,27 @@ from pathlib import Path
 
 import torch
 
-from specbench.errors import SpecbenchError
+from specbench.decoding.generation import Generation
+from specbench.decoding.loop import decode
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.catalog import load_model, model_code
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.families.generation_config import GENERATION_CONFIG, logits_processors
 from specbench.models.interface import CompilableModel, ImageModel
-from specbench.prompts import Request
-from specbench.runs.decoder_args import PlannedDecoder, with_window
+from specbench.prompts import Prompt, Request, text_id
+from specbench.runs import compiler
+from specbench.runs.compiler import available_threads
+from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor
-from specbench.runs.plan import Plan, earlier_window
+from specbench.runs.plan import Plan, earlier_window, plan_model, plan_sampling
 from specbench.runs.run_progress import Reporter
-from specbench.runs.threads import available_threads
+from specbench.runs.settings import Value
 from specbench.runs.window_tuning import tune_window
 from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_code, decoder_name
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import find_runs_like, read_infos, run_folder, same_but_for_threads, without_options
 from specbench.store.run_info import describe_point
-from specbench.system import plugins
+from specbench.system import console, plugins
 from specbench.system.device_failures import memory_for, release_memory
 from specbench.system.device_peaks import find_peak, glimpse_peak
 from specbench.system.foreign_code import Code, changed_modules, require_code
@@ -70,11 +76,7 @@ def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, Im
 
 
 def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int, compiled: bool) -> ImageModel:
-    """Load a model with the number of threads of a run, compiled if wanted.
-
-    Raises:
-        SpecbenchError: the model cannot be compiled, or its files are missing or unusable.
-    """
+    """Load a model with the number of threads of a run, compiled if wanted."""
     release_memory()
     torch.set_num_threads(threads or available_threads())
     with memory_for(f"model '{model.name}' ({dtype or model.dtype})", device, "a smaller --dtype or model"):
@@ -108,11 +110,8 @@ def work_of(
     plans: Sequence[Plan], model: ImageModel | None, reporter: Reporter, tell: bool = True
 ) -> tuple[dict[RunSpec, list[Request]], dict[str, dict[str, object]]]:
     """Resolve every decoder of the plans to its run spec; return the images of each, and fields of run.json by run id.
-
-    Args:
-        model: the loaded model; None if workers have it.
-        tell: whether stored runs are read for what new ones differ in.
-    """
+    `model`: the loaded model; None if workers have it; `tell`: whether stored runs are read for what new ones differ
+    in."""
     weights_sha256 = model.weights_sha256 if model else plans[0].model.weights_sha256()
     wanted: dict[str, tuple[RunSpec, list[Request]]] = {}
     facts = {}
@@ -180,12 +179,9 @@ def roofline_facts(
     model: ModelFacts, guidance: float, dtype: str, device: str, threads: int
 ) -> dict[str, object] | None:
     """Roofline inputs of a model on a device, stored in `run.json` under "floor"; None if the model's size is unknown.
-    A device of unknown peaks is measured briefly, on an idle machine.
-
-    Returns:
-        `size` (fields of `specbench.models.transformer.size.Size`), `itemsize` (bytes per number), `rows_per_image`,
-        `device`, `bytes_per_s`, `flops` (per second) and the `source` of the last two.
-    """
+    A device of unknown peaks is measured briefly, on an idle machine. Returns `size` (fields of
+    `specbench.models.transformer.size.Size`), `itemsize` (bytes per number), `rows_per_image`, `device`, `bytes_per_s`,
+    `flops` (per second) and the `source` of the last two."""
     size = model.size
     peak, idle = (size and find_peak(device, dtype, threads)), True
     if size and peak is None:
@@ -252,3 +248,30 @@ def _tuned_window(
     if company:
         reporter.note(f"{decoder.name}: {company} meanwhile; on a quiet machine another window may be the fastest")
     return window, curve
+
+
+def generate_images(captions: Sequence[str], values: Mapping[str, Value]) -> list[Generation]:
+    """Decode `captions` as one batch, with the settings of a run."""
+    if not captions:
+        raise SpecbenchError("generate: no prompt given", "pass a caption, or a list of captions")
+    info = plan_model(values)
+    planned, *others = plan_decoders(values["decoder"].value, values)
+    if others or planned.auto_window:
+        what = "generate takes one decoder, and a number as its window"
+        raise SpecbenchError(what, "specbench.run takes several decoders and window='auto'")
+    sampling = plan_sampling(info, values)
+    info.check_prompts(Prompt(text_id(text), text) for text in captions)
+    device = values["device"].value
+    compile_mode = values["compile"].value
+    dtype, compiled, unmet = compiler.settle_precision(values["dtype"].value, info.dtype, compile_mode, device)
+    if unmet and compile_mode == "on" and not compiled:
+        raise SpecbenchError(unmet[0], "omit compile", MISSING_PREREQUISITE)
+    for note in unmet:
+        console.warn(note)
+    model = load_for_run(info, device, dtype, values["threads"].value, compiled)
+    requests = [Request(text, text_id(text)) for text in captions]
+    images = decode(model, requests, planned.spec, sampling, values["seed"].value, trace=values["trace"].value)
+    for image in images:
+        if isinstance(image, SpecbenchError):
+            raise image
+    return images

@@ -16,10 +16,6 @@ from specbench.errors import PARTIAL, SpecbenchError
 from specbench.system import signals
 from specbench.system.monitor import BUSY_CORES, gpu_disturbances, taken_cores
 
-SLOW = 1.25
-"""Minimum ratio of an outlier to the median step."""
-DEVIATIONS = 10.0
-"""Scaled median absolute deviations above the median for an outlier; timings are heavier-tailed than a normal."""
 STEADY_CLOCK = 0.9
 """Lowest GPU clock over highest that still counts as steady."""
 
@@ -54,8 +50,7 @@ class RunSummary:
 
     Attributes:
         folders: run folders, in the order of the specs.
-        total: images requested, over all decoders.
-        resumed: images that were stored before.
+        total, resumed: images requested over all decoders, and those that were stored before.
         done, failed: rows written by this call.
         errors: distinct errors of the failed rows.
         interrupted: number of the signal that stopped it before the end; 0 if none did.
@@ -100,23 +95,6 @@ class RunSummary:
             self.errors.append(str(row["error"]))
 
 
-def slow_images(ms_per_step: Sequence[float], machines: Sequence[dict]) -> str | None:
-    """The images of a run that took longer than the others, in words; None without any.
-
-    Args:
-        ms_per_step: of each image, milliseconds per target forward.
-        machines: of each image, what `specbench.system.monitor.MachineMonitor.read` found.
-    """
-    steps = np.asarray(ms_per_step, dtype=float)
-    slow = outliers(steps)
-    if not slow.any():
-        return None
-    times = steps[slow].max() / np.median(steps)
-    worst = max(taken_cores(machines[index]) or 0.0 for index in np.flatnonzero(slow))
-    company = f", while other processes took up to {worst:.1f} of the cores" if worst > BUSY_CORES else ""
-    return f"{slow.sum()} of {len(steps)} images took up to {times:.1f} times the usual time per step{company}"
-
-
 def machine_warnings(machines: Sequence[dict]) -> list[str]:
     """What disturbed latencies that were measured in these machine states, one sentence each."""
     others = [cores for one in machines if (cores := taken_cores(one)) is not None]
@@ -129,12 +107,3 @@ def machine_warnings(machines: Sequence[dict]) -> list[str]:
             f"the GPU's clock moved between {min(clocks):.0f} and {max(clocks):.0f} MHz (nvidia-smi -lgc locks it)"
         )
     return said
-
-
-def outliers(steps: np.ndarray) -> np.ndarray:
-    """Upper outliers among at least 8 timings: beyond `SLOW` medians and `DEVIATIONS` deviations."""
-    if len(steps) < 8:
-        return np.zeros(len(steps), dtype=bool)
-    median = np.median(steps)
-    deviation = 1.4826 * np.median(np.abs(steps - median))
-    return (steps > SLOW * median) & (steps > median + DEVIATIONS * deviation)

@@ -19,7 +19,7 @@ from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.dry_run import caption_note, seconds_per_image
 from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.plan import Plan, earlier_window, together
-from specbench.runs.run_progress import Reporter, RunSummary, machine_warnings, slow_images
+from specbench.runs.run_progress import Reporter, RunSummary, machine_warnings
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import find_runs_like, run_folder, runs_in
 from specbench.store.run_store import RunStore
@@ -40,11 +40,7 @@ _MOST_NAMED = 3
 
 
 def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> RunSummary:
-    """Run plans; those that share their work (`specbench.runs.plan.Plan.work`) take turns on one loaded model.
-
-    Raises:
-        SpecbenchError: the model, a decoder or the results folder cannot be used. Failed images are in the summary.
-    """
+    """Run plans; those that share their work (`specbench.runs.plan.Plan.work`) take turns on one loaded model."""
     reporter = reporter or Reporter()
     summary = RunSummary([], total=0, resumed=0)
     groups = together([plans] if isinstance(plans, Plan) else plans)
@@ -108,7 +104,7 @@ def _run_group(group: Sequence[Plan], reporter: Reporter) -> RunSummary:
                 reporter.start(done.total, done.resumed, done.folders)
                 reporter.finish()
             else:
-                from specbench.runs.costs import cost_note
+                from specbench.runs.dry_run import cost_note
                 from specbench.runs.preparation import open_executor, work_of
 
                 if executor is None:
@@ -142,9 +138,6 @@ def run(
         run_facts: fields of `specbench.store.run_info.RunInfo` by run id, for example `origins`.
         trace: store a trace of every image; images stored without one are decoded again.
         fewer: the images of specs that do not decode all of `requests`.
-
-    Raises:
-        SpecbenchError: the settings do not fit the model, a folder is unusable, or the disk refused a row.
     """
     reporter = reporter or Reporter()
     specs = {spec.run_id: spec for spec in specs}.values()
@@ -247,16 +240,10 @@ def balanced_order(items: Sequence[_Item], number: int) -> list[_Item]:
 
 
 def _disturbances(stores: Sequence[RunStore]) -> list[str]:
-    """Problems of latencies: slow images of each run, and the state of the machine, which all runs share."""
-    said, machines = [], []
-    for store in stores:
-        rows = store.samples(["status", "ar_ms", "nfe", "machine"])
-        rows = rows[(rows["status"] == "ok") & rows["machine"].notna()]
-        own = [json.loads(text) for text in rows["machine"]]
-        slow = slow_images((rows["ar_ms"] / rows["nfe"]).to_list(), own)
-        said += [f"{store.folder.name}: {slow}"] if slow else []
-        machines += own
-    return said + machine_warnings(machines)
+    """What disturbed the latencies of these runs."""
+    rows = (store.samples(["status", "machine"]) for store in stores)
+    texts = [text for frame in rows for text in frame.loc[frame["status"] == "ok", "machine"].dropna()]
+    return machine_warnings([json.loads(text) for text in texts])
 
 
 def announcement(plans: Sequence[Plan]) -> list[str]:

@@ -74,11 +74,7 @@ class Setting(Option):
         return None if self.unset else self.default
 
     def parse(self, value: object) -> object:
-        """Parse `value`, from any origin, into this setting's type.
-
-        Raises:
-            SpecbenchError: wrong type or out of range.
-        """
+        """Parse `value`, from any origin, into this setting's type."""
         if self.many:
             items = value if isinstance(value, list | tuple) else [value]
             return [part for item in items for part in split_list(str(item))]
@@ -86,8 +82,10 @@ class Setting(Option):
             raise SpecbenchError(f"--{self.name} {value!r}: expected one value", self.help)
         if value in self.words:
             return value
-        if any(_reads(option, value) for option in self.others):
-            return value
+        for option in self.others:
+            with suppress(SpecbenchError):
+                option.parse(value)
+                return value
         parsed = super().parse(value)
         return value if self.others else parsed
 
@@ -103,14 +101,6 @@ class Value:
     def given(self) -> bool:
         """Whether the user set it."""
         return not self.origin.startswith(("default", "left to"))
-
-
-def _reads(option: Option, value: object) -> bool:
-    try:
-        option.parse(value)
-    except SpecbenchError:
-        return False
-    return True
 
 
 def split_list(text: str) -> list[str]:
@@ -145,176 +135,86 @@ DRAWN = (
 )
 """Which prompts of a set are used, see `specbench.prompts.prompt_set.Drawing`."""
 
+# fmt: off
 _WORK = (
-    _what(
-        "decoder",
-        "ar,sjd",
-        "decoders, each with optional inline options, for example ar,gsd:G=50,window=16",
-        "NAME[:OPTION=VALUE,...]",
-        many=True,
-    ),
+    _what("decoder", "ar,sjd",
+        "decoders, each with optional inline options, for example ar,gsd:G=50,window=16", "NAME[:OPTION=VALUE,...]",
+        many=True),
     _what("prompts", "", "prompt set or file; by default the model's own set, else parti", "SET|FILE", "the model"),
     COLUMN,
     *DRAWN,
     _what("samples", 1, "images per prompt", "N", minimum=1, maximum=10**6),
     _what("seed", 0, "random seed", "N", minimum=0, maximum=MAX_SEED),
-    _what(
-        "baseline",
-        8,
-        "also decode AR on the first N prompts, for the speed-up, where no decoder is AR; 0: never",
-        "N",
-        "8; none with a batch or workers, whose latencies are not measured",
-        minimum=0,
-    ),
-    _what(
-        "batch",
-        1,
-        "images decoded together, or auto: as many as fit in memory (always 1 in latency mode)",
-        "N|auto",
-        minimum=1,
-        maximum=4096,
-        words=("auto",),
-    ),
+    _what("baseline", 8,
+        "also decode AR on the first N prompts, for the speed-up, where no decoder is AR; 0: never", "N",
+        "8; none with a batch or workers, whose latencies are not measured", minimum=0),
+    _what("batch", 1,
+        "images decoded together, or auto: as many as fit in memory (always 1 in latency mode)", "N|auto", minimum=1,
+        maximum=4096, words=("auto",)),
 )
 _WORKERS = (
-    _where(
-        "workers",
-        1,
-        "worker processes, each with its own copy of the model",
-        "N",
-        "one, or with --ray one per GPU or node",
-        minimum=1,
-        maximum=4096,
-    ),
+    _where("workers", 1,
+        "worker processes, each with its own copy of the model", "N", "one, or with --ray one per GPU or node",
+        minimum=1, maximum=4096),
     _where("ray", "", "address of a running Ray cluster, or auto", "ADDRESS", "this machine"),
     _where("shard", "", "decode only part I of N equal parts; auto: of SLURM, LSF, MPI or torchrun", "I/N", "all"),
-    _where(
-        "mode",
-        "",
+    _where("mode", "",
         "purpose of the run; latency: one image at a time, alone on the device; throughput: no latency is reported",
-        "MODE",
-        "latency for one worker and batch 1",
-        choices=_MODES,
-    ),
+        "MODE", "latency for one worker and batch 1", choices=_MODES),
 )
 _MODEL = (
     _model("model", "shapes", "model, one of 'specbench list models'", "NAME"),
     _model("weights", "", "checkpoint to load instead of the official one", "DIR|OWNER/NAME", "the model"),
     _model("revision", "", "revision of the checkpoint's Hugging Face repository", "REF", "the hub"),
-    _model(
-        "guidance-rows",
-        "official",
+    _model("guidance-rows", "official",
         "unconditional prompt of lumina and anole: official, or released as in SJD's and GSD's code, which keeps "
-        "the last token of the prompt",
-        "NAME",
-        choices=("official", "released"),
-    ),
-    _model(
-        "prompt-form",
-        "official",
+        "the last token of the prompt", "NAME", choices=("official", "released")),
+    _model("prompt-form", "official",
         "prompt of anole: official (the bare text), or released (SJD's script: 'Generate an image of ' before it)",
-        "NAME",
-        choices=("official", "released"),
-    ),
-    _model(
-        "guidance-schedule",
-        "official",
+        "NAME", choices=("official", "released")),
+    _model("guidance-schedule", "official",
         "guidance of lumina2: official (the scale that is asked for), or released (its code: every scale below 4 is "
-        "raised to 4, above 4 it falls back to 4 within the first row)",
-        "NAME",
-        choices=("official", "released"),
-    ),
-    _model(
-        "size",
-        "",
-        "image size in pixels, of models that were trained for several",
-        "WIDTHxHEIGHT",
-        "the model",
-        reads=names.size,
-        check=parse_size,
-    ),
+        "raised to 4, above 4 it falls back to 4 within the first row)", "NAME", choices=("official", "released")),
+    _model("size", "", "image size in pixels, of models that were trained for several", "WIDTHxHEIGHT", "the model",
+        reads=names.size, check=parse_size),
     _model("random-weights", False, "use random weights in the true architecture; measures speed only"),
-    _model(
-        "scale",
-        "full",
-        "size of the model; tiny: random weights and a grid of 4 x 4 tokens",
-        "SIZE",
-        choices=("full", "tiny"),
-    ),
-    _model(
-        "dtype",
-        "float32",
+    _model("scale", "full",
+        "size of the model; tiny: random weights and a grid of 4 x 4 tokens", "SIZE", choices=("full", "tiny")),
+    _model("dtype", "float32",
         f"number format of the weights: {', '.join(DTYPES)} (matrices in eight bits, by torchao: another target; "
-        f"{EIGHT_BITS_GAIN})",
-        "TYPE",
-        "the model",
-        choices=DTYPES,
-    ),
+        f"{EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES),
     _model("device", AUTO, "torch device: cpu, cuda, cuda:1, or auto: CUDA where torch finds a GPU", "DEVICE"),
     _model("threads", 0, "CPU threads; 0 uses all that are available to this process", "N", minimum=0, maximum=1024),
-    _model(
-        "compile",
-        "auto",
+    _model("compile", "auto",
         "compile the decode step before timing; auto: on CUDA, and on a CPU where the images are so many that it pays",
-        "WHEN",
-        choices=compiler.MODES,
-    ),
+        "WHEN", choices=compiler.MODES),
 )
 _SAMPLING = (
     _sampling("cfg", 1.0, "classifier-free guidance scale; 1 disables guidance", "X", minimum=0.0, maximum=1e4),
-    _sampling(
-        "temperature",
-        1.0,
-        "sampling temperature, applied after guidance",
-        "X",
-        above=0.0,
-        maximum=1e4,
-        outside="--top-k 1 takes the most probable token every time, as temperature 0 would",
-    ),
+    _sampling("temperature", 1.0, "sampling temperature, applied after guidance", "X", above=0.0, maximum=1e4,
+        outside="--top-k 1 takes the most probable token every time, as temperature 0 would"),
     _sampling("top-k", 0, "sample from the K most probable tokens; 0 disables the filter", "K", minimum=0),
-    _sampling(
-        "top-p",
-        1.0,
-        "sample from the smallest set of tokens with total probability P; 1 disables the filter",
-        "P",
-        above=0.0,
-        maximum=1.0,
-    ),
-    _sampling(
-        "entropy-scale",
-        0.0,
-        "multiply the temperature by 2.5 exp(-H/X) + 0.6, H the entropy after top-k; 0 disables it",
-        "X",
-        minimum=0.0,
-        maximum=1e4,
-    ),
-    _sampling(
-        "min-p",
-        0.0,
-        "sample from the tokens of at least P times the largest probability; 0 disables the filter",
-        "P",
-        minimum=0.0,
-        maximum=1.0,
-    ),
-    _sampling(
-        "top-n-sigma",
-        0.0,
+    _sampling("top-p", 1.0,
+        "sample from the smallest set of tokens with total probability P; 1 disables the filter", "P", above=0.0,
+        maximum=1.0),
+    _sampling("entropy-scale", 0.0,
+        "multiply the temperature by 2.5 exp(-H/X) + 0.6, H the entropy after top-k; 0 disables it", "X", minimum=0.0,
+        maximum=1e4),
+    _sampling("min-p", 0.0,
+        "sample from the tokens of at least P times the largest probability; 0 disables the filter", "P", minimum=0.0,
+        maximum=1.0),
+    _sampling("top-n-sigma", 0.0,
         "sample from the logits within N standard deviations of the largest one, after top-k; 0 disables the filter",
-        "N",
-        minimum=0.0,
-        maximum=1e4,
-    ),
+        "N", minimum=0.0, maximum=1e4),
 )
 _OUTPUT = (
     _output("out", "results", "results folder", "DIR"),
-    _output(
-        "trace",
-        False,
-        "record per-token total variation between draft and target distributions, and the draft's top-1 probability",
-    ),
+    _output("trace", False,
+        "record per-token total variation between draft and target distributions, and the draft's top-1 probability"),
     _output("quiet", False, "print only errors"),
     _output("json", False, "print one JSON array on stdout"),
 )
+# fmt: on
 RUN_ORIGINS = (*(setting.name for setting in (*_MODEL, *_SAMPLING)), "prompts", "seed", "batch")
 """Settings that tell one run from another, besides those of the decoder."""
 OPEN_IN_TABLES = {
@@ -326,11 +226,7 @@ OPEN_IN_TABLES = {
 """Settings of `specbench run` that a paper's table does not fix, or whose values may override the table's."""
 
 
-OF_TOKENS = (
-    *("model", "weights", "revision", "random-weights", "scale", "size", "guidance-rows", "prompt-form", "prompts"),
-    *("dtype", "device", "cfg", "temperature", "top-k", "top-p", "min-p", "entropy-scale", "top-n-sigma"),
-    "guidance-schedule",
-)
+OF_TOKENS = ({setting.name for setting in (*_MODEL, *_SAMPLING)} | {"prompts"}) - {"threads", "compile"}
 """Settings of `specbench run` that an import of tokens takes: the model, and the sampling that is claimed."""
 
 
@@ -373,11 +269,7 @@ def run_settings() -> tuple[Setting, ...]:
 
 
 def read_config(path: str | Path, known: Iterable[str]) -> dict[str, object]:
-    """Read settings from a TOML file, by name.
-
-    Raises:
-        SpecbenchError: not a readable TOML file, or a key that is not a setting.
-    """
+    """Read settings from a TOML file, by name."""
     try:
         text = Path(path).read_bytes().decode("utf-8")
         values = tomllib.loads(text)
@@ -390,11 +282,7 @@ def read_config(path: str | Path, known: Iterable[str]) -> dict[str, object]:
 
 
 def setting_name(kind: str, typed: str, known: Iterable[str]) -> str:
-    """The setting that a key of a file or an argument means.
-
-    Raises:
-        SpecbenchError: there is none; says what to write instead where that is known.
-    """
+    """The setting that a key of a file or an argument means."""
     known = list(known)
     found = names.option(typed, known)
     if found is None and (said := names.advice(typed)):
@@ -411,16 +299,8 @@ def merge(
     config: Mapping[str, object] | None = None,
     config_name: str = "config file",
 ) -> dict[str, Value]:
-    """Resolve every setting to a value and its origin; precedence: flag, environment, config file, default.
-
-    Args:
-        flags: by setting name; None means not given.
-        env: environment variables; those of the process if None.
-        config: as `read_config` returns it.
-
-    Raises:
-        SpecbenchError: an unknown flag name or `SPECBENCH_` variable, or a value that does not parse.
-    """
+    """Resolve every setting to a value and its origin; precedence: flag (None: not given), environment (None: that of
+    the process), config file (as `read_config` returns it), default."""
     env = os.environ if env is None else env
     config = config or {}
     known = [setting.name for setting in settings]
@@ -435,16 +315,13 @@ def _settled(name: str, held: Value, values: Mapping[str, Value]) -> Value:
         return replace(held, value=chosen_device(held.value))
     if name == "model":
         return replace(held, value=_model_named(held.value))
-    if name == "prompts" and held.value is not None:
-        from specbench.prompts import set_name  # not for `--help`
+    if name == "prompts" and (held.value is not None or "model" in values):
+        from specbench.prompts import default_prompts, set_name  # not for `--help`
 
-        return replace(held, value=set_name(held.value))
-    if name == "prompts" and held.value is None and "model" in values:
-        from specbench.prompts import default_prompts  # not for `--help`
-
+        if held.value is not None:
+            return replace(held, value=set_name(held.value))
         model = _model_named(values["model"].value)
-        prompts = default_prompts(model)
-        if prompts is None:
+        if (prompts := default_prompts(model)) is None:
             what = f"'{model}' is a second stage, whose prompts are the images of a first one"
             raise SpecbenchError(what, "--prompts results/RUN, a run of tar-1.5b or tar-7b")
         return Value(prompts, f"default of {model}")
@@ -455,10 +332,8 @@ def _model_named(typed: str) -> str:
     """Name of a model in the catalogue; of none, what was typed, which is refused where the model is needed."""
     from specbench.models.catalog import model_name, models  # not for `--help`
 
-    if typed in models():
-        return typed
     with suppress(SpecbenchError):
-        return model_name(typed)
+        return typed if typed in models() else model_name(typed)
     return typed
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from specbench.errors import SpecbenchError, unknown_name
-from specbench.prompts import fetched_prompts, load_prompts
+from specbench.prompts import fetched_prompts
 from specbench.runs.plan import Plan, Shared, make_plan
 from specbench.runs.settings import RUN_ORIGINS, Value, decoder_settings, run_settings, split_list
 from specbench.system import console
@@ -18,11 +18,7 @@ _MANY = 1000
 
 
 def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Parse ["G=3,10", "window=8,16"] to {"G": ["3", "10"], "window": ["8", "16"]}.
-
-    Raises:
-        SpecbenchError: no "=" or no values, or a name given twice.
-    """
+    """Parse ["G=3,10", "window=8,16"] to {"G": ["3", "10"], "window": ["8", "16"]}."""
     axes: dict[str, list[str]] = {}
     for text in texts:
         name, _, values = text.partition("=")
@@ -34,19 +30,9 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
     return axes
 
 
-def sweep_plans(
-    values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], download: bool = False
-) -> list[Plan]:
-    """Make one plan per combination of the axes' values; one plan without axes.
-
-    Args:
-        download: whether prompts that are not on this disk may be downloaded.
-
-    Raises:
-        SpecbenchError: an axis that is not a setting, does not identify a run or has no effect, a value out of range,
-            or any error of `make_plan`.
-    """
-    shared = Shared(fetched_prompts if download else load_prompts)
+def sweep_plans(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> list[Plan]:
+    """Make one plan per combination of the axes' values; one plan without axes. Missing prompts are downloaded."""
+    shared = Shared(fetched_prompts)
     check_effects(values, axes, shared)
     made: dict[tuple, Plan] = {}
     plans = []
@@ -59,11 +45,7 @@ def sweep_plans(
 
 
 def sweep_values(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> Iterator[dict[str, Value]]:
-    """The settings of each combination of the axes' values, without plans; says how far it is where there are many.
-
-    Raises:
-        SpecbenchError: an axis that is not a setting or does not identify a run, a value out of range.
-    """
+    """The settings of each combination of the axes' values, without plans; says how far it is where there are many."""
     known = _parsed_axes(axes)
     total = math.prod(map(len, known.values()))
     for number, chosen in enumerate(itertools.product(*known.values())):

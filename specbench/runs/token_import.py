@@ -60,10 +60,6 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
         values: the settings of `specbench.runs.settings.OF_TOKENS`.
         ids: kind of the ids, one of `ID_KINDS`: those of the codebook, or of the model's vocabulary; None for the kind
             that fits.
-
-    Raises:
-        SpecbenchError: a file that cannot be read, prompts that are not in the set, or tokens that are no image of the
-            model.
     """
     if not program.strip() or not program.isprintable():
         raise SpecbenchError(f"--program {program!r}: no name", "name and version of what drew the tokens")
@@ -101,11 +97,7 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
 
 
 def read_stream(given: Sequence[np.ndarray], model: ImageModel, path: Path, ids: str | None) -> list[np.ndarray]:
-    """The stream tokens [N] of images, from ids of either kind, with or without those that the grammar forces.
-
-    Raises:
-        SpecbenchError: which image, slot and id are no image of the model; or ids that fit both kinds.
-    """
+    """The stream tokens [N] of images, from ids of either kind, with or without those that the grammar forces."""
     layout = model.layout
     own, codes = np.arange(layout.vocab), torch.arange(layout.vocab, device=model.device)
     table = getattr(model, "table_ids", lambda tokens: tokens)(codes).cpu().numpy()

@@ -41,9 +41,6 @@ def tune_window(
     order until two in a row are slower than the best; `tell` learns how many were tried. Of a compiled model the
     forwards alone are compiled and counted, with an overhead of 1: drafting and verification of every window would
     take minutes to compile.
-
-    Raises:
-        SpecbenchError: the decoder has no window, or a pilot failed.
     """
     if "window" not in dict(decoder.options):
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "omit --window")
@@ -67,12 +64,7 @@ def tune_window(
 
 
 def _measure(
-    model: ImageModel,
-    requests: Sequence[Request],
-    decoder: DecoderSpec,
-    sampling: Sampling,
-    seed: int,
-    compiles: bool,
+    model: ImageModel, requests: Sequence[Request], decoder: DecoderSpec, sampling: Sampling, seed: int, compiles: bool
 ) -> list[Generation]:
     """Decode the pilots one at a time, as in latency mode, after compilation."""
     if compiles:

@@ -5,82 +5,8 @@ by token over each image. A number that cannot be computed is None, never 0. Tok
 not tokens forced by the grammar.
 """
 
-from specbench.stats.drafts import (
-    acceptance,
-    acceptance_by_offset,
-    acceptance_by_sibling,
-    acceptance_length,
-    both_stages_ms,
-    draft_ms,
-    draft_top1,
-    draft_tv,
-    draft_tv_by_depth,
-    draft_tv_by_offset,
-    round_totals,
-    rounds,
-    stage2_acceptance,
-    stage2_ms,
-    stage2_nfe,
-    theorem2_bound,
-)
-from specbench.stats.intervals import (
-    RULE,
-    Difference,
-    Estimate,
-    Judged,
-    difference_to_show,
-    holm,
-    mean_difference,
-    mean_interval,
-    mean_of_estimates,
-    prompts_for_change,
-    prompts_needed,
-    proportion_interval,
-    ratio_of_totals,
-    speed_difference,
-    verdicts,
-    without_few,
-)
-from specbench.stats.means import MEANS, TOKEN_MEANS, difference_from, interval
-from specbench.stats.speed import (
-    SpeedUp,
-    fewest_tokens_category,
-    floor_ms,
-    images_per_hour,
-    latency_e2e_ms,
-    latency_median_ms,
-    latency_ms,
-    latency_p50,
-    latency_p95,
-    nfe,
-    overhead,
-    paired,
-    roofline_ratio,
-    slowest_category,
-    speed_up,
-    speedup,
-    stalled,
-    step_compression,
-    step_ms,
-    step_ratio,
-    throughput,
-    tokens_per_second,
-    tokens_per_step,
-    tokens_per_step_p50,
-    tokens_per_step_p95,
-    window_cost,
-)
-from specbench.stats.tokens import (
-    TokenStats,
-    as_frame,
-    condense,
-    entropy_mean,
-    image_perplexities,
-    image_perplexity,
-    logp_mean,
-    logp_std,
-    nll_gap,
-    perplexity,
-    token_stats,
-    top1,
-)
+from specbench.stats.drafts import *  # noqa: F403
+from specbench.stats.intervals import *  # noqa: F403
+from specbench.stats.means import *  # noqa: F403
+from specbench.stats.speed import *  # noqa: F403
+from specbench.stats.tokens import *  # noqa: F403

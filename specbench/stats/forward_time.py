@@ -26,12 +26,9 @@ class Forward:
     """One forward of a batch.
 
     Attributes:
-        size: of the model.
-        layers: of the model.
-        v_image: size of the image vocabulary.
+        size, layers, v_image: of the model, and its image vocabulary.
         itemsize: bytes per number of weights and cache.
-        columns: tokens per row, the window.
-        images: of the batch.
+        columns, images: tokens per row (the window), images of the batch.
         guided: whether each image has an unconditional row too.
         context: cached tokens that a row attends to besides the columns.
     """

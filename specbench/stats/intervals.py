@@ -146,13 +146,8 @@ def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
 
 
 def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: float | None = None) -> Difference:
-    """Mean of paired differences: Student's t over prompts.
-
-    Args:
-        gaps: difference per image, or its influence on a difference that is not a mean.
-        clusters: prompt of each image.
-        value: the difference, if it is not the mean of `gaps`.
-    """
+    """Mean of paired differences: Student's t over prompts, the `clusters` of the images. `gaps`: difference per image,
+    or its influence on a `value` that is not their mean."""
     mean, error, n = clustered_mean(gaps, clusters)
     value = mean if value is None else value
     if error is None:
@@ -207,12 +202,9 @@ class Judged:
 
 
 def verdicts(p_values: Sequence[float | None]) -> list[Judged]:
-    """Judge the tests of one pair of runs that answer one question, see `RULE`.
-
-    Args:
-        p_values: of `Difference`s as `difference_to_show` leaves them: all scores of the pair, or all its token
-            statistics, or its speed-up alone. What other runs stand in the same table changes nothing.
-    """
+    """Judge the tests of one pair of runs that answer one question, see `RULE`. `p_values`: of `Difference`s as
+    `difference_to_show` leaves them: all scores of the pair, or all its token statistics, or its speed-up alone. What
+    other runs stand in the same table changes nothing."""
     return [Judged(p) for p in holm(p_values)]
 
 
@@ -220,12 +212,8 @@ def prompts_needed(spread: float | None, change: float) -> int | None:
     """Prompts needed: smallest number of prompts for which a paired t test at the 5 % level detects a mean difference
     of `change` with 80 % power.
 
-    Args:
-        spread: standard deviation of the difference per prompt, from a pilot run.
-        change: difference to detect, in the same unit.
-
-    Returns:
-        None if the pilot gives no usable spread, or if `MOST_PROMPTS` are not enough.
+    `spread`: standard deviation of the difference per prompt, from a pilot run. None if the pilot gives no usable
+    spread, or if `MOST_PROMPTS` are not enough.
     """
     if not spread or not change or not math.isfinite(spread):
         return None
@@ -243,12 +231,8 @@ def prompts_needed(spread: float | None, change: float) -> int | None:
 
 def prompts_for_change(estimate: Estimate, prompts: float) -> int | None:
     """Prompts per run for which two runs of different prompts show a relative change of `CHANGE` in a score, see
-    `prompts_needed`; fewer do where the runs share their prompts.
-
-    Args:
-        estimate: the score, whose interval tells its spread over prompts.
-        prompts: number of prompts behind it.
-    """
+    `prompts_needed`; fewer do where the runs share their prompts. `estimate`: the score, whose interval tells its
+    spread over prompts; `prompts`: number of prompts behind it."""
     if estimate.low is None or estimate.high is None or prompts < 2:
         return None
     error = (estimate.high - estimate.low) / 2 / float(stdtrit(prompts - 1, UPPER_QUANTILE))

@@ -100,10 +100,7 @@ class SpeedUp:
     """A paired speed-up and its factors: `total.value == steps / (window_cost * overhead)` exactly.
 
     Attributes:
-        total: see `speedup`.
-        steps: see `step_ratio`.
-        window_cost: see `window_cost`.
-        overhead: see `overhead`.
+        total, steps, window_cost, overhead: see `speedup`, `step_ratio`, `window_cost`, `overhead`.
         end_to_end: the same ratio for the end-to-end latency.
         pairs: images that both runs decoded.
         prompts: the prompts of these images, the independent units of the interval.

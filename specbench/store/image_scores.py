@@ -96,11 +96,7 @@ class ImageScores:
 
 
 def rewrite_older(run: Path) -> None:
-    """Rewrite the scores of older schema versions in a run folder.
-
-    Raises:
-        SpecbenchError: they are being written, or damaged.
-    """
+    """Rewrite the scores of older schema versions in a run folder."""
     if not (run / "scores").is_dir():
         return
     handle = take_lock(run / "scores" / ".lock", f"{run} is being scored by another process")

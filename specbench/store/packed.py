@@ -8,7 +8,6 @@ and pictures, nothing that could run. Reading unpacks into the cache folder once
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -28,7 +27,6 @@ from specbench.system.json_values import parse_json
 
 MANIFEST = "pack.json"
 PACK_VERSION = 1
-PICTURES = ("png", "jpeg", "none")
 _MEMBER = re.compile(
     r"(?:[^\W_][\w+.-]{0,150}/)(?:(?:run|audit)\.json|(?:samples|traces)/[\w-]+\.parquet|images/[^./\\\x00][^/\\\x00]*"
     r"|scores/[\w.+ \[\]-]+(?:/[\w-]+)?\.parquet|image_scores/[\w.+ \[\]-]+/[\w-]+\.parquet)"
@@ -39,11 +37,11 @@ _DAMAGED = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, str
 """What zipfile raises on damaged files; RuntimeError also of encrypted and patched members."""
 
 
-def pack(folders: Sequence[Path], target: Path, pictures: str = "png") -> int:
+def pack(folders: Sequence[Path], target: Path, pictures: bool = True) -> int:
     """Write runs to one file.
 
     Args:
-        pictures: "png" as stored, "jpeg" (quality 90; rows have the digests of the JPEG files), or "none".
+        pictures: whether they are packed, too.
 
     Returns:
         The number of its members.
@@ -62,20 +60,15 @@ def pack(folders: Sequence[Path], target: Path, pictures: str = "png") -> int:
     try:
         if os.path.lexists(place):  # a link is followed, a device kept
             check_regular(place)
-        with (
-            _written_aside(place) as aside,
-            tempfile.TemporaryDirectory() as scratch,
-            zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive,
-        ):
+        with _written_aside(place) as aside, zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:
             for folder in folders:
-                source = _with_jpegs(folder, Path(scratch, folder.name)) if pictures == "jpeg" else folder
-                RunStore(source).samples(["status"])  # a damaged run is refused before it is sent
-                for path in sorted(p for p in source.rglob("*") if p.is_file() and not p.is_symlink()):
-                    name = f"{folder.name}/{path.relative_to(source).as_posix()}"
-                    if _MEMBER.fullmatch(name) and not (pictures == "none" and path.parent.name == "images"):
+                RunStore(folder).samples(["status"])  # a damaged run is refused before it is sent
+                for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
+                    name = f"{folder.name}/{path.relative_to(folder).as_posix()}"
+                    if _MEMBER.fullmatch(name) and (pictures or path.parent.name != "images"):
                         archive.write(path, name)
                         digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-            about = {"specbench_pack": PACK_VERSION, "pictures": pictures, "files": digests}
+            about = {"specbench_pack": PACK_VERSION, "pictures": "png" if pictures else "none", "files": digests}
             archive.writestr(MANIFEST, json.dumps(about, indent=1))
     except OSError as error:
         raise SpecbenchError(f"cannot write {target}: {error.strerror}") from error
@@ -97,38 +90,8 @@ def _written_aside(place: Path) -> Iterator[Path]:
         os.close(lock)
 
 
-def _with_jpegs(folder: Path, copy: Path) -> Path:
-    """A copy of a run whose pictures are JPEG files, and whose rows name these."""
-    from PIL import Image  # only for pictures of less size
-
-    # A pack of whole folders reads no rows.
-    from specbench.store.parquet_log import ParquetLog
-    from specbench.store.run_store import RunStore, read_image
-    from specbench.store.schema import KEY, SAMPLES
-
-    shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("images", "samples", ".*"))
-    (copy / "images").mkdir()
-    store = RunStore(folder)
-    log = ParquetLog(copy / "samples", SAMPLES, KEY, owner=lambda: store.info().owner)
-    for batch in store.batches(None, size=256):
-        rows = batch.to_pylist()
-        for row in rows:
-            if row["image"] and (folder / row["image"]).is_file():
-                buffer = io.BytesIO()
-                Image.fromarray(read_image(folder, row["image"], row["image_sha256"])).save(buffer, "jpeg", quality=90)
-                row["image"] = f"{row['image'].removesuffix('.png')}.jpg"
-                row["image_sha256"] = hashlib.sha256(buffer.getvalue()).hexdigest()
-                (copy / row["image"]).write_bytes(buffer.getvalue())
-        log.append(rows)
-    return copy
-
-
 def unpacked(path: Path) -> Path:
-    """The results folder with the runs of a packed file.
-
-    Raises:
-        SpecbenchError: no packed file, a member that is refused, or one that is not as its digest says.
-    """
+    """The results folder with the runs of a packed file."""
     folder = cache_folder() / "packs" / sha256_of(path)[:32]
     if folder.is_dir():
         return folder
@@ -156,11 +119,7 @@ def extract(path: Path, folder: Path) -> None:
 
 
 def changed_members(path: Path) -> Iterator[str]:
-    """What of a packed file is not as it was written, in words that name the member.
-
-    Raises:
-        SpecbenchError: no packed file, or a member that is refused.
-    """
+    """What of a packed file is not as it was written, in words that name the member."""
     with _opened(path) as archive:
         files = _manifest(path, archive)["files"]
         for name, wanted in files.items():

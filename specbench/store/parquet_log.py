@@ -82,11 +82,7 @@ class ParquetLog:
         self.owner = owner
 
     def append(self, rows: Iterable[Mapping[str, object]]) -> None:
-        """Write `rows` to disk atomically as one part.
-
-        Raises:
-            SpecbenchError: the write failed.
-        """
+        """Write `rows` to disk atomically as one part."""
         owner = self.owner()
         self.append_table(pa.Table.from_pylist([{**row, **owner} for row in rows], schema=self.schema))
 
@@ -123,11 +119,7 @@ class ParquetLog:
                 path.unlink()
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read the log as one table in order of writing; the last row per key.
-
-        Raises:
-            SpecbenchError: a part is damaged or of another schema version; the message names the file.
-        """
+        """Read the log as one table in order of writing; the last row per key."""
         wanted = self.schema.names if columns is None else columns
         return pa.concat_tables([self.no_rows(wanted), *self.batches(wanted)])
 
@@ -184,8 +176,7 @@ class ParquetLog:
             return []
         named = ((_NAME.fullmatch(path.name), path) for path in self.folder.iterdir())
         ranges = sorted(
-            ((int(name[1]), int(name[2]), path) for name, path in named if name),
-            key=lambda part: (part[0], -part[1]),
+            ((int(name[1]), int(name[2]), path) for name, path in named if name), key=lambda part: (part[0], -part[1])
         )
         live: list[tuple[int, int, Path]] = []
         for part in ranges:

@@ -25,11 +25,7 @@ def images_fingerprint(rows: pd.DataFrame) -> str:
 
 
 def write_audit(folder: Path, result: Mapping[str, object]) -> None:
-    """Keep the result of one audit beside the run's images, in the place of an earlier one.
-
-    Raises:
-        SpecbenchError: the folder cannot be written.
-    """
+    """Keep the result of one audit beside the run's images, in the place of an earlier one."""
     try:
         text = json.dumps(nonfinite_as_null(dict(result)), indent=2, allow_nan=False)
         write_atomically(Path(folder) / AUDIT_JSON, text.encode())
@@ -38,11 +34,7 @@ def write_audit(folder: Path, result: Mapping[str, object]) -> None:
 
 
 def read_audit(folder: Path) -> dict | None:
-    """The stored result; None where the run was not audited.
-
-    Raises:
-        SpecbenchError: the file is damaged.
-    """
+    """The stored result; None where the run was not audited."""
     path = Path(folder) / AUDIT_JSON
     if not path.is_file():
         return None

@@ -19,11 +19,7 @@ SHARDS = "shard-*-of-*"
 
 
 def find_runs(out: Path | str, names: str | Path | Sequence[str | Path] = ()) -> list[Path]:
-    """Run folders: those called `names` (a folder, a run id in `out`, or the start of one), or all of `out`.
-
-    Raises:
-        SpecbenchError: a name matches no run, or several.
-    """
+    """Run folders: those called `names` (a folder, a run id in `out`, or the start of one), or all of `out`."""
     out, names = Path(out), [names] if isinstance(names, str | Path) else names
     known = runs_in(out)
     if names:
@@ -112,9 +108,6 @@ def find_runs_like(out: Path | str | Mapping[Path, RunInfo], **fields: object) -
         out: a results folder, or the descriptions of its runs where several searches share them.
         fields: values of `RunSpec` fields. A dict matches a part of a field: each of its entries must agree, as in
             `decoder={"name": "gsd", "options": {"G": 10}}`.
-
-    Raises:
-        SpecbenchError: a damaged `run.json`.
     """
     infos = out if isinstance(out, Mapping) else read_infos(out)
     if str(fields.get("device")).startswith("cuda"):  # its number and the threads of its host make no other run
@@ -138,10 +131,7 @@ def without_options(decoder: DecoderSpec, *names: str) -> dict[str, object]:
 
 def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
     """Runs that are parts or repetitions of one, decoded with other numbers of CPU threads, a sentence for each.
-
-    Args:
-        runs: by run id, what makes it (`RunSpec.identity`); on a GPU there are no threads in it.
-    """
+    `runs`: by run id, what makes it (`RunSpec.identity`); on a GPU there are no threads in it."""
     groups: dict[str, dict[str, object]] = {}
     for name, content in runs.items():
         rest = {key: value for key, value in content.items() if key != "threads"}
@@ -186,9 +176,5 @@ def _differing(own: Mapping[str, str], others: Iterable[Mapping[str, str]]) -> l
 
 
 def read_infos(out: Path | str) -> dict[Path, RunInfo]:
-    """The description of every run in a results folder, by run folder.
-
-    Raises:
-        SpecbenchError: a damaged `run.json`.
-    """
+    """The description of every run in a results folder, by run folder."""
     return {folder: read_info(folder) for folder in runs_in(Path(out))}

@@ -286,11 +286,7 @@ def _merged(item: Invocation | RunInfo, always: tuple[str, ...]) -> dict[str, ob
 
 
 def read_info(folder: Path) -> RunInfo:
-    """The description of a run folder.
-
-    Raises:
-        SpecbenchError: `run.json` is missing, damaged, or of an unsupported schema version.
-    """
+    """The description of a run folder."""
     path = folder / RUN_JSON
     advice = "move the run's folder away and run again, or put the file back"
     with blaming(path, "cannot be read as a run description", advice):

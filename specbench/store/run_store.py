@@ -29,17 +29,7 @@ from specbench.specs.run_spec import RunSpec
 from specbench.store import token_sums
 from specbench.store.parquet_log import Derived, ParquetLog
 from specbench.store.run_info import RUN_JSON, SCHEMA_VERSION, Invocation, RunInfo, check_same_run, read_info
-from specbench.store.schema import (
-    KEY,
-    LENGTHS,
-    SAMPLES,
-    TRACES,
-    Key,
-    read_facts,
-    read_machines,
-    read_metas,
-    with_facts,
-)
+from specbench.store.schema import KEY, LENGTHS, SAMPLES, TRACES, Key, read_facts, read_machines, read_metas, with_facts
 from specbench.store.token_sums import LISTS, SUMS
 from specbench.system.environment import now
 from specbench.system.files import files_named, sync_folder, take_lock, write_atomically
@@ -73,11 +63,7 @@ class RunStore:
         self._known_owner: dict[str, str] = {}
 
     def lock(self, spec: RunSpec) -> RunStore:
-        """Keep other writers out of the folder until `close`; unless `begin` follows, nothing of it is left then.
-
-        Raises:
-            SpecbenchError: the folder cannot be written, is being written, or holds another run.
-        """
+        """Keep other writers out of the folder until `close`; unless `begin` follows, nothing of it is left then."""
         self.check(spec)
         self._take_lock()
         with self.undone_on_error():
@@ -157,11 +143,7 @@ class RunStore:
             self._write_info(replace(info, invocations=[*before, other, call]))
 
     def adopt(self, infos: Sequence[RunInfo]) -> RunStore:
-        """Lock the folder to receive rows of other folders of one run, described by `infos`.
-
-        Raises:
-            SpecbenchError: what `lock` raises, or the descriptions are not of one run.
-        """
+        """Lock the folder to receive rows of other folders of one run, described by `infos`."""
         self._take_lock()
         with self.undone_on_error():
             self._clean()
@@ -232,11 +214,7 @@ class RunStore:
         traces: Sequence[Mapping[str, object]] = (),
     ) -> None:
         """Put images and traces and then their rows on disk before returning; all rows appear together or not at all.
-
-        Args:
-            rows, traces: see `specbench.store.schema`.
-            images: uint8 [3, H, W] by path inside the run folder.
-        """
+        `rows, traces`: see `specbench.store.schema`; `images`: uint8 [3, H, W] by path inside the run folder."""
         with self._in_place():
             for name in ["images"] * bool(images) + ["traces"] * bool(traces):
                 if self.folder / name not in self._held:
@@ -395,15 +373,8 @@ def _uneven(rows: pa.Table) -> list[str]:
 
 
 def read_image(folder: Path, image: str, sha256: object) -> np.ndarray:
-    """Pixels of a stored image, uint8 [H, W, 3].
-
-    Args:
-        image, sha256: columns `image` and `image_sha256` of its row; rows of schema version 3 and older have no digest.
-
-    Raises:
-        SpecbenchError: missing, damaged, refused, outside the folder, or not what was stored; the message names the
-            file.
-    """
+    """Pixels of a stored image, uint8 [H, W, 3]. `image, sha256`: columns `image` and `image_sha256` of its row; rows
+    of schema version 3 and older have no digest."""
     return read_picture(folder / image, _REDO, _digest(sha256), folder)
 
 

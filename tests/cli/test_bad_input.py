@@ -85,7 +85,6 @@ BAD = [
     ("audit no.such.module:Thing", "no.such.module:Thing", ""),
     ("audit nomod:X", "no module named 'nomod'", "(there is no nomod.py in this folder)"),
     ("doctor --model shaps", "unknown model 'shaps'", "did you mean 'shapes'"),
-    ("shapes render cats", "cats", ""),
     ("demo --limit 0", "'--limit'", "1"),
 ]
 
@@ -162,7 +161,7 @@ def test_an_unforeseen_error_is_one_line_unless_debugging(cli, monkeypatch):
 
 
 names = [f"--{setting.name}" for setting in run_settings()]
-flags = st.sampled_from([*names, "--config", "--show-config", "-q", "--"])
+flags = st.sampled_from([*names, "--config", "-q", "--"])
 words = st.sampled_from(["0", "1", "-1", "nan", "inf", "1e999", "9" * 400, "auto", "ar", "gsd:G=3", "shapes", ":=,"])
 tokens = flags | words | st.text(max_size=12).filter(lambda text: "\0" not in text)
 
@@ -191,10 +190,9 @@ def test_a_bad_value_of_the_environment_is_named_with_its_variable_unless_the_op
 
 
 _TYPED = {
-    "run": ("--show-config",),
+    "run": ("--dry-run",),
     "list": ("models",),
     "prompts": ("show", "shapes", "--limit", "1"),
-    "shapes": ("render", "a red circle", "--out", "picture.png"),
     "fetch": ("shapes",),
     "demo": ("--limit", "none"),
     "train-head": ("--model", "nobody", "--out", "head"),

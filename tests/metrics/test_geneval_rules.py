@@ -19,9 +19,8 @@ from PIL import Image
 from specbench.errors import SpecbenchError
 from specbench.metrics import geneval, official_exchange
 from specbench.metrics.base import Sample, Settings
-from specbench.metrics.geneval import GenEval
+from specbench.metrics.geneval import GenEval, Instance, Mask2Former, instances, mask2former_input
 from specbench.metrics.geneval_rules import Found, confident, judge_image, relations
-from specbench.metrics.mask2former import Instance, Mask2Former, instances, mask2former_input
 from specbench.prompts import Prompt, Request
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
@@ -165,7 +164,7 @@ def tiny_detector(tmp_path):
 
 
 def test_detector_runs_from_a_checkpoint_folder(tiny_detector, monkeypatch):
-    monkeypatch.setattr("specbench.metrics.mask2former.SHORT", 96)
+    monkeypatch.setattr("specbench.metrics.geneval.SHORT", 96)
     labels = {number: f"class {number}" for number in range(80)} | geneval.RENAMED
     (found,) = Mask2Former(tiny_detector, "cpu", labels)(calibrated.images(1, 60, 90))
     assert 0 < len(found) <= 100 and all(one.mask.shape == (60, 90) for one in found)
@@ -175,7 +174,7 @@ def test_detector_runs_from_a_checkpoint_folder(tiny_detector, monkeypatch):
 
 
 def test_what_is_detected_does_not_depend_on_the_batch(tiny_detector, monkeypatch):
-    monkeypatch.setattr("specbench.metrics.mask2former.SHORT", 96)
+    monkeypatch.setattr("specbench.metrics.geneval.SHORT", 96)
     detector = Mask2Former(tiny_detector, "cpu", dict(enumerate(map(str, range(80)))))
     images = [*calibrated.images(2, 60, 90), *calibrated.images(1, 90, 60), *calibrated.images(1, 60, 90, seed=5)]
     together = detector(images)

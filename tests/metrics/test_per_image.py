@@ -1,6 +1,6 @@
 """CLIP, HPSv2 and ImageReward on small checkpoints in the authors' formats, against independent forwards.
 
-It concerns several modules: clip, hpsv2, imagereward and what they share in base.
+It concerns several modules: clip, preference and what they share in base.
 """
 
 from __future__ import annotations
@@ -19,17 +19,19 @@ import torch
 from PIL import Image
 
 from specbench.errors import SpecbenchError
-from specbench.metrics import clip, compbench, hpsv2
+from specbench.metrics import clip, compbench, preference
 from specbench.metrics.base import Sample, Settings, fingerprint
 from specbench.metrics.blip import part_of
-from specbench.metrics.cmmd import PREPARATIONS as CMMD_SHAPES
-from specbench.metrics.cmmd import Cmmd
-from specbench.metrics.crops import short_side_centre
-from specbench.metrics.imagereward import MEAN, STD, ImageReward
 from specbench.metrics.openclip import MEAN as CLIP_MEAN
 from specbench.metrics.openclip import STD as CLIP_STD
-from specbench.metrics.openclip import import_open_clip, normalised
-from specbench.metrics.torchvision_stub import torchvision_if_it_loads, torchvision_loads
+from specbench.metrics.openclip import (
+    import_open_clip,
+    normalised,
+    short_side_centre,
+    torchvision_if_it_loads,
+    torchvision_loads,
+)
+from specbench.metrics.preference import REWARD_MEAN, REWARD_STD, ImageReward
 
 try:
     open_clip = import_open_clip()
@@ -193,48 +195,6 @@ def test_clip_variants_differ_in_prefix_and_picture(openai_file, monkeypatch):
     assert len({fingerprint(metric) for metric in metrics}) == len(metrics)
 
 
-@pytest.mark.parametrize("variant", CMMD_SHAPES)
-def test_cmmd_is_the_published_distance_or_that_less_its_bias(openai_file, monkeypatch, tmp_path, variant):
-    formats.stand_in(monkeypatch, "clip-l14-336", openai_file)
-    (tmp_path / "real").mkdir()
-    real, made = calibrated.images(7, 70, 93, seed=1), calibrated.images(6, 100, 60, seed=2)
-    for number, pixels in enumerate(real):
-        Image.fromarray(pixels).save(tmp_path / "real" / f"{number}.png")
-    metric = Cmmd(variant, Settings(offline=True, reference=tmp_path / "real"))
-    asked = [sample(pixels, number=number) for number, pixels in enumerate(made)]
-    rows = pd.DataFrame(metric.features(asked)).assign(prompt_id=[one.prompt_id for one in asked])
-    (score,) = metric.scores(rows)
-
-    twin = huggingface_twin(torch.jit.load(str(openai_file)).state_dict())
-    pictures = [Image.fromarray(x) for x in (*made, *real)]
-    if variant == "l14-336":
-        short = [min(image.size) for image in pictures]
-        corner = [[(side - least) // 2 for side in image.size] for image, least in zip(pictures, short, strict=True)]
-        pictures = [image.crop((x, y, x + least, y + least))
-                    for image, (x, y), least in zip(pictures, corner, short, strict=True)]  # fmt: skip
-    pictures = [image.resize((64, 64), Image.Resampling.BICUBIC) for image in pictures]
-    scaled = torch.stack([torch.from_numpy(np.array(x)).double().div(255) for x in pictures])
-    inputs = ((scaled - torch.tensor(CLIP_MEAN)) / torch.tensor(CLIP_STD)).float().permute(0, 3, 1, 2)
-    with torch.no_grad():
-        unit = torch.nn.functional.normalize(twin.get_image_features(inputs).pooler_output.double())
-    kernel = torch.exp(-torch.cdist(unit, unit).square() / 200)
-    xx, yy, xy = kernel[:6, :6], kernel[6:, 6:], kernel[:6, 6:]
-    published = 1000 * (xx.mean() + yy.mean() - 2 * xy.mean())
-    bias = 1000 * ((1 - (xx.sum() - 6) / 30) / 6 + (1 - (yy.sum() - 7) / 42) / 7)
-    assert published > 0.05 and bias > 0.05, "neither part of the comparison is nothing"
-    wanted = published if variant == "l14-336" else published - bias
-    assert score.estimate.value == pytest.approx(wanted.item(), abs=1e-3)
-    warned = f"6 images are fewer than the 7 of the reference: the distance is too large by about {bias:.3g}"
-    assert (score.note or "").startswith(warned) == (variant == "l14-336")
-    assert score.n == 6 and score.estimate.low < score.estimate.value < score.estimate.high
-    rows["sample"] = 0
-    fewer = rows.iloc[1:].assign(feature=rows["feature"].iloc[:5].to_list())
-    gap, n = metric.difference(rows, fewer)
-    (one,), (other,) = metric.scores(rows.iloc[1:]), metric.scores(fewer)
-    assert gap.value == pytest.approx(one.estimate.value - other.estimate.value) and n == 5
-    assert gap.low < gap.value < gap.high and gap.value != 0
-
-
 def test_compbench_takes_the_cosine_of_the_bare_prompt_of_non_spatial_images(openai_file, monkeypatch):
     formats.stand_in(monkeypatch, "clip-b32", openai_file)
     metric = compbench.CompBenchClip(Settings(offline=True))
@@ -306,7 +266,7 @@ def test_imagereward_equals_a_forward_written_out(reward_metric, reward_file):
         y = formats.text_forward(text, reward_metric.tokenizer.ids(prompt), x)[0]
         for number in (0, 2, 4, 6, 7):
             y = y @ weights[f"mlp.layers.{number}.weight"].T + weights[f"mlp.layers.{number}.bias"]
-        assert value == pytest.approx((y.item() - MEAN) / STD, abs=2e-5), name
+        assert value == pytest.approx((y.item() - REWARD_MEAN) / REWARD_STD, abs=2e-5), name
         values.append(value)
     assert np.std(values) > 0.01
 
@@ -328,7 +288,7 @@ def test_hps_goes_in_as_the_authors_transform(shape):
     x = T.resize(x, size, T.InterpolationMode.BICUBIC, antialias=True)
     down, across = 224 - size[0], 224 - size[1]
     x = T.pad(x, [across // 2, down // 2, across - across // 2, down - down // 2])
-    assert torch.allclose(hpsv2.hps_input(pixels), T.normalize(x, CLIP_MEAN, CLIP_STD), atol=1e-5)
+    assert torch.allclose(preference.hps_input(pixels), T.normalize(x, CLIP_MEAN, CLIP_STD), atol=1e-5)
 
 
 @pytest.fixture(scope="session")
@@ -339,13 +299,13 @@ def hps_file(tmp_path_factory):
 @pytest.fixture
 def hps_metric(hps_file, monkeypatch):
     entry = formats.stand_in(monkeypatch, "hpsv2-v2.1", hps_file)
-    metric = hpsv2.Hpsv2("v2.1", Settings(offline=True))
-    metric.network = hpsv2.load_hpsv2(entry.path, "cpu", "tiny-hps")
+    metric = preference.Hpsv2("v2.1", Settings(offline=True))
+    metric.network = preference.load_hpsv2(entry.path, "cpu", "tiny-hps")
     return metric
 
 
 def test_hpsv2_loads_every_tensor_of_the_file(hps_file):
-    model = hpsv2.load_hpsv2(hps_file, "cpu", "tiny-hps")
+    model = preference.load_hpsv2(hps_file, "cpu", "tiny-hps")
     content = torch.load(hps_file, weights_only=True)["state_dict"]
     assert {name: value.float().sum().item() for name, value in content.items()} == {
         name: value.sum().item() for name, value in model.state_dict().items()
@@ -353,7 +313,7 @@ def test_hpsv2_loads_every_tensor_of_the_file(hps_file):
     damaged = {name: value for name, value in content.items() if name != "ln_final.bias"}
     torch.save({"state_dict": damaged}, hps_file.with_name("damaged.pt"))
     with pytest.raises(RuntimeError, match=r"ln_final\.bias"):
-        hpsv2.load_hpsv2(hps_file.with_name("damaged.pt"), "cpu", "tiny-hps")
+        preference.load_hpsv2(hps_file.with_name("damaged.pt"), "cpu", "tiny-hps")
 
 
 @needs_hpsv2
@@ -368,7 +328,7 @@ def test_hpsv2_equals_the_authors_package(hps_metric, hps_file, monkeypatch, tmp
     )
     monkeypatch.setitem(sys.modules, "turtle", types.SimpleNamespace(forward=None))
     from hpsv2 import img_score
-    from hpsv2.src.open_clip import factory
+    from preference.src.open_clip import factory
 
     factory.add_model_config(hps_file.with_name("tiny-hps.json"))
     model, _, preprocess = factory.create_model_and_transforms(

@@ -1,7 +1,7 @@
 """PickScore and the aesthetic predictor against their authors' arithmetic on random weights in the published formats;
 VQAScore and HPSv3 through an environment whose packages are stand-ins.
 
-It concerns several modules: preference, packages, authors_programs and what they share with clip and imagereward.
+It concerns several modules: preference, packages, authors_programs and what they share with clip.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from PIL import Image
 from specbench.errors import SpecbenchError
 from specbench.metrics import packages, preference
 from specbench.metrics.base import Sample, Settings, fingerprint
-from specbench.metrics.crops import short_side_centre
-from specbench.metrics.openclip import import_open_clip, normalised
+from specbench.metrics.openclip import import_open_clip, normalised, short_side_centre
 
 try:
     open_clip = import_open_clip()

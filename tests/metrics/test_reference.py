@@ -11,8 +11,8 @@ import pytest
 
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Settings
-from specbench.metrics.cmmd import Cmmd
-from specbench.metrics.fid import Fid, Gaussian, fid_difference, frechet_distance
+from specbench.metrics.distances import Gaussian, frechet_distance
+from specbench.metrics.fid import Fid, fid_difference
 from specbench.metrics.reference import feature_matrix, read_statistics
 from specbench.metrics.shapes import ShapesFrechet
 
@@ -38,12 +38,8 @@ def test_vectors_become_a_matrix():
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
 def test_no_metric_computes_with_damaged_vectors(bad):
     rows = table([*GOOD, bad])
-    cmmd = Cmmd("l14-336")
-    cmmd.__dict__["reference_features"] = np.eye(4, dtype=np.float32)
     scene = '{"objects": [{"shape": "circle"}]}'
     for attempt in (
-        lambda: cmmd.scores(rows),
-        lambda: cmmd.difference(rows, table([*GOOD, GOOD[0]])),
         lambda: fid_difference(rows, rows, Gaussian(np.eye(4))),
         lambda: ShapesFrechet().scores(rows.assign(scene=scene)),
     ):
@@ -78,10 +74,6 @@ def test_fid_against_statistics_is_that_against_their_images_and_the_rest_says_w
         assert "KID, precision, recall" in score.note and ("few for 8 features" in score.note) == (n == 5)
         assert fid.difference(table([*ours]), table([*ours]))[0].value == 0
     assert fid.identity()["reference"].startswith("mu and sigma ")
-    cmmd = Cmmd("l14-336", Settings(reference=path))
-    assert "cmmd[l14-336] needs reference images: the statistics of" in cmmd.missing()[-1][0]
-    with pytest.raises(SpecbenchError, match="needs reference images"):
-        cmmd.prepare()
     for reference in (path, tmp_path):  # what else is missing is downloaded
         with pytest.raises(SpecbenchError, match=r"inception\S* is not on this disk") as offline:
             Fid("tf1", Settings(reference=reference, offline=True)).prepare()

@@ -25,7 +25,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import scoring
 from specbench.metrics.base import Settings
 from specbench.metrics.fid import Fid
-from specbench.metrics.imagereward import ImageReward
+from specbench.metrics.preference import ImageReward
 from specbench.metrics.score_store import image_features, read_scores
 from specbench.prompts import Prompt, Request
 from specbench.prompts.public_files import read_geneval

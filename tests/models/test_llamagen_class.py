@@ -11,7 +11,7 @@ from specbench.decoding.loop import decode_tokens
 from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics.catalog import default_metrics
 from specbench.metrics.clip import Clip
-from specbench.metrics.inception import bicubic256
+from specbench.metrics.fid import bicubic256
 from specbench.models.catalog import find_model, load_model
 from specbench.models.facts import ModelChoice
 from specbench.models.network_sizes import llamagen_class

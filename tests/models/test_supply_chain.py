@@ -28,7 +28,6 @@ from specbench.system import digests, downloads
 
 INFO = {info.name: info for info in MODELS}
 SOURCE = Source("the model", "owner/name", ("config.json",), "MIT")
-OWL = "google/owlv2-base-patch16-ensemble"
 
 
 def test_a_link_named_like_a_digest_forges_nothing(tmp_path):

@@ -17,7 +17,7 @@ from specbench.papers import table_files
 from specbench.papers.join import join
 from specbench.papers.printed import printed_beside
 from specbench.papers.table import Table
-from specbench.reporting.report_rows import label as row_label
+from specbench.reporting.marks import label as row_label
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.settings import merge, run_settings
 from specbench.specs.presets import resolve

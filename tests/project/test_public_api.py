@@ -18,9 +18,7 @@ OF_COMMAND = {
     "import": "import_results",
     "list": "available",
     "merge": "merge_runs",
-    "prompts fetch": "fetch_prompts",
     "prompts show": "show_prompts",
-    "shapes render": "render_shapes",
 }
 
 

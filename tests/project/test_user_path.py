@@ -19,7 +19,7 @@ import published
 import pytest
 from PIL import Image
 
-from specbench.metrics import hpsv2
+from specbench.metrics import preference
 from specbench.prompts import public
 
 REAL = os.environ.get("PROMPT_DATA_FOLDER")
@@ -49,8 +49,8 @@ def machine(files, tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     for name, file in (("inception", "inception.pth"), ("clip-b16", "ViT-B-16.pt"), ("hpsv2-v2.1", "HPS.pt")):
         formats.stand_in(monkeypatch, name, files / file)
-    tiny_hps = functools.partial(hpsv2.load_hpsv2, architecture="tiny-hps")
-    monkeypatch.setattr(hpsv2, "load_hpsv2", tiny_hps)
+    tiny_hps = functools.partial(preference.load_hpsv2, architecture="tiny-hps")
+    monkeypatch.setattr(preference, "load_hpsv2", tiny_hps)
     if not REAL:
         small = {name: published.public_set(name) for name in SETS}
         monkeypatch.setattr(public, "public_sets", lambda: small)
@@ -61,7 +61,7 @@ def machine(files, tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize("name", SETS)
 def test_from_a_checkpoint_and_published_prompts_to_a_scored_report(name, machine, files, cli):
     copies = Path(REAL) / name if REAL else published.write(name, machine / "copies")
-    assert cli("prompts", "fetch", name, "--from", copies).code == 0
+    assert cli("fetch", name, "--from", copies).code == 0
     model = ("--model", "lumina", "--weights", "TINY", "--scale", "tiny")
     ready = cli("doctor", *model, "--protocol", "sjd", "--json")
     found = {row["name"]: (row["status"], row["fix"]) for row in json.loads(ready.out)}

@@ -125,7 +125,7 @@ def test_a_file_changed_after_it_arrived_is_refused(small, tmp_path):
 @pytest.mark.parametrize("name", COUNTS)
 def test_fetch_from_a_copy_then_show(name, small, tmp_path, cli):
     folder = published.write(name, tmp_path / "copy")
-    fetched = cli("prompts", "fetch", name, "--from", folder)
+    fetched = cli("fetch", name, "--from", folder)
     assert fetched.code == 0 and fetched.out.strip() == str(small[name].folder)
     shown = cli("prompts", "show", name, "--limit", "1", "--json")
     assert [row["id"] for row in json.loads(shown.out)] == [load_prompts(name).prompts[0].id]
@@ -148,15 +148,15 @@ def test_a_copy_with_one_byte_changed_is_refused(small, tmp_path, cli):
     folder = published.write("geneval", tmp_path / "copy")
     path = folder / "evaluation_metadata.jsonl"
     path.write_bytes(path.read_bytes().replace(b"cow", b"sow", 1))
-    outcome = cli("prompts", "fetch", "geneval", "--from", folder)
+    outcome = cli("fetch", "geneval", "--from", folder)
     assert outcome.code == 2 and "sha256" in outcome.err and not small["geneval"].folder.exists()
 
 
 def test_offline_says_so_and_touches_no_network(cli, monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: pytest.fail("the network was used"))
-    assert cli("prompts", "fetch", "parti", "--offline").code == MISSING_PREREQUISITE
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert cli("prompts", "fetch", "coco", "--images").code == MISSING_PREREQUISITE
+    assert cli("fetch", "parti").code == MISSING_PREREQUISITE
+    assert cli("fetch", "coco", "--images").code == MISSING_PREREQUISITE
 
 
 def test_every_set_is_listed_before_it_is_fetched(cli):

@@ -340,7 +340,7 @@ def test_headings_of_parquet_files_are_read_in_any_case(tmp_path):
 def test_a_file_of_a_public_set_is_told_what_the_set_has(tmp_path, capsys):
     (tmp_path / "evaluation_metadata.jsonl").write_text('{"tag": "two_object", "prompt": "a", "include": []}\n')
     assert load_prompts(tmp_path / "evaluation_metadata.jsonl").prompts[0].text == "a"
-    assert "a file of geneval" in (said := capsys.readouterr().err) and "prompts fetch geneval --from" in said
+    assert "a file of geneval" in (said := capsys.readouterr().err) and "fetch geneval --from" in said
 
 
 def test_an_exact_heading_leaves_the_others_as_they_are(tmp_path):

@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import synthetic
-from rich.console import Console
 from synthetic import AR, SJD, changed
 
 from specbench import stats
@@ -23,7 +22,6 @@ from specbench.metrics import scoring
 from specbench.metrics.base import PerImageMetric
 from specbench.prompts import Prompt, Request
 from specbench.reporting import html, render, report_rows
-from specbench.reporting.cards import image_card
 from specbench.reporting.compare import (
     FEW_NOTE,
     FIELDS,
@@ -36,11 +34,10 @@ from specbench.reporting.compare import (
     real_differences,
     verdict,
 )
-from specbench.reporting.maps import ACCEPTED, DRAWN, commit_steps, grid_of, origins
+from specbench.reporting.image_tiles import ACCEPTED, DRAWN, commit_steps, grid_of, origins
 from specbench.reporting.over import over_seeds
 from specbench.reporting.report_rows import Run
 from specbench.reporting.sections import BOLD_RULE, sections
-from specbench.reporting.terminal import half_blocks, image_view
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
@@ -348,23 +345,6 @@ def test_a_run_is_shown_in_words(runs, cli, tmp_path):
     assert "speed-up [95 %]" in text and "lossless" in text and "8 images" in text
     assert "{" not in text and "None" not in text, "no raw values"
     assert "follows" in text and "arXiv 2410.01699" in text
-
-
-def test_half_blocks_are_the_picture(runs):
-    pixels = np.zeros((4, 2, 3), dtype=np.uint8)
-    pixels[0, 0], pixels[1, 0] = (255, 0, 0), (0, 0, 255)
-    text = half_blocks(pixels, 2)
-    assert text.plain == "▀▀\n▀▀\n"
-    first = text.spans[0].style
-    assert first.color.triplet == (255, 0, 0) and first.bgcolor.triplet == (0, 0, 255)
-    console = Console(force_terminal=True, color_system="truecolor", width=60)
-    with console.capture() as shown:
-        console.print(image_view(*image_card(runs[1], "p0"), console))
-    assert "\x1b[38;2;102;102;102" in shown.get() and "▀" in shown.get()
-    plain = Console(force_terminal=True, color_system="truecolor", no_color=True, width=60)
-    with plain.capture() as shown:
-        plain.print(image_view(*image_card(runs[1], "p0"), plain))
-    assert "▀" not in shown.get(), "half blocks without their colours show nothing"
 
 
 def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_for(runs, cli, tmp_path):

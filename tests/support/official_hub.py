@@ -121,7 +121,7 @@ def _as_user(address: str, facts: dict[str, str], arguments: list[str]) -> None:
     import published
 
     from specbench.cli import main
-    from specbench.metrics import hpsv2, published_weights
+    from specbench.metrics import preference, published_weights
     from specbench.metrics.openclip import import_open_clip
     from specbench.prompts import public
     from specbench.system.digests import digest_of
@@ -131,13 +131,13 @@ def _as_user(address: str, facts: dict[str, str], arguments: list[str]) -> None:
         file = Path(path)
         remote = Remote(f"{address}/files/{file.name}", digest_of(file))
         published_weights.CHECKPOINTS[name] = published_weights.Checkpoint(file.name, remote, "test")
-    load = functools.partial(hpsv2.load_hpsv2, architecture="tiny-hps")
+    load = functools.partial(preference.load_hpsv2, architecture="tiny-hps")
 
     def load_small(*given):
         import_open_clip().add_model_config(Path(facts["hpsv2-v2.1"]).with_name("tiny-hps.json"))
         return load(*given)
 
-    hpsv2.load_hpsv2 = load_small
+    preference.load_hpsv2 = load_small
     small = {
         **public.public_sets(),
         **{name: published.public_set(name, f"{address}/files") for name in ("parti", "coco")},

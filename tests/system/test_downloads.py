@@ -322,7 +322,7 @@ def test_reference_images_are_all_there_or_an_error(server, tmp_path, monkeypatc
 
 
 def test_images_are_refused_where_a_set_has_none(cli):
-    outcome = cli("prompts", "fetch", "parti", "--images")
+    outcome = cli("fetch", "parti", "--images")
     assert outcome.code == 2 and "coco" in outcome.err
 
 

@@ -27,11 +27,10 @@ from parts.scales import Scale, has_graphs
 from specbench.metrics.base import Metric, Sample, Settings
 from specbench.metrics.clip import Clip
 from specbench.metrics.fid import Fid
-from specbench.metrics.hpsv2 import Hpsv2
-from specbench.metrics.imagereward import ImageReward, RewardNetwork
+from specbench.metrics.geneval import MOST_INSTANCES, Mask2Former
 from specbench.metrics.inception_network import Inception
-from specbench.metrics.mask2former import MOST_INSTANCES, Mask2Former
 from specbench.metrics.openclip import untrained_model
+from specbench.metrics.preference import Hpsv2, ImageReward, RewardNetwork
 from specbench.metrics.read_ahead import read_ahead
 
 _TOLERANCE = 1e-3

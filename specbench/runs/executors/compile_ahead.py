@@ -17,7 +17,7 @@ from pathlib import Path
 
 from specbench.models.interface import ImageModel
 from specbench.models.transformer.compilation import compiled_folder
-from specbench.runs.threads import available_threads
+from specbench.runs.compiler import available_threads
 from specbench.specs.run_spec import RunSpec
 from specbench.system import signals
 

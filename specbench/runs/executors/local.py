@@ -85,15 +85,8 @@ class Executor(Protocol):
         """Number of images per chunk of this run."""
 
     def warm_up(self, specs: Sequence[RunSpec], texts: Sequence[str], tell: Tell = _SILENT.part) -> dict[str, object]:
-        """Prepare to decode these runs with texts of prompts, the longest first; nothing is measured or stored.
-
-
-        Returns:
-            Facts about where images will be decoded, for `run.json`.
-
-        Raises:
-            SpecbenchError: a decoder's settings do not fit the model, or something it needs is missing.
-        """
+        """Prepare to decode these runs with texts of prompts, the longest first; nothing is measured or stored. Returns
+        facts about where images will be decoded, for `run.json`."""
 
     def decode(self, chunks: Iterator[Chunk], reporter: Reporter = _SILENT) -> Iterator[DecodedChunk]:
         """Decode every image of every chunk, in any order, failed ones included; a chunk is taken only when a worker
@@ -108,11 +101,7 @@ def warm_up(
     wait: Callable[[RunSpec], None] = lambda spec: None,
 ) -> dict[str, object]:
     """Run some steps of each spec, once `wait` returns for it. Errors of an image show again in its row; wrong settings
-    are raised.
-
-    Returns:
-        What `compile_facts` tells.
-    """
+    are raised. Returns what `compile_facts` tells."""
     for spec in specs:
         require_code(f"decoder '{spec.decoder.name}'", spec.decoder_code, decoder_code(spec.decoder))
     compiles = isinstance(model, CompilableModel) and model.compiles

@@ -77,9 +77,6 @@ def import_ray():
 def require_ray(address: str | None) -> None:
     """Require Ray, and the cluster at an address if one is given. Ray's own program asks it, in a process of its own:
     that can be stopped, and keeps its log to itself.
-
-    Raises:
-        SpecbenchError: Ray is not installed (exit code 5), or nothing answers.
     """
     import_ray()
     if not address or "://" in address:

@@ -41,12 +41,8 @@ Load = Callable[[], ImageModel]
 
 
 class WorkerPool:
-    """`Executor` that distributes chunks among workers.
-
-    Args:
-        start: starts the workers; called only once there is work, which a finished run has not.
-        restarts: replacements per worker.
-    """
+    """`Executor` that distributes chunks among workers. `start`: starts the workers; called only once there is work,
+    which a finished run has not; `restarts`: replacements per worker."""
 
     def __init__(self, start: Callable[[], RayWorkers], restarts: int = RESTARTS):
         self._start = start
@@ -163,9 +159,6 @@ class RayWorkers:
         size: workers; None means one per GPU of the cluster with `gpu`, else one per node.
         address: of a cluster that is up ("auto" finds one on this machine); None starts one here for this run.
         gpu: each worker needs a GPU of its own.
-
-    Raises:
-        SpecbenchError: Ray is not installed (exit code 5), the address does not answer, or the cluster is too small.
     """
 
     def __init__(self, load: Load, size: int | None, address: str | None = None, gpu: bool = False):

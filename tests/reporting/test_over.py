@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench.reporting.ruler import damage
+from specbench.reporting.over import damage
 
 RULER = [(0.01, 0.5, 0.4, 0.6), (0.05, 2.0, 1.8, 2.2), (0.02, 1.0, 0.8, 1.2)]
 

@@ -1,30 +1,47 @@
-"""Compare scores with what the authors' packages compute of the same images (`score --cross-check`).
+"""Compare scores with what the metrics' authors' packages compute of the same images.
+
+    python dev/authors/compare.py 'hpsv2[v2.1]' 'fid[clean]' [--out results] [--run RUN] [--reference DIR]
+    python dev/authors/compare.py     # which packages are installed, and how to get the others
 
 Those packages pin libraries of other years, so they live in environments of their own and are run as subprocesses, see
-`specbench.metrics.authors_programs`.
+`dev/authors/programs.py`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
+from specbench.cli.output import print_table
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import published_weights as checkpoints
 from specbench.metrics.base import Metric, Settings, fingerprint
-from specbench.metrics.external_images import external_images, prompts_of_images
+from specbench.metrics.fid import Fid
 from specbench.metrics.openclip import import_open_clip
-from specbench.metrics.packages import AUTHORS_PACKAGES, ask, python_of, recipe, require_python
-from specbench.metrics.reference import ReferenceMetric
+from specbench.metrics.packages import PACKAGES, Package, ask, recipe
+from specbench.metrics.packages import python_of as _python_of
 from specbench.metrics.score_store import image_features, read_scores
 from specbench.metrics.scoring import Images, run_images
 from specbench.store.run_folders import find_runs
+from specbench.system.digests import cache_folder
 
+_COMMON = ("torch torchvision torchmetrics 'scipy<1.18' requests clint ftfy regex",)
+_TOGETHER = (*_COMMON, "--no-deps hpsv2 clean-fid pytorch-fid torch-fidelity")
+AUTHORS_PACKAGES = {
+    **dict.fromkeys(("pytorch-fid", "clean-fid", "torchmetrics", "hpsv2"), Package("authors", _TOGETHER)),
+    "image-reward": Package(
+        "authors-image-reward",
+        ("torch torchvision transformers==4.36.2 timm==0.6.13 fairscale", "--no-deps image-reward"),
+    ),
+}
+PACKAGES |= AUTHORS_PACKAGES
+PROGRAM = Path(__file__).with_name("programs.py")
 MOST_IMAGES = 16
 """Of a metric with a value per image: hpsv2 reads its 2 GB of weights again for each."""
 _TOLERANCE = 1e-3
@@ -39,6 +56,15 @@ TEXT_CONFIG = {
 """BERT of image-reward's text encoder, which its package would download."""
 
 
+def python_of(package: str) -> Path:
+    """`specbench.metrics.packages.python_of`; torchmetrics is here, but without the torch-fidelity that it needs."""
+    return (
+        cache_folder() / PACKAGES[package].environment / "bin" / "python"
+        if package == "torchmetrics"
+        else _python_of(package)
+    )
+
+
 def package_of(metric: str) -> str | None:
     """The package that a metric is compared with."""
     front_end = metric.removeprefix("fid[").rstrip("]").partition("+")
@@ -49,51 +75,15 @@ def package_of(metric: str) -> str | None:
 
 
 def readiness(python: Path | None = None) -> list[dict[str, str]]:
-    """Rows of `specbench doctor` about the authors' packages."""
+    """Which of the authors' packages are installed, and how to get the others."""
     rows = []
     for package in AUTHORS_PACKAGES:
-        answer = ask(python or python_of(package), {"package": package, "versions_only": True})
+        answer = ask(python or python_of(package), {"package": package, "versions_only": True}, PROGRAM)
         versions = ", ".join(f"{name} {version}" for name, version in answer.get("versions", {}).items())
         ready = {"status": "ok", "detail": f"{versions} in {python or python_of(package)}", "fix": ""}
         lacking = {"status": "warning", "detail": _problem(answer), "fix": recipe(package)}
         rows.append({"name": f"cross-check by {package}"} | (ready if versions else lacking))
     return rows
-
-
-def cross_check(
-    metrics: Sequence[str],
-    runs: Sequence[str] = (),
-    out: str | Path = "results",
-    images: str | Path | None = None,
-    prompts: str | Path | None = None,
-    settings: Settings | None = None,
-    python: str | Path | None = None,
-    layout: str | None = None,
-) -> list[dict[str, object]]:
-    """Compare scores with what the metrics' authors' packages compute of the same images
-    (`specbench score --cross-check`).
-
-    Args:
-        metrics: names of metrics the runs were scored with; those that do not apply to a run are left out.
-        runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
-        images, prompts: folder of images made elsewhere and the set or file of their prompts, instead of runs.
-        layout: of that folder.
-        python: Python of an environment with the packages; that of `python_of` if None.
-
-    Returns:
-        One dict per run and metric, with the keys `COLUMNS`.
-
-    Raises:
-        SpecbenchError: an unknown run or metric, or `python` does not exist.
-    """
-    if images is not None:
-        shown = [external_images(Path(images), prompts_of_images(Path(images), prompts), Path(out), layout)]
-    else:
-        shown = [run_images(folder) for folder in find_runs(out, runs)]
-    made = [metric_catalog.metric(name)(settings) for name in metrics]
-    own = None if python is None else Path(python)
-    require_python(own)
-    return [check_by_package(one, metric, own) for one in shown for metric in made if is_scored(one, metric)]
 
 
 def check_by_package(images: Images, metric: Metric, python: Path | None = None) -> dict[str, object]:
@@ -111,16 +101,16 @@ def check_by_package(images: Images, metric: Metric, python: Path | None = None)
         return row | {"verdict": "no package to compare with"}
     kept = image_features(images.folder, metric).merge(images.rows, on=["prompt_id", "sample", "started_at"])
     kept = kept.sort_values(["prompt_id", "sample"])
-    if not isinstance(metric, ReferenceMetric):
+    if not isinstance(metric, Fid):
         kept = kept.iloc[:MOST_IMAGES]
     with tempfile.TemporaryDirectory() as folder:
         request = {"images": _files(images, kept)} | _request(package, metric, kept, Path(folder))
-        answer = ask(python or python_of(package), request)
+        answer = ask(python or python_of(package), request, PROGRAM)
         row |= {"package": package, "n": len(kept)}
         if "versions" not in answer:
-            return row | {"verdict": f"not run: {_problem(answer)}; see specbench doctor --cross-check"}
+            return row | {"verdict": f"not run: {_problem(answer)}; see python dev/authors/compare.py"}
         row["package"] = f"{package} {answer['versions'][package]}"
-        compared = _compare_features if isinstance(metric, ReferenceMetric) else _compare_values
+        compared = _compare_features if isinstance(metric, Fid) else _compare_values
         return row | compared(images, metric, kept, answer, request)
 
 
@@ -159,7 +149,7 @@ def _request(package: str, metric: Metric, kept: pd.DataFrame, folder: Path) -> 
         "package": package,
         "weights": str(checkpoints.require_weights_file(metric.checkpoints[0], forbidden=True)),
     }
-    if isinstance(metric, ReferenceMetric):
+    if isinstance(metric, Fid):
         reference = [str(path.resolve()) for path in metric.reference.pictures]
         crop = "center256" if metric.name.endswith("+center256]") else "none"
         own = {"reference": reference, "crop": crop, "antialias": metric.name.startswith("fid[tm-aa")}
@@ -181,3 +171,25 @@ def _problem(answer: Mapping[str, str]) -> str:
 def is_scored(images: Images, metric: Metric) -> bool:
     """Whether the metric has scored any of these images."""
     return not image_features(images.folder, metric).empty
+
+
+def main() -> None:
+    """Print the rows of `readiness`, or of `check_by_package` for each run and metric."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("metrics", nargs="*")
+    parser.add_argument("--run", nargs="*", default=())
+    parser.add_argument("--out", default="results")
+    parser.add_argument("--reference", type=Path)
+    parser.add_argument("--python", type=Path)
+    given = parser.parse_args()
+    if not given.metrics:
+        return print_table(readiness(given.python), ("name", "status", "detail", "fix"))
+    settings = Settings(reference=given.reference, offline=True)
+    shown = [run_images(folder) for folder in find_runs(given.out, given.run)]
+    made = [metric_catalog.metric(name)(settings) for name in given.metrics]
+    pairs = [(images, metric) for images in shown for metric in made if is_scored(images, metric)]
+    print_table([check_by_package(*pair, given.python) for pair in pairs], COLUMNS)
+
+
+if __name__ == "__main__":
+    main()

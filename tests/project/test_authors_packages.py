@@ -1,6 +1,6 @@
 """Comparison with the metrics' authors' packages: the exchange with a stand-in program, and the packages themselves,
-with random weights in the published formats, where an environment has them: those that `specbench doctor --cross-check`
-tells how to make, or the Pythons in AUTHORS_PYTHON, separated as in PATH."""
+with random weights in the published formats, where an environment has them: those that `dev/authors/compare.py` tells
+how to make, or the Pythons in AUTHORS_PYTHON, separated as in PATH."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ import pytest
 import torch
 from PIL import Image
 
-from specbench.checks import cross_check
+from dev.authors import compare as cross_check
 from specbench.errors import SpecbenchError
 from specbench.metrics import packages
 from specbench.metrics.base import PerImageMetric, Settings
 from specbench.metrics.catalog import METRICS
 from specbench.metrics.catalog import metric as make_metric
-from specbench.metrics.hpsv2 import load_hpsv2
+from specbench.metrics.preference import load_hpsv2
 from specbench.metrics.scoring import Images, run_images, score_with
 from specbench.system.images import read_picture
 
@@ -35,9 +35,9 @@ PYTHONS += sorted({cross_check.python_of(package) for package in cross_check.AUT
 def python_with(package: str) -> Path:
     """The Python of an environment that has a package; the test is skipped where none has."""
     for python in PYTHONS:
-        if "versions" in packages.ask(python, {"package": package, "versions_only": True}):
+        if "versions" in packages.ask(python, {"package": package, "versions_only": True}, cross_check.PROGRAM):
             return python
-    pytest.skip(f"no environment has {package}: specbench doctor --cross-check says how to make one")
+    pytest.skip(f"no environment has {package}: dev/authors/compare.py says how to make one")
 
 
 def saved_rows(folder: Path, pictures: list, captions: list[str]) -> pd.DataFrame:
@@ -91,7 +91,7 @@ def scored(tmp_path, monkeypatch):
 def test_both_values_and_their_largest_difference_are_told(scored, tmp_path, monkeypatch, shift, verdict):
     program = tmp_path / "program.py"
     program.write_text(ANSWERS.format(shift=shift))
-    monkeypatch.setattr(packages, "PROGRAM", program)
+    monkeypatch.setattr(cross_check, "PROGRAM", program)
     row = cross_check.check_by_package(scored, Brightness(), Path(sys.executable))
     assert tuple(row) == cross_check.COLUMNS and row["verdict"] == verdict
     assert (row["package"], row["n"], row["run_id"]) == ("hpsv2 9", 3, "mine")
@@ -105,8 +105,8 @@ def test_the_images_of_a_run_are_the_stored_files_and_no_others(tmp_path, cli, m
     images = run_images(folder)
     score_with(images, Brightness())
     monkeypatch.setattr(cross_check, "_request", lambda package, *_: {"package": package})
-    monkeypatch.setattr(packages, "PROGRAM", tmp_path / "program.py")
-    packages.PROGRAM.write_text(ANSWERS.format(shift=0.0))
+    monkeypatch.setattr(cross_check, "PROGRAM", tmp_path / "program.py")
+    cross_check.PROGRAM.write_text(ANSWERS.format(shift=0.0))
     row = cross_check.check_by_package(images, Brightness(), Path(sys.executable))
     assert (row["verdict"], row["n"]) == ("agrees", 1)
     Image.new("RGB", (8, 8)).save(folder / images.rows["image"].iloc[0])
@@ -120,7 +120,7 @@ def test_the_images_of_a_run_are_the_stored_files_and_no_others(tmp_path, cli, m
 ])  # fmt: skip
 def test_a_program_that_fails_is_told_and_not_raised(scored, tmp_path, monkeypatch, program, why):
     (tmp_path / "program.py").write_text(program)
-    monkeypatch.setattr(packages, "PROGRAM", tmp_path / "program.py")
+    monkeypatch.setattr(cross_check, "PROGRAM", tmp_path / "program.py")
     row = cross_check.check_by_package(scored, Brightness(), Path(sys.executable))
     assert why in row["verdict"] and row["verdict"].startswith("not run") and row["theirs"] is None
 
@@ -132,8 +132,6 @@ def test_a_package_that_is_not_there_comes_with_the_commands_that_install_it(tmp
     assert row["status"] == "warning" and "-m venv" in row["fix"] and "transformers==4.36.2" in row["fix"]
     named = {row["name"]: row for row in cross_check.readiness(Path(sys.executable))}
     assert "clean-fid is not installed" in named["cross-check by clean-fid"]["detail"]
-    with pytest.raises(SpecbenchError, match="--python"):
-        cross_check.require_python(tmp_path / "python")
 
 
 def test_every_metric_of_an_authors_package_names_it():
