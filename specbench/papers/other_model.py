@@ -30,6 +30,7 @@ def without_replaced_choices(table: Table, cells: Sequence[PlannedCell]) -> Tabl
 
     def kept(row: Row) -> tuple[str, ...]:
         gone = set().union(*(replaced[one] for one in table.runs_of_row(row)))
+        gone |= {"head"} if "model" in gone else set()  # each model has its own
         return tuple(line for line in row.chosen if chosen_setting(line) not in gone)
 
     return replace(table, rows=tuple(replace(row, chosen=kept(row)) for row in table.rows))

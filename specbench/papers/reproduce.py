@@ -222,9 +222,10 @@ def score_table(
     settings, fitting = replace(settings, offline=settings.offline or trial), []
     for name in dict.fromkeys([*table.metrics(), *(metric_catalog.bundled_metrics() if trial else ())]):
         try:
-            if problem := problems.get(name):
+            metric = metric_catalog.metric(name)(settings)
+            missing = metric.missing() if settings.offline else ()
+            if problem := problems.get(name) or (SpecbenchError(*missing[0]) if missing else None):
                 raise problem
-            metric_catalog.metric(name)
             fitting.append(name)
         except SpecbenchError as error:
             warn(f"{name}: not scored: {error}")

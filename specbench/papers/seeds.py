@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from specbench.metrics.score_store import scores_to_show
-from specbench.reporting.columns import failed_audit
 from specbench.reporting.compare import real_differences
 from specbench.reporting.report_rows import Run, nearest_ar, report_row
+from specbench.store.run_audits import read_audit
 from specbench.store.run_info import RunInfo
 
 SEEDS = (
@@ -62,20 +62,23 @@ def runs_as_one(members: Sequence[tuple[Run, Sequence[Run]]]) -> tuple[Run, dict
     Returns:
         The row has `real`, the numbers that differ from AR's: of several seeds, those that do with each of them.
     """
-    (first, beside), *others = members
-    rows = [report_row(run, ars) for run, ars in members]
-    if not others:
-        nearest = nearest_ar(first, beside)
-        return first, rows[0] | {"real": real_differences(rows[0])}, nearest and nearest[1]
-    run, nearest = _Seeds(first.folder, [run for run, _ in members]), [nearest_ar(*one) for one in members]
-    unlike = next((ar for ar in nearest if ar is None or ar[0]), nearest[0])
-    ar = unlike and unlike[1]
-    if ar and not unlike[0]:
-        ar = _Seeds(ar.folder, [found[1] for found in nearest])
+    nearest = [nearest_ar(run, beside) for run, beside in members]
+    run, beside = members[0]
+    if len(members) == 1:
+        row = report_row(run, beside)
+        return run, row | {"real": real_differences(row)}, nearest[0] and nearest[0][1]
+    run = _Seeds(run.folder, [run for run, _ in members])
+    unlike = [found for found in nearest if found is None or found[0]]
+    ar = (unlike[0] and unlike[0][1]) if unlike else _Seeds(nearest[0][1].folder, [found[1] for found in nearest])
     row = report_row(run, [ar] if ar else [])
-    real = set.intersection(*map(real_differences, rows))
-    failed = [{"audit": one["audit"]} for one in rows if failed_audit(one)]
-    return run, row | {"scores": _mean_scores(run.runs), "real": real} | (failed[0] if failed else {}), ar
+    real = [
+        real_differences({"run_id": one.info.run_id, "folder": one.folder, "baseline": found[1].info.run_id,
+                          "speedup_p": row["speedup_p"]})
+        for one, found in zip(run.runs, () if unlike else nearest, strict=not unlike)
+    ]  # fmt: skip
+    failed = [audit for one in run.runs if (audit := read_audit(one.folder)) and audit["failed"]]
+    row |= {"scores": _mean_scores(run.runs), "real": set.intersection(*real) if real else set()}
+    return run, row | ({"audit": failed[0]} if failed else {}), ar
 
 
 def _mean_scores(runs: Sequence[Run]) -> list[Mapping]:

@@ -7,6 +7,7 @@ import csv
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from specbench.prompts.prompt_set import Prompt, text_id
@@ -27,6 +28,11 @@ def read_coco(folder: Path) -> list[Prompt]:
     """
     (file,) = folder.glob("captions_*.json")
     return longest_captions(json.loads(file.read_text(encoding="utf-8")))
+
+
+def read_coco_train(folder: Path) -> list[Prompt]:
+    """As `read_coco`, without the names of the images, none of which is a reference image."""
+    return [replace(one, meta={"annotation": one.meta["annotation"]}) for one in read_coco(folder)]
 
 
 def longest_captions(content: Mapping) -> list[Prompt]:
@@ -203,7 +209,7 @@ def _lines(path: Path) -> list[str]:
 
 READERS = {
     "coco": read_coco,
-    "coco-train": read_coco,
+    "coco-train": read_coco_train,
     "parti": read_parti,
     "geneval": read_geneval,
     "geneval2": read_geneval2,

@@ -375,6 +375,11 @@ def test_a_choice_is_named_only_where_it_was_used(cli, tmp_path):
         assert "Chosen: prompts" not in cli(*report, *flags).out
         assert "Chosen: prompts" not in cli("bench", *report[1:], *flags, "--dry-run").out
     assert "Chosen: prompts = parti" in cli("bench", *report[1:], "--dry-run").out
+    heads = [
+        "Chosen: head" in cli("report", "cool-sd-1", *flags, "--out", tmp_path).out
+        for flags in ((), ("--model", "shapes"))
+    ]
+    assert heads == [True, False], "shapes has a head of its own"
 
 
 def test_the_seeds_of_a_paper_are_runs_of_one_line_and_a_flag_chooses_one_of_them(cli, tmp_path):

@@ -54,6 +54,7 @@ def test_coco_takes_the_longest_caption_first_of_equals_and_keeps_its_white_spac
     cat, tie = read("coco", tmp_path)
     assert (cat.id, cat.text, cat.meta["annotation"]) == ("000000000002", " a cat,\nasleep ", 2)
     assert (tie.id, tie.text, tie.meta["image"]) == ("000000000009", "the longest one.", "000000000009.jpg")
+    assert [one.meta for one in read("coco-train", tmp_path)] == [{"annotation": 2}, {"annotation": 3}], "none for FID"
 
 
 def test_parti_keeps_quotes_and_over_long_prompts(tmp_path):
