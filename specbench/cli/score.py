@@ -134,17 +134,18 @@ def score(
     if problems:
         raise joint_problem(problems, others=bool(rows))
     if not rows and not against:
-        raise _no_score(out, named)
+        raise _no_score(out, named if images is None else None)
 
 
-def _no_score(out: str, names: Sequence[str]) -> SpecbenchError:
-    """Why nothing was scored."""
+def _no_score(out: str, names: Sequence[str] | None) -> SpecbenchError:
+    """Why nothing was scored of runs; None for a folder of images."""
     import pandas as pd
 
     from specbench.store.run_folders import find_runs
     from specbench.store.run_store import RunStore
 
-    rows = pd.concat([RunStore(folder).samples(["status", "error", "image"]) for folder in find_runs(out, names)])
+    columns, folders = ["status", "error", "image"], [] if names is None else find_runs(out, names)
+    rows = pd.concat([pd.DataFrame(columns=columns), *(RunStore(folder).samples(columns) for folder in folders)])
     if len(rows) and rows["status"].ne("ok").all():
         return SpecbenchError(f"no score: no image was decoded; the first failed: {rows['error'].iloc[0]}")
     if len(rows) and rows["image"].isna().all():

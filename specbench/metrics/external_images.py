@@ -20,7 +20,7 @@ import pandas as pd
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.metrics.scoring import OWN_CAPTIONS, Images, with_scene
-from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts
+from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts, text_id
 from specbench.prompts.readers import read_entries
 from specbench.store.schema import Key, image_name
 from specbench.system.files import blaming, read_regular
@@ -72,8 +72,9 @@ def external_images(
     name = read_name("layout", layout, IMAGE_LAYOUTS) if layout else None
     name, found = (name, _matched(name, folder, prompts)) if name else _fitting(folder, prompts)
     known, grid = {prompt.id: prompt for prompt in prompts.prompts}, IMAGE_LAYOUTS[name].grid
-    first = next(prompt for prompt in prompts.prompts if (prompt.id, 0) in found)
-    pair = f"{found[first.id, 0].relative_to(folder)} is '{first.text:.60}'"
+    first = prompts.prompts[0]
+    path = next(path for key, path in sorted(found.items()) if key[0] == first.id)
+    pair = f"{path.relative_to(folder)} is '{first.text:.60}'"
     say(f"{folder}: layout {name} ({IMAGE_LAYOUTS[name].what}); first pair: {pair}")
     rows = [
         {
@@ -149,7 +150,8 @@ def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
         except SpecbenchError as error:
             problems[name] = error
     if not fitting:
-        raise next((one for one in problems.values() if isinstance(one, _Incomplete)), problems["ids"])
+        near = [[one for one in problems.values() if isinstance(one, kind)] for kind in (_Incomplete, _Unlisted)]
+        raise [*near[0], *reversed(near[1]), problems["ids"]][0]
     first, *others = fitting
     if other := next((name for name in others if fitting[name] != fitting[first]), None):
         what = f"{folder} fits the layouts '{first}' and '{other}', which pair images and prompts differently"
@@ -159,6 +161,10 @@ def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
 
 class _Incomplete(SpecbenchError):
     """A folder whose files all fit, but where an image is missing."""
+
+
+class _Unlisted(SpecbenchError):
+    """A file whose name fits a layout, but is of no prompt of the list."""
 
 
 def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
@@ -172,8 +178,9 @@ def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
     for prompt in prompts.prompts:
         for sample in samples:
             if (prompt.id, sample) not in found:
+                called = f"'{prompt.text:.60}'" if prompt.id == text_id(prompt.text) else f"prompt '{prompt.id}'"
                 raise _Incomplete(
-                    f"{folder} has no image {sample} of prompt '{prompt.id}'",
+                    f"{folder} has no image {sample} of {called}",
                     "leave the prompt out of the file if it was not drawn"
                     + (f"; looked for {prompt.id}-{sample}.png" if name == "ids" else f"; taken as layout {name}"),
                 )
@@ -198,7 +205,8 @@ def _by_line(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 
 def _by_annotation(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
-    ids = {prompt.meta["annotation"]: prompt.id for prompt in prompts if "annotation" in prompt.meta}
+    if not (ids := {prompt.meta["annotation"]: prompt.id for prompt in prompts if "annotation" in prompt.meta}):
+        raise SpecbenchError("no prompt has COCO's number of its caption")
     return _numbered(pictures_in(folder, _BESIDE), ids, "no caption is COCO's annotation {}")
 
 
@@ -322,10 +330,8 @@ IMAGE_LAYOUTS: Mapping[str, ImageLayout] = {
 
 
 def _no_prompt(path: Path, why: str = "") -> SpecbenchError:
-    return SpecbenchError(
-        f"{path} belongs to no prompt" + (f": {why}" if why else ""),
-        f"name it <prompt id>.png or <prompt id>-<sample>.png, or take it out; --layout: {', '.join(IMAGE_LAYOUTS)}",
-    )
+    fix = f"name it <prompt id>.png or <prompt id>-<sample>.png, or take it out; --layout: {', '.join(IMAGE_LAYOUTS)}"
+    return (_Unlisted if why else SpecbenchError)(f"{path} belongs to no prompt" + f": {why}" * bool(why), fix)
 
 
 def _version(path: Path, folder: Path, layout: str) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from specbench.errors import SpecbenchError
 from specbench.metrics.base import Metric, Sample, Score, column_difference, part_scores
 from specbench.metrics.clip import CosineMetric
 from specbench.metrics.openclip import Tokenize, folder_tokenizer, load_folder_model, whole
@@ -69,9 +70,17 @@ class ShapesDetector(Metric):
         return column_difference(features, baseline, "correct", over_categories=True)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
-        found = detector.detect(sample.pixels)
+        found = detector.detect(_of_size(self.name, sample.pixels))
         verdict = detector.judge(read_request(sample.meta), found)
         return {**vars(verdict), "objects": len(found)}
+
+
+def _of_size(metric: str, pixels: np.ndarray) -> np.ndarray:
+    height, width = pixels.shape[:2]
+    if height != scene.SIZE or width != scene.SIZE:
+        what = f"{metric} reads images of {scene.SIZE} x {scene.SIZE} pixels, not of {width} x {height}"
+        raise SpecbenchError(what, "--metric names another; see: specbench list metrics")
+    return pixels
 
 
 class ShapesClip(CosineMetric):
@@ -125,7 +134,7 @@ class ShapesFrechet(Metric):
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         scenes = [json.dumps(sample.meta["scene"], sort_keys=True) for sample in samples]
-        rows = self.extract([sample.pixels for sample in samples])
+        rows = self.extract([_of_size(self.name, sample.pixels) for sample in samples])
         return [{"scene": text, "feature": row} for text, row in zip(scenes, rows, strict=True)]
 
     def extract(self, images: Sequence[np.ndarray]) -> np.ndarray:

@@ -206,7 +206,7 @@ def quality_rows(
 def _plain_difference(mine: Mapping, theirs: Mapping) -> dict[str, object] | None:
     """Difference of two distances that have no interval: nothing but the stored scores is needed."""
     known = lower_is_better(str(mine["metric"])) and mine["images"] == theirs["images"] == mine["n"] == theirs["n"]
-    if not known or mine["low"] is not None or theirs["low"] is not None:
+    if not known or any(one["low"] is not None or one["value"] is None for one in (mine, theirs)):
         return None
     gap = stats.Estimate(theirs["value"] - mine["value"], None, None)
     return _row(str(mine["metric"]), gap, mine["n"], note="too few images for an interval")
@@ -240,7 +240,7 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
 def _difference_row(
     name: str, estimate: stats.Estimate, n: int, p: float | None, spread: float | None, score: Mapping
 ) -> dict[str, object]:
-    needed = stats.prompts_needed(spread, CHANGE * score["value"])
+    needed = None if score["value"] is None else stats.prompts_needed(spread, CHANGE * score["value"])
     return _row(name, estimate, n, p, needed, None if estimate.low is not None else FEW_NOTE)
 
 

@@ -160,10 +160,11 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, object]:
             raise SpecbenchError(f"{path}: member '{name}' is {how}", "do not trust this file")
     try:
         about = parse_json(archive.read(MANIFEST))
-        files = about["files"]
-        if about["specbench_pack"] != PACK_VERSION or not all(isinstance(text, str) for text in files.values()):
-            raise ValueError("version")
-    except (*_DAMAGED, KeyError, TypeError, AttributeError) as error:
+        if not isinstance(about, dict) or about.get("specbench_pack") != PACK_VERSION:
+            raise ValueError(f"not of version {PACK_VERSION}")
+        if not isinstance(files := about.get("files"), dict) or not all(isinstance(one, str) for one in files.values()):
+            raise ValueError("'files' are not digests by name")
+    except (*_DAMAGED, KeyError) as error:
         raise SpecbenchError(f"{path} is not a packed file: {MANIFEST}: {error}", "specbench pack writes one") from None
     names = [member.filename for member in members if member.filename != MANIFEST]
     if len(set(names)) != len(names) or set(names) - set(files):

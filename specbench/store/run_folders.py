@@ -63,6 +63,9 @@ def _find(name: str, known: Sequence[Path]) -> list[Path]:
         differing = distinctions({folder.name: read_info(folder) for folder in near})
         ids = "; ".join(f"{run} ({text})" if text else run for run, text in differing.items())
         raise SpecbenchError(f"run '{name}' is ambiguous", f"it could be {ids}")
+    if os.sep in name or name.endswith(".zip"):
+        what = "holds no runs" if os.path.exists(name) else "does not exist"
+        raise SpecbenchError(f"{name} {what}", "name a results folder, a run in it, or a file of: specbench pack")
     raise unknown_name("run", name, [folder.name for folder in known])
 
 

@@ -279,6 +279,11 @@ def test_folders_are_read_as_the_released_programs_write_them(tmp_path, program)
     assert f"first pair: {RELEASED[program][0]} is 'a red circle'" in said[0]
 
 
+def test_samples_may_start_at_one(tmp_path):
+    found = paired(written(tmp_path / "images", *(f"id{n}-{sample}.png" for n in range(3) for sample in (1, 2))))
+    assert found[0, 1] == "id0-1.png" and len(found) == 6
+
+
 def test_samples_are_in_the_order_of_their_numbers(tmp_path):
     names = [f"samples/{text}_{number}.png" for text in CAPTIONS for number in (9, 10, 11)]
     found = paired(written(tmp_path / "images", *names))
@@ -339,6 +344,16 @@ def test_a_folder_of_a_released_layout_is_scored(tmp_path, cli):
     line = f"score --images {folder} --prompts {tmp_path / 'p.txt'} --bundled-only --out {tmp_path / 'out'}"
     outcome = cli(*line.split())
     assert outcome.code == 0 and "layout lines" in outcome.err and "shapes-clip" in outcome.out, outcome
+    saved(folder / "prompt_0.png", Image.new("RGB", (64, 32)))
+    outcome = cli(*line.split())
+    assert outcome.code == 2 and "reads images of 64 x 64 pixels, not of 64 x 32" in outcome.err
+    (tmp_path / "p.txt").write_text("a cat\na dog\n")
+    outcome = cli(*line.split())
+    assert outcome.code == 2 and "no score: none of these metrics scores these prompts" in outcome.err
+    (tmp_path / "p.txt").write_text("a cat\na dog\na bird\n")
+    assert "has no image 0 of 'a bird'" in cli(*line.split()).err
+    (tmp_path / "p.txt").write_text("a cat\n")
+    assert "prompt_1.png belongs to no prompt: the list has 1 lines" in cli(*line.split()).err
 
 
 DATASETS = {

@@ -11,18 +11,21 @@ import struct
 import zipfile
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 
 @pytest.fixture(scope="module")
 def members(tmp_path_factory) -> dict[str, bytes]:
-    """The members of a pack of one image."""
+    """The members of a pack of two runs of one image."""
     from specbench import api
     from specbench.store.packed import pack
     from specbench.store.run_folders import find_runs
 
     out = tmp_path_factory.mktemp("packed")
-    api.run(decoder="sjd", limit=1, out=str(out), baseline=0, quiet=True)
+    api.run(decoder=["ar", "sjd"], limit=1, out=str(out), quiet=True)
+    api.score(metrics="shapes-detector", out=out)
     pack(find_runs(out), out / "one.zip")
     with zipfile.ZipFile(out / "one.zip") as archive:
         return {name: archive.read(name) for name in archive.namelist() if name != "pack.json"}
@@ -70,6 +73,22 @@ def test_what_report_refuses_verify_finds_and_names(tmp_path, members, cli, case
         assert outcome.code in (2, 4) and "a bug" not in outcome.err, outcome
         errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1 and said in errors[0], outcome
+
+
+def test_a_score_that_is_null_is_missing(tmp_path, members, cli):
+    name = next(name for name in members if "/scores/" in name)
+    table = pq.read_table(pa.BufferReader(members[name]))
+    nulls = pa.nulls(len(table), pa.float64())
+    pq.write_table(table.set_column(table.schema.names.index("value"), "value", nulls), sink := pa.BufferOutputStream())
+    path = written(tmp_path / "x.zip", members | {name: sink.getvalue().to_pybytes()})
+    for command, code in (("verify", 4), ("report", 0), ("show", 0)):
+        outcome = cli(command, path)
+        assert outcome.code == code and "a bug" not in outcome.err, outcome
+
+
+def test_a_file_that_is_not_there_is_no_unknown_run(tmp_path, cli):
+    assert "none.zip does not exist" in cli("report", tmp_path / "none.zip").err
+    assert "holds no runs" in cli("show", tmp_path).err
 
 
 def test_a_pack_without_a_run_and_a_cache_that_cannot_be_written_are_named(tmp_path, members, cli, monkeypatch):

@@ -269,7 +269,7 @@ def weights(head):
 def test_training_reproduces_and_resumes_to_the_same_weights(model, tmp_path, monkeypatch):
     monkeypatch.setattr(training, "CHECKPOINT_EVERY", 4)
     once = weights(train(model, tmp_path / "once", PLAN))
-    with pytest.raises(SpecbenchError, match="unknown run"):
+    with pytest.raises(SpecbenchError, match="no run does not exist"):
         train(model, tmp_path / "again", PLAN, tmp_path / "no run")  # leaves nothing that the next line could meet
     assert torch.equal(once, weights(train(model, tmp_path / "again", PLAN)))
 
