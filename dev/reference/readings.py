@@ -1,7 +1,7 @@
 """python readings.py RUNS [LIMIT]: what another reading of a paper changes on `shapes`.
 
 Tokens per step of each reading, the one of the papers' tables first, on the first LIMIT captions (default 32), one
-image each, into `results/reference/readings.json`, which `docs/readings.md` prints. RUNS keeps the runs.
+image each, into `results/reference/readings.json`, which `docs/readings.md` prints; settings that it has are not measured again. RUNS keeps the runs.
 """
 
 import json
@@ -60,15 +60,17 @@ _as_published = cool_sd.exponential
 
 def main(out: Path, limit: int) -> None:
     place = Path(__file__).parents[2] / "results/reference/readings.json"
-    found: dict[str, list[dict]] = {}
+    found: dict[str, list[dict]] = json.loads(place.read_text()) if place.exists() else {}
     for name, decoders in READINGS.items():
+        if name in found:
+            continue
         found[name] = [measured(out, one, limit) for one in decoders]
         if name == "schedule":
             cool_sd.exponential = excess
             found[name].append(measured(out / "excess", "cool-sd", limit) | {"reading": "excess over 1 decays"})
             cool_sd.exponential = _as_published
         place.write_text(json.dumps(found, indent=1) + "\n")
-    for name, values in SAMPLING.items():
+    for name, values in ((name, values) for name, values in SAMPLING.items() if name not in found):
         key = name.replace("-", "_")
         found[name] = [measured(out, "sjd", limit, **{key: value}) | {"reading": f"{value:g}"} for value in values]
         place.write_text(json.dumps(found, indent=1) + "\n")
