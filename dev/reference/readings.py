@@ -1,7 +1,8 @@
 """python readings.py RUNS [LIMIT]: what another reading of a paper changes on `shapes`.
 
 Tokens per step of each reading, the one of the papers' tables first, on the first LIMIT captions (default 32), one
-image each, into `results/reference/readings.json`, which `docs/readings.md` prints; settings that it has are not measured again. RUNS keeps the runs.
+image each, into `results/reference/readings.json`, which `docs/readings.md` prints. Settings that stand there are not
+measured again. RUNS keeps the runs.
 """
 
 import json
