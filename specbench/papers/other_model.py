@@ -15,7 +15,7 @@ from specbench.reporting.marks import label, natural
 from specbench.reporting.plot_data import lower_is_better
 from specbench.runs.decoder_args import plan_decoders
 from specbench.specs.options import plain
-from specbench.specs.presets import resolve
+from specbench.specs.presets import decoder_name, resolve
 
 
 def as_run_here(table: Table, cells: Sequence[PlannedCell], model: object, folders: Iterable[Path]) -> Table:
@@ -55,6 +55,7 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     for members, run, named in zip(alike.values(), runs, labels, strict=True):
         group = run.settings.decoder if table.axes else str(run.values["prompts"].value) if len(sets) > 1 else None
         shared = tuple(text for text in members[0].chosen if all(text in row.chosen for row in members))
+        named = members[0].label if members[0].own else named
         own = Row(named, group, members[0].settings, {}, {}, {}, None, None, shared, members[0].own)
         rows.append(next((row for row in members if row.settings["model"] == model and not replaced(row)), own))
     groups = list(dict.fromkeys(row.group for row in rows))
@@ -81,13 +82,14 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
     """A name for each run: its decoder with its options, and the settings in which others of that name differ."""
     names, facts = [], []
     for run in runs:
-        asked = run.settings
-        spec = resolve(asked.decoder, dict(asked.options))
         if run.values:
-            spec = plan_decoders(run.values["decoder"].value, run.values)[0].spec
-        names.append(label(spec, {}, asked.model))
+            (planned,) = plan_decoders(run.values["decoder"].value, run.values)
+            spec, origins = planned.spec, planned.origins
+        else:
+            spec, origins = resolve(decoder_name(run.settings.decoder), dict(run.settings.options)), {}
+        names.append(label(spec, origins, run.settings.model))
         values = {name: held.value for name, held in run.values.items() if name not in ("decoder", "seed")}
-        facts.append({name: value for name, value in {**values, **dict(spec.options)}.items()})
+        facts.append(values | dict(spec.options))
     found = []
     for name, own in zip(names, facts, strict=True):
         others = [fact for other, fact in zip(names, facts, strict=True) if other == name]
