@@ -89,6 +89,12 @@ def format_option(formats: tuple[str, ...]) -> Any:
     return option("--format", "NAME", text, autocompletion=completion.of(*formats), show_default=by_ending)
 
 
+def require_ending(flag: str, path: Path, *endings: str) -> None:
+    """Refuse a file whose ending says that it holds something else than what is written."""
+    if path.suffix[1:2].isalpha() and path.suffix.lower() not in endings:
+        raise SpecbenchError(f"{flag} {path}: nothing is written as {path.suffix} here", f"{' or '.join(endings)}")
+
+
 _ENDINGS = {".md": "markdown", ".txt": "markdown", "": "markdown", ".tex": "latex", ".htm": "html"}
 
 

@@ -28,6 +28,7 @@ from specbench.cli.options import (
     model_option,
     option,
     prompts_option,
+    require_ending,
     run_argument,
     runs_argument,
     switch,
@@ -123,6 +124,8 @@ def report(
 
     if html and str(html).startswith("--"):
         raise SpecbenchError("--html: no file is named", "for example: specbench report --html page.html")
+    if html:
+        require_ending("--html", html, ".html", ".htm")
     _refuse_without_effect(
         {"--figure": figure, "--over": over, "--ruler": ruler, "--methods": methods},
         {

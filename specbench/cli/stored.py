@@ -12,7 +12,7 @@ from rich.console import Console
 
 from specbench.cli import completion
 from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Out, Quiet, Run, Runs, flags, option, switch
+from specbench.cli.options import Json, Out, Quiet, Run, Runs, flags, option, require_ending, switch
 from specbench.cli.output import print_json, print_table, print_written
 from specbench.errors import GATE, PARTIAL, SpecbenchError, read_name
 from specbench.runs.settings import OF_TOKENS, run_settings
@@ -223,6 +223,7 @@ def pack(
     from specbench.store import packed
     from specbench.store.run_folders import find_runs
 
+    require_ending("--to", to, ".zip")
     folders = find_runs(out, runs or ())
     parts = packed.pack(folders, to, pictures=not without_pictures)
     console.say(f"{len(folders)} run{'s' if len(folders) > 1 else ''}, {parts} parts, {to.stat().st_size / 1e6:.1f} MB")

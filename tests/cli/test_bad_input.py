@@ -34,6 +34,8 @@ FILES = {
 BAD = [
     ("score --metric fdi", "unknown metric 'fdi'", "did you mean 'fid["),
     ("show nothing", "unknown run 'nothing'", "valid: none"),
+    ("pack --to x.rar", "nothing is written as .rar here", ".zip"),
+    ("report --html x.pdf", "nothing is written as .pdf here", ".html or .htm"),
     ("run --model shaps", "unknown model 'shaps'", "did you mean 'shapes'"),
     ("run --decoder gsdd", "unknown decoder 'gsdd'", "did you mean 'gsd'"),
     ("run --decoder gsd --GG 5", "unknown option '--GG'", "did you mean '--G'"),
