@@ -95,10 +95,6 @@ train-head: $(VENV)/.run ## Train the embedded model's draft heads again and mea
 	cp vertical-training/config.json vertical-training/model.safetensors specbench/models/shapes/weights/vertical/
 	cp vertical-training/loss.jsonl results/vertical-training/
 	$(BIN)/specbench check-head --kind vertical --model shapes --json > results/vertical-training/tv_by_depth.json
-	$(BIN)/specbench train-head --kind ssd --model shapes --images 640 --epochs 12 --out ssd-training
-	cp ssd-training/config.json ssd-training/model.safetensors specbench/models/shapes/weights/ssd/
-	cp ssd-training/loss.jsonl results/ssd/
-	$(BIN)/specbench check-head --kind ssd --model shapes --json > results/ssd/tv_by_head.json
 
 speed: $(VENV)/.run ## Measure specbench itself; raw numbers go to results/speed
 	$(BIN)/python dev/speed/bench.py --threads 1

@@ -43,10 +43,7 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' if "," in name else name for name in names)
 
 
-_LISTS = {
-    **{kind: f"{kind}s" for kind in ("decoder", "model", "metric", "table", "run")},
-    "prompt set": "prompts",
-}
+_LISTS = {**{kind: f"{kind}s" for kind in ("decoder", "model", "metric", "table", "run")}, "prompt set": "prompts"}
 """What `specbench list` lists, by kind of name."""
 
 

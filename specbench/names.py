@@ -1,16 +1,20 @@
 """Names as people type them: how one is read, its synonyms, and the guess at a mistyped one.
 
 Case, accents, spaces and punctuation do not matter, nor words such as "decoding" in a decoder's name. Other names of a
-thing come from the facts of its catalogue; what stands in no catalogue is in the tables below. Nothing here is stored:
+thing come from the facts of its catalogue; what stands in no catalogue is in `names.toml`. Nothing here is stored:
 callers get the name of the catalogue.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
+
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def _by_each(meant: Mapping[str, str]) -> dict[str, str]:
@@ -18,152 +22,12 @@ def _by_each(meant: Mapping[str, str]) -> dict[str, str]:
     return {name: meaning for meaning, names in meant.items() for name in names.split(", ")}
 
 
-_SYNONYMS = {
-    "decoder": {
-        "ar": "autoregressive, vanilla, vanilla ar, next token prediction, ntp",
-        "sjd": "speculative jacobi",
-        "sjd++": "speculative jacobi++",
-        "gsd": "grouped speculative",
-        "scd-mc": "speculative coupled, scd",
-        "eagle": "eagle 1",
-        "pjd": "parallel jacobi",
-        "cool-sd": "annealed relaxation",
-    },
-    "prompt set": {
-        "coco": "ms coco, coco 2017, coco val 2017, coco 5k, ms coco 2017, ms coco val 2017, captions val 2017",
-        "coco-train": "coco 2017 train, coco train 2017, ms coco train, captions train 2017",
-        "parti": "p2, nateraw/parti-prompts",
-        "dpg-bench": "dpg, dense prompt graph",
-        "t2i-compbench": "compbench, t2i compbench++",
-        "imagenet": "imagenet 1k, imagenet labels, imagenet classes, ilsvrc 2012",
-    },
-    "metric": {
-        "inception-score": "is",
-        "clip": "clip similarity",
-        "fid": "frechet inception distance",
-        "clip[b32]": "clip vit b/32",
-        "clip[b16]": "clip vit b/16",
-        "clip[l14]": "clip vit l/14",
-        "hpsv2": "hps",
-        "hpsv2[v2.1]": "hps v2.1",
-        "hpsv2[v2.0]": "hps v2.0",
-        "compbench": "t2i compbench, t2i compbench++",
-        "imagereward": "imagereward v1.0",
-        "pickscore": "pickscore v1",
-        "aesthetic": "laion aesthetic, laion aesthetics, aesthetics",
-        "dpg-bench": "dpg",
-    },
-    "thing to list": {
-        "tables": "benchmarks, papers",
-        "prompts": "datasets",
-        "decoders": "methods",
-    },
-    "value": {
-        "float32": "fp32, float, full precision",
-        "float16": "fp16, half",
-        "bfloat16": "bf16",
-        "on": "true, always",
-        "off": "false, never",
-    },
-    "format": {"markdown": "md", "latex": "tex"},
-}
-SYNONYMS: Mapping[str, Mapping[str, str]] = {kind: _by_each(meant) for kind, meant in _SYNONYMS.items()}
+SYNONYMS: Mapping[str, Mapping[str, str]] = {kind: _by_each(meant) for kind, meant in _TABLES["synonyms"].items()}
 """What is meant by other names, by kind and name. Those of models are in their facts."""
-OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "batch": ("batch-size", "bs", "bsz", "per-device-batch-size"),
-    "out": ("output-dir", "out-dir", "outdir", "save-dir", "output-path", "output-folder", "results-dir", "save-path"),
-    "cfg": ("guidance-scale", "cfg-scale", "guidance", "classifier-free-guidance-scale", "cfg-weight"),
-    "top-k": ("topk", "image-top-k"),
-    "top-p": ("topp", "nucleus-p"),
-    "min-p": ("minp",),
-    "temperature": ("temp", "sampling-temperature"),
-    "workers": ("num-workers", "n-workers", "num-processes", "nproc-per-node", "data-parallel-size"),
-    "size": ("image-size", "resolution", "img-size"),
-    "window": (
-        "window-size",
-        "num-assistant-tokens",
-        "draft-len",
-        "jacobi-window",
-        "draft-length",
-        "num-speculative-tokens",
-        "gamma",
-    ),
-    "seed": ("random-seed", "global-seed", "manual-seed"),
-    "model": ("model-name", "model-id", "model-name-or-path", "gpt-model"),
-    "decoder": ("decoders", "method", "methods", "decoding"),
-    "prompts": ("prompt-file", "prompts-file", "prompt-set", "dataset", "prompt-path"),
-    "metric": ("metrics",),
-    "limit": ("max-prompts",),
-    "samples": ("n-samples", "num-samples", "samples-per-prompt"),
-    "dtype": ("precision", "torch-dtype", "data-type", "mixed-precision"),
-    "threads": ("num-threads", "n-threads", "cpu-threads"),
-    "weights": ("weight", "weights-path"),
-    "format": ("fmt", "output-format"),
-    "reference": ("reference-images", "ref", "real-images"),
-}
+OPTIONS: Mapping[str, tuple[str, ...]] = {own: tuple(text.split(", ")) for own, text in _TABLES["options"].items()}
 """Names of other programs that mean the same, by the option's own."""
-_ADVICE = {
-    "--out FOLDER for runs, --to FILE for tables": "-o",
-    "the first 8 prompts: --limit 8; 8 images of each: --samples 8": "-n",
-    "--model NAME": "-m",
-    "--prompts SET|FILE": "-p, data, data-path",
-    "--decoder NAME, --device DEVICE": "-d",
-    "--batch N": "-b",
-    "--seed N": "-s",
-    "--top-k K": "-k",
-    "--temperature X": "-t",
-    "--out FOLDER for runs, --to FILE for tables, --json for JSON on stdout": "output, out-file",
-    "--dtype float16": "fp16, half",
-    "--dtype bfloat16": "bf16",
-    "--dtype float32": "fp32",
-    "--dtype int8wo": "load-in-8bit",
-    "one worker a GPU: --workers N; which ones: CUDA_VISIBLE_DEVICES": "gpus, num-gpus, n-gpu",
-    "--device cuda, or cuda:1 for the second GPU": "gpu",
-    "--device cuda": "cuda",
-    "--device cpu": "cpu",
-    "a model is on one GPU; --workers N has N copies of it": "tensor-parallel-size",
-    "write captions into a file, one a line: --prompts FILE": "prompt, text, caption",
-    "--prompts SET|FILE to decode, score --metric NAME afterwards": "tasks",
-    "images of each prompt: --samples N; prompts: --limit N": "num-images, n-images, max-images",
-    "--samples N": "num-images-per-prompt",
-    "the first N: --limit N; at random: --sample N": "num-prompts",
-    "the first N prompts: --limit N; at random: --sample N": "max-samples",
-    "the first N prompts: --limit N": "num-examples, max-examples, limit-prompts, subset",
-    "--sweep seed=1,2,3": "seeds",
-    "--sweep model=A,B": "models",
-    "tokens drafted at once: --window N": "max-num-new-tokens, num-jacobi-tokens",
-    "an image has as many tokens as its size gives": "max-tokens, max-new-tokens, max-length",
-    "--size WIDTHxHEIGHT": "height, width",
-    "--model NAME --weights FOLDER|OWNER/NAME": "checkpoint, checkpoint-path, ckpt, ckpt-path, gpt-ckpt, pretrained, "
-    "model-path, model-dir, model-args, pretrained-model-name-or-path, vq-model, vq-ckpt",
-    "--head FOLDER": "drafter-path, draft-model, assistant-model, ea-model-path, head-path, speculative-model",
-    "--top-k 1": "greedy",
-    "sampling is the default; --top-k 1 takes the most probable token": "do-sample",
-    "stored images are kept anyway; the same command goes on where it stopped": "resume, skip-existing",
-    "stored images are kept; another folder decodes them again": "force, overwrite, overwrite-output-dir",
-    "progress is printed anyway": "verbose",
-    "--quiet": "silent",
-    "nothing is asked": "yes",
-    "images are stored anyway": "save-images",
-}
-ADVICE: Mapping[str, str] = _by_each(_ADVICE)
-"""What to type instead of options that have no other name here."""
-COMMANDS: Mapping[str, str] = {
-    "ls": "list",
-    **dict.fromkeys(("eval", "evaluate", "metric", "measure-quality"), "score"),
-    **dict.fromkeys(("generate", "sample", "decode", "infer", "inference", "benchmark"), "run"),
-    **dict.fromkeys(("html", "plot", "table", "results", "summary", "latex", "figures"), "report"),
-    **dict.fromkeys(("reproduce", "paper"), "bench"),
-    **dict.fromkeys(("download", "pull", "get"), "fetch"),
-    **dict.fromkeys(("diff",), "compare"),
-    **dict.fromkeys(("info", "env", "collect-env"), "doctor"),
-    **dict.fromkeys(("train",), "train-head"),
-    **dict.fromkeys(("zip", "archive"), "pack"),
-    **dict.fromkeys(("validate",), "verify"),
-    **dict.fromkeys(("quickstart", "example", "tutorial"), "demo"),
-    **dict.fromkeys(("cat", "view", "inspect"), "show"),
-}
-"""The command that does it, by what people type."""
+ADVICE: Mapping[str, str] = _by_each(_TABLES["advice"])  # What to type instead of options that have no other name here
+COMMANDS: Mapping[str, str] = _by_each(_TABLES["commands"])  # The command that does it, by what people type
 
 
 _FILLING = {
@@ -192,10 +56,7 @@ def fitting(
     name: str, valid: Iterable[str], kind: str = "", also: Mapping[str, Iterable[str]] | None = None
 ) -> list[str]:
     """The names of `valid` that a typed one means: itself, or those with its spelling; none for an unknown name.
-
-    Args:
-        also: other names of the valid ones.
-    """
+    `also`: other names of the valid ones."""
     valid = list(valid)
     if name in valid:
         return [name]

@@ -20,7 +20,7 @@ KEPT = {
     "run": _FACADE,
     "score": _FACADE,
     "load": "a function of every module of a model family, see specbench.models.families.base; api.load reads runs",
-    "render": "reporting.render is public API; models.shapes.render is part of the identity of stored scores",
+    "render": "reporting.render is public API; the other draws a picture",
 }
 """Repeated names that remain, and why."""
 

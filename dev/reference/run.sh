@@ -16,7 +16,7 @@ run --decoder ar,sjd,scd-mc,sjd-pac,gsd,sjd++,eagle,lantern,best-lossless
 run --decoder vertical,eagle-gbv,scd-gs,predictive,eagle-block,sjd-block,lantern++,uniform-rsd,cool-sd,amplify
 run --decoder jacobi,sjd-isp,sjd-norefine,sjd-released,zipar,pjd,add
 run --decoder gsd:G=10,d=inf --decoder gsd:G=50,d=inf --decoder sjd++:tau=0.1 --decoder amplify:k=8,amplify:k=64,amplify:k=1000
-run --decoder lantern++-optimal,cool-sd-linear,gsd-released,lantern-released,lantern++-released,pathexplore,sjd-sv
+run --decoder lantern++-optimal,cool-sd-linear,gsd-released,lantern-released,lantern++-released,pathexplore
 run --decoder zipar-released,zipar-adaptive,pjd-released,pjd-residual
-run --decoder vertical-coupled,ssd,vvs --decoder ssd:rounds=0 --decoder ssd:rounds=1
+run --decoder vertical-coupled,vvs
 run --decoder ar --top-k 1 --top-p 1 --samples 1  # greedy: all samples would be the same

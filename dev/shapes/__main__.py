@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 
+from dev.shapes.data import save
 from dev.shapes.train_ar import Trainer, TrainingPlan
 from dev.shapes.train_clip import train_clip
 from dev.shapes.train_features import train_features
 from dev.shapes.train_tokenizer import STEPS, train_tokenizer
 from specbench.errors import INTERRUPTED
-from specbench.models.shapes.network import WEIGHTS, load_tokenizer, save
+from specbench.models.shapes.network import WEIGHTS, load_tokenizer
 
 _SAMPLING = {"guidance": 1.5, "top_k": 0, "temperature": 1.0, "top_p": 0.95}
 

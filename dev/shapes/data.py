@@ -7,23 +7,63 @@ tokenizer of the run, or the shipped one if the run has none.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from specbench.models.shapes import captions
-from specbench.models.shapes.network import load_tokenizer
-from specbench.models.shapes.reading_order import realize_in_order, worded_in_reading_order
-from specbench.models.shapes.render import card_mask, noisy_rows, render
-from specbench.models.shapes.scene import COLORS, MAX_COUNT, SHAPES, Scene, describe, realize, sample_request
+from specbench.models.shapes.network import WEIGHTS, ShapesNetwork, load_tokenizer
+from specbench.models.shapes.render import ground, render
+from specbench.models.shapes.scene import (
+    COLORS,
+    MAX_COUNT,
+    SHAPES,
+    SIZE,
+    Scene,
+    describe,
+    realize,
+    realize_in_order,
+    sample_request,
+    worded_in_reading_order,
+)
 from specbench.models.shapes.tokenizer import GRID, PATCH, TOKENS, ShapesTokenizer
 
 SHARD = 4096
 WORDINGS = 4
+
+
+def save(network: ShapesNetwork, tokenizer: ShapesTokenizer, extra: dict, folder: Path = WEIGHTS) -> None:
+    """Write both modules as fp16 safetensors and config.json with the entries of `extra`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, module in (("network", network), ("tokenizer", tokenizer)):
+        state = {key: value.detach().cpu().half().contiguous() for key, value in module.state_dict().items()}
+        save_file(state, folder / f"{name}.safetensors", metadata={"format": "pt"})
+    config = {"network": network.config, "tokenizer": tokenizer.config, **extra}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def card_mask(scene: Scene) -> np.ndarray:
+    """Which object's card each pixel lies on: 1 + index of the object, 0 for background, uint8 [64, 64]."""
+    owner = np.zeros((SIZE, SIZE), np.uint8)
+    for index, item in enumerate(scene.items):
+        left, top, right, bottom = item.card
+        owner[top:bottom, left:right] = index + 1
+    return owner
+
+
+def noisy_rows(scene: Scene) -> tuple[int, int]:
+    """First and last (exclusive) token row of the noisy part of the background; equal where there is none."""
+    if scene.texture not in ("cloudy", "grainy"):
+        return 0, 0
+    _, rows = ground(np.random.default_rng(scene.seed))
+    whole = SIZE // PATCH
+    return (0, rows) if scene.texture == "cloudy" else (whole - rows, whole)
 
 
 def render_batch(count: int, seed: int) -> tuple[Tensor, Tensor]:

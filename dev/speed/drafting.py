@@ -30,8 +30,6 @@ DECODERS = {
     "best-lossless": resolve("best-lossless"),
     "vertical, chain of 15": resolve("vertical", CHAIN),
     "vertical-coupled, chain of 15": resolve("vertical-coupled", CHAIN),
-    "ssd, no rounds": resolve("ssd", {"rounds": 0}),
-    "ssd": resolve("ssd"),
 }
 TIMES = 400
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
 from specbench.models.interface import TokenLayout
+from specbench.models.network_sizes import NetworkSize, Size
 from specbench.models.transformer.model import Prefix, TransformerModel
-from specbench.models.transformer.size import Size, llama_size
 from specbench.system.matrix_products import linear_output
 
 PROMPT = 16
@@ -55,7 +55,8 @@ class RandomLlama(TransformerModel):
         """What its forward reads and computes."""
         config = self.backbone.config
         layers, heads = config.num_hidden_layers, config.num_attention_heads
-        return llama_size(config.hidden_size, config.intermediate_size, layers, heads, self.output.out_features)
+        network = NetworkSize(0, config.hidden_size, config.intermediate_size, layers, heads, heads)
+        return network.size(self.output.out_features)
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
         rows = torch.arange(PROMPT, device=self.device).repeat(2 * len(prompts), 1)

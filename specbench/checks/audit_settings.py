@@ -1,9 +1,7 @@
 """What decoders are audited on: models whose images can be enumerated, and how they are decoded.
 
 Drafts that enter a window at its far end, are refined for several steps and tested last exist only in images several
-windows long, so seven settings have images of at least four windows. Four have a window wider than the image. The
-others have shorter images, since every image must be enumerated: among them one for residual distributions over several
-tokens, one for the masks and cache of a window of several drafts, and those for filters.
+windows long, so seven settings have images of at least four windows; four have a window wider than the image.
 """
 
 from __future__ import annotations
@@ -22,39 +20,25 @@ from specbench.specs.run_spec import Sampling
 
 @dataclass(frozen=True)
 class AuditSetting:
-    """One setting of the audit.
+    """One setting of the audit."""
 
-    Attributes:
-        name: printed, and part of the random model's seed.
-        layout, sampling: grammar of the stream; guidance, temperature, top-k, top-p.
-        window: replaces the decoder's own where it has that option; None keeps it.
-        tables: random models, one per prompt of a batch.
-        model: "tables", a random table per prefix, or "transformer", a small one with a KV cache.
-        sharpness: standard deviation of the tables' logits.
-        shared: standard deviation of the part of a slot's logits that all prefixes have in common; drafts drawn after
-            another prefix are then often kept, for several steps, as those of real models are.
-        grain: rounds the tables' logits, for ties.
-        share: images, as a multiple of the usual number.
-        batch: images decoded together at most; 0 leaves it to the audit.
-        rows: decode with continuous batching, so many images at a time; 0 decodes whole batches.
-        trace: record per-token traces, as `specbench run --trace` does.
-        compiled: run the steps compiled, as `specbench run --compile on` does; for the transformer.
-    """
-
-    name: str
+    name: str  # printed, and part of the random model's seed
+    # layout, sampling: grammar of the stream; guidance, temperature, top-k, top-p
     layout: TokenLayout
     sampling: Sampling = field(default_factory=lambda: Sampling(guidance=1.0))
-    window: int | None = None
-    tables: int = 1
-    model: str = "tables"
-    sharpness: float = 1.5
+    window: int | None = None  # replaces the decoder's own where it has that option; None keeps it
+    tables: int = 1  # random models, one per prompt of a batch
+    model: str = "tables"  # "tables", a random table per prefix, or "transformer", a small one with a KV cache
+    sharpness: float = 1.5  # standard deviation of the tables' logits
+    # standard deviation of the part of a slot's logits that all prefixes have in common; drafts drawn after another
+    # prefix are then often kept, for several steps, as those of real models are
     shared: float = 0.0
-    grain: float = 0.0
-    share: float = 1.0
-    batch: int = 0
-    rows: int = 0
-    trace: bool = False
-    compiled: bool = False
+    grain: float = 0.0  # rounds the tables' logits, for ties
+    share: float = 1.0  # images, as a multiple of the usual number
+    batch: int = 0  # images decoded together at most; 0 leaves it to the audit
+    rows: int = 0  # decode with continuous batching, so many images at a time; 0 decodes whole batches
+    trace: bool = False  # record per-token traces, as `specbench run --trace` does
+    compiled: bool = False  # run the steps compiled, as `specbench run --compile on` does; for the transformer
 
 
 def _mid_row_grammar(height: int, width: int, v_image: int) -> TokenLayout:
@@ -64,105 +48,72 @@ def _mid_row_grammar(height: int, width: int, v_image: int) -> TokenLayout:
     return TokenLayout(height, width, v_image, row * height)
 
 
+_plain, _row_ends = TokenLayout.plain, TokenLayout.with_row_ends
 _TRANSFORMER = AuditSetting(
-    "2x4 of 2 with row ends, transformer, guided, window 2, continuous batching",
-    TokenLayout.with_row_ends(2, 4, 2),
-    Sampling(guidance=2.0),
-    window=2,
-    tables=2,
-    model="transformer",
+    "2x4 of 2 with row ends, transformer, guided, window 2, continuous batching", _row_ends(2, 4, 2), Sampling(2.0), 2,
     # Odd: where all rows of two prompts end together, as those of AR do, each goes on with the other prompt.
-    rows=511,
-)
+    tables=2, model="transformer", rows=511,
+)  # fmt: skip
 LONE_SETTING = AuditSetting(
-    "2x3 of 2 with row ends, guided, window 3, one image at a time",
-    TokenLayout.with_row_ends(2, 3, 2),
-    Sampling(guidance=2.0),
-    window=3,
-    share=0.015,
+    "2x3 of 2 with row ends, guided, window 3, one image at a time", _row_ends(2, 3, 2), Sampling(2.0), 3, share=0.015,
     batch=1,
-)
+)  # fmt: skip
 """A batch of one has code of its own. These images are also compared with the same ones of a batch."""
+_KEPT_8 = "1x4 of 8, drafts kept for several steps, window 8"
+_KEPT_10 = "1x10 of 2, drafts kept for several steps, window 12"
+_PREVIEW = TokenLayout.plain(2, 3, 2, before=((1, 2),))
+_WIDE_ROW = replace(
+    _TRANSFORMER,
+    name="2x4 of 2 with a row end, transformer, guided, window 4, continuous batching",
+    layout=TokenLayout(2, 4, 2, (-1,) * 4 + (2,) + (-1,) * 4),
+    window=4,
+)
 AUDIT_SETTINGS = (
-    AuditSetting("1x3 of 6, window wider than the image", TokenLayout.plain(1, 3, 6), window=8),
-    AuditSetting("2x4 of 2, window wider than the image", TokenLayout.plain(2, 4, 2), window=12),
-    AuditSetting(
-        "2x4 of 3 with row ends, guided, window 2",
-        TokenLayout.with_row_ends(2, 4, 3),
-        Sampling(guidance=2.0),
-        window=2,
-    ),
+    AuditSetting("1x3 of 6, window wider than the image", _plain(1, 3, 6), window=8),
+    AuditSetting("2x4 of 2, window wider than the image", _plain(2, 4, 2), window=12),
+    AuditSetting("2x4 of 3 with row ends, guided, window 2", _row_ends(2, 4, 3), Sampling(2.0), 2),
     AuditSetting("3x4 of 2, grammar tokens within and after rows, window 3", _mid_row_grammar(3, 4, 2), window=3),
     AuditSetting(
         "4x4 of 2 with row ends, T 0.8, window 4, continuous batching",
-        TokenLayout.with_row_ends(4, 4, 2),
+        _row_ends(4, 4, 2),
         Sampling(1.0, 0.8),
-        window=4,
+        4,
         rows=1024,
     ),
     AuditSetting(
-        "2x4 of 3, guided, T 0.7, ties at top-k 2, window 2",
-        TokenLayout.plain(2, 4, 3),
-        Sampling(2.0, 0.7, 2),
-        window=2,
-        grain=1.0,
+        "2x4 of 3, guided, T 0.7, ties at top-k 2, window 2", _plain(2, 4, 3), Sampling(2.0, 0.7, 2), 2, grain=1.0
     ),
     AuditSetting(
         "4x3 of 2, guided, T 0.8, top-p 0.8, window 3, traced",
-        TokenLayout.plain(4, 3, 2),
+        _plain(4, 3, 2),
         Sampling(1.5, 0.8, 0, 0.8),
-        window=3,
+        3,
         trace=True,
     ),
-    AuditSetting("1x5 of 4, window 3", TokenLayout.plain(1, 5, 4), window=3),
-    AuditSetting(
-        "1x4 of 8, drafts kept for several steps, window 8",
-        TokenLayout.plain(1, 4, 8),
-        window=8,
-        sharpness=0.5,
-        shared=1.0,
-        share=2.0,
-    ),
-    AuditSetting(
-        "1x10 of 2, drafts kept for several steps, window 12",
-        TokenLayout.plain(1, 10, 2),
-        window=12,
-        sharpness=0.8,
-        shared=1.0,
-        share=0.5,
-    ),
+    AuditSetting("1x5 of 4, window 3", _plain(1, 5, 4), window=3),
+    AuditSetting(_KEPT_8, _plain(1, 4, 8), window=8, sharpness=0.5, shared=1.0, share=2.0),
+    AuditSetting(_KEPT_10, _plain(1, 10, 2), window=12, sharpness=0.8, shared=1.0, share=0.5),
     AuditSetting(
         "2x2 of 4, ties at top-p 0.6, window 2",
-        TokenLayout.plain(2, 2, 4),
+        _plain(2, 2, 4),
         Sampling(1.0, top_p=0.6),
-        window=2,
+        2,
         sharpness=1.0,
         grain=1.0,
         share=0.5,
     ),
     AuditSetting(
         "1x4 of 5, T by entropy, top-n-sigma 1.2, min-p 0.4, window 2",
-        TokenLayout.plain(1, 4, 5),
+        _plain(1, 4, 5),
         Sampling(1.0, entropy_scale=0.5, min_p=0.4, top_n_sigma=1.2),
-        window=2,
+        2,
         share=0.5,
     ),
     LONE_SETTING,
-    AuditSetting("8x1 of 3, one-token rows, window 2", TokenLayout.with_row_ends(8, 1, 3), window=2),
+    AuditSetting("8x1 of 3, one-token rows, window 2", _row_ends(8, 1, 3), window=2),
     _TRANSFORMER,
-    replace(
-        _TRANSFORMER,
-        name="2x4 of 2 with a row end, transformer, guided, window 4, continuous batching",
-        layout=TokenLayout(2, 4, 2, (-1,) * 4 + (2,) + (-1,) * 4),
-        window=4,
-    ),
-    AuditSetting(
-        "1x2 preview, then 2x3 of 2, window 3",
-        TokenLayout.plain(2, 3, 2, before=((1, 2),)),
-        window=3,
-        shared=1.0,
-        share=0.5,
-    ),
+    _WIDE_ROW,
+    AuditSetting("1x2 preview, then 2x3 of 2, window 3", _PREVIEW, window=3, shared=1.0, share=0.5),
 )
 
 DEVICE_SETTINGS = (

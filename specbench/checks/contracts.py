@@ -44,28 +44,21 @@ def check_all(
         from specbench.checks.model_contract import model_findings  # brings torch
 
         announce(model)
-        rows += [{"name": model, "kind": "model", **vars(one)} for one in model_findings(model, prompts)]
+        rows += [{"name": model, "kind": "model", **vars(finding)} for finding in model_findings(model, prompts)]
     if metric:
         from specbench.checks.metric_contract import metric_findings  # brings pandas
 
         announce(metric)
-        rows += [{"name": metric, "kind": "metric", **vars(one)} for one in metric_findings(metric, prompts)]
+        rows += [{"name": metric, "kind": "metric", **vars(finding)} for finding in metric_findings(metric, prompts)]
     if prompts:
         announce(prompts)
-        rows += [{"name": prompts, "kind": "prompts", **vars(one)} for one in prompt_findings(prompts, model)]
+        rows += [{"name": prompts, "kind": "prompts", **vars(finding)} for finding in prompt_findings(prompts, model)]
     return rows
 
 
 def prompt_findings(name: str, model: str | None = None) -> list[Finding]:
-    """Run every conformance test on a prompt set: ids, captions, and whether a model reads them.
-
-    Args:
-        name: of a set, a file, or "package.module:NAME".
-        model: that must be able to read them; none if None.
-
-    Raises:
-        SpecbenchError: no such set or model, or an unreadable file.
-    """
+    """Run every conformance test on a prompt set: ids, captions, and whether a model reads them. `name`: of a set, a
+    file, or "package.module:NAME". `model`: that must be able to read them; none if None."""
     found = load_prompts(name)
     tests: list[tuple[str, Callable[[], Finding]]] = [
         ("file", lambda: finding("file", [], f"{len(found.prompts):,} prompts with ids of their own")),

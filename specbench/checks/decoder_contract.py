@@ -1,6 +1,8 @@
 """Conformance tests for decoders, on models small enough to enumerate.
 
-`specbench audit` measures how far a decoder is from exact sampling; this tests whether its numbers can be trusted.
+`specbench audit` measures how far a decoder is from exact sampling; this tests whether its numbers can be trusted. On a
+vocabulary that cannot be enumerated, a small transformer with random weights is decoded as real models are, and the
+Rosenblatt transform of the tokens under a float64 reference must be uniform and independent.
 """
 
 from __future__ import annotations
@@ -8,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import torch
 
 from specbench.checks.audit_settings import in_window
+from specbench.checks.divergence import AUDIT_LEVEL
 from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer, processed
 from specbench.checks.findings import FAILED, OK, SKIPPED, SLOW, Finding, finding, run_tests
 from specbench.checks.losslessness import AUDIT_SAMPLES, Auditable, Decode, audit_one, load_decoder, verdict_line
-from specbench.checks.wide_vocabulary import ROWS, WIDE_DTYPES, WIDE_SAMPLING, WINDOW, wide_faults
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
@@ -23,12 +26,22 @@ from specbench.prompts import Request
 from specbench.runs.decoder_args import labelled_decoders
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
+from specbench.stats.rosenblatt import RosenblattResult, Tokens, audit_tokens
 
 SLOW_RULE = 3.0
 """Time per step outside the target forwards, over that of exact SJD with the same window, that is called slow."""
 _SAMPLING = Sampling(guidance=2.0, temperature=0.9)
 _LAYOUT = TokenLayout.with_row_ends(2, 3, 3)
 _TEXTS = ("one", "two")
+WIDE_SAMPLING = Sampling(guidance=2.0, temperature=3.0, top_k=1000, top_p=0.95)
+"""A temperature at which drafts are often kept, so that those of the window's far end are tested, too."""
+WINDOW, ROWS = 12, 48
+_WIDE = TokenLayout.plain(1, 18, 4160)
+_PROMPTS = ("one", "two")
+_IMAGES = 240
+_TOGETHER = 24
+WIDE_DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloat16, 0.1, 0.05)}
+"""Distance of a recorded log p, in nats, and share of tokens beyond it or of probability 0, that rounding explains."""
 
 
 def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES, seed: int = 0) -> list[Finding]:
@@ -37,9 +50,6 @@ def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES, seed: int = 
     Args:
         decoder: as `specbench.checks.losslessness.audit_decoders` takes it: a name, a spec, or "package.module:Name".
         samples: images for the exactness test, on the settings of `specbench audit`.
-
-    Raises:
-        SpecbenchError: there is no such decoder.
     """
     name, found = load_decoder(decoder)
     tests = ContractChecks(name, found, seed)
@@ -274,3 +284,60 @@ def _rule_ms(model: ImageModel, spec: DecoderSpec) -> float:
 
 def _distance(truth: float, stored: float) -> float:
     return 0.0 if truth == stored else abs(truth - float(stored))
+
+
+def wide_faults(
+    decode: Callable[[EnumerableTransformer, Sequence[Request]], Sequence[Generation | np.ndarray]],
+    dtype: str,
+    seed: int,
+) -> tuple[list[str], RosenblattResult]:
+    """What is wrong with the images of a decoder in `dtype`, one sentence each, and the tests of their tokens.
+    `decode`: the images, or their stream tokens, of requests in their order."""
+    kind, distance, share = WIDE_DTYPES[dtype]
+    model = EnumerableTransformer(_WIDE, _PROMPTS, seed)
+    embedding = model.backbone.embed_tokens.weight[: _WIDE.vocab]
+    # Tokens that differ little: drafts drawn after other tokens are often kept, up to the far end of the window.
+    embedding.mul_(0.1).add_(10 * embedding[0])
+    model.backbone.to(kind)
+    model.codebook, model.matrix = model.codebook.to(kind), model.matrix.to(kind)
+    requests = [Request(_PROMPTS[n % 2], f"prompt {n % 2}", n // 2) for n in range(_IMAGES)]
+    images = decode(model, requests)
+    tokens = np.stack([getattr(image, "tokens", image) for image in images]).astype(np.int64)
+    values = np.empty((4, *tokens.shape))
+    for number, text in enumerate(_PROMPTS):
+        own = range(number, _IMAGES, len(_PROMPTS))
+        for start in range(0, len(own), _TOGETHER):
+            rows = own[start : start + _TOGETHER]
+            values[:, rows] = _reference(model, text, tokens[rows], seed + start)
+    by_id, by_p, logp, entropy = values
+    impossible = float(np.isinf(logp).mean())
+    wrong = [f"{impossible:.1%} of the tokens have probability 0"] * (impossible > share)
+    if isinstance(images[0], Generation):
+        with np.errstate(invalid="ignore"):
+            off = np.abs(np.stack([image.logp for image in images]) - logp) > distance
+        beyond = float(off.mean())
+        wrong += [f"{beyond:.1%} of the recorded log p are more than {distance:g} off"] * (beyond > share)
+    orders = {"u_id": by_id, "u_p": by_p}
+    if all("u_pq" in getattr(image, "uniforms", {}) for image in images):
+        orders["u_pq"] = np.stack([image.uniforms["u_pq"] for image in images]).astype(float)
+    result = audit_tokens(Tokens(orders, None, entropy), AUDIT_LEVEL)
+    if result.deviates:
+        test = result.tests[0]
+        wrong.append(f"tokens are no samples of p (p = {test.corrected:.1e}, {test.order}, {test.kind} {test.group})")
+    return [f"{dtype}: {one}" for one in wrong], result
+
+
+@torch.inference_mode()
+def _reference(model: EnumerableTransformer, text: str, tokens: np.ndarray, seed: int) -> np.ndarray:
+    """[4, n, N] uniforms by token id and by p descending, log p and entropy of `tokens` [n, N], given those before."""
+    logits = model.guided(text, torch.from_numpy(tokens[:, :-1]), WIDE_SAMPLING.guidance)
+    p = processed(logits, WIDE_SAMPLING)
+    own = np.take_along_axis(p, tokens[..., None], -1)
+    before = np.arange(p.shape[-1]) < tokens[..., None]
+    by_id = np.where(before, p, 0).sum(-1)
+    by_p = np.where((p > own) | ((p == own) & before), p, 0).sum(-1)
+    own, v = own[..., 0], np.random.default_rng(seed).random(tokens.shape)
+    with np.errstate(divide="ignore"):
+        logp = np.log(own)
+    entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
+    return np.stack([by_id + v * own, by_p + v * own, logp, entropy])

@@ -15,16 +15,11 @@ from scipy.stats import chi2
 
 AUDIT_LEVEL = 1e-4
 AUDIT_POWER = 0.95
-COUNTABLE = 2000
-"""Images are counted whole where there are at most this many, else by runs of consecutive tokens."""
-RUN_CELLS = 128
-"""Values that such a run can take, at most."""
-POOLED = 5
-"""Cells expected fewer times are pooled into one."""
-PAIRS = ("prompts", "samples", "seeds")
-"""What the two images of a pair differ in."""
-VIEWS = 3
-"""Views of the audit's test, each of which could reject."""
+COUNTABLE = 2000  # Images are counted whole where there are at most this many, else by runs of consecutive tokens
+RUN_CELLS = 128  # Values that such a run can take, at most
+POOLED = 5  # Cells expected fewer times are pooled into one
+PAIRS = ("prompts", "samples", "seeds")  # What the two images of a pair differ in
+VIEWS = 3  # Views of the audit's test, each of which could reject
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ def _needs(info: ModelFacts) -> list[dict[str, str]]:
     prompts = default_prompts(info.name.partition("+")[0])
     of_model = needs_of(info, None)
     found = [(one, MISSING, False) for one in needs_of(info, prompts) if one not in of_model[:1]]  # `_model` names it
-    found += [(one, WARNING, True) for one in score_needs(info, prompts)]
+    found += [(need, WARNING, True) for need in score_needs(info, prompts)]
     return [
         _row(one.what, status, f"not here: {one.text()}", fetch_command(info, prompts, scores))
         for one, status, scores in found

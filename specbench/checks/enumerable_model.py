@@ -1,9 +1,8 @@
 """Models small enough to enumerate every image: the ground truth that decoders are audited against.
 
-An `EnumerableModel` draws each token from a random table row chosen by the complete prefix, so a decoder that
-conditions on anything wrong, or reuses noise it should not, changes the joint distribution. `joint` gives the exact one
-in float64 by extending every prefix, sharing no code with the decode loop. An `EnumerableTransformer` adds a real KV
-cache, masks and positions.
+An `EnumerableModel` draws each token from a random table row chosen by the complete prefix, so that whoever conditions
+on anything wrong changes the joint distribution. `joint` gives the exact one in float64, sharing no code with the
+decode loop. An `EnumerableTransformer` adds a real KV cache, masks and positions.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from transformers import LlamaConfig, LlamaModel
 
 from specbench.models.draft_head import EagleHead, new_head
 from specbench.models.interface import DraftPrompt, TokenLayout, Tree
-from specbench.models.ssd_heads import SsdHeads, new_ssd_heads
 from specbench.models.transformer.model import Prefix, TransformerModel
 from specbench.models.vertical_head import VerticalHead, new_vertical_head
 from specbench.specs.run_spec import Sampling
@@ -49,8 +47,7 @@ class EnumerableModel:
     name = "enumerable"
     device = torch.device("cpu")
     dtype = torch.float32
-    feature_size = 8
-    """Features are the logits themselves, padded: enough for a draft head to be audited with."""
+    feature_size = 8  # Features are the logits themselves, padded: enough for a draft head to be audited with
 
     def __init__(
         self,
@@ -99,10 +96,6 @@ class EnumerableModel:
     def own_vertical_head(self) -> VerticalHead:
         """An untrained vertical head."""
         return _sharp(new_vertical_head(self.feature_size, 16, seed=2))
-
-    def own_ssd_heads(self) -> SsdHeads:
-        """Untrained heads of SSD."""
-        return _sharp(new_ssd_heads(self.feature_size, 16, seed=3))
 
     def token_table(self) -> Tensor:
         """Random token embeddings."""
@@ -315,10 +308,6 @@ class EnumerableTransformer(TransformerModel):
     def own_vertical_head(self) -> VerticalHead:
         """An untrained vertical head."""
         return _sharp(new_vertical_head(_WIDTH, 16, seed=2))
-
-    def own_ssd_heads(self) -> SsdHeads:
-        """Untrained heads of SSD."""
-        return _sharp(new_ssd_heads(_WIDTH, 16, seed=3))
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         return _grey(image_tokens, self.layout)

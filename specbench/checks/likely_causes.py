@@ -30,20 +30,17 @@ _FLOOR = {"float32": 1e-6}
 _ROUNDED_FLOOR = 1e-3
 """Share of the unfiltered distribution in each alternative, so that a token beyond a filter costs a finite ratio: by
 number format, as rounding puts tokens at the edge of a filter on either side."""
-_ROUNDING = 0.002
-"""Nats per token that rounding may make: p of the same model in other shapes."""
+_ROUNDING = 0.002  # Nats per token that rounding may make: p of the same model in other shapes
 _GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.5, 10.0, 12.0, 15.0)
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 _TOP_K = (1, 5, 10, 20, 50, 100, 500, 1000, 2000, 0)
 _TOP_P = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
-_STEPS, _ONE = 9, 0.05
-"""Points of a likelihood, and the distance from a guidance of 1 that is none."""
+_STEPS, _ONE = 9, 0.05  # Points of a likelihood, and the distance from a guidance of 1 that is none
 _DROP = 1.92
 """Half the 0.95 quantile of chi-square with one degree of freedom: of log likelihood, at the ends of an interval."""
 _FAR, _IMPOSSIBLE = 5.0, 10.0
 """Standard errors beyond which a group deviates, and nats that a token of probability 0 counts."""
-_CLOSE = 5.0
-"""Nats within which another cause is named, too."""
+_CLOSE = 5.0  # Nats within which another cause is named, too
 _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "the image is transposed: tokens are in the order of columns": lambda grid: grid.reshape(grid.shape[::-1]).T,
     "the rows are mirrored": lambda grid: grid[:, ::-1],
@@ -58,18 +55,12 @@ _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Cause:
-    """An alternative to the claim that explains the tokens better.
+    """An alternative to the claim that explains the tokens better."""
 
-    Attributes:
-        what: the cause in words, with the estimated parameter.
-        nats: log likelihood ratio to the claim.
-        images: how many of the images it explains better than the claim.
-        setting, value, low, high: of the sampling, with the likeliest value and its 95 % interval.
-    """
-
-    what: str
-    nats: float
-    images: int
+    what: str  # the cause in words, with the estimated parameter
+    nats: float  # log likelihood ratio to the claim
+    images: int  # how many of the images it explains better than the claim
+    # setting, value, low, high: of the sampling, with the likeliest value and its 95 % interval
     setting: str | None = None
     value: float | None = None
     low: float | None = None
@@ -169,16 +160,13 @@ class _Study:
         tokens: np.ndarray | None = None,
         kept: Sampling | None = None,
     ) -> np.ndarray:
-        """[options, K] log likelihood of the images under each sampling, perhaps of other prompts or tokens.
-
-        Args:
-            kept: condition on the tokens that this one's filters keep, in the place of the filters of `options`.
-        """
+        """[options, K] log likelihood of the images under each sampling, perhaps of other prompts or tokens. `kept`:
+        condition on the tokens that this one's filters keep, in the place of the filters of `options`."""
         texts, tokens = texts or self.texts, self.tokens if tokens is None else tokens
         width, batch = pieces(self.model)
         scales = {one.guidance for one in (*options, *([kept] if kept else []))}
         mask = kept and Target(self.model.layout, kept, self.model.device)
-        targets = [Target(self.model.layout, one, self.model.device) for one in options]
+        targets = [Target(self.model.layout, option, self.model.device) for option in options]
         found = np.zeros((len(options), len(tokens)))
         for start in range(0, len(tokens), batch):
             some = slice(start, start + batch)

@@ -39,11 +39,9 @@ from specbench.specs.presets import PRESETS, DecoderSpec, Preset, decoder_name, 
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 
-AUDIT_SAMPLES = 290_000
-"""Images per decoder: some 19,300 of each setting, times its share."""
+AUDIT_SAMPLES = 290_000  # Images per decoder: some 19,300 of each setting, times its share
 _BATCH = 10_000
-THOROUGH = 10
-"""Factor on the images of the settings in which a thorough audit sees least."""
+THOROUGH = 10  # Factor on the images of the settings in which a thorough audit sees least
 SMALL_ENOUGH = 0.05
 """An audit calls a decoder lossless only where its `detectable_tv` is at most this, which takes some 15,000 images."""
 LOSSLESS, LOSSY, UNSEEN = "lossless", "lossy", "no deviation seen"
@@ -87,8 +85,8 @@ def audit_decoders(
         SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples.
     """
     decoders, samples = [decoders] if isinstance(decoders, str) else decoders, samples or AUDIT_SAMPLES
-    by_name = all(isinstance(one, str) for one in decoders)
-    named = labelled_decoders(decoders or list(PRESETS)) if by_name else [(None, one) for one in decoders]
+    by_name = all(isinstance(decoder, str) for decoder in decoders)
+    named = labelled_decoders(decoders or list(PRESETS)) if by_name else [(None, decoder) for decoder in decoders]
     if samples < 1000:
         raise SpecbenchError(f"--samples {samples}: must be at least 1000", f"default: {AUDIT_SAMPLES}")
     if seed < 0:
@@ -135,7 +133,7 @@ def audit_one(
         weak = sorted(seen, key=seen.__getitem__)[len(seen) // 2 :]
         counts |= {setting.name: counted(setting, THOROUGH) for setting in accepted if setting.name in weak}
         seen |= {name: detectable_tv(counts[name]) for name in weak}
-    tables = [table for own in counts.values() for table in own]
+    tables = [table for count in counts.values() for table in count]
     tv, low, high = total_variation(tables)
     p, detectable = p_value(tables), detectable_tv(tables)
     weakest = max(seen, key=seen.__getitem__, default=None)
@@ -276,11 +274,7 @@ def _counted(cells: np.ndarray, exact: np.ndarray, layout: TokenLayout) -> Count
 def stream_tokens(
     model: ImageModel, requests: Sequence[Request], decoder: DecoderSpec | Decode, setting: AuditSetting, seed: int
 ) -> np.ndarray:
-    """Stream tokens [B, N] of the requests, decoded as the setting says.
-
-    Raises:
-        SpecbenchError: the decoder refuses the model, or an image failed.
-    """
+    """Stream tokens [B, N] of the requests, decoded as the setting says."""
     if not isinstance(decoder, DecoderSpec):
         return _own_tokens(decoder, model, requests, setting.sampling, seed)
     spec = in_window(decoder, setting.window)

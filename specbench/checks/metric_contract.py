@@ -17,20 +17,12 @@ from specbench.prompts import load_prompts
 
 _IMAGES = 6
 _PIXELS = 64
-_RELATIVE = 1e-3
-"""Difference between an image's feature alone and in a batch that rounding explains."""
+_RELATIVE = 1e-3  # Difference between an image's feature alone and in a batch that rounding explains
 
 
 def metric_findings(name: str, prompts: str | None = None) -> list[Finding]:
-    """Run every conformance test on a metric, with random images of the first prompts that it accepts.
-
-    Args:
-        name: of the catalogue, or "package.module:NAME".
-        prompts: the set or file of the prompts; "shapes" if None.
-
-    Raises:
-        SpecbenchError: there is no such metric or prompt set.
-    """
+    """Run every conformance test on a metric, with random images of the first prompts that it accepts. `name`: of the
+    catalogue, or "package.module:NAME". `prompts`: the set or file of the prompts; "shapes" if None."""
     made = metric(name)()
     missing = made.missing()
     if missing:

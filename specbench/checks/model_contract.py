@@ -16,23 +16,15 @@ from specbench.prompts import load_prompts, prompt_set_names
 
 _GUIDANCE = 3.0
 _WINDOW = 4
-_MOST_SLOTS = 64
-"""Slots of an image that are tested."""
+_MOST_SLOTS = 64  # Slots of an image that are tested
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2, "float16": 0.05}
 """Largest difference of logits, over their standard deviation, that rounding explains."""
 _TEXTS = ("a bright red circle", "a dark blue square beside a dog")
 
 
 def model_findings(name: str, prompts: str | None = None) -> list[Finding]:
-    """Run every conformance test on a model on the CPU.
-
-    Args:
-        name: of the catalogue, or "package.module:NAME".
-        prompts: the set or file whose first two prompts are encoded; the set of the model's name, else two captions.
-
-    Raises:
-        SpecbenchError: there is no such model, its weights are missing, or it cannot read the prompts.
-    """
+    """Run every conformance test on a model on the CPU. `name`: of the catalogue, or "package.module:NAME". `prompts`:
+    the set or file whose first two prompts are encoded; the set of the model's name, else two captions."""
     info = find_model(name)
     if prompts is None and info.name in prompt_set_names():
         prompts = info.name

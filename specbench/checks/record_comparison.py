@@ -25,28 +25,19 @@ _BEYOND = 0.001
 """Share of the tokens of a float32 run that may be beyond it: a token at the edge of top-p falls to either side."""
 _ROUNDING = 2.0
 """Distance of two roundings over that of one to the exact value, at most: that of sums of two equal ones."""
-_ERRORS = 5.0
-"""Standard errors by which a mean must exceed that: the larger of those over tokens and over images."""
-_FLIPS = 5.0
-"""Tokens that rounding moves by a nat, of which a control may hold none by chance."""
-_FEW = 8
-"""Images whose spread is no estimate: fewer."""
-_SLACK = 0.001
-"""Difference of mean entropies, in nats, that is no verdict."""
+_ERRORS = 5.0  # Standard errors by which a mean must exceed that: the larger of those over tokens and over images
+_FLIPS = 5.0  # Tokens that rounding moves by a nat, of which a control may hold none by chance
+_FEW = 8  # Images whose spread is no estimate: fewer
+_SLACK = 0.001  # Difference of mean entropies, in nats, that is no verdict
 
 
 class Rounding(NamedTuple):
-    """What rounding does to values of the run's model and prompts, in M of the run's images.
+    """What rounding does to values of the run's model and prompts, in M of the run's images."""
 
-    Attributes:
-        free: [M, N] bool, slots that the grammar leaves free.
-        drawn: values in the run's number format, of tokens drawn from p in it, each given the image's own before it.
-        exact: values of the same tokens in float32.
-    """
-
-    free: np.ndarray
+    free: np.ndarray  # [M, N] bool, slots that the grammar leaves free
+    # values in the run's number format, of tokens drawn from p in it, each given the image's own before it
     drawn: Values
-    exact: Values
+    exact: Values  # values of the same tokens in float32
 
 
 def compare_recorded(

@@ -1,9 +1,9 @@
 """Audit a stored run of any model: the Rosenblatt transform of its tokens, recorded while decoding or recomputed.
 
-Recorded values rely on the decoder. Recomputation feeds the finished tokens through the model, teacher-forced in the
-run's number format with the whole context: it compares what was recorded with what it finds, and counts tokens that the
-target cannot draw. In float32 it tests the recomputed values, and of the draft distributions, which only the decoder
-knew, the recorded ones. In fewer bits, where p depends on the shapes of the forwards, it tests the recorded ones.
+Recomputation feeds the finished tokens through the model, teacher-forced in the run's number format: it compares what
+was recorded, and counts tokens that the target cannot draw. In float32 it tests the recomputed values, and of the draft
+distributions, which only the decoder knew, the recorded ones; in fewer bits, where p depends on the shapes of the
+forwards, the recorded ones.
 """
 
 from __future__ import annotations
@@ -38,10 +38,8 @@ PRINTED_ORDERS = {
 CONSISTENT, DEVIATES = "consistent", "deviates"
 IMPOSSIBLE = "impossible tokens"
 OTHERS = "recorded p is not the model's"
-CLAIMED = "the model's"
-"""What is claimed of tokens that another program has drawn."""
-_CONTROL = 16
-"""Images of a run of fewer bits that are also recomputed in float32: how far rounding alone moves values."""
+CLAIMED = "the model's"  # What is claimed of tokens that another program has drawn
+_CONTROL = 16  # Images of a run of fewer bits that are also recomputed in float32: how far rounding alone moves values
 _COLUMNS = (
     *KEY,
     "prompt",

@@ -17,28 +17,18 @@ if TYPE_CHECKING:
 
 # Imports inside functions: torch takes seconds, and only numbers that are computed anew need it.
 
-_CHUNK = 2**24
-"""Maximum number of probabilities in memory."""
-_EDGE = 0.001
-"""A token is possible if it is with this many nats more, and with so much more top-p."""
+_CHUNK = 2**24  # Maximum number of probabilities in memory
+_EDGE = 0.001  # A token is possible if it is with this many nats more, and with so much more top-p
 
 
 class Values(NamedTuple):
-    """What the test reads of K images of N stream slots.
+    """What the test reads of K images of N stream slots."""
 
-    Attributes:
-        u: [K, N] uniforms of the Rosenblatt transform by order, NaN where an image has none.
-        entropy: [K, N] of p.
-        logp: [K, N] of the tokens under p.
-        possible: [K, N] bool, whether the target can draw the token.
-        tokens: [K, N] that the values are of.
-    """
-
-    u: dict[str, np.ndarray]
-    entropy: np.ndarray
-    logp: np.ndarray | None = None
-    possible: np.ndarray | None = None
-    tokens: np.ndarray | None = None
+    u: dict[str, np.ndarray]  # [K, N] uniforms of the Rosenblatt transform by order, NaN where an image has none
+    entropy: np.ndarray  # [K, N] of p
+    logp: np.ndarray | None = None  # [K, N] of the tokens under p
+    possible: np.ndarray | None = None  # [K, N] bool, whether the target can draw the token
+    tokens: np.ndarray | None = None  # [K, N] that the values are of
 
 
 def teacher_forced_values(

@@ -41,10 +41,8 @@ _CLOSE = 1e-5
 _ROUNDED = 0.99
 _SLACK = 1e-2
 """Of log p and entropy in nats, of probabilities, and of times relative to their sum: more than rounding makes."""
-_MOST_WORDS = 2**20
-"""More tokens than any vocabulary has."""
-_LEVELS = 6.0
-"""Mean distance of grey levels that JPEG and other arithmetic may make."""
+_MOST_WORDS = 2**20  # More tokens than any vocabulary has
+_LEVELS = 6.0  # Mean distance of grey levels that JPEG and other arithmetic may make
 _COLUMNS = ("run", "check", "status", "detail")
 
 

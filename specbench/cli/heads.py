@@ -1,4 +1,4 @@
-"""Commands `specbench train-head` and `specbench check-head`: draft heads of the EAGLE, vertical and SSD decoders."""
+"""Commands `specbench train-head` and `specbench check-head`: draft heads of the EAGLE and vertical decoders."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def add_to(app: typer.Typer) -> None:
 _TRAIN_HELP = help_of(
     "train-head",
     "--kind eagle: an EAGLE-1 head, for the EAGLE decoders. --kind vertical: a head that looks at the image row "
-    "above, for the decoder vertical. --kind ssd: heads to the right and below, for the decoder ssd. The target's "
-    "features are computed once; the head learns to predict from them. Run the same command again to resume an "
-    "interrupted training, with identical weights. Use the result with --head FOLDER.",
+    "above, for the decoder vertical. The target's features are computed once; the head learns to predict from them. "
+    "Run the same command again to resume an interrupted training, with identical weights. Use the result with "
+    "--head FOLDER.",
 )
 _CHECK_HELP = help_of(
     "check-head",
@@ -43,7 +43,7 @@ _Data = Annotated[
 _Head = Annotated[
     str, option("--head", "FOLDER", "Folder of the head; without it, the head that comes with the model.")
 ]
-_Kind = Annotated[str, option("--kind", "KIND", "Kind of head: eagle, vertical or ssd.")]
+_Kind = Annotated[str, option("--kind", "KIND", "Kind of head: eagle or vertical.")]
 _Out = Annotated[Path, option("--out", "FOLDER", "Folder of the trained head.")]
 _SelectionSeed = Annotated[
     int, option("--seed", "N", "Seed of the image selection; the default differs from training.", min=0)

@@ -17,16 +17,12 @@ from specbench.system.plugins import naming_plugin
 
 
 class Method(NamedTuple):
-    """A decoder bound to one model.
-
-    Attributes:
-        loop: class of the loop that runs it.
-    """
+    """A decoder bound to one model."""
 
     drafter: Drafter
     verifier: Verifier
     refinement: Refinement
-    loop: type[DecodeLoop]
+    loop: type[DecodeLoop]  # class of the loop that runs it
 
 
 def load_target(target: str) -> object:

@@ -13,8 +13,7 @@ from torch import Tensor
 from specbench.models.interface import Tree
 from specbench.specs.tree_paths import node_paths
 
-RECORDED_DEPTHS = 8
-"""Draft depths for which the distance to the target is recorded separately."""
+RECORDED_DEPTHS = 8  # Draft depths for which the distance to the target is recorded separately
 
 
 @lru_cache
@@ -24,17 +23,12 @@ def chain(columns: int) -> Tree:
 
 
 class Level(NamedTuple):
-    """The tests of one sibling index but the first: of the siblings after those of the level before.
+    """The tests of one sibling index but the first: of the siblings after those of the level before."""
 
-    Attributes:
-        within: index of each test's parent among the parents of the level before, as a slice where consecutive.
-        earlier: [K] column of the sibling before.
-        depth: [K] of the siblings, 1 for those of the root.
-    """
-
+    # index of each test's parent among the parents of the level before, as a slice where consecutive
     within: slice | Tensor
-    earlier: Tensor
-    depth: Tensor
+    earlier: Tensor  # [K] column of the sibling before
+    depth: Tensor  # [K] of the siblings, 1 for those of the root
 
 
 class Routes:

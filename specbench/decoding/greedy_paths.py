@@ -74,13 +74,8 @@ def best_path(ratio: Tensor, drafts: Tensor) -> Tensor:
 
 
 def best_path_q(p: Tensor, q: Tensor, drafts: Tensor, paths: int) -> Tensor:
-    """q* [B, D, V] along the best path, float64.
-
-    Args:
-        p, q: [B, D, V] float64 distributions of its slots.
-        drafts: [B, D] its tokens.
-        paths: K.
-    """
+    """q* [B, D, V] along the best path, float64. `p`, `q`: [B, D, V] float64 distributions of its slots. `drafts`: [B,
+    D] its tokens. `paths`: K."""
     ratio = torch.where(q > 0, p / q, -1.0)  # never drawn: last
     order = torch.sort(ratio, dim=-1, descending=True, stable=True).indices
     ranked = q.gather(-1, order)

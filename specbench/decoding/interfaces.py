@@ -16,60 +16,36 @@ from specbench.models.transformer.compilation import call_eager
 
 
 class Batch(NamedTuple):
-    """One batch of images, as a drafter sees it.
+    """One batch of images, as a drafter sees it."""
 
-    Attributes:
-        session: of the target; its latest forward verified this drafter's latest proposal.
-        target: turns guided logits into distributions.
-        noise: of the rows.
-        tokens: [B, L] stream tokens, committed ones, then drafts; kept up to date by the loop.
-        call: `call(fn, *args)` runs fn eagerly or as a compiled function.
-    """
-
-    session: Session
-    target: Target
-    noise: Noise
-    tokens: Tensor
-    call: Call = call_eager
+    session: Session  # of the target; its latest forward verified this drafter's latest proposal
+    target: Target  # turns guided logits into distributions
+    noise: Noise  # of the rows
+    tokens: Tensor  # [B, L] stream tokens, committed ones, then drafts; kept up to date by the loop
+    call: Call = call_eager  # `call(fn, *args)` runs fn eagerly or as a compiled function
 
 
 class Earlier(NamedTuple):
-    """Distributions of the drafts of the step before. B rows, D drafts then.
+    """Distributions of the drafts of the step before. B rows, D drafts then."""
 
-    Attributes:
-        q: [B, D, V].
-        start: [B] index in `q` of the draft of this step's first slot.
-        drafts: [B] number of this step's slots, from the first, that had a draft then, as far as `q` reaches.
-    """
-
-    q: Tensor
-    start: Tensor
-    drafts: Tensor
+    q: Tensor  # [B, D, V]
+    start: Tensor  # [B] index in `q` of the draft of this step's first slot
+    drafts: Tensor  # [B] number of this step's slots, from the first, that had a draft then, as far as `q` reaches
 
 
 class Proposal(NamedTuple):
-    """One target forward: C columns per row. Column 0, the root, consumes the last committed token, others a draft.
+    """One target forward: C columns per row. Column 0, the root, consumes the last committed token, others a draft."""
 
-    Attributes:
-        tokens: [B, C] token each column consumes.
-        positions: [B, C] stream slot each column predicts.
-        q: [B, C', V] distribution that the draft after each column was drawn from; later siblings are drawn from it
-            without replacement. C' is C for a tree and C - 1 for a chain, whose last column has no draft after it.
-            Undefined in the columns of a tree after which there is none.
-        tree: parents of the columns.
-        max_columns: the largest C of this drafter.
-        earlier: where drafts outlive a step, their distributions one step before; for the record only.
-        untested: [B, 1] bool, rows of the batch whose drafts, a chain, are accepted whatever the test says; None if
-            there are none. Lossy.
-    """
-
-    tokens: Tensor
-    positions: Tensor
+    tokens: Tensor  # [B, C] token each column consumes
+    positions: Tensor  # [B, C] stream slot each column predicts
+    # [B, C', V] distribution that the draft after each column was drawn from; later siblings are drawn from it without
+    # replacement. C' is C for a tree and C - 1 for a chain, whose last column has no draft after it. Undefined in the
+    # columns of a tree after which there is none.
     q: Tensor
-    tree: Tree
-    max_columns: int
+    tree: Tree  # parents of the columns
+    max_columns: int  # the largest C of this drafter
+    # where drafts outlive a step, their distributions one step before; for the record only
     earlier: Earlier | None = None
-    untested: Tensor | None = None
 
     @property
     def branches(self) -> Tree | None:
@@ -78,39 +54,26 @@ class Proposal(NamedTuple):
 
 
 class Verification(NamedTuple):
-    """Outcome of one step. T slots of the verified path, slot j of a row being stream slot n + j; C columns.
+    """Outcome of one step. T slots of the verified path, slot j of a row being stream slot n + j; C columns."""
 
-    Attributes:
-        first: [B] slot of the first token that is no accepted draft; slots before it hold accepted drafts.
-        columns: [B, T] columns that predict the path's slots; beyond `first`, those that the tail is refined from.
-        tokens: [B, T] accepted drafts, then the replacement or bonus token at `first`, then refined drafts.
-        p: [B, T, V] target distribution of each slot. Beyond `first` it may be that of a rejected branch, which is a
-            valid distribution to draft from, as it depends on earlier slots only.
-        tested, accepted: [B, C - 1] bool, by draft: entry d is the draft that column d + 1 consumes.
-        facts: [B, C - 1] the verifier's numbers about each tested draft, by name.
-        refined_from: [B, T, V] distributions of the refined drafts; None where they are p.
-    """
-
-    first: Tensor
-    columns: Tensor
-    tokens: Tensor
+    first: Tensor  # [B] slot of the first token that is no accepted draft; slots before it hold accepted drafts
+    columns: Tensor  # [B, T] columns that predict the path's slots; beyond `first`, those that the tail is refined from
+    tokens: Tensor  # [B, T] accepted drafts, then the replacement or bonus token at `first`, then refined drafts
+    # [B, T, V] target distribution of each slot. Beyond `first` it may be that of a rejected branch, which is a valid
+    # distribution to draft from, as it depends on earlier slots only.
     p: Tensor
+    # tested, accepted: [B, C - 1] bool, by draft: entry d is the draft that column d + 1 consumes
     tested: Tensor
     accepted: Tensor
-    facts: dict[str, Tensor]
-    refined_from: Tensor | None = None
+    facts: dict[str, Tensor]  # [B, C - 1] the verifier's numbers about each tested draft, by name
+    refined_from: Tensor | None = None  # [B, T, V] distributions of the refined drafts; None where they are p
 
 
 class Drafter(Protocol):
-    """Proposes the columns of each target forward.
+    """Proposes the columns of each target forward."""
 
-    Attributes:
-        window: maximum number of slots that one step commits.
-        columns: maximum number of columns of a forward.
-    """
-
-    window: int
-    columns: int
+    window: int  # maximum number of slots that one step commits
+    columns: int  # maximum number of columns of a forward
 
     def begin(self, batch: Batch) -> None:
         """Start a new batch of images, with nothing committed yet."""
@@ -145,15 +108,10 @@ class OwnSessionDrafter(Drafter, Protocol):
 
 
 class DecodeLoop(Protocol):
-    """State of one batch while it is decoded; `specbench.decoding.loop.begin` lists the constructor's arguments.
+    """State of one batch while it is decoded; `specbench.decoding.loop.begin` lists the constructor's arguments."""
 
-    Attributes:
-        tokens: [B, L] stream tokens; the first N are the image's when `run` returns.
-        recorder: a `StepRecorder`, or a `NoRecorder`.
-    """
-
-    tokens: Tensor
-    recorder: Any
+    tokens: Tensor  # [B, L] stream tokens; the first N are the image's when `run` returns
+    recorder: Any  # a `StepRecorder`, or a `NoRecorder`
 
     def run(self, slot: int = 0) -> Iterator[Tensor]:
         """Decode every row to its end, and yield the committed tokens, [B] or [B, image rows], after each step.
@@ -168,28 +126,18 @@ class DecodeLoop(Protocol):
         ...
 
 
-Acceptance = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""a(x; p, q) [..., n] of p, q [..., V] and tokens x [..., n]."""
+Acceptance = Callable[[Tensor, Tensor, Tensor], Tensor]  # a(x; p, q) [..., n] of p, q [..., V] and tokens x [..., n]
 Residual = Callable[[Tensor, Tensor, Acceptance], Tensor]
-"""A residual distribution's function, see `specbench.decoding.verification.residuals`."""
+"""A residual distribution's function, see `specbench.decoding.verification.ratio_tests`."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a component is built from: facts of the model, and the decoder's residual distribution.
+    """What a component is built from: facts of the model, and the decoder's residual distribution."""
 
-    Attributes:
-        layout: grammar of the token stream.
-        codebook: [v_image, d] float32 embedding of each image token for distance rules, or None.
-        device: of the target.
-        residual: residual distribution after a rejection.
-        drafts: maximum draft depth of a step; 0 while the drafter is built, which decides it.
-        model: the target.
-    """
-
-    layout: TokenLayout
-    codebook: Tensor | None
-    device: torch.device
-    residual: Residual
-    drafts: int = 0
-    model: ImageModel | None = None
+    layout: TokenLayout  # grammar of the token stream
+    codebook: Tensor | None  # [v_image, d] float32 embedding of each image token for distance rules, or None
+    device: torch.device  # of the target
+    residual: Residual  # residual distribution after a rejection
+    drafts: int = 0  # maximum draft depth of a step; 0 while the drafter is built, which decides it
+    model: ImageModel | None = None  # the target

@@ -21,10 +21,10 @@ from specbench.decoding.build import Method, build, is_built_in
 from specbench.decoding.draft_tree import Routes, first_drafts_by_depth, routes
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import Batch, DecodeLoop, OwnSessionDrafter, Proposal, Verification
-from specbench.decoding.noise import Noise, row_key
+from specbench.decoding.noise import Noise, Stream, row_key
 from specbench.decoding.recorded_step import RecordedStep
 from specbench.decoding.recorder import NoRecorder, StepRecorder
-from specbench.decoding.sampling import Target
+from specbench.decoding.sampling import Target, at
 from specbench.decoding.timing import Spans
 from specbench.decoding.verification.chain_verification import verify_chain
 from specbench.decoding.verification.tree_verification import verify_tree
@@ -47,8 +47,7 @@ from specbench.specs.run_spec import Sampling
 
 WARM_UP_STEPS = 32
 """Maximum steps of a warm-up; a step of a GPU's new shape is run, captured and replayed in the first three."""
-_LAST_SLOTS = 8
-"""Slots at the end of an image that a warm-up decodes, with windows narrower than the others."""
+_LAST_SLOTS = 8  # Slots at the end of an image that a warm-up decodes, with windows narrower than the others
 
 
 @torch.inference_mode()
@@ -156,9 +155,6 @@ def drawn(
 ) -> list[tuple[np.ndarray | None, dict[str, float]]]:
     """Per image of stream tokens [B, N] its pixels uint8 [3, H, W], and facts of a second stage that drew it; an
     image's seed is its noise key. None are the pixels of a model that lacks what draws them.
-
-    Raises:
-        SpecbenchError: the model gives something else, or the second stage fails.
     """
     if isinstance(model, StagedModel):
         images = decode(*second_stage(model, tokens, requests, decoder), seed)
@@ -385,3 +381,20 @@ class CommittedBounds:
         if self.behind < self._length <= self._ahead and (known := self._copy.take(committed, self._steps)):
             slowest, since = min(known[0]), self._steps - known[1]
             self.behind, self._ahead = max(self.behind, slowest + since), slowest + since * self._most
+
+
+class ReplacementLoop(Loop):
+    """AR with a known amount of damage (GSD, section 3.1 and figure 4): each of its tokens is replaced with
+    probability `share` before the next forward reads it.
+
+    Every one of the most probable tokens is as likely; those of probability 0 are left out, so that the image stays
+    within top-k, top-p and the grammar.
+    """
+
+    def _judged(self, p: Tensor, proposal: Proposal, tables: Routes | None, step: Tensor) -> Verification:
+        sampled = super()._judged(p, proposal, tables, step)
+        coin, place = (self._noise.uniform(proposal.positions, kind) for kind in (Stream.COIN, Stream.REDRAW))
+        candidates = p.topk(min(self._drafter.top, p.shape[-1]), dim=-1)
+        possible = (candidates.values > 0).sum(-1).clamp(min=1)  # NaN is none of them
+        other = at(candidates.indices, (place * possible).long().minimum(possible - 1))
+        return sampled._replace(tokens=torch.where(coin < self._drafter.share, other, sampled.tokens))

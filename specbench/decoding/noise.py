@@ -45,8 +45,7 @@ class Stream(IntEnum):
 
 
 _STREAMS = len(Stream)
-AHEAD, SLOTS_AHEAD = 16, 32
-"""Draws hashed at once, and slots besides those asked for."""
+AHEAD, SLOTS_AHEAD = 16, 32  # Draws hashed at once, and slots besides those asked for
 
 
 def row_key(seed: int, prompt_id: str, sample: int) -> int:
@@ -82,18 +81,13 @@ def _mix_one(x: int) -> int:
 
 
 class _Ahead(NamedTuple):
-    """Uniforms of one image for the slots and draws that are likely to be asked for next.
+    """Uniforms of one image for the slots and draws that are likely to be asked for next."""
 
-    Attributes:
-        streams: S streams.
-        slot, draw: the first slot and draw.
-        uniforms: [S, draws, slots] float64.
-    """
-
-    streams: tuple[Stream, ...]
+    streams: tuple[Stream, ...]  # S streams
+    # slot, draw: the first slot and draw
     slot: int
     draw: int
-    uniforms: np.ndarray
+    uniforms: np.ndarray  # [S, draws, slots] float64
 
     def at(self, streams: tuple[Stream, ...], slot: int, slots: int, draw: int) -> np.ndarray | None:
         """[S, 1, slots] uniforms of consecutive slots; None if they are not all here."""
@@ -106,14 +100,10 @@ class _Ahead(NamedTuple):
 
 
 class _Together(NamedTuple):
-    """Uniforms of several streams at the same `positions` [B, T] and `draw` [B, 1], by stream.
-
-    Attributes:
-        place: address and strides of `positions`, which it keeps alive.
-    """
+    """Uniforms of several streams at the same `positions` [B, T] and `draw` [B, 1], by stream."""
 
     positions: Tensor
-    place: tuple[int, tuple[int, ...]]
+    place: tuple[int, tuple[int, ...]]  # address and strides of `positions`, which it keeps alive
     draw: Tensor
     uniforms: dict[Stream, Tensor]
 

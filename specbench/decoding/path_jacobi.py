@@ -1,12 +1,11 @@
 """Several Jacobi windows per image, of which the longest accepted one is committed (PathSpec, arXiv 2606.10492).
 
-K independent chains of drafts, the paths, start at the last committed token. One forward holds all of them as a tree.
-Each path is verified on its own, as a chain, with random numbers of its own; the path with the most accepted drafts,
-the first of them on ties, is committed with its own replacement or bonus token. Every path keeps its own tail, refined
-from its own distributions, as the drafts of the next step.
+K independent chains of drafts, the paths, start at the last committed token, in one forward as a tree. Each is verified
+with random numbers of its own; that with the most accepted drafts, the first on ties, is committed with its own
+replacement or bonus token. Every path keeps its refined tail as the drafts of the next step.
 
-Lossy for K > 1: the path is chosen after its coins were seen, which favours tokens that are accepted often. The authors
-call this PathExplore, "without relaxation"; the rule is that of their released code. With one path it is SJD.
+Lossy for K > 1: the path is chosen after its coins were seen. The authors call this PathExplore, "without relaxation";
+the rule is that of their released code. With one path it is SJD.
 """
 
 from __future__ import annotations

@@ -17,57 +17,41 @@ from specbench.models.transformer.host_sync import to_host
 class Committed(NamedTuple):
     """Slots of one or more steps: the committed ones, or, where selecting them would need a host sync, also the slots
     after them, which a later step writes again. [...] is [S] for a selection and [R, T] without one. V tokens.
-
-    Attributes:
-        rows: [S] or [R, 1] row of the batch.
-        positions, tokens: [...] stream slot and token.
-        p: [..., V] target distribution.
-        steps: [S] or [R, 1] number of the forward.
-        q, drafted: [..., V] distribution of the first draft tested in each slot, and [...] whether there was one; None
-            in a forward without drafts.
-        tested: [...] whether that draft was tested.
-        q_before, kept: [..., V] that draft's distribution one step before, and [...] whether there was one; None where
-            drafts do not outlive a step.
     """
 
-    rows: Tensor
+    rows: Tensor  # [S] or [R, 1] row of the batch
+    # positions, tokens: [...] stream slot and token
     positions: Tensor
     tokens: Tensor
-    p: Tensor
-    steps: Tensor
+    p: Tensor  # [..., V] target distribution
+    steps: Tensor  # [S] or [R, 1] number of the forward
+    # q, drafted: [..., V] distribution of the first draft tested in each slot, and [...] whether there was one; None in
+    # a forward without drafts
     q: Tensor | None = None
     drafted: Tensor | None = None
-    tested: Tensor | None = None
+    tested: Tensor | None = None  # [...] whether that draft was tested
+    # q_before, kept: [..., V] that draft's distribution one step before, and [...] whether there was one; None where
+    # drafts do not outlive a step
     q_before: Tensor | None = None
     kept: Tensor | None = None
 
 
 class StepOutcome(NamedTuple):
-    """A step without its distributions, or K consecutive steps of one kind joined. R = K B rows, T slots, C columns.
+    """A step without its distributions, or K consecutive steps of one kind joined. R = K B rows, T slots, C columns."""
 
-    Attributes:
-        first, columns, tokens, tested, accepted: of the `Verification`.
-        predicted: [R, C] stream slots of the columns.
-        positions: [R, T] stream slots of the verified path.
-        steps: [R, 1] number of the forward.
-        facts: of the `Verification`.
-        drafts: number of columns with a q.
-        tables: of the proposal's tree, None for a chain.
-        by_depth: `first_drafts_by_depth` of the tree.
-    """
-
+    # first, columns, tokens, tested, accepted: of the `Verification`
     first: Tensor
     columns: Tensor
     tokens: Tensor
     tested: Tensor
     accepted: Tensor
-    predicted: Tensor
-    positions: Tensor
-    steps: Tensor
-    facts: dict[str, Tensor]
-    drafts: int
-    tables: Routes | None
-    by_depth: Tensor
+    predicted: Tensor  # [R, C] stream slots of the columns
+    positions: Tensor  # [R, T] stream slots of the verified path
+    steps: Tensor  # [R, 1] number of the forward
+    facts: dict[str, Tensor]  # of the `Verification`
+    drafts: int  # number of columns with a q
+    tables: Routes | None  # of the proposal's tree, None for a chain
+    by_depth: Tensor  # `first_drafts_by_depth` of the tree
 
     @property
     def has_drafts(self) -> bool:
@@ -81,15 +65,12 @@ class StepOutcome(NamedTuple):
 
 
 class RecordedStep(NamedTuple):
-    """One step. B rows, T slots, C columns.
+    """One step. B rows, T slots, C columns."""
 
-    Attributes:
-        verified, proposal: of the step.
-        tables, by_depth, positions, steps: as in `StepOutcome`.
-    """
-
+    # verified, proposal: of the step
     verified: Verification
     proposal: Proposal
+    # tables, by_depth, positions, steps: as in `StepOutcome`
     tables: Routes | None
     by_depth: Tensor
     positions: Tensor
@@ -134,7 +115,7 @@ class RecordedStep(NamedTuple):
 
     def waiting(self) -> WaitingStep:
         """The step with copies of the distributions of its committed slots only, for which the host waits."""
-        verified, (_, _, q, tree, _, earlier, _) = self.verified, self.proposal
+        verified, (_, _, q, tree, _, earlier) = self.verified, self.proposal
         width = max(to_host(verified.first)) + 1
         kind = tree, tuple(verified.facts), verified.p.shape[1], earlier is None
         waiting = WaitingStep(kind, self.outcome, _first_slots(verified.p, width))
@@ -151,38 +132,26 @@ class RecordedStep(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What is kept of an `Earlier`.
+    """What is kept of an `Earlier`."""
 
-    Attributes:
-        q: [B, M, V] of some of its drafts.
-        start, drafts: [B] as there.
-        skipped: number of drafts before those in `q`.
-        reach: number of drafts that there were.
-    """
-
-    q: Tensor
+    q: Tensor  # [B, M, V] of some of its drafts
+    # start, drafts: [B] as there
     start: Tensor
     drafts: Tensor
-    skipped: int
-    reach: int
+    skipped: int  # number of drafts before those in `q`
+    reach: int  # number of drafts that there were
 
 
 class WaitingStep(NamedTuple):
-    """A step with the distributions of its first M <= T slots, which hold all the committed ones.
+    """A step with the distributions of its first M <= T slots, which hold all the committed ones."""
 
-    Attributes:
-        kind: equal for steps that can be joined.
-        outcome: of the step.
-        p, q: [B, M, V] target distribution of each slot, and that of its first tested draft; in a chain the last slot
-            has none.
-        before: of the drafts one step before.
-    """
-
-    kind: Hashable
-    outcome: StepOutcome
+    kind: Hashable  # equal for steps that can be joined
+    outcome: StepOutcome  # of the step
+    # p, q: [B, M, V] target distribution of each slot, and that of its first tested draft; in a chain the last slot has
+    # none
     p: Tensor
     q: Tensor | None = None
-    before: Before | None = None
+    before: Before | None = None  # of the drafts one step before
 
     @property
     def bytes(self) -> int:

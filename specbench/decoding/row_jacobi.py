@@ -1,14 +1,13 @@
 """Jacobi decoding of several image rows side by side (Parallel Jacobi Decoding, CVPR 2026, arXiv 2606.05703).
 
-Every image row has a window of its own: its last committed token and the drafts after it, as far as the row above is
-committed. Row r starts once row r - 1 has `rows-window` tokens. A column sees the prompt, the committed tokens of the
-rows above and its own row, never the drafts of another row (`specbench.decoding.row_loop`). Per row, drafts are
-tested from the left. The first incomplete row commits its accepted drafts and one more token. A row below it does the
-same with `lower-rows` commit; with draft, as in the paper, it commits the accepted drafts only, and a plain draw from p
-becomes the draft of the next slot.
+Every image row has a window of its own, as far as the row above is committed; row r starts once row r - 1 has
+`rows-window` tokens. A column sees committed tokens of the rows above and its own row, never the drafts of another row
+(`specbench.decoding.row_loop`). The first incomplete row commits its accepted drafts and one more token. A row below it
+does the same with `lower-rows` commit; with draft, as in the paper, it commits the accepted drafts only, and a plain
+draw from p becomes the draft of the next slot.
 
 Lossy: a token is conditioned on a part of the rows above, and with `lower-rows` draft a rejected draft is redrawn from
-p instead of the residual distribution. Where a row starts only after all of the row above, it is exact.
+p. Where a row starts only after all of the row above, it is exact.
 """
 
 from __future__ import annotations
@@ -48,25 +47,15 @@ class RowJacobi:
 
 
 class RowWindows(NamedTuple):
-    """Columns of one forward: the windows of R image rows. B images, W columns per row.
+    """Columns of one forward: the windows of R image rows. B images, W columns per row."""
 
-    Attributes:
-        rows: [R] image rows.
-        positions: [B, R, W] stream slot that a column predicts; past the end where there is no column.
-        tokens: [B, R, W] token it consumes.
-        exists: [B, R, W] bool, columns that predict a token.
-        top: [B, R] bool, the first incomplete row.
-        visible: [B, R * W, N + 1] bool, as `ScatteredSession.forward_scattered` takes it.
-        aside: [B, R, W] bool, columns that consume a stand-in token.
-    """
-
-    rows: Tensor
-    positions: Tensor
-    tokens: Tensor
-    exists: Tensor
-    top: Tensor
-    visible: Tensor
-    aside: Tensor
+    rows: Tensor  # [R] image rows
+    positions: Tensor  # [B, R, W] stream slot that a column predicts; past the end where there is no column
+    tokens: Tensor  # [B, R, W] token it consumes
+    exists: Tensor  # [B, R, W] bool, columns that predict a token
+    top: Tensor  # [B, R] bool, the first incomplete row
+    visible: Tensor  # [B, R * W, N + 1] bool, as `ScatteredSession.forward_scattered` takes it
+    aside: Tensor  # [B, R, W] bool, columns that consume a stand-in token
 
     @property
     def drafted(self) -> Tensor:

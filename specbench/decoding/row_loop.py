@@ -120,25 +120,15 @@ class ImageRowLoop:
 
 
 class ImageRows(NamedTuple):
-    """The rows of all grids of an image, in the order of the stream. H rows of at most W tokens.
+    """The rows of all grids of an image, in the order of the stream. H rows of at most W tokens."""
 
-    Attributes:
-        slots: [H, W] stream slot of each image token; past the end where a row is shorter.
-        widths: [H] tokens of each row.
-        opens: [H] bool, first rows of a grid.
-    """
-
-    slots: Tensor
-    widths: Tensor
-    opens: Tensor
+    slots: Tensor  # [H, W] stream slot of each image token; past the end where a row is shorter
+    widths: Tensor  # [H] tokens of each row
+    opens: Tensor  # [H] bool, first rows of a grid
 
 
 def image_rows(context: Context, decoder: str) -> ImageRows:
-    """The rows of the context's layout.
-
-    Raises:
-        SpecbenchError: rows that are not closed by at most one forced token.
-    """
+    """The rows of the context's layout."""
     layout, device = context.layout, context.device
     rows = list(chain(*layout.rows))
     gaps = [below[0] - above[-1] for above, below in pairwise(rows)]
@@ -153,25 +143,15 @@ def image_rows(context: Context, decoder: str) -> ImageRows:
 
 
 class RowRoots(NamedTuple):
-    """The first column of each image row's window. B images, H rows.
+    """The first column of each image row's window. B images, H rows."""
 
-    Attributes:
-        above: [B, H] tokens of the row above, see `row_above`.
-        starting: [B, H] bool, rows without a token that may start.
-        wanted: [B, H] bool, rows that can get a token: starting or incomplete ones.
-        closing: [B, H] bool, complete rows whose last token has not been fed.
-        positions: [B, H] stream slot that the column predicts.
-        tokens: [B, H] token it consumes.
-        aside: [B, H] bool, whether that is a stand-in.
-    """
-
-    above: Tensor
-    starting: Tensor
-    wanted: Tensor
-    closing: Tensor
-    positions: Tensor
-    tokens: Tensor
-    aside: Tensor
+    above: Tensor  # [B, H] tokens of the row above, see `row_above`
+    starting: Tensor  # [B, H] bool, rows without a token that may start
+    wanted: Tensor  # [B, H] bool, rows that can get a token: starting or incomplete ones
+    closing: Tensor  # [B, H] bool, complete rows whose last token has not been fed
+    positions: Tensor  # [B, H] stream slot that the column predicts
+    tokens: Tensor  # [B, H] token it consumes
+    aside: Tensor  # [B, H] bool, whether that is a stand-in
 
 
 def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, rows: ImageRows, lags: Tensor, target: Target) -> RowRoots:

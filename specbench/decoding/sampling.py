@@ -15,12 +15,9 @@ from torch import Tensor
 from specbench.models.interface import TokenLayout
 from specbench.specs.run_spec import Sampling
 
-FEW = 8192
-"""Size up to which selection in torch is as fast as a call of numpy from compiled code."""
-WIDE = 4096
-"""Vocabulary size from which compacting to tokens of positive weight is faster on a CPU."""
-_ID = 0xFFFFFFFF
-"""Bits of a rank key that hold the token."""
+FEW = 8192  # Size up to which selection in torch is as fast as a call of numpy from compiled code
+WIDE = 4096  # Vocabulary size from which compacting to tokens of positive weight is faster on a CPU
+_ID = 0xFFFFFFFF  # Bits of a rank key that hold the token
 
 
 class Target:
@@ -32,8 +29,7 @@ class Target:
         self._specials = layout.vocab - layout.v_image
         self.forced = torch.tensor([*layout.forced, -1], device=device)
         """[N + 1] forced id per stream slot, -1 where free; the last entry stands for every slot past the end."""
-        self.has_grammar = any(token >= 0 for token in layout.forced)
-        """Whether the grammar forces any slot."""
+        self.has_grammar = any(token >= 0 for token in layout.forced)  # Whether the grammar forces any slot
         self._bounds = torch.tensor(layout.bounds, device=device).T if layout.ranges else None
 
     def forced_at(self, positions: Tensor) -> Tensor:
@@ -56,11 +52,7 @@ class Target:
 
 def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
     """Temperature, then the filters in the order of `Sampling`; ties with the last kept entry are kept, dropped entries
-    become -inf. A temperature by entropy is applied after top-k.
-
-    Args:
-        logits: [..., V] float32, guided.
-    """
+    become -inf. A temperature by entropy is applied after top-k. `logits`: [..., V] float32, guided."""
     if sampling.temperature != 1.0 and sampling.entropy_scale is None:
         logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
@@ -153,15 +145,10 @@ def features_at(features: Tensor, columns: Tensor) -> Tensor:
 
 
 class Kept(NamedTuple):
-    """Sparse distribution: K of the V tokens, in increasing order, including all of nonzero weight.
+    """Sparse distribution: K of the V tokens, in increasing order, including all of nonzero weight."""
 
-    Attributes:
-        ids: [..., K]; shorter rows are padded with token 0. None for all V tokens.
-        mass: [..., K] their weights, 0 in the padding.
-    """
-
-    ids: Tensor | None
-    mass: Tensor
+    ids: Tensor | None  # [..., K]; shorter rows are padded with token 0. None for all V tokens.
+    mass: Tensor  # [..., K] their weights, 0 in the padding
 
     def token(self, place: Tensor) -> Tensor:
         """Tokens [...] at the indices `place` [...]."""

@@ -1,20 +1,15 @@
 """Drafts of an EAGLE head of which every few ones are committed without a target forward (VVS, arXiv 2511.13587; the
 rule is that of its released code, commit 7790173).
 
-A round drafts a tree. Most rounds verify it by a target forward. Round number n, counted from 0 after the AR step,
-skips the verification if n mod `interval` is 1 and n at least `after`:
-
-    a path of the tree is drawn, each of its leaves equally likely
-    its first k drafts are committed, k being at most the mean number of drafts on a path, rounded down
-    the head drafts the next tree from the tokens of these, and features of the target that are k tokens older
-
-As `interval` is at least 2, no two rounds in a row skip. The forward of the next round feeds the k tokens before its
-tree; the head keeps the old features in their place. Nothing compares a skipped token with p: the images are lossy.
+A round drafts a tree. Round n, counted from 0 after the AR step, is verified by a target forward unless n mod
+`interval` is 1 and n at least `after`. Then a path of the tree is drawn, each of its leaves equally likely, and its
+first k drafts are committed, k being at most the mean number of drafts on a path; the head drafts the next tree from
+these, and from features of the target that are k tokens older. The forward of the next round feeds the k tokens before
+its tree. Nothing compares a skipped token with p: the images are lossy.
 
 The released code asks for more than five tokens where here are six rounds, so that rows of a batch skip together: the
-same at its interval of 5. It draws no siblings but takes the most probable tokens, on a tree that changes from step to
-step, beside LANTERN's acceptance: here the tree is EAGLE-1's, and the verifier any. Its call of the rule has one
-argument too many and cannot run as it stands.
+same at its interval of 5. It takes the most probable tokens, on a tree that changes from step to step, beside LANTERN's
+acceptance: here the tree is EAGLE-1's, siblings are drawn, and the verifier is any.
 """
 
 from __future__ import annotations
@@ -35,12 +30,9 @@ from specbench.models.interface import Tree
 
 
 class EagleSkips(Eagle):
-    """An EAGLE-1 head some of whose drafts are not verified.
+    """An EAGLE-1 head some of whose drafts are not verified."""
 
-    Attributes:
-        after_skip: the tree that the forward of this step verifies, if tokens before its root were skipped; else None.
-    """
-
+    # the tree that the forward of this step verifies, if tokens before its root were skipped; else None
     after_skip: Proposal | None
 
     def __init__(self, context: Context, init: Init | None, tree: str, interval: int, after: int, head: str):

@@ -4,23 +4,17 @@ For a token x_i with target distribution p_i given the true prefix,
 
     u_i = sum_{y before x_i} p_i(y) + v_i p_i(x_i),    v_i uniform on (0, 1) and used only here,
 
-where "before" is an order of the vocabulary. Let F_i hold all noise of the stream slots before i, and, where the
-recorded q is one-hot, the draw of slot i's first draft. For all drafters here the following are functions of F_i: p of
-slot i in every step before its verification, the distributions of its drafts, the step that verifies it and its place
-in that step's window. The reason is that the noise of slot i affects no decision before the step that commits it: a
-draft that was not tested has not been read, and each refinement draws slot i with noise of slot i from distributions of
-F_i (with `couple` and `gumbel` consecutive drafts of a slot depend on each other, but each follows its recorded q given
-F_i). A lossless verifier then gives x_i ~ p_i given F_i. So for every order that is a function of F_i, u_i is uniform
-given F_i; and as u_1 .. u_{i-1} are functions of F_i and of their own v, all u_i of a run are independent uniforms.
-This also holds for subsets chosen by functions of F_i (place in the window, entropy of p_i), but not for subsets chosen
-by outcomes (accepted or replaced, kept or redrawn). In particular the distribution in which a draft was first drawn,
-before refinements kept it, is not a function of F_i: whether it was kept depends on the draft.
+where "before" is an order of the vocabulary; tokens of equal rank form one block, in which v_i decides. Let F_i hold
+all noise of the stream slots before i, and, where the recorded q is one-hot, the draw of slot i's first draft. p of
+slot i in every step, the distributions of its drafts, the step that verifies it and its place in that step's window are
+functions of F_i, as the noise of slot i affects no decision before the step that commits it. A lossless verifier gives
+x_i ~ p_i given F_i. So for every order that is a function of F_i, u_i is uniform given F_i, and all u_i of a run are
+independent uniforms; also of subsets chosen by functions of F_i (place in the window, entropy of p_i), but not by
+outcomes (accepted or replaced, kept or redrawn). The distribution in which a draft was first drawn, before refinements
+kept it, is no function of F_i.
 
-With a verifier that looks ahead, the step that commits slot i does depend on noise of slot i. There, F_i is instead all
-noise of earlier steps, the tokens before i, and that the step commits slot i: `block` gives x_i ~ p_i given these, and
-the rest of the argument is the same.
-
-Tokens of equal rank form one block, in which v_i decides.
+With a verifier that looks ahead, F_i is instead all noise of earlier steps, the tokens before i, and that the step
+commits slot i: `block` gives x_i ~ p_i given these, and the rest is the same.
 """
 
 from __future__ import annotations
@@ -37,10 +31,7 @@ from specbench.decoding.sampling import at
 
 def mass_before(score: Tensor, p: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Target mass [...] of tokens with a higher score than `tokens` [...], and of tokens with at least that score.
-
-    Args:
-        score, p: [..., V].
-    """
+    `score`, `p`: [..., V]."""
     own = at(score, tokens)[..., None]
     return torch.where(score > own, p, 0.0).sum(-1), torch.where(score >= own, p, 0.0).sum(-1)
 

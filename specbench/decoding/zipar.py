@@ -1,15 +1,13 @@
 """ZipAR (He et al., ICML 2025, arXiv 2412.04062): decode an image row before the row above is complete.
 
 Row r starts once row r - 1 has a window of tokens; from then on every incomplete row gets one token per forward, each
-column attending to the prompt and to all generated tokens earlier in raster order. No training, no verification, lossy:
-a token is conditioned on a part of the rows above only. A window as wide as the row is AR.
-
-`specbench.decoding.row_loop` says what the first token of a row is predicted from. A token that stands in there is
-seen by one column only; in the released code it is kept, and seen by later columns until the true token replaces it.
+column attending to all generated tokens earlier in raster order. Lossy: a token is conditioned on a part of the rows
+above. A window as wide as the row is AR. What the first token of a row is predicted from, `specbench.decoding.row_loop`
+says.
 
 The adaptive window draws the first token x of a row from p and, each time the row above has grown, keeps it with
-probability min(1, p'(x)/p(x)) under the new p', else redraws it from [p' - p]+ and tests it once more. The paper's
-code does not have it; this follows its text.
+probability min(1, p'(x)/p(x)) under the new p', else redraws it from [p' - p]+ and tests it once more. The paper's code
+does not have it; this follows its text.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Stream
 from specbench.decoding.row_loop import ImageRowLoop, image_rows, row_above, row_roots
 from specbench.decoding.sampling import at
-from specbench.decoding.verification.residuals import standard
+from specbench.decoding.verification.ratio_tests import standard
 from specbench.models.transformer.host_sync import to_host
 
 if TYPE_CHECKING:
@@ -32,23 +30,16 @@ if TYPE_CHECKING:
 
 
 class Lanes(NamedTuple):
-    """Columns of one forward, one per active image row. B images, C of the rows.
+    """Columns of one forward, one per active image row. B images, C of the rows."""
 
-    Attributes:
-        rows: [C] image rows.
-        tokens, positions: [B, C] as `ScatteredSession.forward_scattered` takes them; an idle column has the position
-            past the end.
-        fed: [B, C] bool, columns whose keys and values stay in the cache.
-        aside: [B, C] bool, columns that consume a stand-in token that nobody else may see.
-        wanted: [B, C] bool, columns whose prediction is needed.
-    """
-
-    rows: Tensor
+    rows: Tensor  # [C] image rows
+    # tokens, positions: [B, C] as `ScatteredSession.forward_scattered` takes them; an idle column has the position past
+    # the end
     tokens: Tensor
     positions: Tensor
-    fed: Tensor
-    aside: Tensor
-    wanted: Tensor
+    fed: Tensor  # [B, C] bool, columns whose keys and values stay in the cache
+    aside: Tensor  # [B, C] bool, columns that consume a stand-in token that nobody else may see
+    wanted: Tensor  # [B, C] bool, columns whose prediction is needed
 
 
 class ZipAR:

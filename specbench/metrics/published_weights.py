@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.checkpoint_files import Source, fetch_checkpoint, find_checkpoint, missing_checkpoint, read_json
+from specbench.models.checkpoint_files import Source, WantedFiles, read_json
 from specbench.models.hub_downloads import REVISIONS, is_pinned_only, on_hub_endpoint
 from specbench.system import console
 from specbench.system.digests import cache_folder, digest_of, sha256_of
@@ -127,12 +127,13 @@ def problem(name: str) -> str | None:
 
 def missing_folder(repository: str) -> Download | None:
     """The download of a repository's configuration and weights; None where they are on this disk."""
-    return missing_checkpoint(_source(repository))
+    return WantedFiles(_source(repository)).missing()
 
 
 def hub_folder(repository: str, forbidden: bool = False) -> Path:
     """Find or download the configuration and weights of a repository in the hub's cache."""
-    folder = (find_checkpoint if forbidden else fetch_checkpoint)(_source(repository)).paths[0].parent
+    wanted = WantedFiles(_source(repository))
+    folder = (wanted.find() if forbidden else wanted.fetch()).paths[0].parent
     for path in folder.glob("*config.json"):
         read_json(_source(repository), path)  # refuses code of a hub
     return folder

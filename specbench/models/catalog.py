@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 
 from specbench import names
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, read_name
-from specbench.models.eight_bits import quantise_network, require_torchao
-from specbench.models.facts import ModelChoice, ModelFacts
+from specbench.models.facts import ModelChoice, ModelFacts, require_torchao
 from specbench.models.families.model_specs import MODELS
 from specbench.models.hub_model import RELEASED, HubModel
-from specbench.models.transformer.size import Size, llama_size
+from specbench.models.network_sizes import NetworkSize, Size
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 from specbench.system.foreign_code import Code, code_of
@@ -30,41 +29,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelInfo(ModelFacts):
-    """A model with its files at known paths.
-
-    Attributes:
-        target: "module:function" called as `function(device: str, dtype: torch.dtype)`, returning an `ImageModel`.
-        resolution: image height and width in pixels.
-        tokens: image tokens of one image, without the tokens that the grammar forces.
-        dtype: number format it is meant to run in.
-        weights: files that must be there before it can be loaded.
-        config: JSON file with `network.codes`, the image vocabulary, and `sampling`, the default `Sampling`'s
-            fields.
-        heads: folders of the draft heads it brings along, by kind.
-        prompt_check: optional "module:function" raising ValueError for a text the model cannot read.
-        forced_slots: stream slots of one image whose tokens the grammar forces, such as row ends.
-        slot_numbers: numbers that are held per row and stream slot to embed image tokens with.
-        pixel_numbers: float32 numbers per pixel alive at once while images are decoded, a whole batch of them together.
-        eight_bits: matrices of the layers in eight bits, of models that are a `TransformerModel`.
-    """
+    """A model with its files at known paths."""
 
     name: str
     summary: str
-    target: str
-    resolution: tuple[int, int]
-    tokens: int
+    target: str  # "module:function" called as `function(device: str, dtype: torch.dtype)`, returning an `ImageModel`
+    resolution: tuple[int, int]  # image height and width in pixels
+    tokens: int  # image tokens of one image, without the tokens that the grammar forces
     licence: str
+    # JSON file with `network.codes`, the image vocabulary, and `sampling`, the default `Sampling`'s fields
     config: Path
-    weights: tuple[Path, ...] = ()
-    dtype: str = "float32"
+    weights: tuple[Path, ...] = ()  # files that must be there before it can be loaded
+    dtype: str = "float32"  # number format it is meant to run in
+    # folders of the draft heads it brings along, by kind
     heads: Mapping[str, Path] = field(default_factory=dict, hash=False)
-    prompt_check: str | None = None
+    prompt_check: str | None = None  # optional "module:function" raising ValueError for a text the model cannot read
     parameters: int | None = None
     hub_id: str | None = None
-    forced_slots: int = 0
-    slot_numbers: int = 0
+    forced_slots: int = 0  # stream slots of one image whose tokens the grammar forces, such as row ends
+    slot_numbers: int = 0  # numbers that are held per row and stream slot to embed image tokens with
+    # float32 numbers per pixel alive at once while images are decoded, a whole batch of them together
     pixel_numbers: int = 0
-    eight_bits: bool = False
+    eight_bits: bool = False  # matrices of the layers in eight bits, of models that are a `TransformerModel`
 
     renders_together = True
     guided = True
@@ -91,18 +77,16 @@ class ModelInfo(ModelFacts):
         names = ("width", "inner", "layers", "heads", "codes")
         if not all(name in network for name in names):
             return None
-        size = llama_size(*(network[name] for name in names))
-        matrices = size.weights - network["codes"] * network["width"]
-        return replace(size, eight_bits=matrices * self.eight_bits)
+        codes, width, inner, layers, heads = (network[name] for name in ("codes", *names[:4]))
+        held = NetworkSize(0, width, inner, layers, heads, heads)
+        return held.size(codes, self.eight_bits)
 
     @property
     def layers(self) -> int:
-        """Number of layers of the network."""
         return self._content["network"]["layers"]
 
     @property
     def stream(self) -> int:
-        """Stream slots of one image."""
         return self.tokens + self.forced_slots
 
     @property
@@ -128,16 +112,16 @@ class ModelInfo(ModelFacts):
         if self.eight_bits:
             if not isinstance(getattr(loaded, "backbone", None), torch.nn.Module):
                 raise SpecbenchError(f"--dtype int8wo: '{self.name}' has no transformer as its backbone", "omit it")
+            from specbench.models.checkpoint_loading import quantise_network  # imports torch
+
             quantise_network(loaded.backbone)
         return loaded
 
     @property
     def ready(self) -> bool:
-        """Whether all files are on disk."""
         return all(path.is_file() for path in (self.config, *self.weights))
 
     def require_weights(self) -> None:
-        """Raise a SpecbenchError with exit code 5 that names the first missing file."""
         if self.eight_bits:
             require_torchao()
         for path in (self.config, *self.weights):
@@ -149,7 +133,6 @@ class ModelInfo(ModelFacts):
                 )
 
     def files(self) -> tuple[Path, ...]:
-        """Its files on this disk; raises what `require_weights` raises."""
         self.require_weights()
         return (self.config, *self.weights)
 
@@ -162,11 +145,9 @@ class ModelInfo(ModelFacts):
 
     @property
     def v_image(self) -> int:
-        """Size of the image vocabulary."""
         return self._content["network"]["codes"]
 
     def sampling(self) -> Sampling:
-        """The sampling the model is meant to be used with."""
         given = self._content.get("sampling", {})
         return Sampling(**{name: given[name] for name in Sampling.__dataclass_fields__ if name in given})
 
@@ -206,7 +187,7 @@ _BUILT_IN = (
         parameters=2_400_000,
         config=_SHAPES / "config.json",
         weights=(_SHAPES / "network.safetensors", _SHAPES / "tokenizer.safetensors"),
-        heads={kind: _SHAPES / kind for kind in ("eagle", "vertical", "ssd")},
+        heads={kind: _SHAPES / kind for kind in ("eagle", "vertical")},
         prompt_check="specbench.models.shapes.captions:encode",
         slot_numbers=128,
         pixel_numbers=36,
@@ -239,11 +220,7 @@ def find_model(name: str) -> ModelFacts:
 
 
 def model_name(typed: str) -> str:
-    """Name in the catalogue of a model that is named as in its paper or on the hub.
-
-    Raises:
-        SpecbenchError: it is unknown, or that of several models.
-    """
+    """Name in the catalogue of a model that is named as in its paper or on the hub."""
     also = {name: _repositories(model) for name, model in models().items()}
     if typed in models() or names.fitting(typed, models(), "model", also):
         return read_name("model", typed, models(), also)
@@ -287,8 +264,7 @@ def _own_model(reference: str) -> ModelFacts:
     return found
 
 
-_references: dict[str, str] = {}
-"""Where the models of plug-ins and of the user's own modules are defined, by name."""
+_references: dict[str, str] = {}  # Where the models of plug-ins and of the user's own modules are defined, by name
 
 
 def model_code(model: ModelFacts) -> Code | None:
@@ -327,11 +303,7 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
 
 
 def check_model(info: ModelFacts) -> None:
-    """Account for every tensor and token as `load_model` does, reading names and shapes but not the weights.
-
-    Raises:
-        SpecbenchError: what `load_model` would raise for these files; nothing is downloaded.
-    """
+    """Account for every tensor and token as `load_model` does, reading names and shapes but not the weights."""
     if not isinstance(info, HubModel):
         info.require_weights()
     elif not info.choice.random:

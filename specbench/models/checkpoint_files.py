@@ -23,8 +23,7 @@ INDEX = "model.safetensors.index.json"
 MAX_JSON_BYTES = 2**28
 MAX_LAYERS = 1000
 """Layers of a network that a configuration may ask for; building one takes minutes from some 100,000 on."""
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")
-"""Suffixes of files that hold tensors."""
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit")  # Suffixes of files that hold tensors
 _OF_A_HUB = {"auto_map": "--", "implementation": "/"}
 """Ends of names in a configuration, and what a value has that names code ("owner/name--module.Class") or kernels."""
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
@@ -34,27 +33,17 @@ _POINTER = b"version https://git-lfs.github.com/spec/"
 
 @dataclass(frozen=True)
 class Source:
-    """Some files of one hub repository.
+    """Some files of one hub repository."""
 
-    Attributes:
-        what: what they are, for messages: "the language model".
-        repo: hub id, "owner/name".
-        files: glob patterns that must each match; "a|b" takes b where nothing matches a.
-        licence: under which they may be used.
-        beside: files in a `--weights` folder that serve instead, relative paths.
-        note: one more thing to know before getting them.
-        folders: folders of a `--weights` folder that hold its files, besides the one named like the repository.
-        optional: files that are read where they exist.
-    """
-
-    what: str
-    repo: str
-    files: tuple[str, ...]
-    licence: str
-    beside: tuple[str, ...] = ()
-    note: str = ""
+    what: str  # what they are, for messages: "the language model"
+    repo: str  # hub id, "owner/name"
+    files: tuple[str, ...]  # glob patterns that must each match; "a|b" takes b where nothing matches a
+    licence: str  # under which they may be used
+    beside: tuple[str, ...] = ()  # files in a `--weights` folder that serve instead, relative paths
+    note: str = ""  # one more thing to know before getting them
+    # folders of a `--weights` folder that hold its files, besides the one named like the repository
     folders: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()  # files that are read where they exist
 
     @property
     def folder_name(self) -> str:
@@ -143,69 +132,63 @@ class CheckpointFiles:
         return digest.hexdigest()
 
 
-def find_checkpoint(
-    source: Source, weights: str | None = None, revision: str | None = None, main: bool = True
-) -> CheckpointFiles:
-    """The source's files, without touching the network.
+@dataclass(frozen=True)
+class WantedFiles:
+    """The files of a source as a user asks for them."""
 
-    Args:
-        weights: a folder, or a hub id that takes the place of the main source's; None for the source's own.
-        main: whether `weights` and `revision` are about this source; a companion is looked for inside the folder and
-            beside it.
+    source: Source
+    # a folder, or a hub id that takes the place of the main source's; None for the source's own
+    weights: str | None = None
+    revision: str | None = None  # of the hub repository
+    # whether `weights` and `revision` are about this source; a companion is looked for inside the folder and beside it
+    main: bool = True
 
-    Raises:
-        SpecbenchError: exit code 5, naming the first missing file, where to get it and under which licence.
-    """
-    folder = local_folder(weights)
-    if folder and main:
-        return _in_folder(source, folder)
-    if folder:
-        for name in source.beside:
-            if (folder / name).is_file():
-                return CheckpointFiles(source, (folder / name,))
-        if own := _companion_folder(source, folder):
-            return _in_folder(source, own)
-    repo, revision = _asked(source, weights, revision, main)
-    snapshot = cached_snapshot(repo, revision)
-    if snapshot is None:
-        beside = f", nor {source.beside[0]} in {folder}" if folder and source.beside else ""
-        called = f"{repo} at {revision}" if revision else repo
-        raise _missing(source, f"{called} is not on this disk{beside}", repo, revision)
-    return _in_folder(source, snapshot, repo)
+    def find(self) -> CheckpointFiles:
+        """The files on this disk; a SpecbenchError with exit code 5 names the first missing one, where to get it and
+        under which licence."""
+        source, folder = self.source, local_folder(self.weights)
+        if folder and self.main:
+            return _in_folder(source, folder)
+        if folder:
+            for name in source.beside:
+                if (folder / name).is_file():
+                    return CheckpointFiles(source, (folder / name,))
+            if own := _companion_folder(source, folder):
+                return _in_folder(source, own)
+        repo, revision = self.hub_place
+        snapshot = cached_snapshot(repo, revision)
+        if snapshot is None:
+            beside = f", nor {source.beside[0]} in {folder}" if folder and source.beside else ""
+            called = f"{repo} at {revision}" if revision else repo
+            raise _missing(source, f"{called} is not on this disk{beside}", repo, revision)
+        return _in_folder(source, snapshot, repo)
 
+    def fetch(self) -> CheckpointFiles:
+        """Like `find`, after downloading what is missing; a SpecbenchError also for a file in the hub's cache that has
+        not the digest that the hub stated."""
+        if lacking := self.missing():
+            fetch_all([lacking])
+        found = self.find()
+        refuse_changed(found.paths)
+        return found
 
-def fetch_checkpoint(
-    source: Source, weights: str | None = None, revision: str | None = None, main: bool = True
-) -> CheckpointFiles:
-    """Like `find_checkpoint`, downloading from the hub what is not on this disk.
+    def missing(self) -> Download | None:
+        """What `fetch` downloads, None where all is on this disk; a SpecbenchError if it cannot be had."""
+        try:
+            self.find()
+        except SpecbenchError:
+            folder = local_folder(self.weights)
+            if folder and (self.main or _companion_folder(self.source, folder)):
+                raise
+            repo, revision = self.hub_place
+            licence = self.source.licence_of(repo)
+            return repository_download(repo, revision, self.source.files, licence, self.source.optional)
+        return None
 
-    Raises:
-        SpecbenchError: also a file in the hub's cache that has not the digest that the hub stated.
-    """
-    if lacking := missing_checkpoint(source, weights, revision, main):
-        fetch_all([lacking])
-    found = find_checkpoint(source, weights, revision, main)
-    refuse_changed(found.paths)
-    return found
-
-
-def missing_checkpoint(
-    source: Source, weights: str | None = None, revision: str | None = None, main: bool = True
-) -> Download | None:
-    """What `fetch_checkpoint` downloads; None where all is on this disk.
-
-    Raises:
-        SpecbenchError: it cannot be had.
-    """
-    try:
-        find_checkpoint(source, weights, revision, main)
-    except SpecbenchError:
-        folder = local_folder(weights)
-        if folder and (main or _companion_folder(source, folder)):
-            raise
-        repo, revision = _asked(source, weights, revision, main)
-        return repository_download(repo, revision, source.files, source.licence_of(repo), source.optional)
-    return None
+    @property
+    def hub_place(self) -> tuple[str, str | None]:
+        """Repository and revision to look in."""
+        return (self.weights or self.source.repo, self.revision) if self.main else (self.source.repo, None)
 
 
 def local_folder(weights: str | None) -> Path | None:
@@ -239,11 +222,7 @@ def is_folder(weights: str) -> bool:
 
 
 def read_json(source: Source, path: Path) -> dict[str, object]:
-    """A file of the source that holds one JSON object.
-
-    Raises:
-        SpecbenchError: exit code 5 if it does not; 2 where it names code or kernels of a hub.
-    """
+    """A file of the source that holds one JSON object."""
     with source.blaming(path):
         held = parse_json(read_regular(path, MAX_JSON_BYTES))
     if not isinstance(held, dict):
@@ -256,11 +235,6 @@ def read_json(source: Source, path: Path) -> dict[str, object]:
                 what = f"{path} names code of a hub, which is never run: {name} = {str(value)[:80]}"
                 raise SpecbenchError(what, f"remove {name} from it if the model works without")
     return held
-
-
-def _asked(source: Source, weights: str | None, revision: str | None, main: bool) -> tuple[str, str | None]:
-    """Repository and revision to look in."""
-    return (weights or source.repo, revision) if main else (source.repo, None)
 
 
 def _companion_folder(source: Source, folder: Path) -> Path | None:

@@ -1,23 +1,17 @@
-"""The layouts in which the supported families are published, and how a folder's layout is recognised. No torch here."""
+"""The layouts in which the supported families are published: how a folder's is recognised, and the size of the network
+in it, so that a checkpoint of another size is planned for as what it is. No torch, but for LlamaGen's tensors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import (
-    INDEX,
-    MAX_JSON_BYTES,
-    CheckpointFiles,
-    Source,
-    fetch_checkpoint,
-    find_checkpoint,
-    local_folder,
-    missing_checkpoint,
-)
+from specbench.models import network_sizes as sizes
+from specbench.models.checkpoint_files import INDEX, MAX_JSON_BYTES, CheckpointFiles, Source, WantedFiles, local_folder
 from specbench.models.hub_downloads import cached_snapshot, repository_download, require_permission
 from specbench.system.downloads import Download, fetch_all
 from specbench.system.files import read_regular
@@ -39,33 +33,21 @@ _CHAMELEON_WORDS = 65_536
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a model's files are published.
+    """One way in which a model's files are published."""
 
-    Attributes:
-        name: a key of `LAYOUTS`.
-        sources: the language model's files, then what it needs besides.
-    """
-
-    name: str
-    sources: tuple[Source, ...]
+    name: str  # a key of `LAYOUTS`
+    sources: tuple[Source, ...]  # the language model's files, then what it needs besides
 
 
 @dataclass(frozen=True)
 class LayoutMark:
-    """What identifies a folder of a layout.
+    """What identifies a folder of a layout."""
 
-    Attributes:
-        family: module of `specbench.models.families` that reads it.
-        models: names for `--model`.
-        what: for messages.
-        test: whether a folder is of this layout.
-        shared: other families that pass the test where a copy lacks their own mark: there the user knows better.
-    """
-
-    family: str
-    models: str
-    what: str
-    test: Callable[[Path], bool]
+    family: str  # module of `specbench.models.families` that reads it
+    models: str  # names for `--model`
+    what: str  # for messages
+    test: Callable[[Path], bool]  # whether a folder is of this layout
+    # other families that pass the test where a copy lacks their own mark: there the user knows better
     shared: tuple[str, ...] = ()
 
 
@@ -73,13 +55,19 @@ def _model_type(*names: str) -> Callable[[Path], bool]:
     return lambda folder: _config(folder).get("model_type") in names
 
 
-def _config(folder: Path) -> dict[str, object]:
+def _json_object(path: Path) -> dict[str, Any]:
+    held = parse_json(read_regular(path, MAX_JSON_BYTES))
+    if not isinstance(held, dict):
+        raise ValueError(f"no JSON object in {path}")
+    return held
+
+
+def _config(folder: Path) -> dict[str, Any]:
     """`config.json`, or nothing where it cannot be read: whoever loads it says why."""
     try:
-        held = parse_json(read_regular(folder / "config.json", MAX_JSON_BYTES))
+        return _json_object(folder / "config.json")
     except (OSError, ValueError, SpecbenchError):
         return {}
-    return held if isinstance(held, dict) else {}
 
 
 def _chameleon(decodes: bool | None) -> Callable[[Path], bool]:
@@ -189,11 +177,7 @@ def _refuse_unread(folder: Path, weights: str, family: str) -> None:
 
 
 def find_marks(source: Source, repo: str, revision: str | None, download: bool) -> Path | None:
-    """Snapshot of a hub repository with the small files that identify it; None where it is not on this disk.
-
-    Raises:
-        SpecbenchError: exit code 5 where a download fails; exit code 2 for what is no hub id.
-    """
+    """Snapshot of a hub repository with the small files that identify it; None where it is not on this disk."""
     found = cached_snapshot(repo, revision)
     if download and not (found and any((found / name).is_file() for name in _MARKS)):
         fetch_all([repository_download(repo, revision, (), source.licence_of(repo), _MARKS)])
@@ -203,54 +187,42 @@ def find_marks(source: Source, repo: str, revision: str | None, download: bool) 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The files of a model as a user asks for them.
+    """The files of a model as a user asks for them."""
 
-    Attributes:
-        model: its name, for messages.
-        family: whose layouts these are; the first is the one that is used by default.
-        weights: a folder or a hub id that takes the place of the first layout's language model.
-        revision: of the hub repository.
-    """
-
-    model: str
-    family: str
+    model: str  # its name, for messages
+    family: str  # whose layouts these are; the first is the one that is used by default
     layouts: tuple[Layout, ...]
-    weights: str | None
-    revision: str | None
+    weights: str | None  # a folder or a hub id that takes the place of the first layout's language model
+    revision: str | None  # of the hub repository
 
     def locate(self, download: bool) -> tuple[CheckpointFiles, ...]:
-        """All files, the language model's first, with `download` after fetching what is not on this disk.
-
-        Raises:
-            SpecbenchError: exit code 5, naming what is missing; exit code 2 where the files are of another family.
-        """
-        get = fetch_checkpoint if download else find_checkpoint
-        return tuple(get(*asked) for asked in self._asked(download))
+        """All files, the language model's first, with `download` after fetching what is not on this disk."""
+        return tuple(part.fetch() if download else part.find() for part in self._parts(download))
 
     def missing(self) -> list[Download]:
         """What `locate` would download; errors as there."""
-        return [found for asked in self._asked(download=True) if (found := missing_checkpoint(*asked))]
+        return [found for part in self._parts(download=True) if (found := part.missing())]
 
-    def absent(self) -> list[tuple[Source, str | None, str | None, bool]]:
-        """Those of `_asked` whose files are not on this disk."""
+    def absent(self) -> list[WantedFiles]:
+        """The parts whose files are not on this disk."""
 
-        def here(*asked: Any) -> bool:
+        def here(part: WantedFiles) -> bool:
             try:
-                return bool(find_checkpoint(*asked))
+                return bool(part.find())
             except SpecbenchError:
                 return False
 
-        return [asked for asked in self._asked(download=False) if not here(*asked)]
+        return [part for part in self._parts(download=False) if not here(part)]
 
     def require_known(self) -> None:
         """Check that every file is on this disk or may be downloaded; errors as of `locate`."""
-        for source, weights, revision, main in self.absent():
-            require_permission((main and weights) or source.repo, revision)
+        for part in self.absent():
+            require_permission(part.hub_place[0], self.revision if part.main else None)
 
-    def _asked(self, download: bool) -> list[tuple[Source, str | None, str | None, bool]]:
-        """Arguments of `find_checkpoint` for each source of the layout at hand."""
+    def _parts(self, download: bool) -> list[WantedFiles]:
         main, *companions = self._layout(download).sources
-        return [(main, self.weights, self.revision, True), *((one, self.weights, None, False) for one in companions)]
+        others = [WantedFiles(source, self.weights, main=False) for source in companions]
+        return [WantedFiles(main, self.weights, self.revision), *others]
 
     def _layout(self, download: bool) -> Layout:
         if self.weights is None:
@@ -272,3 +244,95 @@ class ModelFiles:
             what = f"--weights {self.weights}: holds {LAYOUTS[name].what}, not '{self.model}'"
             raise SpecbenchError(what, f"use --model {LAYOUTS[name].models}")
         return next((layout for layout in self.layouts if layout.name == name), self.layouts[0])
+
+
+_LLAMA = {"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32}
+_DEFAULTS = {
+    "anole": _LLAMA | {"vocab_size": 65_536},
+    "lumina": _LLAMA | {"vocab_size": 65_536},
+    "lumina2": _LLAMA | {"vocab_size": 65_536},
+    "janus": _LLAMA | {"vocab_size": 32_000},
+    "simplear": _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016},
+    "tar": _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016},
+    "emu3": sizes.EMU3_8B.config(),
+    "liquid": sizes.LIQUID_7B.config(),
+    "glm": sizes.GLM_9B.config(),
+    "emu35": sizes.EMU3_8B.config() | {"head_dim": 128},
+}
+"""What transformers takes for an entry that a configuration leaves out."""
+_MAKERS = {"liquid": sizes.NetworkSize} | dict.fromkeys(("tar", "simplear"), sizes.qwen)
+_MAKERS |= {"glm": sizes.glm, "emu35": sizes.emu35, "janus": sizes.janus, "emu3": sizes.emu3}
+_MAKERS |= dict.fromkeys(("anole", "lumina", "lumina2"), sizes.chameleon)
+_FACTS = tuple(sizes.EMU3_8B.config())  # Names of the sizes in a configuration
+_DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError)
+"""What reading sizes off files of others may raise."""
+
+
+def stored_size(
+    family: str, official: sizes.NetworkSize, folder: Path, weights: str | None = None, source: Source | None = None
+) -> sizes.NetworkSize | None:
+    """The size of the checkpoint in `folder`; None where its files do not tell: whoever loads it says why.
+
+    Args:
+        weights: what the user calls it, if not `folder`.
+        source: of LlamaGen, whose first file is the model's own, in a folder that may hold several models.
+    """
+    try:
+        if source and family.startswith("llamagen"):
+            size = _llamagen_size(CheckpointFiles(source, (folder / source.files[0],)), official)
+        else:
+            size = _configured_size(family, folder)
+    except _DOES_NOT_TELL:
+        return None
+    if size != official:
+        for name, published in sizes.OFFICIAL[family].items():
+            if size == published:
+                raise SpecbenchError(f"--weights {weights or folder}: has the size of '{name}'", f"use --model {name}")
+    return size
+
+
+CONFIGS = ("config.json", "vision_language_encoder/config.json")
+"""Where a repository keeps the configuration of its language model."""
+
+
+def _configured_size(family: str, folder: Path) -> sizes.NetworkSize:
+    meta = next((path for path in (folder / "models/7b/params.json", folder / "params.json") if path.is_file()), None)
+    if family == "anole" and meta:
+        return _meta_size(_json_object(meta))
+    held = _json_object(next((path for path in map(folder.joinpath, CONFIGS) if path.is_file()), folder / CONFIGS[0]))
+    text = held.get("text_config", held.get("language_config", held))
+    given = _DEFAULTS[family] | {name: text[name] for name in _FACTS if name in text}
+    given.setdefault("num_key_value_heads", given["num_attention_heads"])
+    if min(map(int, given.values())) < 1 or given["hidden_size"] % given["num_attention_heads"]:
+        raise ValueError("sizes that make no network")
+    size = _MAKERS[family](*(int(given[name]) for name in _FACTS))
+    if family == "tar" and not text.get("tie_word_embeddings"):
+        size = replace(size, head_rows=size.words)
+    head = text.get("head_dim") or _DEFAULTS[family].get("head_dim", 0)
+    return replace(size, head_width=int(head) if head * size.heads != size.width else 0)
+
+
+def _meta_size(held: Mapping) -> sizes.NetworkSize:
+    """Meta's `params.json`; the width of feed-forward layers follows from the others."""
+    params = held.get("model", held)
+    width, heads = params["dim"], params["n_heads"]
+    wanted = int(params.get("ffn_dim_multiplier", 1) * int(8 * width / 3))
+    unit = params.get("multiple_of", 256)
+    inner = unit * -(-wanted // unit)
+    words = params.get("vocab_size", sizes.CHAMELEON_7B.words)
+    return sizes.chameleon(words, width, inner, params["n_layers"], heads, params.get("n_kv_heads") or heads)
+
+
+def _llamagen_size(files: CheckpointFiles, named: sizes.NetworkSize) -> sizes.NetworkSize:
+    """LlamaGen has no configuration: the shapes of its tensors tell, which are mapped into memory rather than read."""
+    from specbench.models.checkpoint_loading import read_tensors  # imports torch
+
+    tensors = read_tensors(files)
+    codes, width = tensors["output.weight"].shape
+    layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
+    inner = len(tensors["layers.0.feed_forward.w1.weight"])
+    shape = codes, width, inner, layers, width // sizes.llamagen_head(tensors, named)
+    if (classes := tensors.get("cls_embedding.embedding_table.weight")) is not None:
+        return sizes.llamagen_class(*shape, len(classes) - 1)
+    caption, text_width = tensors["cls_embedding.uncond_embedding"].shape
+    return sizes.llamagen(*shape, text_width, caption)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -15,8 +16,10 @@ from torch import Tensor, nn
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, read_json
-from specbench.models.eight_bits import quantise
+from specbench.models.facts import require_torchao
 from specbench.models.script_archive import read_script_tensors
+
+_IN_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 
 
 def read_tensors(found: CheckpointFiles) -> dict[str, Tensor]:
@@ -24,9 +27,6 @@ def read_tensors(found: CheckpointFiles) -> dict[str, Tensor]:
 
     Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module", "state_dict" or
     "sd". Of a TorchScript archive only the tensors are read.
-
-    Raises:
-        SpecbenchError: a damaged file, or a name stored twice.
     """
     tensors: dict[str, Tensor] = {}
     for path in found.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit"):
@@ -119,11 +119,8 @@ def rotary_halves(matrix: Tensor, head: int) -> Tensor:
 def build_network(
     kind: Callable[..., nn.Module], *arguments: object, found: CheckpointFiles | None = None
 ) -> nn.Module:
-    """A network without memory: its parameters are to be assigned by `fill` or drawn by `randomise`.
-
-    Args:
-        found: where its configuration was read; one that makes no network is then a damaged file.
-    """
+    """A network without memory: its parameters are to be assigned by `fill` or drawn by `randomise`. `found`: where its
+    configuration was read; one that makes no network is then a damaged file."""
     try:
         with torch.device("meta"):
             return kind(*arguments)
@@ -148,10 +145,7 @@ def fill(
         tensors: exactly the network's parameters; shared ones may be left out.
         found: the files they come from, for messages.
         device: "meta" leaves the values in their files, after all checks.
-        eight_bits: store the matrices of layers so, see `specbench.models.eight_bits`.
-
-    Raises:
-        SpecbenchError: a parameter without tensor, a tensor without parameter, or a shape that differs.
+        eight_bits: store the matrices of layers so, see `quantise`.
     """
     wanted = network.state_dict()
     tied = getattr(network, "all_tied_weights_keys", None) or {}
@@ -229,3 +223,23 @@ def renew_rotary(network: nn.Module) -> None:
 def _unaccounted(found: CheckpointFiles, verb: str, names: Sequence[str]) -> SpecbenchError:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return found.refusal(f" {verb} '{names[0]}'{more}")
+
+
+def quantise(module: nn.Module, name: str) -> None:
+    """Store the weight of one module in eight bits, with a scale per row, if it is a matrix of a layer by its `name`.
+
+    One at a time, so that no device has to hold all of them in sixteen bits.
+    """
+    if type(module) is not nn.Linear or not _IN_LAYER.search(name):
+        return
+    require_torchao()
+    from torchao.quantization import Int8WeightOnlyConfig, quantize_  # an extra
+
+    quantize_(module, Int8WeightOnlyConfig())
+
+
+def quantise_network(network: nn.Module) -> nn.Module:
+    """`quantise` every module of a network that is on its device."""
+    for name, module in network.named_modules():
+        quantise(module, name)
+    return network

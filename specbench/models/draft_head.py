@@ -127,38 +127,25 @@ def head_for(model: ImageModel, path: str) -> EagleHead:
     """Load the head `path` (a folder or hub id), or the model's own one if that is empty, ready to draft for `model`.
 
     The latest one is cached, and loaded again when its files or the model's device or dtype have changed.
-
-    Raises:
-        SpecbenchError: exit code 5 if there is no head; the files are not of such a head for this model.
     """
     return _EAGLE.ready(model, path)
 
 
 class HeadLoading(NamedTuple, Generic[Head]):
-    """What loading differs in between kinds of heads.
+    """What loading differs in between kinds of heads."""
 
-    Attributes:
-        able: protocol of the models that such a head can draft for.
-        own: the head that comes with a model, None if none does.
-        load: reads a head's files.
-        width: size of the features that a head reads.
-        published: hub id of the head that is published for a model of a name; empty if none is.
-        adopt: checks a head against a model, and suits it to the model.
-    """
-
-    able: type
-    own: Callable[[Any], Head | None]
-    load: Callable[[CheckpointFiles], Head]
-    width: Callable[[Head], int]
+    able: type  # protocol of the models that such a head can draft for
+    own: Callable[[Any], Head | None]  # the head that comes with a model, None if none does
+    load: Callable[[CheckpointFiles], Head]  # reads a head's files
+    width: Callable[[Head], int]  # size of the features that a head reads
+    # checks a head against a model, and suits it to the model
     adopt: Callable[[Head, Any, str], Head] = lambda head, model, path: head
+    # hub id of the head that is published for a model of a name; empty if none is
     published: Callable[[str], str] = lambda model: ""
 
     def ready(self, model: ImageModel, path: str) -> Head:
         """Load the head `path`, or if that is empty the published or the model's own one, ready for `model`; the one
         used last is kept.
-
-        Raises:
-            SpecbenchError: exit code 5 if there is no head; the files are not of such a head for this model.
         """
         if not isinstance(model, self.able):
             raise SpecbenchError(
@@ -202,11 +189,7 @@ def _adopted(head: EagleHead, model: DraftHeadModel, path: str) -> EagleHead:
 
 
 def load_head(found: CheckpointFiles) -> EagleHead:
-    """Load the head in these files, in float32.
-
-    Raises:
-        SpecbenchError: a damaged file, or no EAGLE-1 head.
-    """
+    """Load the head in these files, in float32."""
     config_file, weights = found.paths
     with blaming(weights, *NO_HEAD):
         safe = weights.suffix == ".safetensors"

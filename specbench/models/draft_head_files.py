@@ -6,13 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.checkpoint_files import (
-    CheckpointFiles,
-    Source,
-    fetch_checkpoint,
-    find_checkpoint,
-    missing_checkpoint,
-)
+from specbench.models.checkpoint_files import CheckpointFiles, Source, WantedFiles
 from specbench.models.facts import RANDOM
 from specbench.models.hub_downloads import require_permission
 from specbench.system.downloads import Download
@@ -49,15 +43,13 @@ def find_head(given: str, model: str, own: Path | None, download: bool = False) 
         model: name of the target, for messages.
         own: folder of the target's own head, if any.
         download: whether a hub repository that is not on this disk may be downloaded.
-
-    Raises:
-        SpecbenchError: exit code 5 if there is no head.
     """
     if not given and own is None:
         raise no_own_head(model)
     if not given or not _is_hub_id(given):
         return head_in(Path(given).expanduser() if given else own)
-    return head_in((fetch_checkpoint if download else find_checkpoint)(_known(given)).named(CONFIG).parent)
+    known = WantedFiles(_known(given))
+    return head_in((known.fetch() if download else known.find()).named(CONFIG).parent)
 
 
 def no_own_head(model: str) -> SpecbenchError:
@@ -82,7 +74,7 @@ def require_head(given: str, model: str, own: Path | None) -> None:
 
 def missing_head(given: str) -> Download | None:
     """What `find_head` downloads; None for a folder, and for what is on this disk."""
-    return missing_checkpoint(_known(given)) if _is_hub_id(given) else None
+    return WantedFiles(_known(given)).missing() if _is_hub_id(given) else None
 
 
 def _known(repo: str) -> Source:

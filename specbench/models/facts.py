@@ -5,56 +5,55 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from specbench.models.transformer.size import Size
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.models.network_sizes import Size
 from specbench.specs.run_spec import Sampling
 
 if TYPE_CHECKING:
     from specbench.prompts import Prompt
     from specbench.system.downloads import Download
 
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-"""Bytes of one number by dtype."""
+BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # Bytes of one number by dtype
 EIGHT_BITS = "int8wo"
 """Value of `--dtype` for matrices in eight bits; activations and all other weights keep the model's own dtype."""
 EIGHT_BITS_GAIN = "saves memory, not time"
 """What eight bits do: torchao's product writes the matrix in the model's own dtype before it is read."""
-DTYPES = (*BYTES, EIGHT_BITS)
-"""Values of `--dtype`."""
+DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
 
 
-RANDOM = "+random"
-"""Part of the name of every model with random weights, and so of all records of its runs."""
+RANDOM = "+random"  # Part of the name of every model with random weights, and so of all records of its runs
 TINY_GRID, TINY_BEFORE = (4, 4), (2, 3)
 """Grid of an image at tiny scale, and the one before it in models that have a preview."""
 
 
+def require_torchao() -> None:
+    """Raise a SpecbenchError with exit code 5 where torchao is not installed."""
+    if find_spec("torchao") is None:
+        what = "--dtype int8wo needs torchao, which is not installed"
+        raise SpecbenchError(what, "pip install 'torchao>=0.18'", MISSING_PREREQUISITE)
+
+
 @dataclass(frozen=True)
 class ModelChoice:
-    """What a user may choose about a model: its checkpoint, its size, and the prompts of released decoders.
+    """What a user may choose about a model: its checkpoint, its size, and the prompts of released decoders."""
 
-    Attributes:
-        weights: folder or hub id that takes the place of the official checkpoint.
-        revision: of the hub repository.
-        random: the true architecture with random weights.
-        tiny: a grid of `TINY_GRID` tokens, checkpoints of any vocabulary, and with `random` a network to match.
-        guidance_rows: "official", or "released" for the unconditional prompt of SJD's and GSD's released code.
-        prompt_form: "official", or "released" for the words that SJD's released script writes before the prompt.
-        guidance_schedule: "official" for a constant scale, or "released" for what the family's code makes of it.
-        size: WIDTHxHEIGHT in pixels; the model's own if None.
-        eight_bits: matrices of the layers in eight bits, see `specbench.models.eight_bits`.
-    """
-
-    weights: str | None = None
-    revision: str | None = None
-    random: bool = False
+    weights: str | None = None  # folder or hub id that takes the place of the official checkpoint
+    revision: str | None = None  # of the hub repository
+    random: bool = False  # the true architecture with random weights
+    # a grid of `TINY_GRID` tokens, checkpoints of any vocabulary, and with `random` a network to match
     tiny: bool = False
+    # "official", or "released" for the unconditional prompt of SJD's and GSD's released code
     guidance_rows: str = "official"
+    # "official", or "released" for the words that SJD's released script writes before the prompt
     prompt_form: str = "official"
+    # "official" for a constant scale, or "released" for what the family's code makes of it
     guidance_schedule: str = "official"
-    size: str | None = None
+    size: str | None = None  # WIDTHxHEIGHT in pixels; the model's own if None
+    # matrices of the layers in eight bits: another target, whose logits are not those of 16 bits
     eight_bits: bool = False
 
     def __post_init__(self) -> None:
@@ -62,93 +61,66 @@ class ModelChoice:
             object.__setattr__(self, name, getattr(self, name) or None)
 
     @property
-    def released_rows(self) -> bool:
-        return self.guidance_rows == "released"
-
-    @property
-    def released_guidance(self) -> bool:
-        return self.guidance_schedule == "released"
-
-    @property
-    def released_prompt(self) -> bool:
-        return self.prompt_form == "released"
+    def released(self) -> dict[str, bool]:
+        """Whether each form is the released one, by the name of its ending."""
+        return {ending: getattr(self, name) == "released" for ending, name in _FORMS.items()}
 
     def name(self, model: str) -> str:
         """Name of the model in records, with an ending for each deviation from the official model."""
-        held = {ending: getattr(self, field) for ending, field in _ENDINGS.items()}
+        held = vars(self) | self.released
         size = f"+{self.size}" if self.size else ""
-        return model + size + "".join(ending for ending, present in held.items() if present)
+        return model + size + "".join(ending for ending, what in _ENDINGS.items() if held[what])
 
     @classmethod
     def of_name(cls, name: str, weights: str | None = None, revision: str | None = None) -> tuple[str, ModelChoice]:
         """Name of the model, and the choice, of a name in records ("janus+random+tiny")."""
         found = set()
-        while ending := next((one for one in _ENDINGS if name.endswith(one)), None):
+        while ending := next((ending for ending in _ENDINGS if name.endswith(ending)), None):
             name = name.removesuffix(ending)
             found.add(_ENDINGS[ending])
-        released = ("released_rows", "released_prompt", "released_guidance")
-        forms = ("released" if one in found else "official" for one in released)
+        forms = ("released" if form in found else "official" for form in _FORMS)
         sized = re.fullmatch(r"(.*)\+(\d+x\d+)", name)
         name, size = sized.groups() if sized else (name, None)
         return name, cls(weights, revision, "random" in found, "tiny" in found, *forms, size, "eight_bits" in found)
 
 
-AS_PUBLISHED = ModelChoice()
-"""The published checkpoint in full size."""
+_FORMS = {"rows": "guidance_rows", "prompt": "prompt_form", "guidance": "guidance_schedule"}
+"""Fields with a released form, by what their endings call them."""
+AS_PUBLISHED = ModelChoice()  # The published checkpoint in full size
 _ENDINGS = {
     RANDOM: "random",
     "+tiny": "tiny",
-    "+released-rows": "released_rows",
-    "+released-prompt": "released_prompt",
-    "+released-guidance": "released_guidance",
+    "+released-rows": "rows",
+    "+released-prompt": "prompt",
+    "+released-guidance": "guidance",
     f"+{EIGHT_BITS}": "eight_bits",
 }
 """Endings of a model's name in records, by what they record of a `ModelChoice`, in their order."""
 
 
 class ModelFacts(Protocol):
-    """A model before it is loaded; `ModelInfo` and `HubModel` implement it.
+    """A model before it is loaded; `ModelInfo` and `HubModel` implement it."""
 
-    Attributes:
-        name: in records and on the command line.
-        summary, licence: for people.
-        hub_id: the hub repository of the weights; None for bundled ones.
-        parameters: of the language model; None if not counted.
-        dtype: the number format the model is meant to run in.
-        resolution: image height and width in pixels.
-        tokens: image tokens of one image.
-        stream: stream slots of one image, forced tokens included.
-        v_image: size of the image vocabulary.
-        layers: of the network.
-        size: weights, KV numbers and query width of a forward; None if not counted.
-        table: rows of the token embedding table.
-        heads: folders of bundled draft heads, by kind.
-        slot_numbers: numbers held per row and stream slot to embed image tokens with.
-        pixel_numbers: float32 numbers per pixel alive at once while an image is rendered.
-        renders_together: whether a batch is rendered at once.
-        guided: whether it has an unconditional prompt, as guidance needs it.
-        ready: whether all files are on this disk.
-    """
-
-    name: str
+    name: str  # in records and on the command line
+    # summary, licence: for people
     summary: str
     licence: str
-    hub_id: str | None
-    parameters: int | None
-    dtype: str
-    resolution: tuple[int, int]
-    tokens: int
-    stream: int
-    v_image: int
-    layers: int
-    size: Size | None
-    table: int
-    heads: Mapping[str, Path]
-    slot_numbers: int
-    pixel_numbers: int
-    renders_together: bool
-    guided: bool
-    ready: bool
+    hub_id: str | None  # the hub repository of the weights; None for bundled ones
+    parameters: int | None  # of the language model; None if not counted
+    dtype: str  # the number format the model is meant to run in
+    resolution: tuple[int, int]  # image height and width in pixels
+    tokens: int  # image tokens of one image
+    stream: int  # stream slots of one image, forced tokens included
+    v_image: int  # size of the image vocabulary
+    layers: int  # of the network
+    size: Size | None  # weights, KV numbers and query width of a forward; None if not counted
+    table: int  # rows of the token embedding table
+    heads: Mapping[str, Path]  # folders of bundled draft heads, by kind
+    slot_numbers: int  # numbers held per row and stream slot to embed image tokens with
+    pixel_numbers: int  # float32 numbers per pixel alive at once while an image is rendered
+    renders_together: bool  # whether a batch is rendered at once
+    guided: bool  # whether it has an unconditional prompt, as guidance needs it
+    ready: bool  # whether all files are on this disk
 
     @property
     def source_facts(self) -> dict[str, object] | None:

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder, read_json
-from specbench.models.checkpoint_layouts import Layout, ModelFiles, find_marks, recognise
-from specbench.models.eight_bits import require_torchao
-from specbench.models.facts import AS_PUBLISHED, BYTES, TINY_BEFORE, TINY_GRID, ModelChoice, ModelFacts
-from specbench.models.network_sizes import NetworkSize, stored_size
-from specbench.models.transformer.size import Size
+from specbench.models.checkpoint_layouts import Layout, ModelFiles, find_marks, recognise, stored_size
+from specbench.models.facts import AS_PUBLISHED, BYTES, TINY_BEFORE, TINY_GRID, ModelChoice, ModelFacts, require_torchao
+from specbench.models.network_sizes import NetworkSize, Size
 from specbench.specs.options import parse_size
 from specbench.specs.run_spec import Sampling
 from specbench.system.digests import sha256_of
@@ -32,17 +30,12 @@ RELEASED = {"guidance_rows": ("lumina", "anole"), "prompt_form": ("anole",), "gu
 
 @dataclass(frozen=True)
 class Sizes:
-    """The image sizes that a model was trained for: `listed` [height, width], or multiples of `unit` pixels.
-
-    Attributes:
-        pixels: fewest and most pixels of an image that is not listed.
-        ratio: of the longer side to the shorter one at most.
-    """
+    """The image sizes that a model was trained for: `listed` [height, width], or multiples of `unit` pixels."""
 
     listed: tuple[tuple[int, int], ...] = ()
     unit: int = 32
-    pixels: tuple[int, int] = (0, 0)
-    ratio: float = 4.0
+    pixels: tuple[int, int] = (0, 0)  # fewest and most pixels of an image that is not listed
+    ratio: float = 4.0  # of the longer side to the shorter one at most
 
     def check(self, model: str, size: str) -> tuple[int, int]:
         """Height and width of a size that a user asks for.
@@ -68,57 +61,37 @@ class Sizes:
 
 @dataclass(frozen=True)
 class HubModel(ModelFacts):
-    """A model whose weights are published elsewhere.
-
-    Attributes:
-        target: "module:function" called with a `specbench.models.families.base.LoadRequest`.
-        source: the language model's files.
-        companions: other required files: tokenizer, text encoder, image decoder.
-        also: the other layouts that `weights` may have.
-        patch: pixels per image token, each way.
-        grid: image tokens, height and width.
-        row_ends: whether the grammar closes every row with a forced token.
-        sizes: image sizes besides that of `grid`; None if there are none.
-        guided: whether it has an unconditional prompt, as guidance needs it.
-        caption_tokens: tokens of a caption that it reads; 0 where all. Its module then has a `caption_tokenizer` and
-            `tokens_cut`.
-        classes: number of class labels, which are the prompts; 0 where these are texts.
-        second: models of the second stage, which draw the pictures; the first is the chosen one.
-        codes: size of the vocabulary of which prompts are read for codes ("<I5>"); 0 if they are not. A model without a
-            second stage needs at least one.
-        before: gives the grids before the last one in the stream from its height and width.
-        v_image: image vocabulary.
-        defaults: the official sampling.
-        network: sizes of the language model.
-        other_bytes: image decoder and text encoder in memory.
-        pixel_numbers: float32 numbers per pixel alive at once while an image is decoded, one after the other.
-        choice: checkpoint, size and prompts that were chosen.
-        size_known: False for another checkpoint none of whose files here tells its size, which `network` then is not.
-    """
+    """A model whose weights are published elsewhere."""
 
     name: str
     summary: str
-    target: str
-    source: Source
-    grid: tuple[int, int]
-    v_image: int
-    defaults: Sampling
-    network: NetworkSize
-    other_bytes: int
-    pixel_numbers: int
-    companions: tuple[Source, ...] = ()
-    also: tuple[Layout, ...] = ()
-    patch: int = 16
-    row_ends: bool = False
-    sizes: Sizes | None = None
-    guided: bool = True
+    target: str  # "module:function" called with a `specbench.models.families.base.LoadRequest`
+    source: Source  # the language model's files
+    grid: tuple[int, int]  # image tokens, height and width
+    v_image: int  # image vocabulary
+    defaults: Sampling  # the official sampling
+    network: NetworkSize  # sizes of the language model
+    other_bytes: int  # image decoder and text encoder in memory
+    pixel_numbers: int  # float32 numbers per pixel alive at once while an image is decoded, one after the other
+    companions: tuple[Source, ...] = ()  # other required files: tokenizer, text encoder, image decoder
+    also: tuple[Layout, ...] = ()  # the other layouts that `weights` may have
+    patch: int = 16  # pixels per image token, each way
+    row_ends: bool = False  # whether the grammar closes every row with a forced token
+    sizes: Sizes | None = None  # image sizes besides that of `grid`; None if there are none
+    guided: bool = True  # whether it has an unconditional prompt, as guidance needs it
+    # tokens of a caption that it reads; 0 where all. Its module then has a `caption_tokenizer` and `tokens_cut`.
     caption_tokens: int = 0
-    classes: int = 0
+    classes: int = 0  # number of class labels, which are the prompts; 0 where these are texts
+    # models of the second stage, which draw the pictures; the first is the chosen one
     second: tuple[HubModel, ...] = ()
+    # size of the vocabulary of which prompts are read for codes ("<I5>"); 0 if they are not. A model without a second
+    # stage needs at least one.
     codes: int = 0
+    # gives the grids before the last one in the stream from its height and width
     before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
     dtype: str = "bfloat16"
-    choice: ModelChoice = AS_PUBLISHED
+    choice: ModelChoice = AS_PUBLISHED  # checkpoint, size and prompts that were chosen
+    # False for another checkpoint none of whose files here tells its size, which `network` then is not
     size_known: bool = True
 
     def configured(self, choice: ModelChoice, download: bool = False) -> HubModel:
@@ -166,28 +139,23 @@ class HubModel(ModelFacts):
         if self.choice.tiny or self.choice.random or self._is_official:
             return self
         folder = self._other_folder(download)
-        size = folder and stored_size(self.family, self.network, folder, self.choice.weights, self.source.files[0])
+        size = folder and stored_size(self.family, self.network, folder, self.choice.weights, self.source)
         return replace(self, network=size or self.network, size_known=size is not None)
 
-    heads = MappingProxyType[str, Path]({})
-    """No family includes a draft head."""
-    slot_numbers = 0
-    """Families embed image tokens by tables alone."""
+    heads = MappingProxyType[str, Path]({})  # No family includes a draft head
+    slot_numbers = 0  # Families embed image tokens by tables alone
     renders_together = False
 
     @property
     def parameters(self) -> int:
-        """Of the language model."""
         return self.network.parameters
 
     @property
     def layers(self) -> int:
-        """Number of layers of the network."""
         return self.network.layers
 
     @property
     def table(self) -> int:
-        """Rows of the token table, which draft heads have a copy of."""
         return self.network.table
 
     @property
@@ -200,7 +168,6 @@ class HubModel(ModelFacts):
 
     @property
     def resolution(self) -> tuple[int, int]:
-        """Image height and width in pixels."""
         if self.second:
             return self.second[0].resolution
         return self.grid[0] * self.patch, self.grid[1] * self.patch
@@ -219,7 +186,6 @@ class HubModel(ModelFacts):
 
     @property
     def stream(self) -> int:
-        """Stream slots of one image, forced tokens included."""
         return self.tokens + self.grid[0] * self.row_ends
 
     def require_weights(self) -> None:
@@ -235,7 +201,7 @@ class HubModel(ModelFacts):
 
     def absent(self) -> list[Source]:
         """The parts whose files are not on this disk."""
-        return [asked[0] for asked in self._wanted.absent()]
+        return [part.source for part in self._wanted.absent()]
 
     def downloads(self) -> list[Download]:
         return [] if self.choice.random else self._wanted.missing()
@@ -282,19 +248,12 @@ class HubModel(ModelFacts):
         """What a forward reads and computes; None at tiny scale, whose sizes vary."""
         if self.choice.tiny:
             return None
-        network = self.network
-        weights = network.step_parameters(self.v_image)
-        return Size(weights, network.kv_numbers, network.attention_numbers, self._in_eight_bits)
+        return self.network.size(self.v_image, self.choice.eight_bits)
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Weights, image decoder and text encoder in memory."""
-        itemsize = BYTES[dtype or self.dtype]
-        return self.parameters * itemsize - self._in_eight_bits * (itemsize - 1) + self.other_bytes
-
-    @property
-    def _in_eight_bits(self) -> int:
-        """Weights that are stored in eight bits; norms, one in a thousand, count as matrices."""
-        return self.network.trunk * self.choice.eight_bits
+        itemsize, in_eight_bits = BYTES[dtype or self.dtype], self.network.trunk * self.choice.eight_bits
+        return self.parameters * itemsize - in_eight_bits * (itemsize - 1) + self.other_bytes
 
     @property
     def size_note(self) -> str | None:
@@ -322,7 +281,6 @@ class HubModel(ModelFacts):
 
     @property
     def commits(self) -> dict[str, str]:
-        """Commits of the hub repositories that its files on this disk come from, by repository."""
         return {repo: commit for found in self.find() for repo, commit in found.commits.items()}
 
     @property
@@ -351,7 +309,6 @@ class HubModel(ModelFacts):
 
     @property
     def ready(self) -> bool:
-        """Whether all its files are on this disk."""
         try:
             self.find()
         except SpecbenchError:
@@ -359,11 +316,7 @@ class HubModel(ModelFacts):
         return True
 
     def find(self) -> tuple[CheckpointFiles, ...]:
-        """Find the local files, the language model's first; none for random weights. Nothing is downloaded.
-
-        Raises:
-            SpecbenchError: exit code 5, naming what is missing.
-        """
+        """Find the local files, the language model's first; none for random weights. Nothing is downloaded."""
         return () if self.choice.random else self._wanted.locate(download=False)
 
     def fetch(self) -> tuple[CheckpointFiles, ...]:
@@ -390,7 +343,6 @@ class HubModel(ModelFacts):
         return ModelFiles(self.name, self.family, self._layouts, self.choice.weights, self.choice.revision)
 
     def files(self) -> tuple[Path, ...]:
-        """Its files on this disk; raises what `find` raises."""
         return tuple(path for found in self.find() for path in found.paths)
 
     def weights_sha256(self) -> str:
@@ -408,9 +360,6 @@ def codes_in(text: str) -> list[int]:
 def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
     """What `generate` of transformers samples by with these files: their generation settings, and where those say
     nothing, its own.
-
-    Raises:
-        SpecbenchError: exit code 5 for values that `generate` does not take.
     """
     if not files.holds("generation_config.json"):
         return defaults

@@ -19,28 +19,22 @@ from torch import Tensor, nn
 
 from specbench.specs.run_spec import Sampling
 
-Call = Callable[..., Any]
-"""`call(fn, *args)` returns fn(*args), computed eagerly or by compiled code."""
+Call = Callable[..., Any]  # `call(fn, *args)` returns fn(*args), computed eagerly or by compiled code
 
 
 @dataclass(frozen=True)
 class TokenLayout:
-    """Grammar of one image's token stream.
+    """Grammar of one image's token stream."""
 
-    Attributes:
-        height, width: the grid of free image tokens; of several grids, the last one.
-        v_image: image vocabulary; free slots hold ids 0 .. v_image-1.
-        forced: per stream slot, -1 where the model chooses, else the special id (>= v_image) that the grammar forces.
-        before: height and width of the grids that stand before the last one in the stream, such as a preview.
-        ranges: the ids of each grid, first and past the last; all of them where empty.
-    """
-
+    # height, width: the grid of free image tokens; of several grids, the last one
     height: int
     width: int
-    v_image: int
+    v_image: int  # image vocabulary; free slots hold ids 0 .. v_image-1.
+    # per stream slot, -1 where the model chooses, else the special id (>= v_image) that the grammar forces
     forced: tuple[int, ...]
+    # height and width of the grids that stand before the last one in the stream, such as a preview
     before: tuple[tuple[int, int], ...] = ()
-    ranges: tuple[tuple[int, int], ...] = ()
+    ranges: tuple[tuple[int, int], ...] = ()  # the ids of each grid, first and past the last; all of them where empty
 
     @classmethod
     def plain(cls, height: int, width: int, v_image: int, before: tuple[tuple[int, int], ...] = ()) -> TokenLayout:
@@ -121,13 +115,9 @@ class TokenLayout:
 
 @dataclass(frozen=True)
 class Tree:
-    """Static draft tree: column 0, the root, consumes the last committed token, the others a draft each.
+    """Static draft tree: column 0, the root, consumes the last committed token, the others a draft each."""
 
-    Attributes:
-        parents: parent of each column, an earlier column; -1 for column 0.
-    """
-
-    parents: tuple[int, ...]
+    parents: tuple[int, ...]  # parent of each column, an earlier column; -1 for column 0
 
     def __post_init__(self):
         if not self.parents or self.parents[0] != -1:
@@ -199,27 +189,17 @@ class Session(Protocol):
 
 
 class DraftPrompt(NamedTuple):
-    """Prompts of a batch as a draft head sees them: R rows of P elements each, padded at the end.
+    """Prompts of a batch as a draft head sees them: R rows of P elements each, padded at the end."""
 
-    Attributes:
-        lengths: [R] elements P.
-        features: [R, longest P - 1, d] hidden states of all elements but the last; None if there are none.
-        ids: [R, longest P] the elements as numbers in the head's token table.
-    """
-
-    lengths: Tensor
-    features: Tensor | None
-    ids: Tensor | None
+    lengths: Tensor  # [R] elements P
+    features: Tensor | None  # [R, longest P - 1, d] hidden states of all elements but the last; None if there are none
+    ids: Tensor | None  # [R, longest P] the elements as numbers in the head's token table
 
 
 class FeatureSession(Session, Protocol):
-    """A session that a draft head can draft for. R rows: the conditional ones, then any unconditional ones.
+    """A session that a draft head can draft for. R rows: the conditional ones, then any unconditional ones."""
 
-    Attributes:
-        features: [R, T, d] last hidden states of the latest forward, the input of `logits`.
-    """
-
-    features: Tensor
+    features: Tensor  # [R, T, d] last hidden states of the latest forward, the input of `logits`
 
     def draft_prompt(self) -> DraftPrompt:
         """The prompts of all rows."""
@@ -264,19 +244,14 @@ class ScatteredSession(Protocol):
 
 
 class ImageModel(Protocol):
-    """An autoregressive text-to-image model.
-
-    Attributes:
-        codebook: [v_image, d] float32 embedding of each image token for distance rules, or None.
-        weights_sha256: digest of the weights.
-    """
+    """An autoregressive text-to-image model."""
 
     name: str
     layout: TokenLayout
-    codebook: Tensor | None
+    codebook: Tensor | None  # [v_image, d] float32 embedding of each image token for distance rules, or None
     device: torch.device
     dtype: torch.dtype
-    weights_sha256: str
+    weights_sha256: str  # digest of the weights
 
     def encode(self, prompts: Sequence[str]) -> Any:
         """Encode prompts into what `begin` takes: conditional and unconditional rows."""
@@ -296,15 +271,10 @@ class ImageModel(Protocol):
 
 @runtime_checkable
 class StagedModel(Protocol):
-    """A model whose tokens become the prompt of another one, which draws the pictures.
+    """A model whose tokens become the prompt of another one, which draws the pictures."""
 
-    Attributes:
-        second: the other one.
-        second_sampling: its sampling.
-    """
-
-    second: ImageModel
-    second_sampling: Sampling
+    second: ImageModel  # the other one
+    second_sampling: Sampling  # its sampling
 
     def second_text(self, text: str, tokens: Sequence[int]) -> str:
         """Prompt of the other one, for a prompt and the stream tokens [N] of its image."""
@@ -322,42 +292,21 @@ class CuttingModel(Protocol):
 
 @runtime_checkable
 class FallibleModel(Protocol):
-    """A model that may draw tokens of which no picture can be made.
+    """A model that may draw tokens of which no picture can be made."""
 
-    Attributes:
-        draws: whether pictures can be drawn at all; models without it always can.
-    """
-
-    draws: bool
+    draws: bool  # whether pictures can be drawn at all; models without it always can
 
     def problem(self, tokens: np.ndarray) -> str | None:
         """Why no picture can be made of stream tokens [N]; None if one can."""
         ...
 
 
-class CompiledCode(Protocol):
-    """Something that was compiled.
-
-    Attributes:
-        seconds: time of the calls that compiled a form.
-        forms: number of compiled forms.
-    """
-
-    seconds: float
-    forms: int
-
-
 @runtime_checkable
 class CompilableModel(Protocol):
-    """A model whose steps can run compiled.
+    """A model whose steps can run compiled."""
 
-    Attributes:
-        compiles: whether `compile` was called.
-        compiled: what was compiled so far.
-    """
-
-    compiles: bool
-    compiled: Sequence[CompiledCode]
+    compiles: bool  # whether `compile` was called
+    compiled: Sequence[Any]  # what was compiled so far, each with `seconds` of compiling and number of `forms`
 
     def compile(self) -> None:
         """Run the steps of later sessions compiled."""
@@ -388,13 +337,9 @@ class TokenTableModel(Protocol):
 
 @runtime_checkable
 class DraftHeadModel(Protocol):
-    """A model that a draft head can draft for; its sessions are `FeatureSession`s.
+    """A model that a draft head can draft for; its sessions are `FeatureSession`s."""
 
-    Attributes:
-        feature_size: width of the features, the hidden states that the image head reads.
-    """
-
-    feature_size: int
+    feature_size: int  # width of the features, the hidden states that the image head reads
 
     def table_ids(self, tokens: Tensor) -> Tensor:
         """Map stream tokens to ids of a draft head's token table."""
@@ -411,13 +356,9 @@ class DraftHeadModel(Protocol):
 
 @runtime_checkable
 class VerticalHeadModel(TokenTableModel, Protocol):
-    """A model that a vertical draft head can draft for; its sessions are `FeatureSession`s.
+    """A model that a vertical draft head can draft for; its sessions are `FeatureSession`s."""
 
-    Attributes:
-        feature_size: width of the features, the hidden states that the image head reads.
-    """
-
-    feature_size: int
+    feature_size: int  # width of the features, the hidden states that the image head reads
 
     def own_vertical_head(self) -> nn.Module | None:
         """Load the vertical draft head that comes with the model; None if there is none."""

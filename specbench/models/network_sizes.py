@@ -1,50 +1,85 @@
-"""Sizes of the families' language models: the official ones, those of a checkpoint, and what follows from them.
-
-A checkpoint's own configuration gives the same numbers as the official sizes below, so that one of another size is
-planned for as what it is. No torch, but for LlamaGen's checkpoints, which have no configuration.
+"""Sizes of the families' language models and of draft heads, and what follows from them: parameters, memory reads and
+operations of a forward. No torch here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import MAX_JSON_BYTES
-from specbench.system.files import read_regular
-from specbench.system.json_values import parse_json
+_BLOCK = 256  # Slots of a block of a KV cache
+_LARGEST_VERTICAL_LAYER = 1024
+"""Most hidden units of a vertical draft head: each draft reads most layers again, so that they have to stay small
+beside the target."""
+_VERTICAL_INPUTS = 6  # Features and embeddings that a vertical draft head looks at
+
+
+@dataclass(frozen=True)
+class Size:
+    """Counts of numbers, whatever their dtype."""
+
+    weights: int  # parameters that one forward reads: no input embedding, image rows of the head only
+    kv: int  # numbers cached per token and row
+    attention: int  # width of the queries, summed over layers
+    eight_bits: int = 0  # of the weights, those that are stored in one byte each
+
+    def layer(self, layers: int, outputs: int) -> Layer:
+        """Size of one of its `layers`, if the head is linear with `outputs` and queries are as wide as hidden
+        states.
+        """
+        width = self.attention // layers
+        weights = (self.weights - outputs * width) // layers
+        projections = 2 * width * (width + self.kv // (2 * layers))
+        return Layer(width, (weights - projections) // (3 * width), weights)
+
+    def read(self, forwards: float, rows: int, visible: float, itemsize: int) -> float:
+        """Bytes read by `forwards` that attend to `visible` cached tokens in each row, summed over forwards; `itemsize`
+        is that of a number not stored in eight bits."""
+        weights = itemsize * self.weights - (itemsize - 1) * self.eight_bits
+        return forwards * weights + itemsize * rows * visible * self.kv
+
+    def operations(self, columns: float, rows: int, seen: float) -> float:
+        """Floating-point operations of the matrix products of `columns` per row that attend to `seen` tokens, both
+        summed over forwards: a multiplication and an addition per weight, and per number of each query's keys and
+        values."""
+        return rows * (2 * columns * self.weights + 4 * seen * self.attention)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Widths of a layer's hidden states and of its gated MLP, and its `weights`."""
+
+    width: int
+    inner: int
+    weights: int
+
+    @property
+    def moved(self) -> int:
+        """Numbers that an eager layer reads and writes per column besides its products: two norms of six passes each,
+        the rotation of queries and keys, two residual sums, the gate and what it multiplies."""
+        return 40 * self.width + 5 * self.inner
 
 
 @dataclass(frozen=True)
 class NetworkSize:
-    """A decoder-only transformer with SwiGLU feed-forward layers.
+    """A decoder-only transformer with SwiGLU feed-forward layers."""
 
-    Attributes:
-        words: rows of the token table.
-        width, inner, layers: of the network; `inner` is the width of a feed-forward layer.
-        heads, kv_heads: attention heads of queries, and of keys and values.
-        head_width: of one head; width / heads if 0.
-        head_norms: norms of a layer that are as wide as a head.
-        layer_extra: parameters of a layer besides its six or seven matrices and two norms.
-        extra, step_extra: parameters beside the layers, the token table and the head: all, and those read in a step.
-        head_rows: rows of the output matrix that are stored; 0 where it shares the token table.
-        image_rows: image tokens with a table of their own, beside the one of `words`.
-    """
-
-    words: int
+    words: int  # rows of the token table
+    # width, inner, layers: of the network; `inner` is the width of a feed-forward layer
     width: int
     inner: int
     layers: int
+    # heads, kv_heads: attention heads of queries, and of keys and values
     heads: int
     kv_heads: int
-    head_width: int = 0
-    head_norms: int = 0
-    layer_extra: int = 0
+    head_width: int = 0  # of one head; width / heads if 0
+    head_norms: int = 0  # norms of a layer that are as wide as a head
+    layer_extra: int = 0  # parameters of a layer besides its six or seven matrices and two norms
+    # extra, step_extra: parameters beside the layers, the token table and the head: all, and those read in a step
     extra: int = 0
     step_extra: int = 0
-    head_rows: int = 0
-    image_rows: int = 0
+    head_rows: int = 0  # rows of the output matrix that are stored; 0 where it shares the token table
+    image_rows: int = 0  # image tokens with a table of their own, beside the one of `words`
 
     @property
     def table(self) -> int:
@@ -94,10 +129,39 @@ class NetworkSize:
         """Numbers cached per token and row."""
         return 2 * self.layers * self.key_width
 
-    @property
-    def attention_numbers(self) -> int:
-        """Width of the queries, summed over layers."""
-        return self.layers * self.query_width
+    def size(self, codes: int, eight_bits: bool = False) -> Size:
+        """What a forward reads and computes; with eight bits all of the trunk counts, norms (one in a thousand) too."""
+        weights, queries = self.step_parameters(codes), self.layers * self.query_width
+        return Size(weights, self.kv_numbers, queries, self.trunk * eight_bits)
+
+
+def whole_blocks(slots: int) -> int:
+    """Round the slots of a KV cache up to whole blocks, as on a GPU, where prompts of many lengths are to give few
+    shapes to compile."""
+    return -(-slots // _BLOCK) * _BLOCK
+
+
+def vertical_hidden(width: int) -> int:
+    """Hidden units of a new vertical draft head for features of `width` numbers."""
+    return min(3 * width, _LARGEST_VERTICAL_LAYER)
+
+
+def vertical_weights(width: int) -> int:
+    """Weights of a vertical draft head, without biases."""
+    hidden = vertical_hidden(width)
+    return first_layer_weights(width) + hidden**2 + hidden * width
+
+
+def first_layer_weights(width: int) -> int:
+    """Weights of the first layer of a vertical draft head, which is read once for a run of drafts."""
+    return _VERTICAL_INPUTS * width * vertical_hidden(width)
+
+
+def draft_weights(width: int) -> int:
+    """Weights of a vertical draft head that are read again for each draft: the other layers, and the part of the first
+    for the token before."""
+    hidden = vertical_hidden(width)
+    return 2 * width * hidden + hidden**2
 
 
 def chameleon(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> NetworkSize:
@@ -201,6 +265,7 @@ SIMPLEAR_15B = qwen(215_672, 1536, 8960, 28, 12, 2)
 TAR_15B = qwen(217_206, 1536, 8960, 28, 12, 2)
 """Words as the authors' training script adds them to Qwen2.5's; the published configuration was not seen."""
 TAR_7B = replace(qwen(217_206, 3584, 18_944, 28, 28, 4), head_rows=217_206)
+TAR_DETOKENIZER = {str(side): tar_detokenizer(side**2, 1280, 30, 20) for side in (64, 32, 16)}  # By rows of its grid
 LIQUID_7B = NetworkSize(264_192, 3072, 24_576, 28, 16, 16, head_width=256)
 GLM_9B = glm(168_064, 4096, 13_696, 40, 32, 2)
 EMU3_8B = emu3(184_622, 4096, 14_336, 32, 32, 8)
@@ -220,106 +285,3 @@ OFFICIAL = {
     "emu35": {"emu3.5": EMU35_34B},
 }
 """Published sizes of each family by the name of a model that has it."""
-_LLAMA = {"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32}
-_DEFAULTS = {
-    "anole": _LLAMA | {"vocab_size": 65_536},
-    "lumina": _LLAMA | {"vocab_size": 65_536},
-    "lumina2": _LLAMA | {"vocab_size": 65_536},
-    "janus": _LLAMA | {"vocab_size": 32_000},
-    "simplear": _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016},
-    "tar": _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016},
-    "emu3": EMU3_8B.config(),
-    "liquid": LIQUID_7B.config(),
-    "glm": GLM_9B.config(),
-    "emu35": EMU3_8B.config() | {"head_dim": 128},
-}
-"""What transformers takes for an entry that a configuration leaves out."""
-_MAKERS = {"liquid": NetworkSize, "glm": glm, "emu35": emu35, "janus": janus, "simplear": qwen, "emu3": emu3}
-_MAKERS |= {"tar": qwen} | dict.fromkeys(("anole", "lumina", "lumina2"), chameleon)
-_DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError)
-"""What reading sizes off files of others may raise."""
-
-
-def stored_size(
-    family: str, official: NetworkSize, folder: Path, weights: str | None = None, file: str = ""
-) -> NetworkSize | None:
-    """The size of the checkpoint in `folder`; None where its files do not tell: whoever loads it says why.
-
-    Args:
-        file: name of the model's own file, in a folder that may hold several models.
-        weights: what the user calls it, if not `folder`.
-
-    Raises:
-        SpecbenchError: it has the published size of another model of the family.
-    """
-    try:
-        of_llamagen = family.startswith("llamagen")
-        size = _llamagen_size(folder / file, official) if of_llamagen else _configured_size(family, folder)
-    except _DOES_NOT_TELL:
-        return None
-    if size != official:
-        for name, published in OFFICIAL[family].items():
-            if size == published:
-                raise SpecbenchError(f"--weights {weights or folder}: has the size of '{name}'", f"use --model {name}")
-    return size
-
-
-CONFIGS = ("config.json", "vision_language_encoder/config.json")
-"""Where a repository keeps the configuration of its language model."""
-
-
-def _configured_size(family: str, folder: Path) -> NetworkSize:
-    meta = next((path for path in (folder / "models/7b/params.json", folder / "params.json") if path.is_file()), None)
-    if family == "anole" and meta:
-        return _meta_size(_read_object(meta))
-    held = _read_object(next((path for path in map(folder.joinpath, CONFIGS) if path.is_file()), folder / CONFIGS[0]))
-    text = held.get("text_config", held.get("language_config", held))
-    given = _DEFAULTS[family] | {name: text[name] for name in EMU3_8B.config() if name in text}
-    given.setdefault("num_key_value_heads", given["num_attention_heads"])
-    if min(map(int, given.values())) < 1 or given["hidden_size"] % given["num_attention_heads"]:
-        raise ValueError("sizes that make no network")
-    size = _MAKERS[family](*(int(given[name]) for name in EMU3_8B.config()))
-    if family == "tar" and not text.get("tie_word_embeddings"):
-        size = replace(size, head_rows=size.words)
-    head = text.get("head_dim") or _DEFAULTS[family].get("head_dim", 0)
-    return replace(size, head_width=int(head) if head * size.heads != size.width else 0)
-
-
-def _meta_size(held: Mapping) -> NetworkSize:
-    """Meta's `params.json`; the width of feed-forward layers follows from the others."""
-    params = held.get("model", held)
-    width, heads = params["dim"], params["n_heads"]
-    wanted = int(params.get("ffn_dim_multiplier", 1) * int(8 * width / 3))
-    unit = params.get("multiple_of", 256)
-    inner = unit * -(-wanted // unit)
-    words = params.get("vocab_size", CHAMELEON_7B.words)
-    return chameleon(words, width, inner, params["n_layers"], heads, params.get("n_kv_heads") or heads)
-
-
-def _llamagen_size(path: Path, named: NetworkSize) -> NetworkSize:
-    """LlamaGen has no configuration: the shapes of its tensors tell, which are mapped into memory rather than read."""
-    import argparse  # only for LlamaGen's pickled files
-
-    import torch  # only for LlamaGen's pickled files
-
-    try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            held = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # torch promises nothing about damaged files
-        raise ValueError(str(error)) from error
-    tensors = next((held[name] for name in ("model", "module", "state_dict") if name in held), held)
-    codes, width = tensors["output.weight"].shape
-    layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
-    inner = len(tensors["layers.0.feed_forward.w1.weight"])
-    sizes = codes, width, inner, layers, width // llamagen_head(tensors, named)
-    if (classes := tensors.get("cls_embedding.embedding_table.weight")) is not None:
-        return llamagen_class(*sizes, len(classes) - 1)
-    caption, text_width = tensors["cls_embedding.uncond_embedding"].shape
-    return llamagen(*sizes, text_width, caption)
-
-
-def _read_object(path: Path) -> dict:
-    held = parse_json(read_regular(path, MAX_JSON_BYTES))
-    if not isinstance(held, dict):
-        raise ValueError(f"no JSON object in {path}")
-    return held

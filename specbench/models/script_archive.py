@@ -23,16 +23,11 @@ _DTYPES = {
 _PLAIN = ("GLOBAL", "BINUNICODE", "BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT")
 """Opcodes whose argument is the value; names of classes and functions remain names."""
 _EMPTY = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (), "EMPTY_LIST": None}
-_PICKLE_BYTES, _MODULES, _NAME_LENGTH = 2**24, 10_000, 1_000
-"""Limits: a published archive has a hundredth of them."""
+_PICKLE_BYTES, _MODULES, _NAME_LENGTH = 2**24, 10_000, 1_000  # Limits: a published archive has a hundredth of them
 
 
 def read_script_tensors(path: Path) -> dict[str, Tensor]:
-    """Parameters, buffers and other tensor attributes of all modules, by their dotted names.
-
-    Raises:
-        Exception: of any type, where the file is not such an archive.
-    """
+    """Parameters, buffers and other tensor attributes of all modules, by their dotted names."""
     with zipfile.ZipFile(path) as archive:
         records = {info.filename: info for info in archive.infolist()}
         name = next((name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")), None)

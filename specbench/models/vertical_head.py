@@ -1,8 +1,7 @@
 """A vertical draft head: it predicts the token of a slot from the image row above and from the token before it.
 
-FlashAR (arXiv 2605.09430) and SSD (arXiv 2606.20543) predict the token below a hidden state with a trained head; this
-head is a small network of our own, whose drafts are verified. Let n tokens be committed, f_s the target's last hidden
-state that predicts slot s (the one its output matrix reads), e the token embeddings and a the slot above s:
+After FlashAR (arXiv 2605.09430), whose heads run unverified. Let n tokens be committed, f_s the target's last hidden
+state that predicts slot s, e the token embeddings and a the slot above s:
 
     x = [f_{a+1}; f_{a+2}; f_{n-1}; e(x_{s-1}); e(x_a); e(x_{a+1})]
     h = silu(mix x + depth_{s-n}),  f^_s = output(h + silu(inner h)),  logits = target.head(f^_s)
@@ -13,7 +12,6 @@ What is not known (features of slot n and later) or lies outside the image is 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -30,8 +28,7 @@ from specbench.system.json_values import parse_json
 from specbench.system.matrix_products import linear_output, product
 
 KIND = "vertical"
-DEPTHS = 64
-"""Distances from the first uncommitted slot that have a bias of their own; larger ones share the last."""
+DEPTHS = 64  # Distances from the first uncommitted slot that have a bias of their own; larger ones share the last
 _FEATURES = _TOKENS = 3
 
 
@@ -113,11 +110,7 @@ def embedded(table: Tensor, ids: Tensor, places: Tensor, exists: Tensor) -> Tens
 
 
 def vertical_head_for(model: ImageModel, path: str) -> VerticalHead:
-    """Load the vertical head in folder or hub id `path`, or the model's own one if that is empty, for `model`.
-
-    Raises:
-        SpecbenchError: exit code 5 if there is no head; the files are not of a vertical head of this model.
-    """
+    """Load the vertical head in folder or hub id `path`, or the model's own one if that is empty, for `model`."""
     return _VERTICAL.ready(model, path)
 
 
@@ -128,34 +121,28 @@ def new_vertical_head(width: int, hidden: int, seed: int) -> VerticalHead:
         return VerticalHead(width, hidden)
 
 
-def load_layers(layers: type[nn.Module], kind: str, found: CheckpointFiles) -> nn.Module:
-    """Load the `layers(width, hidden)` of a `kind` of head in these files, in float32.
-
-    Raises:
-        SpecbenchError: a damaged file, or another kind of head.
-    """
+def load_vertical_head(found: CheckpointFiles) -> VerticalHead:
+    """Load the vertical head in these files, in float32; a SpecbenchError for damaged files or another kind."""
     config_file, weights = found.paths
     with blaming(config_file, *NO_HEAD):
         stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
-    if not isinstance(stored, dict) or stored.get("kind") != kind:
+    if not isinstance(stored, dict) or stored.get("kind") != KIND:
         raise SpecbenchError(
-            f"{config_file}: not a draft head of kind {kind}", f"train one with: specbench train-head --kind {kind}"
+            f"{config_file}: not a draft head of kind {KIND}", f"train one with: specbench train-head --kind {KIND}"
         )
     with blaming(weights, *NO_HEAD):
         tensors = {name: tensor.float() for name, tensor in load_file(weights).items()}
         with torch.device("meta"):  # sizes are only as credible as the tensors
-            head = layers(int(stored["width"]), int(stored["hidden"]))
+            head = VerticalHead(int(stored["width"]), int(stored["hidden"]))
         head.load_state_dict(tensors, assign=True)
     return head
 
 
-def save_layers(kind: str, head: nn.Module, folder: Path, extra: Mapping[str, object]) -> None:
-    """Write `head`, of a `kind`, as float16 safetensors; `extra` entries go into config.json."""
-    write_head(head, folder, {"kind": kind, "width": head.width, "hidden": head.hidden, **extra})
+def save_vertical_head(head: VerticalHead, folder: Path, extra: Mapping[str, object]) -> None:
+    """Write `head` as float16 safetensors; `extra` entries go into config.json."""
+    write_head(head, folder, {"kind": KIND, "width": head.width, "hidden": head.hidden, **extra})
 
 
-load_vertical_head = partial(load_layers, VerticalHead, KIND)
-save_vertical_head = partial(save_layers, KIND)
 _VERTICAL = HeadLoading(
     VerticalHeadModel, lambda model: model.own_vertical_head(), load_vertical_head, lambda head: head.width
 )

@@ -12,7 +12,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings
 from specbench.metrics.published_weights import CHECKPOINTS, missing_file
 from specbench.models.catalog import find_model, models
-from specbench.models.checkpoint_files import Source, missing_checkpoint
+from specbench.models.checkpoint_files import Source, WantedFiles
 from specbench.models.draft_head_files import PUBLISHED_HEADS, missing_head
 from specbench.models.hub_model import HubModel
 from specbench.papers.planned_cells import resolve_cells
@@ -75,7 +75,7 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
     if name in files:
         return [found for found in [missing_file(files[name])] if found]
     if name in (sources := _sources()):
-        return [found for source in sources[name] if (found := missing_checkpoint(source))]
+        return [found for source in sources[name] if (found := WantedFiles(source).missing())]
     if name in (networks := _networks()):
         return metric_catalog.downloads(networks[name][:1], Settings())
     unknown = unknown_name("thing to fetch", name, fetchable())

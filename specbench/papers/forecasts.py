@@ -21,8 +21,7 @@ from specbench.reporting.forecast import (
     forecast_rows,
 )
 from specbench.reporting.marks import label
-from specbench.specs.presets import DecoderSpec, resolve
-from specbench.specs.published import printed_acceptances
+from specbench.specs.presets import DecoderSpec, printed_acceptances, resolve
 from specbench.store.run_folders import find_runs
 from specbench.system.device_peaks import peak_of
 

@@ -12,8 +12,7 @@ from specbench import names
 from specbench.errors import SpecbenchError, read_name
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain
-from specbench.specs.presets import PRESETS, resolve
-from specbench.specs.published import published
+from specbench.specs.presets import PRESETS, published, resolve
 from specbench.system import plugins
 from specbench.system.json_values import nonfinite_as_text
 

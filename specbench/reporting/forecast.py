@@ -18,7 +18,7 @@ from typing import NamedTuple
 from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, EIGHT_BITS, EIGHT_BITS_GAIN, RANDOM, ModelFacts
-from specbench.models.transformer.size import Size, draft_weights, first_layer_weights
+from specbench.models.network_sizes import Size, draft_weights, first_layer_weights
 from specbench.reporting.marks import label
 from specbench.reporting.report_rows import Run
 from specbench.runs.memory_estimate import most_columns

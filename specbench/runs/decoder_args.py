@@ -9,8 +9,16 @@ from typing import Any
 from specbench.errors import SpecbenchError, read_name
 from specbench.runs.settings import Value, decoder_settings, split_list
 from specbench.specs.components import CHOICES, DRAFTERS
-from specbench.specs.presets import PRESETS, DecoderSpec, Preset, choices_of, decoder_name, options_of, resolve
-from specbench.specs.published import published
+from specbench.specs.presets import (
+    PRESETS,
+    DecoderSpec,
+    Preset,
+    choices_of,
+    decoder_name,
+    options_of,
+    published,
+    resolve,
+)
 from specbench.system import plugins
 
 BASELINE_PROMPTS = 8

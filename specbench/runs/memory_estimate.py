@@ -32,29 +32,26 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import chain
 
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
-from specbench.models.transformer.size import ssd_weights, vertical_weights, whole_blocks
+from specbench.models.network_sizes import vertical_weights, whole_blocks
 from specbench.runs.decoder_args import with_window
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.specs.tree_paths import columns_fed
 from specbench.system.limits import available_memory
 
-ASSUMED_PROMPT_TOKENS = 256
-"""Assumed prompt length in elements; the families use up to about 130."""
-NEIGHBOURS = 1000
-"""Entries per token in LANTERN's table of int32."""
-TREES = 256
-"""Number of trees whose tables are cached; see `specbench.decoding.draft_tree.routes`."""
-MARGIN = 0.9
-"""Share of the free memory that may be used."""
+ASSUMED_PROMPT_TOKENS = 256  # Assumed prompt length in elements; the families use up to about 130
+NEIGHBOURS = 1000  # Entries per token in LANTERN's table of int32
+TREES = 256  # Number of trees whose tables are cached; see `specbench.decoding.draft_tree.routes`
+MARGIN = 0.9  # Share of the free memory that may be used
 _MOST = 4096
-WINDOWS = (2, 4, 8, 16, 32, 64, 96, 128)
-"""Windows that `--window auto` tries."""
+WINDOWS = (2, 4, 8, 16, 32, 64, 96, 128)  # Windows that `--window auto` tries
 
 
 @dataclass(frozen=True)
@@ -89,28 +86,22 @@ def footprint(
     layer, number, distribution = size.layer(model.layers, model.v_image), BYTES[dtype], 4 * model.v_image
     rows, columns = 1 if sampling.guidance == 1 else 2, most_columns(decoder, model)
     weights, width = model.fixed_bytes(dtype), layer.width * number
-    if decoder.drafter.startswith(("eagle", "vertical", "jacobi-")):
-        weights += table_bytes(columns)
-    if decoder.drafter.startswith("eagle"):
+    memory = Counter(chain.from_iterable(part.memory for part in decoder.components))
+    weights += table_bytes(columns) * memory["tables"]
+    if decoder.head_kind == "eagle":
         kv += kv // model.layers
         weights += (layer.weights + 2 * layer.width**2 + model.table * layer.width) * number
     if decoder.head_kind == "vertical":
         weights += vertical_weights(layer.width) * number
-    if decoder.head_kind == "ssd":
-        weights += ssd_weights(layer.width) * number
-    if decoder.verifier.startswith("lantern"):
-        weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1)
+    weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1) * memory["neighbours"]
     slots = ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns
     if device != "cpu":
         slots = whole_blocks(whole_blocks(ASSUMED_PROMPT_TOKENS) + model.stream + 2 * columns)
     cache = rows * slots * kv
     inputs = rows * (2 * ASSUMED_PROMPT_TOKENS * width + model.stream * model.slot_numbers * number)
-    if decoder.init.endswith(("-sample", "-top1")) or decoder.drafter == "jacobi-lookup":
-        inputs += (model.stream + columns) * distribution
-    if decoder.head_kind in ("vertical", "ssd") or decoder.drafter == "eagle-skips":
-        inputs += rows * (model.stream + columns) * width
-    if decoder.drafter == "row-jacobi":
-        inputs += (model.stream + 1) * distribution
+    inputs += (model.stream + columns) * distribution * bool(memory["slot_distributions"])
+    inputs += rows * (model.stream + columns) * width * memory["slot_features"]
+    inputs += (model.stream + 1) * distribution * memory["slot_drafts"]
     activations = 4 * width + 3 * layer.inner * number
     prefill = rows * ASSUMED_PROMPT_TOKENS * activations
     target = columns * (rows * (activations + width) + 2 * distribution)
@@ -136,27 +127,17 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     """Peak number of float32 distributions per column during verification; an int64 tensor counts as two. `forced`:
     whether the grammar forces slots.
 
-    Alive throughout: the last p, q and the guided logits, and with Jacobi drafts the q of the previous step; where
-    drafts are looked up, the q that these replaced and that found for them; with siblings of Jacobi drafts, p and q of
-    their tests, and the q that the refinement reads. In addition, the maximum of: truncated
-    logits and p; p padded for the forced slots, their one-hots and the combined p; temporaries of top-p (scaled,
-    sorted and summed logits), of coupling (q, the residual p - q before and after a check), of a race (one hash per
-    token), of grouping (integer keys that rank p), of the record of Jacobi drafts (q of this and the last step by
-    slot, their ratio before and after division, and the mass above a token). On a CPU, eager, with wide
-    vocabularies, the temporaries hold only the tokens kept by top-k, and those of races and grouping are numpy
-    arrays.
+    Alive throughout are the last p, q and the guided logits, and what components keep; in addition, the maximum of:
+    truncated logits and p; p padded for the forced slots, their one-hots and the combined p; temporaries of top-p
+    (scaled, sorted and summed logits) and of components. On a CPU, eager, with wide vocabularies, the temporaries hold
+    only the tokens kept by top-k, and those of races and grouping are numpy arrays.
     """
-    alone = decoder.drafter in ("none", "replace", "zipar")
-    kept = (4 if decoder.drafter.startswith("jacobi") else 3) + 2 * (decoder.drafter == "jacobi-lookup")
-    kept += 3 * (decoder.drafter in ("jacobi-tree", "jacobi-lookup"))
-    return kept + max(
-        3 if forced else 2,
-        5 + (sampling.temperature != 1) if sampling.top_p < 1 else 0,  # [scaled,] ranked, order (2), sum, sum before
-        5 if decoder.drafter.startswith("jacobi") else 0,
-        5 if decoder.refine == "couple" and not alone else 0,  # p, q, p - q, checked, joined with the last p
-        7 if decoder.refine == "gumbel" or alone else 0,  # p, bits (2), shifted (2), masked (2)
-        9 if decoder.verifier == "grouped" and not alone else 0,  # p, bits (2), keys (2), sorted (2), order (2)
-    )
+    parts = [part.memory for part in decoder.components]
+    drawing = 3 if forced else 2
+    # [scaled,] ranked, order (2), sum, sum before
+    top_p = 5 + (sampling.temperature != 1) if sampling.top_p < 1 else 0
+    temporary = max(drawing, top_p, *(part.get("temporary", 0) for part in parts))
+    return 3 + sum(part.get("kept", 0) for part in parts) + temporary
 
 
 def rows_of_tokens(model: ModelFacts) -> int:
@@ -170,8 +151,6 @@ def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
     options = dict(decoder.options)
     if "rows-window" in options:
         return rows_of_tokens(model) * columns_fed(options)
-    if decoder.head_kind == "ssd":
-        return options["rows"] * model.stream // rows_of_tokens(model) + 1
     return columns_fed(options)
 
 

@@ -180,7 +180,7 @@ def roofline_facts(
 ) -> dict[str, object] | None:
     """Roofline inputs of a model on a device, stored in `run.json` under "floor"; None if the model's size is unknown.
     A device of unknown peaks is measured briefly, on an idle machine. Returns `size` (fields of
-    `specbench.models.transformer.size.Size`), `itemsize` (bytes per number), `rows_per_image`, `device`, `bytes_per_s`,
+    `specbench.models.network_sizes.Size`), `itemsize` (bytes per number), `rows_per_image`, `device`, `bytes_per_s`,
     `flops` (per second) and the `source` of the last two."""
     size = model.size
     peak, idle = (size and find_peak(device, dtype, threads)), True

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specbench import names
 from specbench.errors import SpecbenchError
@@ -15,31 +15,20 @@ from specbench.errors import SpecbenchError
 
 @dataclass(frozen=True)
 class Option:
-    """One option of a decoder component or of a command: its flag `--name`, default value and accepted values.
-
-    Attributes:
-        default: its type is the option's type.
-        help: one line, without a full stop.
-        minimum, maximum: inclusive bounds of a number.
-        above: exclusive lower bound of a number.
-        choices: the accepted values; empty if there is no list.
-        reads: the value's own spelling.
-        check: raises a SpecbenchError for a value it does not accept.
-        outside: what to do instead of a number outside the bounds; the help if empty.
-        later: whether runs were stored before it existed: a spec leaves it out where it has its default, so that their
-            ids stay.
-    """
+    """One option of a decoder component or of a command: its flag `--name`, default value and accepted values."""
 
     name: str
-    default: int | float | str | bool
-    help: str
+    default: int | float | str | bool  # its type is the option's type
+    help: str  # one line, without a full stop
+    # minimum, maximum: inclusive bounds of a number
     minimum: float | None = None
-    above: float | None = None
+    above: float | None = None  # exclusive lower bound of a number
     maximum: float | None = None
-    choices: tuple[str, ...] = ()
-    check: Callable[[str], object] | None = None
-    reads: Callable[[str], str] | None = None
-    outside: str = ""
+    choices: tuple[str, ...] = ()  # the accepted values; empty if there is no list
+    check: Callable[[str], object] | None = None  # raises a SpecbenchError for a value it does not accept
+    reads: Callable[[str], str] | None = None  # the value's own spelling
+    outside: str = ""  # what to do instead of a number outside the bounds; the help if empty
+    # whether runs were stored before it existed: a spec leaves it out where it has its default, so that their ids stay
     later: bool = False
 
     @property
@@ -47,11 +36,7 @@ class Option:
         return type(self.default)
 
     def parse(self, value: object) -> int | float | str | bool:
-        """Parse `value`, text from the command line or already typed, into this option's type.
-
-        Raises:
-            SpecbenchError: a value of another type, out of range or not among the choices.
-        """
+        """Parse `value`, text from the command line or already typed, into this option's type."""
         wanted = self.type
         try:
             parsed = _read(wanted, value)
@@ -86,42 +71,29 @@ class Option:
 
 @dataclass(frozen=True)
 class Component:
-    """One implementation of a component kind (drafter, init, verifier, residual or refine).
+    """One implementation of a component kind (drafter, init, verifier, residual or refine)."""
 
-    Attributes:
-        target: "module:attribute" of its implementation, imported only when a decoder is built.
-        summary: one line for `specbench list`.
-        options: options it adds to the decoder.
-        lossless: whether the joint distribution of the image tokens equals AR sampling.
-        ignores: component kinds that have no effect with it.
-        only_with: components of other kinds it requires; empty if it combines with all.
-        loop: "module:attribute" of the decode loop that runs it; of drafters only.
-        head_kind: kind of draft head it drafts with, where that is not its own name; of drafters only.
-        is_chain: whether the drafts form a chain with these option values; of drafters only.
-        looks_ahead: whether the number of accepted drafts depends on the drafts after them; of verifiers only.
-        redraws: whether every unverified draft is drawn anew, whatever draft and noise the slot had; of refinements
-            only. A verifier that looks ahead is lossless beside these alone.
-    """
-
-    target: str
-    summary: str
-    options: tuple[Option, ...] = ()
-    lossless: bool = True
-    only_with: tuple[str, ...] = ()
-    ignores: tuple[str, ...] = ()
-    loop: str = "specbench.decoding.loop:Loop"
-    head_kind: str = ""
+    target: str  # "module:attribute" of its implementation, imported only when a decoder is built
+    summary: str  # one line for `specbench list`
+    options: tuple[Option, ...] = ()  # options it adds to the decoder
+    lossless: bool = True  # whether the joint distribution of the image tokens equals AR sampling
+    only_with: tuple[str, ...] = ()  # components of other kinds it requires; empty if it combines with all
+    ignores: tuple[str, ...] = ()  # component kinds that have no effect with it
+    loop: str = "specbench.decoding.loop:Loop"  # "module:attribute" of the decode loop that runs it; of drafters only
+    head_kind: str = ""  # kind of draft head it drafts with, where that is not its own name; of drafters only
+    # whether the drafts form a chain with these option values; of drafters only
     is_chain: Callable[[Mapping[str, object]], bool] = lambda values: True
+    # whether the number of accepted drafts depends on the drafts after them; of verifiers only
     looks_ahead: bool = False
+    # whether every unverified draft is drawn anew, whatever draft and noise the slot had; of refinements only. A
+    # verifier that looks ahead is lossless beside these alone.
     redraws: bool = False
+    # what it needs beside the target, see `components.toml`
+    memory: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 
 def parse_size(text: str) -> tuple[int, int]:
-    """Height and width in pixels of a size written WIDTHxHEIGHT.
-
-    Raises:
-        SpecbenchError: it is none.
-    """
+    """Height and width in pixels of a size written WIDTHxHEIGHT."""
     found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
     if not found:
         raise SpecbenchError(f"--size {text}: not WIDTHxHEIGHT", "for example --size 768x512")

@@ -1,7 +1,8 @@
 """Presets of the papers' methods: one value per component kind, the paper, and option defaults.
 
 `resolve("gsd", {"G": 50})` merges a preset with the caller's options into a frozen `DecoderSpec` and rejects unknown
-options by name. Presets of plug-ins and of user modules join them. Importing this never imports torch.
+options by name. `published` reads `published.toml`: values that papers and their code state for a decoder on a model.
+Presets of plug-ins and of user modules join them. Importing this never imports torch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from specbench import names
 from specbench.errors import SpecbenchError, read_name, unknown_name
@@ -24,20 +26,15 @@ from specbench.system.plugins import load_plugin, load_user_object, plugins
 
 @dataclass(frozen=True)
 class Preset:
-    """Named combination of components.
-
-    Attributes:
-        choices: value of each choice (drafter, init, verifier, residual, refine).
-        defaults: option defaults that differ from the components' own.
-        paper, equation: source of the method.
-    """
+    """Named combination of components."""
 
     name: str
     summary: str
+    # paper, equation: source of the method
     paper: str
     equation: str
-    choices: Mapping[str, str]
-    defaults: Mapping[str, object] = field(default_factory=dict)
+    choices: Mapping[str, str]  # value of each choice (drafter, init, verifier, residual, refine)
+    defaults: Mapping[str, object] = field(default_factory=dict)  # option defaults that differ from the components' own
 
 
 @dataclass(frozen=True)
@@ -72,6 +69,11 @@ class DecoderSpec:
         """Kind of the draft head that the decoder would use."""
         return DRAFTERS[self.drafter].head_kind or self.drafter
 
+    @property
+    def components(self) -> list[Component]:
+        """Its components that are in effect."""
+        return _components(vars(self))
+
 
 def _built_in() -> dict[str, Preset]:
     """The presets in `presets.toml`, whose components are those of SJD where they name no other."""
@@ -94,11 +96,7 @@ PRESETS = _built_in()
 
 
 def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec:
-    """Resolve the preset `name` with the caller's choices and options.
-
-    Raises:
-        SpecbenchError: unknown preset, choice value or option, or a value out of range.
-    """
+    """Resolve the preset `name` with the caller's choices and options."""
     name = read_name("decoder", name, PRESETS, _cited())
     preset = PRESETS[name]
     given = _as_named(preset, given or {})
@@ -115,11 +113,7 @@ def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec
 
 
 def choices_of(preset: Preset, given: Mapping[str, object]) -> dict[str, str]:
-    """The preset's components with those among `given` in their place.
-
-    Raises:
-        SpecbenchError: an unknown component, or a drafter for a decoder that drafts nothing.
-    """
+    """The preset's components with those among `given` in their place."""
     choices = dict(preset.choices)
     for kind in CHOICES.keys() & given.keys():
         choices[kind] = read_name(kind, str(given[kind]), CHOICES[kind])
@@ -176,11 +170,7 @@ def decoder_code(decoder: DecoderSpec) -> Code | None:
 
 
 def require_decoders(pieces: Sequence[str]) -> None:
-    """Refuse misspelt names of decoders before anything else is loaded; the rest of a piece is read with its options.
-
-    Raises:
-        SpecbenchError: an unknown name, or a plug-in that cannot be imported.
-    """
+    """Refuse misspelt names of decoders before anything else is loaded; the rest is read with the options."""
     for piece in pieces:
         name, colon, rest = piece.split(",")[0].partition(":")
         plain = not colon or ("=" in rest and ":" not in rest)  # not a plug-in as package.module:NAME
@@ -246,7 +236,7 @@ def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str
             f"decoder '{name}': --verifier {verifier} verifies a chain of drafts, and this drafter's branch",
             "use --drafter jacobi, or eagle with --tree chain",
         )
-    if not CHOICES["refine"][refine].redraws and not values.get(ANY_TAIL.name):
+    if not CHOICES["refine"][refine].redraws and not values.get(ANY_TAIL):
         raise SpecbenchError(
             f"decoder '{name}': --verifier {verifier} looks at later drafts, which --refine {refine} keeps",
             f"use --refine {' or '.join(refine for refine, part in CHOICES['refine'].items() if part.redraws)}, or "
@@ -262,3 +252,30 @@ def _lossless(choices: Mapping[str, str]) -> bool:
     """Whether every component is, and no verifier looks at drafts that outlive the step."""
     biased = _looks_ahead(choices) and not CHOICES["refine"][choices["refine"]].redraws
     return all(part.lossless for part in _components(choices)) and not biased
+
+
+class Published(NamedTuple):
+    """A value and the paper or code that states it."""
+
+    value: Any
+    source: str
+
+
+@functools.cache
+def _published_entries() -> dict[str, list[dict[str, Any]]]:
+    return tomllib.loads(Path(__file__).with_name("published.toml").read_text(encoding="utf-8"))
+
+
+def published(decoder: str, model: str, kind: str = "options") -> dict[str, Published]:
+    """Published values of a decoder on a model, by the name of the setting. `kind`: "options", which a run takes by
+    default (components among them), or "shared", which it does not."""
+    entries = _published_entries()["entry"]
+    here = [entry for entry in entries if decoder in entry["decoders"] and model in entry["models"]]
+    return {name: Published(value, entry["source"]) for entry in here for name, value in entry.get(kind, {}).items()}
+
+
+def printed_acceptances(head: str) -> list[tuple[float, str, str]]:
+    """Tokens per step, model and source of what papers print for exact decoders with a kind of draft head ("eagle", or
+    "vertical" for heads in two dimensions)."""
+    found = [entry for entry in _published_entries()["acceptance"] if entry["head"] == head]
+    return [(entry["tokens_per_step"], entry["model"], entry["source"]) for entry in found]

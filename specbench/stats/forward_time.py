@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from specbench.models.transformer.size import Size
+from specbench.models.network_sizes import Size
 from specbench.system.device_peaks import Peak
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import bdtrik
 
-from specbench.models.transformer.size import Size
+from specbench.models.network_sizes import Size
 from specbench.stats.intervals import (
     UPPER_QUANTILE,
     Estimate,

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.models.facts import EIGHT_BITS
-from specbench.models.transformer.size import Size
+from specbench.models.network_sizes import Size
 from specbench.specs.options import plain
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec, Sampling

@@ -27,8 +27,7 @@ _WARNING = "warning: "
 _progress = {"shown": True}
 _NO_CELL = "-"
 _GAP = 2
-_WHOLE, _NARROWEST = 28, 12
-"""Table cells up to this width are not wrapped while another panel can be opened."""
+_WHOLE, _NARROWEST = 28, 12  # Table cells up to this width are not wrapped while another panel can be opened
 
 
 class _LossyStream(io.TextIOWrapper):
@@ -221,11 +220,8 @@ def _measured(
 def fitted_distinct(
     headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, kept: Sequence[int], right: Sequence[int]
 ) -> Group:
-    """`fitted` without the columns that are empty; what all of several rows share stands in one line below.
-
-    Args:
-        kept: indices of columns that stay if they are constant.
-    """
+    """`fitted` without the columns that are empty; what all of several rows share stands in one line below. `kept`:
+    indices of columns that stay if they are constant."""
     shown = used_columns(rows, kept)
     alike = shared_cells(headings, rows, shown)
     table = fitted(
@@ -248,11 +244,8 @@ def shared_cells(headings: Sequence[str], rows: Sequence[Sequence[str]], shown: 
 
 
 def used_columns(rows: Sequence[Sequence[str]], kept: Sequence[int]) -> list[int]:
-    """Indices of the columns that say something: not empty in every row, nor the same in all of several rows.
-
-    Args:
-        kept: indices of columns that stay if they are constant.
-    """
+    """Indices of the columns that say something: not empty in every row, nor the same in all of several rows. `kept`:
+    indices of columns that stay if they are constant."""
     found = []
     for place in range(len(rows[0]) if rows else 0):
         texts = {row[place] for row in rows}

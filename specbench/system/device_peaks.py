@@ -59,26 +59,19 @@ COPIES_MIB = (1, 4, 16, 64, 256)
 COLUMNS, SIDE = (1, 2, 4, 8, 16, 32, 64, 128), 1024
 """Columns of the measured products, and rows and columns of each of their matrices of weights."""
 _MEASURED = "devices.json"
-_SECONDS, _CALLS, _GLIMPSE_S = 0.4, 8, 0.08
-"""Minimum duration and number of calls of each measurement."""
+_SECONDS, _CALLS, _GLIMPSE_S = 0.4, 8, 0.08  # Minimum duration and number of calls of each measurement
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Peak rates of a device in one number format.
-
-    Attributes:
-        bytes_per_s: memory bandwidth by buffer size in bytes; small buffers may be served from a cache.
-        flops: floating-point operations per second of a matrix product.
-        source: the data sheet, or the date of the measurement.
-        products: FLOP/s of products of as many columns with weights too large for the caches; empty where only the two
-            peaks are known.
-    """
+    """Peak rates of a device in one number format."""
 
     name: str
-    bytes_per_s: dict[int, float]
-    flops: float
-    source: str
+    bytes_per_s: dict[int, float]  # memory bandwidth by buffer size in bytes; small buffers may be served from a cache
+    flops: float  # floating-point operations per second of a matrix product
+    source: str  # the data sheet, or the date of the measurement
+    # FLOP/s of products of as many columns with weights too large for the caches; empty where only the two peaks are
+    # known
     products: dict[int, float] = field(default_factory=dict)
 
     def bandwidth(self, size: int) -> float:

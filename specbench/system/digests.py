@@ -15,10 +15,8 @@ from specbench.errors import SpecbenchError
 # Imports inside functions: specbench.system.files brings rich, only where something is written.
 
 _DIGESTS = "digests.json"
-_SMALL_BYTES = 2**24
-"""Bytes up to which remembering a digest costs more than it saves."""
-_LARGE_BYTES = 2**30
-"""Bytes from which people wait for a digest."""
+_SMALL_BYTES = 2**24  # Bytes up to which remembering a digest costs more than it saves
+_LARGE_BYTES = 2**30  # Bytes from which people wait for a digest
 
 
 def digest_of(path: Path, kind: str = "sha256") -> str:

@@ -24,12 +24,9 @@ from specbench.system.console import one_line, say, warn
 PACKAGE = Path(__file__).parents[1]
 _LACKING = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 """What a file system answers that does not know a call; everything else is a failure of the call."""
-FULL = {errno.ENOSPC, errno.EDQUOT}
-"""Errors of a full disk, or of a quota that is used up."""
-MAX_NAME_BYTES = 255
-"""Of a file or folder, by the file systems of Linux."""
-STDOUT = ("-", "/dev/stdout")
-"""Paths of output that mean stdout."""
+FULL = {errno.ENOSPC, errno.EDQUOT}  # Errors of a full disk, or of a quota that is used up
+MAX_NAME_BYTES = 255  # Of a file or folder, by the file systems of Linux
+STDOUT = ("-", "/dev/stdout")  # Paths of output that mean stdout
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PROBE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not wait for a writer
 _warned = False

@@ -17,22 +17,13 @@ from specbench.system.files import read_error, read_regular
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 """Formats by content, whatever the suffix: Pillow's readers of others may start programs."""
-MAX_PIXELS = 2**26
-"""Pixels an image may have by its header (8192 x 8192), before any is decoded."""
+MAX_PIXELS = 2**26  # Pixels an image may have by its header (8192 x 8192), before any is decoded
 _MAX_BYTES = 2**28
 
 
 def read_picture(path: Path, try_this: str = "", sha256: str | None = None, inside: Path | None = None) -> np.ndarray:
     """Read an image as uint8 [H, W, 3]. Greyscale is repeated to 3 channels, palettes are resolved, and 16-bit values
-    keep their 8 high bits.
-
-    Args:
-        try_this: hint for a missing or damaged file.
-        sha256, inside: see `picture_bytes`.
-
-    Raises:
-        SpecbenchError: missing, damaged, refused, too large, or with transparent pixels; the message names the file.
-    """
+    keep their 8 high bits. `try_this`: hint for a missing or damaged file. `sha256`, `inside`: see `picture_bytes`."""
     data = picture_bytes(path, try_this, sha256, inside)
     try:
         with warnings.catch_warnings():
@@ -55,15 +46,8 @@ def read_picture(path: Path, try_this: str = "", sha256: str | None = None, insi
 
 
 def picture_bytes(path: Path, try_this: str = "", sha256: str | None = None, inside: Path | None = None) -> bytes:
-    """The bytes of an image file, not decoded.
-
-    Args:
-        sha256: hexadecimal digest that the file must have; None where none is known.
-        inside: folder that no symbolic link may lead out of, for folders that may come from others.
-
-    Raises:
-        SpecbenchError: missing, refused, not a regular file, outside, or another digest; the message names the file.
-    """
+    """The bytes of an image file, not decoded. `sha256`: hexadecimal digest that the file must have; None where none is
+    known. `inside`: folder that no symbolic link may lead out of, for folders that may come from others."""
     try:
         data = read_regular(path, _MAX_BYTES, inside)
     except FileNotFoundError:
@@ -83,11 +67,7 @@ def png_bytes(pixels: np.ndarray) -> bytes:
 
 
 def pictures_in(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
-    """List the image files directly inside a folder, sorted by name; `beside` are patterns of other files.
-
-    Raises:
-        SpecbenchError: no such folder, a file that is not an image, or no image.
-    """
+    """List the image files directly inside a folder, sorted by name; `beside` are patterns of other files."""
     if not folder.is_dir():
         raise SpecbenchError(f"image folder {folder} does not exist")
     found = sorted(path for path in folder.iterdir() if not any(map(path.match, (".*", *beside))))

@@ -6,8 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 
-MAX_DEPTH = 64
-"""Levels of nesting; Python's own writers and many others fail at a thousand."""
+MAX_DEPTH = 64  # Levels of nesting; Python's own writers and many others fail at a thousand
 
 
 def parse_json(text: str | bytes) -> object:

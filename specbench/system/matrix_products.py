@@ -9,14 +9,12 @@ FEW_STATES = 4
 """Number of hidden states, if more than one, up to which the product of the weights with the states is faster than that
 of the states with the weights."""
 
-LARGE = 2**18
-"""Elements of a weight matrix from which this is so: smaller ones stay in a processor's cache."""
+LARGE = 2**18  # Elements of a weight matrix from which this is so: smaller ones stay in a processor's cache
 
 SUMMED_STATES = (1, 2)
 """Numbers of hidden states, those of AR without and with guidance, whose products are compiled to sums."""
 
-SUMMED_ON = {"cpu"}
-"""Kinds of devices on which they are; a part of `make gpu` tries a GPU."""
+SUMMED_ON = {"cpu"}  # Kinds of devices on which they are; a part of `make gpu` tries a GPU
 
 _READ_AS_FLOAT = (torch.float32, torch.bfloat16)
 

@@ -10,8 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-BUSY_CORES = 0.25
-"""Cores taken by other processes on average above which latencies count as disturbed."""
+BUSY_CORES = 0.25  # Cores taken by other processes on average above which latencies count as disturbed
 
 _GLANCE_S = 0.2
 
@@ -72,9 +71,9 @@ def taken_cores(machine: Mapping[str, object]) -> float | None:
 def gpu_disturbances(machines: Sequence[Mapping[str, object]]) -> list[str]:
     """What disturbed a GPU during readings of `MachineMonitor`, one sentence each."""
     said = []
-    if sharing := max((int(one.get("gpu_others") or 0) for one in machines), default=0):
+    if sharing := max((int(machine.get("gpu_others") or 0) for machine in machines), default=0):
         said.append(f"{sharing} other process{'es' * (sharing > 1)} computed on the GPU")
-    if slowed := [one["gpu_slowed"] for one in machines if one.get("gpu_slowed")]:
+    if slowed := [machine["gpu_slowed"] for machine in machines if machine.get("gpu_slowed")]:
         reasons = ", ".join(sorted({str(reason) for reasons in slowed for reason in reasons}))
         said.append(f"the driver held the GPU's clock back ({reasons}) in {len(slowed)} of {len(machines)} readings")
     return said
@@ -95,7 +94,7 @@ def gpu_users(device: str) -> str:
         others = _other_processes(nvml.nvmlDeviceGetComputeRunningProcesses(handle))
     except nvml.NVMLError:
         return ""
-    return ", ".join(f"process {one.pid} has {(one.usedGpuMemory or 0) / 2**30:.1f} GiB" for one in others)
+    return ", ".join(f"process {other.pid} has {(other.usedGpuMemory or 0) / 2**30:.1f} GiB" for other in others)
 
 
 def _other_processes(found: Sequence) -> list:
@@ -114,7 +113,7 @@ def _busy_s() -> float | None:
         fields = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
         own = {f"cpu{core}" for core in _cores()}
         counts = [list(map(int, counts[:8])) for name, *counts in fields if name in own]
-        return sum(sum(one[:3]) + sum(one[5:]) for one in counts) / os.sysconf("SC_CLK_TCK") if counts else None
+        return sum(sum(count[:3]) + sum(count[5:]) for count in counts) / os.sysconf("SC_CLK_TCK") if counts else None
     except (OSError, ValueError):
         return None
 

@@ -26,8 +26,7 @@ from specbench.system.console import one_line
 _REFERENCE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _NAME = re.compile(r"\w[\w.+ \[\]-]{0,99}")
 PLUGIN_KINDS = ("decoders", "models", "metrics", "prompts")
-_loaded: set[str] = set()
-"""Top names of the modules that plug-ins came from."""
+_loaded: set[str] = set()  # Top names of the modules that plug-ins came from
 
 
 class PluginWarning(UserWarning):
@@ -85,11 +84,7 @@ def _is_ours(module: str) -> bool:
 
 
 def load_object(target: str, kind: str = "object") -> object:
-    """Import "package.module:name".
-
-    Raises:
-        SpecbenchError: the module or the name does not exist, or importing it fails.
-    """
+    """Import "package.module:name"."""
     module_name, _, attribute = target.partition(":")
     if not _is_ours(module_name):
         _loaded.add(module_name.partition(".")[0])

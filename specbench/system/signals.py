@@ -90,12 +90,8 @@ def answered() -> None:
 
 
 def stopped(done: str = "", number: int = 0) -> SpecbenchError:
-    """The error of a command that was stopped, with exit code 128 + the signal's number.
-
-    Args:
-        done: how far it is, as in " with 3 of 8 images done".
-        number: the signal; by default the one that came, or Ctrl-C.
-    """
+    """The error of a command that was stopped, with exit code 128 + the signal's number. `done`: how far it is, as in "
+    with 3 of 8 images done". `number`: the signal; by default the one that came, or Ctrl-C."""
     number = number or _state.asked or signal.SIGINT
     what = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
     kept = "" if done else "what is finished is kept; "

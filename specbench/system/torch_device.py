@@ -78,9 +78,6 @@ def use_device(device: str) -> None:
 
     Events, streams and allocations that name no device go to the current one. TF32 is on for convolutions unless it is
     turned off, and for matrix products where the environment says so.
-
-    Raises:
-        SpecbenchError: as `require_device`.
     """
     require_device(device)
     if not device.startswith("cuda"):
@@ -106,11 +103,8 @@ def emulates_bfloat16(device: str) -> bool:
 
 
 def best_device(float64: bool = True) -> str:
-    """Name the fastest kind of torch device available: "cuda", "mps" or "cpu".
-
-    Args:
-        float64: whether the work needs it, as decoding does; Apple's GPUs ("mps") do not have it.
-    """
+    """Name the fastest kind of torch device available: "cuda", "mps" or "cpu". `float64`: whether the work needs it, as
+    decoding does; Apple's GPUs ("mps") do not have it."""
     if sys.platform == "linux" and "torch" not in sys.modules and not has_gpu_driver():
         return "cpu"  # known without the seconds that torch takes to import
     import torch

@@ -11,7 +11,6 @@ from specbench.decoding.draft_tree import chain
 from specbench.decoding.drafters.eagle import HeadCache, tree_levels
 from specbench.decoding.sampling import Target
 from specbench.models.draft_head import EagleHead
-from specbench.models.ssd_heads import RIGHT, SsdHeads, seen_from
 from specbench.models.transformer.model import TransformerModel
 from specbench.models.vertical_head import VerticalHead, slots_above, surroundings
 from specbench.specs.run_spec import Sampling
@@ -98,34 +97,6 @@ def vertical_alignment(
         p = target(session.logits(features[:, slots]), own[:rows])
         tv = ((q - p).abs().sum(-1) / 2 * free[slots]).sum(1) / free[slots].sum()
         table.append({"depth": str(depth), **_summary(tv)})
-    return table
-
-
-@torch.inference_mode()
-def ssd_alignment(
-    model: TransformerModel, head: SsdHeads, images: Corpus, sampling: Sampling, depths: int = 5
-) -> list[dict[str, object]]:
-    """Total variation between target and each of SSD's heads, as `vertical_alignment`, over all slots that it sees to;
-    `depths` is not used."""
-    tokens = images.tokens.to(model.device)
-    session = model.begin(model.encode(images.texts), sampling.guidance, tokens.shape[1])
-    features = teacher_forced(session, tokens)
-    target = Target(model.layout, sampling, model.device)
-    slots = torch.arange(tokens.shape[1], device=model.device)
-    free = torch.tensor(model.layout.forced, device=model.device) < 0
-    ids = model.table_ids(tokens).repeat(len(features) // len(tokens), 1)
-    guesses = head(torch.cat([features, model.token_table()[ids]], -1))
-    table = []
-    for number, source in enumerate(seen_from(model.layout).to(model.device)):
-        own = slots[(source >= 0) & free]
-        if not len(own):
-            continue
-        p, q = (
-            target(session.logits(x[:, at]), own.expand(len(tokens), -1))
-            for x, at in ((features, own), (guesses[:, :, number], source[own]))
-        )
-        depth = f"right {number + 1}" if number < RIGHT else f"below {number + 1 - RIGHT}"
-        table.append({"depth": depth, **_summary(((q - p).abs().sum(-1) / 2).mean(1))})
     return table
 
 

@@ -19,11 +19,7 @@ _CHUNK = 16
 
 
 def check_counts(**counts: int) -> None:
-    """Reject numbers below 1, given by the name of their flag.
-
-    Raises:
-        SpecbenchError: a number is below 1.
-    """
+    """Reject numbers below 1, given by the name of their flag."""
     for name, value in counts.items():
         if value < 1:
             raise SpecbenchError(f"--{name} {value}: must be at least 1")
@@ -31,23 +27,14 @@ def check_counts(**counts: int) -> None:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Images as token streams of the target, one row each.
+    """Images as token streams of the target, one row each."""
 
-    Attributes:
-        texts: captions.
-        tokens: [n, N] stream tokens.
-    """
-
-    texts: tuple[str, ...]
-    tokens: Tensor
+    texts: tuple[str, ...]  # captions
+    tokens: Tensor  # [n, N] stream tokens
 
 
 def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) -> Corpus:
-    """Load `count` images from run folder `folder`, else from the model's training data.
-
-    Raises:
-        SpecbenchError: no training data, no such run, too few images in it, or a run of another model.
-    """
+    """Load `count` images from run folder `folder`, else from the model's training data."""
     if folder is None:
         images = model.draft_data(count, seed)
         if images is None:
@@ -72,19 +59,12 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
 
 @dataclass(frozen=True)
 class Examples:
-    """Sequences of elements, prompt and stream alike. E elements at most.
+    """Sequences of elements, prompt and stream alike. E elements at most."""
 
-    Attributes:
-        ids: [n, E + 1] numbers in the head's token table.
-        features: [n, E, d] float16; features[t] reads ids[: t + 1] and predicts ids[t + 1].
-        prompt: [n] prompt elements P; the image's first token is ids[P].
-        length: [n] number of valid features.
-    """
-
-    ids: Tensor
-    features: Tensor
-    prompt: Tensor
-    length: Tensor
+    ids: Tensor  # [n, E + 1] numbers in the head's token table
+    features: Tensor  # [n, E, d] float16; features[t] reads ids[: t + 1] and predicts ids[t + 1]
+    prompt: Tensor  # [n] prompt elements P; the image's first token is ids[P]
+    length: Tensor  # [n] number of valid features
 
 
 @torch.inference_mode()

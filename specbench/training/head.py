@@ -23,9 +23,8 @@ from transformers import LlamaConfig
 from specbench.errors import SpecbenchError, read_name
 from specbench.models.catalog import find_model
 from specbench.models.draft_head import EagleHead, head_for, new_head, save_head
-from specbench.models.ssd_heads import SsdHeads, new_ssd_heads, save_ssd_heads, seen_from, ssd_heads_for
+from specbench.models.network_sizes import vertical_hidden
 from specbench.models.transformer.model import TransformerModel
-from specbench.models.transformer.size import vertical_hidden
 from specbench.models.vertical_head import (
     VerticalHead,
     new_vertical_head,
@@ -35,7 +34,7 @@ from specbench.models.vertical_head import (
     vertical_head_for,
 )
 from specbench.runs.preparation import load_for_run
-from specbench.training.alignment import alignment, ssd_alignment, vertical_alignment
+from specbench.training.alignment import alignment, vertical_alignment
 from specbench.training.data import Examples, FeatureStore, check_counts, corpus
 
 _CLASSIFICATION = 0.1
@@ -47,23 +46,16 @@ CHECKPOINT_EVERY = 100
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """Hyper-parameters, checked when created (a SpecbenchError); the defaults suit the embedded model.
+    """Hyper-parameters, checked when created (a SpecbenchError); the defaults suit the embedded model."""
 
-    Attributes:
-        images: training images, seen `epochs` times in batches of `batch`.
-        lr: peak learning rate, reached after `warmup` of all steps, then linear decay to 0.
-        null: share of images trained without caption, for guidance.
-        kind: of head, a name of `KINDS`.
-    """
-
-    images: int = 1024
+    images: int = 1024  # training images, seen `epochs` times in batches of `batch`
     epochs: int = 16
     batch: int = 16
-    lr: float = 2e-3
+    lr: float = 2e-3  # peak learning rate, reached after `warmup` of all steps, then linear decay to 0
     warmup: float = 0.03
-    null: float = 0.1
+    null: float = 0.1  # share of images trained without caption, for guidance
     seed: int = 0
-    kind: str = "eagle"
+    kind: str = "eagle"  # of head, a name of `KINDS`
 
     def __post_init__(self) -> None:
         check_counts(images=self.images, epochs=self.epochs, batch=self.batch)
@@ -87,9 +79,6 @@ def train(
     Args:
         data: run folder with the target's own images; the model's training data if None.
         tell: called as `tell(stage, done, total, note)`.
-
-    Raises:
-        SpecbenchError: `out` holds another training, or there is no training data.
     """
     tell = tell or (lambda *_: None)
     work = out / "training"
@@ -187,7 +176,7 @@ def train_head(
         images, epochs, batch, lr, seed: see `HeadPlan`.
         device, threads: as for `run`.
         tell: called as `tell(stage, done, total, note)`.
-        kind: "eagle" for an EAGLE-1 head, "vertical" for one that looks at the image row above, "ssd" for SSD's.
+        kind: "eagle" for an EAGLE-1 head, "vertical" for one that looks at the image row above.
 
     Returns:
         The folder, for `head=` of the EAGLE decoders, or of `vertical`.
@@ -221,7 +210,7 @@ def check_head(
         images, depths: images to evaluate, and draft depths.
         seed: of the selection of images.
         device, threads: as for `run`.
-        kind: of head, "eagle", "vertical" or "ssd".
+        kind: of head, "eagle" or "vertical".
 
     Returns:
         One dict per depth: `depth, tv, tv_low, tv_high, acceptance`; see `specbench.training.alignment`.
@@ -238,14 +227,7 @@ def check_head(
 
 
 def load_trainable(name: str, device: str = "cpu", threads: int = 0) -> TransformerModel:
-    """Load a model that draft heads can be trained for.
-
-    Args:
-        threads: CPU threads; 0 uses all.
-
-    Raises:
-        SpecbenchError: an unknown model, one without features for a head, or missing files.
-    """
+    """Load a model that draft heads can be trained for. `threads`: CPU threads; 0 uses all."""
     model = load_for_run(find_model(name), device, None, threads, compiled=False)
     if not isinstance(model, TransformerModel):
         raise SpecbenchError(f"model '{name}' cannot be the target of a draft head")
@@ -253,20 +235,15 @@ def load_trainable(name: str, device: str = "cpu", threads: int = 0) -> Transfor
 
 
 class HeadKind(NamedTuple):
-    """How one kind of head is trained, kept and measured.
+    """How one kind of head is trained, kept and measured."""
 
-    Attributes:
-        untrained: `untrained(model, seed)` makes a new head.
-        losses: `losses(model, head, batch, draw)` is the loss of a batch, with its parts, by name.
-        save: `save(head, folder, extra)` stores a head with further facts.
-        load: `load(model, path)` is the head in a folder or hub id, the model's own if `path` is empty.
-        distances: `distances(model, head, images, sampling, depths)` is its total variation to the target by depth.
-    """
-
-    untrained: Callable[[TransformerModel, int], nn.Module]
+    untrained: Callable[[TransformerModel, int], nn.Module]  # `untrained(model, seed)` makes a new head
+    # `losses(model, head, batch, draw)` is the loss of a batch, with its parts, by name
     losses: Callable[[TransformerModel, nn.Module, Examples, torch.Generator], dict[str, Tensor]]
-    save: Callable[[nn.Module, Path, dict], None]
+    save: Callable[[nn.Module, Path, dict], None]  # `save(head, folder, extra)` stores a head with further facts
+    # `load(model, path)` is the head in a folder or hub id, the model's own if `path` is empty
     load: Callable[[TransformerModel, str], nn.Module]
+    # `distances(model, head, images, sampling, depths)` is its total variation to the target by depth
     distances: Callable[..., list[dict[str, object]]]
 
 
@@ -320,19 +297,6 @@ def _vertical_losses(
     return {"loss": -((wanted * found).sum(-1) * free).sum() / (free.sum() * len(ids))}
 
 
-def _ssd_losses(model: TransformerModel, head: SsdHeads, batch: Examples, draw: torch.Generator) -> dict[str, Tensor]:
-    """Loss of one batch: Smooth L1 between the target's hidden states and each head's, over all slots that it can see
-    to."""
-    ids, features = (x.to(model.device) for x in _stream_of(batch, model.layout.length))
-    guess = head(torch.cat([features, model.token_table().float()[ids]], -1))
-    source = seen_from(model.layout).to(model.device)
-    which = torch.arange(len(source), device=model.device)[:, None]
-    loss = functional.smooth_l1_loss(
-        guess[:, source.clamp(min=0), which], features[:, None].expand(-1, len(source), -1, -1), reduction="none"
-    )
-    return {"loss": loss.mean(-1)[:, source >= 0].mean()}
-
-
 def _stream_of(batch: Examples, length: int) -> tuple[Tensor, Tensor]:
     """Ids [n, N] of the stream tokens, and features [n, N, d] that predict them."""
     place = batch.prompt[:, None] + torch.arange(length)
@@ -356,14 +320,6 @@ KINDS = {
         save_vertical_head,
         vertical_head_for,
         vertical_alignment,
-    ),
-    "ssd": HeadKind(
-        # Half as many hidden units as features.
-        lambda model, seed: new_ssd_heads(model.feature_size, model.feature_size // 2, seed),
-        _ssd_losses,
-        save_ssd_heads,
-        ssd_heads_for,
-        ssd_alignment,
     ),
 }
 

@@ -24,11 +24,11 @@ from specbench.decoding.drafters import jacobi
 from specbench.decoding.loop import decode
 from specbench.decoding.noise import row_key
 from specbench.decoding.sampling import draw
-from specbench.decoding.verification.residuals import standard
+from specbench.decoding.verification.ratio_tests import standard
 from specbench.errors import SpecbenchError
+from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.model import TransformerSession
-from specbench.models.transformer.size import whole_blocks
 from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
@@ -91,9 +91,7 @@ LOSSY = [
     ("pjd", {}),
     ("pjd-released", {}),
     ("pjd-residual", {}),
-    ("sjd-sv", {}),
     ("pathexplore", {}),
-    ("ssd", {}),
     ("vvs", {"tree": "0 1", "interval": 2, "after": 1}),
 ]
 # Clusters of 14 tokens need a larger vocabulary than the audit's: tests/decoding/test_released_presets.py.

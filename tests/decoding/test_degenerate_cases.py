@@ -72,8 +72,8 @@ def test_each_of_those_knobs_has_an_effect(name, options, layout):
     assert not np.array_equal(tokens(name, layout, window=32, **options), tokens("sjd", layout, window=32))
 
 
-# `add` and the segments of `sjd-sv` also accept drafts of probability 0.
-@pytest.mark.parametrize("name", [name for name in PRESETS if name not in ("add", "sjd-sv")])
+# `add` also accepts drafts of probability 0.
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "add"])
 def test_top_k_one_is_greedy_ar(name, layout):
     greedy = Sampling(2.0, 1.0, top_k=1)
     model = EnumerableModel(layout, ("a", "b"), seed=layout.length)

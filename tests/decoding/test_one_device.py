@@ -19,7 +19,7 @@ import torch
 from one_device import NoKernel, OneDevice, OtherDevice, give_host_reads, refuse_host_numbers, step
 from tiny_llama import Tiny
 
-from specbench.decoding.drafters import eagle, ssd, vertical
+from specbench.decoding.drafters import eagle, vertical
 from specbench.decoding.loop import begin, noise_keys
 from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
@@ -52,7 +52,6 @@ class Dealt(Tiny):
 def no_numbers(monkeypatch):
     monkeypatch.setattr(eagle, "head_for", lambda model, path: model.own_head())
     monkeypatch.setattr(vertical, "vertical_head_for", lambda model, path: model.own_vertical_head())
-    monkeypatch.setattr(ssd, "ssd_heads_for", lambda model, path: model.own_ssd_heads())
     monkeypatch.setattr(lantern, "neighbour_table", lambda codebook, raw: torch.zeros(len(codebook), 8))
     give_host_reads(monkeypatch)
     with torch.inference_mode():
@@ -63,8 +62,8 @@ def no_numbers(monkeypatch):
 def tiny():
     with torch.device(META):
         model = Dealt()
-        head, other, rows = model.own_head(), model.own_vertical_head(), model.own_ssd_heads()
-    model.own_head, model.own_vertical_head, model.own_ssd_heads = lambda: head, lambda: other, lambda: rows
+        head, other = model.own_head(), model.own_vertical_head()
+    model.own_head, model.own_vertical_head = lambda: head, lambda: other
     return model
 
 

@@ -24,8 +24,7 @@ from specbench.decoding.sampling import without
 from specbench.decoding.verification import lantern
 from specbench.decoding.verification.cool_sd import DepthWeighted, exponential, linear
 from specbench.decoding.verification.lantern import Lantern, LanternPlusPlus, paper, release_p, release_q
-from specbench.decoding.verification.ratio_tests import DraftTests, Exact, RatioTest, ratio
-from specbench.decoding.verification.residuals import optimal, standard
+from specbench.decoding.verification.ratio_tests import DraftTests, Exact, RatioTest, optimal, ratio, standard
 from specbench.decoding.verification.tree_verification import residual_weights
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout

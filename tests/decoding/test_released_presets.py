@@ -21,8 +21,7 @@ from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Noise
 from specbench.decoding.verification.grouped import ReleasedGrouped
 from specbench.decoding.verification.lantern import LanternPlusPlus, release, release_p, release_q
-from specbench.decoding.verification.ratio_tests import DraftTests
-from specbench.decoding.verification.residuals import standard
+from specbench.decoding.verification.ratio_tests import DraftTests, standard
 from specbench.models.interface import TokenLayout
 from specbench.specs.presets import PRESETS, resolve
 

@@ -18,7 +18,7 @@ from specbench.decoding.drafters.token_init import Preview, Slots
 from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Target, truncate
-from specbench.decoding.verification.residuals import standard
+from specbench.decoding.verification.ratio_tests import standard
 from specbench.models.interface import TokenLayout
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling

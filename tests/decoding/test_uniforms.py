@@ -11,8 +11,8 @@ from specbench.decoding.drafters.jacobi import Jacobi
 from specbench.decoding.loop import decode
 from specbench.decoding.noise import Noise, Stream, row_key
 from specbench.decoding.sampling import draw, kept
+from specbench.decoding.verification.ratio_tests import standard
 from specbench.decoding.verification.refinement import Couple
-from specbench.decoding.verification.residuals import standard
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
 from specbench.specs.presets import PRESETS, resolve

@@ -17,8 +17,7 @@ from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Noise, Stream, row_key
 from specbench.decoding.sampling import draw, run_race, truncate
 from specbench.decoding.verification.grouped import Grouped
-from specbench.decoding.verification.ratio_tests import Add, Amplify, Exact
-from specbench.decoding.verification.residuals import optimal, standard
+from specbench.decoding.verification.ratio_tests import Add, Amplify, Exact, optimal, standard
 from specbench.models.interface import TokenLayout
 from specbench.specs.run_spec import Sampling
 

@@ -3,6 +3,7 @@
 It concerns several modules: metrics.shapes and the networks that dev/shapes trains.
 """
 
+import hashlib
 import json
 
 import numpy as np
@@ -19,6 +20,7 @@ from specbench.metrics.score_store import read_scores
 from specbench.metrics.shapes import CLIP_FOLDER, ShapesClip, ShapesDetector, ShapesFrechet
 from specbench.models.shapes import captions
 from specbench.models.shapes.network import load_tokenizer
+from specbench.models.shapes.scene import SceneRequest
 from specbench.prompts import load_prompts
 from specbench.reporting import render as render_tables
 from specbench.reporting import report_rows
@@ -98,3 +100,18 @@ def test_scores_name_their_weights_and_renderer(monkeypatch):
     before = fingerprint(ShapesFrechet())
     monkeypatch.setattr(shapes, "_SEED", 1)
     assert fingerprint(ShapesFrechet()) != before
+
+
+def test_the_names_of_renderer_and_detector_stand_for_what_they_draw_and_find():
+    """Another digest means other scores: give a new `_RENDERER` or `_DETECTOR`."""
+    drawn, found = hashlib.sha256(), hashlib.sha256()
+    for prompt in load_prompts("shapes").prompts[:64]:
+        request = SceneRequest.from_json(prompt.meta["scene"])
+        image = next(iter(shapes.true_pictures([json.dumps(prompt.meta["scene"], sort_keys=True)], 1)))
+        drawn.update(image.tobytes())
+        for seen in (image, image // 2 + np.roll(image, 1, 0) // 2):
+            objects = shapes.detector.detect(seen)
+            found.update(repr((objects, shapes.detector.judge(request, objects))).encode())
+    assert (drawn.hexdigest()[:16], found.hexdigest()[:16]) == ("1406cc7e8bc874cd", "a1b393e8b23c9d6b")
+    assert ShapesFrechet().identity()["renderer"] == "a6f67b6da33bc51a"
+    assert ShapesDetector().identity()["detector"] == "e2aadacd455f76e5"

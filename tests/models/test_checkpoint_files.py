@@ -1,4 +1,4 @@
-"""Checkpoint files are found in a folder or in the hub cache, at the requested revision; errors are one line."""
+"""WantedFiles files are found in a folder or in the hub cache, at the requested revision; errors are one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from checkpoints import write
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model
-from specbench.models.checkpoint_files import Source, find_checkpoint, read_json
+from specbench.models.checkpoint_files import Source, WantedFiles, read_json
 from specbench.models.facts import ModelChoice
 from specbench.models.families.model_specs import MODELS
 
@@ -70,19 +70,19 @@ def test_the_revision_chooses_the_files(tmp_path, cache):
         (made / "config.json").write_text(commit)
         cache("owner/name", commit, made, refs)
     texts = [
-        find_checkpoint(SOURCE, None, revision).named("config.json").read_text()
+        WantedFiles(SOURCE, None, revision).find().named("config.json").read_text()
         for revision in (None, "better", "2" * 40)
     ]
     assert texts == ["1" * 40, "2" * 40, "2" * 40]
     with pytest.raises(SpecbenchError, match="owner/name at worse is not on this disk") as raised:
-        find_checkpoint(SOURCE, None, "worse")
+        WantedFiles(SOURCE, None, "worse").find()
     assert raised.value.try_this == "hf download owner/name --revision worse"
 
 
 def test_a_name_that_is_neither_folder_nor_hub_id_is_refused():
     for name in ("nowhere", "./a/b", "a/b/c", "/a/b"):
         with pytest.raises(SpecbenchError, match="no such folder"):
-            find_checkpoint(SOURCE, name)
+            WantedFiles(SOURCE, name).find()
 
 
 def test_random_weights_are_said_in_the_name_and_in_the_digest():

@@ -18,6 +18,7 @@ from specbench.decoding import sampling
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
+from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer import compiled_forward as compiled_module
 from specbench.models.transformer import forward as forward_module
 from specbench.models.transformer.compilation import call_eager, graph_bytes
@@ -25,7 +26,6 @@ from specbench.models.transformer.compiled_forward import CompiledStep, nest_lay
 from specbench.models.transformer.forward import run_step
 from specbench.models.transformer.kv_cache import PARTS, whole_parts
 from specbench.models.transformer.model import TransformerSession
-from specbench.models.transformer.size import whole_blocks
 from specbench.prompts import Request
 from specbench.reporting.comparability import configuration, mismatched_fields
 from specbench.runs import compiler, plan

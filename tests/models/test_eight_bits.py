@@ -1,5 +1,8 @@
 """`--dtype int8wo` from the command line to the audit: names, memory, quantised modules, bad input. torchao is an
-extra: a stand-in rounds where only the way to it is tested."""
+extra: a stand-in rounds where only the way to it is tested.
+
+It concerns several modules: facts, checkpoint_loading and catalog.
+"""
 
 import sys
 from dataclasses import replace
@@ -12,7 +15,7 @@ import torch
 from specbench import api
 from specbench.checks.run_audit import audit_run
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE
-from specbench.models import eight_bits
+from specbench.models import checkpoint_loading
 from specbench.models.catalog import find_model, load_model, models, recorded_model
 from specbench.models.facts import ModelChoice
 from specbench.runs.memory_estimate import footprint
@@ -36,7 +39,7 @@ def rounding(monkeypatch):
     stand_in = SimpleNamespace(Int8WeightOnlyConfig=object, quantize_=quantize_)
     monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(quantization=stand_in, __spec__=None))
     monkeypatch.setitem(sys.modules, "torchao.quantization", stand_in)
-    monkeypatch.setattr(eight_bits, "require_torchao", lambda: None)
+    monkeypatch.setattr(checkpoint_loading, "require_torchao", lambda: None)
     monkeypatch.setattr("specbench.models.catalog.require_torchao", lambda: None)
     monkeypatch.setattr("specbench.models.hub_model.require_torchao", lambda: None)
     return rounded

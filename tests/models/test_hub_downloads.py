@@ -20,10 +20,10 @@ from specbench.errors import INTERRUPTED
 REPO, OLD, NEW = "owner/name", "a" * 40, "b" * 40
 FETCH = """
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import Source, fetch_checkpoint
+from specbench.models.checkpoint_files import WantedFiles, Source
 source = Source("the model", "owner/name", ("config.json", "*.safetensors"), "MIT")
 try:
-    print(fetch_checkpoint(source).commits["owner/name"])
+    print(WantedFiles(source).fetch().commits["owner/name"])
 except SpecbenchError as error:
     print(error.exit_code, error)
 """

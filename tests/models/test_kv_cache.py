@@ -7,9 +7,9 @@ import torch
 from grouped_key_llama import VOCAB, WIDTH, TinyModel
 
 from specbench.models.interface import Tree
+from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer.kv_cache import PositionLayer, whole_parts
 from specbench.models.transformer.model import Prefix, TransformerSession
-from specbench.models.transformer.size import whole_blocks
 
 STREAM = 20
 

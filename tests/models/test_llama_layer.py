@@ -4,10 +4,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaModel
 
-from specbench.models.transformer.attention import use_grouped_attention
 from specbench.models.transformer.forward import last_hidden_state
 from specbench.models.transformer.kv_cache import PositionCache
-from specbench.models.transformer.llama_layer import runs_directly
+from specbench.models.transformer.llama_layer import runs_directly, use_grouped_attention
 
 SLOTS, START = 24, 9
 

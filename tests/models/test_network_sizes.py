@@ -10,9 +10,10 @@ from checkpoints import AUTHORS, WRITERS
 from specbench.errors import SpecbenchError
 from specbench.models import network_sizes
 from specbench.models.catalog import load_model
+from specbench.models.checkpoint_layouts import stored_size
 from specbench.models.facts import ModelChoice
 from specbench.models.families.model_specs import MODELS
-from specbench.models.network_sizes import OFFICIAL, stored_size
+from specbench.models.network_sizes import OFFICIAL
 
 INFO = {info.name: info for info in MODELS}
 NAMES = ("lumina-34b", "lumina2", "anole", "llamagen", "janus", "simplear", "emu3", "liquid", "glm-image", "emu3.5")

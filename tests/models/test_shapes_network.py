@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import DynamicCache, LlamaModel
 
+from dev.shapes.data import save
 from specbench.models.shapes import captions
 from specbench.models.shapes import network as shapes
 from specbench.models.shapes.captions import CaptionError
@@ -72,7 +73,7 @@ def test_captions_fill_all_slots_and_unknown_words_are_named(network):
 
 def test_weights_are_read_strictly_and_survive_the_file(network, tmp_path):
     tokenizer = ShapesTokenizer(codes=32, encoder=16, decoder=16, fine=8)
-    shapes.save(network, tokenizer, {"sampling": {"guidance": 3.0}}, tmp_path)
+    save(network, tokenizer, {"sampling": {"guidance": 3.0}}, tmp_path)
     again = shapes.load_network(folder=tmp_path)
     assert all(torch.allclose(a, b, atol=2e-3) for a, b in zip(network.parameters(), again.parameters(), strict=True))
     assert shapes.load_tokenizer(folder=tmp_path).config == tokenizer.config

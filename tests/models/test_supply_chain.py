@@ -20,7 +20,7 @@ from specbench.metrics import openclip, published_weights
 from specbench.metrics.published_weights import CHECKPOINTS, require_weights_file
 from specbench.models import hub_downloads
 from specbench.models.catalog import load_model
-from specbench.models.checkpoint_files import CheckpointFiles, Source, fetch_checkpoint
+from specbench.models.checkpoint_files import CheckpointFiles, Source, WantedFiles
 from specbench.models.checkpoint_layouts import find_marks
 from specbench.models.facts import ModelChoice
 from specbench.models.families.model_specs import MODELS
@@ -67,8 +67,8 @@ def test_where_only_pinned_commits_are_allowed_nothing_else_is_downloaded(monkey
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: pytest.fail("the hub was asked"))
     for attempt in (
-        lambda: fetch_checkpoint(SOURCE),
-        lambda: fetch_checkpoint(SOURCE, "me/tuned"),
+        lambda: WantedFiles(SOURCE).fetch(),
+        lambda: WantedFiles(SOURCE, "me/tuned").fetch(),
         lambda: find_marks(SOURCE, "me/tuned", None, download=True),
         lambda: published_weights.hub_folder("owner/name"),
         lambda: INFO["emu3"].require_weights(),
@@ -87,7 +87,7 @@ def test_where_only_pinned_commits_are_allowed_nothing_else_is_downloaded(monkey
 def test_a_malformed_revision_is_named(monkeypatch):
     monkeypatch.setenv("SPECBENCH_REVISIONS", "owner/name")
     with pytest.raises(SpecbenchError, match="'owner/name' is not owner/name@revision"):
-        fetch_checkpoint(SOURCE)
+        WantedFiles(SOURCE).fetch()
 
 
 def test_commits_are_those_of_the_cache(tmp_path):
@@ -104,7 +104,7 @@ def test_a_certificate_that_cannot_be_verified_is_said_at_once(monkeypatch, tmp_
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", refuse)
     with pytest.raises(SpecbenchError, match=r"certificate of huggingface\.co cannot be verified") as caught:
-        fetch_checkpoint(SOURCE)
+        WantedFiles(SOURCE).fetch()
     assert "SSL_CERT_FILE" in caught.value.try_this
 
     error = urllib.error.URLError(ssl.SSLCertVerificationError("certificate verify failed"))

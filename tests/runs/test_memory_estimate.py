@@ -17,9 +17,9 @@ from specbench.models.catalog import ModelInfo, find_model, load_model
 from specbench.models.checkpoint_loading import randomise
 from specbench.models.families import emu3, vq_decoder
 from specbench.models.interface import TokenLayout
+from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer.kv_cache import PositionLayer
 from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
-from specbench.models.transformer.size import whole_blocks
 from specbench.prompts import Request
 from specbench.runs import memory_estimate
 from specbench.specs.presets import resolve

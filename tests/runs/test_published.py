@@ -1,6 +1,6 @@
 """Options default to what a decoder's paper, or its authors' code, states for the model.
 
-It concerns several modules: `specs/published.py` and its table, `runs/decoder_args.py`, `papers/listing.py`.
+It concerns several modules: `specs/presets.py` and `specs/published.toml`, `runs/decoder_args.py`, `papers/listing.py`.
 The papers' tables state most of the same values for themselves; what `bench` and `run` decode must agree.
 """
 
@@ -20,12 +20,12 @@ from specbench.papers.table_files import load_tables
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS
 from specbench.runs.settings import merge, run_settings
-from specbench.specs import published as module
+from specbench.specs import presets
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import PRESETS, resolve
 
 SETTINGS = run_settings()
-ENTRIES = tomllib.loads(Path(module.__file__).with_suffix(".toml").read_text())["entry"]
+ENTRIES = tomllib.loads(Path(presets.__file__).with_name("published.toml").read_text())["entry"]
 STATED = [(decoder, model, entry) for entry in ENTRIES for decoder in entry["decoders"] for model in entry["models"]]
 SWEPT = {
     "sjd-9": {"window"},
@@ -97,7 +97,7 @@ def test_each_value_is_stated_once_for_a_decoder_and_a_model_that_exist():
 @pytest.mark.parametrize(("decoder", "model"), sorted({(decoder, model) for decoder, model, _ in STATED}))
 def test_a_run_takes_what_is_published_and_records_its_source(decoder, model):
     values, origins = run(decoder, model)
-    for name, (value, source) in module.published(decoder, model).items():
+    for name, (value, source) in presets.published(decoder, model).items():
         if name != "fresh-q" or values["init"] == "uniform":
             assert (values[name], origins[name]) == (value, source)
 
@@ -134,7 +134,7 @@ def test_a_published_value_is_not_another_components_option_of_the_same_name():
 @pytest.mark.parametrize("name", PRESETS)
 def test_nothing_is_published_for_shapes_or_for_a_model_of_a_plug_in(name):
     for model in ("shapes", "someone-elses"):
-        assert not module.published(name, model) and run(name, model)[1] == {}
+        assert not presets.published(name, model) and run(name, model)[1] == {}
         (decoder,) = plan_decoders([name], merge(SETTINGS, {"model": model}, env={}))
         assert decoder.spec == resolve(name)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specbench.models.transformer.size import Size
+from specbench.models.network_sizes import Size
 from specbench.stats.forward_time import Forward, Reached, forward_ms, forward_work, product_rate
 from specbench.system.device_peaks import Peak
 

@@ -14,7 +14,7 @@ from specbench import stats
 from specbench.checks import doctor
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, load_model
-from specbench.models.transformer.size import Size, llama_size
+from specbench.models.network_sizes import NetworkSize, Size
 from specbench.reporting import report_rows
 from specbench.system import device_peaks
 
@@ -24,7 +24,7 @@ OUTPUTS = 11
 
 
 def size_of(kind: dict) -> Size:
-    return llama_size(16, 24, 2, 4, OUTPUTS, kind["num_key_value_heads"], kind.get("head_dim"))
+    return NetworkSize(0, 16, 24, 2, 4, kind["num_key_value_heads"], kind.get("head_dim", 0)).size(OUTPUTS)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -5,7 +5,6 @@ from transformers import LlamaConfig, LlamaModel
 
 from specbench.models.draft_head import new_head
 from specbench.models.interface import TokenLayout
-from specbench.models.ssd_heads import new_ssd_heads
 from specbench.models.transformer.model import Prefix, TransformerModel
 from specbench.models.vertical_head import new_vertical_head
 
@@ -41,9 +40,6 @@ class Tiny(TransformerModel):
     def own_head(self):
         config = LlamaConfig(vocab_size=VOCAB + 1, num_hidden_layers=1, pad_token_id=None, **SIZES)
         return new_head(config, self.backbone.embed_tokens.weight, seed=1)
-
-    def own_ssd_heads(self):
-        return new_ssd_heads(WIDTH, 8, seed=1)
 
     def own_vertical_head(self):
         return new_vertical_head(WIDTH, 24, seed=1)

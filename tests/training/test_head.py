@@ -22,13 +22,12 @@ from specbench.models import draft_head
 from specbench.models.draft_head import head_for, load_head, new_head, save_head
 from specbench.models.draft_head_files import head_in
 from specbench.models.interface import TokenLayout
-from specbench.models.ssd_heads import new_ssd_heads, ssd_heads_for
 from specbench.models.transformer.model import Prefix
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 from specbench.training import head as training
-from specbench.training.alignment import alignment, ssd_alignment
+from specbench.training.alignment import alignment
 from specbench.training.data import Corpus
 from specbench.training.head import HeadPlan, train, untrained_eagle
 
@@ -317,15 +316,6 @@ def test_alignment_tells_a_trained_head_from_an_untrained_and_a_misled_one(tmp_p
     assert misled[3]["tv"] < misled[0]["tv"]
 
 
-def test_trained_heads_of_ssd_are_nearer_to_the_target_than_untrained_ones(model, tmp_path):
-    images, plan = Corpus(*model.draft_data(12, 99)), HeadPlan(images=48, epochs=20, batch=16, lr=1e-2, kind="ssd")
-    raw = ssd_alignment(model, new_ssd_heads(D, D // 2, seed=0), images, GUIDED)
-    good = ssd_alignment(model, train(model, tmp_path / "heads", plan), images, GUIDED)
-    assert all(one["tv"] < other["tv"] for one, other in zip(good, raw, strict=True))
-    back = ssd_heads_for(model, str(tmp_path / "heads"))
-    assert ssd_alignment(model, back, images, GUIDED)[0]["tv"] == pytest.approx(good[0]["tv"], abs=0.01)
-
-
 def test_drafting_needs_a_head():
     with pytest.raises(SpecbenchError, match="no draft head") as missing:
         decode(Headless(), [Request("a", "a")], resolve("eagle"), GUIDED, 0, False)
@@ -340,7 +330,6 @@ CHECK_HEAD = ("check-head", "--model", "shapes", "--depths", "2")
     [
         ("eagle", ["1", "2", "1, x_t"]),
         ("vertical", ["1", "2"]),
-        ("ssd", [*(f"right {number}" for number in range(1, 6)), "below 1", "below 2"]),
     ],
 )
 def test_each_kind_of_head_is_measured_as_such_and_one_image_has_no_interval(kind, depths, cli):

@@ -11,7 +11,7 @@ from timing import in_turns, median, timed_decode
 
 from parts.claims import Outcome, claim
 from parts.scales import SIDE, Scale, filtered, floor_ms, has_graphs, random_llama
-from specbench.models.eight_bits import quantise_network
+from specbench.models.checkpoint_loading import quantise_network
 from specbench.models.transformer import compiled_forward
 from specbench.specs.presets import resolve
 from specbench.system import matrix_products

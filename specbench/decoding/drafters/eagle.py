@@ -26,52 +26,32 @@ from specbench.models.transformer.kv_cache import CacheExtent, PositionCache
 
 
 class TreeLevel(NamedTuple):
-    """The n columns of one depth that have children. `Inner columns` are those of all depths, in order of depth.
+    """The n columns of one depth that have children. `Inner columns` are those of all depths, in order of depth."""
 
-    Attributes:
-        own: these among the inner columns.
-        columns: [n] these among all columns.
-        parents: [n] index of each parent among the previous level's columns.
-        children: [m] columns of the children.
-        drawn: [m] per child, its index among the tokens drawn for this level, `most` per column.
-        most: maximum number of different children.
-    """
-
-    own: slice
-    columns: Tensor
-    parents: Tensor
-    children: Tensor
-    drawn: Tensor
-    most: int
+    own: slice  # these among the inner columns
+    columns: Tensor  # [n] these among all columns
+    parents: Tensor  # [n] index of each parent among the previous level's columns
+    children: Tensor  # [m] columns of the children
+    drawn: Tensor  # [m] per child, its index among the tokens drawn for this level, `most` per column
+    most: int  # maximum number of different children
 
 
 class TreeLevels(NamedTuple):
-    """A tree for drafting, one level after the other.
+    """A tree for drafting, one level after the other."""
 
-    Attributes:
-        inner: [k] inner columns.
-        ancestors: [k, C] bool, whether the second column is the inner one or an ancestor of it.
-        levels: by depth.
-    """
-
-    inner: Tensor
-    ancestors: Tensor
-    levels: tuple[TreeLevel, ...]
+    inner: Tensor  # [k] inner columns
+    ancestors: Tensor  # [k, C] bool, whether the second column is the inner one or an ancestor of it
+    levels: tuple[TreeLevel, ...]  # by depth
 
 
 class News(NamedTuple):
-    """The verified path of the last step.
+    """The verified path of the last step."""
 
-    Attributes:
-        tokens, positions: [B, T] its tokens and their stream slots.
-        features: [R, T, d] of the target that predict them.
-        shift: [B] number of its tokens that were committed, from the first.
-    """
-
+    # tokens, positions: [B, T] its tokens and their stream slots
     tokens: Tensor
-    features: Tensor
+    features: Tensor  # [R, T, d] of the target that predict them
     positions: Tensor
-    shift: Tensor
+    shift: Tensor  # [B] number of its tokens that were committed, from the first
 
 
 class Eagle:
@@ -122,14 +102,7 @@ class Eagle:
         return seen[torch.arange(len(seen), device=seen.device), newest]
 
     def _draft(
-        self,
-        tree: TreeLevels,
-        tokens: Tensor,
-        q: Tensor,
-        positions: Tensor,
-        news: News,
-        readable: Tensor,
-        step: Tensor,
+        self, tree: TreeLevels, tokens: Tensor, q: Tensor, positions: Tensor, news: News, readable: Tensor, step: Tensor
     ) -> None:
         """Draw the draft tokens and record their q, one depth at a time, after the tokens of the last step."""
         batch, features, proposed = self._batch, self._learn(news, readable)[:, None], []
@@ -155,18 +128,13 @@ class Eagle:
 
 
 class Branches(NamedTuple):
-    """Where the head's cache holds the drafts of a tree's k inner columns.
+    """Where the head's cache holds the drafts of a tree's k inner columns."""
 
-    Attributes:
-        slots: [R, k] slots that are written.
-        cosine, sine: [R, 1, k, d'] of the rotary positions.
-        mask: [R, 1, k, S] bool, slots that each draft attends to.
-    """
-
-    slots: Tensor
+    slots: Tensor  # [R, k] slots that are written
+    # cosine, sine: [R, 1, k, d'] of the rotary positions
     cosine: Tensor
     sine: Tensor
-    mask: Tensor
+    mask: Tensor  # [R, 1, k, S] bool, slots that each draft attends to
 
 
 class HeadCache:
@@ -236,13 +204,7 @@ class HeadCache:
         return for_rows(rows, len(self._last))
 
     def _run(
-        self,
-        ids: Tensor,
-        features: Tensor,
-        slots: Tensor,
-        rotary: tuple[Tensor, Tensor],
-        mask: Tensor,
-        visible: int,
+        self, ids: Tensor, features: Tensor, slots: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor, visible: int
     ) -> Tensor:
         self._cache.place(slots, visible)
         return self._head.extrapolate(ids, features, rotary, mask, self._cache)

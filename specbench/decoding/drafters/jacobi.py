@@ -36,8 +36,7 @@ class Jacobi:
         self._drafted_to = torch.zeros(rows, dtype=torch.long, device=device)
         self._p: Tensor | None = None
         """[B, W, V] distributions from which the refined drafts of the previous step were drawn."""
-        self._tested: Tensor | None = None
-        """[B, W - 1, V] distributions of the drafts that the previous step tested."""
+        self._tested: Tensor | None = None  # [B, W - 1, V] distributions of the drafts that the previous step tested
         self._shift = self._drafted_to
         self._history: Tensor | None = None
         if self._needs_history:
@@ -154,3 +153,11 @@ def _branches(drafts: int, siblings: int, depth: int) -> Tree:
         parents.append(0)
         parents.extend(range(len(parents) - 1, len(parents) + depth - 2))
     return Tree(tuple(parents))
+
+
+class Replacement(NoDraft):
+    """No drafts: a share of AR's tokens is replaced by one of the `top` most probable at random."""
+
+    def __init__(self, context: Context, init: Init, share: float, top: int):
+        super().__init__(context, init)
+        self.share, self.top = share, top

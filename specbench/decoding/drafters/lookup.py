@@ -1,14 +1,11 @@
 """Jacobi drafts that are looked up in the image wherever the tokens around a slot have changed.
 
-A refined draft was drawn from p under the drafts that the last forward was fed. Where the neighbours of its slot still
-are these drafts, p is a good guess of the next p. Where one of them was replaced, it is not: there the draft is drawn
-anew, from the distribution that the target had at an earlier slot with the same neighbours. Its q is that distribution,
-so that whatever is looked up is lossless. The idea is that of prompt lookup and retrieval drafts for text (for example
-REST, arXiv 2311.08252), on the grid of an image and with distributions in the place of tokens.
+Where the neighbours of a refined draft's slot are still those that the last forward was fed, p is a good guess of the
+next p. Elsewhere the draft is drawn anew, from the target's distribution at an earlier slot with the same neighbours,
+which is its q: lossless, whatever is looked up. The idea is that of retrieval drafts for text (REST, arXiv 2311.08252).
 
-Slots are looked up from the left, each with the drafts before it as its neighbours, and only as long as what was looked
-up in this image overlapped with p clearly more than the Jacobi drafts did. Neither whether a slot is looked up nor
-what is found depends on the draft it has.
+Slots are looked up from the left, as long as what was looked up in this image overlapped with p clearly more than the
+Jacobi drafts did. Neither whether a slot is looked up nor what is found depends on the draft it has.
 """
 
 from __future__ import annotations
@@ -25,8 +22,7 @@ from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import draw, rows_at
 from specbench.models.interface import TokenLayout
 
-MATCHES = 4
-"""Qualities of a match: which of the neighbours above and above to the right agree."""
+MATCHES = 4  # Qualities of a match: which of the neighbours above and above to the right agree
 
 WORTH_A_LOOKUP = 0.25
 """Overlap with p by which looked-up drafts must be better, as each disturbs the refined drafts after it."""
@@ -53,14 +49,12 @@ class LookupJacobi(JacobiTree):
         agreeing, left = torch.arange(2**count, device=context.device), 2 ** (count - 1)
         self._is_match = agreeing >= left
         """[2^K] whether slots that agree so far match: the left neighbour has to agree."""
-        self._match = (agreeing - left).clamp(min=0) * MATCHES // left
-        """[2^K] quality of the match."""
+        self._match = (agreeing - left).clamp(min=0) * MATCHES // left  # [2^K] quality of the match
         self._free = torch.tensor(context.layout.forced, device=context.device) < 0
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
-        self._fed = torch.full_like(batch.tokens, -1)
-        """[B, L] stream tokens that the last forward was fed."""
+        self._fed = torch.full_like(batch.tokens, -1)  # [B, L] stream tokens that the last forward was fed
         self._gain = torch.zeros(len(batch.tokens), MATCHES, device=batch.tokens.device)
         """[B, MATCHES] sum of the common mass of looked-up q and p, less Jacobi's and WORTH_A_LOOKUP, by match."""
         self._candidates: Candidates | None = None
@@ -124,18 +118,13 @@ class LookupJacobi(JacobiTree):
 
 
 class Candidates(NamedTuple):
-    """Drafts of the latest proposal that may be looked up; D drafts.
+    """Drafts of the latest proposal that may be looked up; D drafts."""
 
-    Attributes:
-        found: [B, D] whether there is a match.
-        source, match: [B, D] slot of the match and its quality.
-        q: [B, D', V] distributions of the Jacobi drafts, D' >= D.
-    """
-
-    found: Tensor
+    found: Tensor  # [B, D] whether there is a match
+    # source, match: [B, D] slot of the match and its quality
     source: Tensor
     match: Tensor
-    q: Tensor
+    q: Tensor  # [B, D', V] distributions of the Jacobi drafts, D' >= D
 
 
 def common_mass(p: Tensor, q: Tensor) -> Tensor:

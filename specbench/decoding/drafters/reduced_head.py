@@ -26,8 +26,7 @@ class ReducedHead:
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
-        self._ids = self._first_ids.repeat(len(batch.tokens), 1)
-        """[B, K] ids of the next drafts."""
+        self._ids = self._first_ids.repeat(len(batch.tokens), 1)  # [B, K] ids of the next drafts
         self._reduced = batch.session.reduced_head(self._ids)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:

@@ -7,6 +7,7 @@ is fresh too, its own source is used; a slot without a source is uniformly rando
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -18,23 +19,14 @@ from specbench.decoding.sampling import draw, one_hot
 
 
 class Slots(NamedTuple):
-    """Draft slots of one step, D per row.
+    """Draft slots of one step, D per row."""
 
-    Attributes:
-        start: [B] stream slot of the first one: tokens committed so far.
-        positions: [B, D] stream slots.
-        fresh: [B, D] bool, which of them need a token.
-        tokens: [B, L] stream tokens so far: committed ones and drafts, indexed by stream slot.
-        history: [B, N, V] the last target distribution seen at each stream slot, if the init needs it.
-        step: [B, 1] 1-based number of this step, per row.
-    """
-
-    start: Tensor
-    positions: Tensor
-    fresh: Tensor
-    tokens: Tensor
-    history: Tensor | None
-    step: Tensor
+    start: Tensor  # [B] stream slot of the first one: tokens committed so far
+    positions: Tensor  # [B, D] stream slots
+    fresh: Tensor  # [B, D] bool, which of them need a token
+    tokens: Tensor  # [B, L] stream tokens so far: committed ones and drafts, indexed by stream slot
+    history: Tensor | None  # [B, N, V] the last target distribution seen at each stream slot, if the init needs it
+    step: Tensor  # [B, 1] 1-based number of this step, per row
 
 
 class Init(Protocol):
@@ -137,26 +129,9 @@ class Preview:
         return torch.where(uniform < weight, seen, (rest * self._v_image).long()), q
 
 
-def left_repeat(context: Context) -> Spatial:
-    """Horizontal repeat."""
-    return Spatial(context, rows=0, columns=1, sample=False)
-
-
-def left_sample(context: Context) -> Spatial:
-    """Horizontal sample."""
-    return Spatial(context, rows=0, columns=1, sample=True)
-
-
-def left_top1(context: Context) -> Spatial:
-    """Horizontal "sample" as SJD's released code has it."""
-    return Spatial(context, rows=0, columns=1, sample=True, top1=True)
-
-
-def above_repeat(context: Context) -> Spatial:
-    """Vertical repeat."""
-    return Spatial(context, rows=1, columns=0, sample=False)
-
-
-def above_sample(context: Context) -> Spatial:
-    """Vertical sample."""
-    return Spatial(context, rows=1, columns=0, sample=True)
+left_repeat = partial(Spatial, rows=0, columns=1, sample=False)
+left_sample = partial(Spatial, rows=0, columns=1, sample=True)
+left_top1 = partial(Spatial, rows=0, columns=1, sample=True, top1=True)
+"""Horizontal "sample" as SJD's released code has it."""
+above_repeat = partial(Spatial, rows=1, columns=0, sample=False)
+above_sample = partial(Spatial, rows=1, columns=0, sample=True)

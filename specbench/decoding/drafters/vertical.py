@@ -1,13 +1,12 @@
 """Drafts of a vertical head: each is drawn from the row above, whose features are known, and from the draft before it.
 
-The head knows what is committed, and the drafts before the slot; the distribution that it gives is recorded as q, so
-that verification makes the result exact whatever the head has learnt. A draft that a refinement made in the step before
-is kept where the tokens that the head looks at are those that the last forward was fed: there the target's own
-distribution is the better guess. Whether it is kept depends on earlier slots alone.
+The distribution that the head gives is recorded as q, so that verification makes the result exact. A draft that a
+refinement made in the step before is kept where the tokens that the head looks at are those that the last forward was
+fed, which depends on earlier slots alone: there the target's own distribution is the better guess.
 
-One by one, the drafts of a row read the head's output matrix once each. In `passes` each pass draws all of them at
-once, given the tokens of the pass before, with the same random numbers: q of a slot is then given by earlier slots'
-random numbers alone, so that verification stays exact, and as many passes as drafts give the drafts one by one.
+One by one, the drafts of a row read the head's output matrix once each. In `passes` each pass draws all at once, given
+the tokens of the pass before, with the same random numbers: q of a slot is then given by earlier slots' random numbers,
+so that verification stays exact, and as many passes as drafts give the drafts one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import Module
 
 from specbench.decoding.drafters.jacobi import JacobiTree
 from specbench.decoding.drafters.lookup import around
@@ -24,18 +22,11 @@ from specbench.decoding.drafters.token_init import Init, Uniform
 from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import FEW, Target, at, draw, features_at, for_rows
-from specbench.decoding.verification.residuals import standard
-from specbench.models.interface import ImageModel, TokenLayout
-from specbench.models.vertical_head import (
-    embedded,
-    known_features,
-    places_before,
-    slots_above,
-    vertical_head_for,
-)
+from specbench.decoding.verification.ratio_tests import standard
+from specbench.models.interface import TokenLayout
+from specbench.models.vertical_head import embedded, known_features, places_before, slots_above, vertical_head_for
 
-_LEAST_SHARE = 0.02
-"""Of the largest probability, below which the coupled head's q has none."""
+_LEAST_SHARE = 0.02  # Of the largest probability, below which the coupled head's q has none
 
 
 class Vertical(JacobiTree):
@@ -45,8 +36,7 @@ class Vertical(JacobiTree):
     a sibling is tested.
     """
 
-    _couples = False
-    """Whether a refined draft that is drawn anew is coupled with the draw."""
+    _couples = False  # Whether a refined draft that is drawn anew is coupled with the draw
 
     def __init__(
         self, context: Context, init: Init, window: int, siblings: int, depth: int, head: str, passes: int = 0
@@ -54,18 +44,14 @@ class Vertical(JacobiTree):
         super().__init__(context, Uniform(context), window, siblings, depth)
         self._passes = passes
         self._model = context.model
-        self._head = self._head_of(context.model, head)
+        self._head = vertical_head_for(context.model, head)
         self._above = slots_above(context.layout).to(context.device)
         self._table = context.model.token_table()
         own = torch.arange(len(self._above), device=context.device)
         places, exists = places_before(self._above, own[None])
         self._places = torch.where(exists, places, -1)[0]
         """[N + 1, 3] earlier slots whose tokens the head looks at, -1 where there is none."""
-        self._reach = reach(context.layout)
-        """Largest number of drafts that can be prepared at once."""
-
-    def _head_of(self, model: ImageModel, path: str) -> Module:
-        return vertical_head_for(model, path)
+        self._reach = reach(context.layout)  # Largest number of drafts that can be prepared at once
 
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
@@ -73,10 +59,8 @@ class Vertical(JacobiTree):
         shape = rows, batch.tokens.shape[1], self._model.feature_size
         self._features = torch.zeros(shape, dtype=self._model.dtype, device=batch.tokens.device)
         """[R, L, d] of the target by slot."""
-        self._fed = torch.full_like(batch.tokens, -1)
-        """[B, L] stream tokens that the last forward was fed."""
-        self._known_before: Tensor | None = None
-        """[ids, h] `mixed_before` of every token, where it is prepared."""
+        self._fed = torch.full_like(batch.tokens, -1)  # [B, L] stream tokens that the last forward was fed
+        self._known_before: Tensor | None = None  # [ids, h] `mixed_before` of every token, where it is prepared
         self._draft_target = batch.target
         self._news: tuple[Tensor, Tensor, Tensor] | None = None
         """Features [R, C, d] of the last step, and columns and stream slots [B, T] of its verified path."""

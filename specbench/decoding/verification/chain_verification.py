@@ -8,8 +8,8 @@ With D drafts x_0 .. x_{D-1}, drawn from q_0 .. q_{D-1}, and the target distribu
     n = D:  draw the token of slot n from p_D (bonus token)
     slots after n: refined for the next window
 
-All slots are computed in parallel, without a host sync. A verifier that looks ahead (`block`, `segments`) decides n
-with the later drafts in view, and accepts the first n drafts; the rest is the same.
+All slots are computed in parallel, without a host sync. The verifier `block` decides n with the later
+drafts in view, and accepts the first n drafts; the rest is the same.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ from specbench.decoding.verification.refinement import Refinement, refined_from
 def verify_chain(
     p: Tensor, proposal: Proposal, verifier: Verifier, refinement: Refinement, noise: Noise, step: Tensor
 ) -> Verification:
-    """Verify the drafts of a chain, given the target distributions p [B, D + 1, V] of its columns.
-
-    Args:
-        step: [B, 1] number of this target forward, per row; it addresses the noise.
-    """
+    """Verify the drafts of a chain, given the target distributions p [B, D + 1, V] of its columns. `step`: [B, 1]
+    number of this target forward, per row; it addresses the noise."""
     drafts, positions = proposal.tokens[:, 1:], proposal.positions
     if drafts.shape[1] == 0:
         return _sample(p, positions, noise)
@@ -45,8 +42,7 @@ def verify_chain(
     else:
         refined, refined_p = torch.zeros_like(positions), None
     verdict = verifier.verify(tests, refined[:, :-1])
-    accepted = verdict.accepted if proposal.untested is None else verdict.accepted | proposal.untested
-    accepted = tests.drafted & accepted
+    accepted = tests.drafted & verdict.accepted
     first = accepted.cumprod(1).sum(1, keepdim=True)
     token = draw_after_drafts(
         rows_at(p, first),

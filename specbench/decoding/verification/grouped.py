@@ -1,10 +1,8 @@
 """Grouped speculative decoding (So et al., ICCV 2025, algorithm 3): accept a draft x with min(1, p(C)/q(C)).
 
 The cluster C(x) is a slice of G tokens around x in rank order, filtered by probability and codebook distance. Clusters
-of different tokens overlap, so the result is lossy.
-
-q(C) sums over the whole cluster, as the paper has it: members outside the target's top-k count, though their p is 0.
-With `cluster_q` "support" they do not, which accepts more drafts near the edge of top-k.
+overlap, so the result is lossy. q(C) sums over the whole cluster, as the paper has it; with `cluster_q` "support"
+without members outside the target's top-k, which accepts more drafts near its edge.
 """
 
 from __future__ import annotations

@@ -18,16 +18,13 @@ import torch
 from torch import Tensor
 
 from specbench.decoding.interfaces import Context
-from specbench.decoding.verification.ratio_tests import DraftTests, FailedTest, RatioTest
-from specbench.decoding.verification.residuals import optimal, or_target, standard
+from specbench.decoding.verification.ratio_tests import DraftTests, FailedTest, RatioTest, optimal, or_target, standard
 from specbench.errors import SpecbenchError
 from specbench.system.digests import cache_folder
 
 _TIE = 1 + 1e-6
-MOST_NEIGHBOURS = 1000
-"""Neighbours per token in the cached table."""
-_ROWS = 1024
-"""Rows of the distance matrix computed at a time: a full one takes 15 GiB at V = 64,000."""
+MOST_NEIGHBOURS = 1000  # Neighbours per token in the cached table
+_ROWS = 1024  # Rows of the distance matrix computed at a time: a full one takes 15 GiB at V = 64,000
 
 
 class Lantern(RatioTest):
@@ -82,21 +79,13 @@ class LanternPlusPlus(Lantern):
 
 
 class Neighbourhood(NamedTuple):
-    """A(x) of drafts [..., n], without the draft itself.
+    """A(x) of drafts [..., n], without the draft itself."""
 
-    Attributes:
-        draft: [..., n] tokens x.
-        ids: [..., n, k] codebook neighbours of x, nearest first.
-        member: [..., n, k] bool, membership of each neighbour in A(x).
-        mass: [..., n] p(A(x)), the draft's own mass included.
-        wide: [..., n, k + 1] `member` with one additional neighbour, as in the released code.
-    """
-
-    draft: Tensor
-    ids: Tensor
-    member: Tensor
-    mass: Tensor
-    wide: Tensor
+    draft: Tensor  # [..., n] tokens x
+    ids: Tensor  # [..., n, k] codebook neighbours of x, nearest first
+    member: Tensor  # [..., n, k] bool, membership of each neighbour in A(x)
+    mass: Tensor  # [..., n] p(A(x)), the draft's own mass included
+    wide: Tensor  # [..., n, k + 1] `member` with one additional neighbour, as in the released code
 
 
 def paper(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:

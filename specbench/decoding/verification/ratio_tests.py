@@ -1,7 +1,8 @@
 """Verifiers: acceptance of drafts, and the residual distribution after a rejection.
 
 A `RatioTest` accepts a draft x with probability a(x; p, q); after a rejection the residual distribution is sampled.
-`Match` compares the draft with a fresh draw from p and needs neither.
+`Match` compares the draft with a fresh draw from p and needs neither. Residual distributions are unnormalised weights
+[..., V]; that of a lossless decoder is proportional to p - a q. Where there is no draft, q is all zero and all give p.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from specbench.decoding.interfaces import Context
+from specbench.decoding.interfaces import Acceptance, Context
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import rows_at
 
@@ -20,27 +21,18 @@ from specbench.decoding.sampling import rows_at
 class DraftTests(NamedTuple):
     """Acceptance tests, one draft each with its own p and q: K per row, V tokens. Built by `of`, the only reader of a
     proposal's q.
-
-    Attributes:
-        p: [B, K, V] target distribution of the draft's slot; for a later sibling, the normalised residual distribution
-            after the rejected ones.
-        q: [B, K, V] distribution the draft was drawn from; 0 where there is no draft.
-        draft: [B, K] draft tokens.
-        drafted: [B, K] bool, False where there is no draft to test.
-        coin: [B, K] float64 uniforms in (0, 1), fresh in every step.
-        position: [B, K] stream slot of the draft.
-        depth: [K] number of drafts of this step on the path to the draft, itself included.
-        ratio: [B, K] `ratio` p(x)/q(x) of the draft x.
     """
 
+    # [B, K, V] target distribution of the draft's slot; for a later sibling, the normalised residual distribution after
+    # the rejected ones
     p: Tensor
-    q: Tensor
-    draft: Tensor
-    drafted: Tensor
-    coin: Tensor
-    position: Tensor
-    depth: Tensor
-    ratio: Tensor
+    q: Tensor  # [B, K, V] distribution the draft was drawn from; 0 where there is no draft
+    draft: Tensor  # [B, K] draft tokens
+    drafted: Tensor  # [B, K] bool, False where there is no draft to test
+    coin: Tensor  # [B, K] float64 uniforms in (0, 1), fresh in every step
+    position: Tensor  # [B, K] stream slot of the draft
+    depth: Tensor  # [K] number of drafts of this step on the path to the draft, itself included
+    ratio: Tensor  # [B, K] `ratio` p(x)/q(x) of the draft x
 
     @classmethod
     def of(
@@ -73,32 +65,23 @@ class DraftTests(NamedTuple):
 
 
 class FailedTest(NamedTuple):
-    """What of K tests per row, mostly one, the residual distributions depend on; the fields are those of `DraftTests`.
+    """What of K tests per row, mostly one, the residual distributions depend on; fields as in `DraftTests`."""
 
-    Attributes:
-        p, q: [B, K, V].
-        draft, drafted: [B, K].
-        depth: of a shape that broadcasts to [B, K].
-    """
-
+    # p, q: [B, K, V]
     p: Tensor
     q: Tensor
+    # draft, drafted: [B, K]
     draft: Tensor
     drafted: Tensor
-    depth: Tensor
+    depth: Tensor  # of a shape that broadcasts to [B, K]
 
 
 class Verdict(NamedTuple):
-    """Outcome per draft, as if every draft before it were accepted.
+    """Outcome per draft, as if every draft before it were accepted."""
 
-    Attributes:
-        accepted: [B, K] bool.
-        facts: [B, K] numbers to record, by name.
-        scale: [B, K] factor on p in the residual distribution after a rejection of each draft; None for 1.
-    """
-
-    accepted: Tensor
-    facts: dict[str, Tensor]
+    accepted: Tensor  # [B, K] bool
+    facts: dict[str, Tensor]  # [B, K] numbers to record, by name
+    # [B, K] factor on p in the residual distribution after a rejection of each draft; None for 1
     scale: Tensor | None = None
 
     def failed(self, tests: DraftTests, entry: Tensor) -> FailedTest:
@@ -110,8 +93,7 @@ class Verdict(NamedTuple):
 
 
 class Verifier(Protocol):
-    compares: bool
-    """Whether drafts are compared with the slot's refined token, which then replaces a rejected draft."""
+    compares: bool  # Whether drafts are compared with the slot's refined token, which then replaces a rejected draft
 
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
         """Judge every draft; `refined` [B, K]: refined token of the draft's slot."""
@@ -265,3 +247,20 @@ class Match:
 
     def residual_weights(self, tests: DraftTests | FailedTest) -> Tensor:
         return tests.p
+
+
+def or_target(weights: Tensor, p: Tensor) -> Tensor:
+    """`weights`, or p where all are zero: there p equals q, and the rejection is a rounding error."""
+    return torch.where(weights.sum(-1, keepdim=True) > 0, weights, p)
+
+
+def standard(p: Tensor, q: Tensor, acceptance: Acceptance | None = None) -> Tensor:
+    """[p - q]+, the residual of the exact acceptance min(1, p/q) (Leviathan et al. 2023, theorem 1)."""
+    return or_target((p - q).clamp_(min=0), p)
+
+
+def optimal(p: Tensor, q: Tensor, acceptance: Acceptance) -> Tensor:
+    """[p - a q]+, the residual closest to p in total variation for any acceptance a (Cool-SD, theorem 1)."""
+    tokens = torch.arange(p.shape[-1], device=p.device).expand(p.shape)
+    accepted = acceptance(p, q, tokens).clamp(max=1) * q
+    return or_target((p - accepted).clamp_(min=0), p)

@@ -14,13 +14,11 @@ from torch import Tensor
 from specbench.decoding.interfaces import Context
 from specbench.decoding.noise import Noise, Stream
 from specbench.decoding.sampling import draw, kept
-from specbench.decoding.verification.ratio_tests import DraftTests
-from specbench.decoding.verification.residuals import standard
+from specbench.decoding.verification.ratio_tests import DraftTests, standard
 
 
 class Refinement(Protocol):
-    keeps_tail: bool
-    """Whether the refined slots are the next drafts."""
+    keeps_tail: bool  # Whether the refined slots are the next drafts
 
     def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
         """Next token [B, T] of each slot.

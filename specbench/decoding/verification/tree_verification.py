@@ -33,12 +33,8 @@ def verify_tree(
     noise: Noise,
     step: Tensor,
 ) -> Verification:
-    """Verify the drafts of a tree, given the target distributions p [B, C, V] of its columns.
-
-    Args:
-        tables: of the proposal's tree.
-        step: [B, 1] number of this target forward, per row; it addresses the noise.
-    """
+    """Verify the drafts of a tree, given the target distributions p [B, C, V] of its columns. `tables`: of the
+    proposal's tree. `step`: [B, 1] number of this target forward, per row; it addresses the noise."""
     return _TreeVerifier(p, proposal, tables, verifier, noise, step).verify(refinement)
 
 

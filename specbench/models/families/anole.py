@@ -10,16 +10,15 @@ from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest
 from specbench.models.families.chameleon import BEGIN_IMAGE, END_OF_TURN, START, load_trunk, random_decoder
 
-RELEASED_WORDS = "Generate an image of "
-"""What SJD's released script writes before the prompt."""
+RELEASED_WORDS = "Generate an image of "  # What SJD's released script writes before the prompt
 
 
 class Anole(FamilyModel):
     marks = START, END_OF_TURN, BEGIN_IMAGE
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
-        first = END_OF_TURN if self.released_rows else START
-        text = RELEASED_WORDS * self.released_prompt + text
+        first = END_OF_TURN if self.released["rows"] else START
+        text = RELEASED_WORDS * self.released["prompt"] + text
         return self.words(START + text + END_OF_TURN + BEGIN_IMAGE), self.words(first + BEGIN_IMAGE)
 
 

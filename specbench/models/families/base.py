@@ -1,17 +1,10 @@
 """What the families with official checkpoints share on top of the transformer core: prompts of token ids, image tokens
 that are words of the language model's own vocabulary, a sliced head, and how a family is loaded.
 
-transformers' classes are the networks. Written by hand, because it has nothing that fits:
-
-- Chameleon: the image head (its class hides image logits), the spread of query and key norms that Lumina-mGPT stores
-  once, and the way from Meta's image decoder into `JanusVQVAE` (its own `ChameleonVQVAE` only encodes);
-- LlamaGen: the way from the published tensors into `LlamaModel` and `JanusVQVAE`, the rotary table over a grid, and the
-  cleaning of captions;
-- SimpleAR: its image decoder, which is published as a TorchScript program;
-- GLM-Image: the rotation over several grids; Tar: absolute positions of the second stage, and TA-Tok's decoder;
-- all: prompts, since the processors build none for images or differ from the official scripts; tokenizers are read by
-  the tokenizers library from `tokenizer.json` itself, which no tokenizer class then reinterprets; and loading, so that
-  every tensor is accounted for.
+transformers' classes are the networks. Written by hand, because it has nothing that fits, are image heads and decoders
+that it hides or lacks, the way from authors' tensors into its classes, rotations over grids, and all prompts, since the
+processors build none for images or differ from the official scripts. Tokenizers are read from `tokenizer.json` itself,
+which no tokenizer class then reinterprets; loading accounts for every tensor.
 """
 
 from __future__ import annotations
@@ -33,30 +26,23 @@ from specbench.models.transformer.model import Prefix, TransformerModel
 from specbench.system.matrix_products import product
 from specbench.system.plugins import load_object
 
+TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+"""Sizes of a network at tiny scale."""
+
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """How to load a family.
+    """How to load a family."""
 
-    Attributes:
-        info: the model's facts, with the grid to decode.
-        found: its files, the language model's first; empty for random weights.
-        weights_sha256: digest of the files.
-        device, dtype: where and how the language model runs.
-    """
-
-    info: HubModel
-    found: tuple[CheckpointFiles, ...]
-    weights_sha256: str
+    info: HubModel  # the model's facts, with the grid to decode
+    found: tuple[CheckpointFiles, ...]  # its files, the language model's first; empty for random weights
+    weights_sha256: str  # digest of the files
+    # device, dtype: where and how the language model runs
     device: str
     dtype: torch.dtype
 
     def layout(self, v_image: int) -> TokenLayout:
-        """The grammar, for a checkpoint with `v_image` image tokens.
-
-        Raises:
-            SpecbenchError: that is not this model's image vocabulary.
-        """
+        """The grammar, for a checkpoint with `v_image` image tokens."""
         if v_image != self.info.v_image and not self.info.choice.tiny:
             raise self.found[0].refusal(f" has {v_image} image tokens, {self.info.name} has {self.info.v_image}")
         if self.info.row_ends:
@@ -103,9 +89,6 @@ def stand_in_tokenizer(specials: Mapping[str, int], first_byte: int) -> Tokenize
 class FamilyModel(TransformerModel):
     """A family whose prompts are token ids and whose image tokens are words of its vocabulary.
 
-    Attributes:
-        marks: special tokens that its prompts are written with. A tokenizer without one would spell it in letters.
-
     Args:
         request: what is being loaded.
         tokenizer: text to vocabulary ids.
@@ -115,6 +98,7 @@ class FamilyModel(TransformerModel):
         decoder: image tokens to pixels.
     """
 
+    # special tokens that its prompts are written with. A tokenizer without one would spell it in letters.
     marks: tuple[str, ...] = ()
 
     def __init__(
@@ -128,9 +112,7 @@ class FamilyModel(TransformerModel):
     ):
         self.name = request.info.name
         self.layout = request.layout(len(head))
-        self.released_rows = request.info.choice.released_rows
-        self.released_prompt = request.info.choice.released_prompt
-        self.released_guidance = request.info.choice.released_guidance
+        self.released = request.info.choice.released
         self.tokenizer = tokenizer
         if spelled := [name for name in self.marks if len(self.words(name)) != 1]:
             raise request.found[-1].refusal(f": the tokenizer of '{self.name}' has no token '{spelled[0]}'")

@@ -16,15 +16,9 @@ from torch import Tensor, nn
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
 from specbench.models.checkpoint_files import CheckpointFiles
-from specbench.models.checkpoint_loading import (
-    build_network,
-    drop,
-    read_model_config,
-    read_tensors,
-    read_tokenizer,
-)
+from specbench.models.checkpoint_loading import build_network, drop, read_model_config, read_tensors, read_tokenizer
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import LoadRequest, stand_in_tokenizer
+from specbench.models.families.base import TINY, LoadRequest, stand_in_tokenizer
 from specbench.models.families.chameleon_meta import IMAGE, TOKENIZER, convert_meta, is_meta, read_meta_config
 
 START, END_OF_TURN, BEGIN_IMAGE, END_IMAGE = "<s>", "<reserved08706>", "<racm3:break>", "<eoss>"
@@ -34,7 +28,6 @@ LARGEST_PLAIN_WIDTH = 4096
 
 _RESERVED = {f"<reserved{number:05d}>": number + 4 for number in range(8706, 8900)}
 SPECIALS_1 = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 8197, **_RESERVED}
-_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 _TINY_VQ = {"latent_channels": 32, "embed_dim": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
 
 
@@ -58,7 +51,7 @@ def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: M
     if not request.found:
         ids = image_ids or range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
         swin = {"swin_norm": request.info.network.width > LARGEST_PLAIN_WIDTH}
-        sizes = request.sized_network(swin, _TINY | {"num_key_value_heads": 4})
+        sizes = request.sized_network(swin, TINY | {"num_key_value_heads": 4})
         network = request.randomise(_language_model(ChameleonConfig(**sizes, vocabulary_map={"<image>": 8711})))
         return _trunk(network, stand_in_tokenizer(specials, first_byte=10_000), ids, {})
     main = request.found[0]

@@ -14,10 +14,8 @@ from specbench.models.checkpoint_files import CheckpointFiles, read_json
 from specbench.models.checkpoint_loading import rotary_halves
 
 PARAMS, TOKENIZER, IMAGE = "params.json", "text_tokenizer.json", "vqgan.ckpt"
-_COMPUTED = "rope.freqs"
-"""Rotary frequencies, which are computed and not learned."""
-_IMAGE_WORD = "<reserved08707>"
-"""Meta's placeholder of an image inside a text, which transformers calls <image>."""
+_COMPUTED = "rope.freqs"  # Rotary frequencies, which are computed and not learned
+_IMAGE_WORD = "<reserved08707>"  # Meta's placeholder of an image inside a text, which transformers calls <image>
 _HEAD, _FIRST_GATE = "output.weight", "layers.0.feed_forward.w1.weight"
 _NAMES = {"tok_embeddings.": "model.embed_tokens.", "norm.": "model.norm.", "output.": "lm_head."}
 _LAYER_NAMES = {
@@ -42,11 +40,7 @@ def is_meta(files: CheckpointFiles) -> bool:
 
 
 def read_meta_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> ChameleonConfig:
-    """`params.json` and the shapes of the tensors as transformers' configuration.
-
-    Raises:
-        SpecbenchError: several model-parallel shards, or a file that makes no sense.
-    """
+    """`params.json` and the shapes of the tensors as transformers' configuration."""
     if len(shards := files.ending(".pth")) > 1:
         raise files.refusal(f": {len(shards)} model-parallel shards are not supported", shards[0].parent)
     path = files.named(PARAMS)
@@ -77,11 +71,7 @@ def read_meta_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> C
 
 
 def convert_meta(tensors: Mapping[str, Tensor], config: ChameleonConfig, files: CheckpointFiles) -> dict[str, Tensor]:
-    """Meta's tensors under transformers' names, queries and keys with rotated pairs half a head apart.
-
-    Raises:
-        SpecbenchError: a tensor that does not divide into heads.
-    """
+    """Meta's tensors under transformers' names, queries and keys with rotated pairs half a head apart."""
     head = config.hidden_size // config.num_attention_heads
     converted = {}
     for name, tensor in tensors.items():

@@ -21,9 +21,8 @@ from specbench.models.checkpoint_loading import build_network, drop, fill, rando
 FSQ_LEVELS = (8, 8, 8, 5, 5, 5)
 PUBLISHED = (16, (256, 512, 512), 3)
 """Channels of the latent, channels of the levels from the image down, blocks per level."""
-TINY = (16, (16, 16, 16), 1)
-_SUBBANDS = 3 * 4**3
-"""Channels that two Haar transforms over time, height and width make of three colours."""
+SMALL = (16, (16, 16, 16), 1)
+_SUBBANDS = 3 * 4**3  # Channels that two Haar transforms over time, height and width make of three colours
 _HAAR = ((1.0, 1.0, 1.0, 1.0), (1.0, -1.0, 1.0, -1.0), (1.0, 1.0, -1.0, -1.0), (1.0, -1.0, -1.0, 1.0))
 """Signs of the subbands (low or high by height, then by width) in the four pixels of a square."""
 

@@ -30,7 +30,7 @@ from specbench.models.checkpoint_loading import (
     token_id,
 )
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.base import TINY, FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.system.console import warn
 
 START, LINE_END = "<|extra_203|>", "<|extra_200|>"
@@ -45,7 +45,6 @@ TEXT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{num
 """Special tokens that follow the byte strings of the authors' tokenizer; the vision tokens come after them."""
 FIRST_CODE = 151_854
 SPECIALS = {LINE_END: 151_846, START: 151_849, IMAGE_TOKENS: 151_851, BEGIN_IMAGE: 151_852}
-_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 _TINY_VQ = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "hidden_size": 32}
 _QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -103,7 +102,7 @@ def load(request: LoadRequest) -> Emu3:
 
 
 def _random(request: LoadRequest) -> Emu3:
-    tiny_text = _TINY | {"num_key_value_heads": 2}
+    tiny_text = TINY | {"num_key_value_heads": 2}
     language = build_network(Emu3ForCausalLM, Emu3TextConfig(**request.sized_network({}, tiny_text)))
     image = image_network(Emu3VQVAEConfig(**request.sized({}, _TINY_VQ)))
     request.randomise(language)
@@ -123,11 +122,7 @@ def _language_model(config: Emu3TextConfig, files: CheckpointFiles) -> nn.Module
 
 
 def visual_ids(tokenizer: Tokenizer, codes: int, files: CheckpointFiles, listed: str) -> range:
-    """Vocabulary ids of the image tokens, which the file `listed` names.
-
-    Raises:
-        SpecbenchError: they are not in the order of their codes.
-    """
+    """Vocabulary ids of the image tokens, which the file `listed` names."""
     first, last = (token_id(tokenizer, f"<|visual token {code:06d}|>") for code in (0, codes - 1))
     if last != first + codes - 1:
         raise files.refusal(": visual tokens are not in the order of their codes", files.named(listed))

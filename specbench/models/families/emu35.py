@@ -14,7 +14,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from specbench.models.checkpoint_files import read_json
 from specbench.models.checkpoint_loading import build_network, read_tensors, token_id
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.base import TINY, FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.emu3 import (
     BEGIN_IMAGE,
     FIRST_CODE,
@@ -41,8 +41,7 @@ _CONFIG = {
     "rope_theta": 1_000_000.0,
 }
 """What the authors' configuration takes for an entry that is left out, where transformers' takes something else."""
-_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
-_TINY |= {"num_key_value_heads": 2, "head_dim": 16}
+_TINY = TINY | {"num_key_value_heads": 2, "head_dim": 16}
 _VQ = vq_decoder.CHAMELEON_VQ | {"num_embeddings": 131_072, "num_res_blocks": 4}
 _TINY_VQ = {"latent_channels": 32, "embed_dim": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
 

@@ -10,27 +10,14 @@ from specbench.models.facts import ModelFacts
 from specbench.models.hub_model import HubModel
 
 GENERATION_CONFIG = "generation_config.json"
-_WITHOUT_EFFECT = {
-    "bad_words_ids": (None,),
-    "begin_suppress_tokens": (None,),
-    "encoder_no_repeat_ngram_size": (None, 0),
-    "encoder_repetition_penalty": (None, 1.0),
-    "epsilon_cutoff": (None, 0.0),
-    "eta_cutoff": (None, 0.0),
-    "exponential_decay_length_penalty": (None,),
-    "forced_bos_token_id": (None,),
-    "forced_eos_token_id": (None,),
-    "guidance_scale": (None, 1.0),
-    "min_p": (None, 0.0),
-    "no_repeat_ngram_size": (None, 0),
-    "num_beams": (None, 1),
-    "penalty_alpha": (None, 0.0),
-    "sequence_bias": (None,),
-    "suppress_tokens": (None,),
-    "top_h": (None,),
-    "typical_p": (None, 1.0),
-    "watermarking_config": (None,),
-}
+_NONE = (
+    "bad_words_ids begin_suppress_tokens exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id "
+    "sequence_bias suppress_tokens top_h watermarking_config"
+)
+_ZERO = "encoder_no_repeat_ngram_size epsilon_cutoff eta_cutoff min_p no_repeat_ngram_size penalty_alpha"
+_ONE = "encoder_repetition_penalty guidance_scale num_beams typical_p"
+_WITHOUT_EFFECT = {name: (None,) for name in _NONE.split()} | {name: (None, 0) for name in _ZERO.split()}
+_WITHOUT_EFFECT |= {name: (None, 1) for name in _ONE.split()}
 """Entries that change which tokens are sampled, and the values with which they do not."""
 
 
@@ -45,11 +32,7 @@ def logits_processors(info: ModelFacts) -> dict[str, float]:
 
 
 def read_repetition_penalty(files: CheckpointFiles) -> float:
-    """The repetition penalty in force, 1 without one.
-
-    Raises:
-        SpecbenchError: exit code 2 for another logits processor that `generate` would apply; 5 for a damaged file.
-    """
+    """The repetition penalty in force, 1 without one."""
     if not files.holds(GENERATION_CONFIG):
         return 1.0
     path = files.named(GENERATION_CONFIG)

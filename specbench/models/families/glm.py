@@ -27,7 +27,7 @@ from specbench.models.checkpoint_loading import (
     read_tensors,
     read_tokenizer,
 )
-from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.base import TINY, FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.generation_config import refuse_processors
 from specbench.models.families.vq_decoder import to_pixels
 from specbench.models.interface import TokenLayout
@@ -40,8 +40,7 @@ PIPELINE_PARTS = ("transformer", "vae", "text_encoder", "tokenizer", "scheduler"
 _ROLES = ("grid_bos_token", "grid_eos_token", "bos_token")
 _SPECIALS = {"<sop>": 167_843, "<eop>": 167_844, "<|image|>": 16_384}
 _ROTARY = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
-_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-_TINY |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+_TINY = TINY | {"num_key_value_heads": 2}
 
 
 class GridsRotary(nn.Module):

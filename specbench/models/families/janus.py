@@ -31,8 +31,7 @@ from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 
 BEGIN_IMAGE = "<begin_of_image>"
-PUBLISHED_TYPE = "multi_modality"
-"""`model_type` of deepseek-ai's own configuration."""
+PUBLISHED_TYPE = "multi_modality"  # `model_type` of deepseek-ai's own configuration
 UNUSED = ("lm_head.", "vision_model.", "aligner.", "vqmodel.encoder.", "vqmodel.quant_conv.")
 
 _SPECIALS = {"<｜begin▁of▁sentence｜>": 100_000, "<｜▁pad▁｜>": 100_002, BEGIN_IMAGE: 100_016}

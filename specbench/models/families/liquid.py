@@ -8,21 +8,15 @@ from __future__ import annotations
 
 from transformers import GemmaConfig, GemmaForCausalLM
 
-from specbench.models.checkpoint_loading import (
-    build_network,
-    read_model_config,
-    read_tensors,
-    read_tokenizer,
-)
+from specbench.models.checkpoint_loading import build_network, read_model_config, read_tensors, read_tokenizer
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.base import TINY, FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.chameleon import random_decoder
 
 START, BEGIN_IMAGE, NO_PROMPT = "<bos>", "<boi>", "<unconditional>"
 _WORDS = 256_000
 _SPECIALS = {START: 2, BEGIN_IMAGE: 7, NO_PROMPT: 9}
-_TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-_TINY |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}
+_TINY = TINY | {"num_key_value_heads": 4, "head_dim": 16}
 
 
 class Liquid(FamilyModel):

@@ -40,8 +40,7 @@ from specbench.models.interface import DraftPrompt, TokenLayout
 from specbench.models.network_sizes import llamagen_head
 from specbench.models.transformer.model import Prefix
 
-CAPTION = 120
-"""Positions that the caption takes, padding included."""
+CAPTION = 120  # Positions that the caption takes, padding included
 VQ_FILE = "vq_ds16_t2i.pt"
 HEAD_GRIDS = {"t2i": 16, "t2i2": 32}
 """Side of the grid that a published draft head was trained on, by the `input_type` of its configuration."""
@@ -115,11 +114,7 @@ class LlamaGen(FamilyModel):
         return self.backbone(inputs_embeds=alone, use_cache=False).last_hidden_state[:, 0]
 
     def adopt_head(self, head: EagleHead) -> EagleHead:
-        """A published head (they have an `input_type`) turns adjacent pairs and sees the grid one position early.
-
-        Raises:
-            SpecbenchError: it was trained on another grid.
-        """
+        """A published head (they have an `input_type`) turns adjacent pairs and sees the grid one position early."""
         if head.published_as:
             _check_grid(head.published_as, self.name, self.layout)
             attention = head.layers[0].self_attn
@@ -311,10 +306,7 @@ _DASHES = (
     r"-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40"
     r"\u301c\u3030\u30a0\ufe31\ufe32\ufe58\ufe63\uff0d"
 )
-_ADDRESSES = _rules(
-    (rf"\b(?:https?:{_PROTOCOL_END}|{_SITE})", ""),
-    (rf"\b(?:www:{_PROTOCOL_END}|{_SITE})", ""),
-)
+_ADDRESSES = _rules((rf"\b(?:https?:{_PROTOCOL_END}|{_SITE})", ""), (rf"\b(?:www:{_PROTOCOL_END}|{_SITE})", ""))
 _CHARACTERS = _rules(
     (r"@\w+\b", ""),  # nicknames
     (r"[\u31c0-\u9fff]+", ""),  # from the strokes of Chinese characters to the characters

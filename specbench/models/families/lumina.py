@@ -34,7 +34,7 @@ class Lumina(FamilyModel):
         asked = f"Generate an image of {width}x{height} according to the following prompt:\n{text}"
         sizes = "".join(f"<reserved{_FIRST_SIZE + side // _SIZE_UNIT:05d}>" for side in (height, width))
         image = self.words(BEGIN_IMAGE + sizes)
-        unconditional = self.words(END_OF_TURN) + image if self.released_rows else image
+        unconditional = self.words(END_OF_TURN) + image if self.released["rows"] else image
         return self.words(self.start + asked + END_OF_TURN) + image, unconditional
 
 

@@ -32,7 +32,7 @@ class Lumina2(Lumina):
     _scales: Tensor | None = None
 
     def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
-        if self.released_guidance:
+        if self.released["guidance"]:
             height, width = self.layout.height, self.layout.width
             scales = released_scales(guidance, height * width, self.layout.length)
             self._scales = torch.tensor([*scales, scales[-1]], device=self.device)

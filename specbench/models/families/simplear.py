@@ -6,23 +6,19 @@ sampled. A repetition penalty in `generation_config.json`, which the official sc
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles
-from specbench.models.checkpoint_loading import (
-    build_network,
-    drop,
-    read_model_config,
-    read_tensors,
-    read_tokenizer,
-)
+from specbench.models.checkpoint_loading import build_network, drop, read_model_config, read_tensors, read_tokenizer
 from specbench.models.families import cosmos
-from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.base import TINY, FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.generation_config import read_repetition_penalty
-from specbench.models.transformer.attention import use_grouped_attention
-from specbench.models.transformer.model import Prefix, TransformerSession
-from specbench.models.transformer.repetition_penalty import PenalisedSession
+from specbench.models.interface import Tree
+from specbench.models.transformer.llama_layer import use_grouped_attention
+from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
 
 BEGIN, BEGIN_IMAGE = "<|t2i|>", "<|soi|>"
 _NEGATIVE = (
@@ -36,13 +32,7 @@ QWEN = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
     "tie_word_embeddings": True,
 }
-TINY_QWEN = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
+TINY_QWEN = TINY | {"num_key_value_heads": 2}
 
 
 class SimpleAR(FamilyModel):
@@ -66,7 +56,7 @@ def load(request: LoadRequest) -> SimpleAR:
     if not request.found:
         config = Qwen2Config(**request.sized_network(QWEN, TINY_QWEN))
         network = request.randomise(build_network(Qwen2ForCausalLM, config))
-        decoder = cosmos.random_cosmos(cosmos.TINY if request.info.choice.tiny else cosmos.PUBLISHED, request.device)
+        decoder = cosmos.random_cosmos(cosmos.SMALL if request.info.choice.tiny else cosmos.PUBLISHED, request.device)
         return SimpleAR.after_words(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, _WORDS, decoder)
     files, decoder_files = request.found
     network, penalty = load_qwen(request, files)
@@ -86,3 +76,57 @@ def load_qwen(request: LoadRequest, files: CheckpointFiles, *unused: str) -> tup
         raise files.refusal(": sliding-window attention is not supported", files.named("config.json"))
     network = build_network(Qwen2ForCausalLM, config, found=files)
     return request.fill(network, drop(read_tensors(files), unused), files), penalty
+
+
+class PenalisedSession(TransformerSession):
+    """A session whose target has a repetition penalty (Keskar et al., CTRL, arXiv 1909.05858), of chains of drafts.
+
+    Conditional logits of image tokens that the image already holds are divided by the penalty where they are positive,
+    else multiplied, before guidance: the order in which `generate` of transformers applies both. Every column of a
+    window is penalised for the drafts to its left too, so that lossless decoders stay lossless.
+    """
+
+    def __init__(self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int, penalty: float):
+        super().__init__(model, prefix, guidance, columns)
+        self._penalty = penalty
+        images = len(self._last) // (1 if guidance == 1.0 else 2)
+        # One more slot for columns without a token of the image: those before its start and past its end.
+        self._stream = torch.zeros(images, model.layout.length + 1, dtype=torch.long, device=model.device)
+
+    def forward(self, tokens: Tensor, positions: Tensor, tree: Tree | None = None) -> Tensor:
+        if tree is not None:
+            raise self._refusal("draft trees")
+        guided = super().forward(tokens, positions)
+        conditional = self._model.head(self.features[: len(tokens)]).float()
+        used = self._used(tokens, positions)
+        return guided + self._guidance * torch.where(used, penalised(conditional, self._penalty) - conditional, 0.0)
+
+    def forward_scattered(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
+        raise self._refusal("rows decoded in parallel")
+
+    def draft_prompt(self):
+        raise self._refusal("draft heads")
+
+    def _refusal(self, what: str) -> SpecbenchError:
+        return SpecbenchError(
+            f"{what} are not supported with the repetition penalty {self._penalty:g} of '{self._model.name}'",
+            "use a decoder that drafts a chain, such as sjd, or set repetition_penalty to 1 in generation_config.json",
+        )
+
+    def _used(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """[B, T, v_image] whether a column's prefix holds a token. Column j consumes the token of slot position - 1."""
+        last, words = self._stream.shape[1] - 1, self._model.layout.v_image
+        slots = positions - 1
+        within = (slots >= 0) & (slots < last)
+        self._stream.scatter_(1, torch.where(within, slots, last), tokens)
+        committed = torch.arange(last, device=tokens.device) < slots[:, :1]
+        held = torch.where(committed, self._stream[:, :last].clamp(max=words), words)
+        before = torch.zeros(len(tokens), words + 1, dtype=torch.bool, device=tokens.device).scatter_(1, held, True)
+        fed = torch.zeros(*tokens.shape, words + 1, dtype=torch.int16, device=tokens.device)
+        fed.scatter_(2, torch.where(within, tokens.clamp(max=words), words)[..., None], 1)
+        return (before[:, None] | (fed.cumsum(1, dtype=torch.int16) > 0))[..., :words]
+
+
+def penalised(logits: Tensor, penalty: float) -> Tensor:
+    """Logits of tokens that were used before."""
+    return torch.where(logits > 0, logits / penalty, logits * penalty)

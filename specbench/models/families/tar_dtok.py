@@ -33,8 +33,7 @@ from specbench.models.families.llamagen import TINY_SIZES, TINY_VQ, converted, l
 from specbench.models.hub_model import codes_in
 from specbench.models.transformer.model import Prefix
 
-CODE_GRID = (27, 27)
-"""Codes of an image, of the finest of the authors' three scales."""
+CODE_GRID = (27, 27)  # Codes of an image, of the finest of the authors' three scales
 _ENCODER = ("encoder.", "encode_task_layer.", "teacher", "scale_layer.", "bottleneck.in_linear.")
 _UNUSED = (*_ENCODER, "bottleneck.regularizer.stochastic", "decoder.vision_model.head.")
 _LEVELS = re.compile(r"^bottleneck\.(regularizer\.)?|(?<=^decoder\.)vision_model\.")

@@ -40,7 +40,7 @@ def to_pixels(image: Tensor) -> Tensor:
 
 def render_codes(decoder: ImageDecoder, codes: Tensor) -> Tensor:
     """[B, h, w] image tokens to uint8 [B, 3, H, W], one image at a time to bound the memory."""
-    return torch.cat([to_pixels(decoder.decode(one[None])) for one in codes])
+    return torch.cat([to_pixels(decoder.decode(code[None])) for code in codes])
 
 
 class TamingDecoder:
@@ -168,8 +168,7 @@ MOVQ |= {"channel_multiplier": [1, 2, 2, 4], "attn_resolutions": [3], "hidden_si
 """Settings of ai-forever's MoVQGAN of 270 M parameters."""
 
 
-_SLICE = 64
-"""Channels of a slice of `spatial_norm`."""
+_SLICE = 64  # Channels of a slice of `spatial_norm`
 
 
 class MovqDecoder:

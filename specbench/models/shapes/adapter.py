@@ -14,11 +14,9 @@ from specbench.models.draft_head_files import head_in
 from specbench.models.interface import TokenLayout
 from specbench.models.shapes import captions
 from specbench.models.shapes import network as shapes
-from specbench.models.shapes.reading_order import realize_in_order, worded_in_reading_order
 from specbench.models.shapes.render import render
-from specbench.models.shapes.scene import describe, sample_request
+from specbench.models.shapes.scene import describe, realize_in_order, sample_request, worded_in_reading_order
 from specbench.models.shapes.tokenizer import GRID
-from specbench.models.ssd_heads import SsdHeads, load_ssd_heads
 from specbench.models.transformer.model import Prefix, TransformerModel
 from specbench.models.vertical_head import VerticalHead, load_vertical_head
 from specbench.system.matrix_products import linear_output
@@ -58,10 +56,6 @@ class ShapesModel(TransformerModel):
     def own_vertical_head(self) -> VerticalHead:
         """The shipped vertical head."""
         return load_vertical_head(head_in(shapes.WEIGHTS / "vertical"))
-
-    def own_ssd_heads(self) -> SsdHeads:
-        """The shipped heads of SSD."""
-        return load_ssd_heads(head_in(shapes.WEIGHTS / "ssd"))
 
     def draft_data(self, count: int, seed: int) -> tuple[tuple[str, ...], Tensor]:
         """Captions and tokens [count, 256] of rendered scenes, for a draft head to learn from."""

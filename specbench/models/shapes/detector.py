@@ -24,41 +24,27 @@ _PALETTE = np.array([RGB[name] for name in COLORS], np.float32)
 
 @dataclass(frozen=True)
 class Detection:
-    """One object found.
-
-    Attributes:
-        x, y: centre of the bounding box, in pixels.
-        box: left, top, right, bottom, in pixels; right and bottom are exclusive.
-        overlap: intersection over union with the outline of the shape.
-    """
+    """One object found."""
 
     shape: str
     color: str
+    # x, y: centre of the bounding box, in pixels
     x: float
     y: float
-    box: tuple[int, int, int, int]
-    overlap: float
+    box: tuple[int, int, int, int]  # left, top, right, bottom, in pixels; right and bottom are exclusive
+    overlap: float  # intersection over union with the outline of the shape
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """GenEval-like verdict. Each tag is None where the request says nothing about it.
+    """GenEval-like verdict. Each tag is None where the request says nothing about it."""
 
-    Attributes:
-        correct: the image satisfies the whole request.
-        shape: every named shape is there.
-        color: every named color is there, on whatever shape.
-        bound: every named color is there on its own shape.
-        count: every clause has its exact number (several objects) or at least one.
-        position: every relation holds between found objects.
-    """
-
-    correct: bool
-    shape: bool
-    color: bool | None
-    bound: bool | None
-    count: bool
-    position: bool | None
+    correct: bool  # the image satisfies the whole request
+    shape: bool  # every named shape is there
+    color: bool | None  # every named color is there, on whatever shape
+    bound: bool | None  # every named color is there on its own shape
+    count: bool  # every clause has its exact number (several objects) or at least one
+    position: bool | None  # every relation holds between found objects
 
 
 def detect(image: np.ndarray) -> list[Detection]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel
 
@@ -172,13 +172,3 @@ def load_tokenizer(
     tokenizer = ShapesTokenizer(**settings(folder)["tokenizer"])
     tokenizer.load_state_dict(load_file(folder / "tokenizer.safetensors"), strict=True)
     return tokenizer.to(device, dtype).eval().requires_grad_(False)
-
-
-def save(network: ShapesNetwork, tokenizer: ShapesTokenizer, extra: dict, folder: Path = WEIGHTS) -> None:
-    """Write both modules as fp16 safetensors and config.json with the entries of `extra`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, module in (("network", network), ("tokenizer", tokenizer)):
-        state = {key: value.detach().cpu().half().contiguous() for key, value in module.state_dict().items()}
-        save_file(state, folder / f"{name}.safetensors", metadata={"format": "pt"})
-    config = {"network": network.config, "tokenizer": tokenizer.config, **extra}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")

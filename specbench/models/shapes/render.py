@@ -19,15 +19,7 @@ RGB = {
     "purple": (0.62, 0.18, 0.75),
     "white": (0.97, 0.97, 0.97),
 }
-GROUNDS = np.array(
-    [
-        (0.33, 0.37, 0.41),
-        (0.50, 0.44, 0.36),
-        (0.36, 0.39, 0.31),
-        (0.44, 0.40, 0.43),
-        (0.45, 0.49, 0.52),
-    ]
-)
+GROUNDS = np.array([(0.33, 0.37, 0.41), (0.50, 0.44, 0.36), (0.36, 0.39, 0.31), (0.44, 0.40, 0.43), (0.45, 0.49, 0.52)])
 CARD = np.array((0.10, 0.10, 0.12))
 TOKEN = 4
 NOISY_ROWS = (6, 11)
@@ -68,27 +60,9 @@ def render(scene: Scene) -> np.ndarray:
     return (np.clip(image, 0, 1) * 255 + 0.5).astype(np.uint8)
 
 
-def card_mask(scene: Scene) -> np.ndarray:
-    """Which object's card each pixel lies on: 1 + index of the object, 0 for background, uint8 [64, 64]."""
-    owner = np.zeros((SIZE, SIZE), np.uint8)
-    for index, item in enumerate(scene.items):
-        left, top, right, bottom = item.card
-        owner[top:bottom, left:right] = index + 1
-    return owner
-
-
-def noisy_rows(scene: Scene) -> tuple[int, int]:
-    """First and last (exclusive) token row of the noisy part of the background; equal where there is none."""
-    if scene.texture not in ("cloudy", "grainy"):
-        return 0, 0
-    _, rows = _ground(np.random.default_rng(scene.seed))
-    whole = SIZE // TOKEN
-    return (0, rows) if scene.texture == "cloudy" else (whole - rows, whole)
-
-
 def background(texture: str, rng: np.random.Generator) -> np.ndarray:
     """A background of the named texture, float [64, 64, 3] in 0..1."""
-    color, rows = _ground(rng)
+    color, rows = ground(rng)
     flat = np.broadcast_to(color, (SIZE, SIZE, 3))
     if texture == "smooth":
         return flat
@@ -108,7 +82,7 @@ def background(texture: str, rng: np.random.Generator) -> np.ndarray:
     raise ValueError(f"unknown texture {texture!r}")
 
 
-def _ground(rng: np.random.Generator) -> tuple[np.ndarray, int]:
+def ground(rng: np.random.Generator) -> tuple[np.ndarray, int]:
     """Color of the background, and height of its noisy part in token rows."""
     return GROUNDS[rng.integers(len(GROUNDS))], int(rng.integers(NOISY_ROWS[0], NOISY_ROWS[1] + 1))
 

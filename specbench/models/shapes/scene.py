@@ -6,13 +6,18 @@ A `Scene` is one concrete picture that satisfies a request: every object with it
 
 The image is 64 x 64 pixels, x to the right, y downwards. Every object lies on a dark square card, whose edges are on an
 8-pixel lattice and which no other card touches. So a token, which covers 4 x 4 pixels, shows either card or background.
+
+The shipped weights were trained on scenes and captions in reading order: objects are numbered by the upper left corner
+of their card, row by row, and a caption without a relation names them so (of one with relations, see
+`captions.in_normal_form`). A network that draws token by token then knows at the corner of a card which object begins
+there, and does not pair the color of one with the shape of the other.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +34,7 @@ TEXTURE_SHARES = (0.08, 0.07, 0.07, 0.08, 0.35, 0.35)
 RELATIONS = ("left", "right", "above", "below")
 OPPOSITE = {"left": "right", "right": "left", "above": "below", "below": "above"}
 MAX_COUNT = 4
+TRIES = 1000
 CATEGORIES = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
 RADII = {1: (10, 14), 2: (6, 10), 3: (6,), 4: (6,)}
 
@@ -219,3 +225,53 @@ def _distinct(rng: np.random.Generator, count: int) -> tuple[Clause, ...]:
         clauses = tuple(_clause(rng) for _ in range(count))
         if len(set(clauses)) == count:
             return clauses
+
+
+def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
+    """Draw a scene that satisfies `request` and is in reading order; without a relation the objects stand in the order
+    of the clauses."""
+    for _ in range(TRIES):
+        drawn = realize(request, rng)
+        ordered = in_reading_order(drawn)
+        if ordered and request.relations:
+            return ordered
+        if ordered:
+            kinds = zip(drawn.items, ordered.items, strict=True)
+            items = tuple(replace(place, shape=kind.shape, color=kind.color) for kind, place in kinds)
+            return replace(ordered, items=items)
+    raise SceneError(f"no layout in reading order satisfies the relations {request.relations}")
+
+
+def in_reading_order(scene: Scene) -> Scene | None:
+    """`scene` with its objects in reading order; None if one of them stands left of an earlier one."""
+    items = sorted(scene.items, key=_corner)
+    if any(_left_of(later, items[i]) for j, later in enumerate(items) for i in range(j)):
+        return None
+    return replace(scene, items=tuple(items))
+
+
+def worded_in_reading_order(request: SceneRequest, scene: Scene) -> SceneRequest:
+    """`request`, which `scene` satisfies, with clauses in the order of the scene's objects; the subject of a relation
+    stays first."""
+    fixed = 1 if request.relations else 0
+    order = [*range(fixed), *range(fixed, len(request.clauses))]
+    order[fixed:] = sorted(order[fixed:], key=lambda i: _first(request.clauses[i], scene))
+    clauses = tuple(request.clauses[i] for i in order)
+    relations = sorted((name, order.index(i), order.index(j)) for name, i, j in request.relations)
+    return replace(request, clauses=clauses, relations=tuple(sorted(relations, key=lambda relation: relation[2])))
+
+
+def _corner(item: Item) -> tuple[int, int]:
+    left, top, *_ = item.card
+    return top, left
+
+
+def _left_of(a: Item, b: Item) -> bool:
+    """Whether a stands left of b rather than above or below it."""
+    return holds("left", a.x, a.y, b.x, b.y) and abs(a.x - b.x) >= abs(a.y - b.y)
+
+
+def _first(clause: Clause, scene: Scene) -> int:
+    """Index of the first object that `clause` may mean."""
+    kinds = [(item.shape, item.color if clause.color else None) for item in scene.items]
+    return kinds.index((clause.shape, clause.color))

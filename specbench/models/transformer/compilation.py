@@ -15,8 +15,7 @@ import torch
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.system.digests import cache_folder
 
-FORMS = 64
-"""Maximum number of compiled forms of one function; torch's default of 8 is too few for different windows."""
+FORMS = 64  # Maximum number of compiled forms of one function; torch's default of 8 is too few for different windows
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 
@@ -48,11 +47,7 @@ class Compiled:
         self._call = torch.compile(own, fullgraph=True, dynamic=dynamic, options=options)
 
     def __call__(self, *args: object) -> object:
-        """Call the function.
-
-        Raises:
-            SpecbenchError: exit code 5 if it cannot be compiled.
-        """
+        """Call the function."""
         before, start = _graphs(), time.perf_counter()
         try:
             result = self._call(*args)
@@ -102,15 +97,10 @@ def graph_bytes() -> int | None:
 
 
 class CompiledForms:
-    """Several compiled functions.
+    """Several compiled functions."""
 
-    Attributes:
-        part: of a step that they are.
-        options: of Inductor.
-    """
-
-    part: str
-    options: dict[str, object]
+    part: str  # of a step that they are
+    options: dict[str, object]  # of Inductor
 
     def all_compiled(self) -> Iterable[Compiled]:
         raise NotImplementedError

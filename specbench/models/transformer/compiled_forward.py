@@ -1,13 +1,10 @@
-"""The target's forward as one compiled function.
+"""The target's forward as one compiled function: a few kernels (on a GPU one CUDA graph) instead of some hundred calls.
 
-A forward becomes a few kernels (on a GPU one CUDA graph) instead of some hundred calls that each cost more than their
-arithmetic. A form is compiled per combination of shapes, so these must be few: on a CPU sizes are symbols of one form,
-apart from a lone column, whose products depend on the number of rows, and a single row;
-on a GPU windows are padded to the session's widest, a multiple of 8, and only the number of slots read is a symbol.
-There the layers, which are alike, are compiled once for all, where torch can (`nest_layers`).
-
-Checking all of torch's guards takes about as long as the forward of a small model. Only guards on the arguments are
-kept; the model is checked when a session begins.
+A form is compiled per combination of shapes, so these must be few: on a CPU sizes are symbols of one form, apart from a
+lone column, whose products depend on the number of rows, and a single row; on a GPU windows are padded to the session's
+widest, a multiple of 8, and only the number of slots read is a symbol. There the layers, which are alike, are compiled
+once for all, where torch can (`nest_layers`). Guards on the arguments alone are kept, as checking all of torch's takes
+about as long as the forward of a small model; the model is checked when a session begins.
 """
 
 from __future__ import annotations
@@ -26,8 +23,7 @@ from specbench.models.transformer.forward import ForwardInputs, StepModel, last_
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.llama_layer import run_layer
 
-CUDA_OPTIONS: dict[str, object] = {"triton.cudagraphs": True}
-"""Options of Inductor on a GPU."""
+CUDA_OPTIONS: dict[str, object] = {"triton.cudagraphs": True}  # Options of Inductor on a GPU
 
 
 class CompiledStep(CompiledForms):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -32,27 +33,20 @@ class StepModel(Protocol):
 
 
 class ForwardInputs(NamedTuple):
-    """Inputs of a forward besides the cache. R rows, T columns, S cache slots that attention reads.
+    """Inputs of a forward besides the cache. R rows, T columns, S cache slots that attention reads."""
 
-    Attributes:
-        tokens, positions: [R, T] as in `Session.forward`, for all rows.
-        slots: [R, T] cache slots that are written.
-        index: [S] indices of the slots that are read; None if every column attends to all of them.
-        mask: [R, T, S] bool, slots each column attends to; None for a chain, whose columns attend to all up to theirs.
-        last, shift: [R, 1] slot and rotary offset of the prompts' last elements.
-        start: [R, 1, d] those elements; None if no column predicts slot 0.
-        state: tensors with which the model embeds tokens.
-    """
-
+    # tokens, positions: [R, T] as in `Session.forward`, for all rows
     tokens: Tensor
     positions: Tensor
-    slots: Tensor
-    index: Tensor | None
+    slots: Tensor  # [R, T] cache slots that are written
+    index: Tensor | None  # [S] indices of the slots that are read; None if every column attends to all of them
+    # [R, T, S] bool, slots each column attends to; None for a chain, whose columns attend to all up to theirs
     mask: Tensor | None
+    # last, shift: [R, 1] slot and rotary offset of the prompts' last elements
     last: Tensor
     shift: Tensor
-    start: Tensor | None
-    state: tuple[Tensor, ...]
+    start: Tensor | None  # [R, 1, d] those elements; None if no column predicts slot 0
+    state: tuple[Tensor, ...]  # tensors with which the model embeds tokens
 
     def widened(self, width: int) -> ForwardInputs:
         """Pad to `width` columns by repeating the last one, which does not change the others' results."""
@@ -102,3 +96,24 @@ def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:
         return logits
     conditional, unconditional = logits.chunk(2)
     return torch.lerp(unconditional, conditional, guidance)
+
+
+class OutputRows(NamedTuple):
+    """A model's image head on a few ids of each row: rows of the output matrix [B, K, d], and of its bias [B, K] if it
+    has one, copied together once for many uses.
+    """
+
+    before: Callable[[Tensor], Tensor]  # what the matrix is multiplied with, of features
+    guidance: float
+    weight: Tensor
+    bias: Tensor | None
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Guided logits [B, T, K] of features [R, T, d], conditional rows first."""
+        hidden = self.before(features)
+        halves = hidden.unflatten(0, (-1, len(self.weight)))
+        # The rows of an image, next to each other, read its part of the matrix once.
+        found = halves.transpose(0, 1).flatten(1, 2) @ self.weight.mT
+        found = found if self.bias is None else found + self.bias[:, None]
+        found = found.unflatten(1, (len(halves), -1)).transpose(0, 1).flatten(0, 1)
+        return guide(found.float(), self.guidance)

@@ -64,7 +64,7 @@ def join_products(network: nn.Module) -> None:
     """Join what can be in every layer of a network, one layer after the other: no device has to hold all twice."""
     latest = _Latest()
     for names in _TOGETHER:
-        for module in [one for one in network.modules() if hasattr(one, names[0])]:
+        for module in [module for module in network.modules() if hasattr(module, names[0])]:
             layers = [getattr(module, name, None) for name in names]
             if all(_is_plain(layer) for layer in layers) and len({layer.bias is None for layer in layers}) == 1:
                 joined = _Joined(layers, latest)

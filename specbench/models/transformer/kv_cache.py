@@ -14,8 +14,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from specbench.models.transformer.host_sync import AsyncHostCopy
 
-PARTS = 4
-"""Equal parts of such a cache; attention reads as many of them, from the first, as hold filled slots."""
+PARTS = 4  # Equal parts of such a cache; attention reads as many of them, from the first, as hold filled slots
 
 
 def whole_parts(end: int, capacity: int) -> int:
@@ -107,8 +106,7 @@ class PositionLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self._capacity
 
-    get_max_cache_shape = get_max_length
-    """Its name in transformers before 5.13, which makes no layer without it."""
+    get_max_cache_shape = get_max_length  # Its name in transformers before 5.13, which makes no layer without it
 
 
 class CacheExtent:

@@ -9,11 +9,59 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from specbench.models.transformer.attention import grouped_attention, uses_sdpa
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.system.matrix_products import linear_output
+
+_NAME = "specbench_grouped"
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **options: object,
+) -> tuple[Tensor, None]:
+    """Grouped-query attention without repeated keys and values, with the signature of transformers: queries
+    [R, H, T, d], keys and values [R, H / G, S, d], mask [R, 1, T, S]; output [R, T, H, d].
+
+    The G heads of a group become columns of one head: transformers packs them so for one column, and repeats keys and
+    values for several.
+    """
+    rows, heads, columns, width = query.shape
+    groups = heads // key.shape[1]
+    if groups == 1 and (attention_mask is not None or columns == 1) and not options:
+        output = torch.nn.functional.scaled_dot_product_attention(query, key, value, attention_mask, scale=scaling)
+        return output.transpose(1, 2).contiguous(), None
+    if groups == 1 or attention_mask is None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **options)
+    packed = query.reshape(rows, heads // groups, groups * columns, width)
+    mask = attention_mask.repeat(1, 1, groups, 1)
+    output = torch.nn.functional.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
+    return output.reshape(rows, heads, columns, -1).transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(_NAME, grouped_attention)
+AttentionMaskInterface.register(_NAME, sdpa_mask)
+
+
+def uses_sdpa(config: PretrainedConfig) -> bool:
+    """Whether a network's attention is torch's, or that of this module."""
+    return config._attn_implementation in ("sdpa", _NAME)
+
+
+def use_grouped_attention(backbone: nn.Module) -> None:
+    """Use `grouped_attention` in a network with grouped keys and values."""
+    config = backbone.config
+    if config._attn_implementation == "sdpa" and config.num_key_value_heads != config.num_attention_heads:
+        config._attn_implementation = _NAME
 
 
 def runs_directly(layer: nn.Module, hidden: Tensor, mask: Tensor | None) -> bool:
@@ -27,12 +75,8 @@ def runs_directly(layer: nn.Module, hidden: Tensor, mask: Tensor | None) -> bool
 def run_layer(
     layer: LlamaDecoderLayer, hidden: Tensor, mask: Tensor | None, rotary: tuple[Tensor, Tensor], cache: PositionCache
 ) -> Tensor:
-    """Output [R, T, d] of the layer for hidden states [R, T, d].
-
-    Args:
-        mask: [R, 1, T, S] bool; None for one column that attends to all S slots.
-        rotary: cosine and sine [R, 1, T, d'] of the positions.
-    """
+    """Output [R, T, d] of the layer for hidden states [R, T, d]. `mask`: [R, 1, T, S] bool; None for one column that
+    attends to all S slots. `rotary`: cosine and sine [R, 1, T, d'] of the positions."""
     attention, shape = layer.self_attn, (*hidden.shape[:-1], -1, layer.self_attn.head_dim)
     normed = _norm(layer.input_layernorm, hidden)
     query = _rotated(linear_output(attention.q_proj, normed).view(shape).transpose(1, 2), *rotary)

@@ -13,32 +13,26 @@ from torch import Tensor, nn
 
 from specbench.errors import SpecbenchError
 from specbench.models.interface import Call, DraftPrompt, TokenLayout, Tree
-from specbench.models.transformer.attention import use_grouped_attention
+from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer.compilation import CompiledFunctions, call_eager, compiled_functions, keep_compiled
 from specbench.models.transformer.compiled_forward import CompiledStep, compiled_step, nest_layers
-from specbench.models.transformer.forward import ForwardInputs, guide, run_step
+from specbench.models.transformer.forward import ForwardInputs, OutputRows, guide, run_step
 from specbench.models.transformer.host_sync import to_host
 from specbench.models.transformer.joined_products import join_products
 from specbench.models.transformer.kv_cache import PARTS, CacheExtent, PositionCache, whole_parts
-from specbench.models.transformer.output_rows import OutputRows
-from specbench.models.transformer.size import whole_blocks
+from specbench.models.transformer.llama_layer import use_grouped_attention
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """Encoded prompts: conditional rows, then as many unconditional ones.
+    """Encoded prompts: conditional rows, then as many unconditional ones."""
 
-    Attributes:
-        embeds: per row its prompt [P, d]; lengths may differ.
-        state: per-row tensors [2B, ...] the adapter needs to embed image tokens.
-        ids: [2B, P'] per row the elements' ids in the token table of a draft head, rows padded; zeros if None.
-        shift: [2B] rotary position of each row's first element, for networks trained on left-padded prompts whose
-            positions count the padding; zeros if None.
-    """
-
-    embeds: Sequence[Tensor]
-    state: tuple[Tensor, ...] = ()
+    embeds: Sequence[Tensor]  # per row its prompt [P, d]; lengths may differ
+    state: tuple[Tensor, ...] = ()  # per-row tensors [2B, ...] the adapter needs to embed image tokens
+    # [2B] rotary position of each row's first element, for networks trained on left-padded prompts whose positions
+    # count the padding; zeros if None
     shift: Tensor | None = None
+    # [2B, P'] per row the elements' ids in the token table of a draft head, rows padded; zeros if None
     ids: Tensor | None = None
 
     def conditional(self) -> Prefix:
@@ -54,17 +48,13 @@ class Prefix:
 
 
 class TransformerModel:
-    """Base of the adapters; see `specbench.models.interface.ImageModel` for the other attributes.
-
-    Attributes:
-        backbone: transformers model that maps `inputs_embeds` to `last_hidden_state`.
-    """
+    """Base of the adapters; see `specbench.models.interface.ImageModel` for the other attributes."""
 
     name: str
     layout: TokenLayout
     codebook: Tensor | None
     weights_sha256: str
-    backbone: nn.Module
+    backbone: nn.Module  # transformers model that maps `inputs_embeds` to `last_hidden_state`
     _compiled_steps: dict[float, CompiledStep] | None = None
     _compiled_functions: dict[Hashable, CompiledFunctions]
     _spare_cache: PositionCache | None = None

@@ -8,9 +8,18 @@ import numpy as np
 
 from dev.shapes.data import owners
 from specbench.models.shapes.detector import detect, judge
-from specbench.models.shapes.reading_order import in_reading_order, realize_in_order, worded_in_reading_order
 from specbench.models.shapes.render import render
-from specbench.models.shapes.scene import Item, Scene, SceneRequest, describe, realize, sample_request
+from specbench.models.shapes.scene import (
+    Item,
+    Scene,
+    SceneRequest,
+    describe,
+    in_reading_order,
+    realize,
+    realize_in_order,
+    sample_request,
+    worded_in_reading_order,
+)
 
 PROMPTS = Path(__file__).parents[2] / "prompts"
 LEFT, RIGHT = Item("circle", "red", 16, 24, 6), Item("cross", "blue", 48, 16, 6)

@@ -4,9 +4,8 @@ planted there, which the audit's models show hardly or not at all."""
 import pytest
 from planted_bugs import Edit, plant
 
-from specbench.checks import decoder_contract, wide_vocabulary
-from specbench.checks.decoder_contract import ContractChecks
-from specbench.checks.wide_vocabulary import wide_faults
+from specbench.checks import decoder_contract
+from specbench.checks.decoder_contract import ContractChecks, wide_faults
 from specbench.specs.presets import resolve
 
 SAMPLING = "specbench.decoding.sampling:"
@@ -35,7 +34,7 @@ def wrong(decoder: str, dtype: str) -> list[str]:
 def test_a_bug_of_wide_vocabularies_is_found(bug, monkeypatch):
     plant([BUGS[bug]], monkeypatch)
     with monkeypatch.context() as few:
-        few.setattr(wide_vocabulary, "_IMAGES", FEW)
+        few.setattr(decoder_contract, "_IMAGES", FEW)
         found = wrong("sjd", "float32")
     assert found or wrong("sjd", "float32")
 
@@ -44,12 +43,12 @@ def test_a_bug_of_wide_vocabularies_is_found(bug, monkeypatch):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("decoder", ["ar", "sjd-pac"])
 def test_exact_decoders_pass(decoder, dtype, images, monkeypatch):
-    monkeypatch.setattr(wide_vocabulary, "_IMAGES", images)
+    monkeypatch.setattr(decoder_contract, "_IMAGES", images)
     assert not wrong(decoder, dtype)
 
 
 def test_a_lossy_decoder_fails_nothing_and_is_described(monkeypatch):
-    monkeypatch.setattr(wide_vocabulary, "_IMAGES", FEW)
-    monkeypatch.setattr(decoder_contract, "WIDE_DTYPES", ["float32"])
+    monkeypatch.setattr(decoder_contract, "_IMAGES", FEW)
+    monkeypatch.setattr(decoder_contract, "WIDE_DTYPES", {"float32": decoder_contract.WIDE_DTYPES["float32"]})
     found = ContractChecks("amplify", resolve("amplify", {"k": 8}), 0).wide_vocabulary()
     assert found.status == "ok" and "declared lossy" in found.detail
