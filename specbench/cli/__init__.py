@@ -29,10 +29,8 @@ from specbench.system import console, signals
 
 _UsageError = typer.BadParameter.__mro__[1]
 _DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY = "--debug", "--no-color", "--no-progress", "--pinned-only"
-_ANYWHERE = (_DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY)
-"""Switches that are allowed anywhere on the command line."""
-_OF_COMPLETION = ("--show-completion", "--install-completion")
-"""Options with which typer ends the program itself."""
+_ANYWHERE = (_DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY)  # Switches that are allowed anywhere on the command line
+_OF_COMPLETION = ("--show-completion", "--install-completion")  # Options with which typer ends the program itself
 _BRIEF = ("report", "compare", "show", "list")
 """Commands that mostly import, which makes many objects and next to no garbage."""
 _COLLECT_AFTER = 100_000

@@ -14,8 +14,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from specbench import names
 
-COMPLETION = "_SPECBENCH_COMPLETE"
-"""Variable by which a shell asks for completion of a line."""
+COMPLETION = "_SPECBENCH_COMPLETE"  # Variable by which a shell asks for completion of a line
 COMMANDS = {
     "run": ("run", "Decode a prompt set with one or several decoders, and store images and measurements."),
     "status": ("stored", "Print how far runs are: images, tokens per second, speed-up so far, time left."),

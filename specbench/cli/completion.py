@@ -19,10 +19,8 @@ from specbench.errors import SpecbenchError
 if TYPE_CHECKING:
     from specbench.runs.settings import Setting
 
-Complete = Callable[[Any, str], list[str]]
-"""Called with the context of the command line and the text typed so far."""
-_LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
-"""Variables in which bash, and zsh and fish, hand over the command line."""
+Complete = Callable[[Any, str], list[str]]  # Called with the context of the command line and the text typed so far
+_LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # Variables in which bash, and zsh and fish, hand over the command line
 
 
 def command_completed(environment: Mapping[str, str]) -> str | None:

@@ -24,8 +24,7 @@ from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 
 TABLE_FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
-_TO_FILES = ("html", "parquet")
-"""Formats that are not for a terminal."""
+_TO_FILES = ("html", "parquet")  # Formats that are not for a terminal
 OUTPUT: dict[str, Any] = {"show_envvar": False, "rich_help_panel": "Output"}
 _RUN = "Run id, prefix of a run id, or run folder."
 _RUNS = "Run ids, prefixes of run ids, or run folders."

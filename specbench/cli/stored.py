@@ -26,8 +26,7 @@ _STATUS_HELP = help_of(
 _MERGE_HELP = help_of(
     "merge", "Rows and images are copied into --out; the shards are not changed. Merging again copies only what is new."
 )
-_PLAIN_WIDTH = 120
-"""Characters of a card's lines where there is no terminal."""
+_PLAIN_WIDTH = 120  # Characters of a card's lines where there is no terminal
 _BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench")
 _TOKENS = "tokens"
 _SETTINGS = tuple(replace(one, panel="Tokens") for one in run_settings() if one.name in OF_TOKENS)

@@ -31,20 +31,14 @@ from specbench.system.torch_device import use_device
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of metric computation.
+    """Settings of metric computation."""
 
-    Attributes:
-        device: where their networks run, for example "cuda".
-        batch: images a network sees at once; each metric's own choice if None.
-        reference: folder of images to compare distributions with, or .npz file of their statistics; COCO's if None.
-        offline: never download what is missing.
-        python: Python of an environment with the authors' package of a metric; that of `packages.python_of` if None.
-    """
-
-    device: str = "cpu"
-    batch: int | None = None
+    device: str = "cpu"  # where their networks run, for example "cuda"
+    batch: int | None = None  # images a network sees at once; each metric's own choice if None
+    # folder of images to compare distributions with, or .npz file of their statistics; COCO's if None
     reference: Path | None = None
-    offline: bool = False
+    offline: bool = False  # never download what is missing
+    # Python of an environment with the authors' package of a metric; that of `packages.python_of` if None
     python: Path | None = None
 
     def check(self) -> None:
@@ -59,24 +53,16 @@ class Settings:
 
 @dataclass(frozen=True)
 class Sample:
-    """Stored image with its prompt.
+    """Stored image with its prompt."""
 
-    Attributes:
-        prompt_id, sample: which one.
-        prompt: the caption.
-        category: what the prompt tests, where its set says so.
-        meta: whatever else the prompt set knows.
-        pixels: uint8 [H, W, 3].
-        preprocessed: what the metric's `preprocess` made of the pixels; None where it has not been called.
-    """
-
+    # prompt_id, sample: which one
     prompt_id: str
     sample: int
-    prompt: str
-    category: str | None
-    meta: Mapping[str, object]
-    pixels: np.ndarray
-    preprocessed: Any = None
+    prompt: str  # the caption
+    category: str | None  # what the prompt tests, where its set says so
+    meta: Mapping[str, object]  # whatever else the prompt set knows
+    pixels: np.ndarray  # uint8 [H, W, 3]
+    preprocessed: Any = None  # what the metric's `preprocess` made of the pixels; None where it has not been called
 
 
 @dataclass(frozen=True)
@@ -91,26 +77,18 @@ class Score:
 
 
 class Metric:
-    """Base class of metrics.
+    """Base class of metrics."""
 
-    Attributes:
-        name: what users type and tables print.
-        summary: one line for `specbench list metrics`, of a plug-in; those of specbench's own are in the catalogue.
-        batch: images given to `features` at a time.
-        class_reference: where the class of a plug-in is, "package.module:NAME"; None for specbench's own.
-        columns: name and arrow type of what `features` keeps of an image.
-        checkpoints: names in `specbench.metrics.published_weights` of the files it needs.
-        repositories: hub repositories whose networks it needs, by their names in its identity.
-        packages: distributions it needs besides specbench's own, with the command that installs each.
-    """
-
-    name: str
-    summary: str
-    batch: int = 16
+    name: str  # what users type and tables print
+    summary: str  # one line for `specbench list metrics`, of a plug-in; those of specbench's own are in the catalogue
+    batch: int = 16  # images given to `features` at a time
+    # where the class of a plug-in is, "package.module:NAME"; None for specbench's own
     class_reference: str | None = None
-    columns: Mapping[str, pa.DataType]
-    checkpoints: Sequence[str] = ()
+    columns: Mapping[str, pa.DataType]  # name and arrow type of what `features` keeps of an image
+    checkpoints: Sequence[str] = ()  # names in `specbench.metrics.published_weights` of the files it needs
+    # hub repositories whose networks it needs, by their names in its identity
     repositories: Mapping[str, str] = MappingProxyType({})
+    # distributions it needs besides specbench's own, with the command that installs each
     packages: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, settings: Settings | None = None):

@@ -19,8 +19,7 @@ from transformers.models.blip.modeling_blip_text import BlipTextLMHeadModel
 Weights = Mapping[str, Tensor]
 HEAD_WIDTH = 64
 _TOKENS = 35
-DECODE_TOKEN, ENCODE_TOKEN = 30522, 30523
-"""[DEC] and [ENC], which the authors appended to BERT's vocabulary."""
+DECODE_TOKEN, ENCODE_TOKEN = 30522, 30523  # [DEC] and [ENC], which the authors appended to BERT's vocabulary
 
 _VISION_NAMES = (
     (r"^cls_token$", "embeddings.class_embedding"),

@@ -31,13 +31,10 @@ if TYPE_CHECKING:
 _ROWS = 512
 _SPLITS = 4
 _SPLIT_SEED = 0
-KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000
-"""As published (Binkowski et al. 2018), and torchmetrics' defaults."""
+KID_SUBSETS, KID_SUBSET_SIZE = 100, 1000  # As published (Binkowski et al. 2018), and torchmetrics' defaults.
 KID_SEED = 0
-IS_SPLITS = 10
-"""Of Salimans et al. 2016."""
-K_NEAREST = 3
-"""k of LANTERN's evaluation, and of Kynkäänniemi et al."""
+IS_SPLITS = 10  # Of Salimans et al. 2016.
+K_NEAREST = 3  # k of LANTERN's evaluation, and of Kynkäänniemi et al
 
 
 class Moments:
@@ -268,18 +265,12 @@ def _mean_kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 class NearestNeighbours(NamedTuple):
     """Values of each image, [n], and of each reference image, [m]. The manifold of a set is the union of the balls
     around its feature vectors that reach to their k-th nearest neighbour in the set.
-
-    Attributes:
-        precise: whether an image lies in the manifold of the reference images; the mean is the precision.
-        density: number of balls of the reference images around an image, over k; the mean is the density.
-        recalled: whether a reference image lies in the manifold of the images; the mean is the recall.
-        covered: whether the ball of a reference image holds an image; the mean is the coverage.
     """
 
-    precise: np.ndarray
-    density: np.ndarray
-    recalled: np.ndarray
-    covered: np.ndarray
+    precise: np.ndarray  # whether an image lies in the manifold of the reference images; the mean is the precision
+    density: np.ndarray  # number of balls of the reference images around an image, over k; the mean is the density
+    recalled: np.ndarray  # whether a reference image lies in the manifold of the images; the mean is the recall
+    covered: np.ndarray  # whether the ball of a reference image holds an image; the mean is the coverage
 
 
 def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = K_NEAREST) -> NearestNeighbours | None:

@@ -27,11 +27,9 @@ from specbench.system.images import png_bytes
 
 TABLE_COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natural_language")
 """Of the published table: those that the program reads."""
-GRID_IMAGES = 4
-"""Of a grid, row by row."""
+GRID_IMAGES = 4  # Of a grid, row by row
 _VERDICT = re.compile(r"(.+), \((\d{1,6}), (\d{1,6}), (\d{1,6}), (\d{1,6})\), (.+), (.*)")
-Answers = Mapping[int, bool]
-"""Whether the judge said yes, by question id."""
+Answers = Mapping[int, bool]  # Whether the judge said yes, by question id
 
 
 def read_verdict(line: str) -> tuple[str, int, str, str]:

@@ -47,8 +47,7 @@ GENEVAL_REPOSITORY = "facebook/mask2former-swin-small-coco-instance"
 RENAMED = {64: "computer mouse", 65: "tv remote", 66: "computer keyboard"}
 BACKGROUND = 0x99
 TEMPLATES = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}", "a photo of a {color} object")
-KEPT_SCORE = 0.05
-"""Detections below are not kept with the features; the rules use none below 0.3."""
+KEPT_SCORE = 0.05  # Detections below are not kept with the features; the rules use none below 0.3
 
 
 TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")

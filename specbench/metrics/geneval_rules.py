@@ -20,21 +20,14 @@ _NEAR = 0.1
 
 @dataclass(frozen=True)
 class Found:
-    """Detected object.
+    """Detected object."""
 
-    Attributes:
-        box: x1, y1, x2, y2 in pixels.
-        score: confidence, 0 to 1.
-        color: returns the name of its colour.
-    """
-
-    box: tuple[float, float, float, float]
-    score: float
-    color: Callable[[], str] = lambda: ""
+    box: tuple[float, float, float, float]  # x1, y1, x2, y2 in pixels
+    score: float  # confidence, 0 to 1
+    color: Callable[[], str] = lambda: ""  # returns the name of its colour
 
 
-Objects = Mapping[str, Sequence[Found]]
-"""Detected objects by class name."""
+Objects = Mapping[str, Sequence[Found]]  # Detected objects by class name
 
 
 @dataclass(frozen=True)

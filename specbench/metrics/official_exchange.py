@@ -33,8 +33,7 @@ from specbench.system.json_values import parse_json
 
 Files = Iterator[tuple[bytes, *tuple[str, ...]]]
 """Contents of exported files, each with the names of its folders and its own."""
-MAX_LINES = 10**5
-"""Above the number of prompts of any benchmark; file names have five digits for them."""
+MAX_LINES = 10**5  # Above the number of prompts of any benchmark; file names have five digits for them
 MAX_RESULTS_BYTES = 2**30
 _GENEVAL_TEXTS = ("filename", "prompt", "reason", "details")
 _ANSWER = {"question_id", "answer"}

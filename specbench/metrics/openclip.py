@@ -30,12 +30,10 @@ if TYPE_CHECKING:
 
 # Imports inside functions: torch, not for images that are scored already.
 
-Tokenize = Callable[[Sequence[str]], "Tensor"]
-"""Texts to ids [n, context length]."""
+Tokenize = Callable[[Sequence[str]], "Tensor"]  # Texts to ids [n, context length]
 
 OPENCLIP_PACKAGES = {"open_clip_torch": "pip install open_clip_torch"}
-CONTEXT = 77
-"""Tokens of a text that the published CLIP networks read."""
+CONTEXT = 77  # Tokens of a text that the published CLIP networks read
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 _NAME = "torchvision"

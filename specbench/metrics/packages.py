@@ -79,19 +79,14 @@ def _answer(text: str, talk: str, python: Path, code: int | None) -> dict:
 
 
 class PackageMetric(PerImageMetric):
-    """A score that an authors' package computes in its own environment, in a process that keeps its network.
+    """A score that an authors' package computes in its own environment, in a process that keeps its network."""
 
-    Attributes:
-        package, model: names of the package and, for it, of the network.
-        hub: what `hf download` brings of its weights, its arguments; nothing is downloaded here.
-        scale: least and largest possible value.
-    """
-
+    # package, model: names of the package and, for it, of the network
     package: str
     model: str
-    hub: Sequence[str]
+    hub: Sequence[str]  # what `hf download` brings of its weights, its arguments; nothing is downloaded here
     batch = 8
-    scale: ClassVar[tuple[float, float]] = (-float("inf"), float("inf"))
+    scale: ClassVar[tuple[float, float]] = (-float("inf"), float("inf"))  # least and largest possible value
 
     def __init__(self, settings: Settings | None = None):
         super().__init__(settings)

@@ -28,8 +28,7 @@ from specbench.system.downloads import (
     size_of,
 )
 
-_FILES = ("config.json", "model.safetensors")
-"""Of a model folder: no pickles."""
+_FILES = ("config.json", "model.safetensors")  # Of a model folder: no pickles
 GENEVAL2_JUDGE = "Qwen/Qwen3-VL-8B-Instruct"
 _TOKENIZED = {
     GENEVAL2_JUDGE: ("config.json", "*.safetensors*", "tokenizer.json", "tokenizer_config.json",

@@ -25,12 +25,9 @@ from specbench.system.digests import cache_folder, digest_of
 from specbench.system.files import write_atomically
 from specbench.system.images import pictures_in, read_picture
 
-Preprocess = Callable[[np.ndarray], Any]
-"""An image uint8 [H, W, 3] to the network's input."""
-Embed = Callable[[Sequence[Any]], np.ndarray]
-"""Inputs of n images to features [n, d]."""
-_MOST_BYTES = 2**26
-"""Of mu or sigma of a file; those of Inception features take 32 MiB."""
+Preprocess = Callable[[np.ndarray], Any]  # An image uint8 [H, W, 3] to the network's input
+Embed = Callable[[Sequence[Any]], np.ndarray]  # Inputs of n images to features [n, d]
+_MOST_BYTES = 2**26  # Of mu or sigma of a file; those of Inception features take 32 MiB
 
 
 class ReferenceImages:

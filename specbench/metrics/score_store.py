@@ -43,8 +43,7 @@ _SCORE_TYPES = {
     "cut": float | None,
     "edited": str | None,
 }
-_OVER_CATEGORIES = ("shapes-detector",)
-"""Metrics that are the mean of their categories' means of `correct`."""
+_OVER_CATEGORIES = ("shapes-detector",)  # Metrics that are the mean of their categories' means of `correct`
 _BY_CATEGORY = ("compbench[", "geneval[")
 """Metrics with a difference only for some categories; the metric itself decides."""
 

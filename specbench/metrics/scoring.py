@@ -36,22 +36,15 @@ from specbench.system.plugins import PluginError, naming_plugin
 
 @dataclass(frozen=True)
 class Images:
-    """Images to score and the folder of their scores.
+    """Images to score and the folder of their scores."""
 
-    Attributes:
-        name: of the run, or of the folder they are in.
-        folder: gets a `scores` folder.
-        rows: `prompt_id, sample, prompt, category, meta` (JSON), `path`, what `read` needs besides, and `started_at`,
-            which changes whenever the picture may have.
-        read: pixels of a row's image, uint8 [H, W, 3].
-        model: name of the model that made them; empty for images from elsewhere.
-    """
-
-    name: str
-    folder: Path
+    name: str  # of the run, or of the folder they are in
+    folder: Path  # gets a `scores` folder
+    # `prompt_id, sample, prompt, category, meta` (JSON), `path`, what `read` needs besides, and `started_at`, which
+    # changes whenever the picture may have
     rows: pd.DataFrame
-    read: Callable[..., np.ndarray]
-    model: str = ""
+    read: Callable[..., np.ndarray]  # pixels of a row's image, uint8 [H, W, 3]
+    model: str = ""  # name of the model that made them; empty for images from elsewhere
 
 
 @dataclass(frozen=True)
@@ -238,8 +231,7 @@ def run_images(folder: Path) -> Images:
     return Images(info.run_id, folder, rows, read, info.spec.model)
 
 
-OWN_CAPTIONS = "own captions"
-"""Category of captions of `shapes` in somebody's own file, where it names none."""
+OWN_CAPTIONS = "own captions"  # Category of captions of `shapes` in somebody's own file, where it names none
 
 
 def with_scene(prompt: str, meta: object) -> object:
@@ -298,20 +290,13 @@ def score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRep
 
 @dataclass(frozen=True)
 class _Task:
-    """Work of one metric on a set of images.
-
-    Attributes:
-        wanted: key and `started_at` of the images that it accepts.
-        missing: row numbers of those without features.
-        known: number of images whose features are kept, with those of images that are no longer wanted.
-        log: of its features.
-    """
+    """Work of one metric on a set of images."""
 
     metric: Metric
-    wanted: pd.DataFrame
-    missing: frozenset[int]
-    known: int
-    log: ImageScores
+    wanted: pd.DataFrame  # key and `started_at` of the images that it accepts
+    missing: frozenset[int]  # row numbers of those without features
+    known: int  # number of images whose features are kept, with those of images that are no longer wanted
+    log: ImageScores  # of its features
 
     def outcome(self, name: str) -> Scored:
         return Scored(name, self.metric.name, len(self.missing), len(self.wanted) - len(self.missing))

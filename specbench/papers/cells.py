@@ -22,29 +22,20 @@ _STALLING = ("latency_ms", "latency_e2e_ms", "step_ms", "speedup", "speedup_e2e"
 TIMES = ("latency_ms", "latency_e2e_ms", "step_ms", "throughput", "speedup", "speedup_e2e", "window_cost", "overhead")
 """Hardware-dependent numbers."""
 NOT_SCORED = "not scored"
-OVER_BASELINE = "over_baseline"
-"""Key of the column of speed-ups over a row of the table; no file can name it."""
+OVER_BASELINE = "over_baseline"  # Key of the column of speed-ups over a row of the table; no file can name it
 _BIASED = "Of other images than the paper's the distance is not comparable, so no difference from it is given."
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Run of a row, as input of its cells.
-
-    Attributes:
-        row: its report row, with `real`, the numbers that differ from AR's.
-        ar: the AR baseline run, if any.
-        unlike: differences from the paper's configuration; if any, `difference` is not computed.
-        same_machine: whether it ran on the paper's hardware; None if the paper names none.
-        expected: images that the table asks for; None if that is unknown.
-    """
+    """Run of a row, as input of its cells."""
 
     run: Run
-    row: Mapping[str, object]
-    ar: Run | None
-    unlike: tuple[str, ...]
-    same_machine: bool | None
-    expected: int | None = None
+    row: Mapping[str, object]  # its report row, with `real`, the numbers that differ from AR's
+    ar: Run | None  # the AR baseline run, if any
+    unlike: tuple[str, ...]  # differences from the paper's configuration; if any, `difference` is not computed
+    same_machine: bool | None  # whether it ran on the paper's hardware; None if the paper names none
+    expected: int | None = None  # images that the table asks for; None if that is unknown
 
     @property
     def prompts(self) -> int:
@@ -59,36 +50,26 @@ class Measured:
 
 @dataclass(frozen=True)
 class Cell:
-    """Contents of one table cell, in the printed unit.
+    """Contents of one table cell, in the printed unit."""
 
-    Attributes:
-        paper, spread: printed value and spread.
-        value, low, high: measured value, with a 95 % interval if available.
-        n: number of images.
-        difference: measured minus printed.
-        too_few: whether the interval is left out, because it is of too few prompts.
-        outside: whether the printed value, including its rounding error, lies outside the measured interval.
-        why: reason for a missing value.
-        real: whether the value differs from AR's by `specbench.stats.RULE`; False for numbers that are not tested.
-        mark: whether the value differs from a baseline's, see `specbench.reporting.compare.marks`.
-        bold: whether the paper prints its value in bold.
-        printed_notes, notes: notes on the printed and on the measured value.
-    """
-
+    # paper, spread: printed value and spread
     paper: float | None = None
     spread: float | None = None
+    # value, low, high: measured value, with a 95 % interval if available
     value: float | None = None
     low: float | None = None
     high: float | None = None
-    n: int | None = None
-    difference: float | None = None
-    outside: bool = False
+    n: int | None = None  # number of images
+    difference: float | None = None  # measured minus printed
+    outside: bool = False  # whether the printed value, including its rounding error, lies outside the measured interval
+    # whether the value differs from AR's by `specbench.stats.RULE`; False for numbers that are not tested
     real: bool = False
-    too_few: bool = False
-    why: str | None = None
-    mark: str = ""
+    too_few: bool = False  # whether the interval is left out, because it is of too few prompts
+    why: str | None = None  # reason for a missing value
+    mark: str = ""  # whether the value differs from a baseline's, see `specbench.reporting.compare.marks`
+    # printed_notes, notes: notes on the printed and on the measured value
     printed_notes: tuple[str, ...] = ()
-    bold: bool = False
+    bold: bool = False  # whether the paper prints its value in bold
     notes: tuple[str, ...] = ()
 
 

@@ -27,10 +27,8 @@ from specbench.system.device_peaks import peak_of
 
 BANDWIDTH, FLOPS, OVERHEAD_MS = (0.6, 0.9), (0.4, 0.75), (0.5, 5.0)
 """Assumed where the caller states nothing: shares of a data sheet's peaks, and milliseconds of a step."""
-OWN_OVERHEAD = "run"
-"""Stands for the overhead that each run measured."""
-MOST_IMAGES, MOST_MS = 65_536, 60_000
-"""Largest batch, and overhead of a step, that a forecast is made for."""
+OWN_OVERHEAD = "run"  # Stands for the overhead that each run measured
+MOST_IMAGES, MOST_MS = 65_536, 60_000  # Largest batch, and overhead of a step, that a forecast is made for
 
 
 def forecast(

@@ -19,8 +19,7 @@ from specbench.system.json_values import nonfinite_as_text
 # Imports inside functions: a list waits only for what it shows.
 
 _Rows = list[dict[str, object]]
-OURS = "ours"
-"""Source of a value that no paper and no authors' code states for the model."""
+OURS = "ours"  # Source of a value that no paper and no authors' code states for the model
 
 
 def available(

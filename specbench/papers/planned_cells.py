@@ -29,15 +29,10 @@ _NOT_FOUND = "not in the results"
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """The settings of one or more cells, with the plan of their run or the problem that prevents one.
+    """The settings of one or more cells, with the plan of their run or the problem that prevents one."""
 
-    Attributes:
-        settings: as the table states them.
-        values: by setting name, with flags and environment applied; empty where they are refused.
-    """
-
-    settings: CellSettings
-    values: Mapping[str, Value]
+    settings: CellSettings  # as the table states them
+    values: Mapping[str, Value]  # by setting name, with flags and environment applied; empty where they are refused
     plan: Plan | None = None
     problem: SpecbenchError | None = None
 

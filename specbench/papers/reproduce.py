@@ -103,16 +103,11 @@ def measured_table(
 
 @dataclass
 class TableRun:
-    """The outcome of running a table.
+    """The outcome of running a table."""
 
-    Attributes:
-        folders: run folder by cell settings.
-        problems: by cell settings, why there is no run.
-        trouble: an error that ends the command after the table was shown, such as failed images.
-    """
-
-    folders: dict[CellSettings, Path] = field(default_factory=dict)
-    problems: dict[CellSettings, SpecbenchError] = field(default_factory=dict)
+    folders: dict[CellSettings, Path] = field(default_factory=dict)  # run folder by cell settings
+    problems: dict[CellSettings, SpecbenchError] = field(default_factory=dict)  # by cell settings, why there is no run
+    # an error that ends the command after the table was shown, such as failed images
     trouble: SpecbenchError | None = None
 
     @property

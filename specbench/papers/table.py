@@ -41,50 +41,35 @@ class PrintedNumber(float):
 
 @dataclass(frozen=True)
 class CellSettings:
-    """Settings of a run behind a cell. None selects the default of the model or of specbench.
-
-    Attributes:
-        options: of the decoder, including its components.
-        sampling: fields of `specbench.specs.run_spec.Sampling`.
-        guidance_rows, prompt_form: "released" for the prompts of released code, see `specbench run --help`.
-    """
+    """Settings of a run behind a cell. None selects the default of the model or of specbench."""
 
     model: str
     decoder: str
-    options: tuple[tuple[str, object], ...] = ()
+    options: tuple[tuple[str, object], ...] = ()  # of the decoder, including its components
     prompts: str | None = None
     limit: int | None = None
     samples: int | None = None
     seed: int | None = None
     batch: int | None = None
     dtype: str | None = None
-    sampling: tuple[tuple[str, float], ...] = ()
+    sampling: tuple[tuple[str, float], ...] = ()  # fields of `specbench.specs.run_spec.Sampling`
+    # guidance_rows, prompt_form: "released" for the prompts of released code, see `specbench run --help`
     guidance_rows: str | None = None
     prompt_form: str | None = None
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a paper's table.
+    """A column of a paper's table."""
 
-    Attributes:
-        name: key in the rows.
-        key: one of `NUMBER_KEYS`, "score:METRIC", "score:METRIC/PART", or "printed:..." for what is never measured.
-        score: the displayed score, "metric" or "metric:part"; None for other columns.
-        precision: printed decimals.
-        better: one of `BETTER`.
-        scale: factor from the measured to the printed unit.
-        settings: of its cells.
-    """
-
-    name: str
-    key: str
+    name: str  # key in the rows
+    key: str  # one of `NUMBER_KEYS`, "score:METRIC", "score:METRIC/PART", or "printed:..." for what is never measured
     header: str
-    score: str | None
-    precision: int
-    better: str
-    scale: float
-    settings: Mapping[str, object]
+    score: str | None  # the displayed score, "metric" or "metric:part"; None for other columns
+    precision: int  # printed decimals
+    better: str  # one of `BETTER`
+    scale: float  # factor from the measured to the printed unit
+    settings: Mapping[str, object]  # of its cells
 
     @property
     def metric(self) -> str | None:
@@ -101,59 +86,39 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a paper's table.
-
-    Attributes:
-        settings: of its cells, the file's defaults included.
-        paper: printed values by column name; values not given in the paper are absent.
-        bold: columns whose printed value is bold in the paper, as far as the text at hand marks it.
-        spread: printed spreads (in brackets or after a plus-minus sign), likewise.
-        notes: remarks on printed values by column name, and on the whole row under "row".
-        not_runnable_reason: reason why specbench cannot run it; None if it can.
-        hardware: what its values were measured on.
-        chosen: settings about which the paper is silent, each with its value and the reason for it, a line each.
-        own: whether it is the user's and not the paper's.
-        run: the run folder behind an own row; None if its settings name one.
-    """
+    """A row of a paper's table."""
 
     label: str
     group: str | None
-    settings: Mapping[str, object]
-    paper: Mapping[str, float]
-    spread: Mapping[str, float]
-    notes: Mapping[str, str]
-    not_runnable_reason: str | None
-    hardware: str | None
+    settings: Mapping[str, object]  # of its cells, the file's defaults included
+    paper: Mapping[str, float]  # printed values by column name; values not given in the paper are absent
+    spread: Mapping[str, float]  # printed spreads (in brackets or after a plus-minus sign), likewise
+    notes: Mapping[str, str]  # remarks on printed values by column name, and on the whole row under "row"
+    not_runnable_reason: str | None  # reason why specbench cannot run it; None if it can
+    hardware: str | None  # what its values were measured on
+    # settings about which the paper is silent, each with its value and the reason for it, a line each
     chosen: tuple[str, ...] = ()
-    own: bool = False
-    run: Path | None = None
-    bold: tuple[str, ...] = ()
+    own: bool = False  # whether it is the user's and not the paper's
+    run: Path | None = None  # the run folder behind an own row; None if its settings name one
+    bold: tuple[str, ...] = ()  # columns whose printed value is bold in the paper, as far as the text at hand marks it
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table or data figure.
-
-    Attributes:
-        paper: a name in `benchmarks/papers.toml`; None for a table of one's own.
-        source: its place in the paper, "Table 1" or "Figure 6".
-        hardware: what its values were measured on, where known.
-        axes: of each panel of a figure, by "x", "y": a column's name, "option:NAME", "sampling:NAME" or "model".
-        maps: quantities of which a figure shows a map over the image: names in `MAPS`.
-        whole: whether all printed values are there; without some of them, none is known to be the best.
-    """
+    """A table or data figure."""
 
     name: str
-    paper: str | None
-    source: str
+    paper: str | None  # a name in `benchmarks/papers.toml`; None for a table of one's own
+    source: str  # its place in the paper, "Table 1" or "Figure 6"
     title: str
-    hardware: str | None
+    hardware: str | None  # what its values were measured on, where known
     notes: tuple[str, ...]
+    # of each panel of a figure, by "x", "y": a column's name, "option:NAME", "sampling:NAME" or "model"
     axes: tuple[Mapping[str, str], ...]
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
-    maps: tuple[str, ...] = ()
-    whole: bool = True
+    maps: tuple[str, ...] = ()  # quantities of which a figure shows a map over the image: names in `MAPS`
+    whole: bool = True  # whether all printed values are there; without some of them, none is known to be the best
 
     def runs_of(self, row: Row, column: Column) -> tuple[CellSettings, ...]:
         """Settings of the runs behind a cell, one for each seed; none if it cannot be run, or is a stored run's."""

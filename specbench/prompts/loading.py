@@ -15,8 +15,7 @@ from specbench.system import console, plugins
 from specbench.system.downloads import Progress, fetch_all, offline
 from specbench.system.files import data_folder
 
-LABELS, _LABEL_SEED = "imagenet", 0
-"""Name of the set of class labels, and the seed that they are drawn with."""
+LABELS, _LABEL_SEED = "imagenet", 0  # Name of the set of class labels, and the seed that they are drawn with
 
 
 def prompt_set_names() -> list[str]:

@@ -39,8 +39,7 @@ class Mark:
         return _DASHES[list(_SYMBOLS).index(self.symbol)]
 
 
-Marks = Mapping[str, Mark]
-"""Marks by name of a run, in the order of the runs."""
+Marks = Mapping[str, Mark]  # Marks by name of a run, in the order of the runs
 
 
 def mark_of(decoder: str) -> Mark:

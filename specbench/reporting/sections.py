@@ -153,8 +153,7 @@ def _short_names(columns: Mapping[str, ReportColumn]) -> dict[str, ReportColumn]
     return plain | keys | {_FORMER[name]: column for name, column in columns.items() if name in _FORMER}
 
 
-_FORMER = {"nfe": "steps", "latency s": "latency"}
-"""Further names of columns, by their headings."""
+_FORMER = {"nfe": "steps", "latency s": "latency"}  # Further names of columns, by their headings
 
 
 def definitions(found: Sequence[Section], everything: bool = True) -> list[str]:

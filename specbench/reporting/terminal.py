@@ -44,8 +44,7 @@ from specbench.system.console import fitted_distinct, one_line, panel_count
 
 _MORE = "specbench report --all: every number; --explain: what the columns mean"
 _LEFT = ("decoder", "lossless", "audit")
-KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")
-"""Columns that are shown even if all rows agree."""
+KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")  # Columns that are shown even if all rows agree
 _ESSENTIAL = ("decoder", "NFE", "latency s", "speed-up [95 %]", "lossless")
 """Columns of the demonstration, and as many scores as stand beside them."""
 _CHOICES = ("drafter", "init", "verifier", "residual", "refine")
@@ -199,8 +198,7 @@ def _numbers(values: Mapping[str, float | None]) -> list[tuple[str, str]]:
     return [(name, MISSING if value is None else f"{value:,.4g}") for name, value in values.items()]
 
 
-_MOST_NAMED = 5
-"""Prompt ids that an error lists."""
+_MOST_NAMED = 5  # Prompt ids that an error lists
 
 
 def card(folder: Path) -> dict:

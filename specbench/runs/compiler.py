@@ -25,8 +25,7 @@ _CALLS_S, _SAVED = 4e-4, 0.5
 """Seconds that the calls of an eager layer cost on a CPU of 2023, and the share of AR's steps that decoders take."""
 _FIRST_S, _LAYER_S, _DECODER_S = 20.0, 2.5, 15.0
 """Seconds of compiling the forwards, each of their layers, and the functions of a decoder."""
-QUOTING_TORCH = (2, 14)
-"""First version of torch that quotes the path of its libraries for the linker."""
+QUOTING_TORCH = (2, 14)  # First version of torch that quotes the path of its libraries for the linker
 
 
 def should_compile(mode: str, device: str) -> tuple[bool, str | None]:

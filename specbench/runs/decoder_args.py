@@ -21,26 +21,19 @@ from specbench.specs.presets import (
 )
 from specbench.system import plugins
 
-BASELINE_PROMPTS = 8
-"""Prompts of the AR baseline of a run; an interval takes as many."""
+BASELINE_PROMPTS = 8  # Prompts of the AR baseline of a run; an interval takes as many
 
 
 @dataclass(frozen=True)
 class PlannedDecoder:
-    """A decoder of a plan.
+    """A decoder of a plan."""
 
-    Attributes:
-        spec: what runs; with `auto_window`, its window is still the default.
-        auto_window: the window is to be chosen by measuring, once the model is loaded.
-        origins: option or choice name to where its value came from.
-        windows: with `auto_window`, those to choose from: no wider than an image, and with room in memory.
-        first: of the baseline that a run adds: it decodes one image of each of the first so many prompts.
-    """
-
-    spec: DecoderSpec
-    auto_window: bool
-    origins: Mapping[str, str]
+    spec: DecoderSpec  # what runs; with `auto_window`, its window is still the default
+    auto_window: bool  # the window is to be chosen by measuring, once the model is loaded
+    origins: Mapping[str, str]  # option or choice name to where its value came from
+    # with `auto_window`, those to choose from: no wider than an image, and with room in memory
     windows: tuple[int, ...] = ()
+    # of the baseline that a run adds: it decodes one image of each of the first so many prompts
     first: int | None = None
 
     @property

@@ -60,19 +60,15 @@ _BYTES_PER_PIXEL, _BYTES_PER_TOKEN, _BYTES_PER_ROW = 3, 32, 4096
 
 @dataclass(frozen=True)
 class Outlook:
-    """What one run would be.
+    """What one run would be."""
 
-    Attributes:
-        row: the keys of `ROW`, None where unknown yet: `seconds` for the missing images (from stored rows of the same
-            run, else of the same model, decoder and device), `megabytes` on disk at most, `memory_gib` as estimated,
-            `captions` see `caption_note`, `weights` and `head` "on disk" or what brings them, `obstacles` a line each.
-        obstacles: what must be installed or changed before it can run; downloads that it begins with are none.
-        spec: where the run id is known; its folder is in `out`.
-    """
-
+    # the keys of `ROW`, None where unknown yet: `seconds` for the missing images (from stored rows of the same run,
+    # else of the same model, decoder and device), `megabytes` on disk at most, `memory_gib` as estimated, `captions`
+    # see `caption_note`, `weights` and `head` "on disk" or what brings them, `obstacles` a line each
     row: Mapping[str, object]
+    # what must be installed or changed before it can run; downloads that it begins with are none
     obstacles: tuple[SpecbenchError, ...]
-    spec: RunSpec | None = None
+    spec: RunSpec | None = None  # where the run id is known; its folder is in `out`
     out: Path = Path()
 
     def of_seed(self, seed: int) -> Outlook | None:

@@ -50,21 +50,13 @@ MAX_IMAGES = 1_000_000
 
 @dataclass(frozen=True)
 class Plan:
-    """Input of `specbench.runs.runner.run_plans`.
-
-    Attributes:
-        chosen: the prompts of `prompts` to generate.
-        drawn: which prompts these are, in words; None for the whole set.
-        settings: the settings the plan was made from.
-        memory: the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`.
-        notes: unsupported requests, one sentence each.
-    """
+    """Input of `specbench.runs.runner.run_plans`."""
 
     model: ModelFacts
     decoders: tuple[PlannedDecoder, ...]
     sampling: Sampling
     prompts: PromptSet
-    chosen: tuple[Prompt, ...]
+    chosen: tuple[Prompt, ...]  # the prompts of `prompts` to generate
     samples: int
     seed: int
     batch: int
@@ -74,13 +66,14 @@ class Plan:
     compiled: bool
     out: Path
     trace: bool
-    settings: Mapping[str, Value]
-    notes: tuple[str, ...] = ()
+    settings: Mapping[str, Value]  # the settings the plan was made from
+    notes: tuple[str, ...] = ()  # unsupported requests, one sentence each
     workers: Workers = THIS_PROCESS
     mode: str = "latency"
     shard: tuple[int, int] = (1, 1)
+    # the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`
     memory: Mapping[str, object] | None = None
-    drawn: str | None = None
+    drawn: str | None = None  # which prompts these are, in words; None for the whole set
 
     @property
     def work(self) -> tuple:

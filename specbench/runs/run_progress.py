@@ -16,8 +16,7 @@ from specbench.errors import PARTIAL, SpecbenchError
 from specbench.system import signals
 from specbench.system.monitor import BUSY_CORES, gpu_disturbances, taken_cores
 
-STEADY_CLOCK = 0.9
-"""Lowest GPU clock over highest that still counts as steady."""
+STEADY_CLOCK = 0.9  # Lowest GPU clock over highest that still counts as steady
 
 
 class Reporter:
@@ -46,23 +45,17 @@ class Reporter:
 
 @dataclass
 class RunSummary:
-    """Outcome of one call of `run`.
+    """Outcome of one call of `run`."""
 
-    Attributes:
-        folders: run folders, in the order of the specs.
-        total, resumed: images requested over all decoders, and those that were stored before.
-        done, failed: rows written by this call.
-        errors: distinct errors of the failed rows.
-        interrupted: number of the signal that stopped it before the end; 0 if none did.
-    """
-
-    folders: list[Path]
+    folders: list[Path]  # run folders, in the order of the specs
+    # total, resumed: images requested over all decoders, and those that were stored before
     total: int
     resumed: int
+    # done, failed: rows written by this call
     done: int = 0
     failed: int = 0
-    errors: list[str] = field(default_factory=list)
-    interrupted: int = 0
+    errors: list[str] = field(default_factory=list)  # distinct errors of the failed rows
+    interrupted: int = 0  # number of the signal that stopped it before the end; 0 if none did
 
     def problem(self) -> SpecbenchError | None:
         """Error with the exit code of an incomplete run; None if it is complete."""

@@ -33,10 +33,8 @@ if TYPE_CHECKING:
     from specbench.runs.executors.local import Chunk, Executor
 
 _Item = TypeVar("_Item")
-_AT_ONCE = 100
-"""Runs whose folders are open at once, with five files each."""
-_MOST_NAMED = 3
-"""Disturbances of a measurement that are told one by one."""
+_AT_ONCE = 100  # Runs whose folders are open at once, with five files each
+_MOST_NAMED = 3  # Disturbances of a measurement that are told one by one
 
 
 def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> RunSummary:

@@ -13,8 +13,7 @@ from specbench.runs.plan import Plan, Shared, make_plan
 from specbench.runs.settings import RUN_ORIGINS, Value, decoder_settings, run_settings, split_list
 from specbench.system import console
 
-_MANY = 1000
-"""Runs that are planned without a word; each takes a millisecond."""
+_MANY = 1000  # Runs that are planned without a word; each takes a millisecond
 
 
 def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:

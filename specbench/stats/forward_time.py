@@ -23,24 +23,18 @@ from specbench.system.device_peaks import Peak
 
 @dataclass(frozen=True)
 class Forward:
-    """One forward of a batch.
+    """One forward of a batch."""
 
-    Attributes:
-        size, layers, v_image: of the model, and its image vocabulary.
-        itemsize: bytes per number of weights and cache.
-        columns, images: tokens per row (the window), images of the batch.
-        guided: whether each image has an unconditional row too.
-        context: cached tokens that a row attends to besides the columns.
-    """
-
+    # size, layers, v_image: of the model, and its image vocabulary
     size: Size
     layers: int
     v_image: int
-    itemsize: int
+    itemsize: int  # bytes per number of weights and cache
+    # columns, images: tokens per row (the window), images of the batch
     columns: float
     images: int
-    guided: bool
-    context: float
+    guided: bool  # whether each image has an unconditional row too
+    context: float  # cached tokens that a row attends to besides the columns
 
     @property
     def rows(self) -> int:

@@ -19,97 +19,71 @@ from scipy.stats import kstwo
 
 from specbench.stats.intervals import holm
 
-LEVEL = 0.001
-"""Family-wise error rate of the verdict: the share of exact runs that are flagged."""
+LEVEL = 0.001  # Family-wise error rate of the verdict: the share of exact runs that are flagged
 _POWER = 0.95
-FEWEST = 200
-"""Tokens that a group needs to be tested."""
+FEWEST = 200  # Tokens that a group needs to be tested
 PLACES = (0, 1, 2, 4, 8, 16, 32, 64)
 ENTROPIES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 """Lower ends of the groups by place in the window and by entropy of p in nats."""
-_PARTS = 4
-"""Groups of consecutive slots."""
-LAGS = (1, 2, 4, 8, 16, 32)
-"""Distances of the tokens whose values are compared; among them common windows."""
+_PARTS = 4  # Groups of consecutive slots
+LAGS = (1, 2, 4, 8, 16, 32)  # Distances of the tokens whose values are compared; among them common windows
 _MEAN_NULL_DISTANCE = 0.8687
 """Mean of the Kolmogorov distribution: what sqrt(n) times the distance is on average for uniform values."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The free tokens of a run's images. K images of M tokens each, in stream order.
+    """The free tokens of a run's images. K images of M tokens each, in stream order."""
 
-    Attributes:
-        u: [K, M] by order; NaN where a token has no value in that order.
-        place: [K, M] place in the window of the step that committed the token; None where steps are no windows.
-        entropy: [K, M] of p, in nats.
-    """
-
-    u: Mapping[str, np.ndarray]
+    u: Mapping[str, np.ndarray]  # [K, M] by order; NaN where a token has no value in that order
+    # [K, M] place in the window of the step that committed the token; None where steps are no windows
     place: np.ndarray | None
-    entropy: np.ndarray
+    entropy: np.ndarray  # [K, M] of p, in nats
 
 
 @dataclass(frozen=True)
 class Test:
-    """One test of the family.
-
-    Attributes:
-        order: of the vocabulary.
-        kind: "all", "place", "entropy" or "part" of the image (uniformity of a group), "serial" (against the token that
-            is `group` tokens before) or "images" (against the same token of the image before).
-        group: the group's bounds or the distance as text, empty if there is one group only.
-        n: tokens, or pairs of them.
-        distance: largest distance of the empirical distribution function from uniform; for a correlation, that.
-        p, corrected: p-value, and the same corrected for all tests of the run.
-    """
+    """One test of the family."""
 
     __test__ = False  # not a case of pytest
 
-    order: str
+    order: str  # of the vocabulary
+    # "all", "place", "entropy" or "part" of the image (uniformity of a group), "serial" (against the token that is
+    # `group` tokens before) or "images" (against the same token of the image before)
     kind: str
-    group: str
-    n: int
-    distance: float
+    group: str  # the group's bounds or the distance as text, empty if there is one group only
+    n: int  # tokens, or pairs of them
+    distance: float  # largest distance of the empirical distribution function from uniform; for a correlation, that
+    # p, corrected: p-value, and the same corrected for all tests of the run
     p: float
     corrected: float = math.nan
 
 
 @dataclass(frozen=True)
 class Deviation:
-    """A lower bound on the mean total variation per token between the decoder's choices and p.
+    """A lower bound on the mean total variation per token between the decoder's choices and p."""
 
-    Attributes:
-        value, low, high: cross-fitted estimate of the bound and its 95 % interval over images; None for the ends with
-            fewer than two images per half. The total variation is at least `low` with 97.5 % confidence; it may be
-            larger than `high`, as an order sees a part of it only.
-        order, kind: what was chosen to show it.
-    """
-
+    # value, low, high: cross-fitted estimate of the bound and its 95 % interval over images; None for the ends with
+    # fewer than two images per half. The total variation is at least `low` with 97.5 % confidence; it may be larger
+    # than `high`, as an order sees a part of it only.
     value: float
     low: float | None
     high: float | None
+    # order, kind: what was chosen to show it
     order: str
     kind: str
 
 
 @dataclass(frozen=True)
 class RosenblattResult:
-    """All tests of one run, sorted by p-value.
-
-    Attributes:
-        deviates: whether any corrected p-value is below the level.
-        deviation: over all orders and groupings; None without images.
-        by_order: the same for each order alone, over all tokens.
-        detectable: mean deviation in one order that would have been flagged with probability `_POWER`.
-    """
+    """All tests of one run, sorted by p-value."""
 
     tests: tuple[Test, ...]
     level: float
-    deviates: bool
-    deviation: Deviation
-    by_order: Mapping[str, Deviation]
-    detectable: float
+    deviates: bool  # whether any corrected p-value is below the level
+    deviation: Deviation  # over all orders and groupings; None without images
+    by_order: Mapping[str, Deviation]  # the same for each order alone, over all tokens
+    detectable: float  # mean deviation in one order that would have been flagged with probability `_POWER`
     images: int
     tokens: int
 

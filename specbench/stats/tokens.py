@@ -31,22 +31,17 @@ def as_frame(rows: pa.Table) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class TokenStats:
-    """Log-probability statistics of the free tokens under the target distribution, in nats.
+    """Log-probability statistics of the free tokens under the target distribution, in nats."""
 
-    Attributes:
-        logp_mean, logp_std, entropy_mean, perplexity, image_perplexity, nll_gap: see the functions of these names.
-        nll_gap_se: standard error of the gap over independent images; None for one image.
-        zero_probability: number of tokens with target probability 0; if any, the means are infinite.
-    """
-
+    # logp_mean, logp_std, entropy_mean, perplexity, image_perplexity, nll_gap: see the functions of these names
     logp_mean: float
     logp_std: float | None
     entropy_mean: float
     perplexity: float
     image_perplexity: float
     nll_gap: float
-    nll_gap_se: float | None
-    zero_probability: int
+    nll_gap_se: float | None  # standard error of the gap over independent images; None for one image
+    zero_probability: int  # number of tokens with target probability 0; if any, the means are infinite
 
 
 def token_stats(rows: pd.DataFrame) -> TokenStats | None:

@@ -21,10 +21,8 @@ from specbench.store.run_info import RUN_JSON, read_info
 from specbench.store.run_store import RunStore, image_bytes
 from specbench.system.files import write_atomically
 
-_ROWS = 1024
-"""Rows per copied batch."""
-MAX_WANTED = 10**9
-"""Stands for what a part was to decode in runs that do not say it."""
+_ROWS = 1024  # Rows per copied batch
+MAX_WANTED = 10**9  # Stands for what a part was to decode in runs that do not say it
 _SHARD = re.compile(r"shard-(\d+)-of-(\d+)")
 
 

@@ -22,11 +22,9 @@ from specbench.specs.run_spec import RunSpec
 from specbench.system import signals
 
 ModelLoader = Callable[[], ImageModel]
-Warm = Callable[[ImageModel, Sequence[RunSpec], Sequence[str]], object]
-"""Runs some steps of the runs, compiling them."""
+Warm = Callable[[ImageModel, Sequence[RunSpec], Sequence[str]], object]  # Runs some steps of the runs, compiling them
 
-_MOST_BYTES = 2**30
-"""Weights of a model above which no other process loads them, too."""
+_MOST_BYTES = 2**30  # Weights of a model above which no other process loads them, too
 
 
 @contextmanager

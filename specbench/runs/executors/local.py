@@ -32,50 +32,35 @@ from specbench.system.monitor import MachineMonitor
 from specbench.system.plugins import foreign_place
 
 WARM_UP_ID = "(warm-up)"
-MISFITS = 2
-"""Batches that do not fit into memory before a run goes on without batches."""
-_FIRST_S, _EVERY_S = 1.0, 0.5
-"""Seconds from the start of an image to the first report of its tokens, and between two."""
+MISFITS = 2  # Batches that do not fit into memory before a run goes on without batches
+_FIRST_S, _EVERY_S = 1.0, 0.5  # Seconds from the start of an image to the first report of its tokens, and between two
 
-Tell = Callable[[str, int, int], None]
-"""Takes in the progress of a warm-up."""
+Tell = Callable[[str, int, int], None]  # Takes in the progress of a warm-up
 _SILENT = Reporter()
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Images of one run that one worker decodes.
+    """Images of one run that one worker decodes."""
 
-    Attributes:
-        spec: of the run.
-        requests: the images.
-        trace: whether to record traces.
-        turn: place among the decoders of the same image, from 1; None if they take no turns.
-    """
-
-    spec: RunSpec
-    requests: tuple[Request, ...]
-    trace: bool = False
-    turn: int | None = None
+    spec: RunSpec  # of the run
+    requests: tuple[Request, ...]  # the images
+    trace: bool = False  # whether to record traces
+    turn: int | None = None  # place among the decoders of the same image, from 1; None if they take no turns
 
 
 @dataclass
 class DecodedChunk:
-    """Images of one run, ready for `specbench.store.run_store.RunStore.append`.
+    """Images of one run, ready for `specbench.store.run_store.RunStore.append`."""
 
-    Attributes:
-        spec: of the run.
-        rows: one per image, failed ones included, with the columns of `specbench.store.schema.SAMPLES`.
-        images: uint8 [3, H, W] by file name as in the rows; none for failed images.
-        traces: with the columns of `specbench.store.schema.TRACES`, if traces are recorded.
-        hardware: of the worker, if it is not that of the worker which was ready first.
-    """
-
-    spec: RunSpec
+    spec: RunSpec  # of the run
+    # one per image, failed ones included, with the columns of `specbench.store.schema.SAMPLES`
     rows: list[dict[str, object]] = field(default_factory=list)
+    # uint8 [3, H, W] by file name as in the rows; none for failed images
     images: dict[str, np.ndarray] = field(default_factory=dict)
+    # with the columns of `specbench.store.schema.TRACES`, if traces are recorded
     traces: list[dict[str, object]] = field(default_factory=list)
-    hardware: Mapping[str, object] | None = None
+    hardware: Mapping[str, object] | None = None  # of the worker, if it is not that of the worker which was ready first
 
 
 class Executor(Protocol):

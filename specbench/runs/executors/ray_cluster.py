@@ -12,8 +12,7 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.decoder_args import parse_decoders
 from specbench.runs.settings import Value
 
-_ANSWER_S = 15
-"""Seconds a cluster may take to answer; Ray itself would try for minutes."""
+_ANSWER_S = 15  # Seconds a cluster may take to answer; Ray itself would try for minutes
 
 
 @dataclass(frozen=True)

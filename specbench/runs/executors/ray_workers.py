@@ -29,15 +29,11 @@ from specbench.store.schema import base_row, failed_row
 from specbench.system import environment, signals
 from specbench.system.version import __version__
 
-ATTEMPTS = 2
-"""Attempts per image; after the last failure or lost worker the error is stored in its row."""
-RESTARTS = 3
-"""Replacements per worker before the pool continues without it."""
-_STORE_BYTES = 256 * 2**20
-"""Shared memory of a local Ray in bytes, a buffer for decoded images."""
+ATTEMPTS = 2  # Attempts per image; after the last failure or lost worker the error is stored in its row
+RESTARTS = 3  # Replacements per worker before the pool continues without it
+_STORE_BYTES = 256 * 2**20  # Shared memory of a local Ray in bytes, a buffer for decoded images
 Ticket = Hashable
-Load = Callable[[], ImageModel]
-"""Function that builds the model inside a worker; must be picklable."""
+Load = Callable[[], ImageModel]  # Function that builds the model inside a worker; must be picklable
 
 
 class WorkerPool:
