@@ -259,8 +259,7 @@ def audit_runs(
     quiet: bool,
 ) -> None:
     """Audit stored runs, print the table, and fail where a decoder that claims to be lossless deviates, or where the
-    recorded p is not the model's.
-    """
+    recorded p is not the model's."""
     from specbench.checks import run_audit
 
     rows = run_audit.audit_runs(runs, out, recompute, weights, revision, chosen_device(device), dtype)

@@ -154,8 +154,7 @@ def drawn(
     model: ImageModel, tokens: Tensor, requests: Sequence[Request], decoder: DecoderSpec, seed: int
 ) -> list[tuple[np.ndarray | None, dict[str, float]]]:
     """Per image of stream tokens [B, N] its pixels uint8 [3, H, W], and facts of a second stage that drew it; an
-    image's seed is its noise key. None are the pixels of a model that lacks what draws them.
-    """
+    image's seed is its noise key. None are the pixels of a model that lacks what draws them."""
     if isinstance(model, StagedModel):
         images = decode(*second_stage(model, tokens, requests, decoder), seed)
         if failed := next((image for image in images if isinstance(image, SpecbenchError)), None):

@@ -191,8 +191,7 @@ class Noise:
         """Hash the numbers of several `streams` at consecutive slots `positions` [B, T] and `draw` [B, 1] in one pass,
         of which `uniform` will be asked for the first slots of `positions`; in eager steps only. On a GPU that is a
         third of the launches. On a CPU the calls cost, not the numbers, so that those of a lone image are hashed for
-        several draws and the slots after these.
-        """
+        several draws and the slots after these."""
         if torch.compiler.is_compiling():
             return
         if len(positions) == 1 and self._device.type == "cpu":
@@ -241,8 +240,7 @@ class Noise:
 
     def run_race(self, weights: Tensor, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:
         """[B, T] tokens drawn from unnormalised `weights` [B, T, V] by their `race`, run by tokens of positive weight
-        only.
-        """
+        only."""
         runners = kept(weights)
         counter = self._counter if runners.ids is None else (runners.ids + 2) * _GOLDEN
         return runners.token(run_race(runners.mass, self._exponentials(positions, counter, stream, draw)))

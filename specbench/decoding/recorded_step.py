@@ -16,8 +16,7 @@ from specbench.models.transformer.host_sync import to_host
 
 class Committed(NamedTuple):
     """Slots of one or more steps: the committed ones, or, where selecting them would need a host sync, also the slots
-    after them, which a later step writes again. [...] is [S] for a selection and [R, T] without one. V tokens.
-    """
+    after them, which a later step writes again. [...] is [S] for a selection and [R, T] without one. V tokens."""
 
     rows: Tensor  # [S] or [R, 1] row of the batch
     # positions, tokens: [...] stream slot and token

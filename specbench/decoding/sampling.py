@@ -274,8 +274,7 @@ def _rank_keys(probabilities: Tensor, ids: Tensor, descending: bool) -> Tensor:
 
 def _ends_and_kept(weights: Tensor, before: int, after: int, descending: bool) -> tuple[Tensor, Tensor]:
     """Ids [..., K] or [V], and weights [..., K], of the tokens that can stand `before` or `after` one of positive
-    weight in the order of `rank`; padded with token -1.
-    """
+    weight in the order of `rank`; padded with token -1."""
     vocab = weights.shape[-1]
     if vocab < WIDE or not _compacts(weights):
         return torch.arange(vocab, device=weights.device), weights
@@ -302,8 +301,7 @@ def _compacts(weights: Tensor) -> bool:
 
 def _compact(weights: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Move the entries chosen by `here` [rows, V] to the front of their rows: tokens and `weights` [rows, K],
-    zero-padded, and bool [rows, K], True where not padding.
-    """
+    zero-padded, and bool [rows, K], True where not padding."""
     rows, vocab = weights.shape
     # flatnonzero is four times faster on booleans than on floats.
     entry = np.flatnonzero(here)

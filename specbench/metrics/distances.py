@@ -264,8 +264,7 @@ def _mean_kernel(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 class NearestNeighbours(NamedTuple):
     """Values of each image, [n], and of each reference image, [m]. The manifold of a set is the union of the balls
-    around its feature vectors that reach to their k-th nearest neighbour in the set.
-    """
+    around its feature vectors that reach to their k-th nearest neighbour in the set."""
 
     precise: np.ndarray  # whether an image lies in the manifold of the reference images; the mean is the precision
     density: np.ndarray  # number of balls of the reference images around an image, over k; the mean is the density

@@ -39,8 +39,7 @@ class ExportFolder:
 @contextmanager
 def export_folder(target: Path) -> Iterator[ExportFolder]:
     """Fill a folder that appears as `target`, absent or empty before, when the block ends; after an error, or a kill,
-    `target` is as it was.
-    """
+    `target` is as it was."""
     place = Path(os.path.realpath(target))  # Path.resolve raises a RuntimeError at links that lead in a circle
     names = f".{place.name[:200]}.tmp", f".{place.name[:200]}.lock"
     try:

@@ -78,8 +78,7 @@ class ReferenceImages:
 
 def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Mean [d] and covariance [d, d], float64, from `mu` and `sigma` of a .npz file, as pytorch-fid, clean-fid and the
-    reference batches of ImageNet (Dhariwal & Nichol 2021) have them.
-    """
+    reference batches of ImageNet (Dhariwal & Nichol 2021) have them."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("it is no file")

@@ -212,8 +212,7 @@ def _is_model(found: object) -> bool:
 
 def find_model(name: str) -> ModelFacts:
     """Find a model by name, or import it as "package.module:NAME"; the SpecbenchError for an unknown name suggests the
-    nearest one.
-    """
+    nearest one."""
     if plugins.is_reference(name):
         return _own_model(name)
     return models()[model_name(name)]

@@ -145,8 +145,7 @@ class HeadLoading(NamedTuple, Generic[Head]):
 
     def ready(self, model: ImageModel, path: str) -> Head:
         """Load the head `path`, or if that is empty the published or the model's own one, ready for `model`; the one
-        used last is kept.
-        """
+        used last is kept."""
         if not isinstance(model, self.able):
             raise SpecbenchError(
                 f"model '{model.name}' cannot be used with a draft head", "choose a decoder without one"

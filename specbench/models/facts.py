@@ -134,8 +134,7 @@ class ModelFacts(Protocol):
 
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelFacts:
         """This model as chosen; a SpecbenchError if it cannot be. `download` permits fetching the small files that tell
-        the size of other weights.
-        """
+        the size of other weights."""
         ...
 
     @property

@@ -225,8 +225,7 @@ def _named(names: Iterable[str], pattern: str) -> list[str]:
 
 def _remove_abandoned(storage: Path) -> None:
     """Remove the parts of files that killed processes left, with which the client does not go on; those of processes
-    that still hold the client's lock stay.
-    """
+    that still hold the client's lock stay."""
     for path in storage.glob("blobs/*.incomplete"):
         lock = storage.parent / ".locks" / storage.name / f"{path.name.partition('.')[0]}.lock"
         with suppress(OSError), lock.open("a") as held:
@@ -338,8 +337,7 @@ def _behind(error: BaseException) -> list[BaseException]:
 
 def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[], str]) -> str:
     """Call `receive` in a thread of its own, so that Ctrl-C does not wait for it, and tell meanwhile how many bytes
-    have arrived in a repository's folder, whichever process receives them; the client's own bars are hidden.
-    """
+    have arrived in a repository's folder, whichever process receives them; the client's own bars are hidden."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     def held() -> int:

@@ -359,8 +359,7 @@ def codes_in(text: str) -> list[int]:
 
 def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
     """What `generate` of transformers samples by with these files: their generation settings, and where those say
-    nothing, its own.
-    """
+    nothing, its own."""
     if not files.holds("generation_config.json"):
         return defaults
     path, usual = files.named("generation_config.json"), {"temperature": 1.0, "top_k": 50, "top_p": 1.0}

@@ -179,8 +179,7 @@ class Session(Protocol):
 
     def keep(self, columns: Tensor, positions: Tensor) -> None:
         """After a tree forward, copy the cache entries of `columns` [B, D] to the slots of trunk columns that predict
-        `positions` [B, D], so that the branch becomes part of the committed prefix.
-        """
+        `positions` [B, D], so that the branch becomes part of the committed prefix."""
         ...
 
     def refill(self, rows: Tensor, prefix: Any) -> None:

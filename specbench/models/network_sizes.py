@@ -25,8 +25,7 @@ class Size:
 
     def layer(self, layers: int, outputs: int) -> Layer:
         """Size of one of its `layers`, if the head is linear with `outputs` and queries are as wide as hidden
-        states.
-        """
+        states."""
         width = self.attention // layers
         weights = (self.weights - outputs * width) // layers
         projections = 2 * width * (width + self.kv // (2 * layers))

@@ -152,8 +152,7 @@ def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[CellSet
 
 def wanted_fields(values: Mapping[str, Value]) -> dict[str, object]:
     """The fields of the `RunSpec` that the settings ask for; dtype, device and threads only where they were given, and
-    whatever draft head.
-    """
+    whatever draft head."""
     value = {name: held.value for name, held in values.items()}
     model, (planned,) = plan_model(values), plan_decoders(value["decoder"], values)
     fields = {"model": model.name, "prompts": value["prompts"], "seed": value["seed"], "batch": value["batch"]}

@@ -145,8 +145,7 @@ def read_set(found: PublicSet) -> list[Prompt]:
 
 def missing_set(name: str, images: bool = False) -> list[Download]:
     """The download of a public set, or of its reference images; empty where it is on this disk, or `name` is no such
-    set.
-    """
+    set."""
     if name not in public_names():
         return []
     found, _ = find(name)

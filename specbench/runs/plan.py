@@ -323,8 +323,7 @@ def _settle_batch(plan: Plan) -> Plan:
 
 def _earlier_batch(plan: Plan) -> int | None:
     """Batch size that `--batch auto` chose earlier for one of the plan's runs, so that repeating a command resumes
-    it.
-    """
+    it."""
     if not plan.model.ready:
         return None
     weights, runs = plan.model.weights_sha256(), read_infos(plan.out)

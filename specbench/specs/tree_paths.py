@@ -19,8 +19,7 @@ NAMED = {
 
 def node_paths(text: str) -> list[str]:
     """List the nodes of a draft tree by depth, given its name or paths separated by spaces or commas ("0 1 00": two
-    children of the root and one grandchild).
-    """
+    children of the root and one grandchild)."""
     paths = NAMED.get(text, text).replace(",", " ").split()
     if not paths or not all(path.isascii() and path.isdigit() for path in paths):
         names = ", ".join(NAMED)

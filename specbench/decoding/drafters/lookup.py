@@ -134,8 +134,7 @@ def common_mass(p: Tensor, q: Tensor) -> Tensor:
 
 def neighbour_slots(layout: TokenLayout) -> Tensor:
     """[N, K] earlier slots around each stream slot, in the order of their weight: left (the slot before), above, above
-    to the right, above to the left, and the one before the left; -1 where there is none.
-    """
+    to the right, above to the left, and the one before the left; -1 where there is none."""
     own = torch.arange(layout.length)
     above, left = torch.tensor(layout.neighbour(1, 0)), torch.tensor(layout.neighbour(0, 1))
     # What is above to the right is above the slot to the right, in the same row.

@@ -20,8 +20,7 @@ from specbench.decoding.sampling import rows_at
 
 class DraftTests(NamedTuple):
     """Acceptance tests, one draft each with its own p and q: K per row, V tokens. Built by `of`, the only reader of a
-    proposal's q.
-    """
+    proposal's q."""
 
     # [B, K, V] target distribution of the draft's slot; for a later sibling, the normalised residual distribution after
     # the rejected ones

@@ -100,8 +100,7 @@ def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:
 
 class OutputRows(NamedTuple):
     """A model's image head on a few ids of each row: rows of the output matrix [B, K, d], and of its bias [B, K] if it
-    has one, copied together once for many uses.
-    """
+    has one, copied together once for many uses."""
 
     before: Callable[[Tensor], Tensor]  # what the matrix is multiplied with, of features
     guidance: float

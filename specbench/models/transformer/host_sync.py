@@ -19,8 +19,7 @@ def to_host(numbers: Tensor) -> list:
 
 class AsyncHostCopy:
     """Latest host copy of a changing tensor: current on a CPU; up to a few steps old on a GPU, where only the first
-    copy is a sync.
-    """
+    copy is a sync."""
 
     def __init__(self, known: tuple[list[int], float] | None = None):
         """`known`: numbers and their `when`, if the host knows them already."""

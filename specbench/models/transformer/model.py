@@ -158,8 +158,7 @@ class TransformerModel:
 
     def lend_cache(self, session: TransformerSession, rows: int, slots: int) -> PositionCache:
         """An empty cache for a compiled session: the one that an earlier session of the same shape has left, if there
-        is one, since captured graphs write to its addresses.
-        """
+        is one, since captured graphs write to its addresses."""
         cache, self._spare_cache = self._spare_cache, None
         if cache is None or not cache.fits(rows, slots, self.device, self.dtype):
             cache = PositionCache(self.backbone.config.num_hidden_layers, slots)
@@ -170,8 +169,7 @@ class TransformerModel:
 
     def call_for(self, key: Hashable, rows: int) -> Call:
         """`call` for the functions of a decoder and sampling, `key`, on batches of `rows` images; eager without
-        `compile`.
-        """
+        `compile`."""
         if not self.compiles or self._forwards_alone:
             return call_eager
         key = key, rows, self.device, self.dtype
@@ -304,8 +302,7 @@ class TransformerSession:
         start: int | None = None,
     ) -> Tensor:
         """Logits of columns [R, T] at cache slots [R, T]. `start` is the first slot of a chain if all rows agree on it:
-        such rows are written as one run, and a single column of theirs needs no mask.
-        """
+        such rows are written as one run, and a single column of theirs needs no mask."""
         first, self._fed = self._fed is None, slots
         # Only a session's first forward predicts slot 0, whose input is the prompt's last element.
         opening = self._start if first or self._compiled else None

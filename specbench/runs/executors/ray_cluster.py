@@ -75,8 +75,7 @@ def import_ray():
 
 def require_ray(address: str | None) -> None:
     """Require Ray, and the cluster at an address if one is given. Ray's own program asks it, in a process of its own:
-    that can be stopped, and keeps its log to itself.
-    """
+    that can be stopped, and keeps its log to itself."""
     import_ray()
     if not address or "://" in address:
         return
