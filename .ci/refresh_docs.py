@@ -74,14 +74,6 @@ def refresh(page: Path) -> str:
     return _BLOCK.sub(made, page.read_text())
 
 
-def commands(page: Path, argument: str) -> str:
-    """Every command with the first line of its help."""
-    return "\n".join(
-        f"- [`specbench {name}`](#specbench-{name.replace(' ', '-')}): {command.help.splitlines()[0]}"
-        for name, command in _commands()
-    )
-
-
 GUIDES = {
     "audit": "lossless.md",
     "bench": "papers.md",
@@ -95,46 +87,25 @@ GUIDES = {
 
 
 def command_help(page: Path, argument: str) -> str:
-    """What several commands take, once; then of every command the rest of its help, and what it alone takes.
-
-    Options of decoders have a page of their own. The first line of the help stands in the table of `commands`.
-    """
-    taken = {name: [_described(parameter) for parameter in _shown(command)] for name, command in _commands()}
-    users = Counter(named for rows in taken.values() for named, _ in rows)
-    meant = {flag: (flag, said) for (flag, said), count in reversed(users.most_common()) if count > 1}
-    common = {one: default for rows in reversed(taken.values()) for one, default in rows if meant.get(one[0]) == one}
-
-    def rows(described: Iterable[tuple[tuple[str, str], str]]) -> str:
-        lines = (
-            f"- {flag}: {said}" + (f" (default {default})" if default != "-" else "")
-            for (flag, said), default in described
-        )
-        return "\n".join(lines).replace("\\|", "|")
-
-    order = dict.fromkeys(named for rows in taken.values() for named, _ in rows if named in common)
-    parts = ["## Arguments and options of several commands\n\n" + rows((named, common[named]) for named in order)]
+    """Of every command its help, and the names of what it takes; `--help` prints the meanings."""
+    usual = {_name(parameter) for parameter in _shown(dict(_commands())["run"])}
+    parts = []
     for name, command in _commands():
-        said = [" ".join(text.split()) for text in _plain_help(command).split("\n\n")][1:]
-        said = [f"See [its guide]({GUIDES[name]})."] if name in GUIDES else said
-        own = [(named, default) for named, default in taken[name] if named not in common]
-        also = [
-            _name(flag) + (f" (default {default})" if default != common[flag, text] else "")
-            for (flag, text), default in taken[name]
-            if (flag, text) in common
-        ]
-        if len(also) > len(order) / 2:
-            missing = [_name(flag) for flag, text in order if (flag, text) not in dict(taken[name])]
-            others = "; with other defaults: " * any("default" in one for one in also)
-            others += ", ".join(one for one in also if "default" in one)
-            also = [f"all arguments and options of several commands but {', '.join(missing)}{others}"]
-        said += [rows(own)] * bool(own) + [f"{'Also' if own else 'Takes'} {', '.join(also)}."] * bool(also)
-        parts.append("\n\n".join([f"## specbench {name}", *said]))
+        said = [" ".join(text.split()) for text in _plain_help(command).split("\n\n")]
+        said = [said[0], f"See [its guide]({GUIDES[name]})."] if name in GUIDES else said
+        taken = [_name(parameter) for parameter in _shown(command)]
+        if name != "run" and len(usual.intersection(taken)) > len(usual) / 2:
+            missing = [one for one in sorted(usual) if one not in taken]
+            own = [one for one in taken if one not in usual]
+            taken = [*own, f"and those of `specbench run` but {', '.join(missing)}"]
+        parts.append("\n\n".join([f"## specbench {name}", *said, f"Takes {', '.join(taken)}."]))
     return "\n\n".join(parts)
 
 
-def _name(flag: str) -> str:
-    """A flag without its short form and its value."""
-    return f"`{re.split('[ /`]', flag)[1]}`"
+def _name(parameter: click.Parameter) -> str:
+    """An argument by its value, an option by its long flag."""
+    argument = parameter.param_type_name == "argument"
+    return f"`{(parameter.metavar or parameter.name.upper()) if argument else parameter.opts[0]}`"
 
 
 def _shown(command: click.Command) -> list[click.Parameter]:
@@ -145,11 +116,6 @@ def _shown(command: click.Command) -> list[click.Parameter]:
         if not (getattr(parameter, "rich_help_panel", None) or "").startswith("Decoder ")
         and not getattr(parameter, "hidden", False)
     ]
-
-
-def _described(parameter: click.Parameter) -> tuple[tuple[str, str], str]:
-    said, default = _meaning(parameter)
-    return (_flag(parameter), said.rstrip(".")), default
 
 
 FOREIGN_VARIABLES = {
@@ -171,16 +137,10 @@ def variables(page: Path, argument: str) -> str:
     return "\n".join(f"- `{name}`: {meaning}" for name, meaning in named.items())
 
 
-FIRST = ("ar", "sjd", "gsd", "sjd++", "scd-mc", "eagle")
-"""The decoders that a reader looks for first: the baseline, and one of each group of papers."""
-
-
 def decoders(page: Path, argument: str) -> str:
-    """Every preset with its paper; `first` names those of `FIRST`, `rest` the others."""
-
-    names = FIRST if argument == "first" else [name for name in _built_in() if name not in FIRST]
+    """Every preset by its paper."""
     papers: dict[str, list[str]] = {}
-    for name in names:
+    for name in _built_in():
         said = "; ".join(["lossless" if resolve(name).lossless else "lossy", *_unlike_sjd(name)])
         papers.setdefault(PRESETS[name].paper, []).append(f"    - `{name}` ({said}): {PRESETS[name].summary}")
     return "\n".join(
@@ -217,8 +177,8 @@ def options(page: Path, argument: str) -> str:
 
     def line(said: tuple[str, ...], users: dict[str, list[str]]) -> str:
         flag, values, default, meaning = said
-        of = "; ".join(f"{kind} {', '.join(names)}" for kind, names in users.items())
-        return f"- {flag} ({of}): {meaning}. {values[0].upper()}{values[1:]}; default {default}."
+        of = "; ".join(", ".join(names) for names in users.values())
+        return f"- {flag} ({of}): {meaning}{values}; default {default}"
 
     return "\n".join(line(*one) for one in merged.items())
 
@@ -349,7 +309,7 @@ def effects(page: Path, argument: str) -> str:
     for setting, found in _measured_readings().items():
         if setting != "schedule":  # a table of its own
             each = [f"`{one['reading']}` {_tokens(one)}" for one in found]
-            rows.setdefault(setting, []).append(f"tokens per step on `shapes`: {', '.join(each)}")
+            rows.setdefault(setting, []).append(", ".join(each))
     return _table(
         ["setting", "what another reading changes"],
         ([f"`{setting}`", "; ".join(said)] for setting, said in sorted(rows.items())),
@@ -558,12 +518,17 @@ def planted_bugs(page: Path, argument: str) -> str:
     )
 
 
+EVERYWHERE = ("run_id", "model", "decoder")
+"""Columns of all kinds of files, which the page explains once."""
+
+
 def columns(page: Path, kind: str) -> str:
     """The declared columns of a kind of parquet file."""
     facts = column_facts(FILE_KINDS[kind])
     types = {field.name: str(field.type).replace("element: ", "").replace("item: ", "") for field in FILE_KINDS[kind]}
     types = {name: "list of scores" if "struct" in of else of for name, of in types.items()}
     units = {name: f" in {one['unit']}" if one["unit"] else "" for name, one in facts.items()}
+    facts = {name: one for name, one in facts.items() if name not in EVERYWHERE}
     return "\n".join(f"- `{name}` `{types[name]}`{units[name]}: {one['meaning']}" for name, one in facts.items())
 
 
@@ -571,7 +536,6 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "audit-settings": audit_settings,
     "command-help": command_help,
     "columns": columns,
-    "commands": commands,
     "components": components,
     "decoders": decoders,
     "effects": effects,
@@ -627,36 +591,11 @@ def _is_ours(component: Component) -> bool:
 
 
 def _values(option: Option) -> str:
+    """The words that an option takes, or the range that is closed at both ends."""
     if option.choices:
-        return ", ".join(f"`{choice}`" for choice in option.choices)
-    kind = {int: "integer", float: "number", bool: "`true`, `false`", str: "text"}[option.type]
-    low, high = option.minimum, option.maximum
-    if low is not None and high is not None:
-        return f"{kind}, {plain(low)} to {plain(high)}"
-    bounds = [("at least", low), ("above", option.above), ("at most", high)]
-    said = [f"{word} {plain(bound)}" for word, bound in bounds if bound is not None]
-    return ", ".join([kind, *said])
-
-
-def _flag(parameter: click.Parameter) -> str:
-    value = _escape(parameter.metavar or "")
-    if parameter.param_type_name == "argument":
-        return f"`{value or parameter.name.upper()}`"
-    names = "/".join([*parameter.opts, *parameter.secondary_opts])
-    return f"`{names} {value}`".replace(" `", "`")
-
-
-def _meaning(parameter: click.Parameter) -> tuple[str, str]:
-    """Its help, and the default that help screens print behind it."""
-    said = _escape(parameter.help or "")
-    found = re.search(r" ?\[dim\]\(default (.*)\)\[/dim\]", said)
-    if found:
-        return said.replace(found[0], ""), f"`{found[1]}`"
-    if isinstance(getattr(parameter, "show_default", None), str):
-        return said, f"`{_escape(parameter.show_default)}`"
-    value = parameter.default
-    no_value = value is None or value is False or value in ("", [], ()) or callable(value)
-    return said, "-" if no_value else f"`{value}`"
+        return f"; {', '.join(f'`{choice}`' for choice in option.choices)}"
+    closed = option.minimum is not None and option.maximum is not None
+    return f"; {plain(option.minimum)} to {plain(option.maximum)}" if closed else ""
 
 
 def _plain_help(command: click.Command) -> str:
