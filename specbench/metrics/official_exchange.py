@@ -76,10 +76,6 @@ def export_images(benchmark: str, run: Path, target: Path) -> int:
 
     Returns:
         The number of images.
-
-    Raises:
-        SpecbenchError: an unknown benchmark, a run of other prompts, images that the layout cannot hold, or a folder
-            that is not empty or not writable.
     """
     benchmark = read_name("benchmark", benchmark, _LAYOUTS)
     what, fits, files_of = _LAYOUTS[benchmark]
@@ -96,9 +92,6 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
 
     Args:
         results: GenEval's results file, the folder that T2I-CompBench++ was exported to, or DPG-Bench's `_detail.txt`.
-
-    Raises:
-        SpecbenchError: an unknown benchmark, or results that do not match the run.
     """
     benchmark = read_name("benchmark", benchmark, BENCHMARKS)
     images = run_images(run)
@@ -138,10 +131,6 @@ def dataset_files(rows: Sequence[_Row]) -> Files:
 def compbench_files(rows: Sequence[_Row]) -> Files:
     """Files for the official scripts: `<category>/samples/<prompt>_<number>.png`, the number being the prompt's line
     times the images per prompt plus the sample.
-
-    Raises:
-        SpecbenchError: a prompt lacks a sample, a category lacks a prompt at its start (the scripts pair by position),
-            or a prompt cannot be a file name.
     """
     categories = {category: [row for row in rows if row.category == category] for category in COMPBENCH_CATEGORIES}
     samples = {category: _samples_per_prompt(category, mine) for category, mine in categories.items() if mine}
@@ -281,11 +270,7 @@ BENCHMARKS = tuple(_LAYOUTS)[:3]
 
 
 def official_line(prompt_id: str, meta: Mapping) -> int:
-    """Number of a prompt in the official file, from its metadata.
-
-    Raises:
-        SpecbenchError: it is not a whole number from 0 on.
-    """
+    """Number of a prompt in the official file, from its metadata."""
     line = meta["line"]
     if isinstance(line, bool) or not isinstance(line, int) or not 0 <= line < MAX_LINES:
         raise SpecbenchError(

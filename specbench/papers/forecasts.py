@@ -96,11 +96,7 @@ def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range,
 
 
 def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
-    """Printed tokens per step of a table's rows; only of the rows of `model` if it has any.
-
-    Raises:
-        SpecbenchError: the table prints none.
-    """
+    """Printed tokens per step of a table's rows; only of the rows of `model` if it has any."""
     found = []
     for row in table.rows:
         settings = row_settings(table, row)
@@ -158,11 +154,7 @@ def printed_values(table: Table, row: Row) -> dict[str, float]:
 
 
 def read_range(name: str, text: str) -> Range:
-    """A range from "LOW,HIGH" or one number.
-
-    Raises:
-        SpecbenchError: something else.
-    """
+    """A range from "LOW,HIGH" or one number."""
     try:
         low, high = [float(part) for part in (text if "," in text else f"{text},{text}").split(",")]
     except ValueError:

@@ -53,11 +53,7 @@ def available(
 
 
 def kind_named(typed: str) -> str:
-    """The kind of thing that `list` is asked for, in the singular too.
-
-    Raises:
-        SpecbenchError: there is none.
-    """
+    """The kind of thing that `list` is asked for, in the singular too."""
     also = {kind: [kind.removesuffix("s"), f"{kind.removesuffix('s')} sets"] for kind in LISTABLE}
     if (meant := names.SYNONYMS["thing to list"].get(typed.casefold())) is not None:
         raise SpecbenchError(f"unknown thing to list '{typed}'", f"specbench list {meant}")

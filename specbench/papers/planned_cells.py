@@ -43,9 +43,6 @@ def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, s
     Args:
         flags: by the name of a setting of `specbench run`; None means not given.
         env: the environment; the process's own if None. What the table says wins over it.
-
-    Raises:
-        SpecbenchError: settings that are refused for every cell.
     """
     settings, env = run_settings(), os.environ if env is None else env
     head_of(str(flags.get("head") or ""), "")
@@ -81,11 +78,7 @@ def _resolve(
 
 
 def head_of(text: str, model: str) -> str | None:
-    """The head that `--head` names for a model: a folder or hub id for all, or MODEL=PATH, several with commas.
-
-    Raises:
-        SpecbenchError: a name before the = that no model has.
-    """
+    """The head that `--head` names for a model: a folder or hub id for all, or MODEL=PATH, several with commas."""
     if "=" not in text:
         return text
     named = dict(piece.partition("=")[::2] for piece in text.split(","))

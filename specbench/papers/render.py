@@ -12,11 +12,7 @@ TABLE_FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 
 
 def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown", notes: bool = False) -> str | bytes:
-    """The tables in one of `TABLE_FORMATS`; bytes for parquet. LaTeX has footnotes and definitions with `notes` only.
-
-    Raises:
-        SpecbenchError: unknown format, or one that holds a single table.
-    """
+    """The tables in one of `TABLE_FORMATS`, parquet as bytes. LaTeX has footnotes and definitions only with `notes`."""
     fmt = read_name("format", fmt, TABLE_FORMATS)
     if fmt == "json":
         return table_json(tables)

@@ -54,10 +54,6 @@ def bench_table(
         env: the environment; the process's own if None.
         warn: called with a line for each row that cannot run and each metric that cannot score.
         runs: stored runs that get a row each.
-
-    Raises:
-        SpecbenchError: bad settings, or nothing could be run. An error after which the table can still be shown, such
-            as failed images, is its `problem` instead.
     """
     model = flags.get("model")
     _fetch_prompts(resolve_cells(table, flags, env), warn)
@@ -84,9 +80,6 @@ def measured_table(
     Args:
         model, prompts: used in place of the table's own.
         runs: stored runs that get a row each.
-
-    Raises:
-        SpecbenchError: an unknown model or prompt set, or a damaged run folder.
     """
     if prompts is not None:
         try:
@@ -149,11 +142,7 @@ def _fetch(planned: Sequence[PlannedCell], metrics: Iterable[str]) -> tuple[list
 
 
 def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda text: None) -> TableRun:
-    """Decode the missing images; cells that share model and prompts take turns. Cells that cannot run are left out.
-
-    Raises:
-        SpecbenchError: nothing could be run; exit code 5 where something is missing.
-    """
+    """Decode the missing images; cells that share model and prompts take turns. Cells that cannot run are left out."""
     done = TableRun(problems={one.settings: one.problem for one in planned if one.problem is not None})
     by_plan = {id(one.plan): one.settings for one in planned if one.plan is not None}
     waiting = together(one.plan for one in planned if one.plan is not None)

@@ -152,9 +152,6 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
 
     A row has the settings of its group's SJD, or else of the first decoder there that drafts: prompts, sampling, and
     those options that the decoder takes. Inline options win.
-
-    Raises:
-        SpecbenchError: an unknown decoder, or a table without a row to follow.
     """
     drafting = [one for one in table.rows if one.not_runnable_reason is None and takes(one.settings["decoder"], {})]
     likes: dict[str | None, Row] = {}
@@ -177,11 +174,7 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
 
 
 def with_runs(table: Table, runs: Sequence[Path]) -> Table:
-    """The table with a row for each run folder, in the group whose prompts are the run's, or else in a group of runs.
-
-    Raises:
-        SpecbenchError: a damaged run.
-    """
+    """The table with a row for each run folder, in the group whose prompts are the run's, or in a group of runs."""
     rows = list(table.rows)
     for folder in runs:
         spec = read_info(folder).spec
