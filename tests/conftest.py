@@ -1,7 +1,5 @@
 """Fixtures of all tests: one thread, a clean environment, and the command line as a function."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import os

@@ -1,7 +1,5 @@
 """`check` tests models, metrics and prompt sets of a user, and finds what is planted in them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -122,10 +120,6 @@ def repeated(tmp_path) -> Path:
     path = tmp_path / "mine.csv"
     path.write_text("id,text\na,a red circle\nb,a blue square\nc,a red circle\n")
     return path
-
-
-def test_a_caption_that_stands_twice_is_found(repeated):
-    assert failed(prompt_findings(str(repeated))) == {"captions"}
 
 
 def test_the_command_says_what_failed(cli, repeated):

@@ -1,7 +1,5 @@
 """The usual faults, planted at three strengths: found, named, not mistaken for another, and none where none is."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

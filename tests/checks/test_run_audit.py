@@ -25,14 +25,8 @@ IMAGES = 12
 
 def decoded(out, decoder, **settings):
     settings = {
-        "limit": IMAGES,
-        "batch": IMAGES,
-        "threads": 1,
-        "cfg": 1.0,
-        "temperature": 2.0,
-        "top_p": 1.0,
-        "quiet": True,
-    } | settings
+        "limit": IMAGES, "batch": IMAGES, "threads": 1, "cfg": 1.0, "temperature": 2.0, "top_p": 1.0, "quiet": True,
+    } | settings  # fmt: skip
     (folder,) = api.run(decoder=[decoder], out=str(out), **settings).folders
     return folder
 
@@ -105,18 +99,20 @@ SAMPLED = {"limit": 2, "batch": 2, "cfg": 1.5, "temperature": 1.0, "top_k": 60, 
 
 
 @pytest.mark.parametrize(
-    ("dtype", "decoder", "changed"),
+    ("decoder", "changed"),
     [
-        ("float32", "sjd", {}),
-        ("bfloat16", "sjd", {}),
-        ("bfloat16", "ar", {"cfg": 7.0, "limit": 4, "batch": 4}),
+        ("sjd", {}),
+        ("ar", {"cfg": 7.0, "limit": 4, "batch": 4}),
+        ("ar", {"top_k": 1}),
+        ("ar", {"cfg": 7.0, "temperature": 0.3}),
     ],
 )
-def test_rounding_is_no_verdict(dtype, decoder, changed, tmp_path):
-    """Guidance of 7 multiplies the rounding of bfloat16 by 9: log p recomputed in other shapes is 0.1 nats off."""
-    found = audit_run(decoded(tmp_path, decoder, dtype=dtype, **SAMPLED | changed), recompute=True)
+def test_rounding_is_no_verdict(decoder, changed, tmp_path):
+    """Guidance of 7 multiplies the rounding of bfloat16 by 9: log p recomputed in other shapes is 0.1 nats off. Sharp
+    sampling leaves most tokens as they are and makes another one the likeliest now and then."""
+    found = audit_run(decoded(tmp_path, decoder, **SAMPLED | {"dtype": "bfloat16"} | changed), recompute=True)
     assert (found["verdict"], found["failed"]) == (CONSISTENT, False)
-    if changed:
+    if "limit" in changed:
         assert found["agreement"]["log p"]["mean"] > 0.02 and found["impossible_tokens"] > 0
 
 
@@ -130,13 +126,6 @@ def test_a_run_that_records_another_p_than_the_models_is_a_verdict(fault, tmp_pa
     assert OTHERS in outcome.out
     assert f"{folder.name} ({OTHERS})" in outcome.err
     assert OTHERS in cli("report", folder).out
-
-
-@pytest.mark.parametrize("sampling", [{"top_k": 1}, {"temperature": 0.1}, {"cfg": 7.0, "temperature": 0.3}])
-def test_rounding_that_is_seldom_and_far_is_no_verdict(sampling, tmp_path):
-    """Under sharp sampling bfloat16 leaves most tokens as they are and makes another one the likeliest now and then."""
-    found = audit_run(decoded(tmp_path, "ar", **SAMPLED | {"dtype": "bfloat16", "limit": 2} | sampling), recompute=True)
-    assert (found["verdict"], found["failed"]) == (CONSISTENT, False)
 
 
 TEMPERATURE = Edit("specbench.decoding.sampling:Target.__call__", "logits.float(), ", "logits.float() / 1.3, ")

@@ -3,17 +3,12 @@
 It concerns several modules: every command, and the modules that refuse its input.
 """
 
-from __future__ import annotations
-
-import contextlib
-import io
 import os
 import re
 import subprocess
 import sys
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from specbench.cli.commands import COMMANDS
@@ -137,18 +132,6 @@ def test_a_bad_variable_is_named(cli, tmp_path, monkeypatch):
     assert outcome.code == 2 and "environment SPECBENCH_G" in outcome.err
 
 
-def test_missing_weights_are_a_missing_prerequisite(cli, tmp_path, monkeypatch):
-    from dataclasses import replace
-
-    from specbench.models import catalog
-
-    monkeypatch.chdir(tmp_path)
-    absent = replace(catalog.find_model("shapes"), weights=(tmp_path / "absent.safetensors",))
-    monkeypatch.setattr(catalog, "models", lambda: {"shapes": absent})
-    outcome = cli("run")
-    assert outcome.code == 5 and "absent.safetensors" in outcome.err and outcome.err.count("\n") == 1
-
-
 def test_an_unforeseen_error_is_one_line_unless_debugging(cli, monkeypatch):
     from specbench.models import catalog
 
@@ -166,21 +149,6 @@ names = [f"--{setting.name}" for setting in run_settings()]
 flags = st.sampled_from([*names, "--config", "-q", "--"])
 words = st.sampled_from(["0", "1", "-1", "nan", "inf", "1e999", "9" * 400, "auto", "ar", "gsd:G=3", "shapes", ":=,"])
 tokens = flags | words | st.text(max_size=12).filter(lambda text: "\0" not in text)
-
-
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(arguments=st.lists(tokens, max_size=7))
-def test_any_command_line_is_planned_or_refused(arguments, tmp_path, monkeypatch):
-    from specbench.cli import main
-
-    monkeypatch.chdir(tmp_path)
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.raises(SystemExit) as stopped, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        main(["run", "--dry-run", *arguments])
-    code = stopped.value.code or 0
-    assert code in (0, 2, 5), err.getvalue()
-    assert code == 0 or err.getvalue().count("\n") == 1, err.getvalue()
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_bad_value_of_the_environment_is_named_with_its_variable_unless_the_option_was_typed(cli, monkeypatch):

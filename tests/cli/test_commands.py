@@ -4,8 +4,6 @@ documented keys and exit codes.
 It concerns several modules: the modules of these commands.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -102,11 +100,6 @@ def test_a_full_disk_behind_a_stream_is_one_line_or_nothing_and_ends_no_run(fold
 
 def test_quiet_prints_nothing_on_stderr(there):
     assert there(*RUN, "--quiet").err == ""
-
-
-def test_a_dry_run_counts_what_is_there(there):
-    rows = json.loads(there("run", "--decoder", "ar,sjd", "--limit", "3", "--threads", "1", "--dry-run", "--json").out)
-    assert [(row["images"], row["done"]) for row in rows] == [(3, 2), (3, 2)]
 
 
 def test_report_has_the_documented_keys(there):

@@ -1,7 +1,5 @@
 """Values complete in bash, zsh and fish: names of decoders, models, metrics, tables, prompt sets, runs and prompts."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 It concerns several modules: all commands and the settings from which options are made.
 """
 
-from __future__ import annotations
-
 import pytest
 import typer
 

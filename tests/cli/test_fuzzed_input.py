@@ -3,8 +3,6 @@
 It concerns several modules: every reader of options and files.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

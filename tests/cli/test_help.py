@@ -3,8 +3,6 @@
 It concerns several modules: every command.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
@@ -175,22 +173,6 @@ def test_importing_the_package_imports_its_version_only(tmp_path):
     script = "import sys, specbench; print([name for name in sys.modules if name.startswith('specbench.')])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.stdout == "['specbench.system', 'specbench.system.version']\n"
-
-
-def test_help_costs_a_few_times_what_typer_and_rich_cost(tmp_path):
-    def seconds(*arguments: str) -> float:
-        measured = "import resource, sys; {}; print(resource.getrusage(resource.RUSAGE_SELF).ru_utime, file=sys.stderr)"
-        code = measured.format(*arguments)
-        runs = [
-            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
-            for _ in range(3)
-        ]
-        return min(float(run.stderr.splitlines()[-1]) for run in runs)
-
-    floor = seconds("import typer, rich.console, rich.table, rich.panel, rich.markdown")
-    call = "from specbench.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\nimport resource, sys"
-    script = f"exec({call!r})"
-    assert seconds(script) < 4 * floor
 
 
 def test_help_of_run_begins_with_what_is_most_used_and_has_a_decoders_options_where_it_is_named(cli, monkeypatch):

@@ -3,8 +3,6 @@
 It concerns several modules: __main__, cli/__init__, system/signals and executors.ray_workers.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -3,8 +3,6 @@
 It concerns several modules: `specbench.names`, and the catalogues whose names and facts it is asked about.
 """
 
-from __future__ import annotations
-
 import shlex
 
 import pytest
@@ -164,21 +162,12 @@ def test_settings_hold_the_names_of_the_catalogues():
 
 
 TAKEN = {
-    "--batch_size 2": ("batch", 2),
-    "--output-dir x": ("out", "x"),
-    "--guidance_scale 3": ("cfg", 3.0),
-    "--cfg-scale=3": ("cfg", 3.0),
-    "--topk 5": ("top-k", 5),
-    "--top_k 5": ("top-k", 5),
-    "--temp 0.5": ("temperature", 0.5),
-    "--dtype fp16": ("dtype", "float16"),
-    "--window-size 24": ("window", 24),
-    "--num_workers 2": ("workers", 2),
-    "--prompts_path x.txt": ("prompts", "x.txt"),
-    "--dataset-name coco": ("prompts", "coco"),
-    "--image_top_k 5": ("top-k", 5),
-    "--draft-len 5": ("window", 5),
-}
+    "--batch_size 2": ("batch", 2), "--output-dir x": ("out", "x"), "--guidance_scale 3": ("cfg", 3.0),
+    "--cfg-scale=3": ("cfg", 3.0), "--topk 5": ("top-k", 5), "--top_k 5": ("top-k", 5),
+    "--temp 0.5": ("temperature", 0.5), "--dtype fp16": ("dtype", "float16"), "--window-size 24": ("window", 24),
+    "--num_workers 2": ("workers", 2), "--prompts_path x.txt": ("prompts", "x.txt"),
+    "--dataset-name coco": ("prompts", "coco"), "--image_top_k 5": ("top-k", 5), "--draft-len 5": ("window", 5),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("typed", "meant"), TAKEN.items())
@@ -192,29 +181,15 @@ def test_an_option_of_another_program_is_taken(typed, meant, monkeypatch, cli):
 
 
 ANSWERED = {
-    "-o x": "--out",
-    "-n 8": "--limit 8",
-    "--fp16": "--dtype float16",
-    "--gpus 2": "--workers",
-    '--prompt "a red square"': "--prompts FILE",
-    "--num_images_per_prompt 2": "--samples",
-    "--num-images 8": "--samples",
-    "--num-prompts 3": "--limit",
-    "--seeds 1,2,3": "--sweep seed=1,2,3",
-    "--max_num_new_tokens 16": "--window",
-    "--checkpoint DIR": "--weights",
-    "--drafter-path DIR": "--head",
-    "--resume": "stored images are kept anyway",
-    "--output json": "--out",
-    "--metrics clip": "specbench score",
-    "--to x.md": "specbench",
-    "--max-tokens 10": "as its size gives",
-    "--config_path x": "--config x",
-    "--vq_model x": "--weights",
-    "--model-dir x": "--weights",
-    "--assistant-model x": "--head",
+    "-o x": "--out", "-n 8": "--limit 8", "--fp16": "--dtype float16", "--gpus 2": "--workers",
+    '--prompt "a red square"': "--prompts FILE", "--num_images_per_prompt 2": "--samples",
+    "--num-images 8": "--samples", "--num-prompts 3": "--limit", "--seeds 1,2,3": "--sweep seed=1,2,3",
+    "--max_num_new_tokens 16": "--window", "--checkpoint DIR": "--weights", "--drafter-path DIR": "--head",
+    "--resume": "stored images are kept anyway", "--output json": "--out", "--metrics clip": "specbench score",
+    "--to x.md": "specbench", "--max-tokens 10": "as its size gives", "--config_path x": "--config x",
+    "--vq_model x": "--weights", "--model-dir x": "--weights", "--assistant-model x": "--head",
     "--frobnicate": "--help all",
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("typed", "said"), ANSWERED.items())
@@ -225,19 +200,11 @@ def test_what_needs_other_words_is_answered_with_them(typed, said, cli):
 
 
 COMMANDS = {
-    "ls": "specbench list",
-    "models": "specbench list models",
-    "model list": "specbench list models",
-    "list-models": "specbench list models",
-    "datasets": "specbench list prompts",
-    "list benchmarks": "specbench list tables",
-    "prompts list": "specbench list prompts",
-    "eval": "specbench score",
-    "evaluate": "specbench score",
-    "generate": "specbench run",
-    "plot": "specbench report",
-    "html": "specbench report",
-}
+    "ls": "specbench list", "models": "specbench list models", "model list": "specbench list models",
+    "list-models": "specbench list models", "datasets": "specbench list prompts",
+    "list benchmarks": "specbench list tables", "prompts list": "specbench list prompts", "eval": "specbench score",
+    "evaluate": "specbench score", "generate": "specbench run", "plot": "specbench report", "html": "specbench report",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("typed", "said"), COMMANDS.items())

@@ -1,8 +1,5 @@
 """T2I-CompBench++: BLIP-VQA against an independent forward, and exchange with the official scripts."""
 
-from __future__ import annotations
-
-import itertools
 import json
 import math
 from pathlib import Path
@@ -22,10 +19,8 @@ from specbench.metrics.base import Sample, Settings
 from specbench.metrics.blip import part_of
 from specbench.metrics.compbench import NO, YES, BlipVqa, questions
 from specbench.metrics.openclip import normalised
-from specbench.prompts import Prompt, Request
+from specbench.prompts import Prompt
 from specbench.prompts.public_files import read_t2i_compbench
-from specbench.store.run_store import RunStore
-from specbench.store.schema import base_row, sample_row
 
 
 def sample(prompt: str, pixels: np.ndarray, number: int = 0, category: str = "color") -> Sample:
@@ -113,23 +108,13 @@ def test_without_spacy_the_metric_says_so_before_anything_is_downloaded(monkeypa
     assert caught.value.exit_code == MISSING_PREREQUISITE
 
 
-def run_of(out: Path, prompts: list[Prompt], samples: int) -> Path:
-    with RunStore(out / synthetic.SJD.run_id).lock(synthetic.SJD).begin(synthetic.SJD, synthetic.INVOCATION) as store:
-        for number, (prompt, index) in enumerate(itertools.product(prompts, range(samples))):
-            item = synthetic.generation(4, 40.0)
-            item.image = np.full((3, 8, 8), number, dtype=np.uint8)
-            row = sample_row(base_row(Request.of(prompt, index), 0, synthetic.INVOCATION["started_at"]), item, True)
-            store.append([row], {row["image"]: item.image})
-    return store.folder
-
-
 def prompts(tmp_path: Path, *categories: str) -> list[Prompt]:
     found = read_t2i_compbench(published.write("t2i-compbench", tmp_path / "set"))
     return [prompt for prompt in found if prompt.category in categories]
 
 
 def test_export_numbers_images_contiguously_by_prompt_and_sample(tmp_path):
-    run = run_of(tmp_path, prompts(tmp_path, "color", "3d_spatial"), 2)
+    run = synthetic.pictured(tmp_path, prompts(tmp_path, "color", "3d_spatial"), 2)
     assert official_exchange.export_images("t2i-compbench", run, tmp_path / "out") == 8
     files = sorted(str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.png"))
     assert files == [
@@ -140,7 +125,7 @@ def test_export_numbers_images_contiguously_by_prompt_and_sample(tmp_path):
 
 
 def test_export_refuses_a_run_with_missing_samples(tmp_path):
-    gap = run_of(tmp_path / "gap", prompts(tmp_path, "color")[1:], 1)
+    gap = synthetic.pictured(tmp_path / "gap", prompts(tmp_path, "color")[1:], 1)
     with pytest.raises(SpecbenchError, match="1 images of 2 x 1"):
         official_exchange.export_images("t2i-compbench", gap, tmp_path / "out")
 
@@ -205,13 +190,4 @@ def test_official_answers_outside_their_scale_are_refused(tmp_path, category, an
         official_exchange.OfficialCompBench(tmp_path, 1)
         return
     with pytest.raises(SpecbenchError, match=r"question 0 is|not a result"):
-        official_exchange.OfficialCompBench(tmp_path, 1)
-
-
-@pytest.mark.parametrize("second", [{"question_id": 0, "answer": 0.5}, {"question_id": 0.3, "answer": 0.1}])
-def test_official_answers_that_contradict_or_belong_nowhere_are_refused(tmp_path, second):
-    target = tmp_path / "color" / official_exchange.RESULTS["color"]
-    target.parent.mkdir(parents=True)
-    target.write_text(json.dumps([{"question_id": 0, "answer": 0.1}, second]))
-    with pytest.raises(SpecbenchError, match=r"contradicts itself|not a result"):
         official_exchange.OfficialCompBench(tmp_path, 1)

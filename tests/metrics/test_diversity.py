@@ -1,7 +1,5 @@
 """Diversity of the images of one prompt: mean distance of its pairs, and the difference on the same prompts."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """DPG-Bench: the layout that its program takes, the rule on its judge's answers, and refusals of other answers."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import itertools
@@ -15,10 +13,8 @@ import synthetic
 from PIL import Image
 
 from specbench.metrics.dpg_bench import dpg_score, released_score
-from specbench.prompts import Prompt, Request
+from specbench.prompts import Prompt
 from specbench.prompts.public_files import read_dpg_bench
-from specbench.store.run_store import RunStore
-from specbench.store.schema import base_row, sample_row
 
 
 @pytest.fixture
@@ -28,16 +24,11 @@ def prompts(tmp_path) -> list[Prompt]:
 
 def a_run(out: Path, prompts: list[Prompt], samples: int = 4, shape: tuple[int, int] = (8, 8)) -> Path:
     draw = np.random.default_rng(0)
-    with (
-        RunStore(out / "results" / synthetic.SJD.run_id)
-        .lock(synthetic.SJD)
-        .begin(synthetic.SJD, synthetic.INVOCATION) as store
-    ):
-        for prompt, sample in itertools.product(prompts, range(samples)):
-            base = base_row(Request.of(prompt, sample), 0, synthetic.INVOCATION["started_at"])
-            row = sample_row(base, synthetic.generation(4, 40.0), True)
-            store.append([row], {row["image"]: draw.integers(0, 255, (3, *shape), dtype=np.uint8)})
-    return store.folder
+
+    def picture(number: int) -> np.ndarray:
+        return draw.integers(0, 255, (3, *shape), dtype=np.uint8)
+
+    return synthetic.pictured(out / "results", prompts, samples, picture=picture)
 
 
 def judged(folder: Path, answer) -> list[str]:

@@ -1,7 +1,5 @@
 """GenEval 2: Soft-TIFA as in its authors' program, on a judge of random weights and on one that answers as told."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,8 +1,6 @@
 """Exchange with the official programs: nothing is written outside the folder, overwritten or left half-written, and no
 result of another form is a score."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -10,24 +8,11 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from specbench.prompts import Prompt, Request
-from specbench.store.run_store import RunStore
-from specbench.store.schema import base_row, sample_row
+from specbench.prompts import Prompt
 
 
-def a_run(out: Path, *prompts: Prompt, samples: int = 1) -> Path:
-    with (
-        RunStore(out / "results" / synthetic.SJD.run_id)
-        .lock(synthetic.SJD)
-        .begin(synthetic.SJD, synthetic.INVOCATION) as store
-    ):
-        for prompt in prompts:
-            for sample in range(samples):
-                item = synthetic.generation(4, 40.0)
-                base = base_row(Request.of(prompt, sample), 0, synthetic.INVOCATION["started_at"])
-                row = sample_row(base, item, True)
-                store.append([row], {row["image"]: item.image})
-    return store.folder
+def a_run(out: Path, *prompts: Prompt) -> Path:
+    return synthetic.pictured(out / "results", prompts)
 
 
 def colour(text: str, line: object = 0, name: str = "p") -> Prompt:
@@ -100,7 +85,8 @@ GENEVAL = {"filename": "x/00000/samples/0000.png", "prompt": "text p", "correct"
 
 @pytest.mark.parametrize(
     "change",
-    [{"correct": "yes"}, {"correct": None}, {"correct": []}, {"filename": 3}, {"filename": "x.png"}, {"reason": [1]},
+    [{"correct": "true"}, {"correct": None}, {"correct": []}, {"correct": 0.3}, {"correct": 1},
+     {"correct": float("nan")}, {"filename": 3}, {"filename": "x.png"}, {"reason": [1]},
      {"details": {"a": 1}}, {"prompt": 5}, {"reason": "\ud800"}],
 )  # fmt: skip
 def test_geneval_results_of_another_form_are_refused(tmp_path, cli, change):

@@ -4,8 +4,6 @@ VQAScore and HPSv3 through an environment whose packages are stand-ins.
 It concerns several modules: preference, packages, authors_programs and what they share with clip.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import venv

@@ -1,10 +1,7 @@
 """Images are read by threads while the network works: in order, not too many at once, errors in their place."""
 
-from __future__ import annotations
-
 import threading
 
-import numpy as np
 import pytest
 import torch
 
@@ -60,9 +57,3 @@ def test_readers_use_one_thread_of_torch_each_and_leave_the_others_alone():
         assert late == [2] and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-def test_what_is_read_is_what_was_asked_for():
-    pictures = [np.full((4, 4, 3), number, dtype=np.uint8) for number in range(50)]
-    found = [int(x[0, 0, 0]) for batch in read_ahead(np.copy, pictures, 8) for x in batch]
-    assert found == list(range(50))

@@ -1,7 +1,5 @@
 """Stored feature vectors and statistics of references: unusable ones are refused in one line."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

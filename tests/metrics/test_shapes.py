@@ -1,7 +1,5 @@
 """The scene of a prompt is anybody's JSON: only a request that a picture can satisfy is scored."""
 
-from __future__ import annotations
-
 import pytest
 from drawn import drawn_run
 
@@ -11,22 +9,13 @@ from specbench.prompts import load_prompts
 
 CIRCLE = {"shape": "circle", "color": "red", "count": 1}
 MALFORMED = [
-    None,
-    3,
-    {},
-    {"objects": 3},
-    {"objects": []},
-    {"objects": [3]},
-    {"objects": [{"shape": "dragon"}]},
-    {"objects": [CIRCLE | {"color": ["red"]}]},
-    {"objects": [CIRCLE | {"count": 0}]},
-    {"objects": [CIRCLE | {"count": 10**9}]},
-    {"objects": [CIRCLE | {"count": "two"}]},
+    None, 3, {}, {"objects": 3}, {"objects": []}, {"objects": [3]}, {"objects": [{"shape": "dragon"}]},
+    {"objects": [CIRCLE | {"color": ["red"]}]}, {"objects": [CIRCLE | {"count": 0}]},
+    {"objects": [CIRCLE | {"count": 10**9}]}, {"objects": [CIRCLE | {"count": "two"}]},
     {"objects": [CIRCLE], "relations": [["left", 0, 1]]},
-    {"objects": [CIRCLE], "relations": [["left", float("inf"), 0]]},
-    {"objects": [CIRCLE], "relations": ["left"]},
+    {"objects": [CIRCLE], "relations": [["left", float("inf"), 0]]}, {"objects": [CIRCLE], "relations": ["left"]},
     {"objects": [CIRCLE], "texture": {"a": 1}},
-]
+]  # fmt: skip
 
 
 def test_every_shipped_prompt_has_a_request():

@@ -73,6 +73,7 @@ def test_a_run_is_scored_by_all_three_unasked_and_few_images_are_warned_about(fe
     text = render_tables(report_rows([folder]), everything=True, explain=True)
     assert all(f"| {name} " in text and f"- {name}: " in text for name in bundled)
     assert "shapes-frechet: 6 images are few for 64 features" in text
+    assert "shapes-detector by part:" in text and "| colors ↑ |" in text
 
 
 def test_a_missing_package_leaves_the_metric_out_and_says_so(few_renders, tmp_path, monkeypatch):

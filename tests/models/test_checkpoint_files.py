@@ -1,21 +1,17 @@
 """WantedFiles files are found in a folder or in the hub cache, at the requested revision; errors are one line."""
 
-from __future__ import annotations
-
 import json
 import shutil
 
 import pytest
 import torch
-from checkpoints import write
+from checkpoints import INFO, write
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model
 from specbench.models.checkpoint_files import Source, WantedFiles, read_json
 from specbench.models.facts import ModelChoice
-from specbench.models.families.model_specs import MODELS
 
-INFO = {info.name: info for info in MODELS}
 SOURCE = Source("the model", "owner/name", ("config.json",), "MIT")
 
 
@@ -51,16 +47,6 @@ def test_a_model_in_the_hub_cache_is_found_and_loaded(tmp_path, cache):
     model = load_model(info, "cpu", "float32")
     assert model.weights_sha256 == info.weights_sha256()
     assert model.name == "simplear+tiny"
-
-
-def test_another_hub_id_takes_the_place_of_the_official_one(tmp_path, cache):
-    (tmp_path / "made").mkdir()
-    write("anole", tmp_path / "made")
-    cache("me/tuned", "c" * 40, tmp_path / "made")
-    assert (
-        load_model(INFO["anole"].configured(ModelChoice(weights="me/tuned", tiny=True)), "cpu", "float32").dtype
-        == torch.float32
-    )
 
 
 def test_the_revision_chooses_the_files(tmp_path, cache):

@@ -1,7 +1,5 @@
 """The image decoder of SimpleAR: a network of images with the tensors of NVIDIA's TorchScript program."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import shutil

@@ -1,24 +1,20 @@
 """Draft heads in the published layout for LlamaGen, Lumina and Anole: draft distributions equal the official
 computation, and the commands accept the heads."""
 
-from __future__ import annotations
-
 import json
 
 import pandas as pd
 import pytest
 import torch
-from checkpoints import llamagen, write
+from checkpoints import llamagen, loaded, write
 from draft_heads import write_head
 from torch.nn import functional
 
 from specbench.decoding.drafters.eagle import Eagle
 from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import find_model, load_model
 from specbench.models.draft_head import head_for
 from specbench.models.draft_head_files import PUBLISHED_HEADS
-from specbench.models.facts import ModelChoice
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
@@ -87,7 +83,7 @@ def pair(request, tmp_path):
 @torch.inference_mode()
 def test_drafts_follow_the_official_distribution(pair, monkeypatch):
     name, tiny, tensors, folder = pair
-    model = load_model(find_model(name).configured(ModelChoice(str(tiny.folder), tiny=True)), "cpu", "float32")
+    model = loaded(name, tiny.folder)
     seen = []
     honest = Eagle.propose
 
@@ -136,7 +132,7 @@ def test_the_command_takes_a_published_head(pair, cli, tmp_path, monkeypatch):
 @pytest.mark.parametrize("pair", ["llamagen"], indirect=True)
 def test_a_head_of_another_vocabulary_is_refused(pair, tmp_path):
     name, tiny, _, _ = pair
-    model = load_model(find_model(name).configured(ModelChoice(str(tiny.folder), tiny=True)), "cpu", "float32")
+    model = loaded(name, tiny.folder)
     write_head(tmp_path / "small", name, 10, tiny.output.shape[1])
     with pytest.raises(SpecbenchError, match="knows 10 tokens"):
         head_for(model, str(tmp_path / "small"))
@@ -145,7 +141,7 @@ def test_a_head_of_another_vocabulary_is_refused(pair, tmp_path):
 @pytest.mark.parametrize("pair", ["llamagen", "lumina"], indirect=True)
 def test_a_head_cut_off_after_its_index_is_named(pair):
     name, tiny, _, folder = pair
-    model = load_model(find_model(name).configured(ModelChoice(str(tiny.folder), tiny=True)), "cpu", "float32")
+    model = loaded(name, tiny.folder)
     (path,) = (file for file in folder.iterdir() if file.suffix in (".bin", ".safetensors"))
     whole = path.read_bytes()
     index = 8 + int.from_bytes(whole[:8], "little") if path.suffix == ".safetensors" else 0
@@ -163,7 +159,7 @@ def test_a_head_for_another_grid_is_refused(grids, said, cli, tmp_path, monkeypa
     (tmp_path / "weights").mkdir()
     tiny = write("llamagen", tmp_path / "weights")
     write_head(tmp_path / "head", "llamagen", llamagen.CODES, tiny.output.shape[1])
-    model = load_model(find_model("llamagen").configured(ModelChoice(str(tiny.folder), tiny=True)), "cpu", "float32")
+    model = loaded("llamagen", tiny.folder)
     with pytest.raises(SpecbenchError) as raised:
         head_for(model, str(tmp_path / "head"))
     assert said in raised.value.what and "'llamagen+tiny' decodes 4 x 4" in raised.value.what

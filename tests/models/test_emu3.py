@@ -1,32 +1,19 @@
 """Emu3's prompts get the ids that the authors' tokenizer gives them: Qwen's words, NFC, and tiktoken's merges."""
 
-from __future__ import annotations
-
 import json
 import unicodedata
 
 import pytest
-from checkpoints import baai, emu3
+from checkpoints import baai, configured, emu3, loaded
 from tokenizers import Tokenizer, pre_tokenizers
 
 from specbench.models.catalog import load_model
-from specbench.models.facts import ModelChoice
 from specbench.models.families.emu3 import ranked_bpe, read_ranks, split_as_qwen
-from specbench.models.families.model_specs import MODELS
 
-INFO = {info.name: info for info in MODELS}
 TEXTS = (
-    "a close-up of a cat",
-    "close -up",
-    "a cat's hat, don't",
-    "It'S HERE. THEY'LL",
-    "the end. A start.Again",
-    "12 cats, 3.5 dogs",
-    "  two  spaces ",
-    "a line\n\nand another \n one",
-    "(a) [b] -- c...",
-    "tail   ",
-)
+    "a close-up of a cat", "close -up", "a cat's hat, don't", "It'S HERE. THEY'LL", "the end. A start.Again",
+    "12 cats, 3.5 dogs", "  two  spaces ", "a line\n\nand another \n one", "(a) [b] -- c...", "tail   ",
+)  # fmt: skip
 
 
 def test_ids_are_those_of_the_scanner_written_out():
@@ -81,7 +68,7 @@ def prompt(model, text: str) -> list[int]:
 
 def test_the_authors_layout_gives_the_authors_ids(tmp_path):
     baai.write(tmp_path)
-    model = load_model(INFO["emu3"].configured(ModelChoice(weights=str(tmp_path), tiny=True)), "cpu", "float32")
+    model = loaded("emu3", tmp_path)
     for text in TEXTS:
         ids = prompt(model, text)
         expected = baai.slow_ids(f"{text} masterpiece, film grained, best quality.")
@@ -97,7 +84,7 @@ def test_the_converted_layout_gives_the_authors_ids_and_warns_of_its_own_split(t
     held["model"]["vocab"]["-u"] = held["model"]["vocab"]["<|visual token 000023|>"] + 1
     held["model"]["merges"] = [["-", "u"]]
     path.write_text(json.dumps(held))
-    info = INFO["emu3"].configured(ModelChoice(weights=str(tmp_path), tiny=True))
+    info = configured("emu3", tmp_path)
     ids = load_model(info, "cpu", "float32").tokenizer.encode("close-up").ids
     assert held["model"]["vocab"]["-u"] in ids, "Qwen keeps a hyphen with the letters after it"
     assert "splits prompts in another way than Emu3's authors" in " ".join(capsys.readouterr().err.split())

@@ -3,8 +3,6 @@
 It concerns several modules: every model family.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -13,7 +11,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from checkpoints import WRITERS, chameleon, emu3, janus, write
+from checkpoints import INFO, WRITERS, chameleon, configured, emu3, janus, loaded, write
 from transformers import JanusConfig
 
 from specbench.decoding.loop import decode
@@ -23,12 +21,10 @@ from specbench.models import checkpoint_loading
 from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import ModelChoice
 from specbench.models.families import base, cosmos, tar_dtok, vq_decoder
-from specbench.models.families.model_specs import MODELS
 from specbench.prompts import Request as ImageRequest
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
-INFO = {info.name: info for info in MODELS}
 CPU = torch.device("cpu")
 
 
@@ -46,10 +42,7 @@ def tiny_of(tmp_path_factory):
         if name not in held:
             folder = tmp_path_factory.mktemp(name)
             tiny = write(name, folder)
-            held[name] = (
-                tiny,
-                load_model(INFO[name].configured(ModelChoice(weights=str(folder), tiny=True)), "cpu", "float32"),
-            )
+            held[name] = tiny, loaded(name, folder)
         return held[name]
 
     return get
@@ -58,24 +51,14 @@ def tiny_of(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "free", "stream", "row"),
     [
-        ("lumina-512", 1024, 1056, 33),
-        ("lumina", 2304, 2352, 49),
-        ("lumina-1024", 4096, 4160, 65),
-        ("lumina-34b", 1024, 1056, 33),
-        ("lumina2", 9216, 9312, 97),
-        ("anole", 1024, 1024, None),
-        ("llamagen", 256, 256, None),
-        ("llamagen-512", 1024, 1024, None),
-        ("janus", 576, 576, None),
-        ("liquid", 1024, 1024, None),
-        ("glm-image", 1280, 1280, None),
-        ("simplear", 4096, 4096, None),
-        ("tar-1.5b", 729, 729, None),
-        ("tar-dtok-512", 1024, 1024, None),
-        ("emu3", 8100, 8190, 91),
+        ("lumina-512", 1024, 1056, 33), ("lumina", 2304, 2352, 49), ("lumina-1024", 4096, 4160, 65),
+        ("lumina-34b", 1024, 1056, 33), ("lumina2", 9216, 9312, 97), ("anole", 1024, 1024, None),
+        ("llamagen", 256, 256, None), ("llamagen-512", 1024, 1024, None), ("janus", 576, 576, None),
+        ("liquid", 1024, 1024, None), ("glm-image", 1280, 1280, None), ("simplear", 4096, 4096, None),
+        ("tar-1.5b", 729, 729, None), ("tar-dtok-512", 1024, 1024, None), ("emu3", 8100, 8190, 91),
         ("emu3.5", 4015, 4070, 74),
     ],
-)
+)  # fmt: skip
 def test_row_ends_stand_where_the_official_stream_has_them(name, free, stream, row):
     layout, info = full_layout(name), INFO[name]
     assert (len(layout.free_slots()), layout.length) == (info.tokens, info.stream) == (free, stream)
@@ -108,7 +91,7 @@ def _with_layout(model, layout):
 
 def test_the_released_prompt_of_anole_has_the_scripts_words_before_it(tiny_of):
     tiny, official = tiny_of("anole")
-    info = INFO["anole"].configured(ModelChoice(weights=str(tiny.folder), tiny=True, prompt_form="released"))
+    info = configured("anole", tiny.folder, prompt_form="released")
     assert info.name == "anole+tiny+released-prompt"
     asked = load_model(info, "cpu", "float32").prompt_ids("a cat")
     assert asked == official.prompt_ids("Generate an image of a cat")
@@ -123,7 +106,7 @@ def test_the_released_prompt_of_anole_has_the_scripts_words_before_it(tiny_of):
 def test_released_guidance_rows_keep_the_prompts_last_token(name, tiny_of):
     """As SJD's and GSD's released code feeds them; the model says so in its name, hence in every record."""
     tiny, official = tiny_of(name)
-    info = INFO[name].configured(ModelChoice(weights=str(tiny.folder), tiny=True, guidance_rows="released"))
+    info = configured(name, tiny.folder, guidance_rows="released")
     assert info.name == f"{name}+tiny+released-rows"
     model = load_model(info, "cpu", "float32")
     conditional, unconditional = model.prompt_ids("a cat")
@@ -145,14 +128,6 @@ def test_emu3_stream_is_the_official_one(tiny_of):
     official = ([emu3.FIRST + 3] * 90 + [emu3.SPECIALS["<|extra_200|>"]]) * 90
     stream = [3 if token < 0 else emu3.CODES for token in layout.forced]
     assert model._stream_ids[torch.tensor(stream)].tolist() == official
-
-
-def test_forced_tokens_are_no_choices(tiny_of):
-    for name in ("lumina", "emu3"):
-        _, model = tiny_of(name)
-        image = decode(model, [ImageRequest("a cat", "a")], resolve("sjd", {"window": 5}), Sampling(), seed=0)[0]
-        forced = torch.tensor(model.layout.forced) >= 0
-        assert (torch.tensor(image.entropy)[forced] == 0).all() and (torch.tensor(image.logp)[forced] == 0).all()
 
 
 def official_lumina(c, u, ids, k):
@@ -221,19 +196,13 @@ def _top_k(scores, k):
 @pytest.mark.parametrize(
     ("name", "official"),
     [
-        ("lumina", official_lumina),
-        ("lumina2", official_lumina2),
-        ("liquid", official_liquid),
+        ("lumina", official_lumina), ("lumina2", official_lumina2), ("liquid", official_liquid),
         ("tar-1.5b", lambda c, u, ids, k: _top_p(_top_k(_only(c, ids), k), 0.95)),
-        ("tar-dtok-256", lambda c, u, ids, k: (u + (c - u) * 4.0).softmax(-1)),
-        ("anole", official_anole),
-        ("llamagen", official_llamagen),
-        ("janus", official_janus),
-        ("simplear", official_simplear),
-        ("emu3", official_emu3),
-        ("emu3.5", lambda c, u, ids, k: _top_k(_only(_mixed(c, u, 5.0), ids), k).softmax(-1)),
+        ("tar-dtok-256", lambda c, u, ids, k: (u + (c - u) * 4.0).softmax(-1)), ("anole", official_anole),
+        ("llamagen", official_llamagen), ("janus", official_janus), ("simplear", official_simplear),
+        ("emu3", official_emu3), ("emu3.5", lambda c, u, ids, k: _top_k(_only(_mixed(c, u, 5.0), ids), k).softmax(-1)),
     ],
-)
+)  # fmt: skip
 def test_the_default_target_is_the_official_distribution(name, official, tiny_of):
     """From whole-vocabulary logits in the official order of operations, against mixed raw logits of image rows."""
     tiny, model = tiny_of(name)

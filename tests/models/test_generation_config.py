@@ -1,7 +1,5 @@
 """A `generation_config.json` that the authors' script inherits is applied, for every decoder alike, or refused."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Downloads by the real client from a hub on the loopback, which serves what it should or anything else."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """LlamaGen's caption cleaning does exactly what the official cleaning is documented to do."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,21 +1,16 @@
 """The size that a model is planned with is the one of the checkpoint it loads, whatever layout that is in."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
-from checkpoints import AUTHORS, WRITERS
+from checkpoints import AUTHORS, INFO, WRITERS, loaded
 
 from specbench.errors import SpecbenchError
 from specbench.models import network_sizes
-from specbench.models.catalog import load_model
 from specbench.models.checkpoint_layouts import stored_size
 from specbench.models.facts import ModelChoice
-from specbench.models.families.model_specs import MODELS
 from specbench.models.network_sizes import OFFICIAL
 
-INFO = {info.name: info for info in MODELS}
 NAMES = ("lumina-34b", "lumina2", "anole", "llamagen", "janus", "simplear", "emu3", "liquid", "glm-image", "emu3.5")
 NAMES += ("tar-1.5b", "tar-7b")
 KINDS = {name: (name, WRITERS[name]) for name in NAMES}
@@ -32,7 +27,7 @@ def test_the_size_is_the_one_of_the_loaded_network(kind, tmp_path):
         # Meta derives the width of feed-forward layers, which is not a multiple of 256 in so small a network.
         assert info.layers == 2
         return
-    model = load_model(INFO[name].configured(ModelChoice(weights=str(tmp_path), tiny=True)), "cpu", "float32")
+    model = loaded(name, tmp_path)
     config = model.backbone.config
     assert info.layers == config.num_hidden_layers
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

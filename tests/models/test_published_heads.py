@@ -5,8 +5,6 @@ It concerns several modules: draft head files, the head, plans. The authors' mod
 3a56e45), read from a checkout of it that LANTERN_FOLDER names.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

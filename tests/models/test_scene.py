@@ -45,20 +45,6 @@ def test_a_left_object_that_begins_below_the_right_one_is_refused():
     assert in_reading_order(Scene((RIGHT, above), "smooth")).items == (above, RIGHT)
 
 
-def test_captions_without_a_relation_name_the_objects_in_that_order():
-    rng = np.random.default_rng(2)
-    checked = 0
-    for scene in ordered_scenes(300):
-        request = worded_in_reading_order(describe(scene, rng), scene)
-        if request.relations or len(request.clauses) == 1:
-            continue
-        checked += 1
-        assert [clause.shape for clause in request.clauses] == [item.shape for item in scene.items]
-        colors = [clause.color for clause in request.clauses]
-        assert colors == [item.color for item in scene.items] or colors == [None] * len(colors)
-    assert checked > 40
-
-
 def test_captions_with_relations_keep_their_meaning_and_their_subject():
     rng = np.random.default_rng(5)
     moved = 0
@@ -72,18 +58,6 @@ def test_captions_with_relations_keep_their_meaning_and_their_subject():
     assert moved > 3
 
 
-def test_relations_decide_which_object_is_drawn_first():
-    """The subject of left and above is met before its object, that of right and below after it."""
-    rng = np.random.default_rng(3)
-    for scene in (s for s in ordered_scenes(400) if len(s.items) == 2):
-        request = describe(scene, rng)
-        for name, subject, _ in request.relations:
-            place = [(i.shape, i.color) for i in scene.items].index(
-                next((i.shape, i.color) for i in scene.items if _means(request.clauses[subject], i))
-            )
-            assert place == (0 if name in ("left", "above") else 1)
-
-
 def test_scenes_of_a_caption_stand_in_its_order_and_satisfy_it():
     """For every prompt of both sets: the first scene drawn is in order and the detector finds what was asked for."""
     for line in [line for name in ("shapes", "shapes-hard") for line in (PROMPTS / f"{name}.jsonl").open()]:
@@ -94,7 +68,3 @@ def test_scenes_of_a_caption_stand_in_its_order_and_satisfy_it():
         if not request.relations:
             shapes = [clause.shape for clause in request.clauses for _ in range(clause.count)]
             assert [item.shape for item in scene.items] == shapes
-
-
-def _means(clause, item) -> bool:
-    return clause.shape == item.shape and clause.color in (None, item.color)

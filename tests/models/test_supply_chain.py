@@ -3,8 +3,6 @@
 It concerns several modules: checkpoint_files, script_archive, downloads, and the weights of models and metrics.
 """
 
-from __future__ import annotations
-
 import hashlib
 import ssl
 import urllib.error
@@ -13,7 +11,7 @@ import urllib.request
 import pytest
 import torch
 from authors_formats import save_openai_clip
-from checkpoints import write
+from checkpoints import INFO, loaded, write
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import openclip, published_weights
@@ -23,10 +21,8 @@ from specbench.models.catalog import load_model
 from specbench.models.checkpoint_files import CheckpointFiles, Source, WantedFiles
 from specbench.models.checkpoint_layouts import find_marks
 from specbench.models.facts import ModelChoice
-from specbench.models.families.model_specs import MODELS
 from specbench.system import digests, downloads
 
-INFO = {info.name: info for info in MODELS}
 SOURCE = Source("the model", "owner/name", ("config.json",), "MIT")
 
 
@@ -58,7 +54,7 @@ def test_no_program_is_loaded(tmp_path, monkeypatch):
     write("simplear", tmp_path)
     clip = save_openai_clip(tmp_path / "clip.pt")
     monkeypatch.setattr(torch.jit, "load", lambda *_, **__: pytest.fail("the program was loaded"))
-    load_model(INFO["simplear"].configured(ModelChoice(weights=str(tmp_path), tiny=True)), "cpu", "float32")
+    loaded("simplear", tmp_path)
     assert openclip.load_openai(clip, "cpu").visual.image_size == (64, 64)
 
 
@@ -88,11 +84,6 @@ def test_a_malformed_revision_is_named(monkeypatch):
     monkeypatch.setenv("SPECBENCH_REVISIONS", "owner/name")
     with pytest.raises(SpecbenchError, match="'owner/name' is not owner/name@revision"):
         WantedFiles(SOURCE).fetch()
-
-
-def test_commits_are_those_of_the_cache(tmp_path):
-    path = tmp_path / "models--owner--name" / "snapshots" / "abc" / "models" / "7b" / "params.json"
-    assert CheckpointFiles(SOURCE, (path, tmp_path / "other.json")).commits == {"owner/name": "abc"}
 
 
 def test_a_certificate_that_cannot_be_verified_is_said_at_once(monkeypatch, tmp_path):

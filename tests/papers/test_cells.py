@@ -1,7 +1,5 @@
 """Cells of a joined table: printed digits, differences of partial runs, intervals of too few images."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 It concerns several modules: the files in benchmarks/, with every module that reads them.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A table's file either says something that can be run, or is refused in one line naming the file and the field."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -2,8 +2,6 @@
 with random weights in the published formats, where an environment has them: those that `dev/authors/compare.py` tells
 how to make, or the Pythons in AUTHORS_PYTHON, separated as in PATH."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

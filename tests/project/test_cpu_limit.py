@@ -1,7 +1,5 @@
 """The rule of `tests/support/cpu_limit.py`: what a test is charged for, and when it fails."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cpu_limit

@@ -1,7 +1,5 @@
 """What README and docs say of commands, decoders, settings, files and results is what the code says."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -110,25 +108,8 @@ def test_the_options_of_run_are_frozen():
     """A new flag is a decision: add it here on purpose. Options of decoders come from the menu of components."""
     fixed = [setting.name for setting in run_settings() if not setting.panel.startswith("Decoder ")]
     assert fixed == [
-        *(
-            "decoder",
-            "prompts",
-            "prompt-column",
-            "limit",
-            "offset",
-            "sample",
-            "per-category",
-            "category",
-            "ids",
-            "samples",
-            "seed",
-            "baseline",
-            "batch",
-            "workers",
-            "ray",
-            "shard",
-            "mode",
-        ),
+        *("decoder", "prompts", "prompt-column", "limit", "offset", "sample", "per-category", "category", "ids"),
+        *("samples", "seed", "baseline", "batch", "workers", "ray", "shard", "mode"),
         *("model", "weights", "revision", "guidance-rows", "prompt-form", "guidance-schedule", "size"),
         *("random-weights", "scale", "dtype", "device", "threads", "compile"),
         *("cfg", "temperature", "top-k", "top-p", "entropy-scale", "min-p", "top-n-sigma"),
@@ -180,15 +161,8 @@ def test_the_citation_and_the_changelog_name_the_version():
 
 def test_no_registry_host_or_private_path_is_named():
     words = ("pypi.org", "pythonhosted", "download.pytorch", "/root/", "/work/")
-    names = [
-        "Makefile",
-        "pyproject.toml",
-        "constraints.txt",
-        ".ci/run",
-        "mkdocs.yml",
-        "CONTRIBUTING.md",
-        "CHANGELOG.md",
-    ]
+    names = ["Makefile", "pyproject.toml", "constraints.txt", ".ci/run", "mkdocs.yml", "CONTRIBUTING.md"]
+    names.append("CHANGELOG.md")
     for name, text in {**TEXT, **{name: (ROOT / name).read_text() for name in names}}.items():
         assert not [word for word in words if word in text], name
 

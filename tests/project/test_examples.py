@@ -1,7 +1,5 @@
 """The examples of docs/extending.md work as printed: the plug-in is built, installed into a folder, and used."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

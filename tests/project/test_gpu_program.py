@@ -1,8 +1,6 @@
 """`make gpu` at a tiny scale on a CPU: claims come as they are measured, a part that fails or is cut leaves the others
 alone, and the queue answers what decides first."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Imports inside functions and those for type checkers alone count like all others.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

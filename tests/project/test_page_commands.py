@@ -1,7 +1,5 @@
 """Every command of README and docs does what its page says: see `page_blocks` for the marks of the blocks."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

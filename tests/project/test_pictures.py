@@ -1,7 +1,5 @@
 """`make pictures` draws every picture that the documents show."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

@@ -1,7 +1,5 @@
 """The plain SJD loop that steps are timed against samples the model's distribution exactly."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The public Python API covers the commands, is documented, and costs nothing to import."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import subprocess

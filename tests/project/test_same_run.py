@@ -1,8 +1,6 @@
 """The table of docs/same-run.md: each input is changed once, and has the effect that the table states. Of several
 modules: specs, store, system, metrics, reporting."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

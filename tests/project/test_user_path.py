@@ -4,8 +4,6 @@ Checkpoint, networks of the metrics and prompt files are in their publishers' fo
 prompt files are the published ones, of which each set then decodes its first two prompts.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

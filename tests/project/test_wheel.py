@@ -1,7 +1,5 @@
 """An installed wheel contains all data files of a checkout."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

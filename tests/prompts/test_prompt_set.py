@@ -1,7 +1,5 @@
 """Drawing prompts: the same for everybody, nested, and told in words."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """The answer of a report: what its sentences claim follows from intervals, audits and the machine's state."""
 
-from __future__ import annotations
-
 import pytest
 
 from specbench.reporting.answer import _gaps, answer

@@ -1,8 +1,6 @@
 """`compare` and `show`: paired numbers in both directions, gates with their exit code, reasons for missing values,
 run and image cards."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -278,14 +276,8 @@ def test_a_gate_that_cannot_be_evaluated_does_not_pass(runs, cli, tmp_path, cond
 
 def test_every_comparison_sign_of_a_gate_is_strict_or_not_as_written():
     row = [{"name": "x", "value": 2.0, "low": 1.0, "high": 3.0, "note": None}]
-    for text, fails in {
-        "x<2": False,
-        "x<=2": True,
-        "x>2": False,
-        "x>=2": True,
-        "x.low<2": True,
-        "x.high<2": False,
-    }.items():
+    signs = {"x<2": False, "x<=2": True, "x>2": False, "x>=2": True, "x.low<2": True, "x.high<2": False}
+    for text, fails in signs.items():
         if fails:
             with pytest.raises(SpecbenchError):
                 Gate.parse(text).check(row)
@@ -317,15 +309,6 @@ def test_grids_and_maps_of_hand_made_images():
     assert origins([1, 1, 2, 2], [False] * 4, [1, 1], (2, 2)).tolist() == [[ACCEPTED, DRAWN], [ACCEPTED, DRAWN]]
     assert origins([1, 1, 2, 2], [False] * 4, [2, 1], (2, 2)).tolist() == [[ACCEPTED, DRAWN], [ACCEPTED, ACCEPTED]]
     assert origins([1, 2, 3, 4], [False] * 4, [0], (2, 2)).tolist() == [[DRAWN, DRAWN], [DRAWN, DRAWN]]
-
-
-@pytest.mark.parametrize("decoder", ["sjd", "sjd-pac"])
-def test_the_map_has_as_many_accepted_drafts_as_the_counters(decoder):
-    import specbench
-
-    image = specbench.generate("a red circle", decoder=decoder, window=8, threads=1)
-    found = origins(image.committed_step, image.forced, image.accepted, (16, 16))
-    assert int((found == ACCEPTED).sum()) == int(image.accepted.sum()) > 0
 
 
 def test_a_card_shows_one_image(runs, cli, tmp_path):

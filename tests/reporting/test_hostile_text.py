@@ -4,8 +4,6 @@ and in file names.
 It concerns several modules: every module that prints or writes text.
 """
 
-from __future__ import annotations
-
 import csv
 import html.parser
 import io
@@ -21,7 +19,6 @@ from hostile import TEXTS
 from rich.console import Console
 
 from specbench.cli.output import print_table
-from specbench.errors import SpecbenchError
 from specbench.papers.join import join
 from specbench.papers.render import render_tables as render_paper
 from specbench.papers.table_files import read_table
@@ -37,7 +34,6 @@ from specbench.store.run_folders import find_runs
 from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, image_name, sample_row
-from specbench.system.console import one_line
 
 ESCAPES = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 FORMULA = re.compile(r"^[=+\-@\t]")
@@ -83,7 +79,10 @@ def test_names_of_folders_and_pictures_stay_inside(hostile):
     for folder in find_runs(hostile):
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9+.-]{0,120}", folder.name)
     assert len(list(hostile.glob("*/images/*.png"))) == 2 * len(TEXTS) - 1
-    for name in (image_name(text, 0) for text in TEXTS):
+    texts = {*TEXTS, ".", "/", "con", "A", "a", "ä", "-rf"}
+    names = {image_name(text, sample).lower() for text in texts for sample in (0, 1)}
+    assert len(names) == 2 * len(texts) and image_name("shapes-0001", 2) == "shapes-0001-2.png"
+    for name in names:
         assert re.fullmatch(r"[a-z0-9~][a-z0-9._~-]{0,90}\.png", name)
 
 
@@ -154,12 +153,6 @@ def test_a_table_of_a_command_shows_markup_as_it_stands(capsys):
         print_table([{"name": text, "list": [text], "dict": {text: text}}], ("name", "list", "dict"))
     shown = capsys.readouterr().out
     assert "[bold red]markup[/bold red]" in shown and not ESCAPES.search(shown)
-
-
-def test_an_error_is_one_line_whatever_it_names():
-    for text in TEXTS:
-        line = one_line(str(SpecbenchError(f"what {text}", text)))
-        assert not ESCAPES.search(line) and len(line.splitlines()) == 1
 
 
 def paper_table(tmp_path: Path):

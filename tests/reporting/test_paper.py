@@ -1,8 +1,6 @@
 """A paper from runs, as typed: a table of one's own, a metric of one's own, methods, figures, seeds, and a packed file
 in which every change is named. It concerns several modules: report rows, figures, methods, packed files, own tables."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

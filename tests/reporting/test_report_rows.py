@@ -1,7 +1,5 @@
 """Report tables: golden files from fixed rows, reasons for empty cells, escaped text."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace
@@ -12,7 +10,6 @@ import pytest
 import tiny
 from synthetic import AR, SJD, ar, changed, folder, generation, sjd, stored_rows
 
-from specbench.errors import SpecbenchError
 from specbench.reporting import render, report_rows
 from specbench.reporting.answer import answer
 from specbench.reporting.compare import compare_runs
@@ -193,11 +190,6 @@ def test_the_settings_of_a_sweep_stand_in_their_order(tmp_path):
     for value in (25, 3, 100):
         folder(tmp_path, tiny.spec("gsd", G=value), sjd())
     assert [row["options"]["G"] for row in rows_of(tmp_path, "gsd")] == [3, 25, 100]
-
-
-def test_an_unknown_format_is_refused(results):
-    with pytest.raises(SpecbenchError, match="unknown format 'xls'"):
-        render([], "xls")
 
 
 def test_a_run_without_any_decoded_image_is_a_row_of_missing_numbers(tmp_path):

@@ -1,7 +1,5 @@
 """How far runs are, from what is on disk: another process may be decoding."""
 
-from __future__ import annotations
-
 import json
 import os
 from datetime import UTC, datetime, timedelta

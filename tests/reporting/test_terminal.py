@@ -1,7 +1,5 @@
 """The report on terminals of several widths: nothing wider than the terminal, no identifier broken."""
 
-from __future__ import annotations
-
 import pytest
 import synthetic
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Decoders are compiled side by side: what was never compiled here, by other processes, and once."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """What an image will cost, and how many threads a run takes on a busy machine. It concerns several modules: dry_run,
 compiler."""
 
-from __future__ import annotations
-
 import pytest
 
 from specbench.runs import compiler, dry_run

@@ -1,7 +1,5 @@
 """A dry run tells every setting, what a run takes, and all that stands in its way at once."""
 
-from __future__ import annotations
-
 import json
 import pkgutil
 
@@ -40,14 +38,8 @@ def test_all_obstacles_are_told_at_once(bare, monkeypatch):
 
 def test_other_weights_that_the_run_would_refuse_are_an_obstacle(tmp_path):
     checkpoints.write("lumina", tmp_path / "weights")
-    asked = {
-        "decoder": "ar",
-        "model": "lumina",
-        "weights": tmp_path / "weights",
-        "prompts": "shapes",
-        "limit": 1,
-        "out": tmp_path,
-    }
+    asked = {"decoder": "ar", "model": "lumina", "weights": tmp_path / "weights", "prompts": "shapes", "limit": 1}
+    asked |= {"out": tmp_path}
     (whole,) = api.dry_run(**asked)
     assert [text for text in whole["obstacles"] if "has 24 image tokens, lumina has 8192" in text] == whole["obstacles"]
     (tiny,) = api.dry_run(**asked, scale="tiny")

@@ -4,8 +4,6 @@ It concerns several modules: `specs/presets.py` and `specs/published.toml`, `run
 The papers' tables state most of the same values for themselves; what `bench` and `run` decode must agree.
 """
 
-from __future__ import annotations
-
 import json
 import tomllib
 from pathlib import Path
@@ -28,20 +26,11 @@ SETTINGS = run_settings()
 ENTRIES = tomllib.loads(Path(presets.__file__).with_name("published.toml").read_text())["entry"]
 STATED = [(decoder, model, entry) for entry in ENTRIES for decoder in entry["decoders"] for model in entry["models"]]
 SWEPT = {
-    "sjd-9": {"window"},
-    "sjd-fig8": {"window"},
-    "sjdpp-10": {"window"},
-    "gsd-1": {"G", "k", "eps"},
-    "gsd-2": {"G", "cluster", "d", "delta"},
-    "gsd-fig10": {"G", "k", "eps"},
-    "cool-sd-1": {"delta"},
-    "cool-sd-2": {"delta"},
-    "cool-sd-3": {"tree"},
-    "cool-sd-fig3": {"delta", "lambda"},
-    "cool-sd-fig4": {"k"},
-    "cool-sd-fig5": {"delta"},
-    "sjd-pac-1": {"G", "siblings", "fresh-q"},
-}
+    "sjd-9": {"window"}, "sjd-fig8": {"window"}, "sjdpp-10": {"window"}, "gsd-1": {"G", "k", "eps"},
+    "gsd-2": {"G", "cluster", "d", "delta"}, "gsd-fig10": {"G", "k", "eps"}, "cool-sd-1": {"delta"},
+    "cool-sd-2": {"delta"}, "cool-sd-3": {"tree"}, "cool-sd-fig3": {"delta", "lambda"}, "cool-sd-fig4": {"k"},
+    "cool-sd-fig5": {"delta"}, "sjd-pac-1": {"G", "siblings", "fresh-q"},
+}  # fmt: skip
 """Options that a table varies from row to row; of Cool-SD's table 3, how the paper measured is not said; of SJD-PAC's
 results, siblings as its README has them, its programs other ones, and fresh drafts as in every table."""
 INITIALISED = {

@@ -1,7 +1,5 @@
 """However a run is cut up, shuffled, killed or repeated, its rows are those of an undisturbed one."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing
@@ -23,7 +21,6 @@ from specbench.errors import INTERRUPTED, PARTIAL, SpecbenchError
 from specbench.prompts import requests_for
 from specbench.runs import preparation, runner
 from specbench.runs.executors import local
-from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.run_progress import Reporter, RunSummary
 from specbench.runs.runner import run
 from specbench.runs.settings import merge, run_settings
@@ -166,14 +163,6 @@ def test_readers_of_an_unfinished_run_see_every_finished_row_once(tmp_path, monk
     assert watcher.seen == 24
 
 
-def test_a_lost_picture_is_made_again(tmp_path, undisturbed):
-    go(tmp_path)
-    next(tmp_path.glob("*/images/cat-1.png")).unlink()
-    summary = go(tmp_path)
-    assert (summary.resumed, summary.done) == (23, 1)
-    assert contents(tmp_path) == undisturbed
-
-
 def test_a_run_kept_without_its_pictures_stays_complete(tmp_path):
     go(tmp_path)
     for folder in tmp_path.glob("*/images"):
@@ -208,14 +197,6 @@ def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypat
     summary = go(tmp_path)
     assert (summary.resumed, summary.done, summary.failed, summary.problem()) == (18, 6, 0, None)
     assert contents(tmp_path) == undisturbed
-
-
-def test_nan_logits_fail_the_image_and_no_other(tmp_path):
-    model = tiny.tiny_model()
-    model.conditional[model.prompts.index("two | cats")] = float("nan")
-    summary = run(LocalExecutor(model), [tiny.spec("sjd")], requests_for(tiny.prompts()), tmp_path)
-    assert (summary.done, summary.failed, summary.problem().exit_code) == (3, 1, PARTIAL)
-    assert "'CAT'" in summary.errors[0] and "NaN" in summary.errors[0]
 
 
 def test_settings_that_do_not_fit_the_model_write_nothing(tmp_path, monkeypatch):

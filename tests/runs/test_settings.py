@@ -1,9 +1,6 @@
 """A value comes from its flag, else the environment, else the config file, else its default, and says which."""
 
-from __future__ import annotations
-
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from specbench.errors import SpecbenchError
@@ -86,18 +83,6 @@ def test_a_missing_config_file_is_named(tmp_path):
 
 
 values = st.one_of(st.text(max_size=30), st.integers(), st.floats(), st.booleans(), st.lists(st.text(max_size=5)))
-
-
-@given(st.sampled_from(NAMES), values)
-def test_any_value_is_taken_as_its_type_or_refused_in_words(name, value):
-    setting = next(setting for setting in SETTINGS if setting.name == name)
-    try:
-        parsed = setting.parse(value)
-    except SpecbenchError as error:
-        assert name in error.what
-    else:
-        kinds = list if setting.many else (setting.type, str)
-        assert parsed is value if setting.others else isinstance(parsed, kinds)
 
 
 def test_no_option_of_a_decoder_has_the_name_of_another_setting():

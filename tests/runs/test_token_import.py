@@ -169,17 +169,6 @@ def test_the_lines_for_transformers_draw_samples_of_the_model_and_a_fault_in_the
             "guidance_scale", f"{fault}guidance_scale"
         )
         exec(lines, {})
-        given = (
-            "--model",
-            "janus",
-            "--weights",
-            "janus",
-            "--scale",
-            "tiny",
-            "--dtype",
-            "float32",
-            "--from",
-            "tokens.jsonl",
-        )
-        folder = cli("import", "tokens", *given, "--program", "transformers").out.strip()
+        line = "import tokens --model janus --weights janus --scale tiny --dtype float32 --from tokens.jsonl"
+        folder = cli(*line.split(), "--program", "transformers").out.strip()
         assert verdict in cli("audit", "--run", folder).err

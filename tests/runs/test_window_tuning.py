@@ -1,7 +1,5 @@
 """`--window auto` takes the window with the lowest latency on the pilots, and shows what it saw."""
 
-from __future__ import annotations
-
 import json
 from contextlib import contextmanager
 
@@ -114,20 +112,8 @@ def test_of_a_compiled_model_forwards_alone_are_compiled_and_counted(monkeypatch
 def test_the_curve_is_told_kept_and_shown(cli, tmp_path, monkeypatch):
     monkeypatch.setattr(memory_estimate, "WINDOWS", (2, 4))
     monkeypatch.setattr(preparation, "others_at_work", lambda machine: "other processes used 1.5 cores")
-    small = (
-        "--model",
-        "llamagen",
-        "--random-weights",
-        "--scale",
-        "tiny",
-        "--prompts",
-        "shapes",
-        "--limit",
-        "1",
-        "--out",
-        tmp_path,
-    )
-    outcome = cli("run", "--decoder", "sjd", "--window", "auto", *small)
+    small = "run --decoder sjd --window auto --model llamagen --random-weights --scale tiny --prompts shapes --limit 1"
+    outcome = cli(*small.split(), "--out", tmp_path)
     assert outcome.code == 0 and "sjd: other processes used 1.5 cores meanwhile" in outcome.err
     (run,) = tmp_path.iterdir()
     curve = json.loads((run / "run.json").read_text())["window_curve"]

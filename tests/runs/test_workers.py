@@ -3,8 +3,6 @@
 It concerns several modules: executors.ray_workers, ray_cluster, ray_watch and local.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import signal

@@ -3,8 +3,6 @@
 It concerns several modules: speed, drafts and tokens.
 """
 
-from __future__ import annotations
-
 import json
 import math
 
@@ -118,18 +116,6 @@ def test_the_bootstrap_is_seeded():
     assert stats.ratio_of_totals(*columns) != stats.ratio_of_totals(*columns, seed=1)
 
 
-def test_the_speed_up_interval_covers():
-    draw = np.random.default_rng(0)
-    covered, runs = 0, 300
-    for _ in range(runs):
-        base = draw.lognormal(0.0, 0.3, 40)
-        mine = base / 2 * draw.lognormal(0.0, 0.2, 40)
-        truth = 2 / math.exp(0.2**2 / 2)
-        result = stats.ratio_of_totals(pd.Series(base), pd.Series(mine), pd.Series(range(40)), seed=0)
-        covered += result.low <= truth <= result.high
-    assert 0.90 <= covered / runs <= 0.985
-
-
 def test_token_statistics_see_free_tokens_only():
     rows = frame([generation(4, 1.0, logp=(-1.0, -2.0, -99.0, -3.0), entropy=(1.5, 1.5, 99.0, 2.0))])
     tokens = stats.token_stats(rows)
@@ -231,13 +217,6 @@ def test_the_proportion_interval_is_wilsons_without_clusters():
     assert (result.value, result.low, result.high) == pytest.approx((0.8, 0.4902, 0.9433), abs=0.02)
     certain = stats.proportion_interval([1] * 10, range(10))
     assert certain.value == 1.0 and certain.high == 1.0 and certain.low == pytest.approx(0.7225, abs=1e-3)
-
-
-def test_the_proportion_interval_widens_when_images_of_a_prompt_agree():
-    values = [1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1]
-    apart = stats.proportion_interval(values, range(12))
-    together = stats.proportion_interval(values, [i // 4 for i in range(12)])
-    assert together.high - together.low > 1.3 * (apart.high - apart.low)
 
 
 def test_the_overall_interval_is_narrower_than_its_parts():

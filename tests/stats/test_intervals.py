@@ -1,21 +1,16 @@
 """Intervals have nominal coverage, p-values are calibrated, pairing helps, and the power analysis holds."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import astuple
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
-import synthetic
 from scipy.stats import binomtest, ttest_rel
 
 from specbench import stats
 from specbench.stats import intervals
-from specbench.store.schema import SAMPLES
 
 RUNS = 600
 
@@ -29,7 +24,7 @@ def covered(intervals_and_truths) -> int:
     return sum(found.low <= truth <= found.high for found, truth in intervals_and_truths)
 
 
-@pytest.mark.parametrize("prompts", [2, 3, 5, 8, 40])
+@pytest.mark.parametrize("prompts", [2, 3, 5, 8, 20])
 def test_the_speed_up_interval_covers_at_its_nominal_rate(prompts):
     draw = np.random.default_rng(prompts)
     hits = 0
@@ -50,18 +45,6 @@ def test_bounds_of_what_is_positive_are_positive():
     assert stats.ratio_of_totals([0, 0], [3, 4], list("ab")) == stats.Estimate(0.0, None, None)
     below = stats.ratio_of_totals([-1.0, -3.0], [1, 1], list("ab"))
     assert astuple(below) == pytest.approx(astuple(stats.mean_interval([-1.0, -3.0], list("ab")))), "not of a logarithm"
-
-
-def test_a_bootstrap_that_is_not_widened_would_fail_the_same_test():
-    draw = np.random.default_rng(8)
-    base = draw.lognormal(0.0, 0.2, (RUNS, 8))
-    mine = base / 2 * draw.lognormal(0.0, 0.15, (RUNS, 8))
-    truth, hits = 2 / math.exp(0.15**2 / 2), 0
-    for top, bottom in zip(base, mine, strict=True):
-        chosen = draw.integers(0, 8, (1000, 8))
-        low, high = np.percentile(top[chosen].sum(1) / bottom[chosen].sum(1), [2.5, 97.5])
-        hits += low <= truth <= high
-    assert not honest(hits, 0.95), hits / RUNS
 
 
 @pytest.mark.parametrize(("prompts", "images"), [(5, 1), (12, 4), (60, 2)])
@@ -102,17 +85,6 @@ def test_p_values_of_no_difference_are_small_as_often_as_they_say():
     assert honest(hits, 0.05), hits / RUNS
 
 
-def test_pairing_beats_not_pairing_where_prompts_matter():
-    draw = np.random.default_rng(6)
-    prompt = draw.normal(0.0, 1.0, 50)
-    a, b = prompt + draw.normal(0.0, 0.2, 50), prompt + 0.15 + draw.normal(0.0, 0.2, 50)
-    paired = stats.mean_difference(b - a, range(50))
-    apart = [stats.mean_interval(values, range(50)) for values in (a, b)]
-    unpaired = math.hypot(*((one.high - one.low) / 2 for one in apart))
-    assert (paired.high - paired.low) / 2 < unpaired / 3
-    assert paired.low > 0 and paired.p < 0.05 and paired.value < unpaired, "only paired is the difference seen"
-
-
 def test_holm_is_the_closed_bonferroni_test():
     """By definition: a hypothesis is rejected if every set of hypotheses with it is, each by Bonferroni."""
     p = [0.011, 0.3, 0.02, 0.0004, 0.02]
@@ -129,13 +101,6 @@ def test_a_verdict_is_the_corrected_p_value_below_the_level_and_none_without_a_t
     assert stats.verdicts([0.03])[0].real and not stats.verdicts([0.05])[0].real
     few = stats.difference_to_show(stats.mean_difference([1.0, 1.1, 1.2], list("abc")))
     assert not stats.verdicts([few.p])[0].real, "three prompts are too few"
-
-
-def test_corrected_p_values_rarely_cry_wolf_in_a_whole_table():
-    draw = np.random.default_rng(7)
-    tables = draw.random((RUNS, 20))
-    alarms = sum(min(stats.holm(list(table))) < 0.05 for table in tables)
-    assert alarms / RUNS < 0.08 and sum(min(table) < 0.05 for table in tables) / RUNS > 0.5
 
 
 @pytest.mark.parametrize(("spread", "change"), [(0.1, 0.02), (0.5, 0.3), (0.01, 0.02)])
@@ -181,15 +146,6 @@ def test_groups_of_many_prompts_say_the_same(monkeypatch):
     grouped = stats.ratio_of_totals(base, mine, range(n))
     assert grouped.low < grouped.value == every.value < grouped.high
     assert grouped.high - grouped.low == pytest.approx(every.high - every.low, rel=0.2)
-
-
-def test_condensed_rows_are_the_rows():
-    """Sums by image against plain loops, whatever the lengths and with failed images between."""
-    items = [synthetic.generation(4, 1.0), None, synthetic.generation(4, 1.0, logp=(-math.inf, -2.0, 0.0, -3.0))]
-    rows = stats.condense(pa.Table.from_pylist(synthetic.stored_rows(items), schema=SAMPLES))
-    assert rows["stream_tokens"].tolist() == [4, 0, 4] and rows["free_tokens"].tolist() == [3, 0, 3]
-    assert rows["logp_sum"].tolist() == [-6.0, 0.0, -math.inf] and rows["impossible"].tolist() == [0, 0, 1]
-    assert rows["logp_spread"][0] == 2.0 and rows["top1_sum"].tolist() == [1.5, 0.0, 1.5]
 
 
 def test_prompts_that_show_a_change_of_two_percent_follow_from_the_spread_over_prompts():

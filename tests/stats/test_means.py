@@ -1,7 +1,5 @@
 """Intervals of means that are ratios of totals, and their paired differences."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

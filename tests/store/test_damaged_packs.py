@@ -3,8 +3,6 @@
 It concerns several modules: store/packed, checks/verify and what reports read.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import struct

@@ -4,8 +4,6 @@ rerun every row is there once, with the tokens of an undisturbed run.
 It concerns several modules: run_store, merge_shards, and the runner above them.
 """
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os

@@ -3,8 +3,6 @@
 It concerns several modules: run_spec, run_info, run_folders, runs.preparation, cli.stored, reporting.sections.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """run.json: one description, written and read without loss, and searched by the fields of its spec."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -15,14 +13,9 @@ from specbench.system.json_values import nonfinite_as_text
 
 SPEC = replace(tiny.spec("sjd++", tau=float("inf")), head_sha256="2" * 64)
 ROOFLINE = {
-    "size": {"weights": 10, "kv": 2, "attention": 4},
-    "itemsize": 4,
-    "rows_per_image": 2,
-    "device": "a device",
-    "bytes_per_s": 1e9,
-    "flops": 1e12,
-    "source": "measured",
-}
+    "size": {"weights": 10, "kv": 2, "attention": 4}, "itemsize": 4, "rows_per_image": 2, "device": "a device",
+    "bytes_per_s": 1e9, "flops": 1e12, "source": "measured",
+}  # fmt: skip
 
 
 def full() -> RunInfo:

@@ -1,7 +1,5 @@
 """Damage, strangers, locks and full disks: each is one clear line, and what was written before stays whole."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -26,8 +24,8 @@ from specbench.store import parquet_log
 from specbench.store.parquet_log import ParquetLog
 from specbench.store.run_folders import find_runs
 from specbench.store.run_info import read_info
-from specbench.store.run_store import RunStore, read_image
-from specbench.store.schema import SAMPLES, image_name
+from specbench.store.run_store import RunStore
+from specbench.store.schema import SAMPLES
 from specbench.system import environment
 
 KEYED = pa.schema([("id", pa.string()), ("value", pa.int64())])
@@ -46,45 +44,22 @@ def refused(call, *args, **kwargs) -> SpecbenchError:
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, -1])
-def test_a_truncated_part_is_named(tmp_path, keep):
-    part = next((small_run(tmp_path) / "samples").iterdir())
+def test_a_truncated_part_is_named_and_made_again_once_it_is_deleted(tmp_path, keep):
+    folder = small_run(tmp_path)
+    before, part = RunStore(folder).samples()["tokens"].map(list).tolist(), next((folder / "samples").iterdir())
     part.write_bytes(part.read_bytes()[:keep])
     for reader in (lambda: small_run(tmp_path), lambda: report_rows(find_runs(tmp_path))):
         error = refused(reader)
         assert str(part) in error.what and "damaged" in error.what
         assert "delete it and run again" in error.try_this and error.exit_code == BAD_INPUT
-
-
-def test_deleting_the_damaged_part_redoes_its_rows(tmp_path):
-    folder = small_run(tmp_path)
-    before = RunStore(folder).samples()["tokens"].map(list).tolist()
-    part = next((folder / "samples").iterdir())
     part.unlink()
-    small_run(tmp_path)
-    assert RunStore(folder).samples()["tokens"].map(list).tolist() == before
+    assert RunStore(small_run(tmp_path)).samples()["tokens"].map(list).tolist() == before
 
 
-def test_a_part_of_another_schema_version_is_refused(tmp_path):
-    part = next((small_run(tmp_path) / "samples").iterdir())
-    table = pq.read_table(part)
-    part.unlink()
-    part = part.with_name("00000000-00000002.parquet")  # as the first stores named them, without a digest
-    pq.write_table(table.replace_schema_metadata({b"specbench.schema": b"99"}), part)
-    assert "schema version 99" in refused(small_run, tmp_path).what
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        '{"schema": 1, "spec": {}, "invocations": []}',
-        "[" * 10**5,
-    ],
-)
+@pytest.mark.parametrize("text", [b"", b"[]", b'{"schema": 1, "spec": {}}', b"[" * 10**5, b"\xff\xfe\x00"])
 def test_a_garbage_run_json_is_named(tmp_path, text):
     folder = small_run(tmp_path)
-    (folder / "run.json").write_text(text)
+    (folder / "run.json").write_bytes(text)
     for reader in (lambda: small_run(tmp_path), lambda: report_rows([folder])):
         error = refused(reader)
         assert str(folder / "run.json") in error.what and error.exit_code == BAD_INPUT
@@ -181,12 +156,6 @@ def test_text_that_is_not_utf_8_is_refused(tmp_path, name):
     not_text = pa.array([b"\xe8\x01"]).view(pa.string())[0]
     replace_column(folder, name, not_text)
     assert "is damaged" in refused(RunStore(folder).samples).what
-
-
-def test_a_run_json_that_is_not_text_is_named(tmp_path):
-    folder = small_run(tmp_path)
-    (folder / "run.json").write_bytes(b"\xff\xfe\x00")
-    assert "run.json" in refused(read_info, folder).what
 
 
 def test_rows_without_a_run_json_are_refused(tmp_path):
@@ -299,68 +268,11 @@ def test_a_full_disk_is_one_line_and_can_be_resumed(tmp_path, monkeypatch, place
     assert len(pd.read_parquet(folder / "samples")) == 4
 
 
-@pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("mount") is None, reason="needs root to mount a small file system"
-)
-def test_a_really_full_disk(tmp_path):
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", str(disk)], capture_output=True).returncode:
-        pytest.skip("mounting is not allowed here")
-    try:
-        error = refused(run, tiny.executor(), [tiny.spec()], requests_for(tiny.prompts(4), 40), disk)
-        assert "No space left" in error.what and error.exit_code == FAILURE
-        folder = find_runs(disk)[0]
-        done = RunStore(folder).samples()
-        assert 0 < len(done) < 160
-        assert all(read_image(folder, image, None).shape == (2, 2, 3) for image in done["image"])
-        assert not list(disk.rglob(".*.tmp"))
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
-
-
 def test_an_out_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "out").write_text("mine")
     error = refused(small_run, tmp_path / "out")
     assert "cannot write to" in error.what and "--out" in error.try_this and error.exit_code == BAD_INPUT
     assert (tmp_path / "out").read_text() == "mine"
-
-
-def test_an_unwritable_out_is_refused(monkeypatch, tmp_path):
-    def read_only(*args, **kwargs):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(Path, "mkdir", read_only)
-    assert "Read-only file system" in refused(small_run, tmp_path / "out").what
-
-
-HOSTILE = [
-    "../../etc/passwd",
-    "..",
-    ".",
-    "",
-    "/",
-    "a\0b",
-    "x" * 4096,
-    "con",
-    "A",
-    "a",
-    "ä",
-    "<b>",
-    "a|b",
-    "-rf",
-    "\u202eab",
-    " ",
-]
-
-
-def test_image_names_stay_in_their_folder_and_apart():
-    names = [image_name(prompt_id, sample) for prompt_id in HOSTILE for sample in (0, 1)]
-    assert len({name.lower() for name in names}) == len(names)
-    for name in names:
-        assert name.isascii() and "/" not in name and "\0" not in name and len(name) < 100
-        assert not name.startswith((".", "-")) and name.endswith(".png")
-    assert image_name("shapes-0001", 2) == "shapes-0001-2.png"
 
 
 @pytest.mark.parametrize("name", ["nope", "../x", "a\0b", "x" * 5000])

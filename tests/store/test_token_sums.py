@@ -1,7 +1,5 @@
 """Sums of token lists that parts keep: right whatever wrote the part, and never those of other tokens."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow as pa

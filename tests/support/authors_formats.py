@@ -1,7 +1,5 @@
 """Small networks saved in the authors' published formats, and independent forwards for comparison."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path
@@ -15,20 +13,8 @@ from specbench.system.digests import digest_of
 from specbench.system.downloads import Remote
 
 VOCABULARY = [
-    "[PAD]",
-    "[unused0]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    "a",
-    "red",
-    "cat",
-    "dog",
-    "blue",
-    "photo",
-    "##s",
-]
+    "[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "cat", "dog", "blue", "photo", "##s",
+]  # fmt: skip
 
 
 def stand_in(monkeypatch, name: str, path: Path) -> published_weights.Checkpoint:

@@ -3,8 +3,6 @@
 With the statistics of a fresh network its features hardly depend on the image, so a test on them could not fail.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A discrete video decoder over time, height and width, with the parameter names of NVIDIA's `decoder.jit`."""
 
-from __future__ import annotations
-
 import itertools
 
 import torch

@@ -5,8 +5,6 @@ where a test is about to fail. A fixture of a module or class is shared by the t
 shares is nobody's.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Container

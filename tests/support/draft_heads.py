@@ -1,7 +1,5 @@
 """Draft heads in the layout in which LANTERN's authors publish them: random tensors under the published names."""
 
-from __future__ import annotations
-
 import json
 
 import torch

@@ -1,7 +1,5 @@
 """Runs whose images are drawn by the renderer of `shapes`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +7,7 @@ import numpy as np
 import synthetic
 
 from specbench.models.shapes import render, scene
-from specbench.prompts import Prompt, Request
-from specbench.store.run_store import RunStore
-from specbench.store.schema import base_row, sample_row
+from specbench.prompts import Prompt
 
 
 def drawn_run(
@@ -29,16 +25,15 @@ def drawn_run(
         scene.SceneRequest((scene.Clause("circle", "red"),)),
         scene.SceneRequest((scene.Clause("square", None, 2),)),
     ]
-    with RunStore(out / spec.run_id).lock(spec).begin(spec, synthetic.INVOCATION) as store:
-        for number in range(n):
-            request = requests[number % 2]
-            prompt = Prompt(f"s{number}", "drawn", request.category, {"scene": request.to_json()} | meta(number))
-            for sample in range(samples):
-                picture = scene.Scene((), "smooth") if number in wrong else scene.realize(request, rng)
-                item = synthetic.generation(4, 40.0)
-                item.image = np.moveaxis(render.render(picture), -1, 0)
-                row = sample_row(
-                    base_row(Request.of(prompt, sample), 0, synthetic.INVOCATION["started_at"]), item, True
-                )
-                store.append([row], {row["image"]: item.image})
-    return store.folder
+    asked = [requests[number % 2] for number in range(n)]
+    prompts = [
+        Prompt(f"s{number}", "drawn", request.category, {"scene": request.to_json()} | meta(number))
+        for number, request in enumerate(asked)
+    ]
+
+    def picture(image: int) -> np.ndarray:
+        number = image // samples
+        shown = scene.Scene((), "smooth") if number in wrong else scene.realize(asked[number], rng)
+        return np.moveaxis(render.render(shown), -1, 0)
+
+    return synthetic.pictured(out, prompts, samples, spec, picture)

@@ -4,8 +4,6 @@ to import them.
 What depends on imports, on the encoding of streams, on signals or on how Python ends is tested in a real process.
 """
 
-from __future__ import annotations
-
 import importlib
 import io
 import os

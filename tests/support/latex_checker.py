@@ -1,8 +1,6 @@
 """What is wrong in a piece of LaTeX, where no LaTeX is installed: environments, braces, cells of a row, special signs,
 rules of booktabs. It is strict: of LaTeX it knows what specbench writes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

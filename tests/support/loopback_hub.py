@@ -1,7 +1,5 @@
 """A Hugging Face hub on the loopback, for the real client: repositories are folders, commits are named by the test."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Every decoder the components can be combined to, with the extremes of every option."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Audit of one combination of components, and the order in which to audit many."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable
 from itertools import combinations_with_replacement

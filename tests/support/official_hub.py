@@ -5,8 +5,6 @@ official vocabularies, grids and file names.
 constants of the writers.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import os

@@ -1,7 +1,5 @@
 """Devices whose tensors have no numbers: whoever reads one fails, and so does whoever makes or mixes in another's."""
 
-from __future__ import annotations
-
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves

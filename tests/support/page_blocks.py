@@ -5,8 +5,6 @@ a folder of the page's own), `<!-- run slow -->` (the same, by `make test-comman
 gets `--dry-run`, the rest is parsed: it needs a GPU, weights or a network) and `<!-- shown -->` (parsed).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Bugs to plant into the decoding code: source replacements that a good audit must notice."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import textwrap

@@ -1,7 +1,5 @@
 """Images that a program drew in another way than it claims, by the usual faults, at three strengths each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

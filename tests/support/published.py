@@ -1,7 +1,5 @@
 """Small files in the formats of the public prompt sets, and a manifest that describes them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

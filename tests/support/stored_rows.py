@@ -1,7 +1,5 @@
 """Reader of stored runs, independent of specbench's own readers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

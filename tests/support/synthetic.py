@@ -1,9 +1,8 @@
 """Sample rows and run folders with chosen numbers."""
 
-from __future__ import annotations
-
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,6 +78,23 @@ def folder(out: Path, spec: RunSpec, generations: Sequence[Generation | None], *
     invocation["hardware"] |= hardware
     with RunStore(out / spec.run_id).lock(spec).begin(spec, invocation) as store:
         store.append(stored_rows(generations, spec.timed))
+    return store.folder
+
+
+def pictured(
+    out: Path,
+    prompts: Sequence[Prompt],
+    samples: int = 1,
+    spec: RunSpec | None = None,
+    picture: Callable[[int], np.ndarray] = lambda number: np.full((3, 8, 8), number, dtype=np.uint8),
+) -> Path:
+    """A run folder in `out` with `samples` images of each prompt; `picture` makes the pixels [3, H, W] of the n-th."""
+    spec = spec or SJD
+    with RunStore(out / spec.run_id).lock(spec).begin(spec, INVOCATION) as store:
+        for number, (prompt, sample) in enumerate(itertools.product(prompts, range(samples))):
+            base = base_row(Request.of(prompt, sample), 0, INVOCATION["started_at"])
+            row = sample_row(base, generation(4, 40.0), True)
+            store.append([row], {row["image"]: picture(number)})
     return store.folder
 
 

@@ -1,7 +1,5 @@
 """A run small enough for hundreds of repetitions: an enumerable model, a few prompts, and their specs."""
 
-from __future__ import annotations
-
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Prompt
@@ -30,15 +28,7 @@ def executor() -> LocalExecutor:
 def spec(decoder: str = "sjd", seed: int = 0, batch: int = 1, threads: int = 1, **options) -> RunSpec:
     options = {"window": 3} | options if decoder != "ar" else options
     return RunSpec(
-        model="enumerable",
-        weights_sha256="0" * 64,
-        decoder=resolve(decoder, options),
-        sampling=SAMPLING,
-        prompts="pets",
-        prompts_sha256="1" * 64,
-        seed=seed,
-        batch=batch,
-        dtype="float32",
-        device="cpu",
+        model="enumerable", weights_sha256="0" * 64, decoder=resolve(decoder, options), sampling=SAMPLING,
+        prompts="pets", prompts_sha256="1" * 64, seed=seed, batch=batch, dtype="float32", device="cpu",
         threads=threads,
-    )
+    )  # fmt: skip

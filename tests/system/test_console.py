@@ -1,7 +1,5 @@
 """Fitted tables: identifiers stay whole at any width, wide tables continue in panels that repeat the first column."""
 
-from __future__ import annotations
-
 import pytest
 from rich.console import Console
 

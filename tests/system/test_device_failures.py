@@ -3,8 +3,6 @@
 It concerns several modules: device_failures, and what decodes, loads models and scores.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import os

@@ -1,7 +1,5 @@
 """Downloads from a misbehaving server: a file under its final name is complete and correct."""
 
-from __future__ import annotations
-
 import errno
 import io
 import random

@@ -1,7 +1,5 @@
 """Provenance: version and commit of a checkout, of an installed package, of one without any record."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

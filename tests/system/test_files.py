@@ -1,8 +1,6 @@
 """File systems that lack locks or the syncing of folders: work goes on after one warning, and real failures stay
 failures; no link is followed where something is written."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

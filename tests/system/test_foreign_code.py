@@ -1,7 +1,5 @@
 """Code of plug-ins is part of what a run and a score are: decoders, models, metrics, and what they import."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,8 +1,6 @@
 """Plug-ins add names and flags; broken ones are skipped with a warning; modules in the current folder need no
 installation."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -62,16 +60,15 @@ def test_good_plugins_join_and_broken_ones_are_named(site, tmp_path):
     assert all(line.startswith("warning: ") for line in done.stderr.splitlines())
 
 
-def test_a_part_of_a_decoder_that_is_not_made_is_a_failed_image(tmp_path):
-    (tmp_path / "power.py").write_text(POWER.replace("self._power = power", "raise SystemExit"))
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("self._power = power", "verifier 'power' (power.py:"), ("return ratio(p, q, x) ** self._power", "SystemExit")],
+    ids=["made", "used"],
+)
+def test_a_part_of_a_decoder_that_leaves_the_program_is_a_failed_image(tmp_path, line, said):
+    (tmp_path / "power.py").write_text(POWER.replace(line, "raise SystemExit"))
     done = specbench(tmp_path, "run", "--decoder", "power:DECODER", "--limit", "1", "--quiet")
-    assert done.returncode == 3 and "verifier 'power' (power.py:" in done.stderr, done.stderr
-
-
-def test_a_decoder_that_leaves_the_program_is_a_failed_image(tmp_path):
-    (tmp_path / "power.py").write_text(POWER.replace("return ratio(p, q, x) ** self._power", "raise SystemExit"))
-    done = specbench(tmp_path, "run", "--decoder", "power:DECODER", "--limit", "2", "--quiet")
-    assert done.returncode == 3 and "SystemExit" in done.stderr, done.stderr
+    assert done.returncode == 3 and said in done.stderr, done.stderr
 
 
 MODEL = """

@@ -3,8 +3,6 @@
 It concerns several modules: files, and the readers of run folders and checkpoints.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import errno

@@ -5,12 +5,15 @@ configuration fields, small sizes, and random values everywhere, norms included.
 to compare with.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from checkpoints import baai, chameleon, deepseek, emu3, emu35, gair, glm, janus, liquid, llamagen, simplear, tar
 from checkpoints.parts import Tiny
+from specbench.models.catalog import load_model
+from specbench.models.facts import ModelChoice
+from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_model import HubModel
+from specbench.models.interface import ImageModel
 
 WRITERS = {
     "lumina-512": lambda folder: chameleon.write_lumina(folder, 512),
@@ -33,6 +36,8 @@ WRITERS = {
     "glm-image": glm.write,
     "emu3.5": emu35.write,
 }
+ALIKE = ("lumina-1024", "janus-7b", "tar-dtok-512", "tar-dtok-1024")
+"""Names of models whose small checkpoint is that of another one; tests of each layout leave them out."""
 
 AUTHORS = {
     "janus": deepseek.write,
@@ -47,3 +52,15 @@ AUTHORS = {
 
 def write(name: str, folder: Path) -> Tiny:
     return WRITERS[name](folder)
+
+
+INFO = {info.name: info for info in MODELS}
+
+
+def configured(name: str, folder: Path | str, **choice: object) -> HubModel:
+    """The model of this name with tiny weights from a folder."""
+    return INFO[name].configured(ModelChoice(weights=str(folder), tiny=True, **choice))
+
+
+def loaded(name: str, folder: Path | str, **choice: object) -> ImageModel:
+    return load_model(configured(name, folder, **choice), "cpu", "float32")

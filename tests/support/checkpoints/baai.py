@@ -2,8 +2,6 @@
 own.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -32,16 +30,10 @@ LINE_END = SPECIALS["<|extra_200|>"]
 
 def write(folder: Path) -> Tiny:
     text = {
-        "vocab_size": len(RANKS) + len(SPECIALS),
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "pad_token_id": SPECIALS["<|endoftext|>"],
-        "bos_token_id": SPECIALS["<|extra_203|>"],
-        "eos_token_id": SPECIALS["<|extra_204|>"],
-    }
+        "vocab_size": len(RANKS) + len(SPECIALS), "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": SPECIALS["<|endoftext|>"],
+        "bos_token_id": SPECIALS["<|extra_203|>"], "eos_token_id": SPECIALS["<|extra_204|>"],
+    }  # fmt: skip
     vq = {"codebook_size": CODES, "base_channels": 32, "channel_multiplier": [1, 1, 1, 2], "hidden_size": 64}
     vq["num_res_blocks"] = 1
     config = Emu3Config(text_config=text, vq_config=vq, vocabulary_map={"<image>": SPECIALS["<|image token|>"]})

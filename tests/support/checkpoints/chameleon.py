@@ -1,7 +1,5 @@
 """Tiny checkpoints of Lumina-mGPT and Anole."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Janus-Pro as deepseek-ai publishes it: one pickle, or two with an index, in bfloat16 under the authors' names."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

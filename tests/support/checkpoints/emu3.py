@@ -1,7 +1,5 @@
 """Tiny checkpoint of Emu3-Gen."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch
@@ -23,16 +21,10 @@ NEGATIVE = (
 
 def write(folder: Path) -> Tiny:
     text = {
-        "vocab_size": FIRST + CODES,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "pad_token_id": 256,
-        "bos_token_id": SPECIALS["<|extra_203|>"],
-        "eos_token_id": SPECIALS["<|extra_204|>"],
-    }
+        "vocab_size": FIRST + CODES, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "pad_token_id": 256,
+        "bos_token_id": SPECIALS["<|extra_203|>"], "eos_token_id": SPECIALS["<|extra_204|>"],
+    }  # fmt: skip
     vq = {"codebook_size": CODES, "base_channels": 32, "channel_multiplier": [1, 1, 1, 2], "hidden_size": 64}
     vq["num_res_blocks"] = 1
     vocabulary = {**SPECIALS, **VISUAL, "<image>": SPECIALS["<|image token|>"]}

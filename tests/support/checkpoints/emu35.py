@@ -1,7 +1,5 @@
 """Tiny checkpoint of Emu3.5-Image, with its tokenizer and image decoder in folders of their own."""
 
-from __future__ import annotations
-
 import base64
 import json
 from pathlib import Path

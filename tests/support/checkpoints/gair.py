@@ -1,7 +1,5 @@
 """Anole as GAIR publishes it, in Meta's layout, with Meta's computation written out slowly."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -24,13 +22,9 @@ def write(folder: Path) -> Tiny:
     tensors = _tensors()
     torch.save({name: tensor.bfloat16() for name, tensor in tensors.items()}, models / "consolidated.pth")
     params = {
-        "dim": WIDTH,
-        "n_layers": LAYERS,
-        "n_heads": HEADS,
-        "multiple_of": 256,
-        "norm_eps": EPS,
+        "dim": WIDTH, "n_layers": LAYERS, "n_heads": HEADS, "multiple_of": 256, "norm_eps": EPS,
         "qk_normalization": True,
-    }
+    }  # fmt: skip
     params |= {"rope_theta": 10000.0, "swin_norm": False, "vocab_size": WORDS}
     (models / "params.json").write_text(json.dumps({"model": params, "model_parallel_size": 1, "seed": 1}))
     (models / "consolidate_params.json").write_text(json.dumps({"model_parallel_size": 1}))

@@ -1,7 +1,5 @@
 """Tiny checkpoint of GLM-Image's language model and processor, in the folders of its repository."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tiny checkpoint of Janus-Pro."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -57,27 +55,16 @@ def network_of(kind: type) -> JanusForConditionalGeneration:
     width = {"projection_dim": 32}
     config = kind(
         text_config={
-            "model_type": "llama",
-            "vocab_size": 256 + len(SPECIALS),
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "pad_token_id": SPECIALS[PAD],
+            "model_type": "llama", "vocab_size": 256 + len(SPECIALS), "hidden_size": 32, "intermediate_size": 48,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "pad_token_id": SPECIALS[PAD],
         },
         vision_config={
-            "hidden_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "image_size": 64,
-            "patch_size": 16,
-            "num_image_tokens": 16,
-            **width,
+            "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64, "patch_size": 16,
+            "num_image_tokens": 16, **width,
         },
         vq_config={"num_embeddings": CODES, "embed_dim": 8, "image_token_embed_dim": 32, **width, **VQ_SIZES},
         tie_word_embeddings=False,
-    )
+    )  # fmt: skip
     network = randomise(JanusForConditionalGeneration(config))
     network.generation_config = GenerationConfig(
         bos_token_id=SPECIALS[START], eos_token_id=SPECIALS[END], pad_token_id=SPECIALS[PAD], guidance_scale=5

@@ -1,7 +1,5 @@
 """Tiny checkpoint of Liquid with Chameleon's image decoder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tiny checkpoint of LlamaGen, with an explicit version of the official computation."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from pathlib import Path
@@ -134,23 +132,16 @@ def language_tensors() -> dict[str, Tensor]:
 
 def _tensors() -> dict[str, Tensor]:
     shapes = {
-        "tok_embeddings.weight": (CODES, WIDTH),
-        "cls_embedding.uncond_embedding": (CAPTION, TEXT),
-        "cls_embedding.cap_proj.fc1.weight": (WIDTH, TEXT),
-        "cls_embedding.cap_proj.fc2.weight": (WIDTH, WIDTH),
-        "norm.weight": (WIDTH,),
-        "output.weight": (CODES, WIDTH),
-    }
+        "tok_embeddings.weight": (CODES, WIDTH), "cls_embedding.uncond_embedding": (CAPTION, TEXT),
+        "cls_embedding.cap_proj.fc1.weight": (WIDTH, TEXT), "cls_embedding.cap_proj.fc2.weight": (WIDTH, WIDTH),
+        "norm.weight": (WIDTH,), "output.weight": (CODES, WIDTH),
+    }  # fmt: skip
     for layer in range(LAYERS):
         inner = {
-            "attention.wqkv.weight": (3 * WIDTH, WIDTH),
-            "attention.wo.weight": (WIDTH, WIDTH),
-            "feed_forward.w1.weight": (INNER, WIDTH),
-            "feed_forward.w3.weight": (INNER, WIDTH),
-            "feed_forward.w2.weight": (WIDTH, INNER),
-            "attention_norm.weight": (WIDTH,),
-            "ffn_norm.weight": (WIDTH,),
-        }
+            "attention.wqkv.weight": (3 * WIDTH, WIDTH), "attention.wo.weight": (WIDTH, WIDTH),
+            "feed_forward.w1.weight": (INNER, WIDTH), "feed_forward.w3.weight": (INNER, WIDTH),
+            "feed_forward.w2.weight": (WIDTH, INNER), "attention_norm.weight": (WIDTH,), "ffn_norm.weight": (WIDTH,),
+        }  # fmt: skip
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in inner.items()}
     generator = torch.Generator().manual_seed(3)
     tensors = {}
@@ -178,15 +169,9 @@ def official_vq_name(name: str) -> str:
 
 def _write_t5(folder: Path) -> T5ForConditionalGeneration:
     config = T5Config(
-        vocab_size=40,
-        d_model=TEXT,
-        d_kv=8,
-        d_ff=48,
-        num_layers=2,
-        num_heads=4,
-        feed_forward_proj="gated-gelu",
+        vocab_size=40, d_model=TEXT, d_kv=8, d_ff=48, num_layers=2, num_heads=4, feed_forward_proj="gated-gelu",
         tie_word_embeddings=False,
-    )
+    )  # fmt: skip
     network = randomise(T5ForConditionalGeneration(config), seed=5)
     folder.mkdir(parents=True, exist_ok=True)
     network.save_pretrained(folder)

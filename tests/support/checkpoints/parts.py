@@ -1,7 +1,5 @@
 """Shared parts of the checkpoint writers."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Mapping

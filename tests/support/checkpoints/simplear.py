@@ -1,7 +1,5 @@
 """Tiny checkpoint of SimpleAR with the Cosmos decoder."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 
@@ -41,15 +39,10 @@ def write_decoder(path: Path) -> nn.Module:
 
 def write(folder: Path) -> Tiny:
     config = Qwen2Config(
-        vocab_size=WORDS + CODES,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
+        vocab_size=WORDS + CODES, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True,
         rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
-    )
+    )  # fmt: skip
     network = randomise(Qwen2ForCausalLM(config))
     network.save_pretrained(folder)
     tokenizer = byte_tokenizer(SPECIALS, 0, FILLERS)

@@ -1,7 +1,5 @@
 """Tiny checkpoints of Tar's language model and of its de-tokenizer, whose official computation is written out."""
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path
