@@ -374,16 +374,16 @@ def paper_plan(page: Path, argument: str) -> str:
 
     paces = [[speed[f"seconds{end}"] for end in ("", "_low", "_high")] for speed in speeds]
     hours = [[s * plan["images"] for s in pace] for pace, plan in zip(paces, plans, strict=True)]
-    lines = [
-        [f"{plan['prompts']}: {plan['rows']}", ranges([pace], 1), ranges([hour], 1 / 3600)]
-        for plan, pace, hour in zip(plans, paces, hours, strict=True)
-    ]
+    sets: dict[str, list[Sequence[float]]] = {}
+    for plan, hour in zip(plans, hours, strict=True):
+        sets.setdefault(plan["prompts"], []).append(hour)
+    lines = [[f"{name}: {len(some)} rows", ranges(some, 1 / 3600)] for name, some in sets.items()]
     disk = sum(plan["megabytes"] for plan in plans) / 1e3
     images = sum(plan["images"] for plan in plans)
-    lines.append(["all", "-", ranges(hours, 1 / 3600)])
+    lines.append(["all", ranges(hours, 1 / 3600)])
     each = dict.fromkeys(f"{plan['images']:,} for a row of {plan['prompts']}" for plan in plans)
     said = f"Images: {', '.join(each)}, {images:,} in all, at most {disk:.0f} GB on disk."
-    return _table(["row", "s per image", "hours"], lines) + f"\n\n{said}"
+    return _table(["prompts", "hours"], lines) + f"\n\n{said}"
 
 
 def gpu(page: Path, argument: str) -> str:
