@@ -87,35 +87,13 @@ GUIDES = {
 
 
 def command_help(page: Path, argument: str) -> str:
-    """Of every command its help, and the names of what it takes; `--help` prints the meanings."""
-    usual = {_name(parameter) for parameter in _shown(dict(_commands())["run"])}
+    """Of every command the first line of its help, and its guide or the rest; `--help` prints the options."""
     parts = []
     for name, command in _commands():
         said = [" ".join(text.split()) for text in _plain_help(command).split("\n\n")]
-        said = [said[0], f"See [its guide]({GUIDES[name]})."] if name in GUIDES else said
-        taken = [_name(parameter) for parameter in _shown(command)]
-        if name != "run" and len(usual.intersection(taken)) > len(usual) / 2:
-            missing = [one for one in sorted(usual) if one not in taken]
-            own = [one for one in taken if one not in usual]
-            taken = [*own, f"and those of `specbench run` but {', '.join(missing)}"]
-        parts.append("\n\n".join([f"## specbench {name}", *said, f"Takes {', '.join(taken)}."]))
+        said = [f"{said[0]} See [its guide]({GUIDES[name]})."] if name in GUIDES else said
+        parts.append("\n\n".join([f"## specbench {name}", *said]))
     return "\n\n".join(parts)
-
-
-def _name(parameter: click.Parameter) -> str:
-    """An argument by its value, an option by its long flag."""
-    argument = parameter.param_type_name == "argument"
-    return f"`{(parameter.metavar or parameter.name.upper()) if argument else parameter.opts[0]}`"
-
-
-def _shown(command: click.Command) -> list[click.Parameter]:
-    """What a command takes, without options of decoders."""
-    return [
-        parameter
-        for parameter in command.params
-        if not (getattr(parameter, "rich_help_panel", None) or "").startswith("Decoder ")
-        and not getattr(parameter, "hidden", False)
-    ]
 
 
 FOREIGN_VARIABLES = {
@@ -189,9 +167,9 @@ def models(page: Path, argument: str) -> str:
     for name in all_models():
         if name not in plugins("models"):
             model = find_model(name)
-            parameters = "" if model.parameters is None else f", {model.parameters / 1e6:,.0f} million parameters"
+            parameters = "" if model.parameters is None else f", {model.parameters / 1e6:,.0f} M parameters"
             where = f", `{model.hub_id}`" if model.hub_id else ""
-            line = f"    - `{name}`: {model.summary}; {model.tokens:,} image tokens{parameters}{where}"
+            line = f"    - `{name}`: {model.summary}; {model.tokens:,} tokens{parameters}{where}"
             licences.setdefault(model.licence, []).append(line)
     return "\n".join(line for licence, lines in licences.items() for line in [f"- {licence}", *lines])
 
