@@ -6,6 +6,8 @@ followed into the site: its target is added to it, under the same path.
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import posixpath
 import re
@@ -14,24 +16,11 @@ from pathlib import Path
 
 from mkdocs.structure.files import File
 
+import specbench
 from specbench.system.version import __version__
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "specbench"
-ELSEWHERE = (
-    "specbench.store.merge_shards.merge_runs",
-    "specbench.store.packed.pack",
-    "specbench.checks.verify.verify",
-    "specbench.checks.run_audit.audit_runs",
-    "specbench.papers.listing.available",
-    "specbench.prompts.loading.fetch_prompts",
-    "specbench.papers.forecasts.forecast",
-    "specbench.training.head.train_head",
-    "specbench.training.head.check_head",
-    "specbench.reporting.demo.demo",
-    "specbench.reporting.status.status",
-)
-"""Public functions that do not stand in `specbench.api`."""
 _LINK = re.compile(r"(\]\()((?:\.\./)*[\w./-]+?)(#[\w-]+)?(\))")
 
 
@@ -49,6 +38,7 @@ def on_config(config):
 def on_files(files, config):
     """Add a page for every package, and whatever the guides link to outside docs/."""
     files.append(File.generated(config, "README.md", abs_src_path=str(ROOT / "README.md")))
+    files.append(File.generated(config, "notebook.md", content=_notebook_page(ROOT / "docs" / "notebook.ipynb")))
     for package in _packages():
         files.append(File.generated(config, f"api/{package}.md", content=_api_page(package)))
     queue = ["README.md", *(path for file in files if (ROOT / (path := f"docs/{file.src_uri}")).suffix == ".md")]
@@ -70,12 +60,28 @@ def on_files(files, config):
     return files
 
 
+def _notebook_page(path: Path) -> str:
+    """The stored cells and outputs of a notebook as markdown."""
+    shown = []
+    for cell in json.loads(path.read_text())["cells"]:
+        text = "".join(cell["source"])
+        shown.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {"text/plain": output.get("text", "")})
+            kind = next(kind for kind in ("image/png", "text/html", "text/plain") if kind in data)
+            content = "".join(data[kind])
+            image = f"![](data:image/png;base64,{content.strip()})"
+            shown.append({"image/png": image, "text/html": f"<div>{content}</div>"}.get(kind, f"```\n{content}\n```"))
+    return "\n\n".join(shown)
+
+
 def on_page_markdown(markdown, page, config, files):
     """Turn links of the checkout into links of the site; the Python page gets its reference."""
-    uri = page.file.src_uri
+    uri, markdown = page.file.src_uri, markdown.replace("(notebook.ipynb)", "(notebook.md)")
     if uri == "python.md":
-        whole = "::: specbench.api\n    options:\n      show_root_heading: false\n      show_root_toc_entry: false"
-        markdown = "\n\n".join([markdown, whole, *(f"::: {name}" for name in ELSEWHERE)])
+        functions = (getattr(specbench, name) for name in sorted(specbench.__all__))
+        shown = [f"::: {one.__module__}.{one.__qualname__}" for one in functions if inspect.isfunction(one)]
+        markdown = "\n\n".join([markdown, *shown])
     path = uri if not (ROOT / "docs" / uri).is_file() else f"docs/{uri}"
 
     def rewritten(found: re.Match) -> str:

@@ -6,11 +6,13 @@ runs this, and a test fails while a block is stale.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
 import os
 import re
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -19,6 +21,7 @@ from pathlib import Path
 import click
 import typer
 
+from specbench import stats
 from specbench.checks.audit_settings import AUDIT_SETTINGS, AuditSetting
 from specbench.checks.losslessness import AUDIT_SAMPLES
 from specbench.cli import build_app
@@ -32,10 +35,12 @@ from specbench.papers.table_files import conventions, load_tables, table_names
 from specbench.prompts import load_prompts
 from specbench.prompts import prompt_set_names as prompt_sets
 from specbench.prompts.public import public_names
+from specbench.reporting.columns import definition_of
 from specbench.runs.settings import OTHER_VARIABLES
 from specbench.specs.components import CHOICES, Component
 from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, resolve
+from specbench.store.run_folders import find_runs
 from specbench.store.schema import FILE_KINDS, column_facts
 from specbench.system.plugins import plugins
 
@@ -314,6 +319,29 @@ def schedules(page: Path, argument: str) -> str:
     return _table(["the schedule's reading", *places, "`shapes`, delta = 1.1"], rows)
 
 
+NUMBERS = (
+    *("nfe", "tokens_per_step", "step_compression", "step_ratio", "latency_ms", "speedup"),
+    *("acceptance", "acceptance_length", "draft_tv"),
+)
+"""Numbers of the papers, by their columns in tables, files and Python."""
+
+
+def paper_names(page: Path, argument: str) -> str:
+    """What the papers' tables call the numbers that are measured here."""
+    found: dict[str, dict[str, set[str]]] = {key: {} for key in NUMBERS}
+    for table in load_tables():
+        for column in table.columns:
+            if column.key in found:
+                paper = table.name.rpartition("-")[0]
+                found[column.key].setdefault(column.header, set()).add(paper)
+    rows = []
+    for key, headers in found.items():
+        name, _, meaning = definition_of(getattr(stats, key)).partition(": ")
+        said = "; ".join(f"{header} ({', '.join(sorted(papers))})" for header, papers in headers.items())
+        rows.append([name, f"`{key}`", _escape(meaning.partition(";")[0].rstrip(".")), _escape(said) or "-"])
+    return _table(["name", "column", "definition", "in the papers' tables"], rows)
+
+
 def printed_latencies(page: Path, argument: str) -> str:
     """The papers' latencies per step over the weight read of their GPUs: the range of a table's rows with a floor."""
     from printed_floors import printed_latencies as rows
@@ -385,12 +413,12 @@ def _goals_met(claims: list[dict]) -> str:
 
 def results(page: Path, argument: str) -> str:
     """The headline table of the runs committed under results/readme, a forecast for a GPU, and their pictures."""
-    from specbench.api import report
     from specbench.papers.forecasts import forecast
+    from specbench.reporting import report_rows
     from specbench.reporting.columns import first_columns
     from specbench.reporting.demo import PICTURE
 
-    rows = report(out=RESULTS / "runs.zip")
+    rows = report_rows(find_runs(RESULTS / "runs.zip"))
     columns = [column for column in first_columns(rows) if any(column.cell(row) != "-" for row in rows)]
     columns = [column for column in columns if not column.title.startswith("images")]
     elsewhere = {row["source"]: row for row in forecast("A100", out=RESULTS / "runs.zip", model="lumina")}
@@ -425,12 +453,29 @@ def _lines(path: Path) -> list[str]:
     return path.read_text().strip().splitlines()
 
 
-def functions(page: Path, argument: str) -> str:
-    """The public functions: what each must be given, and its first sentence."""
+TABLE_FUNCTIONS = ("run", "generate", "report", "samples", "load", "columns", "score", "compare", "audit")
+"""Public functions that are shown with types and the whole docstring."""
+
+
+def signatures(page: Path, argument: str) -> str:
+    """Signature and docstring of `TABLE_FUNCTIONS`."""
     import specbench
 
     shown = []
-    for name in sorted(specbench.__all__):
+    for name in TABLE_FUNCTIONS:
+        source = textwrap.dedent(inspect.getsource(getattr(specbench, name)))
+        (function,) = ast.parse(source).body
+        lines = source.splitlines()[: function.body[0].end_lineno]
+        shown.append("\n".join([lines[0].replace(function.name, name, 1), *lines[1:]]))
+    return "```python\n" + "\n\n\n".join(shown) + "\n```"
+
+
+def functions(page: Path, argument: str) -> str:
+    """The other public functions: what each must be given, and its first sentence."""
+    import specbench
+
+    shown = []
+    for name in sorted(set(specbench.__all__) - {*TABLE_FUNCTIONS}):
         function = getattr(specbench, name)
         if inspect.isfunction(function):
             given = [each for each in inspect.signature(function).parameters.values() if each.kind != each.VAR_KEYWORD]
@@ -519,11 +564,13 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "effects": effects,
     "file": file,
     "functions": functions,
+    "signatures": signatures,
     "gpu": gpu,
     "metrics": metrics,
     "models": models,
     "options": options,
     "variables": variables,
+    "paper-names": paper_names,
     "paper-plan": paper_plan,
     "planted-bugs": planted_bugs,
     "printed-latencies": printed_latencies,

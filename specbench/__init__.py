@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from specbench.prompts import fetch_prompts
     from specbench.reporting.demo import demo
     from specbench.reporting.status import status
+    from specbench.runs.preparation import decode_loaded as decode
+    from specbench.specs.presets import define_decoder as decoder
     from specbench.store.merge_shards import merge_runs
     from specbench.store.packed import pack
     from specbench.training.head import check_head, train_head
@@ -36,11 +38,14 @@ __all__ = [
     "__version__",
     "SpecbenchError",
     "generate",
+    "decode",
     "run",
     "dry_run",
     "status",
     "merge_runs",
     "load",
+    "samples",
+    "columns",
     "score",
     "score_folder",
     "differences",
@@ -52,6 +57,7 @@ __all__ = [
     "bench",
     "estimate",
     "forecast",
+    "decoder",
     "audit",
     "audit_runs",
     "check",
@@ -78,6 +84,8 @@ _ELSEWHERE = {
     "available": "specbench.papers.listing",
     "check": "specbench.checks.contracts:check_all",
     "check_head": "specbench.training.head",
+    "decode": "specbench.runs.preparation:decode_loaded",
+    "decoder": "specbench.specs.presets:define_decoder",
     "demo": "specbench.reporting.demo",
     "doctor": "specbench.checks.doctor",
     "fetch": "specbench.papers.downloads",

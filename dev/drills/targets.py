@@ -36,7 +36,6 @@ from hub_drill import answers, download_from, hub
 from hypothesis import strategies as st
 from kills import specs
 
-from specbench import api
 from specbench.cli import main
 from specbench.errors import BAD_INPUT, GATE, PARTIAL, SpecbenchError
 from specbench.metrics import scoring
@@ -53,7 +52,7 @@ from specbench.papers.listing import run_rows
 from specbench.papers.planned_cells import plan_table
 from specbench.papers.table_files import read_table
 from specbench.prompts import Prompt, load_prompts
-from specbench.reporting import FORMATS, render
+from specbench.reporting import FORMATS, render, report_rows
 from specbench.reporting.html import write_page
 from specbench.reporting.picture_figures import find_grid
 from specbench.reporting.status import status, status_line
@@ -92,8 +91,8 @@ NOTHING_HEAVY = {
     "os.cpu_count": lambda: 1,  # several processes of an audit exchange pickles of their own
     "specbench.checks.losslessness.audit_one": _not_audited,
     "specbench.checks.decoder_contract.check_decoder": lambda *_: [],
-    "specbench.api.score": lambda *_, **__: [],
-    "specbench.api.score_folder": lambda *_, **__: [],
+    "specbench.metrics.score_tables.score_runs": lambda *_, **__: [],
+    "specbench.metrics.score_tables.scored_rows": lambda *_, **__: [],
 }
 """Commands whose valid lines would run for minutes."""
 ALWAYS = {
@@ -181,7 +180,7 @@ def _read_results(box: Path, case) -> None:
     problems = [
         problem
         for read in (
-            lambda folder: [render(api.report([str(folder)], str(out)), fmt) for fmt in FORMATS],
+            lambda folder: [render(report_rows([folder]), fmt) for fmt in FORMATS],
             lambda folder: RunStore(folder).completed(),
             lambda folder: RunStore(folder).check(specs()[1]),
             lambda folder: json.dumps(card(folder), default=str),
@@ -246,7 +245,7 @@ def _use_stranger(box: Path, case) -> None:
     problems = [
         problem
         for use in (
-            lambda: [render(api.report([str(folder)], str(out)), fmt) for fmt in FORMATS],
+            lambda: [render(report_rows([folder]), fmt) for fmt in FORMATS],
             lambda: find_grid({"stranger": folder}, "pictures"),
             lambda: merge_runs([out], box / "merged"),
             lambda: export_images("geneval", folder, box / "official"),
@@ -289,7 +288,7 @@ def _score_by_stranger(box: Path, case) -> None:
         assert "\n" not in error.what
         raise SpecbenchError(error.what, exit_code=BAD_INPUT) from error
     finally:
-        api.report([str(folder)], str(box / "results"))
+        report_rows([folder])
 
 
 def _lay_out_export(box: Path, case) -> None:
@@ -410,7 +409,7 @@ def _be_refused(box: Path, case) -> None:
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     problems = []
     for use in (
-        lambda: api.report([str(folder)], str(out)),
+        lambda: report_rows([folder]),
         lambda: write_page([folder], box / "page.html"),
         lambda: merge_runs([out], box / "merged"),
         lambda: export_images("geneval", folder, box / "official"),

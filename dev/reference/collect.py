@@ -20,7 +20,9 @@ from specbench.metrics.score_store import image_values, read_scores
 from specbench.metrics.shapes import ShapesClip, ShapesDetector
 from specbench.reporting.columns import with_interval
 from specbench.reporting.marks import label
+from specbench.reporting.report_rows import report_rows
 from specbench.stats import ratio_of_totals
+from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
 
@@ -108,8 +110,8 @@ def main() -> None:
     names = {name: label(spec.decoder) for name, spec in specs.items()}
     names |= {name: GREEDY for name, spec in specs.items() if spec.sampling.top_k == 1}
     baseline = next(name for name in names if names[name] == "ar")
-    differences = api.differences(baseline, metrics=list(METRICS), out=runs)
-    rows, audits = api.report(out=runs), json.loads((to / "audit.json").read_text())
+    differences = api.differences(baseline, metrics=list(METRICS), out=runs).to_dict("records")
+    rows, audits = report_rows(find_runs(runs)), json.loads((to / "audit.json").read_text())
     verdicts = {audit["run_id"]: audit["verdict"] for audit in audits}
     for row in rows:
         row["audit"] = verdicts.get(row["run_id"], "-")

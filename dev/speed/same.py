@@ -16,8 +16,8 @@ from pathlib import Path
 import pandas as pd
 
 from specbench import stats
-from specbench.cli.progress import ProgressReporter
 from specbench.runs.plan import make_plan
+from specbench.runs.progress_bar import ProgressReporter
 from specbench.runs.runner import run_plans
 from specbench.runs.settings import merge, run_settings
 from specbench.store.run_folders import runs_in

@@ -51,7 +51,7 @@ Auditable = str | DecoderSpec | Decode
 
 
 def audit_decoders(
-    decoders: Sequence[Auditable] | str = (),
+    decoders: Auditable | Sequence[Auditable] = (),
     samples: int | None = None,
     seed: int = 0,
     compiled: bool = False,
@@ -64,7 +64,7 @@ def audit_decoders(
     Args:
         decoders: names with inline options if wanted ("gsd:G=50"); all if empty. Your own is "package.module:Name": a
             `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that returns one `Generation`
-            per request, or all stream tokens as an array [B, N]. Or, instead of names, such objects.
+            per request, or all stream tokens as an array [B, N]. Or, instead of names, such objects; or one of these.
         samples: images per decoder, divided among the audit's settings by their shares; None takes AUDIT_SAMPLES.
         seed: of the models and of the decoding noise.
         compiled: also audit compiled steps (COMPILED_SETTINGS), which takes a minute or more per decoder.
@@ -84,7 +84,8 @@ def audit_decoders(
     Raises:
         SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples.
     """
-    decoders, samples = [decoders] if isinstance(decoders, str) else decoders, samples or AUDIT_SAMPLES
+    samples = samples or AUDIT_SAMPLES
+    decoders = [decoders] if isinstance(decoders, str) or not isinstance(decoders, Sequence) else decoders
     by_name = all(isinstance(decoder, str) for decoder in decoders)
     named = labelled_decoders(decoders or list(PRESETS)) if by_name else [(None, decoder) for decoder in decoders]
     if samples < 1000:

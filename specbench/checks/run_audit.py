@@ -56,7 +56,7 @@ _COLUMNS = (
 
 
 def audit_runs(
-    runs: Sequence[str] = (),
+    runs: str | Path | Sequence[str | Path] = (),
     out: str | Path = "results",
     recompute: bool = False,
     weights: str | None = None,
@@ -67,7 +67,7 @@ def audit_runs(
     """Test whether the tokens of runs are exact samples of their model, and store the verdicts for reports.
 
     Args:
-        runs: run ids, unique beginnings of them, or folders; all runs in `out` if empty.
+        runs: run id, unique beginning of one, or folder, or a list of them; all runs in `out` if empty.
         recompute, weights, revision, device, dtype: as for `audit_run`.
 
     Returns:

@@ -158,7 +158,7 @@ def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
         yield "steps and accepted drafts do not add up to its tokens"
     if len(np.unique(row["committed_step"])) < last:
         yield "a step committed no token"
-    for total, spans in (("ar_ms", AR_SPANS), ("e2e_ms", SPANS)):
+    for total, spans in (("latency_ms", AR_SPANS), ("latency_e2e_ms", SPANS)):
         parts = sum(row[f"{span}_ms"] for span in spans if not pd.isna(row[f"{span}_ms"]))
         if not pd.isna(row[total]) and not math.isclose(row[total], parts, rel_tol=_SLACK, abs_tol=_SLACK):
             yield f"{total} is not the sum of its spans"
@@ -238,7 +238,7 @@ def _score_again(run: Path, name: str, score: dict) -> float | None:
 def _latencies(run: Path) -> Iterator[tuple[str, str, str]]:
     """No image took less time than its forwards, and none less than the data sheet of the named device allows."""
     one = Run(run)
-    if (one.rows["ar_ms"] < _ROUNDED * one.rows["target_ms"]).any():
+    if (one.rows["latency_ms"] < _ROUNDED * one.rows["target_ms"]).any():
         yield "latency", WRONG, "images took less time than their target forwards"
         return
     floor, gpus = one.info.roofline, {gpu for call in one.info.invocations for gpu in call.gpus}

@@ -79,9 +79,9 @@ def bench(
     table, runs = _with_own(load_table(name), own or (), str(values["out"]))
     if dry_run:
         return _print_estimate(table, flags, bool(values["json"]))
-    from specbench.cli.progress import ProgressReporter, ScoreProgress
     from specbench.metrics.base import Settings
     from specbench.papers.reproduce import bench_table
+    from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
 
     quiet = bool(values["quiet"])
     joined = bench_table(

@@ -10,7 +10,7 @@ import typer
 from specbench.cli.commands import help_of
 from specbench.cli.options import Json, Quiet, model_option, option
 from specbench.cli.output import print_json, print_table
-from specbench.cli.progress import ProgressReporter
+from specbench.runs.progress_bar import ProgressReporter
 from specbench.system.torch_device import AUTO, chosen_device
 
 

@@ -310,15 +310,24 @@ def compare(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    from specbench import api
     from specbench.metrics.base import Settings
-    from specbench.reporting.compare import HEADINGS, Gate, comparison_lines, directions, reasons, verdict
+    from specbench.reporting.compare import (
+        HEADINGS,
+        Gate,
+        compare_runs,
+        comparison_lines,
+        directions,
+        reasons,
+        verdict,
+    )
     from specbench.reporting.text_formats import comparison_latex
+    from specbench.store.run_folders import find_run
 
     gates = [Gate.parse(text) for text in fail_if or ()]
     fmt = chosen_format(fmt, to, json, _COMPARE_FORMATS)
-    rows = api.compare(run_a, run_b, out, Settings(reference=reference, offline=True))
-    named = [_described(run, out) for run in (run_a, run_b)]
+    a, b = find_run(out, run_a), find_run(out, run_b)
+    rows = compare_runs(a, b, Settings(reference=reference, offline=True))
+    named = [_described(folder) for folder in (a, b)]
     if fmt == "json":
         write_or_print(as_json(rows), to)
     elif fmt == "latex":
@@ -340,11 +349,9 @@ def compare(
         )
 
 
-def _described(run: str, out: str) -> str:
+def _described(folder: Path) -> str:
     """Name of a run and which prompts of its set were drawn, where it is a part."""
-    from specbench.store.run_folders import find_runs
     from specbench.store.run_store import RunStore
 
-    folder = find_runs(out, [run])[0]
     drawn = "; ".join(RunStore(folder).info().drawn)
     return folder.name + (f" (prompts: {drawn})" if drawn else "")

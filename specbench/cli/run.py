@@ -15,8 +15,8 @@ from rich.markup import escape
 from specbench.cli.commands import Command, help_of
 from specbench.cli.options import OUTPUT, Json, Quiet, dry_run_switch, flags, option
 from specbench.cli.output import print_json, print_line, print_table
-from specbench.cli.progress import ProgressReporter, ScoreProgress
 from specbench.errors import MISSING_PREREQUISITE, unknown_name
+from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
 from specbench.runs.settings import DRAWN, Value, check_environment, merge, read_config, run_settings
 from specbench.specs.components import CHOICES
 from specbench.specs.options import plain

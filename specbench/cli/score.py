@@ -25,8 +25,8 @@ from specbench.cli.options import (
     switch,
 )
 from specbench.cli.output import print_json, print_table
-from specbench.cli.progress import ScoreProgress
 from specbench.errors import SpecbenchError
+from specbench.runs.progress_bar import ScoreProgress
 from specbench.system import console
 
 
@@ -110,24 +110,27 @@ def score(
         _find_scored(named, out)  # before torch is loaded
     if python and not python.is_file():
         raise SpecbenchError(f"--python {python} does not exist", "name the python of an environment")
-    from specbench import api
     from specbench.metrics.base import Settings
+    from specbench.metrics.external_images import images_to_score
+    from specbench.metrics.score_tables import difference_rows, score_runs, scored_rows
     from specbench.metrics.scoring import joint_problem
+    from specbench.store.run_folders import find_run, find_runs
     from specbench.system.torch_device import AUTO, chosen_device
 
     settings = Settings(chosen_device(device or AUTO, float64=False), batch, reference, offline, python)
     settings.check()
-    options = {"protocol": protocol, "settings": settings, "reporter": None if quiet else ScoreProgress()}
-    options["bundled_only"] = bundled_only
+    told = None if quiet else ScoreProgress()
+    options = {"protocol": protocol, "settings": settings, "reporter": told, "bundled_only": bundled_only}
     if layout and images is None:
         raise SpecbenchError("--layout requires --images", "it says how the files of a folder are named")
     problems: list[SpecbenchError] = []
     if images is not None:
-        rows = api.score_folder(images, prompts, metric or None, out, layout=layout, column=prompt_column, **options)
+        found = images_to_score(images, prompts, prompt_column, Path(out), layout, told)
+        rows = scored_rows([found], metric or None, **options)
     else:
-        rows = api.score(named if runs else (), metric or None, out, problems=problems, **options)
+        rows = score_runs(find_runs(out, named if runs else ()), metric or None, problems=problems, **options)
     if against:
-        rows = api.differences(against, runs or (), names, out, settings)
+        rows = difference_rows(find_run(out, against), find_runs(out, runs or ()), names, settings)
     if not quiet and images is None:
         _say_drawn(out, named if runs else ())
     _print_scores(rows, bool(against), json)

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from specbench.errors import SpecbenchError, read_name
-from specbench.metrics.scoring import OWN_CAPTIONS, Images, with_scene
+from specbench.metrics.scoring import OWN_CAPTIONS, Images, ScoreReporter, with_scene
 from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts, text_id
 from specbench.prompts.readers import read_entries
 from specbench.store.schema import Key, image_name
@@ -94,6 +94,19 @@ def external_images(
     digest = hashlib.sha256(f"{folder.resolve()}\n{prompts.sha256}{'#grid' * grid}".encode()).hexdigest()[:8]
     name = f"{folder.resolve().name}-{digest}"
     return Images(name, out / name, pd.DataFrame(rows), _quarter if grid else lambda row: read_picture(row.path))
+
+
+def images_to_score(
+    folder: Path,
+    prompts: str | Path | None,
+    column: str | None,
+    out: Path,
+    layout: str | None,
+    reporter: ScoreReporter | None,
+) -> Images:
+    """`external_images` of the prompts of a set, a file, or the folder's own metadata."""
+    say = reporter.note if reporter else lambda text: None
+    return external_images(folder, prompts_of_images(folder, prompts, column), out, layout, say)
 
 
 def prompts_of_images(folder: Path, prompts: str | Path | None, column: str | None = None) -> PromptSet:

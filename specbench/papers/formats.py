@@ -71,7 +71,7 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
     """The joined table with the named columns, in that order.
 
     Args:
-        names: what reports of runs call the numbers ("steps"), headings here, or names of columns in the table's file,
+        names: what reports of runs call the numbers ("NFE"), headings here, or names of columns in the table's file,
             of their numbers or metrics, in any case; speed-ups over a baseline stay.
 
     Raises:

@@ -331,7 +331,7 @@ def definition(column: Column) -> str:
 
 
 def plain_name(column: Column) -> str:
-    """What reports of runs call a number, whatever a paper calls it: "steps", "speed-up", "clip"."""
+    """What reports of runs call a number, whatever a paper calls it: "nfe", "speed-up", "clip"."""
     if column.score or not column.measurable:
         return column.name.removeprefix("score:")
     return _meaning(column).partition(":")[0].lower()

@@ -1,7 +1,10 @@
-"""Charts of a page as data: what the page's script draws, so that every point can be hovered.
+"""Charts as data, of which there is one description for the page, whose script draws them so that every point can be
+hovered, and for figures (`specbench.reporting.figures`).
 
-A chart is a dict: `title`, `caption`, `label` (for screen readers), `scales` (options of its x, y, fy and colour
-scales) and `layers`, each a mark of Observable Plot with its points and options. No plotting library is imported here.
+A chart is a dict: `title`, `caption`, `label` (for screen readers), `scales` (of x, y, fy, colours and shapes) and
+`layers`. A layer is a dict of `points` and what is drawn of them: `mark` ("dot", "line", "interval", "bar", "total",
+"name", or "one", the line at 1), `by` (the key of a point that its colour stands for; None: black), and of dots
+`hollow` and `size`, of lines `dash`.
 """
 
 from __future__ import annotations
@@ -62,7 +65,7 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Seq
             layers += _bars(points)
         if not categories:
             layers.append(_lines(points, None if curve.measured else DASH))
-        layers.append(_dots(points, curve.measured))
+        layers.append(_dots(points, hollow=not curve.measured))
     x = {"label": x_label, "type": "point", "domain": categories} if categories else _number_axis(curves, x_label)
     marks = {name: mark_at(place) for place, name in enumerate(named.values())}
     return _chart(
@@ -111,8 +114,8 @@ def pareto_chart(points: Sequence[Point], metric: str, marks: Marks) -> Chart:
         [
             *_bars(data),
             _dots([one for one in data if one["kept"]]),
-            _dots([one for one in data if not one["kept"]], False),
-            _names(data),
+            _dots([one for one in data if not one["kept"]], hollow=True),
+            _layer("name", data),
         ],
     )
 
@@ -144,11 +147,7 @@ def prompts_chart(
             **_scales(marks, ratios),
         },
         [
-            _one(),
-            _layer(
-                "dot", points, x="x", y="y", fill="run", symbol="run", r=3.5, fillOpacity=0.6, title="told", tip=True
-            ),
-            _layer("tickX", totals, x="x", y="y", stroke="currentColor", strokeWidth=2.5, inset=9, title="told"),
+            *(_layer("one", [1]), _dots(points, size=3.5), _layer("total", totals, None)),
         ],
         rows=len(ratios),
     )
@@ -188,9 +187,7 @@ def parts_chart(rows: Mapping[str, Mapping]) -> Chart:
             "color": {"domain": list(_PARTS), "range": PART_COLOURS, "legend": True},
         },
         [
-            _one(),
-            _layer("barX", points, x1="x1", x2="x2", y="y", fy="fy", fill="part", title="told", tip=True),
-            _layer("ruleY", bounds, x1="x1", x2="x2", y="y", fy="fy", stroke="currentColor", strokeWidth=1.2),
+            *(_layer("one", [1]), _layer("bar", points, "part"), _layer("interval", bounds, None)),
         ],
         rows=2 * len(rows),
     )  # fmt: skip
@@ -219,8 +216,7 @@ def categories_chart(metric: str, means: Mapping[str, Mapping[str, tuple[Estimat
             **_scales(marks, runs),
         },
         [
-            _layer("ruleY", [p for p in points if p["x1"] is not None], x1="x1", x2="x2", y="y", fy="fy", stroke="run"),
-            _layer("dot", points, x="x", y="y", fy="fy", fill="run", symbol="run", r=4, title="told", tip=True),
+            *(*_bars(points), _dots(points, size=4)),
         ],
         rows=max(2, len(runs) / 2) * len(means),
     )
@@ -250,7 +246,7 @@ def sweep_chart(option: str, curves: Mapping[str, Sequence[tuple[object, Estimat
             **_scales(marks),
         },
         [
-            *(*_bars(solid), _lines(dashed, DASH), _lines(solid, None), _dots(dashed, False, r=3), _dots(solid)),
+            *(*_bars(solid), _lines(dashed, DASH), _lines(solid, None), _dots(dashed, True, 3), _dots(solid)),
             _ends(solid),
         ],
     )  # fmt: skip
@@ -276,7 +272,7 @@ def offsets_chart(rates: Mapping[str, Sequence[float | None]], marks: Marks) -> 
             "y": {"label": "acceptance", "domain": [0, 1], "grid": True},
             **_scales(marks, rates),
         },
-        [*_own_lines(points, marks), _dots(points, r=2.5), _ends(points)],
+        [*_own_lines(points, marks), _dots(points, size=2.5), _ends(points)],
     )
 
 
@@ -296,7 +292,7 @@ def time_chart(step_ms: Mapping[str, Mapping[str, float]]) -> Chart:
             "y": {"label": None, "domain": list(step_ms)},
             "color": {"domain": list(_SPAN_LABELS.values()), "range": PART_COLOURS[::-1], "legend": True},
         },
-        [_layer("barX", points, x="x", y="y", fill="span", order="span", title="told", tip=True)],
+        [_layer("bar", points, "span")],
         rows=len(step_ms),
     )
 
@@ -319,7 +315,7 @@ def logp_chart(shares: Mapping[str, np.ndarray], marks: Marks) -> Chart:
             "y": {"label": "% of free tokens", "type": "log", "grid": True, "ticks": 4, "tickFormat": "~g"},
             **_scales(marks, shares),
         },
-        [*_own_lines(points, marks), _dots(points, r=1.5), _ends(points)],
+        [*_own_lines(points, marks), _dots(points, size=1.5), _ends(points)],
     )
 
 
@@ -358,26 +354,18 @@ def _axis(label: str, **more: object) -> dict[str, object]:
     return {"label": label, "nice": True, "grid": True, **more}
 
 
-def _layer(mark: str, points: Points, **options: object) -> dict[str, object]:
-    return {"mark": mark, "points": list(points), "options": options}
-
-
-def _one() -> dict[str, object]:
-    return _layer("ruleX", [1], stroke="currentColor", strokeOpacity=0.5, strokeDasharray="2,3")
+def _layer(mark: str, points: Sequence[object], by: str | None = "run", **more: object) -> dict[str, object]:
+    return {"mark": mark, "points": list(points), "by": by, **more}
 
 
 def _bars(points: Points) -> list[dict[str, object]]:
     """Intervals of the points that have them."""
-    across = [point for point in points if point.get("x1") is not None]
-    up = [point for point in points if point.get("y1") is not None]
-    return [
-        _layer("ruleY", across, x1="x1", x2="x2", y="y", stroke="run", strokeOpacity=0.7),
-        _layer("ruleX", up, x="x", y1="y1", y2="y2", stroke="run", strokeOpacity=0.7),
-    ]
+    bounded = [point for point in points if point.get("x1") is not None or point.get("y1") is not None]
+    return [_layer("interval", bounded)] if bounded else []
 
 
 def _lines(points: Points, dash: str | None) -> dict[str, object]:
-    return _layer("line", points, x="x", y="y", stroke="run", strokeDasharray=dash, strokeWidth=1.6)
+    return _layer("line", points, dash=dash)
 
 
 def _own_lines(points: Points, marks: Marks) -> list[dict[str, object]]:
@@ -387,20 +375,13 @@ def _own_lines(points: Points, marks: Marks) -> list[dict[str, object]]:
     return [_lines(own, dash) for dash, own in by_dash.items()]
 
 
-def _dots(points: Points, filled: bool = True, r: float = 4.5) -> dict[str, object]:
-    colour = {"fill": "run"} if filled else {"stroke": "run", "fill": "var(--paper)", "strokeWidth": 1.6}
-    return _layer("dot", points, x="x", y="y", r=r, symbol="run", title="told", tip=True, **colour)
-
-
-def _names(points: Points) -> dict[str, object]:
-    """The run's name beside each point; the page's script moves names that would cover each other."""
-    place = {"dx": 8, "textAnchor": "start", "stroke": "var(--paper)", "strokeWidth": 3}
-    return _layer("text", points, x="x", y="y", text="run", fill="run", **place)
+def _dots(points: Points, hollow: bool = False, size: float = 4.5) -> dict[str, object]:
+    return _layer("dot", points, hollow=hollow, size=size)
 
 
 def _ends(points: Points) -> dict[str, object]:
-    """The run's name at the end of its line."""
-    return _names(list({point["run"]: point for point in points}.values()))
+    """The run's name at the end of its line; the page's script moves names that would cover each other."""
+    return _layer("name", list({point["run"]: point for point in points}.values()))
 
 
 def _estimates(x: Estimate, y: Estimate) -> dict[str, float | None]:

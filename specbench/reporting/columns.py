@@ -76,7 +76,7 @@ def stall_note(row: Mapping) -> str | None:
     stall = row.get("stalled")
     return stall and (
         f"{stall['images']} of {row['n']} images stalled, the slowest took {number(stall['slowest_ms'] / 1e3)} s where "
-        f"the median is {number(row['latency_median_ms'] / 1e3)} s; the mean latency and the speed-up include it"
+        f"the median is {number(row['latency_p50_ms'] / 1e3)} s; the mean latency and the speed-up include it"
     )
 
 
@@ -270,7 +270,6 @@ SPEED = (
     FASTEST,
     ReportColumn("step ms [95 %]", _mean("step_ms", 2), stats.step_ms, -1),
     ReportColumn("latency ms [95 %]", _mean("latency_ms", 1), stats.latency_ms, -1),
-    ReportColumn("median ms", _duration("latency_median_ms"), stats.latency_median_ms, -1),
     ReportColumn("end-to-end ms [95 %]", _mean("latency_e2e_ms", 1), stats.latency_e2e_ms, -1),
     ReportColumn("roofline ratio", _roofline, stats.roofline_ratio, -1),
 )
@@ -321,23 +320,28 @@ DRAFTS = (
 """Columns of decoders with a draft head or relaxed acceptance."""
 
 
-def _tail(key: str, digits: int) -> Callable[[Mapping], str]:
+def _tail(key: str, digits: int, category: str = "") -> Callable[[Mapping], str]:
     def cell(row: Mapping) -> str:
-        held = row[key] or {"value": None, "low": None, "high": None}
-        text = with_interval(held["value"], held["low"], held["high"], digits)
-        return f"{held['category']}: {text}" if "category" in held else text
+        text = with_interval(row[key], row[f"{key}_low"], row[f"{key}_high"], digits)
+        return f"{row[category]}: {text}" if category and row[category] else text
 
     return cell
 
 
 TAILS = (
     DECODER,
-    ReportColumn("latency p50 [95 %]", _tail("latency_p50", 0), stats.latency_p50, -1),
-    ReportColumn("latency p95 [95 %]", _tail("latency_p95", 0), stats.latency_p95, -1),
-    ReportColumn("slowest category [95 %]", _tail("slowest_category", 0), stats.slowest_category),
+    ReportColumn("latency p50 [95 %]", _tail("latency_p50_ms", 0), stats.latency_p50_ms, -1),
+    ReportColumn("latency p95 [95 %]", _tail("latency_p95_ms", 0), stats.latency_p95_ms, -1),
+    ReportColumn(
+        "slowest category [95 %]", _tail("slowest_category_ms", 0, "slowest_category"), stats.slowest_category
+    ),
     ReportColumn("tokens per step p50 [95 %]", _tail("tokens_per_step_p50", 2), stats.tokens_per_step_p50, 1),
     ReportColumn("tokens per step p95 [95 %]", _tail("tokens_per_step_p95", 2), stats.tokens_per_step_p95, 1),
-    ReportColumn("its slowest category [95 %]", _tail("fewest_tokens_category", 2), stats.fewest_tokens_category),
+    ReportColumn(
+        "its slowest category [95 %]",
+        _tail("fewest_tokens_per_step", 2, "fewest_tokens_category"),
+        stats.fewest_tokens_category,
+    ),
 )
 """Columns on the slow images of a run."""
 

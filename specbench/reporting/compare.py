@@ -36,13 +36,13 @@ HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
 _NAMES = {
     "speedup": "speed-up ↑",
     "speedup_reverse": "",
-    "step_ratio": "tokens per step ↑",
+    "step_ratio": "steps saved ↑",
     "window_cost": "window cost ↓",
     "overhead": "overhead ↓",
-    "latency_a_ms": "mean latency of A, ms",
-    "median_a_ms": "median latency of A, ms",
-    "latency_b_ms": "mean latency of B, ms",
-    "median_b_ms": "median latency of B, ms",
+    "latency_a_ms": "latency of A, ms",
+    "median_a_ms": "latency p50 of A, ms",
+    "latency_b_ms": "latency of B, ms",
+    "median_b_ms": "latency p50 of B, ms",
 }
 """Names of the numbers about speed, "" for one that is not printed; every other row is a score difference."""
 _TESTED = (None, _NAMES["speedup"])
@@ -53,7 +53,9 @@ _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
-def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dict[str, object]]:
+def compare_runs(
+    a: Path, b: Path, settings: Settings | None = None, may_be_one: bool = False
+) -> list[dict[str, object]]:
     """Compare the speed and all scores of two runs, one dict of `FIELDS` each.
 
     `speedup` is B over A, `speedup_reverse` A over B, followed by the factors of `speedup` and the latencies per image,
@@ -61,7 +63,12 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dic
     `p` is the two-sided p-value of no difference, `p_holm` its correction (`specbench.stats.verdicts`),
     `prompts_needed` the number of prompts needed to detect a change of 2 % (of the speed-up, or of A's score). Values
     that cannot be compared are None, with the reason in `note`.
+
+    Raises:
+        SpecbenchError: a damaged run folder, or one run twice.
     """
+    if a.resolve() == b.resolve() and not may_be_one:
+        raise SpecbenchError(f"'{a.name}' is both runs", "name two runs: specbench list runs")
     runs = Run(a), Run(b)
     latencies = (row for name, run in zip("ab", runs, strict=True) for row in _latency_rows(name, run))
     return corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
@@ -70,7 +77,7 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None) -> list[dic
 def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None) -> list[dict[str, dict]]:
     """Compare runs with their baselines: for each (baseline, run) the speed-up and the score differences by name. Keys
     and p-values as of `compare_runs`."""
-    found = (compare_runs(*pair, settings) for pair in pairs)
+    found = (compare_runs(*pair, settings, may_be_one=True) for pair in pairs)
     return [{row["name"]: row for row in rows if _NAMES.get(row["name"]) in _TESTED} for rows in found]
 
 
@@ -148,10 +155,10 @@ def _speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
         else:
             steps = _row("step_ratio", stats.Estimate(stats.step_ratio(common), None, None), len(common))
         return [steps if row["name"] == "step_ratio" else row for row in untimed]
-    pairs = stats.paired(b.rows, a.rows).dropna(subset=["ar_ms", "ar_ms_base"])
+    pairs = stats.paired(b.rows, a.rows).dropna(subset=["latency_ms", "latency_ms_base"])
     saved = stats.difference_to_show(stats.speed_difference(pairs))
     needed = stats.prompts_needed(saved.spread, CHANGE)
-    back = stats.ratio_of_totals(pairs["ar_ms"], pairs["ar_ms_base"], pairs["prompt_id"])
+    back = stats.ratio_of_totals(pairs["latency_ms"], pairs["latency_ms_base"], pairs["prompt_id"])
     total, back = (stats.without_few(one, result.prompts) for one in (result.total, back))
     notes = [] if result.pairs == len(a.rows) == len(b.rows) else ["over the images in common"]
     notes += [eager] if is_ar(a.info) and (eager := eager_ar(a)) else []
@@ -166,14 +173,11 @@ def _speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
 
 def _latency_rows(name: str, run: Run) -> list[dict[str, object]]:
     """Mean and median latency of all images of one run, with a note on images that stalled; none if not measured."""
-    found = latencies(run.rows) | {"n": len(run.rows)}
-    if found["latency_ms"] is None:
+    found, middle = latencies(run.rows) | {"n": len(run.rows)}, stats.latency_p50_ms(run.rows)
+    if middle is None:
         return []
-    mean, median = (stats.Estimate(found[key], None, None) for key in ("latency_ms", "latency_median_ms"))
-    return [
-        _row(f"latency_{name}_ms", mean, found["n"], note=stall_note(found)),
-        _row(f"median_{name}_ms", median, found["n"]),
-    ]
+    mean, note = stats.Estimate(found["latency_ms"], None, None), stall_note(found | {"latency_p50_ms": middle.value})
+    return [_row(f"latency_{name}_ms", mean, found["n"], note=note), _row(f"median_{name}_ms", middle, found["n"])]
 
 
 def quality_rows(

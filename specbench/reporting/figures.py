@@ -9,14 +9,14 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from specbench.reporting.charts import DASH, Chart
 from specbench.reporting.text_formats import csv_text
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 WIDTHS = {"column": 3.25, "page": 6.75}
 """Inches of a column and of the text of a two-column page."""
@@ -27,9 +27,18 @@ STYLE = {
     "axes.spines.right": False, "axes.linewidth": 0.6, "lines.linewidth": 1.2, "hatch.linewidth": 0.5,
     "savefig.dpi": 300, "svg.hashsalt": "specbench",
 }  # fmt: skip
-_MARKERS, _DASHES, _HATCHES = "osD^vPX*<>", ("-", "--", "-.", ":"), ("", "///", "...", "xxx", "+++", "---")
+_MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "star": "*", "cross": "P"}
+_DASHES, _HATCHES = ("-", "--", "-.", ":"), ("", "///", "...", "xxx", "+++", "---")
+_BLACK = {"color": "0.1", "marker": "o", "hatch": "", "dash": "-"}
 _ROW, _LEGEND, _LEAST = 0.17, 0.16, 1.9
 """Inches of a row of points and of a line of the legend, and the least height."""
+
+
+class Drawn(Figure):
+    """A figure that a notebook shows, whether pyplot was imported or not."""
+
+    def _repr_png_(self) -> bytes:
+        return saved(self, "png")
 
 
 def figure_names(charts: Sequence[Chart]) -> dict[str, Chart]:
@@ -44,27 +53,25 @@ def figure_names(charts: Sequence[Chart]) -> dict[str, Chart]:
 
 
 def draw_chart(chart: Chart, fmt: str = "pdf", width: str = "column") -> bytes:
-    """Draw a chart.
+    """The file of `chart_figure`; `fmt` is one of `FIGURE_FORMATS`."""
+    return saved(chart_figure(chart, width), fmt)
 
-    Args:
-        fmt: one of `FIGURE_FORMATS`.
-        width: one of `WIDTHS`.
-    """
-    import matplotlib as mpl  # only for figures
-    from matplotlib.figure import Figure
 
+def chart_figure(chart: Chart, width: str = "column") -> Drawn:
+    """Draw a chart; `width` is one of `WIDTHS`."""
     scales = chart["scales"]
     colours = scales.get("color", {})
     runs = [str(name) for name in colours.get("domain", ())]
+    shapes = scales.get("symbol", {}).get("range", ["circle"] * len(runs))
     rows = chart.get("rows") or 0
     legend = (len(runs) + 1) // 2 * _LEGEND if len(runs) > 1 else 0
     with mpl.rc_context(STYLE):
-        figure = Figure((WIDTHS[width], max(_LEAST, rows * _ROW + 0.6) + legend), layout="constrained")
+        figure = Drawn((WIDTHS[width], max(_LEAST, rows * _ROW + 0.6) + legend), layout="constrained")
         axes = figure.add_subplot()
         looks = {
-            name: {"color": colour, "marker": marker, "hatch": hatch, "dash": dash}
-            for name, colour, marker, hatch, dash in zip(
-                runs, colours.get("range", ()), cycle(_MARKERS), cycle(_HATCHES), cycle(_DASHES), strict=False
+            name: {"color": colour, "marker": _MARKERS[shape], "hatch": hatch, "dash": dash}
+            for name, colour, shape, hatch, dash in zip(
+                runs, colours.get("range", ()), shapes, cycle(_HATCHES), cycle(_DASHES), strict=False
             )
         }
         places = _places(chart)
@@ -74,13 +81,14 @@ def draw_chart(chart: Chart, fmt: str = "pdf", width: str = "column") -> bytes:
         shown = {text: handle for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)}
         if len(shown) > 1:
             figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=2, frameon=False)
-        return saved(figure, fmt)
+    return figure
 
 
 def saved(figure: Figure, fmt: str) -> bytes:
     """The bytes of a figure's file, the same each time."""
     sink = io.BytesIO()
-    figure.savefig(sink, format=fmt, metadata={"CreationDate": None} if fmt == "pdf" else None)
+    with mpl.rc_context(STYLE):
+        figure.savefig(sink, format=fmt, metadata={"CreationDate": None} if fmt == "pdf" else None)
     return sink.getvalue()
 
 
@@ -108,45 +116,54 @@ def _place(point: Mapping, channel: str, places: Mapping[str, list]) -> Any:
 
 
 def _draw_layer(axes: Axes, layer: Mapping, looks: Mapping[str, Mapping], places: Mapping[str, list]) -> None:
-    mark, options = layer["mark"], layer["options"]
-    if layer["points"] == [1]:
+    if layer["mark"] == "one":
         axes.axvline(1, color="0.5", linewidth=0.6, linestyle=":")
         return
-    key = next((options[name] for name in ("fill", "stroke") if options.get(name) in ("run", "part", "span")), None)
     groups: dict[str | None, list[Mapping]] = {}
     for point in layer["points"]:
-        groups.setdefault(point.get(key) if key else None, []).append(point)
+        groups.setdefault(point.get(layer["by"]), []).append(point)
     stacked: dict[Any, float] = {}
     for name, points in groups.items():
-        look = looks.get(str(name), {"color": "0.1", "marker": "o", "hatch": "", "dash": "-"})
-        colour = look["color"]
+        _draw_group(axes, layer, name, points, looks.get(str(name), _BLACK), places, stacked)
 
-        def at(channel: str, points: Sequence[Mapping] = points) -> list:
-            return [_place(point, channel, places) for point in points]
 
-        if mark == "dot":
-            face = colour if options.get("fill") == key else "white"
-            axes.scatter(at("x"), at("y"), s=14, marker=look["marker"], facecolors=face, edgecolors=colour,
-                         linewidths=0.9, label=name, zorder=3)  # fmt: skip
-        elif mark == "line":
-            dash = ":" if options.get("strokeDasharray") == DASH else look["dash"]
-            axes.plot(at("x"), at("y"), color=colour, linestyle=dash, linewidth=1)
-        elif mark == "ruleY":
-            axes.hlines(at("y"), at("x1"), at("x2"), color=colour, linewidth=0.9)
-        elif mark == "ruleX":
-            axes.vlines(at("x"), at("y1"), at("y2"), color=colour, linewidth=0.9)
-        elif mark == "tickX":
-            axes.scatter(at("x"), at("y"), marker="|", s=90, color="black", linewidths=1.6, zorder=4)
-        elif mark == "barX":
-            starts, ends = at("x1"), at("x2")
-            if "x1" not in options:
-                lengths = at("x")
-                starts = [stacked.get(place, 0.0) for place in at("y")]
-                ends = [start + length for start, length in zip(starts, lengths, strict=True)]
-                stacked |= dict(zip(at("y"), ends, strict=True))
-            widths = [end - start for start, end in zip(starts, ends, strict=True)]
-            axes.barh(at("y"), widths, left=starts, height=0.8, color=colour, hatch=look["hatch"],
-                      edgecolor="white", linewidth=0.3, label=name)  # fmt: skip
+def _draw_group(
+    axes: Axes,
+    layer: Mapping,
+    name: str | None,
+    points: Sequence[Mapping],
+    look: Mapping,
+    places: Mapping[str, list],
+    stacked: dict[Any, float],
+) -> None:
+    """Draw the points of one run or part; `stacked` holds where bars without a start begin."""
+    mark, colour = layer["mark"], look["color"]
+
+    def at(channel: str, some: Sequence[Mapping] = points) -> list:
+        return [_place(point, channel, places) for point in some]
+
+    if mark == "dot":
+        face = "white" if layer["hollow"] else colour
+        axes.scatter(at("x"), at("y"), s=14, marker=look["marker"], facecolors=face, edgecolors=colour,
+                     linewidths=0.9, label=name, zorder=3)  # fmt: skip
+    elif mark == "line":
+        dash = ":" if layer["dash"] == DASH else look["dash"]
+        axes.plot(at("x"), at("y"), color=colour, linestyle=dash, linewidth=1)
+    elif mark == "interval":
+        across, up = ([one for one in points if one.get(end) is not None] for end in ("x1", "y1"))
+        axes.hlines(at("y", across), at("x1", across), at("x2", across), color=colour, linewidth=0.9)
+        axes.vlines(at("x", up), at("y1", up), at("y2", up), color=colour, linewidth=0.9)
+    elif mark == "total":
+        axes.scatter(at("x"), at("y"), marker="|", s=90, color="black", linewidths=1.6, zorder=4)
+    elif mark == "bar":
+        starts, ends = at("x1"), at("x2")
+        if "x1" not in points[0]:
+            starts = [stacked.get(place, 0.0) for place in at("y")]
+            ends = [start + length for start, length in zip(starts, at("x"), strict=True)]
+            stacked |= dict(zip(at("y"), ends, strict=True))
+        widths = [end - start for start, end in zip(starts, ends, strict=True)]
+        axes.barh(at("y"), widths, left=starts, height=0.8, color=colour, hatch=look["hatch"],
+                  edgecolor="white", linewidth=0.3, label=name)  # fmt: skip
 
 
 def _axes(axes: Axes, scales: Mapping[str, Mapping], places: Mapping[str, list]) -> None:

@@ -1,7 +1,7 @@
 """Forecast of a decoder's speed on a device that is not here, from accepted lengths and the roofline of the model.
 
     step     = forward of the window + drafting of a draft head + overhead
-    seconds  = (prefill + steps x step) / 1000,   steps = stream slots / tokens per step
+    seconds  = (prefill + NFE x step) / 1000,   NFE = stream slots / tokens per step
     speed-up = seconds of AR / seconds of the decoder, both by this model
 
 Everything here is a model. Its rows say so, are stored nowhere and enter no table with measurements.
@@ -131,7 +131,7 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
     """Forecast rows, one for each accepted length.
 
     Returns:
-        One dict each: `kind` ("forecast"), `source, decoder, label, window, model, device, dtype, batch, steps`,
+        One dict each: `kind` ("forecast"), `source, decoder, label, window, model, device, dtype, batch, nfe`,
         `tokens_per_step` with the range of `Accepted.range`; as low, middle and high value `forward_ms, step_ms,
         seconds, ar_seconds, speed_up, window_cost, images_per_hour` (`NAME_low`, `NAME`, `NAME_high`; low is the
         smaller number), seconds of a batch's images together; `parts_ms` of the middle forward; `assumptions`, a
@@ -164,7 +164,7 @@ def _row(one: Accepted, setting: ForecastSetting, ar_overhead: float | None) -> 
         "tokens_per_step": one.tokens_per_step,
         "tokens_per_step_low": one.range[0],
         "tokens_per_step_high": one.range[1],
-        "steps": model.stream / one.tokens_per_step,
+        "nfe": model.stream / one.tokens_per_step,
     }
     for name, value in middle.items():
         found = [end[name] for end in ends]

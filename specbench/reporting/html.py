@@ -135,6 +135,12 @@ def _title(rows: Sequence[Mapping]) -> str:
     return f"{', '.join(some)}{more}{against} on {', '.join(models)}"
 
 
+def first_tables(rows: Sequence[Mapping]) -> list[tuple[str, dict, Sequence[str]]]:
+    """The first table of each section: heading, table with the best numbers marked, and notes."""
+    found = sections(rows)
+    return [(one.heading, _table("", one.first.columns, one.runs, best=True), [*one.notes]) for one in found]
+
+
 def page_charts(rows: Sequence[Mapping]) -> list[charts.Chart]:
     """The charts of the page of these report rows, in its order."""
     found = [_section(section, 0) for section in sections(rows)]
@@ -422,7 +428,7 @@ def _gallery(names: Mapping[str, Mapping], marks: Marks, limit: int) -> dict:
 def _shown(name: str, mark: Mark, tile: Tile | None) -> dict:
     if tile is None or tile.problem:
         return {"name": name, "mark": mark, "problem": tile.problem if tile else "not decoded", "facts": []}
-    facts = [f"{tile.nfe} steps"] if tile.nfe is not None else []
+    facts = [f"NFE {tile.nfe}"] if tile.nfe is not None else []
     facts += [f"{tile.latency_ms / 1e3:.2f} s"] if tile.latency_ms is not None else []
     facts += [f"{metric} {number(value, 0 if value in (0, 1) else 3)}" for metric, value in tile.scores.items()]
     return {

@@ -24,10 +24,11 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.score_store import image_values, read_scores
 from specbench.stats import Estimate, mean_interval, without_few
 from specbench.store.run_store import RunStore, read_image
-from specbench.store.schema import KEY
+from specbench.store.schema import IMAGE_TABLE, KEY, SAMPLES, with_units
+from specbench.store.token_sums import SUMS
 
 _COLUMNS = (
-    *("prompt", "status", "error", "nfe", "ar_ms", "image", "image_sha256"),
+    *("prompt", "status", "error", "nfe", "latency_ms", "image", "image_sha256"),
     *("forced", "committed_step", "accepted"),
 )
 
@@ -105,7 +106,7 @@ def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
         pixels=pixels,
         nfe=int(row.nfe) if counted else None,
         step_compression=len(row.forced) / row.nfe if counted and row.nfe else None,
-        latency_ms=None if pd.isna(row.ar_ms) else float(row.ar_ms),
+        latency_ms=None if pd.isna(row.latency_ms) else float(row.latency_ms),
         steps=commit_steps(row.committed_step, row.forced, grid) if grid else None,
         origins=origins(row.committed_step, row.forced, row.accepted, grid) if grid else None,
         scores=scores,
@@ -120,6 +121,29 @@ def _scores(folder: Path, prompts: Sequence[str], sample: int) -> dict[str, dict
         for row in shown.itertuples(index=False):
             found.setdefault(row.prompt_id, {})[name] = float(row.value)
     return found
+
+
+def sample_frame(folders: Sequence[Path]) -> pd.DataFrame:
+    """One row per image of runs: the columns of `specbench.store.schema.IMAGE_TABLE`, then a column per metric."""
+    frame = pd.concat([_sample_rows(folder) for folder in folders], ignore_index=True)
+    metrics = [name for name in frame if name not in IMAGE_TABLE.names]
+    return with_units(frame[[*IMAGE_TABLE.names, *metrics]], IMAGE_TABLE)
+
+
+def _sample_rows(folder: Path) -> pd.DataFrame:
+    names = [name for name in IMAGE_TABLE.names if name in SAMPLES.names]
+    rows = RunStore(folder).samples([*names, "image", *SUMS.names])
+    free, files = rows["free_tokens"].where(rows["free_tokens"] > 0), rows["image"]
+    rows = rows.assign(
+        tokens_per_step=rows["stream_tokens"] / rows["nfe"],
+        logp_mean=rows["logp_sum"] / free,
+        entropy_mean=rows["entropy_sum"] / free,
+        path=[None if file is None else str(Path(folder) / file) for file in files],
+    ).drop(columns=["image", *SUMS.names])
+    for metric, values in values_per_image(folder).items():
+        scored = values[[*KEY, "value"]].rename(columns={"value": metric})
+        rows = rows.merge(scored, on=list(KEY), how="left")
+    return rows
 
 
 def values_per_image(folder: Path) -> dict[str, pd.DataFrame]:

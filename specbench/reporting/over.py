@@ -66,13 +66,13 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, object]:
     spec = runs[0].info.spec
     settings = {name: text for name, text in setting_texts(spec).items() if name not in ("seed", "decoder-code")}
     settings |= {"code": code_text(runs[0].info)} if spec.decoder_code else {}
-    numbers = {"steps": _number([run.rows.assign(top=run.rows["nfe"], bottom=1.0) for run in runs])}
+    numbers = {"nfe": _number([run.rows.assign(top=run.rows["nfe"], bottom=1.0) for run in runs])}
     pairs = []
     for run in runs:
         nearest = nearest_ar(run, baselines)
         if nearest and not nearest[0]:
-            both = stats.paired(run.rows, nearest[1].rows).dropna(subset=["ar_ms", "ar_ms_base"])
-            pairs.append(both.assign(top=both["ar_ms_base"], bottom=both["ar_ms"]))
+            both = stats.paired(run.rows, nearest[1].rows).dropna(subset=["latency_ms", "latency_ms_base"])
+            pairs.append(both.assign(top=both["latency_ms_base"], bottom=both["latency_ms"]))
     if pairs and all(map(len, pairs)):
         numbers["speedup"] = _number(pairs)
         logs = [one.assign(top=np.log(one["top"] / one["bottom"]), bottom=1.0) for one in pairs]
@@ -126,12 +126,12 @@ def over_table(rows: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
     """Headings and cells of the rows of `over_seeds`."""
     options = _names(rows)
     numbers = list(dict.fromkeys(name for row in rows for name in row["numbers"]))
-    headings = {"speedup": "speed-up", "speedup_geometric": "geometric mean"}
+    headings = {"nfe": "NFE", "speedup": "speed-up", "speedup_geometric": "geometric mean"}
     head = ["decoder", *options, "seeds", "images", *(headings.get(name, name) for name in numbers)]
     lines = []
     for row in rows:
         cells = [
-            _cell(row["numbers"].get(name), 1 if name == "steps" else 2 if name in headings else 3) for name in numbers
+            _cell(row["numbers"].get(name), 1 if name == "nfe" else 2 if name in headings else 3) for name in numbers
         ]
         own = [plain(row["options"][name]) if row["options"].get(name) is not None else MISSING for name in options]
         lines.append([str(row["decoder"]), *own, str(len(row["seeds"])), str(row["images"]), *cells])

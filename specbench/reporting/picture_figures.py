@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import matplotlib as mpl
 import numpy as np
 
 from specbench.errors import SpecbenchError
-from specbench.reporting.figures import STYLE, WIDTHS, saved
+from specbench.reporting.figures import STYLE, WIDTHS, Drawn, saved
 from specbench.reporting.image_tiles import first_prompts, mean_map, tiles
 from specbench.reporting.text_formats import csv_text
 from specbench.system.console import printable
@@ -103,16 +104,18 @@ def write_pictures(runs: Mapping[str, Path], path: Path) -> Path:
 
 
 def draw_grid(grid: Grid, fmt: str = "pdf", width: str = "column") -> bytes:
-    """Draw a grid; arguments as of `specbench.reporting.figures.draw_chart`."""
-    import matplotlib as mpl  # only for figures
-    from matplotlib.figure import Figure
+    """The file of `grid_figure`; arguments as of `specbench.reporting.figures.draw_chart`."""
+    return saved(grid_figure(grid, width), fmt)
 
+
+def grid_figure(grid: Grid, width: str = "column") -> Drawn:
+    """Draw a grid; arguments as of `specbench.reporting.figures.chart_figure`."""
     inches = WIDTHS[width]
     side = inches / len(grid.columns)  # of a picture; a letter of size 6 is a twentieth of an inch wide
     height = side * len(grid.rows) + _LABEL + (2 * _LABEL if grid.bar else 0)
     top = max((np.nanmax(one) for row in grid.pictures for one in row if one is not None), default=1) if grid.bar else 1
     with mpl.rc_context(STYLE):
-        figure = Figure((inches, height), layout="constrained")
+        figure = Drawn((inches, height), layout="constrained")
         held = figure.subplots(len(grid.rows), len(grid.columns), squeeze=False)
         image = None
         for place, (label, row) in enumerate(zip(grid.rows, grid.pictures, strict=True)):
@@ -127,4 +130,4 @@ def draw_grid(grid: Grid, fmt: str = "pdf", width: str = "column") -> bytes:
             )
         if grid.bar and image is not None:
             figure.colorbar(image, ax=held, label=grid.bar, location="bottom", aspect=40)
-        return saved(figure, fmt)
+    return figure

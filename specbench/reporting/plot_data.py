@@ -54,10 +54,11 @@ def step_data(folder: Path) -> StepData:
 
 def speed_by_prompt(folder: Path, baseline: Path, most: int) -> list[tuple[str, float]]:
     """(prompt, speed-up) of the first `most` images that a run and its AR baseline both decoded one at a time."""
-    mine, theirs = (Run(path).rows[[*KEY, "ar_ms"]].dropna(subset=["ar_ms"]) for path in (folder, baseline))
+    mine, theirs = (Run(path).rows[[*KEY, "latency_ms"]].dropna(subset=["latency_ms"]) for path in (folder, baseline))
     pairs = mine.merge(theirs, on=list(KEY), suffixes=("", "_base")).head(most)
     pairs = pairs.merge(RunStore(folder).samples(["prompt"]), on=list(KEY))
-    return [(row.prompt, row.ar_ms_base / row.ar_ms) for row in pairs.itertuples(index=False) if row.ar_ms > 0]
+    pairs = pairs[pairs["latency_ms"] > 0]
+    return list(zip(pairs["prompt"], pairs["latency_ms_base"] / pairs["latency_ms"], strict=True))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Report rows: one flat dict per run with all values that tables show. Missing values are None.
 
-Keys are the columns of `specbench.store.schema.REPORT`, most of them named after the function of `specbench.stats` that
-defines them. Keys of what is rare are left out where there is none. Bounds are None below `FEW_UNITS` prompts.
+Keys are the columns of `specbench.store.schema.REPORT`, most of them named after the function of
+`specbench.stats` that defines them. Keys of what is rare are left out where there is none. Bounds are None below
+`FEW_UNITS` prompts.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from specbench.system.monitor import gpu_disturbances, taken_cores
 
 _COLUMNS = (
     *("status", "category", "nfe", "batch", "tested", "accepted", *SUMS.names),
-    *(f"{span}_ms" for span in (*SPANS, "ar", "e2e")),
+    *(f"{span}_ms" for span in (*SPANS, "latency", "latency_e2e")),
 )
 
 
@@ -47,11 +48,8 @@ DRAFTED = (
 )
 """Numbers of `specbench.stats` about drafting."""
 
-SLOW_IMAGES = (
-    *("latency_p50", "latency_p95", "slowest_category"),
-    *("tokens_per_step_p50", "tokens_per_step_p95", "fewest_tokens_category"),
-)
-"""Numbers of `specbench.stats` about the slow images of a run: objects `value, low, high`, and `category`."""
+_SLOW_IMAGES = ("latency_p50_ms", "latency_p95_ms", "tokens_per_step_p50", "tokens_per_step_p95")
+"""Numbers of `specbench.stats` about the slow images of a run, each with its bounds."""
 
 STAGE2 = ("stage2_nfe", "stage2_acceptance", "stage2_ms", "both_stages_ms")
 """Numbers of `specbench.stats` about a second stage."""
@@ -228,7 +226,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> dict:
         **latencies(rows),
         **_disturbances(run.folder if len(rows) <= _MOST_READINGS else None),
         "latency_e2e_ms": stats.latency_e2e_ms(rows),
-        **{name: _as_json(getattr(stats, name)(rows)) for name in SLOW_IMAGES},
+        **_tails(rows),
         "step_ms": stats.step_ms(rows),
         "throughput": stats.throughput(rows) if spec.batch > 1 else None,
         "images_per_hour": stats.images_per_hour(rows) if spec.batch > 1 else None,
@@ -280,18 +278,22 @@ def _beside_ar(run: Run, ar_runs: Sequence[Run]) -> dict[str, dict[str, float | 
     }
 
 
-def _as_json(found: stats.Estimate | tuple[str, stats.Estimate] | None) -> dict[str, object] | None:
-    name, estimate = found if isinstance(found, tuple) else (None, found)
-    return estimate and vars(estimate) | ({} if name is None else {"category": name})
+def _tails(rows: pd.DataFrame) -> dict[str, object]:
+    """The numbers about slow images and slow categories."""
+    slow, few = (found or (None, None) for found in (stats.slowest_category(rows), stats.fewest_tokens_category(rows)))
+    known = {name: getattr(stats, name)(rows) for name in _SLOW_IMAGES}
+    known |= {"slowest_category_ms": slow[1], "fewest_tokens_per_step": few[1]}
+    bounds = {"": "value", "_low": "low", "_high": "high"}
+    numbers = {name + end: getattr(one, part, None) for name, one in known.items() for end, part in bounds.items()}
+    return numbers | {"slowest_category": slow[0], "fewest_tokens_category": few[0]}
 
 
 def latencies(rows: pd.DataFrame) -> dict[str, object]:
-    """Mean and median latency of the decoded images, and the images that stalled."""
+    """Mean latency of the decoded images, and the images that stalled."""
     found = stats.stalled(rows)
     return {
         "latency_ms": stats.latency_ms(rows),
-        "latency_median_ms": stats.latency_median_ms(rows),
-        "stalled": {"images": len(found), "slowest_ms": float(found["ar_ms"].max())} if len(found) else None,
+        "stalled": {"images": len(found), "slowest_ms": float(found["latency_ms"].max())} if len(found) else None,
     }
 
 

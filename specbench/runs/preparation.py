@@ -5,12 +5,14 @@ batch of captions without a run.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
+from torch import Tensor, nn
 
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
@@ -18,18 +20,19 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.catalog import load_model, model_code
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.families.generation_config import GENERATION_CONFIG, logits_processors
-from specbench.models.interface import CompilableModel, ImageModel
+from specbench.models.interface import CompilableModel, ImageModel, TokenLayout
+from specbench.models.loaded_model import LoadedModel, PromptIds
 from specbench.prompts import Prompt, Request, text_id
 from specbench.runs import compiler
 from specbench.runs.compiler import available_threads
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor
-from specbench.runs.plan import Plan, earlier_window, plan_model, plan_sampling
+from specbench.runs.plan import SAMPLING_SETTINGS, Plan, earlier_window, plan_model, plan_sampling
 from specbench.runs.run_progress import Reporter
-from specbench.runs.settings import Value
+from specbench.runs.settings import Value, decoder_settings, merge, run_settings
 from specbench.runs.window_tuning import tune_window
 from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_code, decoder_name
-from specbench.specs.run_spec import RunSpec
+from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, run_folder, same_but_for_threads, without_options
 from specbench.store.run_info import describe_point
 from specbench.system import console, plugins
@@ -255,10 +258,7 @@ def generate_images(captions: Sequence[str], values: Mapping[str, Value]) -> lis
     if not captions:
         raise SpecbenchError("generate: no prompt given", "pass a caption, or a list of captions")
     info = plan_model(values)
-    planned, *others = plan_decoders(values["decoder"].value, values)
-    if others or planned.auto_window:
-        what = "generate takes one decoder, and a number as its window"
-        raise SpecbenchError(what, "specbench.run takes several decoders and window='auto'")
+    decoder = _one_decoder(values)
     sampling = plan_sampling(info, values)
     info.check_prompts(Prompt(text_id(text), text) for text in captions)
     device = values["device"].value
@@ -269,8 +269,75 @@ def generate_images(captions: Sequence[str], values: Mapping[str, Value]) -> lis
     for note in unmet:
         console.warn(note)
     model = load_for_run(info, device, dtype, values["threads"].value, compiled)
-    requests = [Request(text, text_id(text)) for text in captions]
-    images = decode(model, requests, planned.spec, sampling, values["seed"].value, trace=values["trace"].value)
+    return _decoded(model, captions, decoder, sampling, values["seed"].value, values["trace"].value)
+
+
+def decode_loaded(
+    model: nn.Module | ImageModel,
+    prompts: str | Sequence[str],
+    decoder: str = "sjd",
+    layout: TokenLayout | tuple[int, int] | None = None,
+    image_ids: Sequence[int] = (),
+    prompt_ids: PromptIds | None = None,
+    forced_ids: Sequence[int] = (),
+    codebook: Tensor | None = None,
+    render: Callable[[Tensor], Tensor] | None = None,
+    seed: int = 0,
+    trace: bool = False,
+    **settings: object,
+) -> Generation | list[Generation]:
+    """Decode images with a model object that is loaded already; nothing is stored.
+
+    Args:
+        model: a causal language model of transformers on any device, which is left as it is; or a
+            `specbench.models.interface.ImageModel`, which needs none of the arguments from `layout` to `render`.
+        prompts: one text, or several to decode as one batch.
+        decoder: a name of `specbench list decoders`, with inline options if wanted.
+        layout: height and width of the grid of image tokens, or a `specbench.models.interface.TokenLayout`.
+        image_ids: vocabulary id of each image token.
+        prompt_ids: function of a text that returns two lists of vocabulary ids, both up to the first image token: of
+            the prompt, and of the unconditional prompt (for guidance).
+        forced_ids: vocabulary ids of the tokens that the layout forces, such as row ends.
+        codebook: [image tokens, d] embedding of each image token, which GSD and LANTERN measure distances in.
+        render: function that draws image tokens [B, height * width] as uint8 [B, 3, H, W].
+        settings: `cfg`, `temperature`, `top_k`, `top_p`, ..., by default those of plain sampling, and options of the
+            decoder, for example `G=50`.
+
+    Returns:
+        A `Generation` for one text, a list for several. Stream tokens are in `.tokens`, target forwards in `.nfe`.
+
+    Raises:
+        SpecbenchError: an unknown or invalid setting, ids that do not fit the layout, or an image that failed.
+    """
+    if isinstance(model, nn.Module):
+        if layout is None or prompt_ids is None:
+            raise SpecbenchError("decode: a network needs layout, image_ids and prompt_ids", "see docs/python.md")
+        model = LoadedModel(model, layout, image_ids, prompt_ids, forced_ids, codebook, render)
+    names = {*SAMPLING_SETTINGS.values(), "decoder", *(one.name for one in decoder_settings())}
+    flags = {name.replace("_", "-"): value for name, value in settings.items()} | {"decoder": decoder}
+    values = merge([one for one in run_settings() if one.name in names], flags, env={}) | {"model": Value("", "none")}
+    plain = SimpleNamespace(name=model.name, guided=True, v_image=model.layout.v_image, sampling=_plain_sampling)
+    texts, planned = [prompts] if isinstance(prompts, str) else list(prompts), _one_decoder(values)
+    images = _decoded(model, texts, planned, plan_sampling(plain, values), seed, trace)
+    return images[0] if isinstance(prompts, str) else images
+
+
+def _plain_sampling() -> Sampling:
+    return Sampling(guidance=1.0)
+
+
+def _one_decoder(values: Mapping[str, Value]) -> DecoderSpec:
+    planned, *others = plan_decoders(values["decoder"].value, values)
+    if others or planned.auto_window:
+        what = "generate takes one decoder, and a number as its window"
+        raise SpecbenchError(what, "specbench.run takes several decoders and window='auto'")
+    return planned.spec
+
+
+def _decoded(
+    model: ImageModel, texts: Sequence[str], decoder: DecoderSpec, sampling: Sampling, seed: int, trace: bool
+) -> list[Generation]:
+    images = decode(model, [Request(text, text_id(text)) for text in texts], decoder, sampling, seed, trace=trace)
     for image in images:
         if isinstance(image, SpecbenchError):
             raise image

@@ -232,12 +232,12 @@ OF_TOKENS = ({setting.name for setting in (*_MODEL, *_SAMPLING)} | {"prompts"}) 
 
 def decoder_settings() -> tuple[Setting, ...]:
     """List one setting per component kind (drafter, init, ...) and per option of any decoder, in help order."""
-    return _settings_of(tuple(PRESETS), tuple(map(tuple, CHOICES.values())))
+    return _settings_of(tuple(PRESETS), tuple(tuple(values.values()) for values in CHOICES.values()))
 
 
 @cache
 def _settings_of(_presets: tuple, _components: tuple) -> tuple[Setting, ...]:
-    """`decoder_settings` of the presets and components of these names, which plug-ins add to."""
+    """`decoder_settings` of these presets and components, which plug-ins and cells add to."""
     choice, knob = _panel("Decoder choices", "the decoder"), _panel("Decoder options", "the decoder")
     kinds = (
         choice(kind, "", f"{COMPONENT_KINDS[kind]}: {', '.join(values)}", "NAME", choices=tuple(values))

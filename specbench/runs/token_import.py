@@ -241,7 +241,7 @@ def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: Ru
             unknown = np.full(len(one.tokens), np.nan, np.float32)
             rows.append(
                 base_row(one.request, one.seed, now())
-                | {"status": "ok", "image": place, "batch": 1, "ar_ms": one.seconds and 1e3 * one.seconds}
+                | {"status": "ok", "image": place, "batch": 1, "latency_ms": one.seconds and 1e3 * one.seconds}
                 | {"tokens": one.tokens, "forced": np.array(model.layout.forced) >= 0}
                 | {"logp": one.logp, "entropy": unknown, "top1": unknown}
             )

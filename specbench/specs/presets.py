@@ -11,10 +11,10 @@ import functools
 import re
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from specbench import names
 from specbench.errors import SpecbenchError, read_name, unknown_name
@@ -134,6 +134,48 @@ def options_of(preset: Preset, choices: Mapping[str, str] | None = None) -> dict
     }
 
 
+def define_decoder(
+    name: str,
+    like: str = "sjd",
+    kind: str = "verifier",
+    lossless: bool = False,
+    summary: str = "defined in Python",
+    **options: int | float | str | bool,
+) -> Callable[[_Part], _Part]:
+    """Decorate a component to make a decoder of it, for example in a cell of a notebook.
+
+    Args:
+        name: of the decoder; decorating again, as when the cell is run again, defines it anew.
+        like: decoder whose other components and defaults it has.
+        kind: "drafter", "init", "verifier", "residual" or "refine": what the component stands for.
+        lossless: what you declare of it; `specbench.audit(name)` measures it.
+        summary: one line about it.
+        options: arguments of the component besides the context, with their defaults, for example `power=0.5`.
+
+    Returns:
+        A decorator that returns the class (a residual's function) as it is. The class is known by its module and name;
+        runs carry a digest of its source, so that another source makes another run.
+
+    Raises:
+        SpecbenchError: a name that is taken, or an unknown kind or decoder.
+    """
+    usual, table = PRESETS[read_name("decoder", like, PRESETS, _cited())], CHOICES[read_name("kind", kind, CHOICES)]
+    if (name in PRESETS or name in table) and name not in _defined:
+        raise SpecbenchError(f"decoder '{name}': a name already taken", "choose another name")
+
+    def register(part: _Part) -> _Part:
+        own = tuple(Option(key.replace("_", "-"), value, f"{key} of {name}") for key, value in options.items())
+        table[name] = Component(f"{part.__module__}:{part.__qualname__}", summary, own, lossless=lossless)
+        PRESETS[name] = Preset(name, summary, "-", "-", {**usual.choices, kind: name}, usual.defaults)
+        _defined.add(name)
+        return part
+
+    return register
+
+
+_Part = TypeVar("_Part")
+_defined: set[str] = set()
+"""Names of decoders that `define_decoder` made."""
 _imported: dict[str, str] = {}
 """Names of the decoders of the user's own modules, by reference; a module may be called as its decoder is."""
 

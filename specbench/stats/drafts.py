@@ -49,7 +49,7 @@ def round_totals(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 def draft_ms(rows: pd.DataFrame) -> float | None:
     """Drafting: milliseconds per image spent on drafting (part of the latency), mean over images decoded one at a
     time."""
-    return mean(rows["draft_ms"].where(rows["ar_ms"].notna()))
+    return mean(rows["draft_ms"].where(rows["latency_ms"].notna()))
 
 
 def stage2_nfe(rows: pd.DataFrame) -> float | None:
@@ -65,13 +65,13 @@ def stage2_acceptance(rows: pd.DataFrame) -> float | None:
 def stage2_ms(rows: pd.DataFrame) -> float | None:
     """Stage 2 ms: milliseconds per image from the start of the second stage's prefill to its last token, mean over
     images decoded one at a time."""
-    return mean(rows["stage2_ms"].where(rows["ar_ms"].notna()))
+    return mean(rows["stage2_ms"].where(rows["latency_ms"].notna()))
 
 
 def both_stages_ms(rows: pd.DataFrame) -> float | None:
     """Both stages ms: latency plus that of the second stage, without what turns tokens into pixels, mean over images
     decoded one at a time."""
-    return mean(rows["ar_ms"] + rows["stage2_ms"])
+    return mean(rows["latency_ms"] + rows["stage2_ms"])
 
 
 def acceptance_by_sibling(rows: pd.DataFrame) -> list[float | None]:

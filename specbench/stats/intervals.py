@@ -170,7 +170,7 @@ def speed_difference(pairs: pd.DataFrame) -> Difference:
     The p-value also tests a speed-up of 1, the same null hypothesis of equal totals. The spread is that of the relative
     error of the speed-up.
     """
-    theirs, mine = pairs["ar_ms_base"], pairs["ar_ms"]
+    theirs, mine = pairs["latency_ms_base"], pairs["latency_ms"]
     saved = mean_difference((theirs - mine) / theirs.mean(), pairs["prompt_id"])
     error = mean_difference(theirs / theirs.mean() - mine / mine.mean(), pairs["prompt_id"])
     return replace(saved, spread=error.spread)

@@ -31,12 +31,12 @@ def _columns(top: str, bottom: str) -> Totals:
 
 _TOTALS: Mapping[str, Totals] = {
     "nfe": _per_image(lambda rows: rows["nfe"]),
-    "latency_ms": _per_image(lambda rows: rows["ar_ms"]),
-    "latency_e2e_ms": _per_image(lambda rows: rows["e2e_ms"]),
+    "latency_ms": _per_image(lambda rows: rows["latency_ms"]),
+    "latency_e2e_ms": _per_image(lambda rows: rows["latency_e2e_ms"]),
     "step_compression": _per_image(lambda rows: rows["stream_tokens"] / rows["nfe"]),
     "image_perplexity": _per_image(image_perplexities),
     "tokens_per_step": _columns("stream_tokens", "nfe"),
-    "step_ms": _columns("ar_ms", "nfe"),
+    "step_ms": _columns("latency_ms", "nfe"),
     "logp_mean": _columns("logp_sum", "free_tokens"),
     "entropy_mean": _columns("entropy_sum", "free_tokens"),
     "top1": _columns("top1_sum", "free_tokens"),

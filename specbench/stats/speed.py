@@ -27,8 +27,8 @@ STALL = 3.0
 
 
 def nfe(rows: pd.DataFrame) -> float | None:
-    """Steps: target forwards per image after prefill (NFE), mean over images; a conditional and unconditional pair
-    counts once."""
+    """NFE: target forwards per image after prefill, mean over images; a conditional and unconditional pair counts
+    once."""
     return mean(rows["nfe"])
 
 
@@ -46,36 +46,30 @@ def step_compression(rows: pd.DataFrame) -> float | None:
 def latency_ms(rows: pd.DataFrame) -> float | None:
     """Latency: milliseconds per image from the start of prefill to the last token, mean over images decoded
     one at a time."""
-    return mean(rows["ar_ms"])
-
-
-def latency_median_ms(rows: pd.DataFrame) -> float | None:
-    """Median latency: median over images of the latency; far below the mean where an image stalled."""
-    found = rows["ar_ms"].median()
-    return None if pd.isna(found) else float(found)
+    return mean(rows["latency_ms"])
 
 
 def stalled(rows: pd.DataFrame) -> pd.DataFrame:
     """Images whose time per target forward exceeds `STALL` times the median of the run; of at least 3 images."""
-    pace = rows["ar_ms"].astype("float64") / rows["nfe"]
+    pace = rows["latency_ms"].astype("float64") / rows["nfe"]
     return rows[pace > STALL * pace.median()] if pace.notna().sum() >= 3 else rows.iloc[:0]
 
 
 def latency_e2e_ms(rows: pd.DataFrame) -> float | None:
     """End-to-end latency: latency plus prompt encoding and rendering of pixels."""
-    return mean(rows["e2e_ms"])
+    return mean(rows["latency_e2e_ms"])
 
 
 def step_ms(rows: pd.DataFrame) -> float | None:
     """Step: latency over target forwards, milliseconds, a ratio of totals."""
-    rows = rows.dropna(subset=["ar_ms"])
-    return ratio_or_none(rows["ar_ms"].sum(min_count=1), rows["nfe"].sum())
+    rows = rows.dropna(subset=["latency_ms"])
+    return ratio_or_none(rows["latency_ms"].sum(min_count=1), rows["nfe"].sum())
 
 
 def throughput(rows: pd.DataFrame) -> float | None:
     """Throughput: images per second, from the spans of the batches the images were decoded in."""
     rows = with_times(rows)
-    spans = [name for name in rows.columns if name.endswith("_ms") and name not in ("ar_ms", "e2e_ms")]
+    spans = [name for name in rows.columns if name.endswith("_ms") and name not in ("latency_ms", "latency_e2e_ms")]
     seconds = (rows[spans].sum(axis=1) / rows["batch"]).sum() / 1e3
     return ratio_or_none(len(rows), seconds)
 
@@ -119,7 +113,7 @@ class SpeedUp:
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
     """Join two runs on (prompt id, sample); the baseline's columns end in `_base`."""
-    key, columns = ["prompt_id", "sample"], ["nfe", "target_ms", "ar_ms", "e2e_ms"]
+    key, columns = ["prompt_id", "sample"], ["nfe", "target_ms", "latency_ms", "latency_e2e_ms"]
     theirs = baseline[[*key, *columns]].set_axis([*key, *(f"{name}_base" for name in columns)], axis=1)
     return rows[[*key, *columns]].merge(theirs, on=key)
 
@@ -127,13 +121,13 @@ def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
 def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
     """Compute the speed-up of `rows` over the AR rows `baseline` and its factors; None without timed pairs."""
     pairs = paired(rows, baseline)
-    timed = pairs.dropna(subset=["ar_ms", "ar_ms_base"])
+    timed = pairs.dropna(subset=["latency_ms", "latency_ms_base"])
     if timed.empty or not (timed[["target_ms", "target_ms_base"]].sum() > 0).all():
         return None
     return SpeedUp(
         speedup(timed), step_ratio(timed), window_cost(timed), overhead(timed),
-        ratio_or_none(timed["e2e_ms_base"].sum(), timed["e2e_ms"].sum()), len(timed), timed["prompt_id"].nunique(),
-        difference_to_show(speed_difference(timed)).p,
+        ratio_or_none(timed["latency_e2e_ms_base"].sum(), timed["latency_e2e_ms"].sum()), len(timed),
+        timed["prompt_id"].nunique(), difference_to_show(speed_difference(timed)).p,
     )  # fmt: skip
 
 
@@ -143,7 +137,7 @@ def speedup(pairs: pd.DataFrame) -> Estimate:
 
     Equal to tokens per step / (window cost x overhead), over the paired images.
     """
-    return ratio_of_totals(pairs["ar_ms_base"], pairs["ar_ms"], pairs["prompt_id"])
+    return ratio_of_totals(pairs["latency_ms_base"], pairs["latency_ms"], pairs["prompt_id"])
 
 
 def step_ratio(pairs: pd.DataFrame) -> float | None:
@@ -162,8 +156,8 @@ def window_cost(pairs: pd.DataFrame) -> float:
 def overhead(pairs: pd.DataFrame) -> float:
     """Overhead: step time (including prefill, drafting, verification and the work of the host between them) over
     target-forward time, relative to the same ratio of AR."""
-    mine = pairs["ar_ms"].sum() / pairs["target_ms"].sum()
-    return float(mine / (pairs["ar_ms_base"].sum() / pairs["target_ms_base"].sum()))
+    mine = pairs["latency_ms"].sum() / pairs["target_ms"].sum()
+    return float(mine / (pairs["latency_ms_base"].sum() / pairs["target_ms_base"].sum()))
 
 
 def roofline_ratio(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
@@ -193,15 +187,16 @@ def floor_ms(rows: pd.DataFrame, floor: Mapping) -> pd.Series:
     return pd.concat([read_ms, computed_ms], axis=1).max(axis=1)
 
 
-def latency_p50(rows: pd.DataFrame) -> Estimate | None:
-    """Latency p50: median latency over images, milliseconds, with its distribution-free 95 % interval."""
-    return _quantile(rows["ar_ms"], 0.5)
+def latency_p50_ms(rows: pd.DataFrame) -> Estimate | None:
+    """Latency p50: median latency over images, milliseconds, with its distribution-free 95 % interval; far below the
+    mean where an image stalled."""
+    return _quantile(rows["latency_ms"], 0.5)
 
 
-def latency_p95(rows: pd.DataFrame) -> Estimate | None:
+def latency_p95_ms(rows: pd.DataFrame) -> Estimate | None:
     """Latency p95: the latency that 95 % of the images do not exceed, milliseconds, with its distribution-free 95 %
     interval (none where the images are too few for an upper bound)."""
-    return _quantile(rows["ar_ms"], 0.95)
+    return _quantile(rows["latency_ms"], 0.95)
 
 
 def tokens_per_step_p50(rows: pd.DataFrame) -> Estimate | None:
@@ -218,7 +213,7 @@ def tokens_per_step_p95(rows: pd.DataFrame) -> Estimate | None:
 def slowest_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
     """Slowest category: the prompts' category with the largest mean latency, milliseconds, and its 95 % interval over
     prompts; it was chosen for being the largest, so that the same category of another run may be faster."""
-    return _least_favourable(rows, rows["ar_ms"], 1)
+    return _least_favourable(rows, rows["latency_ms"], 1)
 
 
 def fewest_tokens_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbench.errors import FAILURE, SpecbenchError
-from specbench.store.run_info import SCHEMA_VERSION, check_version
+from specbench.store.run_info import FORMER_NAMES, SCHEMA_VERSION, check_version
 from specbench.system.files import blaming, check_regular, write_atomically
 
 _VERSION_KEY = b"specbench.schema"
@@ -249,16 +249,23 @@ class ParquetFile:
 
     def read(self, wanted: pa.Schema) -> pa.Table:
         with blaming(self._path, *_DAMAGED):
-            return self._current(self._file.read(columns=wanted.names), wanted)
+            return self._current(self._file.read(columns=self._stored(wanted)), wanted)
 
     def batches(self, wanted: pa.Schema, size: int) -> Iterator[pa.Table]:
         with blaming(self._path, *_DAMAGED):
-            for batch in self._file.iter_batches(size, columns=wanted.names):
+            for batch in self._file.iter_batches(size, columns=self._stored(wanted)):
                 yield self._current(pa.Table.from_batches([batch]), wanted)
+
+    def _stored(self, wanted: pa.Schema) -> list[str]:
+        """The columns by the names that they have in the file."""
+        former = FORMER_NAMES if self.version < SCHEMA_VERSION else {}
+        return [former.get(name, name) for name in wanted.names]
 
     def _current(self, table: pa.Table, wanted: pa.Schema) -> pa.Table:
         """Convert a table to the current schema; columns missing in older versions are the owner's, or null."""
         if self.version < SCHEMA_VERSION:
+            now = {former: name for name, former in FORMER_NAMES.items()}
+            table = table.rename_columns([now.get(name, name) for name in table.column_names])
             table = completed(table, wanted, self._owner)
         table = table.select(wanted.names).cast(wanted)
         for column in table.columns:

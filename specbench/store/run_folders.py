@@ -16,9 +16,11 @@ from specbench.store.run_info import RUN_JSON, RunInfo, read_info
 from specbench.system.files import files_named
 
 SHARDS = "shard-*-of-*"
+Names = str | Path | Sequence[str | Path]
+"""Runs as people name them: run id, unique beginning of one, or folder, or a list of them."""
 
 
-def find_runs(out: Path | str, names: str | Path | Sequence[str | Path] = ()) -> list[Path]:
+def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
     """Run folders: those called `names` (a folder, a run id in `out`, or the start of one), or all of `out`."""
     out, names = Path(out), [names] if isinstance(names, str | Path) else names
     known = runs_in(out)
@@ -39,7 +41,7 @@ def shards_in(out: str | Path) -> list[Path]:
     return files_named(Path(out), SHARDS)
 
 
-def find_run(out: Path | str, name: str) -> Path:
+def find_run(out: Path | str, name: str | Path) -> Path:
     """The run folder of one name; raises what `find_runs` raises, and where the name is that of several runs."""
     found = find_runs(out, [name])
     if len(found) > 1:

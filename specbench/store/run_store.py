@@ -29,7 +29,18 @@ from specbench.specs.run_spec import RunSpec
 from specbench.store import token_sums
 from specbench.store.parquet_log import Derived, ParquetLog
 from specbench.store.run_info import RUN_JSON, SCHEMA_VERSION, Invocation, RunInfo, check_same_run, read_info
-from specbench.store.schema import KEY, LENGTHS, SAMPLES, TRACES, Key, read_facts, read_machines, read_metas, with_facts
+from specbench.store.schema import (
+    KEY,
+    LENGTHS,
+    OWNER,
+    SAMPLES,
+    TRACES,
+    Key,
+    read_facts,
+    read_machines,
+    read_metas,
+    with_facts,
+)
 from specbench.store.token_sums import LISTS, SUMS
 from specbench.system.environment import now
 from specbench.system.files import files_named, sync_folder, take_lock, write_atomically
@@ -299,6 +310,11 @@ class RunStore:
         if kept.empty:
             return kept.drop(columns="started_at")
         return kept.merge(self.samples(["started_at"]), on=names).drop(columns="started_at")
+
+    def with_traces(self) -> pd.DataFrame:
+        """`samples` of all columns, with those of the traces, where there are any, beside them."""
+        samples, traces = self.samples(), self.traces()
+        return samples if traces.empty else samples.merge(traces, on=[*KEY, *OWNER], how="left")
 
     def close(self, finished: bool = True) -> None:
         """End writing. With `finished`, tidy the parts up and note the time in `run.json`."""

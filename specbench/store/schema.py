@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +21,9 @@ from specbench.decoding.generation import ORDERS, SPANS, Generation
 from specbench.prompts import Request
 from specbench.store.run_info import SCHEMA_VERSION
 from specbench.system.json_values import parse_json
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Key = tuple[str, int]
 KEY = ("prompt_id", "sample")
@@ -46,6 +50,13 @@ def column_facts(schema: pa.Schema) -> dict[str, dict[str, str]]:
     return json.loads(schema.metadata[b"specbench.columns"])
 
 
+def with_units(frame: pd.DataFrame, *schemas: pa.Schema) -> pd.DataFrame:
+    """The frame, with the units of its declared columns in `attrs["units"]`."""
+    facts = {name: one for schema in schemas for name, one in column_facts(schema).items()}
+    frame.attrs["units"] = {name: facts[name]["unit"] for name in frame if facts.get(name, {}).get("unit")}
+    return frame
+
+
 def _declared(kind: str, columns: str) -> pa.Schema:
     """Schema of a kind of file from a table `name | type | unit | meaning`; the file's metadata keep all of it."""
     text = columns.replace("OWNER\n", _OWNER)
@@ -66,12 +77,17 @@ _SCORE += [("fingerprint", pa.string())]
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _OWNER = _TABLES.pop("OWNER")
 
+IMAGE_TABLE = _declared(**_TABLES.pop("samples"))
 FILE_KINDS = {place: _declared(**table) for place, table in _TABLES.items()}
 """Every kind of parquet file by where it is; no glob of the one matches files of another."""
 SAMPLES, TRACES, IMAGE_SCORES, RUN_SCORES, REPORT, LONG_REPORT = FILE_KINDS.values()
 """In `SAMPLES` all but `schema`, the key, `prompt`, `seed`, `status`, `started_at` and `OWNER` may be null. The store
 itself fills in `OWNER`. For what older versions lack see `run_info.SCHEMA_VERSION`. `TRACES` are what `run --trace`
 keeps; an image's row is the one with the `started_at` of its sample row."""
+
+
+TABLES = {one.metadata[b"specbench.kind"].decode(): one for one in (*FILE_KINDS.values(), IMAGE_TABLE)}
+"""Declared tables by name, whether they are files or not."""
 
 
 def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) -> dict[str, object]:
@@ -86,8 +102,8 @@ def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) 
         "prefills": generation.prefills,
         "batch": generation.batch,
         **{f"{span}_ms": spans.get(span) for span in SPANS},
-        "ar_ms": sum(spans.get(span, 0.0) for span in AR_SPANS) if timed else None,
-        "e2e_ms": sum(spans.values()) if timed else None,
+        "latency_ms": sum(spans.get(span, 0.0) for span in AR_SPANS) if timed else None,
+        "latency_e2e_ms": sum(spans.values()) if timed else None,
         "facts": json.dumps(
             {name: float(value) if math.isfinite(value) else None for name, value in generation.facts.items()}
         ),

@@ -10,12 +10,14 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import inspect
 import json
 import linecache
 import os
 import re
 import sys
 import sysconfig
+import textwrap
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -244,8 +246,8 @@ def _versions(tops: frozenset[str]) -> dict[str, str]:
 
 
 def _in_memory(target: str) -> str:
-    """Digest of an object without a file, by the instructions and constants of its functions, and of what these name in
-    its own module."""
+    """Digest of an object without a file, such as of a notebook's cell, by the source of its functions, else their
+    instructions and constants, and by what these name in its own module."""
     module, _, names = target.partition(":")
     held = sys.modules.get(module)
     for name in names.split("."):
@@ -265,14 +267,25 @@ def _parts(held: Any, module: str, seen: set[int]) -> Iterator[str]:
                 yield from _parts(part, module, seen)
     elif isinstance(code := getattr(held, "__code__", None), CodeType) and held.__module__ == module:
         yield repr((held.__defaults__, held.__kwdefaults__))
+        source = _source_of(held)
+        yield from source
         for part in _nested(code):
             constants = [one for one in part.co_consts if not isinstance(one, CodeType)]
-            yield repr((part.co_code, constants, part.co_names))
+            yield "" if source else repr((part.co_code, constants))
+            yield repr(part.co_names)
             for name in part.co_names:
                 if name in held.__globals__:
                     yield from _parts(held.__globals__[name], module, seen)
     elif not isinstance(held, type | ModuleType) and " at 0x" not in (text := repr(held)):
         yield text
+
+
+def _source_of(function: Any) -> list[str]:
+    """Tokens of a function's source, which an interactive session keeps; nothing without one."""
+    try:
+        return [*_tokens(ast.parse(textwrap.dedent(inspect.getsource(function))))]
+    except (OSError, TypeError, SyntaxError):
+        return []
 
 
 def _nested(code: CodeType) -> Iterator[CodeType]:

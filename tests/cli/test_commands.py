@@ -147,8 +147,8 @@ def test_ar_decodes_the_first_prompts_of_a_run_without_it_and_a_longer_run_decod
     assert said[1] == "baseline for the speed-up: ar on the first 2 prompts (--baseline 0: none)"
     states = {row["decoder"].split()[0]: row for row in specbench.status(tmp_path)}
     assert {name: (row["images"], row["wanted"]) for name, row in states.items()} == {"ar": (2, 2), "sjd": (6, 6)}
-    rows = {row["decoder"]: row for row in specbench.report(out=tmp_path)}
-    assert rows["sjd"]["pairs"] == 2 and rows["sjd"]["speedup_note"] == "over the 2 images in common with AR"
+    sjd = specbench.report(out=tmp_path).set_index("decoder").loc["sjd"]
+    assert sjd["pairs"] == 2 and sjd["speedup_note"] == "over the 2 images in common with AR"
     left = {row["decoder"]: (row["images"], row["done"]) for row in specbench.dry_run(**run, limit=5)}
     assert left == {"ar": (2, 2), "sjd": (10, 6)}
     said.clear()
@@ -223,8 +223,8 @@ def test_python_reads_what_the_command_line_wrote(folder):
     samples = specbench.load("shapes-sjd", out=folder / "results")
     assert list(samples["status"]) == ["ok", "ok"]
     assert len(specbench.report(out=folder / "results")) == 2
-    [row] = specbench.report("shapes-sjd", folder / "results")  # a name is no list of its letters
-    assert row["decoder"] == "sjd"
+    [row] = specbench.report("shapes-sjd", folder / "results").itertuples()  # a name is no list of its letters
+    assert row.decoder == "sjd"
 
 
 def test_generate_is_the_stored_image_of_the_same_seed(tmp_path, monkeypatch):

@@ -105,7 +105,7 @@ def test_a_traced_run_redoes_only_what_has_no_trace(tmp_path):
     assert runner.run(executor, [spec], requests_for(tiny.prompts(3)), tmp_path, trace=True).done == 0
     assert runner.run(executor, [spec], requests_for(tiny.prompts(4)), tmp_path).done == 1
     rows = specbench.load(spec.run_id, tmp_path).set_index("prompt_id")
-    assert rows["draft_tv"].notna().sum() == 3 and len(rows) == 4
+    assert rows["draft_tv"].notna().sum() == 3 and len(rows) == 4 and rows["run_id"].eq(spec.run_id).all()
     for old in before.itertuples():
         assert list(rows.loc[old.prompt_id, "tokens"]) == list(old.tokens)
         assert len(rows.loc[old.prompt_id, "draft_tv"]) == len(old.tokens)
@@ -142,7 +142,7 @@ def test_the_command_line_traces_and_reports(cli, tmp_path):
     asked = (*asked, "--prompts", "shapes")
     assert cli("run", "--decoder", "sjd", "--trace", *asked, "--out", str(tmp_path), "-q").code == 0
     assert "TV(p, q): total variation" in cli("report", "--all", "--explain", "--out", str(tmp_path)).out
-    (row,) = specbench.report(out=tmp_path)
+    row = specbench.report(out=tmp_path).squeeze()
     assert 0 < row["draft_tv"] < 1 and row["draft_top1"] > 0 and len(row["draft_tv_by_offset"]) > 1
     image = specbench.generate("a cup", "llamagen", random_weights=True, scale="tiny", trace=True)
     assert 0 < np.nanmean(image.draft_tv) < 1

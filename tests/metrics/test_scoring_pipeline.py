@@ -10,6 +10,7 @@ from pathlib import Path
 import authors_formats as formats
 import calibrated
 import numpy as np
+import pandas as pd
 import published
 import pytest
 import synthetic
@@ -104,12 +105,12 @@ def test_scores_of_unlike_fingerprints_are_never_subtracted(checkpoints, tmp_pat
     assert digests[0] != digests[1]
     with pytest.raises(SpecbenchError, match=f"{runs[1].name} is not scored by 'imagereward' of fingerprint"):
         api.differences(runs[1].name, [runs[0].name], ["imagereward"], tmp_path / "out", settings)
-    compared = {row["name"]: row for row in api.compare(runs[1].name, runs[0].name, tmp_path / "out", settings)}
+    compared = api.compare(runs[1].name, runs[0].name, tmp_path / "out", settings).set_index("name").T
     with pytest.raises(SpecbenchError, match="is both runs"):
         api.compare(runs[0].name, runs[0].name, tmp_path / "out", settings)
     assert compared["imagereward"]["value"] is None and "different torch" in compared["imagereward"]["note"]
     api.score(metrics=["imagereward"], out=tmp_path / "out", settings=settings)
-    (gap,) = api.differences(runs[1].name, [runs[0].name], ["imagereward"], tmp_path / "out", settings)
+    gap = api.differences(runs[1].name, [runs[0].name], "imagereward", tmp_path / "out", settings).squeeze()
     assert gap["fingerprint"] == digests[0] and gap["n"] == 6
 
 
@@ -126,11 +127,11 @@ def test_fid_of_two_runs_against_one_reference(tmp_path, monkeypatch):
     for number, pixels in enumerate(calibrated.images(3, seed=9)):
         Image.fromarray(pixels).save(tmp_path / "real" / f"{number}.png")
     settings = Settings(reference=tmp_path / "real", offline=True)
-    rows = api.score(metrics=["fid[clean]"], out=tmp_path / "out", settings=settings)
+    rows = api.score(metrics="fid[clean]", out=tmp_path / "out", settings=settings, long=True).to_dict("records")
     assert {row["metric"] for row in rows} == {"fid[clean]", "kid[clean]"} and len(rows) == 4
     assert len({row["value"] for row in rows}) == 4 and len({row["fingerprint"] for row in rows}) == 1
-    assert all(row["low"] is None for row in rows if row["metric"] == "fid[clean]"), "n < d has no interval"
-    (gap,) = api.differences(runs[1].name, metrics=["fid[clean]"], out=tmp_path / "out", settings=settings)
+    assert all(pd.isna(row["low"]) for row in rows if row["metric"] == "fid[clean]"), "n < d has no interval"
+    gap = api.differences(runs[1].name, metrics=["fid[clean]"], out=tmp_path / "out", settings=settings).squeeze()
     values = {row["run_id"]: row["value"] for row in rows if row["metric"] == "fid[clean]"}
     assert gap["difference"] == pytest.approx(values[runs[0].name] - values[runs[1].name]) and gap["n"] == 3
     (tmp_path / "real" / "2.png").unlink()
@@ -145,7 +146,7 @@ def test_a_protocol_leaves_out_what_does_not_fit(checkpoints, tmp_path, monkeypa
     monkeypatch.setattr("specbench.metrics.catalog.find_protocol", lambda name: ("fid[clean]", "imagereward"))
     stored_run(tmp_path / "out", PROMPTS)
     rows = api.score(out=tmp_path / "out", protocol="sjd", settings=Settings(offline=True))
-    assert [row["metric"] for row in rows] == ["imagereward"]
+    assert [*rows.columns][2:] == ["decoder", *(f"imagereward{end}" for end in ("", "_low", "_high", "_n"))]
     with pytest.raises(SpecbenchError, match=r"'fid\[clean\]' cannot score"):
         api.score(metrics=["fid[clean]"], out=tmp_path / "out", settings=Settings(offline=True))
 

@@ -77,9 +77,9 @@ def test_a_stalled_image_is_named_at_the_latency():
     latency = Column("latency", "latency_ms", "Latency (s)", None, 2, "lower", 0.001, {})
     row = SimpleNamespace(notes={}, paper={}, spread={}, hardware=None, bold=())
     times = [300.0] * 8 + [8000.0]
-    run = SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(9), "ar_ms": times}))
+    run = SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(9), "latency_ms": times}))
     found = {
-        "n": 9, "scores": [], "latency_ms": 1155.6, "latency_median_ms": 300.0, "speedup": None, "step_ratio": None,
+        "n": 9, "scores": [], "latency_ms": 1155.6, "latency_p50_ms": 300.0, "speedup": None, "step_ratio": None,
         "speedup_note": None, "intervals": {}, "stalled": {"images": 1, "slowest_ms": 8000.0},
     }  # fmt: skip
     cell = make_cell(row, latency, Measured(run, found, None, (), None, 9), None, None)

@@ -12,7 +12,7 @@ import pytest
 from specbench import errors
 from specbench.runs.settings import run_settings
 from specbench.specs.run_spec import RunSpec, Sampling
-from specbench.store.run_info import SCHEMA_VERSION, Invocation, RunInfo
+from specbench.store.run_info import FORMER_NAMES, SCHEMA_VERSION, Invocation, RunInfo
 from specbench.store.token_sums import SUMS
 from specbench.system.version import __version__
 
@@ -137,7 +137,11 @@ def test_columns_and_keys_of_stored_runs_are_documented():
         found |= {f"invocations[].{name}" for call in info["invocations"] for name in call}
         assert found <= keys.keys(), path
         for samples in (path.parent / "samples").glob("*.parquet"):
-            assert set(pq.read_schema(samples).names) <= {*documented("samples/*.parquet"), *SUMS.names}
+            assert set(pq.read_schema(samples).names) <= {
+                *documented("samples/*.parquet"),
+                *SUMS.names,
+                *FORMER_NAMES.values(),
+            }
     assert {f"spec.{name}" for name in RunSpec.__dataclass_fields__} <= keys.keys()
     assert {f"spec.sampling.{name}" for name in Sampling.__dataclass_fields__} <= keys.keys()
     written = RunInfo.__dataclass_fields__.keys() - {"stored", "stack", "roofline"} | {
@@ -175,5 +179,5 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     page = (tmp_path / "site" / "python.html").read_text()
-    assert "specbench.api.generate" in page and "A `Generation`" not in page
+    assert "specbench.api.images.generate" in page and "A `Generation`" not in page
     assert not re.findall(r'<(?:script|link)[^>]*"https?:[^>]*>', (tmp_path / "site" / "index.html").read_text())

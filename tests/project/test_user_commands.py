@@ -71,7 +71,7 @@ def test_run_score_and_report_as_typed(hub, tmp_path):
     assert report.returncode == 0, report.stderr
     [folder] = (tmp_path / "work" / "results").glob("*-gsd-*")
     samples = pd.concat(map(pd.read_parquet, (folder / "samples").glob("*.parquet")))
-    assert len(samples) == 2 and samples[["nfe", "ar_ms"]].gt(0).all(axis=None)
+    assert len(samples) == 2 and samples[["nfe", "latency_ms"]].gt(0).all(axis=None)
     assert all(len(logprobs) == 256 for logprobs in samples["logp"]), "log-probabilities of every token"
     scores = pd.concat(map(pd.read_parquet, (folder / "scores").glob("*.parquet")))
     assert {"clip[b16+299]", "hpsv2[v2.1]"} <= set(scores["metric"])

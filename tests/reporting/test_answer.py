@@ -13,7 +13,7 @@ def row(label, speedup=None, low=None, high=None, lossless=True, **more):
         "options": {"window": 16}, "speedup": speedup, "speedup_low": low, "speedup_high": high, "pairs": 9, "n": 9,
         "baseline": "m-ar", "window_cost": 1.0, "step_ratio": 2.0, "overhead": 1.25, "speedup_note": None,
         "speedup_p": None if low is None else 0.4 if low <= 1 <= high else 0.01,
-        "latency_ms": 400.0, "latency_median_ms": 300.0, "stalled": None, "disturbed": None,
+        "latency_ms": 400.0, "latency_p50_ms": 300.0, "stalled": None, "disturbed": None,
     }  # fmt: skip
     base |= more
     names = ("speedup", "speedup_low", "speedup_high", "speedup_p", "pairs")

@@ -33,11 +33,11 @@ def test_a_device_is_known_as_people_write_it(typed):
 
 def test_a_forecast_is_its_parts_summed():
     ar, sjd = forecast_rows([AR, SJD], setting())
-    assert sjd["kind"] == "forecast" and sjd["steps"] == 2352 / 2
+    assert sjd["kind"] == "forecast" and sjd["nfe"] == 2352 / 2
     assert sum(sjd["parts_ms"].values()) == pytest.approx(sjd["forward_ms"])
     assert sjd["step_ms"] == pytest.approx(sjd["forward_ms"] + 1)
     assert sjd["parts_ms"]["weights"] == pytest.approx(1e3 * 13_020_700_672 / (0.5 * 2039e9))
-    assert sjd["seconds"] == pytest.approx(sjd["steps"] * sjd["step_ms"] / 1e3, rel=0.01)  # and the prefill
+    assert sjd["seconds"] == pytest.approx(sjd["nfe"] * sjd["step_ms"] / 1e3, rel=0.01)  # and the prefill
     assert sjd["speed_up"] == pytest.approx(ar["seconds"] / sjd["seconds"]) and ar["speed_up"] == 1
     assert sjd["seconds"] == sjd["seconds_low"] == sjd["seconds_high"]
 

@@ -92,7 +92,7 @@ def test_chosen_columns_keep_the_baseline_and_own_rows_are_compared_with_it(here
     assert [row[2].strip() for row in rows if row[1].startswith((" sjd++", " shapes-ar"))] == ["own", "own"]
     planned = json.loads(cli("bench", "mine.toml", "--with", "sjd++", "--threads", "1", "--dry-run", "--json").out)
     assert [row["rows"] for row in planned] == ["AR", "Mine", "sjd++"]
-    runs = cli("report", "--columns", "steps", "--baseline", "sjd").out
+    runs = cli("report", "--columns", "nfe", "--baseline", "sjd").out
     assert "over sjd" in runs
 
 
@@ -142,7 +142,9 @@ def test_verify_reads_the_file_and_names_what_is_impossible(here, cli, tmp_path)
     rows = [row for piece in RunStore(folder).batches(None) for row in piece.to_pylist()]
     for part in (folder / "samples").iterdir():
         part.unlink()
-    ParquetLog(folder / "samples", SAMPLES, KEY).append([row | {"ar_ms": row["ar_ms"] / 1000} for row in rows])
+    ParquetLog(folder / "samples", SAMPLES, KEY).append(
+        [row | {"latency_ms": row["latency_ms"] / 1000} for row in rows]
+    )
     assert cli("pack", "--out", tmp_path / "results", "--to", tmp_path / "fast.zip").code == 0
     found = cli("verify", tmp_path / "fast.zip")
     assert found.code == 4 and "less time than their target forwards" in found.out
@@ -178,8 +180,16 @@ def reversed_tokens(row):
         (lambda row: {"logp": [0.0] * len(row["logp"])}, "facts", "log p and entropy are of no distribution"),
         (lambda row: {"top1": [value / 9 for value in row["top1"]]}, "facts", "more probable than the most probable"),
         (lambda row: {"accepted": [10**6] * len(row["accepted"])}, "facts", "more drafts are accepted than tested"),
-        (lambda row: {"ar_ms": row["ar_ms"] / 1.3, "target_ms": 0.0}, "facts", "ar_ms is not the sum of its spans"),
-        (lambda row: {"e2e_ms": 2 * row["e2e_ms"]}, "facts", "e2e_ms is not the sum of its spans"),
+        (
+            lambda row: {"latency_ms": row["latency_ms"] / 1.3, "target_ms": 0.0},
+            "facts",
+            "latency_ms is not the sum of its spans",
+        ),
+        (
+            lambda row: {"latency_e2e_ms": 2 * row["latency_e2e_ms"]},
+            "facts",
+            "latency_e2e_ms is not the sum of its spans",
+        ),
         (lambda row: {"u_p": [2.0] * len(row["u_p"])}, "facts", "are not between 0 and 1"),
         (reversed_tokens, "tokens", ""),
         (reversed_tokens, "drawing", "grey levels from what the tokens give"),

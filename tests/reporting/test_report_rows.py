@@ -240,7 +240,7 @@ def test_times_under_other_versions_than_most_are_left_out_and_said(tmp_path):
         store.append([row | {"started_at": "2026-02-01T00:00:00.000+00:00"} for row in slow])
     [row], [wanted] = rows_of(tmp_path, "sjd"), rows_of(alone.parent, "sjd")
     assert row["n"] == 10 and row["untimed"] == {"python 3.11, torch 2.10.0": 2}
-    for name in ("latency_ms", "latency_median_ms", "latency_e2e_ms", "step_ms", "over_floor"):
+    for name in ("latency_ms", "latency_p50_ms", "latency_e2e_ms", "step_ms", "over_floor"):
         assert row[name] == wanted[name], name
     assert row["pairs"] == 8 and row["speedup"] > 1
     assert step_data(place).step_ms == step_data(alone).step_ms

@@ -189,7 +189,7 @@ def test_a_failed_image_is_a_row_and_is_retried_once_per_run(tmp_path, monkeypat
         rows = RunStore(folder).samples()
         bad = rows[rows["status"] == "failed"]
         assert set(bad["prompt_id"]) == {"CAT"} and set(bad["error"]) == {"RuntimeError: no luck"}
-        assert bad[["nfe", "ar_ms", "e2e_ms", "batch", "image", "tokens", "logp"]].isna().all(axis=None)
+        assert bad[["nfe", "latency_ms", "latency_e2e_ms", "batch", "image", "tokens", "logp"]].isna().all(axis=None)
     calls.clear()
     assert go(tmp_path).failed == 6
     assert calls.count(["CAT"]) == 6
@@ -372,5 +372,5 @@ def test_batches_have_no_latency(tmp_path):
     go(tmp_path, batch=2)
     for folder in tmp_path.iterdir():
         rows = RunStore(folder).samples()
-        assert rows[["ar_ms", "e2e_ms"]].isna().all(axis=None)
+        assert rows[["latency_ms", "latency_e2e_ms"]].isna().all(axis=None)
         assert (rows["target_ms"] > 0).all() and set(rows["batch"]) == {2}

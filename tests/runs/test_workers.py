@@ -273,7 +273,7 @@ def test_latency_and_throughput_never_share_a_folder_or_a_table(cli, tmp_path, m
 
     run(tiny.executor(), [replace(tiny.spec("ar"), mode="throughput")], REQUESTS[:2], tmp_path)
     rows = RunStore(next(tmp_path.iterdir())).samples()
-    assert rows[["ar_ms", "e2e_ms"]].isna().all(axis=None) and (rows["target_ms"] > 0).all()
+    assert rows[["latency_ms", "latency_e2e_ms"]].isna().all(axis=None) and (rows["target_ms"] > 0).all()
 
 
 @pytest.mark.slow

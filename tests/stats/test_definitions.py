@@ -192,7 +192,7 @@ def test_what_is_said_of_drafts():
             "stream_tokens": [20, 20],
             "nfe": [6, 9],
             "draft_ms": [3.0, 5.0],
-            "ar_ms": [30.0, 50.0],
+            "latency_ms": [30.0, 50.0],
             "facts": [json.dumps(facts) for facts in (first, second)],
         }
     )
@@ -235,12 +235,12 @@ def test_definitions_are_written_down():
 
 
 def test_tails_are_quantiles_between_order_statistics_and_the_slowest_category():
-    rows = pd.DataFrame({"prompt_id": [str(n) for n in range(100)], "ar_ms": np.arange(1.0, 101), "nfe": 100.0})
-    rows["category"], rows["stream_tokens"] = np.where(rows["ar_ms"] > 60, "late", "early"), 200.0
-    p50, p95 = stats.latency_p50(rows), stats.latency_p95(rows)
+    rows = pd.DataFrame({"prompt_id": [str(n) for n in range(100)], "latency_ms": np.arange(1.0, 101), "nfe": 100.0})
+    rows["category"], rows["stream_tokens"] = np.where(rows["latency_ms"] > 60, "late", "early"), 200.0
+    p50, p95 = stats.latency_p50_ms(rows), stats.latency_p95_ms(rows)
     assert (p50.value, p50.low, p50.high) == (50.5, 40, 61) and (p95.low, p95.high) == (90, 100)
-    assert stats.latency_p95(rows[:20]).high is None and stats.tokens_per_step_p95(rows).value == 2
+    assert stats.latency_p95_ms(rows[:20]).high is None and stats.tokens_per_step_p95(rows).value == 2
     name, mean = stats.slowest_category(rows)
     assert (name, mean.value) == ("late", 80.5) and mean.low < 80.5 < mean.high
     assert stats.slowest_category(rows.assign(category=None)) is None
-    assert stats.latency_p50(rows.assign(ar_ms=np.nan)) is None
+    assert stats.latency_p50_ms(rows.assign(latency_ms=np.nan)) is None

@@ -78,7 +78,7 @@ def test_p_values_of_no_difference_are_small_as_often_as_they_say():
     base = draw.lognormal(0.0, 0.5, (RUNS, 30))
     noise = draw.lognormal(0.0, 0.1, (2, RUNS, 30))
     pairs = (
-        pd.DataFrame({"prompt_id": range(30), "ar_ms": b * n, "ar_ms_base": b * m})
+        pd.DataFrame({"prompt_id": range(30), "latency_ms": b * n, "latency_ms_base": b * m})
         for b, n, m in zip(base, *noise, strict=True)
     )
     hits = sum(stats.speed_difference(one).p < 0.05 for one in pairs)
@@ -130,7 +130,7 @@ def test_prompts_needed_come_from_pairs():
     draw = np.random.default_rng(9)
     base = draw.lognormal(0.0, 0.8, 200)
     pairs = pd.DataFrame(
-        {"prompt_id": range(200), "ar_ms_base": base, "ar_ms": base / 2 * draw.lognormal(0, 0.02, 200)}
+        {"prompt_id": range(200), "latency_ms_base": base, "latency_ms": base / 2 * draw.lognormal(0, 0.02, 200)}
     )
     found = stats.speed_difference(pairs)
     assert stats.prompts_needed(found.spread, 0.02) < 40

@@ -24,7 +24,7 @@ def images(seed: int = 0, prompts: int = 32, shift: float = 0.0) -> pd.DataFrame
     return pd.DataFrame({
         "prompt_id": [f"p{n // 2}" for n in range(2 * prompts)], "sample": [n % 2 for n in range(2 * prompts)],
         "free_tokens": free, "logp_sum": free * (level + own), "entropy_sum": free * 2.0, "nfe": 100.0,
-        "stream_tokens": 256, "ar_ms": np.nan, "accepted": counts, "tested": counts,
+        "stream_tokens": 256, "latency_ms": np.nan, "accepted": counts, "tested": counts,
     })  # fmt: skip
 
 

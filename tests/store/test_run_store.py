@@ -127,8 +127,8 @@ def test_facts_that_are_no_numbers_are_refused(tmp_path, facts):
     [
         *(("machine", text) for text in ("nonsense", "[]", '{"taken_cores": -1}')),
         *(("machine", text) for text in ('{"gpu_slowed": 5}', '{"gpu_mhz": []}', '{"gpu_others": 1e999}')),
-        *((name, -5.0) for name in ("ar_ms", "e2e_ms", "target_ms")),
-        *((name, float("inf")) for name in ("ar_ms", "e2e_ms")),
+        *((name, -5.0) for name in ("latency_ms", "latency_e2e_ms", "target_ms")),
+        *((name, float("inf")) for name in ("latency_ms", "latency_e2e_ms")),
         *(("nfe", count) for count in (-1, 0)),
     ],
 )

@@ -2,17 +2,22 @@
 
 import importlib
 import json
+import linecache
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import tiny
 from synthetic import folder, sjd
 
+import specbench
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import models
 from specbench.reporting import report_rows
+from specbench.specs.components import VERIFIERS
 from specbench.specs.presets import PRESETS
 from specbench.store.run_folders import find_runs
 from specbench.system.foreign_code import changed_modules, code_of, refuse_edited, require_code
@@ -103,6 +108,52 @@ def test_an_object_without_a_file_is_known_by_its_instructions(place, monkeypatc
     first = of(2, "a")
     assert first.edited is None and of(2, "b").digest == first.digest
     assert of(3, "a").digest != first.digest, "a function that its method calls"
+
+
+CELL = """
+import specbench
+from specbench.decoding.verification.ratio_tests import RatioTest, ratio
+
+def softened(p, q, x, power):
+    return ratio(p, q, x) ** power
+
+@specbench.decoder("soft", like="sjd", power=0.5)
+class Soft(RatioTest):
+    def __init__(self, context, power):
+        super().__init__(context)
+        self.power = power
+
+    def acceptance(self, p, q, x, depth=1):
+        return softened(p, q, x, self.power)
+"""
+
+
+def typed(cell: str, number: int, monkeypatch) -> None:
+    """Run a cell as a notebook does: its source is kept, there is no file."""
+    name, module = f"<cell {number}>", sys.modules.setdefault("cells", ModuleType("cells"))
+    monkeypatch.setitem(linecache.cache, name, (len(cell), None, cell.splitlines(True), name))
+    exec(compile(cell, name, "exec"), vars(module))
+
+
+def test_a_decoder_of_a_cell_runs_without_a_file_and_its_source_is_part_of_the_run(place, monkeypatch):
+    monkeypatch.setattr("specbench.specs.presets._defined", set())
+    monkeypatch.setitem(VERIFIERS, "soft", VERIFIERS["exact"])  # taken out after the test
+    monkeypatch.delitem(VERIFIERS, "soft")
+    runs = []
+    same = CELL.replace("    return ratio", "    # the same\n    return ratio")
+    cells = (CELL, same, CELL.replace("** power", "/ (1 + power)"))
+    for number, cell in enumerate(cells):
+        typed(cell, number, monkeypatch)
+        runs += specbench.run(decoder="soft", limit=1, threads=1, out="here", progress=False, baseline=0).folders
+    assert runs[0] == runs[1] != runs[2] and len(specbench.report(out="here")) == 2
+    other = specbench.run(decoder="soft:power=1", limit=1, threads=1, out="here", progress=False, baseline=0)
+    assert other.samples()["path"].map(os.path.isfile).all() and dict(other.report()["options"])[0].count(
+        '"power": 1.0'
+    )
+    with pytest.raises(SpecbenchError, match="'sjd': a name already taken"):
+        specbench.decoder("sjd")
+    with pytest.raises(SpecbenchError, match="unknown kind 'verifyer'"):
+        specbench.decoder("mine", kind="verifyer")
 
 
 def test_installed_packages_count_by_version_and_a_worker_with_other_code_is_refused(place):

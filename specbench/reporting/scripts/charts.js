@@ -1,15 +1,33 @@
 // Draws each chart of the page's data into its figure, as wide as the figure is, and again when that changes.
-// A chart names marks of Observable Plot with their points and options; see specbench/reporting/charts.py.
+// What a chart is: see specbench/reporting/charts.py.
 (() => {
   const charts = JSON.parse(document.getElementById("charts").textContent);
   const ROW = 26, FRAME = 84, HEIGHT = 300, LINE = 13;
 
   const longest = (texts) => Math.max(0, ...(texts || []).map((text) => String(text).length));
 
+  const told = { title: "told", tip: true };
+  const marks = {
+    one: () => [Plot.ruleX([1], { stroke: "currentColor", strokeOpacity: 0.5, strokeDasharray: "2,3" })],
+    dot: (points, { by, hollow, size }, at) => [Plot.dot(points, { ...at, ...told, x: "x", y: "y", r: size, symbol: by,
+      ...(hollow ? { stroke: by, fill: "var(--paper)", strokeWidth: 1.6 } : { fill: by }) })],
+    line: (points, { by, dash }) => [Plot.line(points, { x: "x", y: "y", stroke: by, strokeDasharray: dash, strokeWidth: 1.6 })],
+    interval: (points, { by }, at) => {
+      const look = by ? { ...at, stroke: by, strokeOpacity: 0.7 } : { ...at, stroke: "currentColor", strokeWidth: 1.2 };
+      return [Plot.ruleY(points.filter(({ x1 }) => x1 != null), { x1: "x1", x2: "x2", y: "y", ...look }),
+        Plot.ruleX(points.filter(({ y1 }) => y1 != null), { x: "x", y1: "y1", y2: "y2", ...look })];
+    },
+    bar: (points, { by }, at) => [Plot.barX(points, { ...at, ...told, y: "y", fill: by,
+      ...(points.length && "x1" in points[0] ? { x1: "x1", x2: "x2" } : { x: "x", order: by }) })],
+    total: (points) => [Plot.tickX(points, { x: "x", y: "y", stroke: "currentColor", strokeWidth: 2.5, inset: 9, title: "told" })],
+    name: (points, { by }) => [Plot.text(points, { x: "x", y: "y", text: by, fill: by, dx: 8, textAnchor: "start",
+      stroke: "var(--paper)", strokeWidth: 3 })],
+  };
+
   function draw(chart, width) {
     const { x, y, fy, color, symbol } = chart.scales;
     const rows = fy || (y.label === null ? y : null); // what is named beside the rows of the chart, if it has rows
-    const named = chart.layers.filter(({ mark }) => mark === "text").flatMap(({ points }) => points);
+    const named = chart.layers.filter(({ mark }) => mark === "name").flatMap(({ points }) => points);
     return Plot.plot({
       width,
       height: chart.rows ? FRAME + ROW * chart.rows : HEIGHT,
@@ -24,7 +42,7 @@
       ...(fy ? { fy } : {}),
       color,
       symbol,
-      marks: chart.layers.map(({ mark, points, options }) => Plot[mark](points, options)),
+      marks: chart.layers.flatMap((layer) => marks[layer.mark](layer.points, layer, fy ? { fy: "fy" } : {})),
     });
   }
 

@@ -1,4 +1,4 @@
-"""Progress of runs and scoring, on stderr: a bar on a terminal, a plain line every few seconds elsewhere."""
+"""Progress of runs and scoring: a bar on a terminal and in a notebook, a plain line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TABLE_EVERY_S, _TABLE_SHARE = 2.0, 20
 
 
 class ProgressReporter:
-    """Progress of a runner (`specbench.runs.run_progress.Reporter`): a bar on a terminal, plain lines elsewhere.
+    """Progress of a runner (`specbench.runs.run_progress.Reporter`).
 
     Args:
         what, quick_s: what is counted; work that took less is not mentioned at its end.
@@ -36,7 +36,7 @@ class ProgressReporter:
     ):
         self.what, self._quick_s, self._notes, self._table = what, quick_s, notes, table
         self._console = console.stderr()
-        self._bar: Bar | None = None
+        self._bar: Bar | _CellBar | None = None
         self._failed, self._total, self._done, self._resumed = 0, 0, 0, 0
         self._part, self._started, self._table_due = _Part(), time.monotonic(), 0.0
         self._last_line = self._started
@@ -97,11 +97,11 @@ class ProgressReporter:
         self._total, self._done, self._resumed, self._part = 0, 0, 0, _Part()
 
     def _show(self, **shown: object) -> None:
-        """Update the bar, which is opened first; nothing off a terminal."""
+        """Update the bar, which is opened first; nothing where there are none."""
         if not console.has_bars(self._console):
             return
         if self._bar is None:
-            self._bar = _bar(self._console)
+            self._bar = _CellBar() if console.in_notebook() else _bar(self._console)
             self._task = self._bar.add_task("", ahead="")
             self._bar.start()
         self._bar.update(self._task, **shown)
@@ -183,6 +183,35 @@ def _bar(screen: Console) -> Bar:
         progress.TextColumn("{task.fields[ahead]}"),
     )
     return Bars(*columns, console=screen, transient=True, expand=True, refresh_per_second=4)
+
+
+class _CellBar:
+    """tqdm's bar of a notebook, with the calls of rich's that are used here; the pace and the time left are its own."""
+
+    above: RenderableType = ""
+
+    def __init__(self) -> None:
+        from tqdm.auto import tqdm  # only in a notebook: its bar if ipywidgets is there, else lines
+
+        self._bar = tqdm(leave=False)
+
+    def add_task(self, description: str, **_: object) -> int:
+        return 0
+
+    def start(self) -> None: ...
+
+    def update(
+        self, _task: int, total: int | None = None, completed: float = 0, description: str = "", **_: object
+    ) -> None:
+        if total is not None:
+            self._bar.reset(total)
+        if description:
+            self._bar.set_description(description, refresh=False)
+        self._bar.n = round(completed, 2)
+        self._bar.refresh()
+
+    def stop(self) -> None:
+        self._bar.close()
 
 
 class ScoreProgress:

@@ -1,0 +1,17 @@
+"""The public functions that adapt settings and names of runs, by what a user does: make images, score, read results.
+
+Each is a few lines over the package that does the work; the others stand where they work, and `specbench.__init__`
+names all of them. Importing this is cheap: functions import torch, pandas or matplotlib when called.
+
+    prompts -> model.encode -> decoding.loop.decode -> Generation -> store -> scoring -> reporting
+"""
+
+from specbench.api.images import bench, dry_run, estimate, generate, import_tokens, run, show_prompts
+from specbench.api.results import columns, compare, load, report, report_page, report_table, samples, show
+from specbench.api.scores import differences, export, import_results, score, score_folder
+
+__all__ = [
+    *("bench", "dry_run", "estimate", "generate", "import_tokens", "run", "show_prompts"),
+    *("columns", "compare", "load", "report", "report_page", "report_table", "samples", "show"),
+    *("differences", "export", "import_results", "score", "score_folder"),
+]

@@ -1,0 +1,255 @@
+"""Make images: decode, forecast what decoding takes, and take in the tokens of other programs.
+
+Settings have the names of the command line's flags, with underscores: `top_k=100`, `G=50`. Environment variables are
+not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from specbench import prompts as prompt_sets
+from specbench.api.results import report, samples
+from specbench.runs.run_progress import RunSummary
+from specbench.runs.settings import OF_TOKENS, merge, run_settings
+from specbench.runs.sweep import sweep_plans, sweep_values
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from specbench.decoding.generation import Generation
+    from specbench.metrics.base import Settings
+    from specbench.metrics.scoring import ScoreReporter
+    from specbench.papers.join import PaperTable
+    from specbench.papers.reproduce import Warn
+    from specbench.reporting.notebook import Figures
+    from specbench.runs.run_progress import Reporter
+
+# Imports inside functions: a program waits only for what it calls.
+
+T = TypeVar("T")
+Rows = list[dict[str, object]]
+
+
+class Runs(RunSummary):
+    """The runs of one call of `run`; a notebook shows their report. For the counts see
+    `specbench.runs.run_progress.RunSummary`."""
+
+    def report(self, long: bool = False) -> pd.DataFrame:
+        """`specbench.report` of these runs."""
+        return report(self.folders, long=long)
+
+    def samples(self) -> pd.DataFrame:
+        """`specbench.samples` of these runs."""
+        return samples(self.folders)
+
+    def images(self, prompts: str | Sequence[str] = ()) -> Figure:
+        """Pictures of the runs for the same prompts, as `specbench.reporting.notebook.Report.images` draws them."""
+        figure: Figure = self.report().images(prompts)
+        return figure
+
+    def plot(self, *names: str) -> Figures:
+        """The page's charts of these runs, or those of `names`, as matplotlib figures by name."""
+        figures: Figures = self.report().plot(*names)
+        return figures
+
+    def _repr_html_(self) -> str:
+        return str(self.report()._repr_html_())
+
+
+def generate(
+    prompt: str | Sequence[str], model: str = "shapes", decoder: str = "sjd", **settings: object
+) -> Generation | list[Generation]:
+    """Decode images without storing anything.
+
+    Args:
+        prompt: one caption, or several to decode as one batch.
+        model: a name of `specbench list models`.
+        decoder: a name of `specbench list decoders`, with inline options if wanted.
+        settings: `seed`, `cfg`, `temperature`, `top_k`, `top_p`, `dtype`, `device`, `threads`, `compile`, `weights`,
+            `revision`, `random_weights`, `scale`, `trace`, and every option of the decoder, for example `G=50`.
+
+    Returns:
+        A `Generation` for one caption, a list for several. Pixels are in `.image`, uint8 [3, H, W].
+
+    Raises:
+        SpecbenchError: an unknown or invalid setting, missing weights, or an image that failed.
+    """
+    from specbench.runs.preparation import generate_images  # brings torch
+
+    values = merge(run_settings(), _flags(settings | {"model": model, "decoder": decoder}), env={})
+    if isinstance(prompt, str):
+        return generate_images([prompt], values)[0]
+    return generate_images(list(prompt), values)
+
+
+def run(
+    reporter: Reporter | None = None,
+    sweep: Mapping[str, Sequence[object]] | None = None,
+    progress: bool = True,
+    **settings: object,
+) -> Runs:
+    """Decode a prompt set with one or several decoders into the results folder; stored images are not decoded again.
+
+    Args:
+        reporter: receives progress in place of the bar, a subclass of `specbench.runs.run_progress.Reporter`.
+        sweep: settings with several values each, for example `{"G": [3, 10], "window": [8, 16]}`; every combination is
+            run.
+        progress: False for no bar and no notes.
+        settings: those of `specbench run`, for example `decoder=["ar", "gsd:G=50"], prompts="shapes", limit=8`.
+
+    Returns:
+        Run folders and counts, with `.report()`, `.samples()`, `.images()` and `.plot()`. Failed images and an
+        interruption, as of a notebook's cell, are in `.problem()`, not raised; the same call goes on where it stopped.
+
+    Raises:
+        SpecbenchError: an unknown or invalid setting, something that must be installed or downloaded first, an
+            unusable results folder.
+    """
+    from specbench.runs.progress_bar import ProgressReporter
+    from specbench.runs.runner import run_plans  # brings torch
+
+    values = merge(run_settings(), _flags(settings), env={})
+    told: Any = reporter or (ProgressReporter() if progress and not settings.get("quiet") else None)
+    summary = run_plans(sweep_plans(values, _flags(sweep or {})), told)
+    if told and (problem := summary.problem()):
+        told.note(str(problem))
+    return Runs(**vars(summary))
+
+
+def dry_run(sweep: Mapping[str, Sequence[object]] | None = None, **settings: object) -> Rows:
+    """List what `run` would decode (`specbench run --dry-run`); nothing is decoded.
+
+    Args:
+        sweep, settings: as for `run`.
+
+    Returns:
+        One dict per run: `run_id`, every setting, `images, done, seconds, megabytes, memory_gib`, where `weights` and
+        `head` are, and `obstacles`; see `specbench.runs.dry_run.Outlook`.
+
+    Raises:
+        SpecbenchError: an unknown or invalid setting.
+    """
+    from specbench.runs.dry_run import distinct_outlooks  # brings pandas
+
+    values = merge(run_settings(), _flags(settings), env={})
+    return [dict(one.row) for one in distinct_outlooks(sweep_values(values, _flags(sweep or {})))]
+
+
+def bench(
+    table: str,
+    scoring: Settings | None = None,
+    reporter: Reporter | None = None,
+    score_reporter: ScoreReporter | None = None,
+    warn: Warn = lambda text: None,
+    progress: bool = True,
+    **settings: object,
+) -> PaperTable:
+    """Reproduce a paper's table: run and score what is missing, and join it with the paper's values.
+
+    Args:
+        table: a name of `specbench list tables`.
+        scoring: device, batch, reference images, offline.
+        reporter, score_reporter: receive progress in place of the bars.
+        progress: False for no bars.
+        warn: called with a line for each row that cannot run and each metric that cannot score.
+        settings: those of `specbench bench`, for example `model="shapes", limit=16`.
+
+    Returns:
+        The joined table, which `specbench.papers.render.render_tables` writes in any format. Failed images and an
+        interruption are in its `problem`, not raised.
+
+    Raises:
+        SpecbenchError: an unknown table, an invalid setting, or nothing could be run.
+    """
+    from specbench.metrics.base import Settings as ScoreSettings  # brings pandas
+    from specbench.papers.reproduce import bench_table
+    from specbench.papers.table_files import load_table
+    from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
+
+    told: list[Any] = [reporter or (ProgressReporter() if progress else None)]
+    told += [score_reporter or (ScoreProgress() if progress else None)]
+    scoring = scoring or ScoreSettings(str(settings.get("device", "cpu")))
+    out = str(settings.get("out", "results"))
+    return bench_table(load_table(table), _flags(settings), out, scoring, {}, told[0], told[1], warn)
+
+
+def estimate(table: str, **settings: object) -> Rows:
+    """Estimate what `bench` would take (`specbench bench --dry-run`); nothing is decoded.
+
+    Args:
+        table, settings: as for `bench`.
+
+    Returns:
+        One dict per run: `rows` of the table, `chosen` settings, the keys of `dry_run`, `on_disk` and `problem`.
+
+    Raises:
+        SpecbenchError: an unknown table or an invalid setting.
+    """
+    from specbench.papers.estimate import estimate as estimate_table  # brings pandas
+    from specbench.papers.planned_cells import plan_table
+    from specbench.papers.table_files import load_table
+
+    found = load_table(table)
+    return estimate_table(found, plan_table(found, _flags(settings), env={}))
+
+
+def import_tokens(
+    path: str | Path, program: str, out: str | Path = "results", ids: str | None = None, **settings: object
+) -> Path:
+    """Make a run of image tokens that another program has drawn (`specbench import tokens`).
+
+    Args:
+        path: file of JSON lines, parquet or npz with `prompt` and `tokens`, see `specbench.runs.token_import`.
+        program: name and version of the program.
+        ids: "codes" (of the codebook) or "model" (of its vocabulary); the kind that fits if None.
+        settings: the model and the sampling that is claimed, for example `model="janus", cfg=5.0`.
+
+    Returns:
+        The run's folder.
+
+    Raises:
+        SpecbenchError: an invalid setting, or a file whose tokens are no images of the model.
+    """
+    from specbench.runs.token_import import run_of_tokens  # brings torch
+
+    values = merge([one for one in run_settings() if one.name in OF_TOKENS], _flags(settings), env={})
+    return run_of_tokens(Path(path), program, values, Path(out), ids)
+
+
+def show_prompts(
+    prompts: str | Path,
+    limit: int | None = None,
+    offset: int = 0,
+    sample: int | None = None,
+    per_category: int | None = None,
+    categories: Sequence[str] = (),
+    ids: Sequence[str] = (),
+    column: str | None = None,
+) -> Rows:
+    """The prompts of a set or file (`specbench prompts show`).
+
+    Args:
+        prompts: a name of `specbench list prompts`, or a file.
+        limit: number of prompts, from the first; all if None.
+        offset, sample, per_category, categories, ids: as `specbench run` takes them, and in the same order.
+        column: the one of a file that holds the texts.
+
+    Returns:
+        One dict per prompt: `id, text, category, meta`.
+
+    Raises:
+        SpecbenchError: no such set or file, a malformed one, a public set that was not fetched, an unknown id or
+            category, or nothing to show.
+    """
+    from specbench.prompts.prompt_set import Drawing
+
+    drawing = Drawing(tuple(ids), tuple(categories), offset, per_category, sample, limit)
+    return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts, column))]
+
+
+def _flags(settings: Mapping[str, T]) -> dict[str, T]:
+    return {name.replace("_", "-"): value for name, value in settings.items()}

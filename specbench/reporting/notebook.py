@@ -1,0 +1,90 @@
+"""Reports and runs as notebooks show them: tables, charts and pictures."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from pandas.plotting import PlotAccessor
+
+from specbench.errors import unknown_name
+from specbench.reporting.figures import chart_figure, figure_names, saved
+from specbench.reporting.html import first_tables, page_charts, template
+from specbench.reporting.picture_figures import find_grid, grid_figure
+from specbench.reporting.report_rows import report_rows
+from specbench.reporting.text_formats import report_arrow
+from specbench.store.schema import with_units
+
+
+class Figures(dict[str, Figure]):
+    """Figures by name; shown one below the other."""
+
+    def _repr_html_(self) -> str:
+        pictures = (base64.b64encode(saved(figure, "png")).decode() for figure in self.values())
+        shown = Markup('<p><b>{}</b></p><img style="max-width: 100%" src="data:image/png;base64,{}">')
+        return "".join(shown.format(name, data) for name, data in zip(self, pictures, strict=True))
+
+
+class PageCharts(PlotAccessor):
+    """Charts of a report: `plot()` draws those of the page (`specbench report --html`), `plot(NAME, ...)` some of them,
+    and `plot(x=..., y=...)` or `plot.scatter(...)` what pandas draws."""
+
+    def __call__(self, *names: str, width: str = "page", **of_pandas: object) -> object:
+        """Figures by name.
+
+        Raises:
+            SpecbenchError: an unknown name.
+        """
+        if of_pandas:
+            return super().__call__(*names, **of_pandas)
+        charts = figure_names(page_charts(self._parent._rows))
+        if unknown := [name for name in names if name not in charts]:
+            raise unknown_name("figure", unknown[0], charts, most=99)
+        return Figures({name: chart_figure(charts[name], width) for name in names or charts})
+
+
+class Report(pd.DataFrame):
+    """Numbers of runs, see `specbench.report`; shown as the table of a paper. Parts of it are plain DataFrames."""
+
+    _rows: Sequence[Mapping] = ()
+
+    @property
+    def _constructor(self) -> type[pd.DataFrame]:
+        return pd.DataFrame
+
+    def _repr_html_(self) -> str:
+        return template("cell.html.jinja").render(tables=first_tables(self._rows))
+
+    @property
+    def plot(self) -> PageCharts:
+        """The charts of the page."""
+        return PageCharts(self)
+
+    def images(self, prompts: str | Sequence[str] = (), width: str = "page") -> Figure:
+        """Pictures of each run for the same prompts, a row per prompt and a column per run.
+
+        Args:
+            prompts: beginnings of ids or words of texts; the first ones if empty.
+
+        Raises:
+            SpecbenchError: no such prompt, or an image that is missing or damaged.
+        """
+        words = [prompts] if isinstance(prompts, str) else prompts
+        folders = {str(row["label"]): Path(str(row["folder"])) for row in self._rows}
+        return grid_figure(find_grid(folders, ":".join(["pictures", ",".join(words)]).rstrip(":")), width)
+
+
+def report_frame(folders: Sequence[Path], long: bool = False) -> pd.DataFrame:
+    """`report_arrow` of runs as a DataFrame: a `Report`, or plain if `long`."""
+    rows = report_rows(folders)
+    table = report_arrow(rows, long)
+    frame = with_units(table.to_pandas(), table.schema)
+    if long:
+        return frame
+    found = Report(frame)
+    found._rows, found.attrs = rows, frame.attrs
+    return found

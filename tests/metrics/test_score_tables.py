@@ -1,0 +1,46 @@
+"""Scores as DataFrames: one row per run, or per run and score."""
+
+from __future__ import annotations
+
+import pytest
+from drawn import drawn_run
+
+import specbench
+from specbench.errors import SpecbenchError
+from specbench.metrics.score_tables import score_frame
+from specbench.store.schema import RUN_SCORES
+
+
+def test_scores_are_a_row_per_run_or_per_score(tmp_path, capsys):
+    drawn_run(tmp_path, n=3)
+    wide = specbench.score(metrics="shapes-clip", out=tmp_path)
+    assert [*wide.columns][:7] == [
+        "run_id",
+        "model",
+        "decoder",
+        *(f"shapes-clip{end}" for end in ("", "_low", "_high", "_n")),
+    ]
+    capsys.readouterr()
+    long = specbench.score([*wide["run_id"]], ["shapes-clip"], tmp_path, long=True, progress=False)
+    assert capsys.readouterr().err == ""
+    assert {*RUN_SCORES.names} <= {*long.columns} and long["value"][0] == wide["shapes-clip"][0]
+    assert long.attrs["units"]["images"] == wide.attrs["units"]["shapes-clip_n"] == "images"
+    assert bool(long["too_few"][0]) and wide["shapes-clip_low"].isna().all()
+    with pytest.raises(SpecbenchError, match="unknown metric 'shapes-clop'"):
+        specbench.score(metrics="shapes-clop", out=tmp_path)
+
+
+def test_a_metric_that_scored_a_run_in_two_ways_has_two_columns():
+    row = {
+        "run_id": "a",
+        "model": "m",
+        "decoder": "ar",
+        "metric": "clip",
+        "value": 1.0,
+        "low": None,
+        "high": None,
+        "n": 1,
+    }
+    frame = score_frame([row | {"fingerprint": "x"}, row | {"fingerprint": "y", "value": 2.0}], long=False)
+    assert frame.loc[0, ["clip (x)", "clip (y)"]].tolist() == [1.0, 2.0] and len(frame) == 1
+    assert len(score_frame([], long=True)) == len(score_frame([], long=False)) == 0

@@ -1,0 +1,91 @@
+"""A network of transformers that somebody has loaded, decoded without a catalogue and without a results folder."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+import torch
+from checkpoints.parts import randomise
+from transformers import ChameleonConfig, ChameleonForConditionalGeneration
+
+import specbench
+from specbench.errors import SpecbenchError
+from specbench.models.interface import TokenLayout
+
+CODES, ROW_END = 24, 40
+LAYOUT = TokenLayout.with_row_ends(4, 4, CODES)
+
+
+@pytest.fixture(scope="module")
+def network() -> ChameleonForConditionalGeneration:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    words = {f"IMGIMG{chr(65 + code)}Z": 4 + code for code in range(CODES)} | {"<image>": 41}
+    config = ChameleonConfig(**sizes, num_key_value_heads=4, vocab_size=64, vocabulary_map=words)
+    config.vq_config.num_embeddings, config.vq_config.base_channels = CODES, 32
+    return randomise(ChameleonForConditionalGeneration(config)).eval()
+
+
+def prompt_ids(text: str) -> tuple[list[int], list[int]]:
+    return [0, *(50 + len(word) % 10 for word in text.split()), 5], [0, 5]
+
+
+def decoded(network, decoder: str, **settings):
+    given = {"layout": LAYOUT, "image_ids": range(4, 4 + CODES), "forced_ids": [ROW_END], "prompt_ids": prompt_ids}
+    given["codebook"] = network.model.vqmodel.quantize.embedding.weight
+    return specbench.decode(network, ["a red cup", "two dogs"], decoder, **given, **settings)
+
+
+@torch.no_grad()
+def library_logits(network, text: str, tokens: np.ndarray, guidance: float) -> torch.Tensor:
+    """Guided logits of every slot by the library's own full forwards."""
+    ids = [*range(4, 4 + CODES), ROW_END]
+    stream = [ids[token] for token in tokens]
+
+    def rows(start: list[int]) -> torch.Tensor:
+        hidden = network.model(torch.tensor([start + stream])).last_hidden_state[0, len(start) - 1 : -1]
+        return network.lm_head(hidden)[:, 4 : 4 + CODES]
+
+    conditional, unconditional = map(rows, prompt_ids(text))
+    return unconditional + guidance * (conditional - unconditional)
+
+
+@pytest.mark.parametrize("decoder", ["ar", "sjd", "gsd:G=3"])
+def test_any_decoder_draws_from_the_distribution_of_the_network(network, decoder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    attention = network.config._attn_implementation
+    images = decoded(network, decoder, seed=3, cfg=2.0, temperature=0.7)
+    for text, image in zip(("a red cup", "two dogs"), images, strict=True):
+        free = ~image.forced
+        wanted = torch.log_softmax(library_logits(network, text, image.tokens, 2.0)[free] / 0.7, dim=-1)
+        found = wanted.gather(1, torch.tensor(image.tokens[free]).long()[:, None])[:, 0]
+        assert image.logp[free] == pytest.approx(found.numpy(), abs=1e-4)
+        assert image.image is None and image.tokens[4] == CODES and image.nfe <= 20
+    assert os.listdir() == [] and network.config._attn_implementation == attention
+
+
+def test_a_window_of_drafts_takes_the_most_probable_tokens_and_pictures_are_the_users(network):
+    def render(tokens):
+        return torch.zeros(len(tokens), 3, 8, 8, dtype=torch.uint8)
+
+    ar, sjd = (decoded(network, name, top_k=1, render=render) for name in ("ar", "sjd:window=4"))
+    assert all((a.tokens == b.tokens).all() and a.image.shape == (3, 8, 8) for a, b in zip(ar, sjd, strict=True))
+    assert sjd[0].nfe < ar[0].nfe
+
+
+def test_what_does_not_fit_is_one_line(network):
+    with pytest.raises(SpecbenchError, match="a network needs layout"):
+        specbench.decode(network, "a cup")
+    with pytest.raises(SpecbenchError, match="23 image ids and 0 forced ids for a layout of 25"):
+        specbench.decode(network, "a cup", layout=LAYOUT, image_ids=range(23), prompt_ids=prompt_ids)
+    with pytest.raises(SpecbenchError, match="GG"):
+        decoded(network, "gsd", GG=3)
+
+
+def test_a_model_of_the_catalogue_needs_no_ids():
+    from specbench.models.catalog import load_model
+
+    one = specbench.decode(load_model("shapes"), "a red circle", "sjd", window=8, cfg=3.0, seed=5)
+    other = specbench.generate("a red circle", decoder="sjd", window=8, cfg=3.0, seed=5, top_k=0, top_p=1.0)
+    assert (one.tokens == other.tokens).all()

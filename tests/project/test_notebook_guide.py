@@ -1,0 +1,33 @@
+"""It concerns several modules: the guide that is a notebook, run in a fresh kernel."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
+SECONDS = 120
+
+
+def test_the_stored_notebook_has_an_output_wherever_a_cell_shows_something():
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    kinds = [output.get("output_type") for cell in code for output in cell["outputs"]]
+    assert len(kinds) >= 6 and "error" not in kinds and "stream" not in kinds
+    assert NOTEBOOK.stat().st_size < 400_000
+
+
+@pytest.mark.slow
+def test_every_cell_runs_in_a_fresh_kernel_within_two_minutes(tmp_path):
+    reason = "nbclient or ipykernel is missing: pip install 'specbench[dev]'"
+    nbformat, nbclient = pytest.importorskip("nbformat", reason=reason), pytest.importorskip("nbclient", reason=reason)
+    pytest.importorskip("ipykernel", reason=reason)
+    notebook, start = nbformat.read(NOTEBOOK, as_version=4), time.monotonic()
+    nbclient.NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert time.monotonic() - start < SECONDS
+    shown = "".join(str(output) for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert "speed-up ↑" in shown and "no deviation seen" in shown and "image/png" in shown

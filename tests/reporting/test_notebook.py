@@ -1,0 +1,87 @@
+"""Tables of runs as DataFrames, and how a notebook shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+import specbench
+from specbench.errors import SpecbenchError
+from specbench.store.schema import IMAGE_TABLE, LONG_REPORT, REPORT
+
+OLDER = Path(__file__).parents[2] / "results" / "older"
+PACKED = OLDER.parent / "readme" / "runs.zip"
+PAIR = ["shapes-ar", "shapes-sjd-8b"]
+
+
+@pytest.fixture(scope="module")
+def runs():
+    return specbench.report(PAIR, OLDER)
+
+
+def test_a_report_is_the_frame_of_its_parquet_file(runs, cli, tmp_path):
+    assert cli("report", *PAIR, "--out", OLDER, "--to", tmp_path / "t.parquet").code == 0
+    pd.testing.assert_frame_equal(pd.DataFrame(runs), pd.read_parquet(tmp_path / "t.parquet"))
+    assert [*runs.columns] == REPORT.names and [*runs["decoder"]] == ["ar", "sjd"]
+    assert runs.attrs["units"]["latency_p95_ms"] == "ms" and "decoder" not in runs.attrs["units"]
+    one = specbench.report(PAIR[1], OLDER).squeeze()
+    assert one["speedup_low"] < one["speedup"] < one["speedup_high"] and one["run_id"] == runs["run_id"][1]
+
+
+def test_the_long_report_has_every_number_and_score_with_its_interval(runs):
+    long = specbench.report(PAIR, OLDER, long=True)
+    assert [*long.columns] == LONG_REPORT.names and long.attrs["units"] == {"n": "images"}
+    sjd = long[long["decoder"] == "sjd"].set_index("number")
+    for name in ("latency_p50_ms", "tokens_per_step_p95", "fewest_tokens_per_step", "speedup"):
+        wide = runs.loc[1, [name, f"{name}_low", f"{name}_high"]].astype(float)
+        assert [*sjd.loc[name, ["value", "low", "high"]].astype(float).fillna(-1)] == [*wide.fillna(-1)]
+    assert sjd.loc["shapes-clip", "fingerprint"] == "8424cd7b" and sjd.loc["latency_p50_ms", "unit"] == "ms"
+
+
+def test_a_notebook_shows_the_first_table_with_arrows_and_the_best_in_bold(runs):
+    shown = (
+        specbench.report(["shapes-ar", "shapes-vertical-7a"], PACKED)._repr_html_().replace("\N{NO-BREAK SPACE}", " ")
+    )
+    assert "<th>speed-up ↑ [95 %]</th>" in shown
+    assert "<b>" in shown.partition("<tbody>")[2] and "Bold" in shown
+    assert type(runs[runs["nfe"] < 200]) is pd.DataFrame and "speed-up" not in runs[["nfe"]]._repr_html_()
+
+
+def test_the_charts_of_the_page_and_the_pictures_are_figures(runs):
+    charts = runs.plot()
+    assert "speed-up-of-each-prompt" in charts and charts._repr_html_().count("<img") == len(charts)
+    assert all(isinstance(one, Figure) for one in charts.values())
+    assert [*runs.plot("time-per-step")] == ["time-per-step"]
+    with pytest.raises(SpecbenchError, match="did you mean 'time-per-step'"):
+        runs.plot("time-per-stepp")
+    assert runs.plot(x="nfe", y="latency_ms", kind="scatter").get_xlabel() == "nfe"
+    pictures = runs.images(prompts="a ")
+    assert pictures._repr_png_().startswith(b"\x89PNG") and [axes.get_title() for axes in pictures.axes[:2]] == [
+        "ar",
+        "sjd",
+    ]
+
+
+def test_samples_are_a_row_per_image_with_scores_and_its_file(runs):
+    images = specbench.samples(PAIR, OLDER)
+    assert [*images.columns[: len(IMAGE_TABLE)]] == IMAGE_TABLE.names and {"shapes-clip", "shapes-detector"} <= {
+        *images
+    }
+    assert images.groupby("run_id").size().tolist() == runs["n"].tolist()
+    means = images.groupby("decoder")[["nfe", "latency_ms"]].mean()
+    assert means.loc["sjd"].to_numpy() == pytest.approx(runs.loc[1, ["nfe", "latency_ms"]].to_numpy(float))
+    assert images["logp_mean"].mean() == pytest.approx(runs["logp_mean"].mean(), rel=0.02)
+    assert all(Path(path).is_file() for path in images["path"]) and images.attrs["units"]["logp_mean"] == "nats"
+
+
+def test_every_column_is_defined_and_runs_compare_with_a_baseline():
+    known = specbench.columns()
+    assert known["meaning"].str.len().gt(0).all() and not known.duplicated(["table", "name"]).any()
+    assert set(specbench.columns("images")["name"]) <= {*specbench.load(PAIR, OLDER)}
+    with pytest.raises(SpecbenchError, match="did you mean 'images'"):
+        specbench.columns("image")
+    found = specbench.compare(PAIR[0], [PAIR[1], "shapes-gsd"], OLDER)
+    assert set(found["run_id"].str.split("-").str[1]) == {"sjd", "gsd"} and found["baseline"].nunique() == 1
