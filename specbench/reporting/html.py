@@ -135,12 +135,6 @@ def _title(rows: Sequence[Mapping]) -> str:
     return f"{', '.join(some)}{more}{against} on {', '.join(models)}"
 
 
-def first_tables(rows: Sequence[Mapping]) -> list[tuple[str, dict, Sequence[str]]]:
-    """The first table of each section: heading, table with the best numbers marked, and notes."""
-    found = sections(rows)
-    return [(one.heading, _table("", one.first.columns, one.runs, best=True), [*one.notes]) for one in found]
-
-
 def page_charts(rows: Sequence[Mapping]) -> list[charts.Chart]:
     """The charts of the page of these report rows, in its order."""
     found = [_section(section, 0) for section in sections(rows)]
@@ -192,7 +186,7 @@ def _section(section: Section, limit: int) -> dict:
     accepted = {name: mean_map(Path(row["folder"]), "accepted") for name, row in names.items()}
     values = {name: values_per_image(Path(row["folder"])) for name, row in names.items()}
     folded = [
-        _table(table.title or table.topic, table.columns, section.runs, table.remark)
+        page_table(table.title or table.topic, table.columns, section.runs, table.remark)
         for table in section.tables
         # Of the parts of a metric only those of enough images to say something about one.
         if table.title is None
@@ -210,7 +204,7 @@ def _section(section: Section, limit: int) -> dict:
         "heading": section.heading,
         "answer": section.answer,
         "headline": _headline(names, marks),
-        "table": _table("", section.first.columns, section.runs, best=True),
+        "table": page_table("", section.first.columns, section.runs, best=True),
         "has_intervals": has_intervals,
         "marks": [marks[name] for name in names],
         "legend": {row["decoder"]: by_decoder[row["decoder"]] for row in section.runs},
@@ -226,7 +220,7 @@ def _section(section: Section, limit: int) -> dict:
     }
 
 
-def _table(
+def page_table(
     title: str, columns: Sequence[ReportColumn], runs: Sequence[Mapping], remark: str | None = None, best: bool = False
 ) -> dict:
     """A table without empty columns; what all rows share stands below it. `best`: mark the best number of a column."""

@@ -13,9 +13,10 @@ from pandas.plotting import PlotAccessor
 
 from specbench.errors import unknown_name
 from specbench.reporting.figures import chart_figure, figure_names, saved
-from specbench.reporting.html import first_tables, page_charts, template
+from specbench.reporting.html import page_charts, page_table, template
 from specbench.reporting.picture_figures import find_grid, grid_figure
 from specbench.reporting.report_rows import report_rows
+from specbench.reporting.sections import sections
 from specbench.reporting.text_formats import report_arrow
 from specbench.store.schema import with_units
 
@@ -57,7 +58,11 @@ class Report(pd.DataFrame):
         return pd.DataFrame
 
     def _repr_html_(self) -> str:
-        return template("cell.html.jinja").render(tables=first_tables(self._rows))
+        tables = [
+            (one.heading, page_table("", one.first.columns, one.runs, best=True), [*one.notes])
+            for one in sections(self._rows)
+        ]
+        return template("cell.html.jinja").render(tables=tables)
 
     @property
     def plot(self) -> PageCharts:
