@@ -9,8 +9,8 @@ from pathlib import Path
 import pandas as pd
 
 from specbench.errors import SpecbenchError
+from specbench.metrics import catalog
 from specbench.metrics.base import Settings
-from specbench.metrics.catalog import find_protocol, metric
 from specbench.metrics.score_store import difference, scores_to_show
 from specbench.metrics.scoring import Images, ScoreReporter, joint_problem, run_images, score_images
 from specbench.store.image_scores import owner_of
@@ -50,7 +50,7 @@ def scored_rows(
     problems: list[SpecbenchError] | None = None,
 ) -> list[dict[str, object]]:
     """Scores of images, beside those that were `found` to be unreadable; `problems` as for `specbench.score`."""
-    found, added = list(found), find_protocol(protocol) if protocol else ()
+    found, added = list(found), catalog.find_protocol(protocol) if protocol else ()
     named = ([metrics] if isinstance(metrics, str) else metrics) or (() if protocol else None)
     outcomes = score_images(shown, found, named, settings, reporter, added, bundled_only)
     scored = any(outcome.skipped is None for outcome in outcomes)
@@ -88,6 +88,6 @@ def difference_rows(
 ) -> list[dict[str, object]]:
     """Paired differences of runs from a baseline, see `specbench.differences`."""
     others = [folder for folder in folders if folder.resolve() != baseline.resolve()]
-    chosen = [metric(name)(settings) for name in ([metrics] if isinstance(metrics, str) else metrics)]
+    chosen = [catalog.metric(name)(settings) for name in ([metrics] if isinstance(metrics, str) else metrics)]
     rows = [difference(folder, baseline, one) for folder in others for one in chosen]
     return [row for row in rows if row is not None]

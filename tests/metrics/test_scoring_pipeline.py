@@ -108,7 +108,7 @@ def test_scores_of_unlike_fingerprints_are_never_subtracted(checkpoints, tmp_pat
     compared = api.compare(runs[1].name, runs[0].name, tmp_path / "out", settings).set_index("name").T
     with pytest.raises(SpecbenchError, match="is both runs"):
         api.compare(runs[0].name, runs[0].name, tmp_path / "out", settings)
-    assert compared["imagereward"]["value"] is None and "different torch" in compared["imagereward"]["note"]
+    assert pd.isna(compared["imagereward"]["value"]) and "different torch" in compared["imagereward"]["note"]
     api.score(metrics=["imagereward"], out=tmp_path / "out", settings=settings)
     gap = api.differences(runs[1].name, [runs[0].name], "imagereward", tmp_path / "out", settings).squeeze()
     assert gap["fingerprint"] == digests[0] and gap["n"] == 6
