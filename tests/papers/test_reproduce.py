@@ -336,7 +336,7 @@ def test_a_decoder_of_ones_own_stands_in_each_group_with_the_papers_settings(cli
     own, sjd = ([row for row in rows if row["decoder"] == name] for name in ("scd-mc", "sjd"))
     assert [row["prompts"] for row in own] == ["parti", "coco"] == [row["prompts"] for row in sjd]
     assert own[0]["options"] == {"refine": "gumbel"} | sjd[0]["options"] and own[0]["top_k"] == 2000
-    labels = [row["rows"] for row in json.loads(cli(*bench, "--model", "shapes").out)]
+    labels = [row["rows"] for row in json.loads(cli(*bench, tmp_path, "--model", "shapes").out)]
     assert "scd-mc:refine=gumbel" in labels and "sjd" in labels, "its name as typed, and a decoder's"
 
 
