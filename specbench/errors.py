@@ -70,9 +70,6 @@ def read_name(
 
     Args:
         found: names that it means where no spelling fits.
-
-    Raises:
-        SpecbenchError: it is unknown, or means several.
     """
     valid = list(valid)
     fitting = names.fitting(name, valid, kind, also) or list(found)

@@ -177,9 +177,8 @@ def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcom
     if not befores:
         return outcome, seen
     start, drafts = (torch.cat(field)[own] for field in list(zip(*befores, strict=True))[1:3])
-    skipped, reach = (
-        torch.tensor(numbers).repeat_interleave(rows)[own] for numbers in list(zip(*befores, strict=True))[3:]
-    )
+    numbers = list(zip(*befores, strict=True))[3:]
+    skipped, reach = (torch.tensor(each).repeat_interleave(rows)[own] for each in numbers)
     place = start + slot
     q_before = _rows_of([before.q for before in befores], own, place - skipped)
     return outcome, seen._replace(q_before=q_before, kept=drafted & (slot < drafts) & (place < reach))

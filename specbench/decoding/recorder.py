@@ -141,10 +141,8 @@ class StepRecorder:
     def _trace(self, seen: Committed) -> None:
         """Record the distance between p and q of the first draft in each tested slot."""
         tested = seen.tested & self._free[seen.positions]
-        for traced, value in (
-            (self._draft_tv, (seen.p - seen.q).abs().sum(-1) / 2),
-            (self._draft_top1, seen.q.amax(-1)),
-        ):
+        tv, top1 = (seen.p - seen.q).abs().sum(-1) / 2, seen.q.amax(-1)
+        for traced, value in ((self._draft_tv, tv), (self._draft_top1, top1)):
             traced[seen.rows, seen.positions] = torch.where(tested, value, torch.nan)
 
     def _drafts(self, facts: Mapping[str, Tensor], tested: Tensor, by_depth: Tensor) -> None:
@@ -179,13 +177,8 @@ class StepRecorder:
         """Reset the counts of `rows` [K], which start another image."""
         self.flush()
         self._nfe[rows] = self._rounds[rows] = 0
-        sums = (
-            self._offsets,
-            self._by_depth,
-            *self._sums.values(),
-            *([] if self._siblings is None else [self._siblings]),
-        )
-        for counted in sums:
+        siblings = [] if self._siblings is None else [self._siblings]
+        for counted in (self._offsets, self._by_depth, *self._sums.values(), *siblings):
             counted[:, rows] = 0
         if self._spans:
             self._draft_tv[rows] = self._draft_top1[rows] = torch.nan

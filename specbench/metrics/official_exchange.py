@@ -130,8 +130,7 @@ def dataset_files(rows: Sequence[_Row]) -> Files:
 
 def compbench_files(rows: Sequence[_Row]) -> Files:
     """Files for the official scripts: `<category>/samples/<prompt>_<number>.png`, the number being the prompt's line
-    times the images per prompt plus the sample.
-    """
+    times the images per prompt plus the sample."""
     categories = {category: [row for row in rows if row.category == category] for category in COMPBENCH_CATEGORIES}
     samples = {category: _samples_per_prompt(category, mine) for category, mine in categories.items() if mine}
     for row in rows:

@@ -1,6 +1,5 @@
 """The layouts in which the supported families are published: how a folder's is recognised, and the size of the network
-in it, so that a checkpoint of another size is planned for as what it is. No torch, but for LlamaGen's tensors.
-"""
+in it, so that a checkpoint of another size is planned for as what it is. No torch, but for LlamaGen's tensors."""
 
 from __future__ import annotations
 

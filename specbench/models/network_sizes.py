@@ -1,6 +1,5 @@
 """Sizes of the families' language models and of draft heads, and what follows from them: parameters, memory reads and
-operations of a forward. No torch here.
-"""
+operations of a forward. No torch here."""
 
 from __future__ import annotations
 

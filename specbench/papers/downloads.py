@@ -1,6 +1,5 @@
 """What a name stands for that must be downloaded once: a model, a paper's table, a prompt set, a metric, a repository
-(`specbench fetch`).
-"""
+(`specbench fetch`)."""
 
 from __future__ import annotations
 

@@ -43,9 +43,6 @@ def read_file(path: Path, column: str | None = None) -> list[Prompt]:
 
     Args:
         column: the one that holds the texts, where the file has columns.
-
-    Raises:
-        SpecbenchError: names the file and the line, if any.
     """
     source = TableFile(path, column, {})
     found = _once_an_item(source, _entries(source))

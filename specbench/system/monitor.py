@@ -21,10 +21,8 @@ class MachineMonitor:
     def __init__(self, device: object = "cpu"):
         """`device`: a torch device or its name; NVIDIA GPUs are queried through NVML."""
         torch = sys.modules.get("torch")
-        self._gpu, self._needed = (
-            gpu_of(str(device)),
-            torch.get_num_threads() if torch and str(device) == "cpu" else 1,
-        )
+        self._gpu = gpu_of(str(device))
+        self._needed = torch.get_num_threads() if torch and str(device) == "cpu" else 1
         self._started, self._busy, self._own = time.perf_counter(), _busy_s(), time.process_time()
 
     def read(self) -> dict[str, object]:

@@ -1,6 +1,5 @@
 """Chameleon in Meta's layout, which Anole's authors publish: one pickle of the language model, `params.json`,
-`text_tokenizer.json` and `vqgan.ckpt`.
-"""
+`text_tokenizer.json` and `vqgan.ckpt`."""
 
 from __future__ import annotations
 
