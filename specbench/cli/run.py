@@ -56,11 +56,9 @@ _COLUMNS = (
     "run_id",
 )
 """Columns of a dry run."""
-_FIRST_LOOK = 8
-"""Prompts where neither these nor decoders are named; an interval takes as many."""
+_FIRST_LOOK = 8  # Prompts where neither these nor decoders are named; an interval takes as many
 _UNNAMED = "default where neither decoders nor prompts are named"
-_PIPED_WIDTH = 160
-"""Characters of a dry run's lines where there is no terminal."""
+_PIPED_WIDTH = 160  # Characters of a dry run's lines where there is no terminal
 
 
 _MOST_USED = ("decoder", "prompts", "limit", "model", "window", "device", "out", "dry-run")

@@ -30,25 +30,18 @@ from specbench.system.json_values import parse_json
 _NUMBERED = re.compile(r"(?P<name>.+)[-_](?P<sample>\d{1,9})")
 _LINE = re.compile(r"(?:prompt[-_])?(?P<name>\d{1,12})(?:[-_](?P<sample>\d{1,9}))?")
 _STARTED = re.compile(r"(?P<name>.+)-\d+-init-.{1,6}-seed(?:None|(?P<sample>\d{1,19}))-img_topk\w+", re.DOTALL)
-_START = 30
-"""Characters of a caption in the names that GSD's and SJD's test programs give."""
+_START = 30  # Characters of a caption in the names that GSD's and SJD's test programs give
 _MAX_JSON_BYTES = 2**28
 _Pairs = Iterable[tuple[Key, Path]]
 
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """Names of image files.
+    """Names of image files."""
 
-    Attributes:
-        what: which names, for messages.
-        match: finds the images of a folder.
-        grid: whether a file holds four images, two rows of two.
-    """
-
-    what: str
-    match: Callable[[Path, Sequence[Prompt]], _Pairs]
-    grid: bool = False
+    what: str  # which names, for messages
+    match: Callable[[Path, Sequence[Prompt]], _Pairs]  # finds the images of a folder
+    grid: bool = False  # whether a file holds four images, two rows of two
 
 
 def external_images(

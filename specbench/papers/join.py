@@ -34,8 +34,7 @@ from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY
 
-Prompts = frozenset[tuple[str, str]]
-"""Ids with their texts."""
+Prompts = frozenset[tuple[str, str]]  # Ids with their texts
 NOT_RUN = "not run"
 _BESIDE = {
     "speedup_e2e": "End-to-end speed-up: the same ratio as speed-up, of end-to-end latencies.",
@@ -45,47 +44,31 @@ _BESIDE = {
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the joined table.
-
-    Attributes:
-        cells: by column name.
-        runs: ids of the runs behind it.
-        folders: of these runs.
-        images: how many of a run's images stand behind it; the fewest where there are several runs.
-        expected: how many the table asks for, where that is another number.
-        notes: remarks on the whole row.
-        chosen, own: see `specbench.papers.table.Row`.
-    """
+    """A row of the joined table."""
 
     label: str
     group: str | None
-    cells: Mapping[str, Cell]
-    runs: tuple[str, ...]
-    images: int | None
-    notes: tuple[str, ...]
+    cells: Mapping[str, Cell]  # by column name
+    runs: tuple[str, ...]  # ids of the runs behind it
+    images: int | None  # how many of a run's images stand behind it; the fewest where there are several runs
+    notes: tuple[str, ...]  # remarks on the whole row
+    # chosen, own: see `specbench.papers.table.Row`
     chosen: tuple[str, ...] = ()
-    expected: int | None = None
-    folders: tuple[Path, ...] = ()
+    expected: int | None = None  # how many the table asks for, where that is another number
+    folders: tuple[Path, ...] = ()  # of these runs
     own: bool = False
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """A joined table, ready to be written down.
-
-    Attributes:
-        heading: what it is and where it was printed.
-        remarks: about the whole table.
-        definitions: what each column is, a line each.
-        problem: an error of running the table that did not prevent it from being shown.
-    """
+    """A joined table, ready to be written down."""
 
     table: Table
-    heading: str
+    heading: str  # what it is and where it was printed
     lines: tuple[Line, ...]
-    remarks: tuple[str, ...]
-    definitions: tuple[str, ...]
-    problem: SpecbenchError | None = None
+    remarks: tuple[str, ...]  # about the whole table
+    definitions: tuple[str, ...]  # what each column is, a line each
+    problem: SpecbenchError | None = None  # an error of running the table that did not prevent it from being shown
 
     @property
     def footnotes(self) -> list[str]:

@@ -24,12 +24,9 @@ from specbench.system.console import printable
 _SPAN_LABELS = dict(zip(STEP_SPANS, ("target forward", "draft", "verify + sample", "host gap"), strict=True))
 _PARTS = ("steps saved", "window cost", "overhead", "speed-up")
 PART_COLOURS = ("#00694b", "#d27869", "#b469b4", "#0096ff")
-DASH = "5,4"
-"""Of what was not measured: a paper's lines, steps saved."""
-_ROOM = 0.1
-"""Share of the only value of an axis that is shown on both sides of it."""
-MOST_NUMBERS = 100
-"""Points of a chart that stand in its list of numbers."""
+DASH = "5,4"  # Of what was not measured: a paper's lines, steps saved
+_ROOM = 0.1  # Share of the only value of an axis that is shown on both sides of it
+MOST_NUMBERS = 100  # Points of a chart that stand in its list of numbers
 Chart = dict[str, Any]
 Points = Sequence[Mapping[str, object]]
 

@@ -16,27 +16,19 @@ from specbench.stats.intervals import FEW_UNITS
 from specbench.system.foreign_code import edited_text
 
 MISSING = "-"
-MARK = "†"
-"""Marks a difference that is real by `specbench.stats.RULE`."""
-TOO_FEW = "too few"
-"""Stands in the place of an interval of fewer than `specbench.stats.intervals.FEW_UNITS` prompts."""
+MARK = "†"  # Marks a difference that is real by `specbench.stats.RULE`
+TOO_FEW = "too few"  # Stands in the place of an interval of fewer than `specbench.stats.intervals.FEW_UNITS` prompts
 FEW_PROMPTS = f"{TOO_FEW.capitalize()}: an interval of fewer than {FEW_UNITS} prompts is not printed."
 
 
 @dataclass(frozen=True)
 class ReportColumn:
-    """A table column.
-
-    Attributes:
-        cell: formats a report row as text.
-        source: function whose docstring defines the number, or the definition.
-        better: 1 if a higher number is better, -1 if a lower one is, 0 if neither.
-    """
+    """A table column."""
 
     heading: str
-    cell: Callable[[Mapping], str]
-    source: Callable | str | None = None
-    better: int = 0
+    cell: Callable[[Mapping], str]  # formats a report row as text
+    source: Callable | str | None = None  # function whose docstring defines the number, or the definition
+    better: int = 0  # 1 if a higher number is better, -1 if a lower one is, 0 if neither
 
     @property
     def title(self) -> str:
@@ -430,8 +422,7 @@ def _score_cell(name: str, fingerprint: str) -> Callable[[Mapping], str]:
     return cell
 
 
-_OF_PROPORTIONS = ("geneval", "shapes-detector")
-"""Metrics that are means of `specbench.stats.proportion_interval`."""
+_OF_PROPORTIONS = ("geneval", "shapes-detector")  # Metrics that are means of `specbench.stats.proportion_interval`
 
 
 def _summary(metric: str, bounded: bool) -> str | None:

@@ -45,8 +45,7 @@ _NAMES = {
     "median_b_ms": "latency p50 of B, ms",
 }
 """Names of the numbers about speed, "" for one that is not printed; every other row is a score difference."""
-_TESTED = (None, _NAMES["speedup"])
-"""Of the named numbers, those that are tested; a score has no such name."""
+_TESTED = (None, _NAMES["speedup"])  # Of the named numbers, those that are tested; a score has no such name
 MARKED = f"{MARK}: differs from the baseline. {stats.RULE}"
 _LEAST_P = 0.0001
 _BOUNDS = {"": "value", ".low": "low", ".high": "high"}

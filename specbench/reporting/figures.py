@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 from specbench.reporting.charts import DASH, Chart
 from specbench.reporting.text_formats import csv_text
 
-WIDTHS = {"column": 3.25, "page": 6.75}
-"""Inches of a column and of the text of a two-column page."""
+WIDTHS = {"column": 3.25, "page": 6.75}  # Inches of a column and of the text of a two-column page
 FIGURE_FORMATS = ("pdf", "svg", "png")
 STYLE = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
@@ -30,8 +29,7 @@ STYLE = {
 _MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "star": "*", "cross": "P"}
 _DASHES, _HATCHES = ("-", "--", "-.", ":"), ("", "///", "...", "xxx", "+++", "---")
 _BLACK = {"color": "0.1", "marker": "o", "hatch": "", "dash": "-"}
-_ROW, _LEGEND, _LEAST = 0.17, 0.16, 1.9
-"""Inches of a row of points and of a line of the legend, and the least height."""
+_ROW, _LEGEND, _LEAST = 0.17, 0.16, 1.9  # Inches of a row of points and of a line of the legend, and the least height
 
 
 class Drawn(Figure):

@@ -28,10 +28,8 @@ from specbench.stats.forward_time import Forward, Reached, forward_ms
 from specbench.stats.speed import with_times
 from specbench.system.device_peaks import Peak
 
-FORECAST = "forecast"
-"""The `kind` of every row."""
-PROMPT_TOKENS = 128
-"""Assumed elements of a prompt."""
+FORECAST = "forecast"  # The `kind` of every row
+PROMPT_TOKENS = 128  # Assumed elements of a prompt
 HEADS = ("eagle", "eagle-paths", "eagle-skips", "vertical", "vertical-coupled")
 """Drafters with a head, whose drafting is modelled and not part of a run's overhead."""
 Range = tuple[float, float]
@@ -47,23 +45,17 @@ class Printed(NamedTuple):
 
 @dataclass(frozen=True)
 class Accepted:
-    """Tokens that a decoder commits per target forward, and where that number is from.
+    """Tokens that a decoder commits per target forward, and where that number is from."""
 
-    Attributes:
-        source: the run or the row of a paper's table.
-        model: what it was measured on.
-        tokens_per_step: stream tokens over target forwards.
-        overhead_ms: milliseconds of a step besides its forward and drafting, where the run was measured; else None.
-        printed: what papers print for its kind on other models; a forecast for another model than `model` reaches from
-            there to `tokens_per_step`.
-    """
-
-    source: str
-    model: str
+    source: str  # the run or the row of a paper's table
+    model: str  # what it was measured on
     decoder: DecoderSpec
     label: str
-    tokens_per_step: float
+    tokens_per_step: float  # stream tokens over target forwards
+    # milliseconds of a step besides its forward and drafting, where the run was measured; else None
     overhead_ms: float | None = None
+    # what papers print for its kind on other models; a forecast for another model than `model` reaches from there to
+    # `tokens_per_step`
     printed: tuple[Printed, ...] = ()
 
     @property
@@ -75,23 +67,17 @@ class Accepted:
 
 @dataclass(frozen=True)
 class ForecastSetting:
-    """What a forecast is for, and the ranges that are assumed.
-
-    Attributes:
-        guidance: scale; 1 is without.
-        batch: images decoded together.
-        bandwidth, flops: shares of the device's peaks that are reached, low and high.
-        overhead_ms: of a step, low and high; None takes each run's own, and AR's from the AR run.
-    """
+    """What a forecast is for, and the ranges that are assumed."""
 
     model: ModelFacts
     peak: Peak
     dtype: str
-    guidance: float
-    batch: int
+    guidance: float  # scale; 1 is without
+    batch: int  # images decoded together
+    # bandwidth, flops: shares of the device's peaks that are reached, low and high
     bandwidth: Range
     flops: Range
-    overhead_ms: Range | None
+    overhead_ms: Range | None  # of a step, low and high; None takes each run's own, and AR's from the AR run
 
     @property
     def size(self) -> Size:

@@ -67,18 +67,13 @@ from specbench.system.files import write_output
 from specbench.system.json_values import nonfinite_as_null
 from specbench.system.version import __version__
 
-PROMPTS = 12
-"""Number of prompts in the image gallery."""
-MOST_POINTS = 300
-"""Images of a run in the chart of each prompt's speed-up."""
+PROMPTS = 12  # Number of prompts in the image gallery
+MOST_POINTS = 300  # Images of a run in the chart of each prompt's speed-up
 LONGEST_SIDE = 256
-_LONGEST_NAME = 34
-"""Characters of a run's name beside a bar or over a column of images."""
+_LONGEST_NAME = 34  # Characters of a run's name beside a bar or over a column of images
 _LONG_WORD = 16
-_EXACT_SIDE = 128
-"""Images up to this size are embedded losslessly; larger ones as small JPEGs."""
-_NAMED = 4
-"""Decoders named in the title."""
+_EXACT_SIDE = 128  # Images up to this size are embedded losslessly; larger ones as small JPEGs
+_NAMED = 4  # Decoders named in the title
 
 
 def write_page(folders: Sequence[Path], path: Path, limit: int = PROMPTS) -> Path:

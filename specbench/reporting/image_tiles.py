@@ -35,24 +35,17 @@ _COLUMNS = (
 
 @dataclass
 class Tile:
-    """One image of a run with its numbers.
+    """One image of a run with its numbers."""
 
-    Attributes:
-        problem: reason for a missing image.
-        pixels: uint8 [H, W, 3].
-        nfe: target forwards; None if nobody counted them.
-        steps, origins: see `specbench.reporting.image_tiles`; None if the token grid is unknown.
-        scores: value by metric.
-    """
-
-    problem: str | None = None
-    pixels: np.ndarray | None = None
-    nfe: int | None = None
+    problem: str | None = None  # reason for a missing image
+    pixels: np.ndarray | None = None  # uint8 [H, W, 3]
+    nfe: int | None = None  # target forwards; None if nobody counted them
     step_compression: float | None = None
     latency_ms: float | None = None
+    # steps, origins: see `specbench.reporting.image_tiles`; None if the token grid is unknown
     steps: np.ndarray | None = None
     origins: np.ndarray | None = None
-    scores: Mapping[str, float] = field(default_factory=dict)
+    scores: Mapping[str, float] = field(default_factory=dict)  # value by metric
 
 
 @dataclass(frozen=True)
@@ -175,8 +168,7 @@ def category_means(
 
 
 DRAWN, ACCEPTED = 0, 1
-DRAWN_COLOUR, ACCEPTED_COLOUR = (224, 134, 42), (61, 139, 212)
-"""Distinguishable on light and on dark."""
+DRAWN_COLOUR, ACCEPTED_COLOUR = (224, 134, 42), (61, 139, 212)  # Distinguishable on light and on dark
 
 
 def commit_steps(committed_step: Sequence[int], forced: Sequence[bool], grid: tuple[int, int]) -> np.ndarray:

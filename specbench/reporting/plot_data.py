@@ -19,8 +19,7 @@ from specbench.store.schema import KEY
 
 STEP_SPANS = ("target", "draft", "verify", "host")
 """Timing spans of a decode step, as in `specbench.decoding.generation.SPANS`."""
-LOGP_EDGES = np.arange(-12.0, 0.001, 0.5)
-"""Histogram bins of log p in nats; smaller values count in the first bin."""
+LOGP_EDGES = np.arange(-12.0, 0.001, 0.5)  # Histogram bins of log p in nats; smaller values count in the first bin
 _DISTANCES = ("fid[", "fid-infinity[", "kid[", "cmmd[", "shapes-frechet")
 _NO_SWEEP = {"head", "tree"}
 Sweep = dict[str, list[tuple[object, Estimate, float]]]

@@ -54,8 +54,7 @@ _SLOW_IMAGES = ("latency_p50_ms", "latency_p95_ms", "tokens_per_step_p50", "toke
 STAGE2 = ("stage2_nfe", "stage2_acceptance", "stage2_ms", "both_stages_ms")
 """Numbers of `specbench.stats` about a second stage."""
 
-_MOST_READINGS = 20_000
-"""Images above which the readings of the machine are left unread: they are long."""
+_MOST_READINGS = 20_000  # Images above which the readings of the machine are left unread: they are long
 
 ROOFLINE_WRONG = (
     "the roofline is wrong: decoding was faster than it allows. The device was measured while the machine was busy, or "
@@ -63,12 +62,10 @@ ROOFLINE_WRONG = (
 )
 """Stands in the place of a roofline ratio below 1."""
 
-EAGER_RATIO = 2.0
-"""Roofline ratio of an eager AR above which calls, not arithmetic, are its cost."""
+EAGER_RATIO = 2.0  # Roofline ratio of an eager AR above which calls, not arithmetic, are its cost
 
 _ENDS = {"": "value", "_low": "low", "_high": "high"}
-_TRACED = ("draft_tv", "draft_tv_by_offset", "draft_top1")
-"""Numbers of `specbench.stats` that need traces."""
+_TRACED = ("draft_tv", "draft_tv_by_offset", "draft_top1")  # Numbers of `specbench.stats` that need traces
 
 
 @dataclass(eq=False)
@@ -344,8 +341,7 @@ def _order(row: dict) -> tuple:
     return row["model"], str(row["setting"]), place, natural(row["label"]), window, row["run_id"]
 
 
-_Over = Callable[[Run], stats.SpeedUp | None]
-"""Computes the speed-up over an AR run."""
+_Over = Callable[[Run], stats.SpeedUp | None]  # Computes the speed-up over an AR run
 
 
 def against_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict:

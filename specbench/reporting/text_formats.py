@@ -26,8 +26,7 @@ from specbench.store.schema import LONG_REPORT, OWNER, REPORT, column_facts
 from specbench.system.console import one_line, printable, used_columns
 from specbench.system.json_values import nonfinite_as_null
 
-REPORT_SCHEMA = 2
-"""Raised where a key of a report row is removed or changes its meaning; new keys do not raise it."""
+REPORT_SCHEMA = 2  # Raised where a key of a report row is removed or changes its meaning; new keys do not raise it
 LATEX_NEEDS = "% needs \\usepackage{booktabs}\n"
 
 

@@ -44,22 +44,14 @@ OTHER_VARIABLES = {
 
 @dataclass(frozen=True)
 class Setting(Option):
-    """An option of `specbench run` and its presentation in help.
+    """An option of `specbench run` and its presentation in help."""
 
-    Attributes:
-        panel: the help panel it belongs to.
-        metavar: placeholder of its value in help screens; empty for switches.
-        unset: source of the value when it is not set, for example "the model"; empty when `default` applies.
-        many: may be repeated, and accepts lists separated by commas.
-        words: extra words accepted beside the option's type, for example "auto" for a number.
-        others: options with the same name of other decoders; the value stays text until a decoder parses it.
-    """
-
-    panel: str = ""
-    metavar: str = ""
-    unset: str = ""
-    many: bool = False
-    words: tuple[str, ...] = ()
+    panel: str = ""  # the help panel it belongs to
+    metavar: str = ""  # placeholder of its value in help screens; empty for switches
+    unset: str = ""  # source of the value when it is not set, for example "the model"; empty when `default` applies
+    many: bool = False  # may be repeated, and accepts lists separated by commas
+    words: tuple[str, ...] = ()  # extra words accepted beside the option's type, for example "auto" for a number
+    # options with the same name of other decoders; the value stays text until a decoder parses it
     others: tuple[Option, ...] = ()
 
     @property

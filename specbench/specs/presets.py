@@ -174,8 +174,7 @@ def define_decoder(
 
 
 _Part = TypeVar("_Part")
-_defined: set[str] = set()
-"""Names of decoders that `define_decoder` made."""
+_defined: set[str] = set()  # Names of decoders that `define_decoder` made
 _imported: dict[str, str] = {}
 """Names of the decoders of the user's own modules, by reference; a module may be called as its decoder is."""
 

@@ -15,19 +15,16 @@ import pandas as pd
 from scipy.special import nctdtr, ndtr, ndtri, stdtr, stdtrit  # importing scipy.stats takes as long as a report
 
 UPPER_QUANTILE = 0.975
-BOOTSTRAP_RESAMPLES = 10_000
-"""With 2,000 the printed second decimal of a bound would depend on the seed."""
+BOOTSTRAP_RESAMPLES = 10_000  # With 2,000 the printed second decimal of a bound would depend on the seed
 FEW_UNITS = 8
 """Below this number of clusters the bootstrap has too few distinct resamples for its nominal coverage, and none is
 printed."""
 MOST_UNITS = 2000
 """Above this number, clusters are resampled in random groups of about equal size, which are independent as well."""
 MOST_PROMPTS = 10**7
-CHANGE = 0.02
-"""Relative change to detect, for `prompts_needed` and `prompts_for_change`."""
+CHANGE = 0.02  # Relative change to detect, for `prompts_needed` and `prompts_for_change`
 _POWER = 0.8
-SIGNIFICANT = 0.05
-"""Level of the tests."""
+SIGNIFICANT = 0.05  # Level of the tests
 RULE = (
     f"A difference between two runs is called real where p < {SIGNIFICANT:g} in a paired t test over their common "
     f"prompts (at least {FEW_UNITS}). The speed-up is one test; the scores are corrected together (Holm), and so are "
@@ -47,17 +44,12 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference(Estimate):
-    """A paired difference with its 95 % interval.
+    """A paired difference with its 95 % interval."""
 
-    Attributes:
-        p: two-sided p-value of the t test of no difference; None if n is too small.
-        spread: standard deviation of the difference per prompt, for `prompts_needed`; None if n is too small.
-        prompts: number of prompts, the independent units; None if unknown.
-    """
-
-    p: float | None = None
+    p: float | None = None  # two-sided p-value of the t test of no difference; None if n is too small
+    # standard deviation of the difference per prompt, for `prompts_needed`; None if n is too small
     spread: float | None = None
-    prompts: int | None = None
+    prompts: int | None = None  # number of prompts, the independent units; None if unknown
 
 
 AnEstimate = TypeVar("AnEstimate", bound=Estimate)

@@ -44,8 +44,7 @@ _TOTALS: Mapping[str, Totals] = {
     "acceptance": lambda rows: (_sums(rows["accepted"]), _sums(rows["tested"])),
     "acceptance_length": round_totals,
 }
-MEANS = (*_TOTALS, "perplexity")
-"""Numbers of a run that `interval` knows."""
+MEANS = (*_TOTALS, "perplexity")  # Numbers of a run that `interval` knows
 TOKEN_MEANS = ("logp_mean", "entropy_mean")
 """Token statistics whose differences from AR are tested together; the perplexity follows from the first."""
 

@@ -22,8 +22,7 @@ from specbench.stats.intervals import (
 )
 from specbench.store.schema import AR_SPANS
 
-STALL = 3.0
-"""Time per target forward over its median above which an image stalled."""
+STALL = 3.0  # Time per target forward over its median above which an image stalled
 
 
 def nfe(rows: pd.DataFrame) -> float | None:
@@ -91,24 +90,17 @@ def images_per_hour(rows: pd.DataFrame) -> float | None:
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """A paired speed-up and its factors: `total.value == steps / (window_cost * overhead)` exactly.
+    """A paired speed-up and its factors: `total.value == steps / (window_cost * overhead)` exactly."""
 
-    Attributes:
-        total, steps, window_cost, overhead: see `speedup`, `step_ratio`, `window_cost`, `overhead`.
-        end_to_end: the same ratio for the end-to-end latency.
-        pairs: images that both runs decoded.
-        prompts: the prompts of these images, the independent units of the interval.
-        p: of `specbench.stats.speed_difference`; None below `FEW_UNITS` prompts.
-    """
-
+    # total, steps, window_cost, overhead: see `speedup`, `step_ratio`, `window_cost`, `overhead`
     total: Estimate
     steps: float
     window_cost: float
     overhead: float
-    end_to_end: float | None
-    pairs: int
-    prompts: int
-    p: float | None
+    end_to_end: float | None  # the same ratio for the end-to-end latency
+    pairs: int  # images that both runs decoded
+    prompts: int  # the prompts of these images, the independent units of the interval
+    p: float | None  # of `specbench.stats.speed_difference`; None below `FEW_UNITS` prompts
 
 
 def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:

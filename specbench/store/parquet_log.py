@@ -36,28 +36,21 @@ _FAN_IN = 64
 _LEVELS = (_FAN_IN, _FAN_IN**2)
 _REREADS = 20
 _CHUNK = 2**20
-_FEW = 1000
-"""Rows for which a set of their keys is quicker than a frame."""
-_COMPUTED_AT_ONCE = 4096
-"""Rows whose derived columns are computed together: their sources are many times their size."""
+_FEW = 1000  # Rows for which a set of their keys is quicker than a frame
+_COMPUTED_AT_ONCE = 4096  # Rows whose derived columns are computed together: their sources are many times their size
 
 
 @dataclass(frozen=True)
 class Derived:
     """Columns computed from others of the same row. Every part keeps them beside those, under the same digest, so that
     reading them takes no computation; they are no part of the schema, and read only by name.
-
-    Attributes:
-        version: of `compute`. A part whose columns are of another version, or which has none, has them computed anew.
-        schema: of the columns.
-        sources: the columns that `compute` needs.
-        compute: from a table of the `sources` to one of the columns.
     """
 
+    # of `compute`. A part whose columns are of another version, or which has none, has them computed anew.
     version: str
-    schema: pa.Schema
-    sources: tuple[str, ...]
-    compute: Callable[[pa.Table], pa.Table]
+    schema: pa.Schema  # of the columns
+    sources: tuple[str, ...]  # the columns that `compute` needs
+    compute: Callable[[pa.Table], pa.Table]  # from a table of the `sources` to one of the columns
 
 
 class ParquetLog:

@@ -24,17 +24,14 @@ from specbench.system.files import blaming, read_regular
 from specbench.system.json_values import nonfinite_as_text, parse_json
 
 RUN_JSON = "run.json"
-_MAX_BYTES = 2**26
-"""A description grows by a few kilobytes with each invocation."""
+_MAX_BYTES = 2**26  # A description grows by a few kilobytes with each invocation
 SCHEMA_VERSION = 6
 """Version of everything specbench stores: `run.json`, sample rows, traces, scores. Version 2 added the sample columns
 `attempts` and `machine`, version 3 the columns of the Rosenblatt transform (`u_id`, `u_p`, `u_pq`, `u_qq`), version 4
 the digest of the image file (`image_sha256`), version 5 run id, model and decoder of every row, and one schema for the
 scores of all metrics; version 6 renamed what is in `FORMER_NAMES`."""
-FORMER_NAMES = {"latency_ms": "ar_ms", "latency_e2e_ms": "e2e_ms"}
-"""Names of columns before schema version 6."""
-OLDEST_VERSION = 1
-"""Oldest readable version; the next run that writes to the folder upgrades its files."""
+FORMER_NAMES = {"latency_ms": "ar_ms", "latency_e2e_ms": "e2e_ms"}  # Names of columns before schema version 6
+OLDEST_VERSION = 1  # Oldest readable version; the next run that writes to the folder upgrades its files
 
 _RUN_ID = re.compile(r"[^\W_][\w+.-]{0,150}")  # becomes the name of a folder
 _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
@@ -42,40 +39,30 @@ _NOT_FINITE = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 @dataclass
 class Invocation:
-    """One call of specbench that wrote to the run.
+    """One call of specbench that wrote to the run."""
 
-    Attributes:
-        started_at, finished_at: UTC, ISO 8601; `finished_at` is None until the call ends in order.
-        versions: of Python and packages, None where one is not installed.
-        git: `revision` and `dirty` of the checkout.
-        hardware: `platform, cpu, cores, memory_gib, gpus`, the last being all that torch sees.
-        device, threads: where it decoded; None in files of before, whose `RunSpec` tells.
-        load: load average at the start.
-        compile_s, compiled_forms, graph_bytes: seconds of compilation, compiled functions, bytes of captured CUDA
-            graphs; None where nothing was to be compiled.
-        compile_options: Inductor's options by compiled part of a step, "forward" or "sampling"; None in files of
-            before.
-        workers: number of workers; None where the calling process decoded.
-        drawn: which prompts of the set were to be decoded, in words; None for all.
-        wanted: number of images that the run was to have at the end of the call; None in files of before.
-        stored: the object as read from the file, with keys of other versions.
-    """
-
+    # started_at, finished_at: UTC, ISO 8601; `finished_at` is None until the call ends in order
     started_at: str | None
-    versions: Mapping[str, str | None]
-    git: Mapping[str, object]
-    hardware: Mapping[str, object]
-    load: float | None = None
+    versions: Mapping[str, str | None]  # of Python and packages, None where one is not installed
+    git: Mapping[str, object]  # `revision` and `dirty` of the checkout
+    hardware: Mapping[str, object]  # `platform, cpu, cores, memory_gib, gpus`, the last being all that torch sees
+    load: float | None = None  # load average at the start
+    # compile_s, compiled_forms, graph_bytes: seconds of compilation, compiled functions, bytes of captured CUDA graphs;
+    # None where nothing was to be compiled
     compile_s: float | None = None
     compiled_forms: int | None = None
+    # Inductor's options by compiled part of a step, "forward" or "sampling"; None in files of before
     compile_options: Mapping[str, Mapping[str, object]] | None = None
     graph_bytes: int | None = None
-    workers: int | None = None
+    workers: int | None = None  # number of workers; None where the calling process decoded
+    # device, threads: where it decoded; None in files of before, whose `RunSpec` tells
     device: str | None = None
     threads: int | None = None
     finished_at: str | None = None
-    drawn: str | None = None
+    drawn: str | None = None  # which prompts of the set were to be decoded, in words; None for all
+    # number of images that the run was to have at the end of the call; None in files of before
     wanted: int | None = None
+    # the object as read from the file, with keys of other versions
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -133,44 +120,36 @@ class Invocation:
 
 @dataclass
 class RunInfo:
-    """The content of `run.json`.
+    """The content of `run.json`."""
 
-    Attributes:
-        spec: full specification of the run; its hash is the run id.
-        invocations: the calls that wrote rows, oldest first.
-        origins: where each setting came from, by setting name.
-        window_curve: the measurements behind `--window auto`, a dict per window tried.
-        roofline: under the key "floor", see `specbench.runs.preparation.roofline_facts`; None where unknown.
-        memory: the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`.
-        source: weights, revision, layout and sha256 of a checkpoint that is not the official one; None for the official
-            one.
-        commits: commit of every hub repository that the model's files were read from; None where there is none.
-        file_digests: SHA-256 of every file of the model, by folder and name; None for bundled models.
-        processors: logits processors of the checkpoint's `generation_config.json` that are part of the target
-            distribution, for example {"repetition_penalty": 1.1}; None without any.
-        asked: values that the user gave, by name of a setting of `specbench run`, but for the decoder's.
-        code: code of the decoder and of the model that is not specbench's, `specbench.system.foreign_code.Code.to_json`
-            by "decoder" and "model"; None without any.
-        schema: version of the files in the folder.
-        stored: the object as read from the file, with keys of other versions.
-        stack: of those of the invocations, the one whose times count; not in the file.
-    """
-
-    spec: RunSpec
+    spec: RunSpec  # full specification of the run; its hash is the run id
     run_id: str = ""
-    invocations: list[Invocation] = field(default_factory=list)
-    origins: Mapping[str, str] | None = None
+    invocations: list[Invocation] = field(default_factory=list)  # the calls that wrote rows, oldest first
+    origins: Mapping[str, str] | None = None  # where each setting came from, by setting name
+    # the measurements behind `--window auto`, a dict per window tried
     window_curve: list[dict[str, float]] | None = None
+    # under the key "floor", see `specbench.runs.preparation.roofline_facts`; None where unknown
     roofline: Mapping[str, object] | None = None
+    # the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`
     memory: Mapping[str, object] | None = None
+    # weights, revision, layout and sha256 of a checkpoint that is not the official one; None for the official one
     source: Mapping[str, object] | None = None
+    # commit of every hub repository that the model's files were read from; None where there is none
     commits: Mapping[str, str] | None = None
+    # SHA-256 of every file of the model, by folder and name; None for bundled models
     file_digests: Mapping[str, str] | None = None
+    # logits processors of the checkpoint's `generation_config.json` that are part of the target distribution, for
+    # example {"repetition_penalty": 1.1}; None without any
     processors: Mapping[str, object] | None = None
+    # values that the user gave, by name of a setting of `specbench run`, but for the decoder's
     asked: Mapping[str, object] | None = None
+    # code of the decoder and of the model that is not specbench's, `specbench.system.foreign_code.Code.to_json` by
+    # "decoder" and "model"; None without any
     code: Mapping[str, Mapping] | None = None
-    schema: int = SCHEMA_VERSION
+    schema: int = SCHEMA_VERSION  # version of the files in the folder
+    # the object as read from the file, with keys of other versions
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
+    # of those of the invocations, the one whose times count; not in the file
     stack: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -267,8 +246,7 @@ class RunInfo:
         return list(dict.fromkeys(call.drawn for call in self.invocations if call.drawn))
 
 
-_KEYS = {"roofline": "floor"}
-"""Attributes whose key in the file has another name."""
+_KEYS = {"roofline": "floor"}  # Attributes whose key in the file has another name
 
 
 @cache  # a results folder may hold thousands of descriptions

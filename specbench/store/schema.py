@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
 Key = tuple[str, int]
 KEY = ("prompt_id", "sample")
-AR_SPANS = ("prefill", "target", "draft", "verify", "host")
-"""Spans of the `ar` latency; `e2e` is all of them."""
+AR_SPANS = ("prefill", "target", "draft", "verify", "host")  # Spans of the `ar` latency; `e2e` is all of them
 
 _FACT = r'"(?:[^"\\]|\\.)*": (?:null|-?[0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)'
 _FACTS = rf"^\{{(?:{_FACT}(?:, {_FACT})*)?\}}$"
@@ -41,8 +40,7 @@ LENGTHS = (
 )
 """Columns whose lists are equally long in a row: by stream slot, and by window offset."""
 
-OWNER = ("run_id", "model", "decoder")
-"""Columns of every file that say whose row it is."""
+OWNER = ("run_id", "model", "decoder")  # Columns of every file that say whose row it is
 
 
 def column_facts(schema: pa.Schema) -> dict[str, dict[str, str]]:
