@@ -70,7 +70,8 @@ def score_frame(rows: Sequence[Mapping[str, object]], long: bool) -> pd.DataFram
     `METRIC_high` and `METRIC_n`; a metric that scored a run in several ways has its fingerprint in the name."""
     if long:
         names = dict.fromkeys([*OWNER, *RUN_SCORES.names, "too_few", "prompts_needed"])
-        return with_units(pd.DataFrame(rows, columns=[*names]), RUN_SCORES)
+        frame = pd.DataFrame(rows, columns=[*names])
+        return with_units(frame.astype(dict.fromkeys(_BOUNDED[:3], float)), RUN_SCORES)
     ways = Counter((row["run_id"], row["metric"]) for row in rows)
     several = {name for (_, name), count in ways.items() if count > 1}
     wide: dict[object, dict[str, object]] = {}
@@ -79,6 +80,7 @@ def score_frame(rows: Sequence[Mapping[str, object]], long: bool) -> pd.DataFram
         name = f"{row['metric']} ({row['fingerprint']})" if row["metric"] in several else row["metric"]
         run |= {f"{name}_{part}".removesuffix("_value"): row[part] for part in _BOUNDED}
     frame = pd.DataFrame([*wide.values()], columns=None if wide else [*OWNER])
+    frame = frame.astype({name: float for name in frame if name not in OWNER})
     frame.attrs["units"] = {name: "images" for name in frame if str(name).endswith("_n")}
     return frame
 

@@ -134,7 +134,7 @@ def _sample_rows(folder: Path) -> pd.DataFrame:
         path=[None if file is None else str(Path(folder) / file) for file in files],
     ).drop(columns=["image", *SUMS.names])
     for metric, values in values_per_image(folder).items():
-        scored = values[[*KEY, "value"]].rename(columns={"value": metric})
+        scored = values[[*KEY, "value"]].astype({"value": float}).rename(columns={"value": metric})
         rows = rows.merge(scored, on=list(KEY), how="left")
     return rows
 
