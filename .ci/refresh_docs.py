@@ -143,7 +143,7 @@ def _unlike_sjd(name: str) -> list[str]:
 def components(page: Path, kind: str) -> str:
     """The values of one choice, for example of the verifier."""
     return "\n".join(
-        f"- `{name}` ({'lossless' if component.lossless else 'lossy'}): {_escape(component.summary)}"
+        f"- `{name}`{'' if component.lossless else ' (lossy)'}: {_escape(component.summary)}"
         for name, component in _built_in_parts(kind)
     )
 
@@ -234,7 +234,7 @@ def prompts(page: Path, argument: str) -> str:
     whole = [name for name in public_names() if "/" not in name]
     for name in whole:
         parts = [one for one in public_names() if one.startswith(f"{name}/")]
-        of = f", of it {', '.join(f'`{one}` {sizes[one]:,}' for one in parts)}" * bool(parts)
+        of = f", in {len(parts)} categories such as `{parts[0]}`" if parts else ""
         lines.append(f"- `{name}` {sizes[name]:,}{of}: `specbench fetch {name}`")
     return "\n".join(lines)
 
