@@ -9,6 +9,7 @@ import subprocess
 import threading
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -242,6 +243,20 @@ def written(folder: Path, kind: str) -> Path:
     else:
         (folder / "page.html").write_text(tables_page([join(load_table("sjd-1"), {})]))
     return folder / "page.html"
+
+
+@needs_browser
+@pytest.mark.slow  # starts a browser
+@pytest.mark.skipif(find_spec("axe_core_python") is None, reason="needs axe: pip install axe-core-python")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("kind", ["runs", "table"])
+def test_axe_finds_nothing(tmp_path, kind, dark):
+    axe = Path(find_spec("axe_core_python").origin).with_name("axe.min.js").read_text()
+    page = re.sub(r"<meta http-equiv[^>]*>", "", written(tmp_path, kind).read_text())
+    probe = "<script>onload = () => setTimeout(() => axe.run().then((all) => fetch('REPORT', "
+    probe += "{ method: 'POST', mode: 'no-cors', body: JSON.stringify(all.violations) })), 500)</script>"
+    found = answer(tmp_path, page.replace("</body>", f"<script>{axe}</script>{probe}</body>"), dark)
+    assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] == []
 
 
 def test_without_scripts_each_plot_lists_its_numbers(tmp_path):
