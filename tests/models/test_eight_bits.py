@@ -14,7 +14,7 @@ import torch
 
 from specbench import api
 from specbench.checks.run_audit import audit_run
-from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE
+from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models import checkpoint_loading
 from specbench.models.catalog import find_model, load_model, models, recorded_model
 from specbench.models.facts import ModelChoice
@@ -103,9 +103,9 @@ def check_run(out):
     other = audit_run(light.folders[1], dtype="float32")
     assert other["target"] == "float32" and other["recomputed"] and not other["failed"] and not other["agreement"]
     assert 0 <= other["tv_low"] <= other["tv"] <= other["tv_high"] < 0.2
-    with pytest.raises(api.SpecbenchError, match="was not decoded with --dtype int8wo"):
+    with pytest.raises(SpecbenchError, match="was not decoded with --dtype int8wo"):
         audit_run(plain, dtype="float32")
-    with pytest.raises(api.SpecbenchError, match="--dtype int4: unknown"):
+    with pytest.raises(SpecbenchError, match="--dtype int4: unknown"):
         audit_run(light.folders[0], dtype="int4")
 
 
