@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from specbench import prompts as prompt_sets
 from specbench.api.results import report, samples
@@ -58,6 +58,16 @@ class Runs(RunSummary):
 
     def _repr_html_(self) -> str:
         return str(self.report()._repr_html_())
+
+
+@overload
+def generate(prompt: str, model: str = "shapes", decoder: str = "sjd", **settings: object) -> Generation: ...
+
+
+@overload
+def generate(
+    prompt: list[str] | tuple[str, ...], model: str = "shapes", decoder: str = "sjd", **settings: object
+) -> list[Generation]: ...
 
 
 def generate(
