@@ -58,7 +58,7 @@ def samples(runs: Names = (), out: str | Path = "results") -> pd.DataFrame:
     return sample_frame(find_runs(out, runs))
 
 
-def load(runs: Names, out: str | Path = "results") -> pd.DataFrame:
+def load(runs: Names = (), out: str | Path = "results") -> pd.DataFrame:
     """The stored sample rows of runs, tokens and other lists included.
 
     Args:
@@ -106,13 +106,13 @@ def columns(table: str | None = None) -> pd.DataFrame:
 
 
 def compare(
-    baseline: str | Path, runs: Names, out: str | Path = "results", settings: Settings | None = None
+    baseline: str | Path, runs: Names = (), out: str | Path = "results", settings: Settings | None = None
 ) -> pd.DataFrame:
     """Compare runs with a baseline, each over the images both have.
 
     Args:
         baseline: a run id, a unique beginning of one, or a folder.
-        runs: as for `report`.
+        runs: as for `report`; the baseline among them is left out.
         settings: of the metrics, for example a reference folder.
 
     Returns:
@@ -120,15 +120,18 @@ def compare(
         prompts_needed, note`.
 
     Raises:
-        SpecbenchError: an unknown or damaged run, or the baseline itself among `runs`.
+        SpecbenchError: an unknown or damaged run, or no run but the baseline.
     """
     import pandas as pd
 
     from specbench.reporting.compare import compare_runs
 
     a, found = find_run(out, baseline), find_runs(out, runs)
-    rows = [{"run_id": b.name, "baseline": a.name} | row for b in found for row in compare_runs(a, b, settings)]
-    return pd.DataFrame(rows)
+    others = [folder for folder in found if folder.resolve() != a.resolve()] or found
+    rows = [{"run_id": b.name, "baseline": a.name} | row for b in others for row in compare_runs(a, b, settings)]
+    frame = pd.DataFrame(rows).astype(dict.fromkeys(("value", "low", "high", "p", "p_holm", "prompts_needed"), float))
+    frame.attrs["units"] = {"n": "images", "prompts_needed": "prompts"}
+    return frame
 
 
 def show(run: str, prompt: str | None = None, sample: int = 0, out: str | Path = "results") -> list[dict[str, object]]:

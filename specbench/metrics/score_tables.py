@@ -71,7 +71,7 @@ def score_frame(rows: Sequence[Mapping[str, object]], long: bool) -> pd.DataFram
     if long:
         names = dict.fromkeys([*OWNER, *RUN_SCORES.names, "too_few", "prompts_needed"])
         frame = pd.DataFrame(rows, columns=[*names])
-        return with_units(frame.astype(dict.fromkeys(_BOUNDED[:3], float)), RUN_SCORES)
+        return with_units(frame.astype(dict.fromkeys((*_BOUNDED[:3], "cut", "prompts_needed"), float)), RUN_SCORES)
     ways = Counter((row["run_id"], row["metric"]) for row in rows)
     several = {name for (_, name), count in ways.items() if count > 1}
     wide: dict[object, dict[str, object]] = {}

@@ -49,7 +49,10 @@ class LoadedModel(FamilyModel):
             raise SpecbenchError(what, "one vocabulary id for each id of the layout")
         self.name = type(network).__name__
         self.backbone = network_.model if hasattr(network, "model") else network_.base_model
-        self._head = network_.get_output_embeddings().weight[list(image_ids)]
+        head = network_.get_output_embeddings().weight
+        if len(image_ids) == 0 or not all(0 <= one < len(head) for one in (*image_ids, *forced_ids)):
+            raise SpecbenchError(f"image_ids and forced_ids must be of the {len(head)} words of {self.name}")
+        self._head = head[list(image_ids)]
         self._stream_ids = torch.tensor([*image_ids, *forced_ids], device=self._head.device)
         self.codebook = None if codebook is None else codebook.detach().float().to(self._head.device)
         self._ids_of, self._draw = prompt_ids, render

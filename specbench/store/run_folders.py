@@ -22,7 +22,7 @@ Names = str | Path | Sequence[str | Path]
 
 def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
     """Run folders: those called `names` (a folder, a run id in `out`, or the start of one), or all of `out`."""
-    out, names = Path(out), [names] if isinstance(names, str | Path) else names
+    out, names = Path(out), [names] if isinstance(names, str | Path) else [] if names is None else list(names)
     known = runs_in(out)
     if names:
         return list(dict.fromkeys(folder for name in names for folder in _find(str(name), known)))

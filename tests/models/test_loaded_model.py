@@ -79,6 +79,9 @@ def test_what_does_not_fit_is_one_line(network):
         specbench.decode(network, "a cup")
     with pytest.raises(SpecbenchError, match="23 image ids and 0 forced ids for a layout of 25"):
         specbench.decode(network, "a cup", layout=LAYOUT, image_ids=range(23), prompt_ids=prompt_ids)
+    for ids in ((), range(10**6, 10**6 + 9)):
+        with pytest.raises(SpecbenchError, match="image_ids and forced_ids must be of the"):
+            specbench.decode(network, "a cup", layout=(3, 3), image_ids=ids, prompt_ids=prompt_ids)
     with pytest.raises(SpecbenchError, match="GG"):
         decoded(network, "gsd", GG=3)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+from itertools import chain
 from pathlib import Path
 
 import pandas as pd
@@ -83,4 +85,22 @@ def test_every_column_is_defined_and_runs_compare_with_a_baseline():
     with pytest.raises(SpecbenchError, match="did you mean 'images'"):
         specbench.columns("image")
     found = specbench.compare(PAIR[0], [PAIR[1], "shapes-gsd"], OLDER)
+    everything = specbench.compare(PAIR[0], (), OLDER)
+    assert {*everything["run_id"]} == {*found["run_id"]} and len(everything) == len(found)
+    assert found[["low", "high", "p", "p_holm"]].dtypes.eq(float).all() and found.attrs["units"]["n"] == "images"
     assert set(found["run_id"].str.split("-").str[1]) == {"sjd", "gsd"} and found["baseline"].nunique() == 1
+
+
+def test_runs_are_named_by_a_column_of_a_frame_too(runs):
+    assert [*specbench.report(runs["run_id"], OLDER)["run_id"]] == [*runs["run_id"]]
+    assert specbench.load(out=OLDER)["run_id"].nunique() == 3
+
+
+def test_type_checkers_find_every_public_function():
+    """They read `__all__` only as lists of texts; a name that they miss is an `object` that cannot be called."""
+    named = [
+        ast.literal_eval(line.value)
+        for line in ast.parse(Path(specbench.api.__file__).read_text()).body
+        if isinstance(line, ast.Assign | ast.AugAssign)
+    ]
+    assert [*chain.from_iterable(named)] == specbench.api.__all__
