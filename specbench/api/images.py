@@ -6,7 +6,7 @@ not read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -37,6 +37,9 @@ Rows = list[dict[str, object]]
 class Runs(RunSummary):
     """The runs of one call of `run`; a notebook shows their report. For the counts see
     `specbench.runs.run_progress.RunSummary`."""
+
+    def __iter__(self) -> Iterator[Path]:
+        return iter(self.folders)
 
     def report(self, long: bool = False) -> pd.DataFrame:
         """`specbench.report` of these runs."""

@@ -45,7 +45,7 @@ def score(
         progress: False for no bar.
 
     Returns:
-        DataFrame with one row per run: `run_id, model, decoder`, and of each metric its value, `METRIC_low` and
+        DataFrame with one row per run: `run_id, model, decoder`, and of each stored metric its value, `METRIC_low` and
         `METRIC_high` (95 % interval; NaN below eight prompts) and `METRIC_n` (images). If `long`, the columns of
         `specbench.columns("run scores")`, `too_few` (whether the interval was left out because it is of too few
         prompts) and `prompts_needed` (how many prompts per run show a change of 2 % between runs of different prompts;

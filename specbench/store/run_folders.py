@@ -16,8 +16,9 @@ from specbench.store.run_info import RUN_JSON, RunInfo, read_info
 from specbench.system.files import files_named
 
 SHARDS = "shard-*-of-*"
-Names = str | Path | Sequence[str | Path]
-"""Runs as people name them: run id, unique beginning of one, or folder, or a list of them."""
+Names = str | Path | Iterable[str | Path]
+"""Runs as people name them: run id, unique beginning of one, or folder, or a list or column of them, or what `run`
+returns."""
 
 
 def find_runs(out: Path | str, names: Names = ()) -> list[Path]:

@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import specbench
+from specbench.api.images import Runs
 from specbench.errors import SpecbenchError
 from specbench.store.schema import IMAGE_TABLE, LONG_REPORT, REPORT
 
@@ -91,9 +92,11 @@ def test_every_column_is_defined_and_runs_compare_with_a_baseline():
     assert set(found["run_id"].str.split("-").str[1]) == {"sjd", "gsd"} and found["baseline"].nunique() == 1
 
 
-def test_runs_are_named_by_a_column_of_a_frame_too(runs):
+def test_runs_are_named_by_a_column_or_by_what_run_returned_too(runs):
     assert [*specbench.report(runs["run_id"], OLDER)["run_id"]] == [*runs["run_id"]]
     assert specbench.load(out=OLDER)["run_id"].nunique() == 3
+    summary = Runs([OLDER / name for name in runs["run_id"]], total=16, resumed=16)
+    assert [*specbench.samples(summary)["run_id"].unique()] == [*runs["run_id"]]
 
 
 def test_type_checkers_find_every_public_function():
