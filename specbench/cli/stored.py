@@ -24,7 +24,9 @@ _STATUS_HELP = help_of(
     "was stored for a minute and for the time of ten images: its process may have been killed.",
 )
 _MERGE_HELP = help_of(
-    "merge", "Rows and images are copied into --out; the shards are not changed. Merging again copies only what is new."
+    "merge",
+    "Rows and images are copied into --out; the shards are not changed. Merging again copies only what is new. Files "
+    "of older versions are rewritten where the runs are in --out already (specbench merge results).",
 )
 _PLAIN_WIDTH = 120  # Characters of a card's lines where there is no terminal
 _BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench")
