@@ -219,12 +219,13 @@ def print_dry_run(
     missing = dict.fromkeys((row["model"], row["weights"]) for row in rows if row["weights"] not in (None, ON_DISK))
     lines = [f"weights of {model}: {brings}" for model, brings in missing if not needed]
     heads = dict.fromkeys((row["model"], row["head"]) for row in rows if row["head"] not in (None, ON_DISK))
-    lines += [f"draft head of {model}: {brings}" for model, brings in heads if not needed]
+    of_heads = [f"draft head of {model}: {brings}" for model, brings in heads if brings.startswith("specbench fetch")]
+    lines += of_heads if not needed else []
     absent = [name for name in dict.fromkeys(str(row["prompts"]) for row in rows) if missing_set(name) and not needed]
     lines += [f"prompts of {name}: specbench fetch {name.partition('/')[0]}" for name in absent]
     _print_lines(list(dict.fromkeys(text for row in rows if (text := row["captions"]))))
     title = "Not on this disk:" if offline() else "The run would download this first; to do it now:"
-    _print_lines([title, *lines] if lines else needed)
+    _print_lines([title, *lines] if lines else [*needed, *of_heads])
 
 
 def _needed(settings: Iterable[Mapping[str, Value]]) -> list[str]:

@@ -91,7 +91,7 @@ def head_in(folder: Path) -> CheckpointFiles:
     if not weights or not (folder / CONFIG).is_file():
         raise SpecbenchError(
             f"no draft head in {folder}",
-            f"it needs {CONFIG} and {WEIGHTS[0]}; 'specbench train-head' makes both",
+            f"it needs {CONFIG} and {' or '.join(WEIGHTS)}; 'specbench train-head' makes one",
             MISSING_PREREQUISITE,
         )
     source = Source("the draft head", folder.name, (), "")

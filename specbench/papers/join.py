@@ -267,7 +267,8 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
     """
     if SEEDS in joined.remarks:
         raise SpecbenchError(
-            f"--baseline {name}: {joined.table.name} has rows of several seeds", "choose one with --seed"
+            f"--baseline {name}: {joined.table.name} has rows of several seeds",
+            f"choose one: specbench bench {joined.table.name} --seed N",
         )
     bases: dict[str | None, Line] = {}
     for row, line in zip(joined.table.rows, joined.lines, strict=True):

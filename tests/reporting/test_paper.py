@@ -257,7 +257,9 @@ def test_seeds_methods_figures_and_a_data_set(here, cli):
     rows = json.loads(cli("report", "--over", "seed", "--json").out)
     assert {row["decoder"] for row in rows} == {"ar", "sjd"} and rows[0]["numbers"]["speedup"]["value"] == 1
     said = cli("report", "--methods").out
-    assert r"\cite{speculative-jacobi-decoding-2025}" in said and "@inproceedings{speculative-jacobi" in said
+    assert (
+        r"\cite{accelerating-auto-regressive-text-to-image-generation-with-t}" in said and "Speculative Jacobi" in said
+    )
     for fmt, first in (("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")):
         assert cli("report", "--figure", "time-per-step", "--to", f"f.{fmt}").code == 0
         assert Path(f"f.{fmt}").read_bytes().startswith(first) and "target forward" in Path("f.csv").read_text()

@@ -70,6 +70,8 @@ def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(b
         and "Downloaded first, or now: specbench fetch lumina" in outcome.out
     )
     assert cli("run", "--model", "lumina", "--decoder", "ar", "--dry-run", "--out", bare).code == 0, "all can be had"
+    published = cli("run", "--model", "anole", "--decoder", "eagle", "--dry-run", "--out", bare)
+    assert "draft head of anole: specbench fetch jadohu/anole_drafter" in published.out and published.code == 0
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     outcome = cli(
         "run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare
