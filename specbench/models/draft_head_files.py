@@ -82,7 +82,9 @@ def _known(repo: str) -> Source:
 
 
 def _is_hub_id(given: str) -> bool:
-    return given.count("/") == 1 and not given.startswith((".", "/", "~")) and not Path(given).is_dir()
+    """Whether OWNER/NAME is meant, not a folder, nor a mistyped one in a folder that is here."""
+    named = given.count("/") == 1 and not given.startswith((".", "/", "~")) and not Path(given).is_dir()
+    return named and (given in {source.repo for source in PUBLISHED_HEADS.values()} or not Path(given).parent.is_dir())
 
 
 def head_in(folder: Path) -> CheckpointFiles:

@@ -40,7 +40,7 @@ def methods(folders: Sequence[Path]) -> tuple[str, str]:
     papers = {name: _published(preset.paper) if preset else None for name, preset in known.items()}
     sentences = [
         *_each("Images were decoded with {}.", map(_model, infos)),
-        *_each("Sampling used {}.", map(_sampling, infos)),
+        *_each("Sampling used {}.", _samplings(infos)),
         *_each("The prompts were {}.", map(_prompts, infos)),
         f"The decoders were {_listed(_decoders(infos, papers))}.",
         *([f"Tokens of {_listed(theirs)} were drawn by these programs, on machines of theirs."] if theirs else []),
@@ -78,6 +78,17 @@ def _model(info: RunInfo) -> str:
     return rf"\texttt{{{tex(spec.model)}}} ({facts}) in {tex(spec.dtype)}, {images} at a time{compiled}"
 
 
+def _samplings(infos: Sequence[RunInfo]) -> list[str]:
+    """Each setting of sampling, with all its seeds."""
+    seeds: dict[str, set[int]] = {}
+    for info in infos:
+        seeds.setdefault(_sampling(info), set()).add(info.spec.seed)
+    return [
+        f"{text}, seed{'s' if len(given) > 1 else ''} {_listed(map(str, sorted(given)))}"
+        for text, given in seeds.items()
+    ]
+
+
 def _sampling(info: RunInfo) -> str:
     sampling = info.spec.sampling
     parts = [f"classifier-free guidance {sampling.guidance:g}", f"temperature {sampling.temperature:g}"]
@@ -85,7 +96,7 @@ def _sampling(info: RunInfo) -> str:
     parts += [f"top-$p$ {sampling.top_p:g}"] if sampling.top_p < 1 else []
     parts += [f"entropy scale {sampling.entropy_scale:g}"] if sampling.entropy_scale else []
     parts += [tex(info.processors_text)] if info.processors_text else []
-    return ", ".join([*parts, f"seed {info.spec.seed}"])
+    return ", ".join(parts)
 
 
 def _prompts(info: RunInfo) -> str:

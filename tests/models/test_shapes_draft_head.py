@@ -36,7 +36,7 @@ def test_the_shipped_head_is_worth_its_rounds(model, name):
         assert (row.facts["theorem2_bound"] == 0) == resolve(name).lossless
 
 
-def test_two_heads_are_two_runs_even_under_one_path(cli, tmp_path):
+def test_two_heads_are_two_runs_even_under_one_path(cli, tmp_path, monkeypatch):
     own, given = find_model("shapes").heads["eagle"], tmp_path / "head"
 
     def run_id(*arguments):
@@ -53,6 +53,10 @@ def test_two_heads_are_two_runs_even_under_one_path(cli, tmp_path):
     assert run_id("--head", given) != first
     absent = cli("run", "--decoder", "eagle", "--head", tmp_path / "none", "--limit", "1", "--out", tmp_path)
     assert absent.code == 5 and "no draft head in" in absent.err
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "heads").mkdir()
+    mistyped = cli("run", "--decoder", "eagle", "--head", "heads/mine", "--limit", "1", "--out", tmp_path)
+    assert mistyped.code == 5 and "no draft head in heads/mine" in mistyped.err, "no repository of a hub"
 
 
 def test_a_finished_run_with_a_head_is_taken_up_and_reported_beside_ar(cli, tmp_path):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,9 @@ import pytest
 from latex_checker import latex_problems
 
 from specbench.checks.verify import verify
+from specbench.reporting.methods import _samplings
 from specbench.store.parquet_log import Derived, ParquetLog
+from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY, SAMPLES
 from specbench.store.token_sums import LISTS, SUMS, VERSION, token_sums
@@ -257,6 +260,9 @@ def test_seeds_methods_figures_and_a_data_set(here, cli):
     rows = json.loads(cli("report", "--over", "seed", "--json").out)
     assert {row["decoder"] for row in rows} == {"ar", "sjd"} and rows[0]["numbers"]["speedup"]["value"] == 1
     said = cli("report", "--methods").out
+    info = read_info(next(Path("results").glob("shapes-ar-*")))
+    [sampling] = _samplings([info, replace(info, spec=replace(info.spec, seed=7)), info])
+    assert sampling.endswith(f", seeds {info.spec.seed} and 7") and said.count("Sampling used") == 1
     assert (
         r"\cite{accelerating-auto-regressive-text-to-image-generation-with-t}" in said and "Speculative Jacobi" in said
     )
