@@ -52,6 +52,8 @@ RESULTS = ROOT / "results" / "readme"
 REFERENCE = ROOT / "results" / "reference"
 HUB_METRICS = {
     "facebook/mask2former-swin-small-coco-instance": "GenEval",
+    "google/owlv2-base-patch16-ensemble": "T2I-CompBench++ (OWLv2)",
+    "depth-anything/Depth-Anything-V2-Small-hf": "T2I-CompBench++ (3D relations)",
     "xswu/HPSv2": "HPSv2",
     "zai-org/ImageReward": "ImageReward",
 }

@@ -1,8 +1,8 @@
 """`compbench[...]`: parts of T2I-CompBench++ (Huang et al. 2025) computed without its programs.
 
 `blip-vqa` asks BLIP about every noun phrase of colour, shape and texture prompts; `clip-b32` is the cosine the paper
-uses for non-spatial ones. The others take a detector whose licence keeps it outside: the paper's own programs answer
-them, see `specbench.metrics.official_exchange`.
+uses for non-spatial ones. The others take a detector: see `specbench.metrics.compbench_detected`, and
+`specbench.metrics.official_exchange` for the paper's own programs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
-from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -31,6 +30,7 @@ from specbench.metrics.blip import (
     vision_network,
 )
 from specbench.metrics.clip import Clip
+from specbench.metrics.compbench_rules import SPACY_PACKAGES, Grammar, spacy_versions
 from specbench.metrics.openclip import normalised, squashed
 from specbench.stats import Difference
 
@@ -38,13 +38,6 @@ YES, NO = 2748, 2053
 MOST_QUESTIONS = 8
 NOT_ASKED = ("top", "the side", "the left", "the right")
 REMOVED = '.!"()*#:;~'
-_SPACY_MODEL = "en_core_web_sm"
-_SPACY_PACKAGES = MappingProxyType(
-    {
-        "spacy": "pip install spacy",
-        _SPACY_MODEL: f"python -m spacy download {_SPACY_MODEL} (the paper's programs use its version 3.5.0)",
-    }
-)
 
 
 def questions(phrases: Sequence[str]) -> list[str]:
@@ -120,15 +113,14 @@ class BlipVqa(CategoryMetric):
     categories = ("color", "shape", "texture")
     batch = 8
     checkpoints = ("blip-vqa", "bert-vocabulary")
-    packages = _SPACY_PACKAGES
+    packages = SPACY_PACKAGES
 
     def identity(self) -> Mapping[str, str]:
         return {
             "weights": checkpoints.file_digest("blip-vqa"),
             "vocabulary": checkpoints.CHECKPOINTS["bert-vocabulary"].digest,
             "resize": described("squashed to 480, Pillow bicubic", squashed),
-            "phrases": f"{_SPACY_MODEL} {version(_SPACY_MODEL)}",
-            "spacy": version("spacy"),
+            **spacy_versions(),
             **{package: version(package) for package in ("transformers", "torch", "pillow")},
         }
 
@@ -143,10 +135,7 @@ class BlipVqa(CategoryMetric):
 
     @cached_property
     def phrases(self) -> Callable[[str], list[str]]:
-        import spacy  # an extra
-
-        parse = spacy.load(_SPACY_MODEL)
-        return lambda text: [chunk.text for chunk in parse(text).noun_chunks]
+        return Grammar().noun_phrases
 
     def preprocess(self, pixels: np.ndarray) -> Tensor:
         return normalised(squashed(pixels, self.network.vision.config.image_size))

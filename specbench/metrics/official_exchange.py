@@ -17,6 +17,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError, read_name
+from specbench.metrics import compbench_rules as rules
 from specbench.metrics.base import Metric, Sample, Score, fingerprint, part_scores
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
 from specbench.metrics.export_folder import export_folder
@@ -59,13 +60,6 @@ COMPLEX_PARTS: Mapping[str, str] = {
 """The same of what the score of complex prompts is made of. The official program that combines them takes exactly ten
 images a prompt; where it left nothing, the parts are combined here, for any number."""
 
-
-THREE_IN_ONE: Mapping[str, tuple[str, ...]] = {
-    "spatial": ("spatial", "blip"),
-    "action": ("clip", "blip"),
-    "spatialaction": ("spatial", "clip", "blip"),
-}
-"""What the score of a complex prompt is the mean of, by its kind."""
 
 LOWEST: Mapping[str, float] = {"non_spatial": -1.0, "complex": -1.0, "complex/clip": -1.0}
 """Least possible answer, where it is a cosine or the mean of one with others; elsewhere 0."""
@@ -197,7 +191,9 @@ class OfficialCompBench(Metric):
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         # An answer about a complex prompt may be combined from the answers of its parts.
-        parts = category == "complex" and "complex/blip" in self._answers and str(meta.get("kind")) in THREE_IN_ONE
+        parts = (
+            category == "complex" and "complex/blip" in self._answers and str(meta.get("kind")) in rules.THREE_IN_ONE
+        )
         return "line" in meta and (category in self._answers or parts)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
@@ -210,8 +206,8 @@ class OfficialCompBench(Metric):
 
         if sample.category in self._answers:
             return {"value": answer(sample.category)}
-        answers = [answer(f"complex/{part}") for part in THREE_IN_ONE[sample.meta["kind"]]]
-        return {"value": sum(answers) / len(answers)}
+        kind = sample.meta["kind"]
+        return {"value": rules.three_in_one(kind, {p: answer(f"complex/{p}") for p in rules.THREE_IN_ONE[kind]})}
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         return part_scores(self.name, statistics, "category", "value")

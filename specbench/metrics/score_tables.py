@@ -66,7 +66,7 @@ def scored_rows(
 
 
 def score_frame(rows: Sequence[Mapping[str, object]], long: bool) -> pd.DataFrame:
-    """Rows of scores as a DataFrame: if `long` as they are, else one row per run, with `METRIC`, `METRIC_low`,
+    """Rows of scores as a DataFrame: if `long` one row per score, else one per run, with `METRIC`, `METRIC_low`,
     `METRIC_high` and `METRIC_n`; a metric that scored a run in several ways has its fingerprint in the name."""
     if long:
         names = dict.fromkeys([*OWNER, *RUN_SCORES.names, "too_few", "prompts_needed"])

@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 CLIP_FOLDER = WEIGHTS / "clip"
 RENDERS = 2048
 _SEED = 0
-# Names of what the detector finds and of what the renderer draws, as long as it is the same: scores under others are
-# not compared.
+# Identities of the detector and of the renderer. Another one for what finds or draws otherwise: a test has both.
 _DETECTOR, _RENDERER = "e2aadacd455f76e5", "a6f67b6da33bc51a"
 
 

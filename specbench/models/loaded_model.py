@@ -21,7 +21,7 @@ class LoadedModel(FamilyModel):
     """A causal language model of transformers whose image tokens are words of its vocabulary.
 
     Args:
-        network: with `get_output_embeddings()` and a backbone that takes `inputs_embeds`; it stays as it is.
+        network: with `get_output_embeddings()` and a backbone that takes `inputs_embeds`; it is not changed.
         layout: of the image tokens, or height and width of a plain grid.
         image_ids: vocabulary id of each image token, of which there are `layout.v_image`.
         forced_ids: vocabulary ids of the tokens that the layout forces, in the order of their stream ids.

@@ -38,7 +38,7 @@ def without_replaced_choices(table: Table, cells: Sequence[PlannedCell]) -> Tabl
 
 def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     """The table of the distinct runs that another model has here, each named by its decoder, without values of the
-    paper. Rows of this model itself, run as printed, stay as they are; what cannot be run is left out."""
+    paper. Rows of this model itself, run as printed, keep their values; what cannot be run is left out."""
     by_settings = {cell.settings: cell for cell in cells}
     printed = [row for row in table.rows if table.runs_of_row(row)]
     alike: dict[str, list[Row]] = {}

@@ -88,7 +88,7 @@ def _mean_scores(runs: Sequence[Run]) -> list[Mapping]:
         for run in runs
     ]
     means = []
-    for key in set.intersection(*map(set, found)):
+    for key in (one for one in found[0] if all(one in seed for seed in found)):
         ones = pd.DataFrame([seed[key] for seed in found])
         low, high = (None if ones[end].isna().any() else float(np.mean(ones[end])) for end in ("low", "high"))
         value, n = float(ones["value"].mean()), int(ones["n"].sum())

@@ -289,7 +289,7 @@ def decode_loaded(
     """Decode images with a model object that is loaded already; nothing is stored.
 
     Args:
-        model: a causal language model of transformers on any device, which is left as it is; or a
+        model: a causal language model of transformers on any device, which is not changed; or a
             `specbench.models.interface.ImageModel`, which needs none of the arguments from `layout` to `render`.
         prompts: one text, or several to decode as one batch.
         decoder: a name of `specbench list decoders`, with inline options if wanted.

@@ -153,8 +153,8 @@ def define_decoder(
         options: arguments of the component besides the context, with their defaults, for example `power=0.5`.
 
     Returns:
-        A decorator that returns the class (a residual's function) as it is. The class is known by its module and name;
-        runs carry a digest of its source, so that another source makes another run.
+        A decorator that returns the class (of a residual distribution, the function). It is known by its module and
+        name; runs carry a digest of its source, so that another source makes another run.
 
     Raises:
         SpecbenchError: a name that is taken, or an unknown kind or decoder.

@@ -170,6 +170,14 @@ def test_clip_equals_torchmetrics_over_transformers(clip_metric, openai_file):
     assert max(values) > 0.02, "the comparison is not between zeros"
 
 
+@needs_torchvision
+def test_clip_goes_in_as_open_clips_own_transform(clip_metric):
+    theirs = open_clip.image_transform(64, is_train=False, mean=CLIP_MEAN, std=CLIP_STD)
+    for name, pixels in pictures().items():
+        mine = normalised(short_side_centre(pixels, 64))
+        assert torch.allclose(mine, theirs(Image.fromarray(pixels)), atol=1e-6), name
+
+
 def test_clip_variants_differ_in_prefix_and_picture(openai_file, monkeypatch):
     for name in ("clip-b16", "clip-b32"):
         formats.stand_in(monkeypatch, name, openai_file) if name == "clip-b16" else monkeypatch.setitem(

@@ -6,11 +6,14 @@ from dataclasses import astuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+import synthetic
 from scipy.stats import binomtest, ttest_rel
 
 from specbench import stats
 from specbench.stats import intervals
+from specbench.store.schema import SAMPLES
 
 RUNS = 600
 
@@ -24,7 +27,7 @@ def covered(intervals_and_truths) -> int:
     return sum(found.low <= truth <= found.high for found, truth in intervals_and_truths)
 
 
-@pytest.mark.parametrize("prompts", [2, 3, 5, 8, 20])
+@pytest.mark.parametrize("prompts", [2, 3, 5, 8, 40])
 def test_the_speed_up_interval_covers_at_its_nominal_rate(prompts):
     draw = np.random.default_rng(prompts)
     hits = 0
@@ -35,6 +38,18 @@ def test_the_speed_up_interval_covers_at_its_nominal_rate(prompts):
         found = stats.ratio_of_totals(base, mine, range(prompts), seed)
         hits += found.low <= truth <= found.high
     assert honest(hits, 0.95), hits / RUNS
+
+
+def test_a_bootstrap_that_is_not_widened_would_fail_the_same_test():
+    draw = np.random.default_rng(8)
+    base = draw.lognormal(0.0, 0.2, (RUNS, 8))
+    mine = base / 2 * draw.lognormal(0.0, 0.15, (RUNS, 8))
+    truth, hits = 2 / math.exp(0.15**2 / 2), 0
+    for top, bottom in zip(base, mine, strict=True):
+        chosen = draw.integers(0, 8, (1000, 8))
+        low, high = np.percentile(top[chosen].sum(1) / bottom[chosen].sum(1), [2.5, 97.5])
+        hits += low <= truth <= high
+    assert not honest(hits, 0.95), hits / RUNS
 
 
 def test_bounds_of_what_is_positive_are_positive():
@@ -158,3 +173,12 @@ def test_prompts_that_show_a_change_of_two_percent_follow_from_the_spread_over_p
     drawn[:, 1] += 0.02 * values.mean()
     gap = drawn.mean(2) @ [-1, 1] / (drawn.var(2, ddof=1).sum(1) / wanted) ** 0.5
     assert 0.75 < (gap > 1.96).mean() < 0.86, "power 80 %"
+
+
+def test_condensed_rows_are_the_rows():
+    """Sums by image against plain loops, whatever the lengths and with failed images between."""
+    items = [synthetic.generation(4, 1.0), None, synthetic.generation(4, 1.0, logp=(-math.inf, -2.0, 0.0, -3.0))]
+    rows = stats.condense(pa.Table.from_pylist(synthetic.stored_rows(items), schema=SAMPLES))
+    assert rows["stream_tokens"].tolist() == [4, 0, 4] and rows["free_tokens"].tolist() == [3, 0, 3]
+    assert rows["logp_sum"].tolist() == [-6.0, 0.0, -math.inf] and rows["impossible"].tolist() == [0, 0, 1]
+    assert rows["logp_spread"][0] == 2.0 and rows["top1_sum"].tolist() == [1.5, 0.0, 1.5]
