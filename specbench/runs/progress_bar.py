@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,7 +192,8 @@ class _CellBar:
     above: RenderableType = ""
 
     def __init__(self) -> None:
-        from tqdm.auto import tqdm  # only in a notebook: its bar if ipywidgets is there, else lines
+        with warnings.catch_warnings(action="ignore"):  # it warns where ipywidgets is missing
+            from tqdm.auto import tqdm  # only in a notebook: its bar if ipywidgets is there, else lines
 
         self._bar = tqdm(leave=False)
 
