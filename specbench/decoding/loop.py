@@ -21,10 +21,10 @@ from specbench.decoding.build import Method, build, is_built_in
 from specbench.decoding.draft_tree import Routes, first_drafts_by_depth, routes
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import Batch, DecodeLoop, OwnSessionDrafter, Proposal, Verification
-from specbench.decoding.noise import Noise, Stream, row_key
+from specbench.decoding.noise import Noise, row_key
 from specbench.decoding.recorded_step import RecordedStep
 from specbench.decoding.recorder import NoRecorder, StepRecorder
-from specbench.decoding.sampling import Target, at
+from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
 from specbench.decoding.verification.chain_verification import verify_chain
 from specbench.decoding.verification.tree_verification import verify_tree
@@ -380,20 +380,3 @@ class CommittedBounds:
         if self.behind < self._length <= self._ahead and (known := self._copy.take(committed, self._steps)):
             slowest, since = min(known[0]), self._steps - known[1]
             self.behind, self._ahead = max(self.behind, slowest + since), slowest + since * self._most
-
-
-class ReplacementLoop(Loop):
-    """AR with a known amount of damage (GSD, section 3.1 and figure 4): each of its tokens is replaced with
-    probability `share` before the next forward reads it.
-
-    Every one of the most probable tokens is as likely; those of probability 0 are left out, so that the image stays
-    within top-k, top-p and the grammar.
-    """
-
-    def _judged(self, p: Tensor, proposal: Proposal, tables: Routes | None, step: Tensor) -> Verification:
-        sampled = super()._judged(p, proposal, tables, step)
-        coin, place = (self._noise.uniform(proposal.positions, kind) for kind in (Stream.COIN, Stream.REDRAW))
-        candidates = p.topk(min(self._drafter.top, p.shape[-1]), dim=-1)
-        possible = (candidates.values > 0).sum(-1).clamp(min=1)  # NaN is none of them
-        other = at(candidates.indices, (place * possible).long().minimum(possible - 1))
-        return sampled._replace(tokens=torch.where(coin < self._drafter.share, other, sampled.tokens))

@@ -153,11 +153,3 @@ def _branches(drafts: int, siblings: int, depth: int) -> Tree:
         parents.append(0)
         parents.extend(range(len(parents) - 1, len(parents) + depth - 2))
     return Tree(tuple(parents))
-
-
-class Replacement(NoDraft):
-    """No drafts: a share of AR's tokens is replaced by one of the `top` most probable at random."""
-
-    def __init__(self, context: Context, init: Init, share: float, top: int):
-        super().__init__(context, init)
-        self.share, self.top = share, top

@@ -1,0 +1,40 @@
+"""Random replacement of sampled tokens, a known amount of damage (GSD, section 3.1 and figure 4)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.draft_tree import Routes
+from specbench.decoding.drafters.jacobi import NoDraft
+from specbench.decoding.drafters.token_init import Init
+from specbench.decoding.interfaces import Context, Proposal, Verification
+from specbench.decoding.loop import Loop
+from specbench.decoding.noise import Stream
+from specbench.decoding.sampling import at
+
+
+class Replacement(NoDraft):
+    """No drafts: a share of AR's tokens is replaced by one of the `top` most probable at random."""
+
+    def __init__(self, context: Context, init: Init, share: float, top: int):
+        super().__init__(context, init)
+        self.share, self.top = share, top
+
+
+class ReplacementLoop(Loop):
+    """AR, each of whose tokens is replaced with probability `share` before the next forward reads it.
+
+    Every one of the most probable tokens is as likely; those of probability 0 are left out, so that the image stays
+    within top-k, top-p and the grammar.
+    """
+
+    _drafter: Replacement
+
+    def _judged(self, p: Tensor, proposal: Proposal, tables: Routes | None, step: Tensor) -> Verification:
+        sampled = super()._judged(p, proposal, tables, step)
+        coin, place = (self._noise.uniform(proposal.positions, kind) for kind in (Stream.COIN, Stream.REDRAW))
+        candidates = p.topk(min(self._drafter.top, p.shape[-1]), dim=-1)
+        possible = (candidates.values > 0).sum(-1).clamp(min=1)  # NaN is none of them
+        other = at(candidates.indices, (place * possible).long().minimum(possible - 1))
+        return sampled._replace(tokens=torch.where(coin < self._drafter.share, other, sampled.tokens))
