@@ -77,10 +77,22 @@ class ScoreReporter:
         """`metric` is not computed."""
 
 
-def score(folders: Sequence[Path], *chosen: Any, **named: Any) -> list[Scored]:
-    """Score the images of run folders and keep the results beside them, see `score_images`."""
+def score(
+    folders: Sequence[Path],
+    metrics: Sequence[str] | None = None,
+    settings: Settings | None = None,
+    reporter: ScoreReporter | None = None,
+    where_they_fit: Sequence[str] = (),
+    bundled_only: bool = False,
+) -> list[Scored]:
+    """`score_images` of run folders; problems are raised once all that can be scored is.
+
+    Raises:
+        SpecbenchError: unknown metric, one that lacks something or cannot score a run, or an image that is missing.
+    """
     problems: list[SpecbenchError] = []
-    outcomes = score_images([run_images(folder) for folder in folders], problems, *chosen, **named)
+    shown = [run_images(folder) for folder in folders]
+    outcomes = score_images(shown, problems, metrics, settings, reporter, where_they_fit, bundled_only)
     if problems:
         raise joint_problem(problems, any(outcome.skipped is None for outcome in outcomes))
     return outcomes
