@@ -131,10 +131,10 @@ def test_the_exact_ones_keep_the_joint_distribution_of_long_images(name):
 
 @pytest.mark.slow
 def test_a_block_beside_a_coupled_tail_does_not():
-    """What the plan refuses; the bias is small, so the model is one of those that show it, with 15 times the images."""
+    """What the plan refuses; the bias is small, so the model is one of those that show it, with 25 times the images."""
     setting = AuditSetting("12 w3", TokenLayout.plain(3, 4, 2), window=3)
     counts = {
-        refine: observe(setting, resolve("sjd", {"verifier": "block", "refine": refine, "any-tail": True}), 300_000, 0)
+        refine: observe(setting, resolve("sjd", {"verifier": "block", "refine": refine, "any-tail": True}), 500_000, 0)
         for refine in ("couple", "resample")
     }
     assert p_value(counts["couple"]) < AUDIT_LEVEL / 100
