@@ -27,6 +27,7 @@ from specbench.runs.needs import fetch_command, needs_of, score_needs
 from specbench.runs.plan import check_writable
 from specbench.specs.presets import resolve
 from specbench.system import plugins
+from specbench.system.environment import requirements
 from specbench.system.files import PACKAGE
 from specbench.system.limits import available_cores, available_memory
 from specbench.system.torch_device import has_gpu_driver, no_gpu_reason
@@ -98,7 +99,7 @@ def _row(name: str, status: str, detail: str, fix: str = "") -> dict[str, str]:
 
 def _packages() -> list[dict[str, str]]:
     rows = []
-    for requirement in metadata.requires("specbench") or ():
+    for requirement in requirements():
         name = re.split(r"[\s<>=!~;\[(]", requirement, maxsplit=1)[0]
         if "extra ==" in requirement:
             continue
@@ -164,7 +165,7 @@ def _acceleration() -> list[dict[str, str]]:
         rows.append(_row("nvidia-ml-py", OK, metadata.version("nvidia-ml-py")))
     else:
         detail = "not installed: clocks, power and other processes of an NVIDIA GPU are not recorded"
-        fix = "pip install 'specbench[gpu]'" if torch.version.cuda and gpu else ""
+        fix = "pip install 'nvidia-ml-py>=12'" if torch.version.cuda and gpu else ""
         rows.append(_row("nvidia-ml-py", WARNING if fix else OK, detail, fix))
     if (forced := os.environ.get("NVIDIA_TF32_OVERRIDE", "0")) != "0":
         return [*rows, _row("TF32", WARNING, f"NVIDIA_TF32_OVERRIDE={forced} may force it", "unset that variable")]

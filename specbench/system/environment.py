@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 from specbench.system.limits import available_cores
-from specbench.system.version import __version__
+from specbench.system.version import DISTRIBUTION, __version__
 
 BUILD_RECORD = Path(__file__).with_name("build.json")
 """Added to wheels and source distributions by `dev/release/build_hook.py`; absent in a checkout."""
@@ -47,6 +47,16 @@ def versions() -> dict[str, str | None]:
         except metadata.PackageNotFoundError:
             found[package] = None
     return found
+
+
+def requirements() -> list[str]:
+    """Declared requirements of the installed package, extras too; none where it is not installed."""
+    for name in (DISTRIBUTION, "specbench"):  # checkouts that were installed before 0.4.0
+        try:
+            return metadata.requires(name) or []
+        except metadata.PackageNotFoundError:
+            continue
+    return []
 
 
 def git_state() -> dict[str, object]:

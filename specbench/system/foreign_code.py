@@ -20,7 +20,6 @@ import sysconfig
 import textwrap
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -29,6 +28,8 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from specbench.errors import SpecbenchError
+from specbench.system.environment import requirements
+from specbench.system.version import DISTRIBUTION
 
 _OURS = __name__.partition(".")[0]
 _INSTALLED = ("site-packages", "dist-packages")
@@ -235,11 +236,8 @@ def _versions(tops: frozenset[str]) -> dict[str, str]:
     whose versions each invocation keeps."""
     if not tops:
         return {}
-    required = {_OURS}
-    with suppress(metadata.PackageNotFoundError):
-        required |= {
-            re.split(r"[ ;<>=\[]", line)[0].replace("_", "-").lower() for line in metadata.requires(_OURS) or ()
-        }
+    needed = {re.split(r"[ ;<>=\[]", line)[0].replace("_", "-").lower() for line in requirements()}
+    required = {_OURS, DISTRIBUTION, *needed}
     owners = metadata.packages_distributions()
     names = sorted({owner for top in tops for owner in owners.get(top, ())})
     return {name: metadata.version(name) for name in names if name.replace("_", "-").lower() not in required}

@@ -23,7 +23,7 @@ def test_the_stored_notebook_has_an_output_wherever_a_cell_shows_something():
 
 @pytest.mark.slow
 def test_every_cell_runs_in_a_fresh_kernel_within_two_minutes(tmp_path):
-    reason = "nbclient or ipykernel is missing: pip install 'specbench[dev]'"
+    reason = "nbclient or ipykernel is missing: make test installs them"
     nbformat, nbclient = pytest.importorskip("nbformat", reason=reason), pytest.importorskip("nbclient", reason=reason)
     pytest.importorskip("ipykernel", reason=reason)
     notebook, start = nbformat.read(NOTEBOOK, as_version=4), time.monotonic()
