@@ -6,13 +6,11 @@ runs this, and a test fails while a block is stale.
 
 from __future__ import annotations
 
-import ast
 import inspect
 import json
 import os
 import re
 import sys
-import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
@@ -38,7 +36,7 @@ from specbench.prompts.public import public_names
 from specbench.reporting.columns import definition_of
 from specbench.runs.settings import OTHER_VARIABLES
 from specbench.specs.components import CHOICES, Component
-from specbench.specs.options import Option, plain
+from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, resolve
 from specbench.store.run_folders import find_runs
 from specbench.store.schema import FILE_KINDS, column_facts
@@ -122,12 +120,17 @@ def variables(page: Path, argument: str) -> str:
     return "\n".join(f"- `{name}`: {meaning}" for name, meaning in named.items())
 
 
+_TITLE = re.compile(r"^(\w+(?: and \w+)?(?: et al\.)?), .+?((?:, \w+ 20\d\d)? \(arXiv [\d.]+\))$")
+"""A paper with its title, which `list decoders` and the entries for BibTeX have."""
+
+
 def decoders(page: Path, argument: str) -> str:
     """Every preset by its paper."""
     papers: dict[str, list[str]] = {}
     for name in _built_in():
         said = "; ".join(["lossless" if resolve(name).lossless else "lossy", *_unlike_sjd(name)])
-        papers.setdefault(PRESETS[name].paper, []).append(f"    - `{name}` ({said}): {PRESETS[name].summary}")
+        paper = _TITLE.sub(r"\1\2", PRESETS[name].paper)
+        papers.setdefault(paper, []).append(f"    - `{name}` ({said}): {PRESETS[name].summary}")
     return "\n".join(
         line for paper, lines in papers.items() for line in [f"- {paper if paper != '-' else 'Baseline'}", *lines]
     )
@@ -148,24 +151,6 @@ def components(page: Path, kind: str) -> str:
         f"- `{name}`{'' if component.lossless else ' (lossy)'}: {_escape(component.summary)}"
         for name, component in _built_in_parts(kind)
     )
-
-
-def options(page: Path, argument: str) -> str:
-    """Every option of every decoder component: values, default and meaning."""
-
-    merged: dict[tuple[str, ...], dict[str, list[str]]] = {}
-    for kind in CHOICES:
-        for name, component in _built_in_parts(kind):
-            for option in component.options:
-                said = (f"`--{option.name}`", _values(option), f"`{plain(option.default)}`", _escape(option.help))
-                merged.setdefault(said, {}).setdefault(kind, []).append(f"`{name}`")
-
-    def line(said: tuple[str, ...], users: dict[str, list[str]]) -> str:
-        flag, values, default, meaning = said
-        of = "; ".join(", ".join(names) for names in users.values())
-        return f"- {flag} ({of}): {meaning}{values}; default {default}"
-
-    return "\n".join(line(*one) for one in merged.items())
 
 
 def models(page: Path, argument: str) -> str:
@@ -455,29 +440,16 @@ def _lines(path: Path) -> list[str]:
     return path.read_text().strip().splitlines()
 
 
-TABLE_FUNCTIONS = ("run", "generate", "report", "samples", "load", "columns", "score", "compare", "audit")
-"""Public functions that are shown with types and the whole docstring."""
-
-
-def signatures(page: Path, argument: str) -> str:
-    """Signature and docstring of `TABLE_FUNCTIONS`."""
-    import specbench
-
-    shown = []
-    for name in TABLE_FUNCTIONS:
-        source = textwrap.dedent(inspect.getsource(getattr(specbench, name)))
-        (function,) = ast.parse(source).body
-        lines = source.splitlines()[: function.body[0].end_lineno]
-        shown.append("\n".join([lines[0].replace(function.name, name, 1), *lines[1:]]))
-    return "```python\n" + "\n\n\n".join(shown) + "\n```"
+FIRST_FUNCTIONS = ("run", "generate", "report", "samples", "load", "score", "compare", "columns", "audit")
+"""Public functions in this order, before all others."""
 
 
 def functions(page: Path, argument: str) -> str:
-    """The other public functions: what each must be given, and its first sentence."""
+    """The public functions: what each must be given, and its first sentence."""
     import specbench
 
     shown = []
-    for name in sorted(set(specbench.__all__) - {*TABLE_FUNCTIONS}):
+    for name in (*FIRST_FUNCTIONS, *sorted(set(specbench.__all__) - {*FIRST_FUNCTIONS})):
         function = getattr(specbench, name)
         if inspect.isfunction(function):
             given = [each for each in inspect.signature(function).parameters.values() if each.kind != each.VAR_KEYWORD]
@@ -566,11 +538,9 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "effects": effects,
     "file": file,
     "functions": functions,
-    "signatures": signatures,
     "gpu": gpu,
     "metrics": metrics,
     "models": models,
-    "options": options,
     "variables": variables,
     "paper-names": paper_names,
     "paper-plan": paper_plan,
@@ -615,14 +585,6 @@ def _built_in_parts(kind: str) -> list[tuple[str, Component]]:
 
 def _is_ours(component: Component) -> bool:
     return component.target.startswith("specbench.")
-
-
-def _values(option: Option) -> str:
-    """The words that an option takes, or the range that is closed at both ends."""
-    if option.choices:
-        return f"; {', '.join(f'`{choice}`' for choice in option.choices)}"
-    closed = option.minimum is not None and option.maximum is not None
-    return f"; {plain(option.minimum)} to {plain(option.maximum)}" if closed else ""
 
 
 def _plain_help(command: click.Command) -> str:

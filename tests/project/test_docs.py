@@ -49,7 +49,7 @@ def long_sentences(text: str) -> list[str]:
 def test_a_guide_has_short_sentences_and_few_lines(page):
     assert long_sentences(page.read_text()) == []
     lines = _without_generated(page.read_text()).splitlines()
-    assert len(lines) <= {"results-format.md": 185, "README.md": 130, "development.md": 130}.get(page.name, 120)
+    assert len(lines) <= {"results-format.md": 140, "README.md": 130, "development.md": 130}.get(page.name, 120)
 
 
 def test_every_program_that_make_runs_exists():
@@ -120,7 +120,8 @@ def test_the_options_of_run_are_frozen():
 def documented(heading: str) -> dict[str, str]:
     """The list below a heading of the page on the results format: names, and the types of those that have one."""
     part = FORMAT.read_text().split(f"\n## {heading}\n", 1)[1].split("\n## ")[0]
-    return dict(re.findall(r"^- `([^`]+)`(.*?):", part, re.MULTILINE))
+    lines = re.findall(r"^- ((?:`[^`]+`(?:, )?)+)(.*?):", part, re.MULTILINE)
+    return {name: kind for names, kind in lines for name in re.findall(r"`([^`]+)`", names)}
 
 
 def test_the_schema_version_is_documented():
