@@ -9,6 +9,7 @@
     overhead        A step's time over its forward, by window and vocabulary.
     window          Tokens per step and speed against the window, four decoders; milliseconds of a forward.
     window-compiled  Tokens per step and speed against the window, four decoders, all compiled.
+    columns         Milliseconds of a compiled forward by its columns, in ten processes.
     decoders        Speed-up realised against tokens per step, per decoder.
     decoders-compiled  The same compiled, one of each kind; compiling takes minutes the first time.
     decoders-100m   The same, compiled, on a random Llama of 100 million parameters.
@@ -33,9 +34,11 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -245,6 +248,31 @@ def bench_window_compiled(sampling: Sampling, rounds: int) -> tuple[list[dict], 
     return rows, gains(rows, decoders)
 
 
+def bench_columns(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]:
+    """Compiled forwards of few to many columns, each round in a process of its own: do processes differ?"""
+    rows = []
+    for number in range(rounds):
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            part = process.submit(forwards_by_columns, sampling, torch.get_num_threads()).result()
+        rows += [{**row, "round": number} for row in part]
+    lines = ["columns: median, fastest and slowest process in ms, times one column"]
+    for columns in dict.fromkeys(row["window"] for row in rows):
+        ms = [row["wall_ms"] for row in rows if row["window"] == columns]
+        ratio = statistics.median(
+            row["wall_ms"] / rows[row["round"] * len(part)]["wall_ms"] for row in rows if row["window"] == columns
+        )
+        lines.append(f"{columns}: {statistics.median(ms):.2f}, {min(ms):.2f}, {max(ms):.2f}, {ratio:.2f}")
+    return rows, lines
+
+
+def forwards_by_columns(sampling: Sampling, threads: int) -> list[dict]:
+    """Milliseconds of compiled forwards of this process; one column first."""
+    torch.set_num_threads(threads)
+    model = load_model("shapes")
+    model.compile()
+    return [timed_forward(model, sampling, columns, 300, 0) for columns in (1, 2, 4, 8, 16)]
+
+
 def by_window(name: str, windows: Sequence[int]) -> dict[str, DecoderSpec]:
     """A decoder with every window, by name and window."""
     return {f"{name} {window}": with_window(name, window) for window in windows}
@@ -372,6 +400,7 @@ BENCHES = {
     "overhead": Bench(bench_overhead),
     "window": Bench(bench_window, 12),
     "window-compiled": Bench(bench_window_compiled, 24),
+    "columns": Bench(bench_columns, 10),
     "decoders": Bench(bench_decoders),
     "decoders-compiled": Bench(bench_decoders_compiled),
     "decoders-100m": Bench(bench_decoders_100m),
