@@ -1,6 +1,6 @@
 """Components of a decoder, as data: drafters, token initialisations, verifiers, residuals, refinements.
 
-`components.toml` names the code that implements each, the options it adds to the command line, and whether it is
+`decoders.toml` names the code that implements each, the options it adds to the command line, and whether it is
 lossless (the joint distribution of the image tokens equals AR sampling). Importing this module never imports torch.
 """
 
@@ -46,14 +46,19 @@ def _component(entry: Mapping[str, Any], options: Mapping[str, Option]) -> Compo
     return Component(**given)
 
 
+DECODERS = tomllib.loads(Path(__file__).with_name("decoders.toml").read_text(encoding="utf-8"))
+"""Components, options, papers and presets, as written down."""
+
+
 def _read() -> dict[str, dict[str, Component]]:
-    held = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     checks = {"tree": node_paths}
     options = {
         key: Option(**{"name": key, "check": checks.get(key), **_tuples(entry)})
-        for key, entry in held["option"].items()
+        for key, entry in DECODERS["option"].items()
     }
-    return {kind: {name: _component(entry, options) for name, entry in held[kind].items()} for kind in COMPONENT_KINDS}
+    return {
+        kind: {name: _component(entry, options) for name, entry in DECODERS[kind].items()} for kind in COMPONENT_KINDS
+    }
 
 
 CHOICES = _read()

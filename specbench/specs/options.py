@@ -88,7 +88,7 @@ class Component:
     # whether every unverified draft is drawn anew, whatever draft and noise the slot had; of refinements only. A
     # verifier that looks ahead is lossless beside these alone.
     redraws: bool = False
-    # what it needs beside the target, see `components.toml`
+    # what it needs beside the target, see `decoders.toml`
     memory: Mapping[str, int] = field(default_factory=dict, hash=False)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from specbench import names
 from specbench.errors import SpecbenchError, read_name, unknown_name
-from specbench.specs.components import ANY_TAIL, CHOICES, DRAFTERS, Component
+from specbench.specs.components import ANY_TAIL, CHOICES, DECODERS, DRAFTERS, Component
 from specbench.specs.options import Option
 from specbench.system.foreign_code import Code, code_of
 from specbench.system.plugins import load_plugin, load_user_object, plugins
@@ -76,19 +76,18 @@ class DecoderSpec:
 
 
 def _built_in() -> dict[str, Preset]:
-    """The presets in `presets.toml`, whose components are those of SJD where they name no other."""
-    held = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    """The presets in `decoders.toml`, whose components are those of SJD where they name no other."""
     sjd = {"drafter": "jacobi", "init": "uniform", "verifier": "exact", "residual": "standard", "refine": "resample"}
     return {
         name: Preset(
             name,
             entry["summary"],
-            held["paper"].get(entry["paper"], entry["paper"]),
+            DECODERS["paper"].get(entry["paper"], entry["paper"]),
             entry["equation"],
             sjd | entry.get("components", {}),
             entry.get("defaults", {}),
         )
-        for name, entry in held["decoder"].items()
+        for name, entry in DECODERS["decoder"].items()
     }
 
 
