@@ -15,10 +15,11 @@ from pathlib import Path
 from types import ModuleType
 
 from specbench.system.limits import available_cores
-from specbench.system.version import DISTRIBUTION, __version__
+from specbench.system.version import __version__
 
 BUILD_RECORD = Path(__file__).with_name("build.json")
 """Added to wheels and source distributions by `dev/release/build_hook.py`; absent in a checkout."""
+DISTRIBUTION = "specbench-image"  # What pip installs; `specbench` on the index is another project
 _PACKAGES = ("torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors", "torchao")
 
 

@@ -28,8 +28,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from specbench.errors import SpecbenchError
-from specbench.system.environment import requirements
-from specbench.system.version import DISTRIBUTION
+from specbench.system.environment import DISTRIBUTION, requirements
 
 _OURS = __name__.partition(".")[0]
 _INSTALLED = ("site-packages", "dist-packages")
