@@ -18,19 +18,21 @@ import torch
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
-from specbench.checks.teacher_forced import Values, forced_logits, pieces
+from specbench.checks.teacher_forced import Values, forced_logits, pieces, teacher_forced_values
 from specbench.decoding.sampling import Target, at
 from specbench.errors import SpecbenchError
+from specbench.models.facts import DTYPES
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import LEVEL
 
 _STUDIED, _STUDIED_TOKENS = 16, 4096
 _FLOOR = {"float32": 1e-6}
-_ROUNDED_FLOOR = 1e-3
+_ROUNDED_FLOOR = 0.1
 """Share of the unfiltered distribution in each alternative, so that a token beyond a filter costs a finite ratio: by
-number format, as rounding puts tokens at the edge of a filter on either side."""
+number format, as rounding puts tokens at the edge of a filter on either side (on `shapes`, a tenth of those beyond)."""
 _ROUNDING = 0.002  # Nats per token that rounding may make: p of the same model in other shapes
+_DIGITS = 1e-5  # Nats that other shapes move log p in float32
 _GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.5, 10.0, 12.0, 15.0)
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 _TOP_K = (1, 5, 10, 20, 50, 100, 500, 1000, 2000, 0)
@@ -73,7 +75,7 @@ def likely_causes(
     """The causes that explain `rows` better than the claim, the likeliest first, and what would have been seen.
 
     Args:
-        load: the model in a number format.
+        load: the model in a number format of `DTYPES`.
         rows: K images: `prompt`, `tokens`, `logp` as recorded, NaN where unknown.
         guided: whether the model has unconditional rows.
     """
@@ -199,8 +201,9 @@ class _Study:
         own = at(target(logits, positions), chosen)
         inside = chosen.clamp(max=logits.shape[-1] - 1)
         every = (at(logits, inside) - logits.logsumexp(-1)).exp()
-        free = target.forced_at(positions) < 0
-        return torch.where(free, ((1 - self._floor) * own + self._floor * every).clamp(min=1e-30).log(), 0.0)
+        mixed = (1 - self._floor) * own + self._floor * every
+        mixed = mixed.nan_to_num(1 / logits.shape[-1])  # float16 overflows: any token may have been drawn
+        return torch.where(target.forced_at(positions) < 0, mixed.clamp(min=1e-30).log(), 0.0)
 
     def setting(self, name: str, value: float, ratio: np.ndarray) -> Cause:
         """The cause that a setting had another value."""
@@ -261,13 +264,34 @@ class _Study:
         }
 
     def formats(self, load: Callable[[str], ImageModel], dtype: str) -> dict[str, np.ndarray]:
-        """Log likelihood ratios of other number formats."""
+        """Log likelihood ratios of other number formats: of the tokens, and of log p where it is recorded.
+
+        Kernels of one format round in other places, so that float32, amid all of them, is often likelier than one's
+        own: tokens tell a format only if it is likelier than float32, too.
+        """
+        studies = {dtype: self}
+        for other in dict.fromkeys(("float32", *DTYPES)):
+            if other != dtype:
+                with suppress(SpecbenchError):  # of eight bits: an extra, and not of every model
+                    floor = _FLOOR.get(other, _ROUNDED_FLOOR)
+                    studies[other] = _Study(load(other), self.rows, self.sampling, floor, self._guided)
+        exact, claimed = studies["float32"].claim, self.error()
         found = {}
-        for other in [name for name in ("float32", "bfloat16", "float16") if name != dtype]:
-            own = _Study(load(other), self.rows, self.sampling, self._floor, self._guided)
-            if np.isfinite(own.claim).all():  # float16 may overflow
-                found[f"another number format: {other}, not {dtype}"] = own.claim - self.claim
+        for other in [name for name in studies if name != dtype]:
+            own = studies[other]
+            tokens = own.claim - max(self.claim, exact, key=np.sum)
+            told = 0.0 if claimed is None else _nearer(claimed, own.error())
+            found[f"another number format: {other}, not {dtype}"] = tokens + told
         return found
+
+    def error(self) -> np.ndarray | None:
+        """[K, N] distance of the recorded log p from this model's, NaN where unknown; None where none is recorded."""
+        told = self.rows.get("logp")
+        if told is None or told.isna().any():
+            return None
+        own = teacher_forced_values(self.model, self.rows, self.sampling).logp
+        with np.errstate(invalid="ignore"):
+            return np.where(np.stack(self.rows["forced"]), np.nan, np.abs(np.stack(told) - own))
 
     def seen(self) -> list[str]:
         """What the tokens rule out: the intervals of guidance and temperature, in words."""
@@ -277,6 +301,17 @@ class _Study:
             value, low, high = self._likeliest(name, self._claimed(name))
             told.append(f"{name} by the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
         return told
+
+
+def _nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """[K] log likelihood ratio of two errors of log p with Laplace's distribution; 0 unless the claimed one's scale is
+    far larger, as kernels of one number format round in other places."""
+    both = np.isfinite(claimed) & np.isfinite(other)
+    errors = [np.where(both, one, 0.0) for one in (claimed, other)]
+    mine, theirs = (one.sum() / max(1, both.sum()) + _DIGITS for one in errors)
+    if mine < 2 * theirs:
+        return np.zeros(len(both))
+    return (errors[0] / mine - errors[1] / theirs + math.log(mine / theirs) * both).sum(1)
 
 
 def _within(held: Tensor, logits: Tensor, chosen: Tensor) -> Tensor:

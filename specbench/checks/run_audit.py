@@ -171,7 +171,13 @@ def _explained(
 
     spec, facts = info.spec, model_of(info.spec, weights, revision)
     given = rows, spec.sampling, spec.dtype, facts.guided
-    causes, seen = likely_causes(lambda dtype: load_model(facts, device, dtype), *given)
+
+    def load(dtype: str):
+        if dtype == EIGHT_BITS:
+            return load_model(recorded_model(f"{spec.model}+{dtype}", weights, revision), device, spec.dtype)
+        return load_model(facts, device, dtype)
+
+    causes, seen = likely_causes(load, *given)
     sampling = [f"guidance {spec.sampling.guidance:g}", f"temperature {spec.sampling.temperature:g}"]
     sampling += [f"top-k {spec.sampling.top_k}"] if spec.sampling.top_k else []
     sampling += [f"top-p {spec.sampling.top_p:g}"] if spec.sampling.top_p < 1 else []

@@ -29,7 +29,7 @@ _MERGE_HELP = help_of(
     "of older versions are rewritten where the runs are in --out already (specbench merge results).",
 )
 _PLAIN_WIDTH = 120  # Characters of a card's lines where there is no terminal
-_BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench")
+_BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif")
 _TOKENS = "tokens"
 _SETTINGS = tuple(replace(one, panel="Tokens") for one in run_settings() if one.name in OF_TOKENS)
 

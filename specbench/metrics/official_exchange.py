@@ -1,6 +1,7 @@
-"""Export images to the official GenEval, T2I-CompBench++ and DPG-Bench programs, and import their results.
+"""Export images to the official programs of benchmarks, and import their results.
 
-Imported scores are named `geneval[official]`, `compbench[official]`, and `dpg-bench` with `dpg-bench[released]`.
+Imported scores are named `geneval[official]`, `compbench[official]`, `tiif[official]`, and `dpg-bench` with
+`dpg-bench[released]`.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -22,6 +24,7 @@ from specbench.metrics.base import Metric, Sample, Score, fingerprint, part_scor
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
 from specbench.metrics.export_folder import export_folder
 from specbench.metrics.geneval import JudgedMetric
+from specbench.metrics.reference import with_influence
 from specbench.metrics.score_store import scores_to_show
 from specbench.metrics.scoring import run_images, score_with
 from specbench.prompts.public_files import COMPBENCH_CATEGORIES, official_row
@@ -38,6 +41,21 @@ MAX_LINES = 10**5  # Above the number of prompts of any benchmark; file names ha
 MAX_RESULTS_BYTES = 2**30
 _GENEVAL_TEXTS = ("filename", "prompt", "reason", "details")
 _ANSWER = {"question_id", "answer"}
+_LENGTHS = ("short", "long")
+_TIIF_GROUPS: Mapping[str, str] = {
+    "attribute": "shape+color color+texture texture+color shape+texture",
+    "relation": "2d_spatial_relation 3d_spatial_relation action+2d action+3d",
+    "reasoning": "numeracy negation differentiation comparison",
+    "attribute+relation": "action+color action+texture color+2d color+3d shape+2d shape+3d texture+2d texture+3d",
+    "attribute+reasoning": "numeracy+color numeracy+texture comparison+color comparison+texture "
+    "differentiation+color differentiation+texture negation+color negation+texture",
+    "relation+reasoning": "numeracy+2d numeracy+3d comparison+2d comparison+3d "
+    "differentiation+2d differentiation+3d negation+2d negation+3d",
+    "text": "text",
+    "style": "style",
+    "real-world": "real_world",
+}
+"""The nine groups of TIIF-Bench's kinds, whose mean its program prints."""
 _GENEVAL_PLACE = re.compile(r"([0-9]{1,9})/samples/([0-9]{1,9})\.png$")
 
 RESULTS: Mapping[str, str] = {
@@ -85,7 +103,8 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     """Store the results of a benchmark's official evaluator as scores of a run, and return them as `score` does.
 
     Args:
-        results: GenEval's results file, the folder that T2I-CompBench++ was exported to, or DPG-Bench's `_detail.txt`.
+        results: GenEval's results file, the folder that T2I-CompBench++ was exported to, DPG-Bench's `_detail.txt`, or
+            the output folder of TIIF-Bench's program.
     """
     benchmark = read_name("benchmark", benchmark, BENCHMARKS)
     images = run_images(run)
@@ -93,6 +112,8 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
         metric: Metric = OfficialGenEval(results)
     elif benchmark == "dpg-bench":
         metric = OfficialDpgBench(_read_dpg_bench(results), digest_of(results), images.rows)
+    elif benchmark == "tiif":
+        metric = OfficialTiif(results)
     else:
         metric = OfficialCompBench(results, 1 + int(images.rows["sample"].max()))
     outcome = score_with(images, metric)
@@ -130,6 +151,12 @@ def compbench_files(rows: Sequence[_Row]) -> Files:
     for row in rows:
         number = row.line * samples[row.category] + row.sample
         yield row.png(), row.category, "samples", f"{row.prompt}_{number:06d}.png"
+
+
+def tiif_files(rows: Sequence[_Row]) -> Files:
+    """Files for the official program, a sample being a model: `<kind>/sample-0/short_description/<line>.png`."""
+    for row in rows:
+        yield row.png(), row.category, f"sample-{row.sample}", f"{row.meta['length']}_description", f"{row.line}.png"
 
 
 def dpg_bench_files(rows: Sequence[_Row]) -> Files:
@@ -213,6 +240,68 @@ class OfficialCompBench(Metric):
         return part_scores(self.name, statistics, "category", "value")
 
 
+class OfficialTiif(Metric):
+    """Answers to TIIF-Bench's questions: the share of right ones among those of a kind, its mean over the kinds of each
+    of nine groups, and the mean of these, for short and for long descriptions, as the program counts.
+
+    Args:
+        results: the program's output folder, with `sample-<number>/<kind>/<length>/<line>.json`.
+    """
+
+    name = "tiif[official]"
+    columns: ClassVar = {"right": pa.int32(), "questions": pa.int32(), "long": pa.bool_()}
+
+    def __init__(self, results: Path):
+        super().__init__()
+        self.results, self._files = results, sorted(results.glob("sample-*/*/*/*.json"))
+        if not self._files:
+            raise SpecbenchError(f"{results} holds no official results", "looked for sample-0/<kind>/short/0.json")
+
+    def identity(self) -> Mapping[str, str]:
+        lines = "\n".join(f"{path.relative_to(self.results)} {digest_of(path)}" for path in self._files)
+        return {"results": sha256(lines.encode()).hexdigest()}
+
+    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
+        return _of_tiif(category, meta)
+
+    def features_of(self, sample: Sample) -> dict[str, object]:
+        length, line = str(sample.meta["length"]), official_line(sample.prompt_id, sample.meta)
+        path = self.results / f"sample-{sample.sample}" / str(sample.category) / length / f"{line}.json"
+        if not path.is_file():
+            raise SpecbenchError(f"{path} is missing", "run the program on all images of the export")
+        with blaming(path, "is not a result of TIIF-Bench's program ({})"):
+            found = parse_json(_text(path))
+            if not isinstance(found, dict):
+                raise ValueError("no object")
+            wanted, given = ([str(one).strip().lower() for one in found[key]] for key in ("gt_answers", "model_pred"))
+            if not wanted or len(wanted) != len(given) or {*wanted, *given} - {"yes", "no"}:
+                raise ValueError("gt_answers and model_pred are lists of yes and no, equally long")
+        right = sum(one == other for one, other in zip(wanted, given, strict=True))
+        return {"right": right, "questions": len(wanted), "long": length == "long"}
+
+    def scores(self, statistics: pd.DataFrame) -> list[Score]:
+        found = []
+        for length in _LENGTHS:
+            rows = statistics[statistics["long"] == (length == "long")]
+            group = rows["category"].map({kind: name for name, kinds in _TIIF_GROUPS.items() for kind in kinds.split()})
+            if len(rows):
+                found.append(self._score(f"{self.name}:{length}", rows, group))
+                parts = rows.groupby(group, sort=False)
+                found += [self._score(f"{self.name}:{length} {name}", own, group[own.index]) for name, own in parts]
+        return found
+
+    @staticmethod
+    def _score(name: str, rows: pd.DataFrame, group: pd.Series) -> Score:
+        """Mean over groups of the means over their kinds; the interval by the influence of each image."""
+        kinds = rows.groupby("category")
+        right, questions = (kinds[column].transform("sum") for column in ("right", "questions"))
+        weight = 1 / (group.nunique() * rows["category"].groupby(group).transform("nunique") * questions)
+        influence = len(rows) * weight * (rows["right"] - right / questions * rows["questions"])
+        return Score(
+            name, with_influence(float((weight * rows["right"]).sum()), influence, rows["prompt_id"]), len(rows)
+        )
+
+
 class _Row(NamedTuple):
     """An image of a run."""
 
@@ -257,11 +346,16 @@ _LAYOUTS: Mapping[str, tuple[str, Callable[[str, Mapping], bool], Callable[[Sequ
         compbench_files,
     ),
     "dpg-bench": ("DPG-Bench", lambda _, meta: {"questions", "line"} <= meta.keys(), dpg_bench_files),
+    "tiif": ("TIIF-Bench", lambda *about: _of_tiif(*about), tiif_files),
     "dataset": ("any", lambda *_: True, dataset_files),
 }
 """By what is exported: whose prompts they are, whether a prompt of a category with some metadata is one, and files."""
-BENCHMARKS = tuple(_LAYOUTS)[:3]
+BENCHMARKS = tuple(_LAYOUTS)[:-1]
 """Those with results to import; `dataset` is the layout of Hugging Face's `datasets`, for images of any prompts."""
+
+
+def _of_tiif(kind: str | None, meta: Mapping) -> bool:
+    return bool(kind) and "line" in meta and meta.get("length") in _LENGTHS
 
 
 def official_line(prompt_id: str, meta: Mapping) -> int:

@@ -47,7 +47,8 @@ class ReferenceImages:
         """The image files."""
         if self.statistics:
             raise SpecbenchError(f"{self.own} holds statistics (mu, sigma), not images", "--reference DIR, of images")
-        return pictures_in(self.folder)
+        folders = [one for one in sorted(self.folder.glob("[!.]*")) if one.is_dir()]  # one a category, as MJHQ-30K's
+        return [picture for folder in folders for picture in pictures_in(folder)] or pictures_in(self.folder)
 
     def missing(self) -> list[tuple[str, str]]:
         """As `Metric.missing`."""

@@ -92,14 +92,16 @@ def public_sets() -> dict[str, PublicSet]:
 
 
 def _entry(name: str, entry: dict) -> PublicSet:
-    def remote(part: dict) -> Remote:
+    def remote(part: dict | str, file: str = "") -> Remote:
+        if isinstance(part, str):
+            part = {"url": f"{entry['base']}/{quote(file)}", "digest": part}
         by_hand = f"or: specbench fetch {name} --from COPY"
         return Remote(part.get("url") or part["member"], part["digest"], part.get("size"), by_hand)
 
     images = entry.get("images")
     return PublicSet(
         name, entry["summary"], entry["prompts"], entry["licence"], entry["page"],
-        {file: remote(part) for file, part in entry["files"].items()},
+        {file: remote(part, file) for file, part in entry["files"].items()},
         remote(entry["archive"]) if "archive" in entry else None,
         PublishedImages(remote(images), images["count"], images["licence"]) if images else None,
         entry.get("categories", {}),

@@ -1,5 +1,4 @@
-"""Readers of the public prompt sets' files, by the name of the set: COCO, PartiPrompts, GenEval, GenEval 2,
-T2I-CompBench++, DPG-Bench, OneIG-Bench, LongText-Bench."""
+"""Readers of the public prompt sets' files, by the name of the set."""
 
 from __future__ import annotations
 
@@ -192,6 +191,28 @@ def read_longtext_bench(folder: Path) -> list[Prompt]:
     ]
 
 
+def read_coco_30k(folder: Path) -> list[Prompt]:
+    """Read the 30,000 captions of COCO-30K in file order; ids are those of COCO's images, none of them here."""
+    with (folder / "coco_30k.csv").open(encoding="utf-8", newline="") as file:
+        return [Prompt(row["image_id"], row["prompt"].strip()) for row in csv.DictReader(file)]
+
+
+def read_tiif(folder: Path) -> list[Prompt]:
+    """Read the prompts of TIIF-Bench, a short and a long one of each instruction; `meta` has which, and `line`, its
+    number among those of its kind."""
+    return [
+        Prompt(
+            f"{row['type']}-{line:02d}-{length}",
+            row[f"{length}_description"],
+            row["type"],
+            {"line": line, "length": length},
+        )
+        for file in sorted(folder.glob("*_prompts.jsonl"))
+        for line, row in enumerate(map(json.loads, _lines(file)))
+        for length in ("short", "long")
+    ]
+
+
 def counts(text: str, names: Mapping[str, str]) -> dict[str, int]:
     """Count the objects requested by a numeracy prompt; `names` maps each singular and plural noun to its singular."""
     words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
@@ -217,5 +238,7 @@ READERS = {
     "t2i-compbench": read_t2i_compbench,
     "oneig": read_oneig,
     "longtext-bench": read_longtext_bench,
+    "coco-30k": read_coco_30k,
+    "tiif": read_tiif,
 }
 """By the name of a public set, the function that reads its prompts from the folder of its files."""

@@ -1,6 +1,6 @@
 """The usual faults, planted at three strengths: found, named, not mistaken for another, and none where none is."""
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import planted_causes as planted
@@ -48,14 +48,31 @@ def images(name):
     return model, texts, planted.drawn(model, texts, CLAIMS[name])
 
 
-def cause(name, tokens):
+@cache
+def in_format(name, dtype):
+    if name == "shapes" and dtype != "int8wo":
+        return load_model(name, "cpu", dtype)
+    model = load_model(name) if name == "shapes" else Wide()
+    planted.in_format(model.backbone, dtype)
+    if name == "wide":
+        model.matrix = model.matrix.to(model.backbone.dtype)
+    return model
+
+
+def cause(name, tokens, claimed="float32", **recorded):
     model, texts, _ = images(name)
-
-    def load(dtype):
-        return load_model("shapes", "cpu", dtype) if name == "shapes" else model
-
-    found, seen = likely_causes(load, planted.as_rows(model, texts, tokens), CLAIMS[name], "float32", True)
+    rows = planted.as_rows(model, texts, tokens).assign(**recorded)
+    found, seen = likely_causes(partial(in_format, name), rows, CLAIMS[name], claimed, True)
     return (named(found, len(texts)) if found else "none"), seen
+
+
+def cause_of_format(name, true, claimed, recorded):
+    """What is named of images drawn in the format `true`, with or without their log p."""
+    model, texts, _ = images(name)
+    tokens = planted.drawn(in_format(name, true), texts, CLAIMS[name])
+    rows = planted.as_rows(model, texts, tokens)
+    told = {"logp": planted.log_p(in_format(name, true), rows, CLAIMS[name])} if recorded else {}
+    return cause(name, tokens, claimed, **told)[0]
 
 
 EACH = pytest.mark.parametrize("name", CLAIMS)
@@ -111,6 +128,32 @@ def test_another_sampling_is_named_with_its_value(name, kind, setting):
     model, texts, _ = images(name)
     found, _ = cause(name, planted.drawn(model, texts, planted.replace(CLAIMS[name], **setting)))
     assert kind in found
+
+
+@EACH
+@pytest.mark.slow
+@pytest.mark.parametrize("recorded", [True, False])
+@pytest.mark.parametrize("true", ["float16", "bfloat16", "int8wo"])
+def test_another_number_format_is_named_where_it_is_seen(name, true, recorded):
+    """float16 overflows on `shapes`. Tokens of `wide` alone are consistent with each format."""
+    found = cause_of_format(name, true, "float32", recorded)
+    assert found.startswith(f"another number format: {true}, not float32" if recorded or name == "shapes" else "none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("true", "recorded", "told"),
+    [
+        ("bfloat16", True, "none"),
+        ("bfloat16", False, "none"),
+        ("float32", True, "another number format: float32, not bfloat16"),
+        ("float32", False, "none"),
+        ("int8wo", False, "another number format: int8wo, not bfloat16"),
+    ],
+)
+def test_rounding_of_a_claim_of_fewer_bits_is_no_cause(true, recorded, told):
+    """Tokens at the edge of top-p do not say that there is none, nor those likelier in float32 that it was that."""
+    assert cause_of_format("shapes", true, "bfloat16", recorded).startswith(told)
 
 
 def test_transposed_images_of_a_small_model_are_named():

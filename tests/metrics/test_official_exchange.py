@@ -125,3 +125,25 @@ def test_compbench_results_of_another_form_are_refused(tmp_path, cli, rows):
     path.write_text(rows)
     problems = "is not a result of the official scripts", "the answer to question", "contradicts itself"
     refused(cli("import", "t2i-compbench", run, "--from", tmp_path / "out"), *problems)
+
+
+def test_tiif_goes_out_in_its_layout_and_answers_come_back_as_its_program_counts_them(tmp_path, cli):
+    """Two kinds of one group count the same, whatever their questions; those of a kind are pooled."""
+    right = {("color+2d", 0): [1, 1, 1, 0], ("color+2d", 1): [0, 0], ("color+3d", 0): [1], ("text", 0): [1, 0]}
+    about = {kind + str(line): (kind, line) for kind, line in right}
+    prompts = [Prompt(name, name, kind, {"line": n, "length": "short"}) for name, (kind, n) in about.items()]
+    run, to = a_run(tmp_path, *prompts), tmp_path / "out"
+    assert cli("export", "tiif", run, "--to", to).code == 0
+    assert files(to) == {f"{kind}/sample-0/short_description/{line}.png" for kind, line in right}
+    for (kind, line), answers in right.items():
+        path = to / "sample-0" / kind / "short" / f"{line}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pred = ["Yes" if one else "no" for one in answers]
+        path.write_text(json.dumps({"gt_answers": ["yes"] * len(pred), "model_pred": pred}))
+    scores = {row["metric"]: row["value"] for row in json.loads(cli("import", "tiif", run, "--from", to, "--json").out)}
+    assert scores["tiif[official]:short attribute+relation"] == pytest.approx((3 / 6 + 1) / 2)
+    assert scores["tiif[official]:short"] == pytest.approx((0.75 + 0.5) / 2)
+    path.write_text('{"gt_answers": ["yes"], "model_pred": ["maybe"]}')
+    refused(cli("import", "tiif", run, "--from", to), "is not a result of TIIF-Bench's program")
+    path.unlink()
+    refused(cli("import", "tiif", run, "--from", to), "text/short/0.json is missing")

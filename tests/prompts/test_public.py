@@ -14,7 +14,7 @@ from specbench.system.digests import digest_of
 
 REAL = os.environ.get("PROMPT_DATA_FOLDER")
 COUNTS = {"coco": 5000, "parti": 1632, "geneval": 553, "geneval2": 800, "dpg-bench": 1065, "t2i-compbench": 2400}
-COUNTS |= {"coco-train": 118_287, "oneig": 1120, "longtext-bench": 160}
+COUNTS |= {"coco-train": 118_287, "oneig": 1120, "longtext-bench": 160, "coco-30k": 30_000, "tiif": 554}
 real_files = pytest.mark.skipif(not REAL, reason="PROMPT_DATA_FOLDER does not name a folder of the published files")
 
 
@@ -80,6 +80,10 @@ def test_sets_of_2026_keep_their_ids_categories_and_texts(tmp_path):
     (man,), (sign,) = (read(name, tmp_path) for name in ("oneig", "longtext-bench"))
     assert (man.id, man.text, man.meta) == ("Portrait-007", "a man, old", {"type": "NP", "prompt_length": "short"})
     assert (sign.id, sign.category, sign.meta) == ("003", "sign", {"text": ["OPEN"], "length": "short"})
+    (cat,), (*_, last) = (read(name, tmp_path) for name in ("coco-30k", "tiif"))
+    assert (cat.id, cat.text) == ("000000000009", "a cat, asleep")
+    assert (last.id, last.text, last.category) == ("action+2d-01-long", "a grey cat right", "action+2d")
+    assert last.meta == {"line": 1, "length": "long"}
 
 
 def test_geneval_keeps_the_clauses_and_the_official_line(tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from specbench.checks.teacher_forced import teacher_forced_values
 from specbench.decoding.loop import decode_tokens
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
@@ -42,11 +43,19 @@ def reordered(model, tokens: np.ndarray, order, images: int) -> np.ndarray:
     return changed
 
 
-def in_format(model, kind: torch.dtype):
-    """The model with logits rounded to a number format, as an engine's last product would be."""
-    plain = model.head
-    model.head = lambda hidden: plain(hidden).to(kind).float()
-    return model
+def in_format(transformer, dtype: str) -> None:
+    """Put a transformer into a number format; "int8wo": matrices rounded to 255 steps, as torchao does."""
+    if dtype != "int8wo":
+        transformer.to(getattr(torch, dtype))
+        return
+    for layer in (part for part in transformer.modules() if isinstance(part, torch.nn.Linear)):
+        step = layer.weight.abs().amax(1, keepdim=True) / 127
+        layer.weight.data = (layer.weight / step).round() * step
 
 
-__all__ = ["SETTINGS", "as_rows", "drawn", "in_format", "reordered", "replace"]
+def log_p(model, rows: pd.DataFrame, sampling: Sampling) -> list[np.ndarray]:
+    """Log p of the rows' tokens as `model` finds it, an image at a time as an engine would."""
+    return [teacher_forced_values(model, rows.iloc[[n]], sampling).logp[0] for n in range(len(rows))]
+
+
+__all__ = ["SETTINGS", "as_rows", "drawn", "in_format", "log_p", "reordered", "replace"]

@@ -47,11 +47,18 @@ GENEVAL2 = {
 }  # fmt: skip
 ONEIG = 'category,id,prompt_en,type,prompt_length,class\nPortrait,007,"a man, old",NP,short,None\n'
 LONGTEXT = {"category": "sign", "length": "short", "prompt": "a sign", "text": ["OPEN"], "prompt_id": 3}
+TIIF = [
+    {"type": "action+2d", "short_description": f"a cat {verb}", "long_description": f"a grey cat {verb}"}
+    for verb in ("left", "right")
+]
+COCO_30K = 'image_id,source,prompt,evaluation_seed\n000000000009,coco-30k,"a cat, asleep\n",41337\n'
 CATEGORIES = ("color", "shape", "texture", "spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
 
 
 def files(name: str) -> dict[str, bytes]:
     """The files of a small set: COCO with a tie and white space, quotes, CRLF and missing last line ends."""
+    if name == "coco-30k":
+        return {"coco_30k.csv": COCO_30K.encode()}
     if name.startswith("coco"):
         return {f"captions_{'train' if name == 'coco-train' else 'val'}2017.json": json.dumps(COCO).encode()}
     if name == "parti":
@@ -66,6 +73,8 @@ def files(name: str) -> dict[str, bytes]:
         return {"OneIG-Bench.csv": ONEIG.encode()}
     if name == "longtext-bench":
         return {"text_prompts.jsonl": json.dumps(LONGTEXT).encode()}
+    if name == "tiif":
+        return {"action+2d_prompts.jsonl": "\n".join(map(json.dumps, TIIF)).encode()}
     content = {f"{category}_val.txt": f"a {category} cup\r\ntwo cups ".encode() for category in CATEGORIES}
     kinds = {"spatial": "a complex cup", "action": "two cups", "spatialaction": ""}
     content["new_objects.txt"] = b"cup - cups\nmouse - mice"
@@ -79,7 +88,7 @@ def digest(content: bytes) -> str:
 def public_set(name: str, base: str = "http://127.0.0.1:9") -> PublicSet:
     """The manifest entry of the small set, published under `base`."""
     counts = {"coco": 2, "parti": 3, "geneval": 2, "geneval2": 1, "dpg-bench": 2, "t2i-compbench": 16}
-    counts |= {"coco-train": 2, "oneig": 1, "longtext-bench": 1}
+    counts |= {"coco-train": 2, "oneig": 1, "longtext-bench": 1, "coco-30k": 1, "tiif": 4}
     remotes = {file: Remote(f"{base}/{file}", digest(content)) for file, content in files(name).items()}
     categories = dict.fromkeys(CATEGORIES, 2) if name == "t2i-compbench" else {}
     return PublicSet(name, "", counts[name], "CC BY 4.0", "", remotes, categories=categories)
