@@ -40,7 +40,7 @@ TESTS = (
 )
 LEFT_OUT = (
     *("test_nothing_foreign_is_unpickled", "whose_own_front_end_is_never_reached", "test_preference"),
-    *("an_edited_metric_is_another_score", "an_own_metric_has_differences"),
+    *("an_edited_metric_is_another_score", "an_own_metric_has_differences", "ascii_terminal"),
 )
 """Tests of the source text, of what a process imported before, and of programs in a Python of their own."""
 CONFIG = f"""
