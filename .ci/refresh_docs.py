@@ -85,20 +85,20 @@ GUIDES = {
     "check": "extending.md#a-decoder-in-one-file",
     "check-head": "decoders.md#draft-heads",
     "forecast": "forecast.md",
+    "import": "tokens.md",
+    "merge": "workers.md",
     "run": "first-run.md",
+    "status": "workers.md",
     "train-head": "decoders.md#draft-heads",
 }
-"""Commands whose longer help a guide has."""
+"""Commands that have a guide."""
 
 
 def command_help(page: Path, argument: str) -> str:
-    """Of every command the first line of its help, and its guide or the rest; `--help` prints the options."""
-    parts = []
-    for name, command in _commands():
-        said = [" ".join(text.split()) for text in _plain_help(command).split("\n\n")]
-        said = [f"{said[0]} See [its guide]({GUIDES[name]})."] if name in GUIDES else said
-        parts.append("\n\n".join([f"## specbench {name}", *said]))
-    return "\n\n".join(parts)
+    """Of every command the first line of its help and its guide; `--help` prints the rest."""
+    first = {name: _escape(_plain_help(command).split("\n\n")[0]) for name, command in _commands()}
+    guides = {name: f" [Guide]({GUIDES[name]})" if name in GUIDES else "" for name in first}
+    return "\n".join(f"- `specbench {name}`: {said}{guides[name]}" for name, said in first.items())
 
 
 FOREIGN_VARIABLES = {

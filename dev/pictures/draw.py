@@ -98,6 +98,7 @@ PICTURES: dict[Path, Callable[[Path], None]] = {
     RUNS / PICTURE: demo_sheet,
     RUNS / "speedups.svg": headline,
     Path("docs/assets/step.svg"): drawings.one_step,
+    Path("docs/assets/image.svg"): drawings.one_image,
     RUNS / "page-light.png": page_shot,
     Path("results/speed/steps.png"): partial(program, command=("dev/speed/plot.py", "--out")),
     Path("results/shapes-training/curve.png"): partial(program, command=("-m", "dev.shapes.curve", "--folder")),

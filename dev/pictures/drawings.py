@@ -121,6 +121,41 @@ def one_step(path: Path) -> None:
     _write(path, 650, 380, parts, title)
 
 
+FLOORS = (
+    "cli, api", "papers, checks", "reporting, training", "runs", "metrics, stats", "store", "decoding", "models",
+    "specs, prompts", "system",
+)  # fmt: skip
+STOPS = (
+    ("cli, api", "run"), ("runs", "merge"), ("runs", "make_plan"), ("runs", "run"), ("runs", "open_executor"),
+    ("runs", "decode_chunk"), ("decoding", "Loop.step"), ("models", "forward"), ("decoding", "verify_chain"),
+    ("store", "append"),
+)  # fmt: skip
+ABOVE = (2, 4, 8, 9)  # stops whose name stands above, clear of the way
+
+
+def one_image(path: Path) -> None:
+    """The way of one image through the packages, from the command to its row on disk."""
+    left, wide, floor = 180, 72, 38
+
+    def at(stop: int) -> tuple[int, int]:
+        return left + 30 + stop * wide, 36 + FLOORS.index(STOPS[stop][0]) * floor
+
+    parts = []
+    for number, name in enumerate(FLOORS):
+        y = 18 + number * floor
+        used = name in dict(STOPS)
+        parts.append(f'<rect class="{"yes" if used else "done"}" x="16" y="{y}" width="150" height="30" rx="5"/>')
+        parts.append(_text(91, y + 20, name, "mid"))
+    (x, y), *others = map(at, range(len(STOPS)))
+    parts.append(f'<path class="line" d="M{x} {y}{"".join(f"H{x}V{y}" for x, y in others)}"/>')
+    for stop, (_, function) in enumerate(STOPS):
+        x, y = at(stop)
+        parts += [f'<circle class="new" cx="{x}" cy="{y}" r="12"/>', _text(x, y + 5, str(stop + 1), "mid")]
+        parts.append(_text(x, y + (-17 if stop in ABOVE else 27), function, "small mid"))
+    title = "One image from the command to the parquet file: ten stops on the floors of the package"
+    _write(path, 930, 404, parts, title)
+
+
 def _arrow(x: float, top: float, bottom: float) -> str:
     return f'<path class="line" d="M{x} {top}V{bottom}m-4 -6l4 6l4 -6"/>'
 
