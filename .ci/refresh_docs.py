@@ -26,8 +26,8 @@ from specbench.cli import build_app
 from specbench.metrics.catalog import METRICS
 from specbench.models.catalog import find_model
 from specbench.models.catalog import models as all_models
-from specbench.models.families.model_specs import MODELS
 from specbench.models.hub_downloads import REVISIONS
+from specbench.models.hub_model import MODELS
 from specbench.papers.listing import prompt_rows
 from specbench.papers.table_files import conventions, load_tables, table_names
 from specbench.prompts import load_prompts

@@ -23,16 +23,17 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "dev"), str(ROOT / "tests" / "support")]
 
 from json_rows import read_rows  # noqa: E402 - found through the line above
-from planted_bugs import RECORDING_FAULTS, Edit, plant  # noqa: E402
+from planted_bugs import RECORDING_FAULTS, plant  # noqa: E402
 
 from specbench import api  # noqa: E402
 from specbench.checks.run_audit import audit_run  # noqa: E402
+from specbench.decoding.sampling import Target  # noqa: E402
 from specbench.store.run_store import RunStore  # noqa: E402
 
 OUT = ROOT / "results" / "audit" / "planted_records.jsonl"
 FILTERS = {"temperature": 1.0, "top_k": 60, "top_p": 0.95}
 FAULTS = RECORDING_FAULTS | {
-    "temperature 1.3": Edit("specbench.decoding.sampling:Target.__call__", "logits.float(), ", "logits.float() / 1.3, ")
+    "temperature 1.3": (Target.__call__, lambda plain, self, logits, *rest: plain(self, logits.float() / 1.3, *rest))
 }
 SHARP = {
     "top-k 1": {"cfg": 1.5, "top_k": 1},
@@ -97,7 +98,7 @@ def measure(what: str, kind: str, decoder: str, images: int, sampling: dict) -> 
     with tempfile.TemporaryDirectory() as out, pytest.MonkeyPatch.context() as patch:
         with pytest.MonkeyPatch.context() as planted:
             if kind == "planted":
-                plant([FAULTS[what]], planted)
+                plant(planted, *FAULTS[what])
             (folder,) = api.run(
                 decoder=[decoder], limit=images, batch=min(images, 12), dtype="bfloat16", threads=1, quiet=True,
                 baseline=0,

@@ -3,7 +3,7 @@
     python dev/audit/recorded.py [--device cuda] [--compile]
 
 A line per model and dtype goes to results/audit/recorded.jsonl at once, and a later call goes on where it stopped. No
-line may have `differs`: these are the measurements behind the tolerances of `specbench.checks.record_comparison`.
+line may have `differs`: these are the measurements behind the tolerances of `specbench.checks.teacher_forced`.
 """
 
 from __future__ import annotations

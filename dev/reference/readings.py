@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import specbench
-from specbench.decoding.verification import cool_sd
+from specbench.decoding.verification import ratio_tests
 
 SHARED = {"model": "shapes", "prompts": "shapes", "batch": 48, "threads": 1, "mode": "throughput", "baseline": 0}
 NU, DEPTH = 0.7, 5
@@ -56,7 +56,7 @@ def excess(drafts: int, delta: float, nu: float) -> list[float]:
     return [1 + weight for weight in _as_published(drafts, delta - 1, nu)]
 
 
-_as_published = cool_sd.exponential
+_as_published = ratio_tests.exponential
 
 
 def main(out: Path, limit: int) -> None:
@@ -67,9 +67,9 @@ def main(out: Path, limit: int) -> None:
             continue
         found[name] = [measured(out, one, limit) for one in decoders]
         if name == "schedule":
-            cool_sd.exponential = excess
+            ratio_tests.exponential = excess
             found[name].append(measured(out / "excess", "cool-sd", limit) | {"reading": "excess over 1 decays"})
-            cool_sd.exponential = _as_published
+            ratio_tests.exponential = _as_published
         place.write_text(json.dumps(found, indent=1) + "\n")
     for name, values in ((name, values) for name, values in SAMPLING.items() if name not in found):
         key = name.replace("-", "_")

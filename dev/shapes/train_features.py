@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from dev.shapes.data import pixels
 from dev.shapes.resumable import save_half, train
 from dev.shapes.train_tokenizer import learning_rate
-from specbench.models.shapes.features import FEATURES, FeatureNetwork
 from specbench.models.shapes.scene import COLORS, MAX_COUNT, SHAPES, TEXTURES, Scene, realize, sample_request
+from specbench.models.shapes.tokenizer import FEATURES, FeatureNetwork
 
 _IMAGES = 12_288
 _BATCH = 64

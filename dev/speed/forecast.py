@@ -104,7 +104,7 @@ def _compared(model: RandomLlama, narrow: RandomLlama, window: int) -> dict[str,
     bandwidth = 2 * len(copied) / (spent["copy"] / 1e3)
     peak = Peak("here", {0: bandwidth}, flops, "measured in the same round", {2 * window: flops})
     start = PROMPT + _start(model, window)
-    work = Forward(model.size, model.backbone.config.num_hidden_layers, model.layout.vocab, 4, window, 1, True, start)
+    work = Forward(model.size, model.network.moved, model.layout.vocab, 4, window, 1, True, start)
     parts = forward_ms(work, peak, Reached())
     rest = sum(parts.values()) - parts["weights"]
     predicted = rest + spent["together"]

@@ -51,12 +51,15 @@ class RandomLlama(TransformerModel):
         self.layout = TokenLayout.plain(side, side, vocabulary)
 
     @property
-    def size(self) -> Size:
-        """What its forward reads and computes."""
+    def network(self) -> NetworkSize:
         config = self.backbone.config
         layers, heads = config.num_hidden_layers, config.num_attention_heads
-        network = NetworkSize(0, config.hidden_size, config.intermediate_size, layers, heads, heads)
-        return network.size(self.output.out_features)
+        return NetworkSize(0, config.hidden_size, config.intermediate_size, layers, heads, heads)
+
+    @property
+    def size(self) -> Size:
+        """What its forward reads and computes."""
+        return self.network.size(self.output.out_features)
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
         rows = torch.arange(PROMPT, device=self.device).repeat(2 * len(prompts), 1)

@@ -59,30 +59,30 @@ def check_all(
 def prompt_findings(name: str, model: str | None = None) -> list[Finding]:
     """Run every conformance test on a prompt set: ids, captions, and whether a model reads them. `name`: of a set, a
     file, or "package.module:NAME". `model`: that must be able to read them; none if None."""
-    found = load_prompts(name)
+    prompt_set = load_prompts(name)
     tests: list[tuple[str, Callable[[], Finding]]] = [
-        ("file", lambda: finding("file", [], f"{len(found.prompts):,} prompts with ids of their own")),
-        ("captions", lambda: _captions(found)),
+        ("file", lambda: finding("file", [], f"{len(prompt_set.prompts):,} prompts with ids of their own")),
+        ("captions", lambda: _captions(prompt_set)),
     ]
     if model:
         info = find_model(model)
-        tests.append(("model", lambda: _read_by(info, found)))
+        tests.append(("model", lambda: _read_by(info, prompt_set)))
     return run_tests(tests)
 
 
-def _captions(found: PromptSet) -> Finding:
+def _captions(prompt_set: PromptSet) -> Finding:
     """No caption stands twice: its images would count as those of two independent prompts."""
-    texts = [prompt.text for prompt in found.prompts]
+    texts = [prompt.text for prompt in prompt_set.prompts]
     repeated = len(texts) - len(set(texts))
     wrong = [f"{repeated:,} captions stand more than once: they count as independent prompts"] * bool(repeated)
-    names = [prompt.category for prompt in found.prompts if prompt.category]
+    names = [prompt.category for prompt in prompt_set.prompts if prompt.category]
     fine = f"every caption once; {len(names):,} of {len(texts):,} prompts in {len(set(names))} categories"
     return finding("captions", wrong, fine)
 
 
-def _read_by(info, found: PromptSet) -> Finding:
+def _read_by(info, prompt_set: PromptSet) -> Finding:
     try:
-        info.check_prompts(found.prompts)
+        info.check_prompts(prompt_set.prompts)
     except SpecbenchError as error:
         return finding("model", [error.what], "")
     return finding("model", [], f"{info.name} reads every prompt")

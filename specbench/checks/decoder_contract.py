@@ -51,8 +51,8 @@ def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES, seed: int = 
         decoder: as `specbench.checks.losslessness.audit_decoders` takes it: a name, a spec, or "package.module:Name".
         samples: images for the exactness test, on the settings of `specbench audit`.
     """
-    name, found = load_decoder(decoder)
-    tests = ContractChecks(name, found, seed)
+    name, spec = load_decoder(decoder)
+    tests = ContractChecks(name, spec, seed)
     return run_tests(tests.all(samples))
 
 
@@ -62,8 +62,8 @@ def check_named(
     """Yield `decoder, check, status, detail` of every test of decoders, see `specbench.checks.contracts.check_all`."""
     for label, decoder in labelled_decoders(names):
         announce(label)
-        for found in check_decoder(decoder, samples or AUDIT_SAMPLES):
-            yield {"decoder": label, **vars(found)}
+        for result in check_decoder(decoder, samples or AUDIT_SAMPLES):
+            yield {"decoder": label, **vars(result)}
 
 
 class ContractChecks:
@@ -141,7 +141,8 @@ class ContractChecks:
         first = self._tokens(self._requests)
         self._tokens(self._requests[:3])
         again = self._tokens(self._requests[::-1])[::-1]
-        other = self._tokens([Request(one.text, one.prompt_id + "'", one.sample) for one in self._requests])
+        renamed = [Request(request.text, request.prompt_id + "'", request.sample) for request in self._requests]
+        other = self._tokens(renamed)
         wrong = []
         if not np.array_equal(first, again):
             wrong.append("the same requests again, in another order, give other images: noise must be addressed, not "
@@ -194,8 +195,8 @@ class ContractChecks:
         """Thousands of tokens, a window of eleven drafts and refilled rows give the tokens of a float64 reference."""
         wrong, seen = [], []
         for dtype in WIDE_DTYPES:
-            found, result = wide_faults(self._wide_images, dtype, self._seed)
-            wrong += found
+            faults, result = wide_faults(self._wide_images, dtype, self._seed)
+            wrong += faults
             seen.append(result.detectable)
         declared = getattr(self._decoder, "lossless", None)
         if wrong and not declared:
@@ -207,9 +208,9 @@ class ContractChecks:
         if not isinstance(self._decoder, DecoderSpec):
             return self._decoder(model, requests, WIDE_SAMPLING, self._seed)
         spec = in_window(self._decoder, WINDOW)
-        found = dict(decode_each(model, requests, ROWS, spec, WIDE_SAMPLING, self._seed))
-        _raise_first(list(found.values()))
-        return [found[request] for request in requests]
+        images = dict(decode_each(model, requests, ROWS, spec, WIDE_SAMPLING, self._seed))
+        _raise_first(list(images.values()))
+        return [images[request] for request in requests]
 
     def speed(self) -> Finding:
         """Time of a step besides its target forward, on the embedded model, relative to exact SJD."""
@@ -305,9 +306,9 @@ def wide_faults(
     tokens = np.stack([getattr(image, "tokens", image) for image in images]).astype(np.int64)
     values = np.empty((4, *tokens.shape))
     for number, text in enumerate(_PROMPTS):
-        own = range(number, _IMAGES, len(_PROMPTS))
-        for start in range(0, len(own), _TOGETHER):
-            rows = own[start : start + _TOGETHER]
+        of_text = range(number, _IMAGES, len(_PROMPTS))
+        for start in range(0, len(of_text), _TOGETHER):
+            rows = of_text[start : start + _TOGETHER]
             values[:, rows] = _reference(model, text, tokens[rows], seed + start)
     by_id, by_p, logp, entropy = values
     impossible = float(np.isinf(logp).mean())
@@ -332,12 +333,12 @@ def _reference(model: EnumerableTransformer, text: str, tokens: np.ndarray, seed
     """[4, n, N] uniforms by token id and by p descending, log p and entropy of `tokens` [n, N], given those before."""
     logits = model.guided(text, torch.from_numpy(tokens[:, :-1]), WIDE_SAMPLING.guidance)
     p = processed(logits, WIDE_SAMPLING)
-    own = np.take_along_axis(p, tokens[..., None], -1)
+    p_token = np.take_along_axis(p, tokens[..., None], -1)
     before = np.arange(p.shape[-1]) < tokens[..., None]
     by_id = np.where(before, p, 0).sum(-1)
-    by_p = np.where((p > own) | ((p == own) & before), p, 0).sum(-1)
-    own, v = own[..., 0], np.random.default_rng(seed).random(tokens.shape)
+    by_p = np.where((p > p_token) | ((p == p_token) & before), p, 0).sum(-1)
+    p_token, v = p_token[..., 0], np.random.default_rng(seed).random(tokens.shape)
     with np.errstate(divide="ignore"):
-        logp = np.log(own)
+        logp = np.log(p_token)
     entropy = -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
-    return np.stack([by_id + v * own, by_p + v * own, logp, entropy])
+    return np.stack([by_id + v * p_token, by_p + v * p_token, logp, entropy])

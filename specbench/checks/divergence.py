@@ -149,18 +149,18 @@ def p_value(tables: Sequence[Counts]) -> float:
     return min(1.0, VIEWS * min(together, len(single) * worst, *(len(PAIRS) * p for p in dependence(tables).values())))
 
 
-def agreement(one: np.ndarray, other: np.ndarray, vocab: int) -> np.ndarray:
-    """[n] in how many of their M tokens the images `one` and `other` [n, M] agree, beyond what the frequencies of their
+def agreement(a: np.ndarray, b: np.ndarray, vocab: int) -> np.ndarray:
+    """[n] in how many of their M tokens the images `a` and `b` [n, M] agree, beyond what the frequencies of their
     tokens explain.
 
     It is doubly centred: its mean is 0 if images are independent, whatever the distribution of each, and each mean over
     one of them alone is 0, too.
     """
-    found = np.zeros(len(one))
-    for own, its in zip(one.T, other.T, strict=True):
-        p, q = (np.bincount(tokens, minlength=vocab) / max(len(tokens), 1) for tokens in (own, its))
-        found += (own == its) - q[own] - p[its] + p @ q
-    return found
+    agreed = np.zeros(len(a))
+    for tokens_a, tokens_b in zip(a.T, b.T, strict=True):
+        p, q = (np.bincount(tokens, minlength=vocab) / max(len(tokens), 1) for tokens in (tokens_a, tokens_b))
+        agreed += (tokens_a == tokens_b) - q[tokens_a] - p[tokens_b] + p @ q
+    return agreed
 
 
 def dependence(tables: Sequence[Counts]) -> dict[str, float]:

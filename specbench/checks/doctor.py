@@ -203,11 +203,12 @@ def _needs(info: ModelFacts) -> list[dict[str, str]]:
     """What is missing of the model's files, its prompts, and the networks of the metrics that score its images."""
     prompts = default_prompts(info.name.partition("+")[0])
     of_model = needs_of(info, None)
-    found = [(one, MISSING, False) for one in needs_of(info, prompts) if one not in of_model[:1]]  # `_model` names it
-    found += [(need, WARNING, True) for need in score_needs(info, prompts)]
+    others = [need for need in needs_of(info, prompts) if need not in of_model[:1]]  # `_model` names that one
+    lacking = [(need, MISSING, False) for need in others]
+    lacking += [(need, WARNING, True) for need in score_needs(info, prompts)]
     return [
-        _row(one.what, status, f"not here: {one.text()}", fetch_command(info, prompts, scores))
-        for one, status, scores in found
+        _row(need.what, status, f"not here: {need.text()}", fetch_command(info, prompts, scores))
+        for need, status, scores in lacking
     ]
 
 

@@ -216,8 +216,8 @@ class EnumerableSession:
         slots = positions.clamp(max=self._length - 1)
         rows = torch.where(positions < self._length, self.offsets[slots] + codes % self.slot_rows[slots], 0)
         tables = [self.model.conditional] + [self.model.unconditional] * (self.guidance != 1)
-        found = torch.cat([table[self.prompt[:, None], rows] for table in tables])
-        self.features = torch.nn.functional.pad(found, (0, self.model.feature_size - found.shape[-1]))
+        features = torch.cat([table[self.prompt[:, None], rows] for table in tables])
+        self.features = torch.nn.functional.pad(features, (0, self.model.feature_size - features.shape[-1]))
         return self.logits(self.features)
 
     def logits(self, features: Tensor) -> Tensor:
@@ -315,12 +315,12 @@ class EnumerableTransformer(TransformerModel):
     def guided(self, prompt: str, tokens: Tensor, guidance: float) -> np.ndarray:
         """Guided logits [n, N + 1, V] of every slot of the prefixes `tokens` [n, N] and of the one after them, float64,
         from a forward without a cache."""
-        embedded, found = self.backbone.embed_tokens(tokens), []
+        embedded, guided = self.backbone.embed_tokens(tokens), []
         for start in self.encode([prompt]).embeds:
             inputs = torch.cat([start.expand(len(tokens), -1, -1), embedded], 1)
             hidden = self.backbone(inputs_embeds=inputs, use_cache=False).last_hidden_state[:, len(start) - 1 :]
-            found.append(self.head(hidden).double().numpy())
-        conditional, unconditional = found
+            guided.append(self.head(hidden).double().numpy())
+        conditional, unconditional = guided
         return unconditional + guidance * (conditional - unconditional)
 
     @torch.inference_mode()

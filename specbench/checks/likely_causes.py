@@ -82,13 +82,14 @@ def likely_causes(
     rows = rows.iloc[np.linspace(0, len(rows) - 1, studied(rows)).astype(int)]
     study = _Study(load(dtype), rows, sampling, _FLOOR.get(dtype, _ROUNDED_FLOOR), guided)
     options = study.alternatives()
-    ratios = study.likelihoods([one for _, one in options]) - study.claim
+    ratios = study.likelihoods([setting for _, setting in options]) - study.claim
     others = study.prompts() | study.orders() | study.formats(load, dtype)
     least = math.log((len(options) + len(others)) / LEVEL)
     least += 0 if dtype == "float32" else _ROUNDING * (~np.stack(rows["forced"])).sum()
     causes = [Cause(what, _of_some(ratio), int((ratio > 0).sum())) for what, ratio in others.items()]
     for name in dict.fromkeys(name for name, _ in options):
-        best = max((place for place, (own, _) in enumerate(options) if own == name), key=lambda one: ratios[one].sum())
+        places = [place for place, (option, _) in enumerate(options) if option == name]
+        best = max(places, key=lambda place: ratios[place].sum())
         causes.append(study.setting(name, getattr(options[best][1], name), ratios[best]))
     causes = sorted((cause for cause in causes if cause.nats > least), key=lambda cause: -cause.nats)
     near = [study.estimated(cause) for cause in causes if cause.nats > causes[0].nats - _CLOSE]
@@ -113,7 +114,7 @@ def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str |
     }
     best, text = 0.0, None
     for kind, held in groups.items():
-        z = np.array([np.nansum(one) / usual / math.sqrt(max(1, (~np.isnan(one)).sum())) for one in held])
+        z = np.array([np.nansum(image) / usual / math.sqrt(max(1, (~np.isnan(image)).sum())) for image in held])
         far = np.flatnonzero(np.abs(z) > _FAR)
         if 0 < len(far) <= max(1, len(z) // 3) and np.abs(z).max() > best:
             best, shown = float(np.abs(z).max()), ", ".join(str(number + 1) for number in far[:3])
@@ -124,8 +125,9 @@ def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str |
 def named(causes: Sequence[Cause], images: int) -> str:
     """The likeliest causes in words: more than one where the tokens do not tell them apart."""
     close = [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
-    some = [one.setting is None and one.images < images for one in close]
-    parts = [one.what + f" in {one.images} of {images} images" * part for one, part in zip(close, some, strict=True)]
+    some = [cause.setting is None and cause.images < images for cause in close]
+    counts = [f" in {cause.images} of {images} images" * part for cause, part in zip(close, some, strict=True)]
+    parts = [cause.what + count for cause, count in zip(close, counts, strict=True)]
     return f"{' or '.join(parts)} ({causes[0].nats:,.0f} nats more likely than the claim)"
 
 
@@ -152,7 +154,7 @@ class _Study:
             "top_k": [k for k in _TOP_K if k < self.model.layout.v_image],
             "top_p": list(_TOP_P),
         }
-        pairs = ((name, value) for name, own in values.items() for value in own if value != self._claimed(name))
+        pairs = ((name, value) for name, others in values.items() for value in others if value != self._claimed(name))
         return [(name, replace(claimed, **{name: value})) for name, value in pairs]
 
     def likelihoods(
@@ -166,22 +168,22 @@ class _Study:
         condition on the tokens that this one's filters keep, in the place of the filters of `options`."""
         texts, tokens = texts or self.texts, self.tokens if tokens is None else tokens
         width, batch = pieces(self.model)
-        scales = {one.guidance for one in (*options, *([kept] if kept else []))}
+        scales = {option.guidance for option in (*options, *([kept] if kept else []))}
         mask = kept and Target(self.model.layout, kept, self.model.device)
         targets = [Target(self.model.layout, option, self.model.device) for option in options]
-        found = np.zeros((len(options), len(tokens)))
+        total = np.zeros((len(options), len(tokens)))
         for start in range(0, len(tokens), batch):
             some = slice(start, start + batch)
             for logits, positions in self._logits(texts[some], tokens[some], scales, width):
                 chosen = torch.from_numpy(tokens[some]).to(self.model.device)[:, positions[0]]
                 held = mask and mask(logits(kept.guidance), positions)[..., : self.model.layout.v_image] > 0
-                for place, (one, target) in enumerate(zip(options, targets, strict=True)):
+                for place, (option, target) in enumerate(zip(options, targets, strict=True)):
                     if held is None:
-                        own = self._log_p(target, logits(one.guidance), positions, chosen)
+                        log_p = self._log_p(target, logits(option.guidance), positions, chosen)
                     else:
-                        own = _within(held, logits(one.guidance) / one.temperature, chosen)
-                    found[place, some] += own.sum(1).double().cpu().numpy()
-        return found
+                        log_p = _within(held, logits(option.guidance) / option.temperature, chosen)
+                    total[place, some] += log_p.sum(1).double().cpu().numpy()
+        return total
 
     @torch.inference_mode()
     def _logits(
@@ -198,17 +200,17 @@ class _Study:
 
     @torch.inference_mode()
     def _log_p(self, target: Target, logits: Tensor, positions: Tensor, chosen: Tensor) -> Tensor:
-        own = at(target(logits, positions), chosen)
+        p = at(target(logits, positions), chosen)
         inside = chosen.clamp(max=logits.shape[-1] - 1)
         every = (at(logits, inside) - logits.logsumexp(-1)).exp()
-        mixed = (1 - self._floor) * own + self._floor * every
+        mixed = (1 - self._floor) * p + self._floor * every
         mixed = mixed.nan_to_num(1 / logits.shape[-1])  # float16 overflows: any token may have been drawn
         return torch.where(target.forced_at(positions) < 0, mixed.clamp(min=1e-30).log(), 0.0)
 
     def setting(self, name: str, value: float, ratio: np.ndarray) -> Cause:
         """The cause that a setting had another value."""
         off, label = {"top_k": 0, "top_p": 1.0}.get(name), name.replace("_", "-")
-        told = [f"no {label}" if one == off else f"{label} {one:g}" for one in (value, self._claimed(name))]
+        told = [f"no {label}" if number == off else f"{label} {number:g}" for number in (value, self._claimed(name))]
         return Cause(", not ".join(told), float(ratio.sum()), int((ratio > 0).sum()), name, float(value))
 
     def estimated(self, cause: Cause) -> Cause:
@@ -249,11 +251,11 @@ class _Study:
             others["prompts are mixed up: p under the next image's prompt is higher"] = [*self.texts[1:], self.texts[0]]
         halves = [" ".join(text.split()[: max(1, len(text.split()) // 2)]) for text in self.texts]
         others["the prompt is cut: p under its first half is higher"] = halves
-        found = {}
+        ratios = {}
         for what, texts in others.items():
             with suppress(SpecbenchError, ValueError, IndexError):  # not every model encodes any text
-                found[what] = self.likelihoods([self.sampling], texts)[0] - self.claim
-        return found
+                ratios[what] = self.likelihoods([self.sampling], texts)[0] - self.claim
+        return ratios
 
     def orders(self) -> dict[str, np.ndarray]:
         """Log likelihood ratios of other orders of the tokens."""
@@ -276,22 +278,22 @@ class _Study:
                     floor = _FLOOR.get(other, _ROUNDED_FLOOR)
                     studies[other] = _Study(load(other), self.rows, self.sampling, floor, self._guided)
         exact, claimed = studies["float32"].claim, self.error()
-        found = {}
+        ratios = {}
         for other in [name for name in studies if name != dtype]:
-            own = studies[other]
-            tokens = own.claim - max(self.claim, exact, key=np.sum)
-            told = 0.0 if claimed is None else _nearer(claimed, own.error())
-            found[f"another number format: {other}, not {dtype}"] = tokens + told
-        return found
+            study = studies[other]
+            tokens = study.claim - max(self.claim, exact, key=np.sum)
+            told = 0.0 if claimed is None else _nearer(claimed, study.error())
+            ratios[f"another number format: {other}, not {dtype}"] = tokens + told
+        return ratios
 
     def error(self) -> np.ndarray | None:
         """[K, N] distance of the recorded log p from this model's, NaN where unknown; None where none is recorded."""
         told = self.rows.get("logp")
         if told is None or told.isna().any():
             return None
-        own = teacher_forced_values(self.model, self.rows, self.sampling).logp
+        logp = teacher_forced_values(self.model, self.rows, self.sampling).logp
         with np.errstate(invalid="ignore"):
-            return np.where(np.stack(self.rows["forced"]), np.nan, np.abs(np.stack(told) - own))
+            return np.where(np.stack(self.rows["forced"]), np.nan, np.abs(np.stack(told) - logp))
 
     def seen(self) -> list[str]:
         """What the tokens rule out: the intervals of guidance and temperature, in words."""
@@ -317,8 +319,8 @@ def _nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:
 def _within(held: Tensor, logits: Tensor, chosen: Tensor) -> Tensor:
     """Log p [B, T] of the tokens given that they are among those `held` [B, T, V]; 0 for those that are not."""
     inside = chosen.clamp(max=held.shape[-1] - 1)
-    own = at(logits.masked_fill(~held, -torch.inf).log_softmax(-1), inside)
-    return torch.where(at(held, inside) & (inside == chosen), own, 0.0)
+    log_p = at(logits.masked_fill(~held, -torch.inf).log_softmax(-1), inside)
+    return torch.where(at(held, inside) & (inside == chosen), log_p, 0.0)
 
 
 def _skewed(grid: np.ndarray, step: int) -> np.ndarray:

@@ -98,14 +98,14 @@ def audit_decoders(
     rows: list[dict[str, object]] = []
     with ExitStack() as running:
         if min(workers, len(work)) < 2 or sys.platform != "linux":
-            found: Iterator[dict[str, object]] = (audit_one(*one) for one in work)
+            results: Iterator[dict[str, object]] = (audit_one(*job) for job in work)
         else:  # a forked process inherits plug-ins and imports
             context, several = multiprocessing.get_context("fork"), min(workers, len(work))
             pool = ProcessPoolExecutor(several, context, torch.set_num_threads, (1,))
             running.callback(pool.shutdown, cancel_futures=True)
-            jobs = [pool.submit(audit_one, *one) for one in work]
-            found = (job.result() for job in jobs)
-        for row in found:
+            jobs = [pool.submit(audit_one, *job) for job in work]
+            results = (job.result() for job in jobs)
+        for row in results:
             rows.append(row)
             tell(row)
     return rows
@@ -191,7 +191,7 @@ def verdict_line(row: Mapping) -> str:
 
 def _fewest_moved(some: Sequence[Counts], others: Sequence[Counts]) -> int:
     """Least number of images that two ways to decode the same requests must have decoded differently."""
-    return sum(int(np.abs(one.total - other.total).sum()) // 2 for one, other in zip(some, others, strict=True))
+    return sum(int(np.abs(counts.total - other.total).sum()) // 2 for counts, other in zip(some, others, strict=True))
 
 
 def _refused(decoder: DecoderSpec | Decode, settings: Sequence[AuditSetting], seed: int) -> list[str]:
@@ -217,15 +217,15 @@ def load_decoder(decoder: Auditable) -> tuple[str, DecoderSpec | Decode]:
         return getattr(decoder, "__name__", type(decoder).__name__), decoder
     if ":" not in decoder:
         return decoder, resolve(decoder)
-    found = plugins.load_user_object(decoder, "decoder")
-    if isinstance(found, Preset):
+    loaded = plugins.load_user_object(decoder, "decoder")
+    if isinstance(loaded, Preset):
         return decoder, resolve(decoder_name(decoder))
-    if not isinstance(found, DecoderSpec) and not callable(found):
+    if not isinstance(loaded, DecoderSpec) and not callable(loaded):
         raise SpecbenchError(
-            f"decoder '{decoder}' is a {type(found).__name__}",
+            f"decoder '{decoder}' is a {type(loaded).__name__}",
             "name a Preset, a DecoderSpec or a function (model, requests, sampling, seed) -> tokens [B, N]",
         )
-    return decoder, found
+    return decoder, loaded
 
 
 def observe(
@@ -242,7 +242,7 @@ def observe(
         tokens = [stream_tokens(model, part, decoder, setting, noise) for part in parts]
         cells.append(_cells(np.concatenate(tokens), setting.layout).reshape(-1, 2, len(model.prompts)))
     by_table = np.stack(cells).transpose(3, 0, 2, 1)
-    return [_counted(own, truth, setting.layout) for own, truth in zip(by_table, exact, strict=True)]
+    return [_counted(cells, truth, setting.layout) for cells, truth in zip(by_table, exact, strict=True)]
 
 
 def _requests(setting: AuditSetting, texts: Sequence[str], samples: int) -> list[Request]:
@@ -267,8 +267,8 @@ def _counted(cells: np.ndarray, exact: np.ndarray, layout: TokenLayout) -> Count
         "samples": (even[:, :, ::2], even[:, :, 1::2]),
         "seeds": (tokens[0], tokens[1]),
     }
-    found = [agreement(*(side.reshape(-1, len(powers)) for side in pairs[kind]), layout.v_image) for kind in PAIRS]
-    sums = np.array([[gain.sum(), (gain**2).sum()] for gain in found])
+    gains = [agreement(*(side.reshape(-1, len(powers)) for side in pairs[kind]), layout.v_image) for kind in PAIRS]
+    sums = np.array([[gain.sum(), (gain**2).sum()] for gain in gains])
     return Counts(observed, np.append(exact, 0.0), layout.v_image, sums)
 
 
@@ -281,8 +281,9 @@ def stream_tokens(
     spec = in_window(decoder, setting.window)
     if not setting.rows:
         return decode_tokens(model, requests, spec, setting.sampling, seed, setting.trace).cpu().numpy()
-    found = dict(decode_each(model, requests, setting.rows, spec, setting.sampling, seed, setting.trace, measure=False))
-    return np.stack([found[request] for request in requests])
+    images = decode_each(model, requests, setting.rows, spec, setting.sampling, seed, setting.trace, measure=False)
+    tokens = dict(images)
+    return np.stack([tokens[request] for request in requests])
 
 
 def _own_tokens(
@@ -296,7 +297,7 @@ def _own_tokens(
         raise
     except Exception as error:
         raise SpecbenchError(f"decoder '{name}' failed: {type(error).__name__}: {error}") from error
-    if len(requests) and isinstance(decoded, Sequence) and all(isinstance(one, Generation) for one in decoded):
+    if len(requests) and isinstance(decoded, Sequence) and all(isinstance(image, Generation) for image in decoded):
         shape: tuple[int, ...] = (len(decoded), model.layout.length)
     else:
         shape = np.shape(decoded)

@@ -27,13 +27,14 @@ def metric_findings(name: str, prompts: str | None = None) -> list[Finding]:
     missing = made.missing()
     if missing:
         return [Finding("ready", SKIPPED, f"{missing[0][0]} ({missing[0][1]})")]
-    accepted = [one for one in load_prompts(prompts or "shapes").prompts if made.accepts(one.category, one.meta)]
+    known = load_prompts(prompts or "shapes").prompts
+    accepted = [prompt for prompt in known if made.accepts(prompt.category, prompt.meta)]
     if not accepted:
         return [Finding("ready", SKIPPED, f"it accepts no prompt of '{prompts or 'shapes'}'; name others")]
-    draw = np.random.default_rng(0)
+    draw, shape = np.random.default_rng(0), (_PIXELS, _PIXELS, 3)
     samples = [
-        Sample(one.id, 0, one.text, one.category, one.meta, draw.integers(0, 256, (_PIXELS, _PIXELS, 3), np.uint8))
-        for one in accepted[:_IMAGES]
+        Sample(prompt.id, 0, prompt.text, prompt.category, prompt.meta, draw.integers(0, 256, shape, np.uint8))
+        for prompt in accepted[:_IMAGES]
     ]
     made.prepare()
     return MetricChecks(made, lambda: metric(name)(), samples).all_findings()
@@ -52,67 +53,68 @@ class MetricChecks:
 
     def identity(self) -> Finding:
         """The identity is a mapping of texts, the same whenever the metric is made."""
-        found, again = dict(self._metric.identity()), dict(self._make().identity())
-        texts = all(isinstance(part, str) for pair in found.items() for part in pair)
+        identity, again = dict(self._metric.identity()), dict(self._make().identity())
+        texts = all(isinstance(part, str) for pair in identity.items() for part in pair)
         wrong = ["identity() must map texts to texts"] * (not texts)
-        wrong += ["identity() differs when the metric is made again"] * (found != again)
-        shown = re.sub(r"(sha256:[0-9a-f]{12})[0-9a-f]+", r"\1…", json.dumps(found, default=str))
+        wrong += ["identity() differs when the metric is made again"] * (identity != again)
+        shown = re.sub(r"(sha256:[0-9a-f]{12})[0-9a-f]+", r"\1…", json.dumps(identity, default=str))
         return finding("identity", wrong, f"stable: {shown[:80]}")
 
     def features(self) -> Finding:
         """One dict per image, with the declared columns, whose values have the declared types; pixels stay."""
         before = [sample.pixels.copy() for sample in self._samples]
-        found = self._metric.features(self._samples)
-        if len(found) != len(self._samples):
-            return finding("features", [f"{len(found)} dicts for {len(self._samples)} images"], "")
+        rows = self._metric.features(self._samples)
+        if len(rows) != len(self._samples):
+            return finding("features", [f"{len(rows)} dicts for {len(self._samples)} images"], "")
         declared = set(self._metric.columns)
-        wrong = [f"columns {sorted(row)} instead of {sorted(declared)}" for row in found if set(row) != declared]
-        changed = any((old != one.pixels).any() for old, one in zip(before, self._samples, strict=True))
+        wrong = [f"columns {sorted(row)} instead of {sorted(declared)}" for row in rows if set(row) != declared]
+        changed = any((old != sample.pixels).any() for old, sample in zip(before, self._samples, strict=True))
         wrong += ["it changes the pixels that it is given"] * changed
-        pa.Table.from_pylist(found, schema=pa.schema(list(self._metric.columns.items())))
+        pa.Table.from_pylist(rows, schema=pa.schema(list(self._metric.columns.items())))
         return finding("features", wrong, f"{', '.join(sorted(declared))} of each image")
 
     def batch(self) -> Finding:
         """Features of an image do not depend on the other images."""
         together = self._metric.features(self._samples)
         alone = [self._metric.features([sample])[0] for sample in reversed(self._samples)][::-1]
-        gap = max(_gap(one, other) for one, other in zip(together, alone, strict=True))
+        gap = max(_gap(row, other) for row, other in zip(together, alone, strict=True))
         wrong = [f"an image's features change by {gap:.2g} of their size with the images beside it"] * (gap > _RELATIVE)
         return finding("batch", wrong, "alone or with others, the same features")
 
     def scores(self) -> Finding:
         """The overall score comes first, parts are named after it, values lie within their intervals."""
-        found = self._metric.scores(self._metric.statistics(self._frame()))
-        if not found:
+        scores = self._metric.scores(self._metric.statistics(self._frame()))
+        if not scores:
             return finding("scores", ["no score of several images"], "")
-        wrong = [f"the first score is called '{found[0].name}'"] * (found[0].name != self._metric.name)
-        for one in found:
-            low, value, high = one.estimate.low, one.estimate.value, one.estimate.high
+        wrong = [f"the first score is called '{scores[0].name}'"] * (scores[0].name != self._metric.name)
+        for score in scores:
+            low, value, high = score.estimate.low, score.estimate.value, score.estimate.high
             if low is not None and not low <= value <= high:
-                wrong.append(f"{one.name}: {value} lies outside its interval {low} to {high}")
-            if not 0 < one.n <= len(self._samples):
-                wrong.append(f"{one.name}: n = {one.n} of {len(self._samples)} images")
-        return finding("scores", wrong, ", ".join(f"{one.name} {one.estimate.value:.4g}" for one in found[:3]))
+                wrong.append(f"{score.name}: {value} lies outside its interval {low} to {high}")
+            if not 0 < score.n <= len(self._samples):
+                wrong.append(f"{score.name}: n = {score.n} of {len(self._samples)} images")
+        return finding("scores", wrong, ", ".join(f"{score.name} {score.estimate.value:.4g}" for score in scores[:3]))
 
     def difference(self) -> Finding:
         """A run does not differ from itself."""
         frame = self._frame()
-        found = self._metric.difference(frame, frame)
-        if found is None:
+        difference = self._metric.difference(frame, frame)
+        if difference is None:
             return Finding("difference", SKIPPED, "this metric has no paired difference")
-        wrong = [f"{found[0].value} between a run and itself"] * (found[0].value != 0)
-        return finding("difference", wrong, f"0 between a run and itself, over {found[1]} images")
+        wrong = [f"{difference[0].value} between a run and itself"] * (difference[0].value != 0)
+        return finding("difference", wrong, f"0 between a run and itself, over {difference[1]} images")
 
     def _frame(self) -> pd.DataFrame:
         features = self._metric.features(self._samples)
-        keys = [{"prompt_id": one.prompt_id, "sample": one.sample, "category": one.category} for one in self._samples]
+        names = ("prompt_id", "sample", "category")
+        keys = [{name: getattr(sample, name) for name in names} for sample in self._samples]
         return pd.DataFrame([key | row for key, row in zip(keys, features, strict=True)])
 
 
-def _gap(one: dict, other: dict) -> float:
+def _gap(row: dict, other: dict) -> float:
     """Largest relative difference of the numbers of two feature dicts; infinite where other values differ."""
     gaps = [0.0]
-    for name, value in one.items():
+    for name, value in row.items():
         if isinstance(value, int | float | np.ndarray | list | tuple | np.generic) and other[name] is not None:
             mine, theirs = np.asarray(value, dtype=float), np.asarray(other[name], dtype=float)
             gaps.append(float(np.abs(mine - theirs).max(initial=0) / max(np.abs(mine).max(initial=0), 1e-9)))

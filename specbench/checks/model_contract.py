@@ -65,7 +65,7 @@ class ModelChecks:
             "image vocabulary": (info.v_image, layout.v_image),
             "name": (info.name, self._model.name),
         }
-        wrong = [f"{what}: {said} declared, {found} found" for what, (said, found) in pairs.items() if said != found]
+        wrong = [f"{what}: {said} declared, {held} found" for what, (said, held) in pairs.items() if said != held]
         return finding("facts", wrong, f"{info.tokens:,} tokens of {layout.v_image:,}, as declared")
 
     def render(self) -> Finding:
@@ -83,10 +83,10 @@ class ModelChecks:
 
     def logits(self) -> Finding:
         """Logits are finite float32 over the image vocabulary."""
-        found, wanted = self._single, (2, self._slots, self._model.layout.v_image)
-        wrong = [f"logits are {found.dtype}, not float32"] * (found.dtype != torch.float32)
-        wrong += [f"logits are {tuple(found.shape)}, not {wanted}"] * (tuple(found.shape) != wanted)
-        wrong += ["there are NaN or infinite logits"] * (not bool(found.isfinite().all()))
+        logits, wanted = self._single, (2, self._slots, self._model.layout.v_image)
+        wrong = [f"logits are {logits.dtype}, not float32"] * (logits.dtype != torch.float32)
+        wrong += [f"logits are {tuple(logits.shape)}, not {wanted}"] * (tuple(logits.shape) != wanted)
+        wrong += ["there are NaN or infinite logits"] * (not bool(logits.isfinite().all()))
         return finding("logits", wrong, "finite float32 over the image vocabulary")
 
     def window(self) -> Finding:
@@ -102,12 +102,12 @@ class ModelChecks:
 
     def rejection(self) -> Finding:
         """Rejected drafts leave nothing behind."""
-        session, wrong, found = self._begin(), (self._tokens + 1) % self._model.layout.v_image, []
+        session, wrong, logits = self._begin(), (self._tokens + 1) % self._model.layout.v_image, []
         for start in range(self._slots):
             drafts = torch.cat([self._tokens[:, :start], wrong[:, start:]], 1)
             end = min(start + _WINDOW, self._model.layout.length)
-            found.append(self._forward(session, drafts, start, end)[:, :1])
-        return self._same("rejection", torch.cat(found, 1), "wrong drafts in every forward")
+            logits.append(self._forward(session, drafts, start, end)[:, :1])
+        return self._same("rejection", torch.cat(logits, 1), "wrong drafts in every forward")
 
     def batch(self) -> Finding:
         """An image alone has the logits that it has in a batch."""
@@ -150,10 +150,10 @@ class ModelChecks:
         with torch.inference_mode():
             return session.forward(tokens.gather(1, (positions - 1).clamp(min=0)), positions).clone()
 
-    def _same(self, name: str, found: Tensor, how: str, rows: int = 2) -> Finding:
-        gap = self._gap(found, self._single[:rows, : found.shape[1]])
+    def _same(self, name: str, logits: Tensor, how: str, rows: int = 2) -> Finding:
+        gap = self._gap(logits, self._single[:rows, : logits.shape[1]])
         wrong = [f"logits change by {gap:.2g} of their standard deviation with {how}"] * (not gap <= self._tolerance)
         return finding(name, wrong, f"the same logits with {how}, within {gap:.1e} of their standard deviation")
 
-    def _gap(self, found: Tensor, wanted: Tensor) -> float:
-        return float((found - wanted).abs().max() / self._single.std().clamp(min=1e-9))
+    def _gap(self, logits: Tensor, wanted: Tensor) -> float:
+        return float((logits - wanted).abs().max() / self._single.std().clamp(min=1e-9))

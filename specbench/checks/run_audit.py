@@ -15,8 +15,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specbench.checks.record_comparison import COMPARED, Rounding, compare_recorded, rounding_explains
-from specbench.checks.teacher_forced import Values, teacher_forced_values
+from specbench.checks.teacher_forced import (
+    COMPARED,
+    Rounding,
+    Values,
+    compare_recorded,
+    rounding_explains,
+    teacher_forced_values,
+)
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model, model_code, recorded_model
 from specbench.models.facts import BYTES, EIGHT_BITS, ModelChoice, ModelFacts
@@ -112,7 +118,7 @@ def audit_run(
         impossible_by_rounding` (tokens of probability 0 given all tokens before them, the images with one, and in a run
         of fewer bits how many are no verdict: all, if rounding explains them), `nll_gap, nll_gap_se` (of the possible
         tokens, in nats), `agreement` (of recorded values with those recomputed, as of
-        `specbench.checks.record_comparison.compare_recorded`; empty where the loop records none), `dtype` (in which
+        `specbench.checks.teacher_forced.compare_recorded`; empty where the loop records none), `dtype` (in which
         it was).
 
     Raises:
@@ -125,11 +131,11 @@ def audit_run(
     rows = rows[rows["status"] == "ok"].sort_values(list(KEY), ignore_index=True)
     if rows.empty:
         raise SpecbenchError(f"run '{folder.name}' has no decoded images to audit")
-    found: dict[str, object] = {}
+    facts: dict[str, object] = {}
     if dtype:
-        values, found = _under_other_target(info, rows, *checkpoint_of(info, weights, revision), device, dtype)
+        values, facts = _under_other_target(info, rows, *checkpoint_of(info, weights, revision), device, dtype)
     elif recompute or info.spec.tokens_sha256:
-        values, found = _recomputed(info.spec, rows, *checkpoint_of(info, weights, revision), device)
+        values, facts = _recomputed(info.spec, rows, *checkpoint_of(info, weights, revision), device)
     else:
         rows = _with_values(rows, folder)
         values = Values(_stacked(rows, PRINTED_ORDERS), np.stack(rows["entropy"]))
@@ -142,13 +148,13 @@ def audit_run(
         "target": dtype,
         "unavailable": [PRINTED_ORDERS[name] for name in PRINTED_ORDERS if name not in values.u],
         "fingerprint": images_fingerprint(rows),
-        **found,
+        **facts,
     }
     if dtype:
         return described | {"failed": False}  # it claims to be an exact sampler of its own target alone
-    if found.get("impossible_tokens", 0) > found.get("impossible_by_rounding", 0):
+    if facts.get("impossible_tokens", 0) > facts.get("impossible_by_rounding", 0):
         described |= {"verdict": IMPOSSIBLE, "deviates": True, "failed": described["declared"] != "lossy"}
-    if any(held["differs"] for held in found.get("agreement", {}).values()):
+    if any(held["differs"] for held in facts.get("agreement", {}).values()):
         described |= {"verdict": OTHERS, "failed": True}
     if info.spec.tokens_sha256:
         described |= _explained(info, rows, values, described, *checkpoint_of(info, weights, revision), device)
@@ -161,7 +167,7 @@ def _explained(
     info: RunInfo,
     rows: pd.DataFrame,
     values: Values,
-    found: dict[str, object],
+    audit: dict[str, object],
     weights: str | None,
     revision: str | None,
     device: str,
@@ -181,17 +187,18 @@ def _explained(
     sampling = [f"guidance {spec.sampling.guidance:g}", f"temperature {spec.sampling.temperature:g}"]
     sampling += [f"top-k {spec.sampling.top_k}"] if spec.sampling.top_k else []
     sampling += [f"top-p {spec.sampling.top_p:g}"] if spec.sampling.top_p < 1 else []
-    claim = f"samples of {spec.model} at {', '.join(sampling)} ({found['images']} images, {found['tokens']:,} tokens)"
-    if not causes and not found["deviates"] and not found["failed"]:
-        unseen = f"a deviation of {found['detectable']:.3f} per token would have been seen"
+    claim = f"samples of {spec.model} at {', '.join(sampling)} ({audit['images']} images, {audit['tokens']:,} tokens)"
+    if not causes and not audit["deviates"] and not audit["failed"]:
+        unseen = f"a deviation of {audit['detectable']:.3f} per token would have been seen"
         return {"causes": [], "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
     place = concentrated(load_model(facts, device, spec.dtype).layout, values, _free(rows))
-    where = f", most in {place}" if place else f", most at entropy {found['entropy']}" if found["entropy"] else ""
+    where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
     why = named(causes, studied(rows)) if causes else "none of the usual ones"
-    verdict = {"verdict": DEVIATES} if found["verdict"] == CONSISTENT else {}
-    failed = bool(info.spec.tokens_sha256) or found["failed"]
+    verdict = {"verdict": DEVIATES} if audit["verdict"] == CONSISTENT else {}
+    failed = bool(info.spec.tokens_sha256) or audit["failed"]
     sentence = f"no {claim}{where}; likely cause: {why}"
-    return verdict | {"deviates": True, "failed": failed, "causes": [vars(one) for one in causes], "sentence": sentence}
+    told = [vars(cause) for cause in causes]
+    return verdict | {"deviates": True, "failed": failed, "causes": told, "sentence": sentence}
 
 
 def checkpoint_of(info: RunInfo, weights: str | None, revision: str | None) -> tuple[str | None, str | None]:
@@ -252,18 +259,18 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
 
 def _worst_group(result: RosenblattResult, kind: str) -> str | None:
     """The group whose test of uniformity rejects with the smallest p-value."""
-    found = [test for test in result.tests if test.kind == kind and test.corrected < result.level]
-    return found[0].group if found else None
+    failed = [test for test in result.tests if test.kind == kind and test.corrected < result.level]
+    return failed[0].group if failed else None
 
 
 def _stacked(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, np.ndarray]:
     """[K, N] by column, NaN for images without it; one that no image has is left out."""
-    length, found = len(rows["tokens"].iloc[0]), {}
+    length, stacked = len(rows["tokens"].iloc[0]), {}
     for name in names:
         if rows[name].notna().any():
             missing = np.full(length, np.nan, np.float32)
-            found[name] = np.stack([missing if one is None else one for one in rows[name]])
-    return {name: held for name, held in found.items() if not np.isnan(held).all()}
+            stacked[name] = np.stack([missing if values is None else values for values in rows[name]])
+    return {name: held for name, held in stacked.items() if not np.isnan(held).all()}
 
 
 def _place(steps: np.ndarray) -> np.ndarray | None:
@@ -298,7 +305,7 @@ def _recomputed(
     explained = rounding is not None and rounding_explains(impossible, free, rounding)
     # A token at the edge is possible, but has no log p here.
     gap, error = _gap_of(values.logp, values.entropy, free & np.isfinite(values.logp))
-    found = {
+    compared = {
         "impossible_tokens": int(impossible.sum()),
         "impossible_images": int(impossible.any(1).sum()),
         "impossible_by_rounding": int(impossible.sum()) if explained else 0,
@@ -309,8 +316,8 @@ def _recomputed(
     }
     held = _stacked(rows, PRINTED_ORDERS)
     if rounding is None:
-        return values._replace(u=held | values.u), found
-    return values._replace(u=held or {"u_id": values.u["u_id"]}), found
+        return values._replace(u=held | values.u), compared
+    return values._replace(u=held or {"u_id": values.u["u_id"]}), compared
 
 
 def _under_other_target(

@@ -87,7 +87,7 @@ def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[s
     rows = []
     for run, check in itertools.product(runs, checks):
         try:
-            rows += [_row(run.name, *found) for found in check(run)]
+            rows += [_row(run.name, *result) for result in check(run)]
             continue
         except SpecbenchError as error:
             said = str(error).replace(f"{run.parent}/", "")
@@ -209,14 +209,14 @@ def _scores(run: Path) -> Iterator[tuple[str, str, str]]:
         name = str(score["metric"])
         if ":" in name:
             continue
-        found = _score_again(run, name, score)
-        if found is None:
+        again = _score_again(run, name, score)
+        if again is None:
             yield "score", OPEN, f"{name}: its class or the versions that it needs are not here"
         elif score["value"] is None:
-            yield "score", OK if math.isnan(found) else WRONG, f"{name} has no value, from its features {found:.6g}"
+            yield "score", OK if math.isnan(again) else WRONG, f"{name} has no value, from its features {again:.6g}"
         else:
-            same = math.isclose(found, float(score["value"]), rel_tol=_CLOSE, abs_tol=_CLOSE)
-            yield "score", OK if same else WRONG, f"{name} {score['value']:.6g}, from its features {found:.6g}"
+            same = math.isclose(again, float(score["value"]), rel_tol=_CLOSE, abs_tol=_CLOSE)
+            yield "score", OK if same else WRONG, f"{name} {score['value']:.6g}, from its features {again:.6g}"
 
 
 def _score_again(run: Path, name: str, score: dict) -> float | None:
@@ -232,17 +232,17 @@ def _score_again(run: Path, name: str, score: dict) -> float | None:
         again = metric.scores(metric.statistics(image_features(run, metric)))
     except SpecbenchError:
         return None
-    return next((one.estimate.value for one in again if one.name == name), None)
+    return next((part.estimate.value for part in again if part.name == name), None)
 
 
 def _latencies(run: Path) -> Iterator[tuple[str, str, str]]:
     """No image took less time than its forwards, and none less than the data sheet of the named device allows."""
-    one = Run(run)
-    if (one.rows["latency_ms"] < _ROUNDED * one.rows["target_ms"]).any():
+    read = Run(run)
+    if (read.rows["latency_ms"] < _ROUNDED * read.rows["target_ms"]).any():
         yield "latency", WRONG, "images took less time than their target forwards"
         return
-    floor, gpus = one.info.roofline, {gpu for call in one.info.invocations for gpu in call.gpus}
-    if not floor or not one.info.spec.timed:
+    floor, gpus = read.info.roofline, {gpu for call in read.info.invocations for gpu in call.gpus}
+    if not floor or not read.info.spec.timed:
         yield "latency", OPEN, "no roofline is known of this model and device"
         return
     known = [KNOWN[gpu] for gpu in gpus if gpu in KNOWN]
@@ -250,7 +250,7 @@ def _latencies(run: Path) -> Iterator[tuple[str, str, str]]:
         bandwidth, half, single, source = max(known)
         flops = single if floor["itemsize"] == 4 else half
         floor = {**floor, "bytes_per_s": bandwidth * 1e9, "flops": flops * 1e12, "source": source}
-    ratio = stats.roofline_ratio(one.rows, floor)
+    ratio = stats.roofline_ratio(read.rows, floor)
     if ratio is None or pd.isna(ratio):
         yield "latency", OPEN, "no times"
         return
@@ -267,9 +267,9 @@ def _report(run: Path) -> Iterator[tuple[str, str, str]]:
 
 def _tokens(run: Path, recompute: bool, device: str) -> tuple[str, str]:
     try:
-        found = audit_run(run, recompute, device=device, keep=False)
+        audit = audit_run(run, recompute, device=device, keep=False)
     except SpecbenchError as error:
         return OPEN, str(error)
-    how = "compared with the model" if found["recomputed"] else "by the recorded values; --recompute asks the model"
-    said = f"{found['verdict']} over {counted(found['images'], 'image')} ({how})"
-    return (WRONG if found["failed"] else OK), said
+    how = "compared with the model" if audit["recomputed"] else "by the recorded values; --recompute asks the model"
+    said = f"{audit['verdict']} over {counted(audit['images'], 'image')} ({how})"
+    return (WRONG if audit["failed"] else OK), said

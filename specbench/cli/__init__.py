@@ -271,7 +271,7 @@ def _options_of(command: str) -> list[str]:
 
 def _extra_argument(words: Sequence[str], arguments: Sequence[str]) -> SpecbenchError:
     """The error for words after `run`, which takes flags alone, with the flag that they were meant for."""
-    from specbench.models.families.model_specs import MODELS  # names, for this error alone
+    from specbench.models.hub_model import MODELS  # names, for this error alone
     from specbench.specs.presets import PRESETS
 
     named = {"--decoder": PRESETS, "--model": ["shapes", *(model.name for model in MODELS)]}

@@ -17,7 +17,7 @@ import torch
 from specbench.decoding.build import Method, build
 from specbench.decoding.generation import Generation
 from specbench.decoding.interfaces import RestartableDrafter
-from specbench.decoding.loop import begin, checked, decode, decode_tokens, drawn, noise_keys
+from specbench.decoding.loop import Decoding, begin, checked, decode, decode_tokens, drawn, noise_keys
 from specbench.decoding.recorder import NoRecorder
 from specbench.decoding.timing import Spans
 from specbench.errors import SpecbenchError
@@ -63,7 +63,7 @@ def decode_each(
     waiting = iter(requests)
     if refills(build(decoder, model)):
         kind = ContinuousBatch if measure else TokenBatch
-        yield from kind(model, waiting, rows, decoder, sampling, seed, trace, watch).run()
+        yield from kind(Decoding(model, decoder, sampling, seed, trace), waiting, rows, watch).run()
         return
     while batch := list(islice(waiting, rows)):
         rare = len(batch) < rows
@@ -89,21 +89,9 @@ class ContinuousBatch:
     images encoded, prefilled or rendered.
     """
 
-    def __init__(
-        self,
-        model: ImageModel,
-        waiting: Iterator[Request],
-        rows: int,
-        decoder: DecoderSpec,
-        sampling: Sampling,
-        seed: int,
-        trace: bool,
-        watch: Callable | None = None,
-    ):
-        self._watch = watch
-        self._model, self._waiting, self._rows, self._seed = model, waiting, rows, seed
-        self._decoder, self._sampling, self._trace = decoder, sampling, trace
-        self._spans = Spans(model.device)
+    def __init__(self, how: Decoding, waiting: Iterator[Request], rows: int, watch: Callable | None = None):
+        self._how, self._model, self._waiting, self._rows, self._watch = how, how.model, waiting, rows, watch
+        self._spans = Spans(self._model.device)
         self._steps_ms = 0.0
         self._known_ms: dict[str, float] = {}
         self._in_work: dict[int, ImageSlot] = {}
@@ -136,10 +124,7 @@ class ContinuousBatch:
         if not self._in_work:
             return False
         requests = [slot.request for slot in self._in_work.values()]
-        rare = len(requests) < self._rows
-        self._loop = begin(
-            self._model, requests, self._decoder, self._sampling, self._seed, self._spans, self._trace, rare
-        )
+        self._loop = begin(self._how, requests, self._spans, rare=len(requests) < self._rows)
         self._share(list(self._in_work), "encode", "prefill")
         return True
 
@@ -150,7 +135,8 @@ class ContinuousBatch:
         rows = torch.tensor(done, device=model.device)
         with self._spans("render"):
             requests = [self._in_work[row].request for row in done]
-            pictures = drawn(model, loop.tokens[rows, : model.layout.length], requests, self._decoder, self._seed)
+            tokens = loop.tokens[rows, : model.layout.length]
+            pictures = drawn(model, tokens, requests, self._how.decoder, self._how.seed)
         self._share(done, "render")
         slots = [self._in_work.pop(row) for row in done]
         forced = np.array(model.layout.forced) >= 0
@@ -171,7 +157,7 @@ class ContinuousBatch:
         rows = torch.tensor(taken, device=self._model.device)
         with self._spans("prefill"):
             self._loop.session.refill(rows, prefix)
-        self._loop.restart(rows, noise_keys(requests, self._seed))
+        self._loop.restart(rows, noise_keys(requests, self._how.seed))
         self._share(taken, "encode", "prefill")
         return taken
 
@@ -210,13 +196,13 @@ class TokenBatch(ContinuousBatch):
 
     def _begin(self) -> bool:
         begun = super()._begin()
-        if begun and not self._trace:
+        if begun and not self._how.trace:
             self._loop.recorder = NoRecorder()
         return begun
 
     def _finish(self, done: Sequence[int]) -> list[Outcome]:
         tokens = self._loop.tokens[done, : self._model.layout.length].cpu().numpy()
-        return [(self._in_work.pop(row).request, own) for row, own in zip(done, tokens, strict=True)]
+        return [(self._in_work.pop(row).request, image) for row, image in zip(done, tokens, strict=True)]
 
     def _share(self, rows: Sequence[int], *names: str) -> dict[str, float]:
         return dict.fromkeys(names, 0.0)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specbench.models.interface import Tree
-from specbench.specs.tree_paths import node_paths
+from specbench.specs.components import node_paths
 
 RECORDED_DEPTHS = 8  # Draft depths for which the distance to the target is recorded separately
 
@@ -126,7 +126,8 @@ def routes(tree: Tree, device: torch.device) -> Routes:
 def first_drafts_by_depth(tree: Tree, device: torch.device) -> Tensor:
     """[C - 1, RECORDED_DEPTHS] float32, 1 where draft d (column d + 1) is its parent's first child, of that depth."""
     first = [parent not in tree.parents[:column] for column, parent in enumerate(tree.parents)]
-    depth = torch.tensor([depth if own else 0 for depth, own in zip(tree.depth, first, strict=True)][1:], device=device)
+    depths = [depth if is_first else 0 for depth, is_first in zip(tree.depth, first, strict=True)]
+    depth = torch.tensor(depths[1:], device=device)
     return (depth[:, None] == torch.arange(1, RECORDED_DEPTHS + 1, device=device)).float()
 
 
@@ -140,4 +141,4 @@ def parse_tree(text: str) -> Tree:
 @lru_cache
 def pruned(tree: Tree, depth: int) -> Tree:
     """The tree without nodes deeper than `depth`; its columns must be ordered by depth."""
-    return Tree(tuple(parent for parent, own in zip(tree.parents, tree.depth, strict=True) if own <= depth))
+    return Tree(tuple(parent for parent, level in zip(tree.parents, tree.depth, strict=True) if level <= depth))

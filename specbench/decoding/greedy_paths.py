@@ -47,8 +47,8 @@ class EaglePaths(Eagle):
     def _draw_children(self, p: Tensor, race: Tensor, level: TreeLevel, slots: Tensor, step: Tensor) -> Tensor:
         if len(level.children) > race.shape[1]:  # of the root: the first has eagle's numbers, others those of leaves
             leaves = self.columns - torch.arange(1, self.paths, device=slots.device)
-            own = slots[:, :1].expand(-1, self.paths - 1)
-            race = torch.cat([race, self._batch.noise.race(own, Stream.SIBLING, step * self.columns + leaves)], 1)
+            root = slots[:, :1].expand(-1, self.paths - 1)
+            race = torch.cat([race, self._batch.noise.race(root, Stream.SIBLING, step * self.columns + leaves)], 1)
         return (p / race).argmax(-1)
 
 
@@ -60,15 +60,15 @@ def independent_paths(paths: int, drafts: int) -> Tree:
 
 def columns_by_path(paths: int, drafts: int, device: torch.device) -> Tensor:
     """[paths, 1 + drafts] columns of `independent_paths` on each path."""
-    own = 1 + torch.arange(paths * drafts, device=device).view(drafts, paths).T
-    return torch.cat([own.new_zeros(paths, 1), own], 1)
+    columns = 1 + torch.arange(paths * drafts, device=device).view(drafts, paths).T
+    return torch.cat([columns.new_zeros(paths, 1), columns], 1)
 
 
 def best_path(ratio: Tensor, drafts: Tensor) -> Tensor:
     """[B] number of the first path in lexicographic order, given the drafts [B, K, D] and their p/q [B, K, D]."""
-    one, other = (drafts[:, :, None], ratio[:, :, None]), (drafts[:, None], ratio[:, None])
-    differ = one[0] != other[0]
-    before = (one[1] > other[1]) | ((one[1] == other[1]) & (one[0] < other[0]))
+    path, other = (drafts[:, :, None], ratio[:, :, None]), (drafts[:, None], ratio[:, None])
+    differ = path[0] != other[0]
+    before = (path[1] > other[1]) | ((path[1] == other[1]) & (path[0] < other[0]))
     here = differ & (differ.cumsum(-1) == 1)  # where two paths part
     return (here & before).any(-1).sum(1).argmin(1)
 
@@ -101,8 +101,8 @@ class GreedyPathLoop(Loop):
     def _commit(self, logits: Tensor, proposal: Proposal) -> None:
         p, width = self._target(logits, proposal.positions), 1 + (proposal.tokens.shape[1] - 1) // self._drafter.paths
         best, columns = self._best_chain(p, proposal, width)
-        own = p[torch.arange(len(p), device=p.device)[:, None], columns]
-        verified = verify_chain(own, best, self._verifier, self._refinement, self._noise, self.steps)
+        p_path = p[torch.arange(len(p), device=p.device)[:, None], columns]
+        verified = verify_chain(p_path, best, self._verifier, self._refinement, self._noise, self.steps)
         positions = best.positions
         self.tokens.scatter_(1, positions, verified.tokens)
         if proposal.branches:

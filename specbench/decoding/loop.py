@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -50,6 +51,16 @@ WARM_UP_STEPS = 32
 _LAST_SLOTS = 8  # Slots at the end of an image that a warm-up decodes, with windows narrower than the others
 
 
+class Decoding(NamedTuple):
+    """How images are decoded; the fields are explained at `decode`."""
+
+    model: ImageModel
+    decoder: DecoderSpec
+    sampling: Sampling
+    seed: int
+    trace: bool = False
+
+
 @torch.inference_mode()
 def decode(
     model: ImageModel,
@@ -76,7 +87,7 @@ def decode(
         row's failure leaves the others intact.
     """
     spans = Spans(model.device)
-    loop = begin(model, requests, decoder, sampling, seed, spans, trace, rare)
+    loop = begin(Decoding(model, decoder, sampling, seed, trace), requests, spans, rare)
     start = time.perf_counter()
     for committed in loop.run():
         if watch:
@@ -113,7 +124,7 @@ def decode_tokens(
 
     With `trace`, the steps are recorded and traced all the same.
     """
-    loop = begin(model, requests, decoder, sampling, seed, Spans(model.device), trace, rare)
+    loop = begin(Decoding(model, decoder, sampling, seed, trace), requests, Spans(model.device), rare)
     if not trace:
         loop.recorder = NoRecorder()
     for _ in loop.run():
@@ -132,7 +143,7 @@ def warm_up_steps(
 ) -> Iterator[int]:
     """Run the steps that compile, allocate or load what an image needs, at most `WARM_UP_STEPS`; yields their number
     after each. `render`: whether to decode tokens into pixels at the end."""
-    batch = model, requests, decoder, sampling, seed, Spans(model.device), False, False
+    batch = Decoding(model, decoder, sampling, seed), requests, Spans(model.device)
     loop, done = begin(*batch), 0
     slots = loop.warm_up_slots()
     for slot in slots:
@@ -191,19 +202,11 @@ def second_stage_facts(image: Generation) -> dict[str, float]:
     return {"stage2_nfe": image.nfe, "stage2_ms": ms} | {f"stage2_{name}": int(n) for name, n in counts.items()}
 
 
-def begin(
-    model: ImageModel,
-    requests: Sequence[Request],
-    decoder: DecoderSpec,
-    sampling: Sampling,
-    seed: int,
-    spans: Spans,
-    trace: bool,
-    rare: bool,
-) -> DecodeLoop:
+def begin(how: Decoding, requests: Sequence[Request], spans: Spans, rare: bool = False) -> DecodeLoop:
     """Create the loop of one batch, with its prompts in the target's cache; see `decode`."""
+    model, decoder, sampling = how.model, how.decoder, how.sampling
     method = build(decoder, model)
-    noise = Noise(noise_keys(requests, seed), model.layout.vocab, model.device)
+    noise = Noise(noise_keys(requests, how.seed), model.layout.vocab, model.device)
     with spans("encode"):
         prefix = model.encode([request.text for request in requests])
     with spans("prefill"):
@@ -215,10 +218,10 @@ def begin(
     call = call_eager
     # The time of a trace is measured inside verification, and plug-in components may hold state between steps: neither
     # can be compiled.
-    if isinstance(model, CompilableModel) and not trace and not rare and is_built_in(decoder):
+    if isinstance(model, CompilableModel) and not how.trace and not rare and is_built_in(decoder):
         call = model.call_for((decoder, sampling), len(requests))
     loop = method.loop(method, session, target, noise, len(requests), spans, call)
-    if trace:
+    if how.trace:
         loop.recorder.trace(spans)
     return loop
 

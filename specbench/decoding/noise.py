@@ -206,9 +206,9 @@ class Noise:
     def _found_ahead(self, positions: np.ndarray, streams: tuple[Stream, ...], draw: int) -> np.ndarray:
         """[S, 1, T] uniforms at `positions` [1, T] of the one image, hashed together with those after them."""
         slot, slots = int(positions[0, 0]), positions.shape[1]
-        found = None if self._ahead is None else self._ahead.at(streams, slot, slots, draw)
-        if found is not None:
-            return found
+        ahead = None if self._ahead is None else self._ahead.at(streams, slot, slots, draw)
+        if ahead is not None:
+            return ahead
         draws = np.arange(draw, draw + AHEAD)[:, None]
         after = torch.arange(slot, slot + slots + SLOTS_AHEAD)[None]
         addresses = draws * _STREAMS + _column_of(streams, self._device).numpy()

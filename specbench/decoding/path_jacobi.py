@@ -49,7 +49,7 @@ class PathJacobi:
         self.chains = self._jacobi.propose(committed, width, step)
         tokens, positions = (x.unflatten(0, (-1, self.paths)) for x in (self.chains.tokens, self.chains.positions))
         root, drafts = (tokens[:, 0, :1], positions[:, 0, :1]), (tokens[..., 1:], positions[..., 1:])
-        tokens, positions = (torch.cat([one, own.flatten(1)], 1) for one, own in zip(root, drafts, strict=True))
+        tokens, positions = (torch.cat([first, later.flatten(1)], 1) for first, later in zip(root, drafts, strict=True))
         return Proposal(tokens, positions, self.chains.q, path_tree(self.paths, width - 1), self.columns)
 
     def observe_paths(
@@ -77,8 +77,8 @@ def path_tree(paths: int, drafts: int) -> Tree:
 
 def path_columns(paths: int, drafts: int, device: torch.device) -> Tensor:
     """[paths, 1 + drafts] columns of `path_tree` on each path."""
-    own = 1 + torch.arange(paths * drafts, device=device).view(paths, drafts)
-    return torch.cat([own.new_zeros(paths, 1), own], 1)
+    columns = 1 + torch.arange(paths * drafts, device=device).view(paths, drafts)
+    return torch.cat([columns.new_zeros(paths, 1), columns], 1)
 
 
 def longest_path(first: Tensor) -> Tensor:

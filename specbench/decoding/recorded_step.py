@@ -56,11 +56,11 @@ class StepOutcome(NamedTuple):
     def has_drafts(self) -> bool:
         return self.predicted.shape[1] > 1
 
-    def drafted(self, own: Tensor, slot: Tensor) -> Tensor:
-        """Whether slots `slot` of the verified paths of rows `own` have a draft; both broadcast to the result."""
+    def drafted(self, row: Tensor, slot: Tensor) -> Tensor:
+        """Whether slots `slot` of the verified paths of rows `row` have a draft; both broadcast to the result."""
         if self.tables is None:  # the last column of a chain has none
-            return (slot < self.drafts).expand(torch.broadcast_shapes(own.shape, slot.shape))
-        return self.tables.has_children[self.columns[own, slot]]
+            return (slot < self.drafts).expand(torch.broadcast_shapes(row.shape, slot.shape))
+        return self.tables.has_children[self.columns[row, slot]]
 
 
 class RecordedStep(NamedTuple):
@@ -97,20 +97,20 @@ class RecordedStep(NamedTuple):
         """All slots to record, committed or not."""
         verified, proposal, outcome = self.verified, self.proposal, self.outcome
         device, (rows, width) = self.positions.device, self.positions.shape
-        own, slot = torch.arange(rows, device=device)[:, None], torch.arange(width, device=device)
-        seen = Committed(own, self.positions, verified.tokens, verified.p, self.steps)
+        row, slot = torch.arange(rows, device=device)[:, None], torch.arange(width, device=device)
+        seen = Committed(row, self.positions, verified.tokens, verified.p, self.steps)
         if not outcome.has_drafts:
             return seen
         columns = slot.clamp(max=outcome.drafts - 1) if self.tables is None else verified.columns
-        drafted = outcome.drafted(own, slot)
+        drafted = outcome.drafted(row, slot)
         tested = drafted & (slot <= verified.first[:, None])
-        seen = seen._replace(q=proposal.q[own, columns], drafted=drafted, tested=tested)
+        seen = seen._replace(q=proposal.q[row, columns], drafted=drafted, tested=tested)
         if proposal.earlier is None:
             return seen
         before, start, drafts = proposal.earlier
         place = start[:, None] + slot
         kept = drafted & (slot < drafts[:, None]) & (place < before.shape[1])
-        return seen._replace(q_before=before[own, place.clamp(max=before.shape[1] - 1)], kept=kept)
+        return seen._replace(q_before=before[row, place.clamp(max=before.shape[1] - 1)], kept=kept)
 
     def waiting(self) -> WaitingStep:
         """The step with copies of the distributions of its committed slots only, for which the host waits."""
@@ -162,25 +162,25 @@ class WaitingStep(NamedTuple):
 def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcome, Committed]:
     """Consecutive steps of one kind, of a batch of `rows`, joined step by step; and the slots that they commit."""
     outcomes = [step.outcome for step in steps]
-    facts = {name: torch.cat([own.facts[name] for own in outcomes]) for name in outcomes[0].facts}
-    outcome = StepOutcome(*map(torch.cat, zip(*(own[:8] for own in outcomes), strict=True)), facts, *outcomes[0][9:])
+    facts = {name: torch.cat([step.facts[name] for step in outcomes]) for name in outcomes[0].facts}
+    outcome = StepOutcome(*map(torch.cat, zip(*(step[:8] for step in outcomes), strict=True)), facts, *outcomes[0][9:])
     slot = torch.arange(outcome.positions.shape[1], device=outcome.first.device)
-    own, slot = (slot <= outcome.first[:, None]).nonzero(as_tuple=True)
-    positions, tokens = outcome.positions[own, slot], outcome.tokens[own, slot]
-    p = _rows_of([step.p for step in steps], own, slot)
-    seen = Committed(own % rows, positions, tokens, p, outcome.steps[own, 0])
+    row, slot = (slot <= outcome.first[:, None]).nonzero(as_tuple=True)
+    positions, tokens = outcome.positions[row, slot], outcome.tokens[row, slot]
+    p = _rows_of([step.p for step in steps], row, slot)
+    seen = Committed(row % rows, positions, tokens, p, outcome.steps[row, 0])
     if not outcome.has_drafts:
         return outcome, seen
-    drafted = outcome.drafted(own, slot)
-    seen = seen._replace(q=_rows_of([step.q for step in steps], own, slot), drafted=drafted, tested=drafted)
+    drafted = outcome.drafted(row, slot)
+    seen = seen._replace(q=_rows_of([step.q for step in steps], row, slot), drafted=drafted, tested=drafted)
     befores = [step.before for step in steps if step.before]
     if not befores:
         return outcome, seen
-    start, drafts = (torch.cat(field)[own] for field in list(zip(*befores, strict=True))[1:3])
+    start, drafts = (torch.cat(field)[row] for field in list(zip(*befores, strict=True))[1:3])
     numbers = list(zip(*befores, strict=True))[3:]
-    skipped, reach = (torch.tensor(each).repeat_interleave(rows)[own] for each in numbers)
+    skipped, reach = (torch.tensor(each).repeat_interleave(rows)[row] for each in numbers)
     place = start + slot
-    q_before = _rows_of([before.q for before in befores], own, place - skipped)
+    q_before = _rows_of([before.q for before in befores], row, place - skipped)
     return outcome, seen._replace(q_before=q_before, kept=drafted & (slot < drafts) & (place < reach))
 
 
@@ -189,10 +189,10 @@ def _first_slots(distributions: Tensor, width: int) -> Tensor:
     return distributions if width == distributions.shape[1] else distributions[:, :width].clone()
 
 
-def _rows_of(tables: Sequence[Tensor], own: Tensor, slot: Tensor) -> Tensor:
-    """[S, V] rows of `tables`, each [B, M, V] with its own M, at row `own` [S] of all B and slot `slot` [S]; the last
+def _rows_of(tables: Sequence[Tensor], row: Tensor, slot: Tensor) -> Tensor:
+    """[S, V] rows of `tables`, each [B, M, V] with its own M, at row `row` [S] of all B and slot `slot` [S]; the last
     slot where there are fewer."""
     sizes = torch.tensor([table.shape[1] for table in tables]).repeat_interleave(len(tables[0]))
     start = sizes.cumsum(0) - sizes
-    chosen = start[own] + slot.minimum(sizes[own] - 1)
+    chosen = start[row] + slot.minimum(sizes[row] - 1)
     return torch.cat([table.flatten(0, 1) for table in tables]).index_select(0, chosen)

@@ -225,25 +225,25 @@ class StepRecorder:
 
     def _facts(self, rows: Tensor) -> list[dict[str, float]]:
         """`Generation.facts` per row: sums, and means of counted facts."""
-        found: list[dict[str, float]] = [{} for _ in range(len(rows))]
+        facts: list[dict[str, float]] = [{} for _ in range(len(rows))]
         if not self._rounds.any():
-            return found
-        for fact, rounds in zip(found, self._rounds[rows].tolist(), strict=True):
+            return facts
+        for fact, rounds in zip(facts, self._rounds[rows].tolist(), strict=True):
             fact["rounds"] = float(rounds)
         for names, sums in self._sums.items():
-            for fact, (count, *totals) in zip(found, sums[:, rows].T.tolist(), strict=True):
+            for fact, (count, *totals) in zip(facts, sums[:, rows].T.tolist(), strict=True):
                 for name, total in zip(names, totals, strict=True):
                     if name == "excess":
                         fact["theorem2_bound"] = total
                     elif name != "distance" and count:
                         fact[name] = total / count
-        for fact, (counts, totals) in zip(found, self._by_depth[:, rows].transpose(0, 1).tolist(), strict=True):
+        for fact, (counts, totals) in zip(facts, self._by_depth[:, rows].transpose(0, 1).tolist(), strict=True):
             pairs = enumerate(zip(totals, counts, strict=True), start=1)
             fact |= {f"draft_tv_{depth}": total / count for depth, (total, count) in pairs if count}
         if self._siblings is not None:
-            for fact, (tested, accepted) in zip(found, self._siblings[:, rows].transpose(0, 1).tolist(), strict=True):
+            for fact, (tested, accepted) in zip(facts, self._siblings[:, rows].transpose(0, 1).tolist(), strict=True):
                 for rank, (count, total) in enumerate(zip(tested, accepted, strict=True)):
                     fact[f"sibling_{rank}_tested"] = count
                     if count:
                         fact[f"sibling_{rank}_accepted"] = total / count
-        return found
+        return facts

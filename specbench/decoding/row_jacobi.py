@@ -97,10 +97,10 @@ class RowJacobiLoop(ImageRowLoop):
         tokens = torch.cat([roots.tokens[:, rows, None], drafts], 2)
         aside = aside & fed & (self._column == 0)
         self._feed(positions, fed & ~aside & (self._column == 0))
-        own = self._fed.new_zeros(*positions.shape[:2], self._length + 1)
-        own.scatter_(2, torch.where(aside, self._length, positions), True)
-        own[..., self._length] = False
-        visible = (self._fed[:, None] | own)[:, :, None].expand(-1, -1, len(self._column), -1).flatten(1, 2)
+        in_row = self._fed.new_zeros(*positions.shape[:2], self._length + 1)
+        in_row.scatter_(2, torch.where(aside, self._length, positions), True)
+        in_row[..., self._length] = False
+        visible = (self._fed[:, None] | in_row)[:, :, None].expand(-1, -1, len(self._column), -1).flatten(1, 2)
         top = (roots.above == self._width)[:, rows]
         return RowWindows(rows, positions, tokens, exists, top, visible, aside)
 

@@ -189,14 +189,14 @@ def ranked_around(
         and [..., 1] the token's probability.
     """
     ids, mass = _ends_and_kept(probabilities, before, after, descending)
-    own = probabilities.gather(-1, tokens)
-    key, keys = _rank_keys(own, tokens, descending), _rank_keys(mass, ids, descending)
+    probability = probabilities.gather(-1, tokens)
+    key, keys = _rank_keys(probability, tokens, descending), _rank_keys(mass, ids, descending)
     lower = torch.where(keys < key, keys, -1).topk(min(before, keys.shape[-1]), dim=-1).values.flip(-1)
     last = torch.iinfo(torch.int64).max
     upper = torch.where(keys > key, keys, last).topk(min(after, keys.shape[-1]), dim=-1, largest=False).values
-    found = torch.cat([lower, key, upper], dim=-1) & _ID
-    exists = found != _ID
-    return torch.where(exists, found, tokens), exists, own
+    ids_around = torch.cat([lower, key, upper], dim=-1) & _ID
+    exists = ids_around != _ID
+    return torch.where(exists, ids_around, tokens), exists, probability
 
 
 def kth_largest(values: Tensor, k: int) -> Tensor:
@@ -252,11 +252,11 @@ def _largest(values: np.ndarray, k: int) -> np.ndarray:
     sample = values[:, ::8]
     expected = k / 8
     bound = _kth(sample, min(int(expected + 4 * expected**0.5) + 8, sample.shape[1]))
-    _, found, here = _compact(values, values >= bound)
+    _, largest, here = _compact(values, values >= bound)
     if here.sum(-1).min() < k:
         return values
-    found[~here] = -np.inf
-    return found
+    largest[~here] = -np.inf
+    return largest
 
 
 @_by_numpy("ascending", torch.empty_like)
@@ -288,8 +288,8 @@ def _ends_and_kept(weights: Tensor, before: int, after: int, descending: bool) -
             break
         reach = min(2 * max(reach, absent), vocab)
     end[:] = True
-    token, value, found = _compact(flat, here)
-    token[~found] = -1
+    token, value, exists = _compact(flat, here)
+    token[~exists] = -1
     shape = *weights.shape[:-1], -1
     return torch.from_numpy(token).view(shape), torch.from_numpy(value).view(shape)
 
@@ -309,9 +309,9 @@ def _compact(weights: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndar
     first = np.searchsorted(entry, start)
     count = np.diff(first, axis=0, append=len(entry))
     place = np.arange(max(count.max(initial=0), 1))
-    found = place < count
+    exists = place < count
     chosen = np.append(entry, 0).take(first + place, mode="clip")
     token, value = chosen - start, weights.reshape(-1).take(chosen)
-    if not found.all():
-        token[~found] = value[~found] = 0
-    return token, value, found
+    if not exists.all():
+        token[~exists] = value[~exists] = 0
+    return token, value, exists

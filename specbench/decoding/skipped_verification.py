@@ -63,12 +63,12 @@ class EagleSkips(Eagle):
             return proposal
         known = self._batch.tokens
         taken = self._skip(proposal, committed, step)
-        self.after_skip = own = super().propose(committed + taken, width, step)
+        self.after_skip = proposal = super().propose(committed + taken, width, step)
         # Rows that skip fewer tokens than others feed their last ones again.
-        slots = own.positions[:, :1] - most + torch.arange(most, device=known.device)
-        tokens = torch.cat([known.gather(1, slots - 1), own.tokens], 1)
-        tree = grafted(own.tree, most)
-        return Proposal(tokens, torch.cat([slots, own.positions], 1), own.q, tree, self.columns)
+        slots = proposal.positions[:, :1] - most + torch.arange(most, device=known.device)
+        tokens = torch.cat([known.gather(1, slots - 1), proposal.tokens], 1)
+        tree = grafted(proposal.tree, most)
+        return Proposal(tokens, torch.cat([slots, proposal.positions], 1), proposal.q, tree, self.columns)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         super().observe(verification, positions, shift, keep_tail)
@@ -122,16 +122,16 @@ class SkippingLoop(Loop):
     _drafter: EagleSkips
 
     def _commit(self, logits: Tensor, proposal: Proposal) -> None:
-        own = self._drafter.after_skip
-        if own is None:
+        after = self._drafter.after_skip
+        if after is None:
             super()._commit(logits, proposal)
             return
-        fed, taken = proposal.tokens.shape[1] - own.tokens.shape[1], own.positions[:, 0] - self.committed
+        fed, taken = proposal.tokens.shape[1] - after.tokens.shape[1], after.positions[:, 0] - self.committed
         self._record_skipped(logits[:, :fed], proposal.positions[:, :fed], taken)
         self.committed = self.committed + taken
-        tables = None if own.tree.is_chain else routes(own.tree, logits.device)
-        by_depth = first_drafts_by_depth(own.tree, logits.device)
-        verified, positions, shift = self._verify(logits[:, fed:], own, tables, by_depth, self.committed, self.steps)
+        tables = None if after.tree.is_chain else routes(after.tree, logits.device)
+        by_depth = first_drafts_by_depth(after.tree, logits.device)
+        verified, positions, shift = self._verify(logits[:, fed:], after, tables, by_depth, self.committed, self.steps)
         verified = verified._replace(columns=verified.columns + fed)
         if proposal.branches:
             self.session.keep(verified.columns[:, 1:], positions[:, 1:])

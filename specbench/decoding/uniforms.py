@@ -32,8 +32,8 @@ from specbench.decoding.sampling import at
 def mass_before(score: Tensor, p: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Target mass [...] of tokens with a higher score than `tokens` [...], and of tokens with at least that score.
     `score`, `p`: [..., V]."""
-    own = at(score, tokens)[..., None]
-    return torch.where(score > own, p, 0.0).sum(-1), torch.where(score >= own, p, 0.0).sum(-1)
+    score_of_token = at(score, tokens)[..., None]
+    return torch.where(score > score_of_token, p, 0.0).sum(-1), torch.where(score >= score_of_token, p, 0.0).sum(-1)
 
 
 def mass_before_id(p: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,8 +75,8 @@ class UniformsRecorder:
         slots = torch.arange(length, device=rows.device).expand(self._masses.shape[1], -1)
         v = self._noise.tie_break(slots)[rows].cpu().numpy()
         masses = self._masses[:, rows, :length].cpu().numpy()
-        found = {name: uniforms(*masses[2 * k : 2 * k + 2], v) for k, name in enumerate(ORDERS)}
-        return {name: u for name, u in found.items() if not np.isnan(u).all()}
+        by_order = {name: uniforms(*masses[2 * k : 2 * k + 2], v) for k, name in enumerate(ORDERS)}
+        return {name: u for name, u in by_order.items() if not np.isnan(u).all()}
 
 
 def _where(known: Tensor, masses: tuple[Tensor, Tensor]) -> list[Tensor]:

@@ -137,7 +137,7 @@ class ShapesFrechet(Metric):
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        from specbench.models.shapes.features import load_features
+        from specbench.models.shapes.tokenizer import load_features
 
         return load_features(self.settings.device)
 

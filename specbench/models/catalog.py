@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from specbench import names
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError, read_name
 from specbench.models.facts import ModelChoice, ModelFacts, require_torchao
-from specbench.models.families.model_specs import MODELS
-from specbench.models.hub_model import RELEASED, HubModel
-from specbench.models.network_sizes import NetworkSize, Size
+from specbench.models.hub_model import MODELS, RELEASED, HubModel
+from specbench.models.network_sizes import NetworkSize
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
 from specbench.system.foreign_code import Code, code_of
@@ -71,15 +70,10 @@ class ModelInfo(ModelFacts):
         return replace(self, name=choice.name(self.name), eight_bits=choice.eight_bits) if choice.eight_bits else self
 
     @property
-    def size(self) -> Size | None:
-        """Memory reads and operations of a forward; None unless the configuration has the sizes of a Llama."""
-        network = self._content["network"]
-        names = ("width", "inner", "layers", "heads", "codes")
-        if not all(name in network for name in names):
-            return None
-        codes, width, inner, layers, heads = (network[name] for name in ("codes", *names[:4]))
-        held = NetworkSize(0, width, inner, layers, heads, heads)
-        return held.size(codes, self.eight_bits)
+    def network(self) -> NetworkSize | None:
+        """Sizes of a Llama, its words not counted; None unless the configuration has them."""
+        held = [self._content["network"].get(name) for name in ("codes", "width", "inner", "layers", "heads")]
+        return None if None in held else NetworkSize(*held, kv_heads=held[-1])
 
     @property
     def layers(self) -> int:
@@ -88,11 +82,6 @@ class ModelInfo(ModelFacts):
     @property
     def stream(self) -> int:
         return self.tokens + self.forced_slots
-
-    @property
-    def table(self) -> int:
-        """Rows of the token table at least; words come on top."""
-        return self.v_image
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Weights in memory at most: files of half precision, as the package's are, held in full."""
@@ -198,16 +187,16 @@ _BUILT_IN = (
 @functools.cache
 def models() -> dict[str, ModelFacts]:
     """All models, built-in ones first; built-in names take precedence over plug-ins'."""
-    found: dict[str, ModelFacts] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
+    known: dict[str, ModelFacts] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
     for name in plugins.plugins("models"):
         model = plugins.load_plugin("models", name, _is_model, "a ModelInfo with a name of letters, digits and .+-[]")
-        if model is not None and found.setdefault(model.name, model) is model:
+        if model is not None and known.setdefault(model.name, model) is model:
             _references[model.name] = plugins.plugins("models")[name].value
-    return found
+    return known
 
 
-def _is_model(found: object) -> bool:
-    return isinstance(found, ModelInfo | HubModel) and plugins.path_component(found.name)
+def _is_model(model: object) -> bool:
+    return isinstance(model, ModelInfo | HubModel) and plugins.path_component(model.name)
 
 
 def find_model(name: str) -> ModelFacts:
@@ -223,12 +212,12 @@ def model_name(typed: str) -> str:
     also = {name: _repositories(model) for name, model in models().items()}
     if typed in models() or names.fitting(typed, models(), "model", also):
         return read_name("model", typed, models(), also)
-    found = _by_words(typed.rpartition("/")[2])
+    fitting = _by_words(typed.rpartition("/")[2])
     if "/" in typed:
-        own = found[0] if len(found) == 1 else "NAME"
+        own = fitting[0] if len(fitting) == 1 else "NAME"
         hint = f"a checkpoint goes with the model of its architecture: --model {own} --weights {typed}"
         raise SpecbenchError(f"unknown model '{typed}'", hint)
-    return read_name("model", typed, models(), found=found)
+    return read_name("model", typed, models(), found=fitting)
 
 
 def _repositories(model: ModelFacts) -> list[str]:
@@ -250,17 +239,17 @@ def _by_words(typed: str) -> list[str]:
 
 def _own_model(reference: str) -> ModelFacts:
     """A model of the user, known by its own name from then on."""
-    found = plugins.load_user_object(reference, "model")
-    if not isinstance(found, ModelInfo | HubModel):
-        raise SpecbenchError(f"model '{reference}' is a {type(found).__name__}, not a specbench ModelInfo")
-    if not _is_model(found):
-        raise SpecbenchError(f"model '{reference}' is called {found.name!r}", "letters, digits and .+-[] make a name")
-    again = _references.get(found.name) == reference  # perhaps reloaded
-    if not again and models().setdefault(found.name, found) is not found:
-        raise SpecbenchError(f"model '{reference}' is called '{found.name}', a name already taken")
-    _references[found.name] = reference
-    models()[found.name] = found
-    return found
+    model = plugins.load_user_object(reference, "model")
+    if not isinstance(model, ModelInfo | HubModel):
+        raise SpecbenchError(f"model '{reference}' is a {type(model).__name__}, not a specbench ModelInfo")
+    if not _is_model(model):
+        raise SpecbenchError(f"model '{reference}' is called {model.name!r}", "letters, digits and .+-[] make a name")
+    again = _references.get(model.name) == reference  # perhaps reloaded
+    if not again and models().setdefault(model.name, model) is not model:
+        raise SpecbenchError(f"model '{reference}' is called '{model.name}', a name already taken")
+    _references[model.name] = reference
+    models()[model.name] = model
+    return model
 
 
 _references: dict[str, str] = {}  # Where the models of plug-ins and of the user's own modules are defined, by name

@@ -112,8 +112,8 @@ class CheckpointFiles:
     @property
     def commits(self) -> dict[str, str]:
         """Commits of the hub repositories in whose cache folders its files lie, by repository."""
-        found = (_SNAPSHOT.search(path.absolute().as_posix()) for path in self.paths)
-        return {f"{one[1]}/{one[2]}": one[3] for one in found if one}
+        places = (_SNAPSHOT.search(path.absolute().as_posix()) for path in self.paths)
+        return {f"{place[1]}/{place[2]}": place[3] for place in places if place}
 
     def refusal(self, problem: str, path: Path | None = None) -> SpecbenchError:
         """What its weights, or the file `path`, say or lack cannot be used."""
@@ -153,8 +153,8 @@ class WantedFiles:
             for name in source.beside:
                 if (folder / name).is_file():
                     return CheckpointFiles(source, (folder / name,))
-            if own := _companion_folder(source, folder):
-                return _in_folder(source, own)
+            if place := _companion_folder(source, folder):
+                return _in_folder(source, place)
         repo, revision = self.hub_place
         snapshot = cached_snapshot(repo, revision)
         if snapshot is None:
@@ -168,9 +168,9 @@ class WantedFiles:
         not the digest that the hub stated."""
         if lacking := self.missing():
             fetch_all([lacking])
-        found = self.find()
-        refuse_changed(found.paths)
-        return found
+        files = self.find()
+        refuse_changed(files.paths)
+        return files
 
     def missing(self) -> Download | None:
         """What `fetch` downloads, None where all is on this disk; a SpecbenchError if it cannot be had."""
@@ -248,11 +248,11 @@ def _in_folder(source: Source, folder: Path, repo: str | None = None) -> Checkpo
     paths: list[Path] = []
     for group in source.files:
         alternatives = group.split("|")
-        found = next((found for pattern in alternatives if (found := _matching(folder, pattern))), None)
-        if found is None:
+        matching = next((matching for pattern in alternatives if (matching := _matching(folder, pattern))), None)
+        if matching is None:
             raise _missing(source, f"{folder} has no {' or '.join(alternatives)}", repo)
-        _check_shards(source, folder, found, repo)
-        paths += found
+        _check_shards(source, folder, matching, repo)
+        paths += matching
     paths += [folder / name for name in source.optional if (folder / name).is_file()]
     return CheckpointFiles(source, tuple(paths))
 

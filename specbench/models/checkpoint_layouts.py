@@ -177,11 +177,11 @@ def _refuse_unread(folder: Path, weights: str, family: str) -> None:
 
 def find_marks(source: Source, repo: str, revision: str | None, download: bool) -> Path | None:
     """Snapshot of a hub repository with the small files that identify it; None where it is not on this disk."""
-    found = cached_snapshot(repo, revision)
-    if download and not (found and any((found / name).is_file() for name in _MARKS)):
+    snapshot = cached_snapshot(repo, revision)
+    if download and not (snapshot and any((snapshot / name).is_file() for name in _MARKS)):
         fetch_all([repository_download(repo, revision, (), source.licence_of(repo), _MARKS)])
-        found = cached_snapshot(repo, revision)
-    return found
+        snapshot = cached_snapshot(repo, revision)
+    return snapshot
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ class ModelFiles:
 
     def missing(self) -> list[Download]:
         """What `locate` would download; errors as there."""
-        return [found for part in self._parts(download=True) if (found := part.missing())]
+        return [download for part in self._parts(download=True) if (download := part.missing())]
 
     def absent(self) -> list[WantedFiles]:
         """The parts whose files are not on this disk."""
@@ -245,49 +245,52 @@ class ModelFiles:
         return next((layout for layout in self.layouts if layout.name == name), self.layouts[0])
 
 
-_LLAMA = {"hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32, "num_attention_heads": 32}
+_FACTS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+"""Names of the sizes in a configuration, in the order of a maker's arguments."""
+_EMU3, _QWEN = (184_622, 4096, 14_336, 32, 32, 8), (151_936, 4096, 22_016, 32, 32)
+_CHAMELEON = (_CHAMELEON_WORDS, 4096, 11_008, 32, 32)
 _DEFAULTS = {
-    "anole": _LLAMA | {"vocab_size": 65_536},
-    "lumina": _LLAMA | {"vocab_size": 65_536},
-    "lumina2": _LLAMA | {"vocab_size": 65_536},
-    "janus": _LLAMA | {"vocab_size": 32_000},
-    "simplear": _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016},
-    "tar": _LLAMA | {"vocab_size": 151_936, "intermediate_size": 22_016},
-    "emu3": sizes.EMU3_8B.config(),
-    "liquid": sizes.LIQUID_7B.config(),
-    "glm": sizes.GLM_9B.config(),
-    "emu35": sizes.EMU3_8B.config() | {"head_dim": 128},
+    **dict.fromkeys(("anole", "lumina", "lumina2"), _CHAMELEON),
+    **dict.fromkeys(("simplear", "tar"), _QWEN),
+    **dict.fromkeys(("emu3", "emu35"), _EMU3),
+    **{"janus": (32_000, *_CHAMELEON[1:]), "glm": (168_064, 4096, 13_696, 40, 32, 2)},
+    **{"liquid": (264_192, 3072, 24_576, 28, 16, 16)},
 }
-"""What transformers takes for an entry that a configuration leaves out."""
-_MAKERS = {"liquid": sizes.NetworkSize} | dict.fromkeys(("tar", "simplear"), sizes.qwen)
-_MAKERS |= {"glm": sizes.glm, "emu35": sizes.emu35, "janus": sizes.janus, "emu3": sizes.emu3}
-_MAKERS |= dict.fromkeys(("anole", "lumina", "lumina2"), sizes.chameleon)
-_FACTS = tuple(sizes.EMU3_8B.config())  # Names of the sizes in a configuration
+"""What transformers takes for an entry that a configuration leaves out; without the last, as many as heads."""
+_HEAD_WIDTHS = {"liquid": 256, "emu35": 128}
+
+
+def default_sizes(family: str) -> dict[str, int]:
+    """`_DEFAULTS` by the names of a configuration."""
+    widths = {"head_dim": _HEAD_WIDTHS[family]} if family in _HEAD_WIDTHS else {}
+    return dict(zip(_FACTS, _DEFAULTS[family], strict=False)) | widths
+
+
 _DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError)
 """What reading sizes off files of others may raise."""
 
 
 def stored_size(
-    family: str, official: sizes.NetworkSize, folder: Path, weights: str | None = None, source: Source | None = None
+    family: str, official: sizes.NetworkSize, folder: Path, source: Source | None = None
 ) -> sizes.NetworkSize | None:
     """The size of the checkpoint in `folder`; None where its files do not tell: whoever loads it says why.
 
     Args:
-        weights: what the user calls it, if not `folder`.
         source: of LlamaGen, whose first file is the model's own, in a folder that may hold several models.
     """
     try:
         if source and family.startswith("llamagen"):
-            size = _llamagen_size(CheckpointFiles(source, (folder / source.files[0],)), official)
-        else:
-            size = _configured_size(family, folder)
+            return _llamagen_size(CheckpointFiles(source, (folder / source.files[0],)), official)
+        return _configured_size(family, folder)
     except _DOES_NOT_TELL:
         return None
-    if size != official:
-        for name, published in sizes.OFFICIAL[family].items():
-            if size == published:
-                raise SpecbenchError(f"--weights {weights or folder}: has the size of '{name}'", f"use --model {name}")
-    return size
 
 
 CONFIGS = ("config.json", "vision_language_encoder/config.json")
@@ -300,14 +303,15 @@ def _configured_size(family: str, folder: Path) -> sizes.NetworkSize:
         return _meta_size(_json_object(meta))
     held = _json_object(next((path for path in map(folder.joinpath, CONFIGS) if path.is_file()), folder / CONFIGS[0]))
     text = held.get("text_config", held.get("language_config", held))
-    given = _DEFAULTS[family] | {name: text[name] for name in _FACTS if name in text}
+    usual = default_sizes(family)
+    given = {name: value for name, value in (usual | text).items() if name in _FACTS}
     given.setdefault("num_key_value_heads", given["num_attention_heads"])
     if min(map(int, given.values())) < 1 or given["hidden_size"] % given["num_attention_heads"]:
         raise ValueError("sizes that make no network")
-    size = _MAKERS[family](*(int(given[name]) for name in _FACTS))
+    size = sizes.MAKERS[family](*(int(given[name]) for name in _FACTS))
     if family == "tar" and not text.get("tie_word_embeddings"):
         size = replace(size, head_rows=size.words)
-    head = text.get("head_dim") or _DEFAULTS[family].get("head_dim", 0)
+    head = text.get("head_dim") or usual.get("head_dim", 0)
     return replace(size, head_width=int(head) if head * size.heads != size.width else 0)
 
 
@@ -318,7 +322,7 @@ def _meta_size(held: Mapping) -> sizes.NetworkSize:
     wanted = int(params.get("ffn_dim_multiplier", 1) * int(8 * width / 3))
     unit = params.get("multiple_of", 256)
     inner = unit * -(-wanted // unit)
-    words = params.get("vocab_size", sizes.CHAMELEON_7B.words)
+    words = params.get("vocab_size", _CHAMELEON_WORDS)
     return sizes.chameleon(words, width, inner, params["n_layers"], heads, params.get("n_kv_heads") or heads)
 
 

@@ -22,17 +22,17 @@ from specbench.models.script_archive import read_script_tensors
 _IN_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
 
 
-def read_tensors(found: CheckpointFiles) -> dict[str, Tensor]:
+def read_tensors(files: CheckpointFiles) -> dict[str, Tensor]:
     """All tensors of the source's weight files, mapped into memory rather than copied where the format allows it.
 
     Pickled files are read with `weights_only=True`; the state dict may sit under "model", "module", "state_dict" or
     "sd". Of a TorchScript archive only the tensors are read.
     """
     tensors: dict[str, Tensor] = {}
-    for path in found.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit"):
-        held = _read_file(found.source, path)
+    for path in files.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit"):
+        held = _read_file(files.source, path)
         if twice := tensors.keys() & held.keys():
-            raise SpecbenchError(f"{path}: '{min(twice)}' is also in another file of {found.source.what}")
+            raise SpecbenchError(f"{path}: '{min(twice)}' is also in another file of {files.source.what}")
         tensors |= held
     return tensors
 
@@ -59,51 +59,71 @@ def _unpickled(source: Source, path: Path) -> object:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
-def read_arguments(found: CheckpointFiles) -> dict[str, object]:
+def read_arguments(files: CheckpointFiles) -> dict[str, object]:
     """What a pickled file says of its network: the "args" of its "model"."""
-    [path] = found.paths
-    held = _unpickled(found.source, path)
-    with found.source.blaming(path):
+    [path] = files.paths
+    held = _unpickled(files.source, path)
+    with files.source.blaming(path):
         return dict(held["model"]["args"])
 
 
-def read_model_config(found: CheckpointFiles, kind: type):
+def read_model_config(files: CheckpointFiles, kind: type):
     """`config.json` of a source as a transformers configuration of class `kind`."""
-    path = found.named("config.json")
-    held = read_json(found.source, path)
-    with found.source.blaming(path):
+    path = files.named("config.json")
+    held = read_json(files.source, path)
+    with files.source.blaming(path):
         return kind.from_dict(held)
 
 
-def read_tokenizer(found: CheckpointFiles, name: str = "tokenizer.json") -> Tokenizer:
+def read_tokenizer(files: CheckpointFiles, name: str = "tokenizer.json") -> Tokenizer:
     """A tokenizers file exactly as it describes itself, which no tokenizer class can then reinterpret."""
-    path = found.named(name)
-    with found.source.blaming(path):
+    path = files.named(name)
+    with files.source.blaming(path):
         return Tokenizer.from_file(str(path))
 
 
 def token_id(tokenizer: Tokenizer, name: str) -> int:
     """Id of a special token by its name."""
-    found = tokenizer.token_to_id(name)
-    if found is None:
+    number = tokenizer.token_to_id(name)
+    if number is None:
         raise SpecbenchError(f"the tokenizer has no token '{name}'", "check that it is the tokenizer of this model")
-    return found
+    return number
 
 
-def named_token(found: CheckpointFiles, *roles: str) -> str:
+def named_token(files: CheckpointFiles, *roles: str) -> str:
     """Name of the token that `tokenizer_config.json` gives the first of these roles that it knows."""
-    path = found.named("tokenizer_config.json")
-    config = read_json(found.source, path)
+    path = files.named("tokenizer_config.json")
+    config = read_json(files.source, path)
     for held in map(config.get, roles):
         name = held.get("content") if isinstance(held, dict) else held
         if isinstance(name, str):
             return name
-    raise found.refusal(f" names no {roles[0]}", path)
+    raise files.refusal(f" names no {roles[0]}", path)
 
 
 def rename(tensors: Mapping[str, Tensor], names: Callable[[str], str | None]) -> dict[str, Tensor]:
     """Tensors under the names that `names` gives them; those given None keep theirs."""
     return {names(name) or name: tensor for name, tensor in tensors.items()}
+
+
+META_NAMES = {
+    "tok_embeddings.": "model.embed_tokens.",
+    "norm.": "model.norm.",
+    "attention.wo.": "self_attn.o_proj.",
+    "attention_norm.": "input_layernorm.",
+    "ffn_norm.": "post_attention_layernorm.",
+    "feed_forward.w1.": "mlp.gate_proj.",
+    "feed_forward.w3.": "mlp.up_proj.",
+    "feed_forward.w2.": "mlp.down_proj.",
+}
+"""Beginnings of names in Meta's Llama, without the layer, and transformers'."""
+
+
+def meta_name(name: str, names: Mapping[str, str]) -> str:
+    """transformers' name of a tensor that is called as in Meta's Llama, by its beginning; `names` as `META_NAMES`."""
+    layer, inner = re.fullmatch(r"(layers\.\d+\.)?(.*)", name).groups("")
+    old = next((old for old in names if inner.startswith(old)), "")
+    return (f"model.{layer}" if layer else "") + names.get(old, "") + inner.removeprefix(old)
 
 
 def drop(tensors: Mapping[str, Tensor], prefixes: Sequence[str]) -> dict[str, Tensor]:
@@ -117,24 +137,24 @@ def rotary_halves(matrix: Tensor, head: int) -> Tensor:
 
 
 def build_network(
-    kind: Callable[..., nn.Module], *arguments: object, found: CheckpointFiles | None = None
+    kind: Callable[..., nn.Module], *arguments: object, files: CheckpointFiles | None = None
 ) -> nn.Module:
-    """A network without memory: its parameters are to be assigned by `fill` or drawn by `randomise`. `found`: where its
+    """A network without memory: its parameters are to be assigned by `fill` or drawn by `randomise`. `files`: where its
     configuration was read; one that makes no network is then a damaged file."""
     try:
         with torch.device("meta"):
             return kind(*arguments)
     except Exception as error:
-        if found is None:
+        if files is None:
             raise
-        described = next((path for path in found.paths if path.suffix == ".json"), found.paths[0])
-        raise found.source.damaged(described, error) from error
+        described = next((path for path in files.paths if path.suffix == ".json"), files.paths[0])
+        raise files.source.damaged(described, error) from error
 
 
 def fill(
     network: nn.Module,
     tensors: Mapping[str, Tensor],
-    found: CheckpointFiles,
+    files: CheckpointFiles,
     device: str,
     dtype: torch.dtype,
     eight_bits: bool = False,
@@ -150,16 +170,16 @@ def fill(
     wanted = network.state_dict()
     tied = getattr(network, "all_tied_weights_keys", None) or {}
     if missing := sorted(wanted.keys() - tensors.keys() - tied.keys()):
-        raise _unaccounted(found, "lacks", missing)
+        raise _unaccounted(files, "lacks", missing)
     if unknown := sorted(tensors.keys() - wanted.keys()):
-        raise _unaccounted(found, "holds unknown", unknown)
+        raise _unaccounted(files, "holds unknown", unknown)
     for name, tensor in tensors.items():
         if tensor.shape != wanted[name].shape:
             shapes = f"{list(tensor.shape)}, the network wants {list(wanted[name].shape)}"
-            raise found.refusal(f": {name} has shape {shapes}")
+            raise files.refusal(f": {name} has shape {shapes}")
     for name, source in tied.items():
         if name in tensors and not torch.equal(tensors[name], tensors[source]):
-            raise found.refusal(f": {name} differs from {source}, which the configuration ties it to")
+            raise files.refusal(f": {name} differs from {source}, which the configuration ties it to")
     network.load_state_dict(tensors, strict=False, assign=True)
     _finish(network, device)
     for name, module in network.named_modules() if device != "meta" else ():
@@ -220,9 +240,9 @@ def renew_rotary(network: nn.Module) -> None:
                 setattr(module, name, type(child)(child.config))
 
 
-def _unaccounted(found: CheckpointFiles, verb: str, names: Sequence[str]) -> SpecbenchError:
+def _unaccounted(files: CheckpointFiles, verb: str, names: Sequence[str]) -> SpecbenchError:
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return found.refusal(f" {verb} '{names[0]}'{more}")
+    return files.refusal(f" {verb} '{names[0]}'{more}")
 
 
 def quantise(module: nn.Module, name: str) -> None:

@@ -151,11 +151,11 @@ class HeadLoading(NamedTuple, Generic[Head]):
                 f"model '{model.name}' cannot be used with a draft head", "choose a decoder without one"
             )
         path = path or self.published(model.name)
-        found = find_head(path, model.name, None, download=True) if path else None
-        source = (_identity(found) if found else "own", model.device, model.dtype)
+        files = find_head(path, model.name, None, download=True) if path else None
+        source = (_identity(files) if files else "own", model.device, model.dtype)
         kept = _LATEST.setdefault(model, {})
         if self not in kept or kept[self][0] != source:
-            head = self.load(found) if found else self.own(model)
+            head = self.load(files) if files else self.own(model)
             if head is None:
                 raise no_own_head(model.name)
             kept[self] = source, self._fitted(head, model, path)
@@ -172,9 +172,9 @@ class HeadLoading(NamedTuple, Generic[Head]):
         return self.adopt(head, model, path).to(model.device, model.dtype).eval().requires_grad_(False)
 
 
-def _identity(found: CheckpointFiles) -> tuple[tuple[Path, int, int], ...]:
+def _identity(files: CheckpointFiles) -> tuple[tuple[Path, int, int], ...]:
     """Path, size and modification time of each file."""
-    states = [(path.resolve(), path.stat()) for path in found.paths]
+    states = [(path.resolve(), path.stat()) for path in files.paths]
     return tuple((path, state.st_size, state.st_mtime_ns) for path, state in states)
 
 
@@ -187,9 +187,9 @@ def _adopted(head: EagleHead, model: DraftHeadModel, path: str) -> EagleHead:
     return model.adopt_head(head)
 
 
-def load_head(found: CheckpointFiles) -> EagleHead:
+def load_head(files: CheckpointFiles) -> EagleHead:
     """Load the head in these files, in float32."""
-    config_file, weights = found.paths
+    config_file, weights = files.paths
     with blaming(weights, *NO_HEAD):
         safe = weights.suffix == ".safetensors"
         read = load_file if safe else partial(torch.load, map_location="cpu", weights_only=True)

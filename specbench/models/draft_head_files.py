@@ -36,18 +36,18 @@ def published_head(model: str, kind: str = "eagle") -> str:
     return known.repo if known else ""
 
 
-def find_head(given: str, model: str, own: Path | None, download: bool = False) -> CheckpointFiles:
-    """Find the files of the head `given`, a folder or hub id, or of `own` if that is empty.
+def find_head(given: str, model: str, folder: Path | None, download: bool = False) -> CheckpointFiles:
+    """Find the files of the head `given`, a folder or hub id, or of `folder` if that is empty.
 
     Args:
         model: name of the target, for messages.
         own: folder of the target's own head, if any.
         download: whether a hub repository that is not on this disk may be downloaded.
     """
-    if not given and own is None:
+    if not given and folder is None:
         raise no_own_head(model)
     if not given or not _is_hub_id(given):
-        return head_in(Path(given).expanduser() if given else own)
+        return head_in(Path(given).expanduser() if given else folder)
     known = WantedFiles(_known(given))
     return head_in((known.fetch() if download else known.find()).named(CONFIG).parent)
 
@@ -62,10 +62,10 @@ def no_own_head(model: str) -> SpecbenchError:
     )
 
 
-def require_head(given: str, model: str, own: Path | None) -> None:
+def require_head(given: str, model: str, folder: Path | None) -> None:
     """Raise the error of `find_head` unless the head can be downloaded."""
     try:
-        find_head(given, model, own)
+        find_head(given, model, folder)
     except SpecbenchError:
         if not _is_hub_id(given):
             raise

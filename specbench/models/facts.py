@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.models.network_sizes import Size
+from specbench.models.network_sizes import NetworkSize, Size
 from specbench.specs.run_spec import Sampling
 
 if TYPE_CHECKING:
@@ -74,14 +74,15 @@ class ModelChoice:
     @classmethod
     def of_name(cls, name: str, weights: str | None = None, revision: str | None = None) -> tuple[str, ModelChoice]:
         """Name of the model, and the choice, of a name in records ("janus+random+tiny")."""
-        found = set()
+        endings = set()
         while ending := next((ending for ending in _ENDINGS if name.endswith(ending)), None):
             name = name.removesuffix(ending)
-            found.add(_ENDINGS[ending])
-        forms = ("released" if form in found else "official" for form in _FORMS)
+            endings.add(_ENDINGS[ending])
+        forms = ("released" if form in endings else "official" for form in _FORMS)
         sized = re.fullmatch(r"(.*)\+(\d+x\d+)", name)
         name, size = sized.groups() if sized else (name, None)
-        return name, cls(weights, revision, "random" in found, "tiny" in found, *forms, size, "eight_bits" in found)
+        random, tiny, eight_bits = (what in endings for what in ("random", "tiny", "eight_bits"))
+        return name, cls(weights, revision, random, tiny, *forms, size, eight_bits)
 
 
 _FORMS = {"rows": "guidance_rows", "prompt": "prompt_form", "guidance": "guidance_schedule"}
@@ -112,15 +113,24 @@ class ModelFacts(Protocol):
     tokens: int  # image tokens of one image
     stream: int  # stream slots of one image, forced tokens included
     v_image: int  # size of the image vocabulary
-    layers: int  # of the network
-    size: Size | None  # weights, KV numbers and query width of a forward; None if not counted
-    table: int  # rows of the token embedding table
+    network: NetworkSize | None  # sizes of the network; None if not known
+    eight_bits: bool  # whether the matrices of its layers are in eight bits
     heads: Mapping[str, Path]  # folders of bundled draft heads, by kind
     slot_numbers: int  # numbers held per row and stream slot to embed image tokens with
     pixel_numbers: int  # float32 numbers per pixel alive at once while an image is rendered
     renders_together: bool  # whether a batch is rendered at once
     guided: bool  # whether it has an unconditional prompt, as guidance needs it
     ready: bool  # whether all files are on this disk
+
+    @property
+    def layers(self) -> int:
+        """Layers of the network."""
+        return self.network.layers
+
+    @property
+    def size(self) -> Size | None:
+        """What a forward reads and computes; None if not counted."""
+        return self.network and self.network.size(self.v_image, self.eight_bits)
 
     @property
     def source_facts(self) -> dict[str, object] | None:

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import threading
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
@@ -42,29 +43,11 @@ if TYPE_CHECKING:
 
 # Imports inside functions: huggingface_hub is slow to import, which `list models` would do for nothing.
 
-REVISIONS: Mapping[str, str] = {
-    "Alpha-VLLM/Lumina-mGPT-7B-768": "9624463a82ea5ce814af9b561dcd08a31082c3af",
-    "deepseek-ai/Janus-Pro-1B": "960ab33191f61342a4c60ae74d8dc356a39fafcb",
-    "deepseek-ai/Janus-Pro-7B": "5c3eb3fb2a3b61094328465ba61fcd4272090d67",
-    "depth-anything/Depth-Anything-V2-Small-hf": "5426e4f0f36572d16453bbda7a8389317b1bef99",
-    "google/flan-t5-xl": "7d6315df2c2fb742f0f5b556879d730926ca9001",
-    "google/owlv2-base-patch16-ensemble": "cfd3195ba4ea9592eec887ded089f4c08eff231d",
-    "leloy/Anole-7b-v0.1-hf": "96df52301e844d8a624a13953051ead4c008343b",
-    "xswu/HPSv2": "697403c78157020a1ae59d23f111aa58ced35b0a",
-    "zai-org/ImageReward": "5736be03b2652728fb87788c9797b0570450ab72",
-}
-"""Pinned commits, those that several public projects state: a branch may change under a benchmark. Other repositories
-are used at the revision of `--revision` or SPECBENCH_REVISIONS, else at the commit of `main` in the hub's cache."""
-# SHA-256 of files at those revisions, by repository and name, where one is published
-DIGESTS: Mapping[str, Mapping[str, str]] = {
-    "depth-anything/Depth-Anything-V2-Small-hf": {
-        "config.json": "c56698d3643dde1f83ea2212759e6b31a22b8f827246a36dd007ee8a22b3ff75",
-        "model.safetensors": "3152477ce0d8d6978d76b995120de97cb5b928701fd0f817769f59e249a16b70",
-    },
-    "google/owlv2-base-patch16-ensemble": {
-        "model.safetensors": "e1e130b9e404cf91a75ad45644c1da9d7fa5284085eecc864266a6923efb99e7"
-    },
-}
+_PINNED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+REVISIONS: Mapping[str, str] = _PINNED["revisions"]
+"""Pinned commits. Other repositories are used at the revision of `--revision` or SPECBENCH_REVISIONS, else at the
+commit of `main` in the hub's cache."""
+DIGESTS: Mapping[str, Mapping[str, str]] = _PINNED["digests"]  # By repository and file at those revisions
 _VARIABLE = "SPECBENCH_REVISIONS"
 """Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
 _LOOK_EVERY_S = 0.5
@@ -169,10 +152,10 @@ def repository_download(
         stated = _stated(info, "" if unknown else asked)
     files = [name for pattern in optional for name in _named(stated, pattern)]
     for group in groups:
-        found = next((found for pattern in group.split("|") if (found := _named(stated, pattern))), [])
-        if not found:
+        names = next((names for pattern in group.split("|") if (names := _named(stated, pattern))), [])
+        if not names:
             raise SpecbenchError(f"{repo} at {info.sha[:12]} has no {group.replace('|', ' or ')}", "", FAILURE)
-        files += found
+        files += names
     lacking = [name for name in files if not isinstance(try_to_load_from_cache(repo, name, revision=info.sha), str)]
     storage = _storage(repo)
     size = sum(stated[name].size or 0 for name in lacking)
@@ -200,11 +183,11 @@ def _stated(info: ModelInfo, asked: str) -> dict[str, Remote]:
     if not _COMMIT.fullmatch(str(info.sha)) or (_COMMIT.fullmatch(asked) and info.sha != asked):
         raise ValueError(f"a commit {info.sha!r:.24}")
     stated = {}
-    for one in info.siblings or ():
-        if not (isinstance(one.rfilename, str) and isinstance(one.size or 0, int)):
-            raise ValueError(f"a file {one.rfilename!r:.40} of {one.size!r:.24} bytes")
-        git = f"git:{one.blob_id}" if one.blob_id else ""
-        stated[one.rfilename] = Remote("", f"sha256:{one.lfs.sha256}" if one.lfs else git, one.size or None)
+    for file in info.siblings or ():
+        if not (isinstance(file.rfilename, str) and isinstance(file.size or 0, int)):
+            raise ValueError(f"a file {file.rfilename!r:.40} of {file.size!r:.24} bytes")
+        git = f"git:{file.blob_id}" if file.blob_id else ""
+        stated[file.rfilename] = Remote("", f"sha256:{file.lfs.sha256}" if file.lfs else git, file.size or None)
     return stated
 
 
@@ -214,8 +197,8 @@ def _refuse_altered(repo: str, folder: Path, stated: Mapping[str, Remote]) -> No
     for name, remote in stated.items():
         if not matches(path := folder / name, remote):
             problems.append(f"{repo}: {name} is not what the hub states: {mismatch(path, remote)}")
-            for one in (path.resolve(), path):
-                one.unlink(missing_ok=True)
+            for held in (path.resolve(), path):
+                held.unlink(missing_ok=True)
     if problems:
         raise SpecbenchError(problems[0], "a proxy may alter it; run the same command again", FAILURE)
 
@@ -293,12 +276,12 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
     """What a failure of the client means, what to do, and the exit code."""
     from huggingface_hub import constants, errors
 
-    found = _behind(error)
+    causes = _behind(error)
 
     def of_kind(*kinds: type) -> bool:
-        return any(isinstance(one, kinds) for one in found)
+        return any(isinstance(reason, kinds) for reason in causes)
 
-    answers = [response for one in found if (response := getattr(one, "response", None)) is not None]
+    answers = [response for reason in causes if (response := getattr(reason, "response", None)) is not None]
     status, wait = (answers[0].status_code, asked_wait(answers[0].headers)[0]) if answers else (None, "")
     login, again = "hf auth login", "run the same command again"
     if of_kind(errors.HFValidationError):
@@ -318,18 +301,18 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
         return what, f"{again} then; '{login}' raises the limit", FAILURE
     if status:
         return f"{repo}: {place} answers {status}{wait}", again, FAILURE
-    for one in found:
-        if getattr(one, "errno", None) in FULL:
+    for reason in causes:
+        if getattr(reason, "errno", None) in FULL:
             return f"{repo}: {constants.HF_HUB_CACHE} is full", f"free space, and {again}", FAILURE
-        if isinstance(one, OSError) and one.filename:
-            what = f"{repo}: cannot use {one.filename}: {one.strerror}"
+        if isinstance(reason, OSError) and reason.filename:
+            what = f"{repo}: cannot use {reason.filename}: {reason.strerror}"
             return what, "HF_HOME names another folder for downloads", MISSING_PREREQUISITE
-    cause = (str(found[-1]).splitlines() or [""])[0][:_MOST_SAID] or type(found[-1]).__name__
+    cause = (str(causes[-1]).splitlines() or [""])[0][:_MOST_SAID] or type(causes[-1]).__name__
     if "CERTIFICATE_VERIFY_FAILED" in cause:
         what = f"{repo}: the certificate of {place} cannot be verified"
         return what, "set SSL_CERT_FILE to your CA bundle; 'python -m certifi' prints one", FAILURE
     if of_kind(ValueError, LookupError, TypeError, AttributeError, AssertionError, errors.FileMetadataError):
-        page = " ".join(getattr(found[-1], "doc", "").split())[: _MOST_SAID // 2]  # no JSON
+        page = " ".join(getattr(causes[-1], "doc", "").split())[: _MOST_SAID // 2]  # no JSON
         said = repr(page) if page else f"no {cause}" if of_kind(KeyError) else cause
         what = f"{repo}: {place} answers what no hub does: {said}"
         return what, "a proxy, or a login page of this network? see HF_ENDPOINT", FAILURE
@@ -338,13 +321,13 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
 
 def _behind(error: BaseException) -> list[BaseException]:
     """An error and those that it comes from, the innermost last."""
-    found = [error]
+    causes = [error]
     while True:
-        last = found[-1]
+        last = causes[-1]
         inner = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
-        if inner is None or inner in found or isinstance(inner, SpecbenchError):
-            return found
-        found.append(inner)
+        if inner is None or inner in causes or isinstance(inner, SpecbenchError):
+            return causes
+        causes.append(inner)
 
 
 def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[], str]) -> str:

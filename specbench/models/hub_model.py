@@ -1,21 +1,24 @@
-"""Models with weights on the Hugging Face hub: facts, files and loading. Imports no torch."""
+"""Models with weights on the Hugging Face hub: their facts, which `families/models.toml` has, and files. No torch."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import re
-from collections.abc import Callable, Iterable
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder, read_json
 from specbench.models.checkpoint_layouts import Layout, ModelFiles, find_marks, recognise, stored_size
 from specbench.models.facts import AS_PUBLISHED, BYTES, TINY_BEFORE, TINY_GRID, ModelChoice, ModelFacts, require_torchao
-from specbench.models.network_sizes import NetworkSize, Size
+from specbench.models.network_sizes import MAKERS, NetworkSize, Size
 from specbench.specs.options import parse_size
 from specbench.specs.run_spec import Sampling
 from specbench.system.digests import sha256_of
@@ -65,6 +68,7 @@ class HubModel(ModelFacts):
 
     name: str
     summary: str
+    family: str  # its own name is that of its first layout, `specbench.models.checkpoint_layouts.LAYOUTS`
     target: str  # "module:function" called with a `specbench.models.families.base.LoadRequest`
     source: Source  # the language model's files
     grid: tuple[int, int]  # image tokens, height and width
@@ -119,7 +123,7 @@ class HubModel(ModelFacts):
                 raise SpecbenchError(f"--size {choice.size}: '{self.name}' has one size, {only}", "omit it")
             asked = self.sizes.check(self.name, choice.size) if self.sizes else self.resolution
             if second:
-                second = tuple(one for one in second if one.resolution == asked)
+                second = tuple(stage for stage in second if stage.resolution == asked)
             else:
                 grid = tuple(side // self.patch for side in asked)
             choice = replace(choice, size=choice.size if asked != self.resolution else None)
@@ -139,7 +143,12 @@ class HubModel(ModelFacts):
         if self.choice.tiny or self.choice.random or self._is_official:
             return self
         folder = self._other_folder(download)
-        size = folder and stored_size(self.family, self.network, folder, self.choice.weights, self.source)
+        size = folder and stored_size(self.family, self.network, folder, self.source)
+        if size not in (None, self.network):
+            alike = [model.name for model in MODELS if (model.family, model.network) == (self.family, size)]
+            if alike:
+                what = f"--weights {self.choice.weights or folder}: has the size of '{min(alike, key=len)}'"
+                raise SpecbenchError(what, f"use --model {min(alike, key=len)}")
         return replace(self, network=size or self.network, size_known=size is not None)
 
     heads = MappingProxyType[str, Path]({})  # No family includes a draft head
@@ -151,12 +160,8 @@ class HubModel(ModelFacts):
         return self.network.parameters
 
     @property
-    def layers(self) -> int:
-        return self.network.layers
-
-    @property
-    def table(self) -> int:
-        return self.network.table
+    def eight_bits(self) -> bool:
+        return self.choice.eight_bits
 
     @property
     def licence(self) -> str:
@@ -245,10 +250,8 @@ class HubModel(ModelFacts):
 
     @property
     def size(self) -> Size | None:
-        """What a forward reads and computes; None at tiny scale, whose sizes vary."""
-        if self.choice.tiny:
-            return None
-        return self.network.size(self.v_image, self.choice.eight_bits)
+        """None at tiny scale, whose sizes vary."""
+        return None if self.choice.tiny else super().size
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Weights, image decoder and text encoder in memory."""
@@ -281,14 +284,14 @@ class HubModel(ModelFacts):
 
     @property
     def commits(self) -> dict[str, str]:
-        return {repo: commit for found in self.find() for repo, commit in found.commits.items()}
+        return {repo: commit for files in self.find() for repo, commit in files.commits.items()}
 
     @property
     def file_digests(self) -> dict[str, str]:
         return {
-            f"{next(iter(found.commits), path.parent.name)}/{path.name}": sha256_of(path)
-            for found in self.find()
-            for path in found.paths
+            f"{next(iter(files.commits), path.parent.name)}/{path.name}": sha256_of(path)
+            for files in self.find()
+            for path in files.paths
         }
 
     @property
@@ -329,11 +332,6 @@ class HubModel(ModelFacts):
         return [source for layout in self._layouts for source in layout.sources]
 
     @property
-    def family(self) -> str:
-        """Name of the loading module in `specbench.models.families`."""
-        return self.target.partition(":")[0].rpartition(".")[2]
-
-    @property
     def _layouts(self) -> tuple[Layout, ...]:
         """Every layout its files may have, the default first."""
         return (Layout(self.family, (self.source, *self.companions)), *self.also)
@@ -343,7 +341,7 @@ class HubModel(ModelFacts):
         return ModelFiles(self.name, self.family, self._layouts, self.choice.weights, self.choice.revision)
 
     def files(self) -> tuple[Path, ...]:
-        return tuple(path for found in self.find() for path in found.paths)
+        return tuple(path for part in self.find() for path in part.paths)
 
     def weights_sha256(self) -> str:
         """Digest of all its files, the same that the loaded model carries."""
@@ -364,13 +362,84 @@ def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
         return defaults
     path, usual = files.named("generation_config.json"), {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
     held = {name: value for name, value in read_json(files.source, path).items() if name in usual and value is not None}
-    found = replace(defaults, **usual | held)
+    sampling = replace(defaults, **usual | held)
     with files.source.blaming(path):
-        if not (found.temperature > 0 and found.top_k >= 0 and found.top_k % 1 == 0 and 0 < found.top_p <= 1):
+        top_k = sampling.top_k
+        if not (sampling.temperature > 0 and top_k >= 0 and top_k % 1 == 0 and 0 < sampling.top_p <= 1):
             raise ValueError(f"{held} is no sampling")
-    return found
+    return sampling
 
 
-def digest(found: tuple[CheckpointFiles, ...]) -> str:
+def digest(parts: tuple[CheckpointFiles, ...]) -> str:
     """One digest over all files of a model."""
-    return hashlib.sha256("".join(one.sha256() for one in found).encode()).hexdigest()
+    return hashlib.sha256("".join(part.sha256() for part in parts).encode()).hexdigest()
+
+
+_PLAIN = ("summary", "patch", "row_ends", "v_image", "caption_tokens", "classes", "codes", "guided", "pixel_numbers")
+"""Entries that are the model's fields as they stand."""
+
+
+def _glm_preview(height: int, width: int) -> tuple[tuple[int, int], ...]:
+    """Height and width of GLM-Image's preview of a grid: about 256 tokens in its ratio, rounded down as its processor
+    does."""
+    ratio = height / width
+    return ((int(math.sqrt(ratio) * 16), int(math.sqrt(1 / ratio) * 16)),)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _source_of(entry: Mapping[str, Any]) -> Source:
+    return Source(**{name: _tuples(value) for name, value in entry.items()})
+
+
+def _model(
+    name: str, entry: Mapping[str, Any], companions: Mapping[str, Source], second: Sequence[HubModel]
+) -> HubModel:
+    grid = _tuples(entry["grid"])
+    sizes = Sizes(**{field: _tuples(value) for field, value in entry["sizes"].items()}) if "sizes" in entry else None
+    needed = tuple(companions[part] for part in entry.get("companions", ()))
+    other = entry.get("other_bytes", 0)
+    if second:  # its memory includes the second stage, with the KV cache of one picture
+        needed = (second[0].source, *second[0].companions)
+        sizes = Sizes(tuple(stage.resolution for stage in second))
+        cached = 2 * 2 * (math.prod(grid) + second[0].stream) * second[0].network.kv_numbers
+        other = second[0].fixed_bytes() + cached
+    layouts = {
+        layout: [companions[part["companion"]] if "companion" in part else _source_of(part) for part in parts]
+        for layout, parts in entry.get("also", {}).items()
+    }
+    return HubModel(
+        name=name,
+        family=entry["family"],
+        target=f"specbench.models.families.{entry.get('loader', entry['family'] + ':load')}",
+        source=_source_of(entry["source"]),
+        companions=needed,
+        also=tuple(Layout(layout, tuple(sources)) for layout, sources in layouts.items()),
+        grid=grid,
+        sizes=sizes,
+        second=tuple(second),
+        before=_glm_preview if "before" in entry else None,
+        defaults=Sampling(**entry["sampling"]),
+        network=MAKERS[entry["family"]](**entry["network"]),
+        other_bytes=sum(other) if isinstance(other, list) else other,
+        **{field: entry[field] for field in _PLAIN if field in entry},
+    )
+
+
+def _read() -> tuple[HubModel, ...]:
+    held = tomllib.loads((Path(__file__).parent / "families" / "models.toml").read_text(encoding="utf-8"))
+    entries, companions = held["model"], {name: _source_of(entry) for name, entry in held["companion"].items()}
+
+    @cache
+    def made(name: str) -> HubModel:
+        given = entries[name]
+        base = entries.get(given.get("like"), {})
+        entry = base | given | {"source": base.get("source", {}) | given.get("source", {})}
+        return _model(name, entry, companions, [made(stage) for stage in entry.get("second", ())])
+
+    return tuple(map(made, entries))
+
+
+MODELS = _read()

@@ -4,7 +4,7 @@ operations of a forward. No torch here."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _BLOCK = 256  # Slots of a block of a KV cache
 _LARGEST_VERTICAL_LAYER = 1024
@@ -22,14 +22,6 @@ class Size:
     attention: int  # width of the queries, summed over layers
     eight_bits: int = 0  # of the weights, those that are stored in one byte each
 
-    def layer(self, layers: int, outputs: int) -> Layer:
-        """Size of one of its `layers`, if the head is linear with `outputs` and queries are as wide as hidden
-        states."""
-        width = self.attention // layers
-        weights = (self.weights - outputs * width) // layers
-        projections = 2 * width * (width + self.kv // (2 * layers))
-        return Layer(width, (weights - projections) // (3 * width), weights)
-
     def read(self, forwards: float, rows: int, visible: float, itemsize: int) -> float:
         """Bytes read by `forwards` that attend to `visible` cached tokens in each row, summed over forwards; `itemsize`
         is that of a number not stored in eight bits."""
@@ -41,21 +33,6 @@ class Size:
         summed over forwards: a multiplication and an addition per weight, and per number of each query's keys and
         values."""
         return rows * (2 * columns * self.weights + 4 * seen * self.attention)
-
-
-@dataclass(frozen=True)
-class Layer:
-    """Widths of a layer's hidden states and of its gated MLP, and its `weights`."""
-
-    width: int
-    inner: int
-    weights: int
-
-    @property
-    def moved(self) -> int:
-        """Numbers that an eager layer reads and writes per column besides its products: two norms of six passes each,
-        the rotation of queries and keys, two residual sums, the gate and what it multiplies."""
-        return 40 * self.width + 5 * self.inner
 
 
 @dataclass(frozen=True)
@@ -108,11 +85,22 @@ class NetworkSize:
         return self.head_width or self.width // self.heads
 
     @property
-    def trunk(self) -> int:
-        """Parameters of the layers and the last norm."""
+    def layer_weights(self) -> int:
+        """Parameters of a layer."""
         attention = 2 * self.width * (self.query_width + self.key_width)
         layer = attention + 3 * self.width * self.inner + 2 * self.width + self.layer_extra
-        return self.layers * (layer + self.head_norms * self.one_head) + self.width
+        return layer + self.head_norms * self.one_head
+
+    @property
+    def moved(self) -> int:
+        """Numbers that eager layers read and write per column besides their products: two norms of six passes each,
+        the rotation of queries and keys, two residual sums, the gate and what it multiplies."""
+        return self.layers * (40 * self.width + 5 * self.inner)
+
+    @property
+    def trunk(self) -> int:
+        """Parameters of the layers and the last norm."""
+        return self.layers * self.layer_weights + self.width
 
     @property
     def parameters(self) -> int:
@@ -222,10 +210,10 @@ def tar_detokenizer(
     return NetworkSize(16_384, width, inner, layers, heads, heads, extra=extra, head_rows=16_384)
 
 
-def qwen(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> NetworkSize:
-    """Qwen2 (SimpleAR, Tar): queries, keys and values have biases; the head shares the token table."""
+def qwen(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, head_rows: int = 0) -> NetworkSize:
+    """Qwen2 (SimpleAR, Tar): queries, keys and values have biases; mostly the head shares the token table."""
     biases = width + 2 * kv_heads * (width // heads)
-    return NetworkSize(words, width, inner, layers, heads, kv_heads, layer_extra=biases)
+    return NetworkSize(words, width, inner, layers, heads, kv_heads, layer_extra=biases, head_rows=head_rows)
 
 
 def emu3(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> NetworkSize:
@@ -244,42 +232,10 @@ def emu35(words: int, width: int, inner: int, layers: int, heads: int, kv_heads:
     return NetworkSize(words, width, inner, layers, heads, kv_heads, 128, head_norms=2, head_rows=words)
 
 
-CHAMELEON_7B = chameleon(65_536, 4096, 11_008, 32, 32, 32)
-CHAMELEON_34B = chameleon(65_536, 8192, 22_016, 48, 64, 8)
-LUMINA2_7B = chameleon(171_384, 4096, 11_008, 32, 32, 32)
-"""The fewest words that hold the image tokens; how many more its configuration has was not seen."""
-LLAMAGEN_XL = llamagen(16_384, 1280, 3584, 36, 20)
-LLAMAGEN_CLASS = {
-    "b": llamagen_class(16_384, 768, 2048, 12, 12),
-    "l": llamagen_class(16_384, 1024, 2816, 24, 16),
-    "xl": llamagen_class(16_384, 1280, 3584, 36, 20),
-    "xxl": llamagen_class(16_384, 1536, 4096, 48, 24),
-    "3b": llamagen_class(16_384, 3200, 8704, 24, 32),
+MAKERS = {
+    **dict.fromkeys(("anole", "lumina", "lumina2"), chameleon),
+    **dict.fromkeys(("simplear", "tar"), qwen),
+    **{"llamagen": llamagen, "llamagen_class": llamagen_class, "tar_dtok": tar_detokenizer},
+    **{"janus": janus, "emu3": emu3, "liquid": NetworkSize, "glm": glm, "emu35": emu35},
 }
-JANUS_1B = janus(102_400, 2048, 5632, 24, 16, 16)
-JANUS_7B = janus(102_400, 4096, 11_008, 30, 32, 32)
-SIMPLEAR_05B = qwen(215_672, 896, 4864, 24, 14, 2)
-SIMPLEAR_15B = qwen(215_672, 1536, 8960, 28, 12, 2)
-TAR_15B = qwen(217_206, 1536, 8960, 28, 12, 2)
-"""Words as the authors' training script adds them to Qwen2.5's; the published configuration was not seen."""
-TAR_7B = replace(qwen(217_206, 3584, 18_944, 28, 28, 4), head_rows=217_206)
-TAR_DETOKENIZER = {str(side): tar_detokenizer(side**2, 1280, 30, 20) for side in (64, 32, 16)}  # By rows of its grid
-LIQUID_7B = NetworkSize(264_192, 3072, 24_576, 28, 16, 16, head_width=256)
-GLM_9B = glm(168_064, 4096, 13_696, 40, 32, 2)
-EMU3_8B = emu3(184_622, 4096, 14_336, 32, 32, 8)
-EMU35_34B = emu35(282_926, 5120, 25_600, 64, 64, 8)
-OFFICIAL = {
-    "anole": {"anole": CHAMELEON_7B},
-    "lumina": {"lumina": CHAMELEON_7B, "lumina-34b": CHAMELEON_34B},
-    "lumina2": {"lumina2": LUMINA2_7B},
-    "llamagen": {"llamagen": LLAMAGEN_XL},
-    "llamagen_class": {f"llamagen-c2i-{name}": size for name, size in LLAMAGEN_CLASS.items()},
-    "janus": {"janus": JANUS_1B, "janus-7b": JANUS_7B},
-    "simplear": {"simplear": SIMPLEAR_05B, "simplear-1.5b": SIMPLEAR_15B},
-    "tar": {"tar-1.5b": TAR_15B, "tar-7b": TAR_7B},
-    "emu3": {"emu3": EMU3_8B},
-    "liquid": {"liquid": LIQUID_7B},
-    "glm": {"glm-image": GLM_9B},
-    "emu35": {"emu3.5": EMU35_34B},
-}
-"""Published sizes of each family by the name of a model that has it."""
+"""What makes the size of a family's network of the numbers in `families/models.toml` or in a configuration."""

@@ -125,15 +125,15 @@ def _set(module: object, items: list) -> None:
 
 
 def _named_tensors(root: dict[str, object]) -> dict[str, Tensor]:
-    found, waiting, seen = {}, [("", root)], {id(root)}
+    tensors, waiting, seen = {}, [("", root)], {id(root)}
     while waiting:
         prefix, attributes = waiting.pop()
         for name, value in attributes.items():
             if isinstance(value, Tensor):
-                found[prefix + name] = value
+                tensors[prefix + name] = value
             elif isinstance(value, dict) and id(value) not in seen:
                 seen.add(id(value))
                 waiting.append((f"{prefix}{name}.", value))
         if len(seen) > _MODULES or len(prefix) > _NAME_LENGTH:
             raise ValueError("its modules do not end")
-    return found
+    return tensors

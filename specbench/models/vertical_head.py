@@ -85,9 +85,9 @@ def surroundings(
 def known_features(features: Tensor, above: Tensor, committed: Tensor, slots: Tensor) -> Tensor:
     """The first half [R, K, 3d] of `surroundings`: features above, above to the right, and after the last committed
     token; 0 where there is none."""
-    own = above[slots.clamp(max=len(above) - 1)]
-    places = torch.stack([own + 1, own + 2, (committed - 1).expand_as(slots)], -1)
-    exists = torch.stack([(own >= 0) & (own + 1 < committed), (own >= 0) & (own + 2 < committed)], -1)
+    over = above[slots.clamp(max=len(above) - 1)]
+    places = torch.stack([over + 1, over + 2, (committed - 1).expand_as(slots)], -1)
+    exists = torch.stack([(over >= 0) & (over + 1 < committed), (over >= 0) & (over + 2 < committed)], -1)
     exists = torch.cat([exists, places[..., 2:] >= 0], -1)
     place = places.clamp(0, features.shape[1] - 1).flatten(1)[..., None].expand(-1, -1, features.shape[-1])
     known = features.gather(1, place).view(*places.shape, -1)
@@ -97,16 +97,16 @@ def known_features(features: Tensor, above: Tensor, committed: Tensor, slots: Te
 def places_before(above: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Slots [R, K, 3] of the tokens before, above, and above to the right of `slots` [R, K], and whether each exists
     and is earlier."""
-    own = above[slots.clamp(max=len(above) - 1)]
-    places = torch.stack([slots - 1, own, torch.where(own < 0, -1, own + 1)], -1)
+    over = above[slots.clamp(max=len(above) - 1)]
+    places = torch.stack([slots - 1, over, torch.where(over < 0, -1, over + 1)], -1)
     return places, (places >= 0) & (places < slots[..., None])
 
 
 def embedded(table: Tensor, ids: Tensor, places: Tensor, exists: Tensor) -> Tensor:
     """Embeddings [R, K, nd] of the tokens at `places` [R, K, n], 0 where none `exists`: with n = 3 the second half of
     `surroundings`."""
-    found = ids.gather(1, places.clamp(0, ids.shape[1] - 1).flatten(1)).view(places.shape)
-    return torch.where(exists[..., None], table[found], 0.0).flatten(2)
+    chosen = ids.gather(1, places.clamp(0, ids.shape[1] - 1).flatten(1)).view(places.shape)
+    return torch.where(exists[..., None], table[chosen], 0.0).flatten(2)
 
 
 def vertical_head_for(model: ImageModel, path: str) -> VerticalHead:
@@ -121,9 +121,9 @@ def new_vertical_head(width: int, hidden: int, seed: int) -> VerticalHead:
         return VerticalHead(width, hidden)
 
 
-def load_vertical_head(found: CheckpointFiles) -> VerticalHead:
+def load_vertical_head(files: CheckpointFiles) -> VerticalHead:
     """Load the vertical head in these files, in float32; a SpecbenchError for damaged files or another kind."""
-    config_file, weights = found.paths
+    config_file, weights = files.paths
     with blaming(config_file, *NO_HEAD):
         stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
     if not isinstance(stored, dict) or stored.get("kind") != KIND:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from specbench.errors import SpecbenchError
 from specbench.models.facts import RANDOM
-from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_model import MODELS
 from specbench.papers.forecasts import decoder_of, printed_values, row_settings
 from specbench.papers.table import SCORE, Row, Table
 from specbench.papers.table_files import load_tables

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from specbench.metrics.catalog import bundled_metrics, default_metrics
 from specbench.models.facts import RANDOM
-from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_model import MODELS
 from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number, stall_note
 from specbench.reporting.compare import CHANGE, corrected, is_real, quality_rows
 from specbench.reporting.marks import window_of
 from specbench.reporting.plot_data import lower_is_better
-from specbench.specs.tree_paths import columns_fed
+from specbench.specs.components import columns_fed
 from specbench.stats.intervals import FEW_UNITS, verdicts
 from specbench.store.run_info import read_info
 from specbench.system.monitor import BUSY_CORES

@@ -22,8 +22,8 @@ from specbench.models.network_sizes import Size, draft_weights, first_layer_weig
 from specbench.reporting.marks import label
 from specbench.reporting.report_rows import Run
 from specbench.runs.memory_estimate import most_columns
+from specbench.specs.components import node_paths
 from specbench.specs.presets import DecoderSpec
-from specbench.specs.tree_paths import node_paths
 from specbench.stats.forward_time import Forward, Reached, forward_ms
 from specbench.stats.speed import with_times
 from specbench.system.device_peaks import Peak
@@ -92,8 +92,8 @@ class ForecastSetting:
         slots = slots or self.model.stream
         mean = PROMPT_TOKENS + slots * (1 - slots / self.model.stream / 2) if context is None else context
         guided = self.guidance != 1
-        model = self.model
-        return Forward(self.size, model.layers, model.v_image, BYTES[self.dtype], columns, self.batch, guided, mean)
+        moved, v_image = self.model.network.moved, self.model.v_image
+        return Forward(self.size, moved, v_image, BYTES[self.dtype], columns, self.batch, guided, mean)
 
 
 def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
@@ -222,20 +222,20 @@ def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
     """Forwards of a draft head in one step, each with the target's output matrix: one for each level of EAGLE's tree,
     of a layer and a projection of 2d x d, or one for each draft of a vertical head. The first layer of that one runs
     once for all drafts, without output matrix."""
-    layer, model = setting.size.layer(setting.model.layers, setting.model.v_image), setting.model
+    model, network = setting.model, setting.model.network
     if decoder.head_kind == "vertical":
-        drafts, width = int(dict(decoder.options)["window"]) - 1, layer.width
+        drafts, width = int(dict(decoder.options)["window"]) - 1, network.width
         first = Size(first_layer_weights(width), 0, width)
-        at_once = replace(setting.forward(1), size=first, layers=1, v_image=0, columns=drafts)
+        at_once = replace(setting.forward(1), size=first, moved=0.0, v_image=0, columns=drafts)
         size = Size(draft_weights(width) + model.v_image * width, 0, width)
-        each = replace(setting.forward(1), size=size, layers=1, columns=1)
+        each = replace(setting.forward(1), size=size, moved=0.0, columns=1)
         return [at_once, *[each] * drafts] if drafts else []
     if not decoder.drafter.startswith("eagle"):
         return []
-    weights = layer.weights + 2 * layer.width**2 + model.v_image * layer.width
-    head = Size(weights, setting.size.kv // model.layers, setting.size.attention // model.layers)
-    whole = setting.forward(1)
-    return [replace(whole, size=head, layers=1, columns=columns) for columns in _head_columns(dict(decoder.options))]
+    weights = network.layer_weights + 2 * network.width**2 + model.v_image * network.width
+    head = Size(weights, setting.size.kv // network.layers, setting.size.attention // network.layers)
+    whole, moved = setting.forward(1), network.moved / network.layers
+    return [replace(whole, size=head, moved=moved, columns=columns) for columns in _head_columns(dict(decoder.options))]
 
 
 def _head_columns(options: Mapping[str, object]) -> list[int]:

@@ -8,10 +8,9 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from specbench.specs.components import CHOICES
+from specbench.specs.components import CHOICES, columns_fed
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, DecoderSpec, published, resolve
-from specbench.specs.tree_paths import columns_fed
 
 PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#788700", "#b469b4", "#645f82", "#cd8cb4")
 """Colours told apart on white and on black, by readers with protanopia and deuteranopia, too (CIEDE2000 above 12)."""

@@ -283,7 +283,7 @@ def cost_note(plan: Plan) -> str | None:
     given = plan.device, plan.dtype, plan.threads
     peak = find_peak(*given) or glimpse_peak(*given)[0]  # a busy machine's, too: the run will be as slow
     guided, context = plan.sampling.guidance != 1, model.stream / 2
-    forward = Forward(size, model.layers, model.v_image, BYTES[plan.dtype], 1, 1, guided, context)
+    forward = Forward(size, model.network.moved, model.v_image, BYTES[plan.dtype], 1, 1, guided, context)
     seconds = model.stream * sum(forward_ms(forward, peak, Reached()).values()) / 1e3
     return cost_text(model.stream, seconds, peak.name, peak.source) if seconds >= _SHORT_S else None
 

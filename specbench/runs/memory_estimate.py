@@ -41,9 +41,9 @@ from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.network_sizes import vertical_weights, whole_blocks
 from specbench.runs.decoder_args import with_window
+from specbench.specs.components import columns_fed
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
-from specbench.specs.tree_paths import columns_fed
 from specbench.system.limits import available_memory
 
 ASSUMED_PROMPT_TOKENS = 256  # Assumed prompt length in elements; the families use up to about 130
@@ -80,19 +80,19 @@ def footprint(
     model: ModelFacts, decoder: DecoderSpec, sampling: Sampling, dtype: str, device: str = "cpu"
 ) -> Footprint | None:
     """Memory of one decoder; None if the sizes of the model are unknown."""
-    kv, size = model.kv_bytes(dtype), model.size
-    if kv is None or size is None:
+    kv, network = model.kv_bytes(dtype), model.network
+    if kv is None or network is None:
         return None
-    layer, number, distribution = size.layer(model.layers, model.v_image), BYTES[dtype], 4 * model.v_image
+    number, distribution = BYTES[dtype], 4 * model.v_image
     rows, columns = 1 if sampling.guidance == 1 else 2, most_columns(decoder, model)
-    weights, width = model.fixed_bytes(dtype), layer.width * number
+    weights, width = model.fixed_bytes(dtype), network.width * number
     memory = Counter(chain.from_iterable(part.memory for part in decoder.components))
     weights += table_bytes(columns) * memory["tables"]
     if decoder.head_kind == "eagle":
-        kv += kv // model.layers
-        weights += (layer.weights + 2 * layer.width**2 + model.table * layer.width) * number
+        kv += kv // network.layers
+        weights += (network.layer_weights + 2 * network.width**2 + network.table * network.width) * number
     if decoder.head_kind == "vertical":
-        weights += vertical_weights(layer.width) * number
+        weights += vertical_weights(network.width) * number
     weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1) * memory["neighbours"]
     slots = ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns
     if device != "cpu":
@@ -102,7 +102,7 @@ def footprint(
     inputs += (model.stream + columns) * distribution * bool(memory["slot_distributions"])
     inputs += rows * (model.stream + columns) * width * memory["slot_features"]
     inputs += (model.stream + 1) * distribution * memory["slot_drafts"]
-    activations = 4 * width + 3 * layer.inner * number
+    activations = 4 * width + 3 * network.inner * number
     prefill = rows * ASSUMED_PROMPT_TOKENS * activations
     target = columns * (rows * (activations + width) + 2 * distribution)
     verify = columns * (

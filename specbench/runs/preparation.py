@@ -19,9 +19,9 @@ from specbench.decoding.loop import decode
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.catalog import load_model, model_code
 from specbench.models.facts import BYTES, ModelFacts
+from specbench.models.families.base import LoadedModel, PromptIds
 from specbench.models.families.generation_config import GENERATION_CONFIG, logits_processors
 from specbench.models.interface import CompilableModel, ImageModel, TokenLayout
-from specbench.models.loaded_model import LoadedModel, PromptIds
 from specbench.prompts import Prompt, Request, text_id
 from specbench.runs import compiler
 from specbench.runs.compiler import available_threads

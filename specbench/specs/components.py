@@ -1,7 +1,8 @@
 """Components of a decoder, as data: drafters, token initialisations, verifiers, residuals, refinements.
 
-`decoders.toml` names the code that implements each, the options it adds to the command line, and whether it is
-lossless (the joint distribution of the image tokens equals AR sampling). Importing this module never imports torch.
+`decoders.toml` names the code of each, the options it adds to the command line, and whether it is lossless (the joint
+distribution of the image tokens equals AR sampling). Static draft trees are text: a node is its path from the root, one
+digit (child index) per level. Importing this module never imports torch.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from specbench.errors import SpecbenchError
 from specbench.specs.options import Component, Option
-from specbench.specs.tree_paths import node_paths
 
 COMPONENT_KINDS = {
     "drafter": "drafter",
@@ -23,6 +24,26 @@ COMPONENT_KINDS = {
 }
 """Description of each kind of component, for help texts."""
 ANY_TAIL = "any-tail"  # Option that lets a verifier that looks ahead keep drafts, which is lossy
+DECODERS = tomllib.loads(Path(__file__).with_name("decoders.toml").read_text(encoding="utf-8"))
+"""Components, options, papers, presets and EAGLE-1's static draft trees, as written down."""
+NAMED_TREES: Mapping[str, str] = DECODERS["tree"]
+
+
+def node_paths(text: str) -> list[str]:
+    """List the nodes of a draft tree by depth, given its name or paths separated by spaces or commas ("0 1 00": two
+    children of the root and one grandchild)."""
+    paths = NAMED_TREES.get(text, text).replace(",", " ").split()
+    if not paths or not all(path.isascii() and path.isdigit() for path in paths):
+        names = ", ".join(NAMED_TREES)
+        raise SpecbenchError(f"--tree {text}: not a draft tree", f"valid: {names}, or paths of digits such as '0 1 00'")
+    nodes = sorted(set(paths), key=lambda path: (len(path), path))
+    for path in nodes:
+        preceding = path[:-1] + str(int(path[-1]) - 1)
+        for needed in (path[:-1], preceding if path[-1] != "0" else path[:-1]):
+            if needed and needed not in nodes:
+                kind = "parent" if needed == path[:-1] else "preceding sibling"
+                raise SpecbenchError(f"--tree: node {path} has no {kind} {needed}", f"add node {needed}")
+    return nodes
 
 
 def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,10 +67,6 @@ def _component(entry: Mapping[str, Any], options: Mapping[str, Option]) -> Compo
     return Component(**given)
 
 
-DECODERS = tomllib.loads(Path(__file__).with_name("decoders.toml").read_text(encoding="utf-8"))
-"""Components, options, papers and presets, as written down."""
-
-
 def _read() -> dict[str, dict[str, Component]]:
     checks = {"tree": node_paths}
     options = {
@@ -63,3 +80,16 @@ def _read() -> dict[str, dict[str, Component]]:
 
 CHOICES = _read()
 DRAFTERS, VERIFIERS = CHOICES["drafter"], CHOICES["verifier"]
+
+
+def columns_fed(options: Mapping[str, object]) -> int:
+    """Columns of a full target forward with these decoder options: the window, its siblings and further paths, or a
+    tree and the tokens skipped before it. Of decoders that fill several rows, those of one row."""
+    if "tree" in options:
+        nodes = node_paths(str(options["tree"]))
+        leaves = [len(path) for path in nodes if path + "0" not in nodes]
+        return 1 + len(nodes) + ("interval" in options) * (sum(leaves) // len(leaves))
+    window = int(str(options.get("window", 1)))
+    if "paths" in options:
+        return 1 + int(str(options["paths"])) * (window - 1)
+    return window + (int(str(options.get("siblings", 1))) - 1) * min(int(str(options.get("depth", 0))), window - 1)

@@ -94,10 +94,10 @@ class Component:
 
 def parse_size(text: str) -> tuple[int, int]:
     """Height and width in pixels of a size written WIDTHxHEIGHT."""
-    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
-    if not found:
+    sides = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
+    if not sides:
         raise SpecbenchError(f"--size {text}: not WIDTHxHEIGHT", "for example --size 768x512")
-    return int(found[2]), int(found[1])
+    return int(sides[2]), int(sides[1])
 
 
 def plain(value: object) -> str:

@@ -57,12 +57,8 @@ class DecoderSpec:
     def full_name(self) -> str:
         """The preset's name, followed by the components that stand in for its own: "sjd+grouped"."""
         usual = PRESETS[self.name].choices if self.name in PRESETS else vars(self)
-        return "+".join(
-            [
-                self.name,
-                *(value for kind, own in usual.items() if kind in CHOICES and (value := getattr(self, kind)) != own),
-            ]
-        )
+        kinds = [kind for kind in usual if kind in CHOICES and getattr(self, kind) != usual[kind]]
+        return "+".join([self.name, *(getattr(self, kind) for kind in kinds)])
 
     @property
     def head_kind(self) -> str:
@@ -163,8 +159,8 @@ def define_decoder(
         raise SpecbenchError(f"decoder '{name}': a name already taken", "choose another name")
 
     def register(part: _Part) -> _Part:
-        own = tuple(Option(key.replace("_", "-"), value, f"{key} of {name}") for key, value in options.items())
-        table[name] = Component(f"{part.__module__}:{part.__qualname__}", summary, own, lossless=lossless)
+        added = tuple(Option(key.replace("_", "-"), value, f"{key} of {name}") for key, value in options.items())
+        table[name] = Component(f"{part.__module__}:{part.__qualname__}", summary, added, lossless=lossless)
         PRESETS[name] = Preset(name, summary, "-", "-", {**usual.choices, kind: name}, usual.defaults)
         _defined.add(name)
         return part
@@ -182,8 +178,8 @@ def decoder_name(reference: str) -> str:
     """Name of a decoder as in the catalogue, or as typed if there is none; "package.module:NAME" imports and registers
     that preset first."""
     if ":" not in reference:
-        found = names.fitting(reference, PRESETS, "decoder", _cited())
-        return found[0] if len(found) == 1 else reference
+        fitting = names.fitting(reference, PRESETS, "decoder", _cited())
+        return fitting[0] if len(fitting) == 1 else reference
     name, _, given = reference.partition(":")
     known = reference in _imported or name in sys.modules
     if name in PRESETS and not known:  # a file's decoder may have the file's name
@@ -224,7 +220,7 @@ def require_decoders(pieces: Sequence[str]) -> None:
 def add_plugin_decoders() -> None:
     """Register the presets of installed plug-ins; built-in names take precedence."""
     for name in plugins("decoders"):
-        preset = load_plugin("decoders", name, lambda found: isinstance(found, Preset), "a Preset")
+        preset = load_plugin("decoders", name, lambda loaded: isinstance(loaded, Preset), "a Preset")
         if preset is not None and PRESETS.setdefault(preset.name, preset) is preset:
             _imported[plugins("decoders")[name].value] = preset.name
 
@@ -317,5 +313,5 @@ def published(decoder: str, model: str, kind: str = "options") -> dict[str, Publ
 def printed_acceptances(head: str) -> list[tuple[float, str, str]]:
     """Tokens per step, model and source of what papers print for exact decoders with a kind of draft head ("eagle", or
     "vertical" for heads in two dimensions)."""
-    found = [entry for entry in _published_entries()["acceptance"] if entry["head"] == head]
-    return [(entry["tokens_per_step"], entry["model"], entry["source"]) for entry in found]
+    entries = [entry for entry in _published_entries()["acceptance"] if entry["head"] == head]
+    return [(entry["tokens_per_step"], entry["model"], entry["source"]) for entry in entries]

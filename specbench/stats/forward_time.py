@@ -25,10 +25,9 @@ from specbench.system.device_peaks import Peak
 class Forward:
     """One forward of a batch."""
 
-    # size, layers, v_image: of the model, and its image vocabulary
-    size: Size
-    layers: int
-    v_image: int
+    size: Size  # of the model
+    moved: float  # numbers per column that its layers read and write besides their products
+    v_image: int  # image vocabulary
     itemsize: int  # bytes per number of weights and cache
     # columns, images: tokens per row (the window), images of the batch
     columns: float
@@ -62,7 +61,7 @@ def forward_work(forward: Forward) -> dict[str, Work]:
     size, rows, columns = forward.size, forward.rows, forward.columns
     seen = forward.context + columns
     attention = size.read(0, rows, seen, forward.itemsize) + forward.itemsize * rows * columns * size.kv
-    moved = rows * columns * forward.layers * size.layer(forward.layers, forward.v_image).moved
+    moved = rows * columns * forward.moved
     logits = rows * columns * forward.v_image
     mixed = 4 + 4 / 2 if forward.guided else 0  # float32: both rows are read, one is written
     return {

@@ -55,8 +55,8 @@ def prepare_streams() -> None:
             warn(f"{name} is closed: what belongs there is not printed")
         elif isinstance(stream, io.TextIOWrapper) and stream.errors in instead:
             stream.reconfigure(errors=instead[stream.errors])
-    if (own := sys.stderr) is sys.__stderr__ and isinstance(own, io.TextIOWrapper):  # not that of a test
-        sys.stderr = _LossyStream(own.buffer, own.encoding, own.errors, line_buffering=True)
+    if (raw := sys.stderr) is sys.__stderr__ and isinstance(raw, io.TextIOWrapper):  # not that of a test
+        sys.stderr = _LossyStream(raw.buffer, raw.encoding, raw.errors, line_buffering=True)
 
 
 def _escaped(error: UnicodeError) -> tuple[str, int]:
@@ -252,13 +252,13 @@ def shared_cells(headings: Sequence[str], rows: Sequence[Sequence[str]], shown: 
 def used_columns(rows: Sequence[Sequence[str]], kept: Sequence[int]) -> list[int]:
     """Indices of the columns that say something: not empty in every row, nor the same in all of several rows. `kept`:
     indices of columns that stay if they are constant."""
-    found = []
+    places = []
     for place in range(len(rows[0]) if rows else 0):
         texts = {row[place] for row in rows}
         constant = len(texts) == 1 and len(rows) > 1 and place not in kept
         if texts not in ({_NO_CELL}, {""}) and not constant:
-            found.append(place)
-    return found
+            places.append(place)
+    return places
 
 
 def _print_line(console: Console, line: str) -> None:

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import re
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache, partial
+from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.names import folded
@@ -19,39 +21,12 @@ from specbench.system.monitor import MachineMonitor, others_at_work
 
 # Imports inside functions: torch takes seconds, and tables of peaks are read without it.
 
-_AMPERE = "NVIDIA A100 Tensor Core GPU data sheet"
-_HOPPER = "NVIDIA H100 Tensor Core GPU data sheet"
-_RTX = "NVIDIA Ada GPU architecture whitepaper, appendix A"
-
-# By name as the driver reports it: GB/s; TFLOP/s in half precision without sparsity, in float32 without TF32; source.
+_SHEETS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 KNOWN: dict[str, tuple[float, float, float, str]] = {
-    "NVIDIA H200": (4800, 989, 67, "NVIDIA H200 Tensor Core GPU data sheet"),
-    "NVIDIA H100 80GB HBM3": (3350, 989, 67, _HOPPER),
-    "NVIDIA H100 PCIe": (2000, 756, 51, _HOPPER),
-    "NVIDIA H100 NVL": (3900, 835, 60, _HOPPER),
-    "NVIDIA A100-SXM4-80GB": (2039, 312, 19.5, _AMPERE),
-    "NVIDIA A100 80GB PCIe": (1935, 312, 19.5, _AMPERE),
-    "NVIDIA A100-SXM4-40GB": (1555, 312, 19.5, _AMPERE),
-    "NVIDIA A100-PCIE-40GB": (1555, 312, 19.5, _AMPERE),
-    "NVIDIA L40S": (864, 362, 91.6, "NVIDIA L40S data sheet"),
-    "NVIDIA L4": (300, 121, 30.3, "NVIDIA L4 data sheet"),
-    "NVIDIA A10": (600, 125, 31.2, "NVIDIA A10 data sheet"),
-    "NVIDIA GeForce RTX 4090": (1008, 165.2, 82.6, _RTX),
-    "NVIDIA GeForce RTX 3090": (936, 71, 35.6, "NVIDIA Ampere GA102 GPU architecture whitepaper, appendix A"),
+    name: (sheet["gb_per_s"], sheet["half"], sheet["single"], sheet["source"]) for name, sheet in _SHEETS.items()
 }
-SHORT_NAMES = {
-    "H200": "NVIDIA H200",
-    "H100": "NVIDIA H100 80GB HBM3",
-    "H100 SXM": "NVIDIA H100 80GB HBM3",
-    "A100": "NVIDIA A100-SXM4-80GB",
-    "A100 80GB": "NVIDIA A100-SXM4-80GB",
-    "A100 40GB": "NVIDIA A100-SXM4-40GB",
-    "L40S": "NVIDIA L40S",
-    "L4": "NVIDIA L4",
-    "A10": "NVIDIA A10",
-    "RTX 4090": "NVIDIA GeForce RTX 4090",
-    "RTX 3090": "NVIDIA GeForce RTX 3090",
-}
+"""By name as the driver reports it: GB/s; TFLOP/s in half precision, and in float32; source."""
+SHORT_NAMES = {short: name for name, sheet in _SHEETS.items() for short in sheet.get("short", ())}
 """Names without a variant, and the fastest variant of them in `KNOWN`."""
 _GIVEN = re.compile(r"\s*([\d.]+)\s*([GT])B/s\s*,\s*([\d.]+)\s*([TP])FLOP/s\s*", re.IGNORECASE)
 _RATES_FORM = "bandwidth and operations, for example 2039GB/s,312TFLOP/s"

@@ -57,8 +57,8 @@ def _file_state(path: Path) -> str:
 
 def cache_folder() -> Path:
     """Folder of downloads: SPECBENCH_CACHE, else `specbench` in the user's cache folder."""
-    if own := os.environ.get("SPECBENCH_CACHE"):
-        return Path(own)
+    if named := os.environ.get("SPECBENCH_CACHE"):
+        return Path(named)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
 
 

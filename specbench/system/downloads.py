@@ -109,23 +109,23 @@ def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
     if not wanted:
         return wanted
     last = ""
-    for one in wanted if console.progress_shown() else ():
-        at = f", commit {one.commit[:7]}" if one.commit else ""
-        size = decimal(one.size) if one.size is not None else "size unknown"
-        licence = "same licence" if one.licence == last else f"licence: {one.licence}"
-        console.say(f"downloading {one.name}{at}: {size}; {licence}")
-        last = one.licence
-    total = sum(one.size or 0 for one in wanted)
+    for part in wanted if console.progress_shown() else ():
+        at = f", commit {part.commit[:7]}" if part.commit else ""
+        size = decimal(part.size) if part.size is not None else "size unknown"
+        licence = "same licence" if part.licence == last else f"licence: {part.licence}"
+        console.say(f"downloading {part.name}{at}: {size}; {licence}")
+        last = part.licence
+    total = sum(part.size or 0 for part in wanted)
     received = 0
     with console.transfer(f"{len(wanted)} downloads" if len(wanted) > 1 else "download") as progress:
-        for one in wanted:
+        for part in wanted:
             try:
-                one.get(lambda done, size, before=received: progress(before + done, max(total, before + (size or 0))))
+                part.get(lambda done, size, before=received: progress(before + done, max(total, before + (size or 0))))
             except SpecbenchError as error:
                 if failed is None:
                     raise
-                failed[one] = error
-            received += one.size or 0
+                failed[part] = error
+            received += part.size or 0
     return wanted
 
 
@@ -140,15 +140,15 @@ def fetch_what_can_be_had(
     """
     problems: dict[K, SpecbenchError] = {}
     wanted: dict[K, Sequence[Download]] = {}
-    for one, ask in needs.items():
+    for thing, ask in needs.items():
         try:
-            wanted[one] = ask()
+            wanted[thing] = ask()
         except SpecbenchError as error:
-            problems[one] = error
+            problems[thing] = error
     announce(wanted)
     failed: dict[Download, SpecbenchError] = {}
     fetch_all(chain(*wanted.values()), failed)
-    return problems | {one: failed[part] for one, parts in wanted.items() for part in parts if part in failed}
+    return problems | {thing: failed[part] for thing, parts in wanted.items() for part in parts if part in failed}
 
 
 def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchError] | None) -> list[Download]:
@@ -157,22 +157,22 @@ def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
 
     needed: dict[int, int] = {}
     fitting = []
-    for one in downloads:
-        existing = next(place for place in (one.folder, *one.folder.absolute().parents) if place.exists())
+    for part in downloads:
+        existing = next(place for place in (part.folder, *part.folder.absolute().parents) if place.exists())
         disk = existing.stat().st_dev
-        size = needed.get(disk, 0) + (one.size or 0)
+        size = needed.get(disk, 0) + (part.size or 0)
         if size <= (free := shutil.disk_usage(existing).free):
             needed[disk] = size
-            fitting.append(one)
+            fitting.append(part)
             continue
         error = SpecbenchError(
-            f"{one.name}: {decimal(size)} do not fit into {existing}, {decimal(free)} are free",
+            f"{part.name}: {decimal(size)} do not fit into {existing}, {decimal(free)} are free",
             "free space, or name another disk: HF_HOME, SPECBENCH_CACHE",
             MISSING_PREREQUISITE,
         )
         if failed is None:
             raise error
-        failed[one] = error
+        failed[part] = error
     return fitting
 
 

@@ -41,13 +41,13 @@ def environment_facts() -> dict[str, object]:
 
 def versions() -> dict[str, str | None]:
     # The metadata of an editable installation keeps the version that it was made with.
-    found: dict[str, str | None] = {"python": platform.python_version(), "specbench": __version__}
+    present: dict[str, str | None] = {"python": platform.python_version(), "specbench": __version__}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            present[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+            present[package] = None
+    return present
 
 
 def requirements() -> list[str]:
@@ -81,8 +81,8 @@ def checkout_state() -> dict[str, object] | None:
 
 def _recorded_state() -> dict[str, object] | None:
     try:
-        found = json.loads(BUILD_RECORD.read_text())
-        return {"revision": found["revision"], "dirty": found["dirty"]}
+        state = json.loads(BUILD_RECORD.read_text())
+        return {"revision": state["revision"], "dirty": state["dirty"]}
     except (OSError, ValueError, LookupError, TypeError):
         return None
 

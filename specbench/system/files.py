@@ -237,8 +237,8 @@ def refusal(path: Path, error: BaseException) -> str | None:
             os.read(handle, 1)
         finally:
             os.close(handle)
-    except OSError as found:
-        return os.strerror(found.errno)
+    except OSError as refused:
+        return os.strerror(refused.errno)
     except ValueError:  # a NUL character in the path
         return None
     return None

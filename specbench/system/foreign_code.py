@@ -82,7 +82,7 @@ def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code |
     if not foreign:
         return None
     modules = {f"file {path.name}": _sha256(path.read_bytes()) for path in files if path.is_file()}
-    paths, packages, own = list(map(str, files)), set(), {_top(target) for target in foreign}
+    paths, packages, tops = list(map(str, files)), set(), {_top(target) for target in foreign}
     todo, done = [target.partition(":")[0] for target in foreign], set()
     while todo:
         name = todo.pop()
@@ -90,10 +90,10 @@ def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code |
         place = _locate(name)
         if place is not None and _installed(place):
             packages.add(_top(name))
-        if place is not None and (_top(name) in own or not (_installed(place) or _standard(place))):
+        if place is not None and (_top(name) in tops or not (_installed(place) or _standard(place))):
             source = _source(name, place)
             modules[name], paths = source.digest, [*paths, place]
-            todo += [found for found in source.imports if found not in done and _top(found) != _OURS]
+            todo += [imported for imported in source.imports if imported not in done and _top(imported) != _OURS]
     for target in foreign:
         if target.partition(":")[0] not in modules:  # of a notebook or an interactive session
             modules[target] = _in_memory(target)
@@ -148,8 +148,8 @@ def _locate(name: str) -> str | None:
     if name in sys.builtin_module_names or _top(name) in sys.stdlib_module_names:
         return None
     parent, _, last = name.rpartition(".")
-    found = (os.path.join(folder, last) + suffix for folder in _folders(parent) for suffix in _SUFFIXES)
-    path = next(filter(os.path.isfile, found), None)
+    candidates = (os.path.join(folder, last) + suffix for folder in _folders(parent) for suffix in _SUFFIXES)
+    path = next(filter(os.path.isfile, candidates), None)
     return path and os.path.abspath(path)
 
 
@@ -201,8 +201,8 @@ def _tokens(tree: ast.AST) -> Iterator[str]:
                 continue
             held = value if isinstance(value, list) else [value]
             held = held[1:] if name == "body" and _documented(node) else held
-            todo += [one for one in held if isinstance(one, ast.AST)]
-            parts.append(f"{name}={['*' if isinstance(one, ast.AST) else repr(one) for one in held]}")
+            todo += [child for child in held if isinstance(child, ast.AST)]
+            parts.append(f"{name}={['*' if isinstance(child, ast.AST) else repr(child) for child in held]}")
         yield " ".join(parts)
 
 
@@ -213,19 +213,19 @@ def _documented(node: ast.AST) -> bool:
 
 def _imports(tree: ast.AST, name: str, package: str) -> Iterator[str]:
     """Names that may be modules: the packages above, and what import statements anywhere in a module name."""
-    found = [name]
+    names = [name]
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             base = ".".join([*above, *filter(None, [node.module])])
-            found += [base, *(f"{base}.{alias.name}" for alias in node.names)]
+            names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-            given = [one.value for one in node.args[:1] if isinstance(one, ast.Constant)]
-            found += [f"{package}{one}" if one.startswith(".") else one for one in given if isinstance(one, str)]
-    for one in dict.fromkeys(str(one) for one in found if one):
-        pieces = one.split(".")
+            given = [first.value for first in node.args[:1] if isinstance(first, ast.Constant)]
+            names += [f"{package}{text}" if text.startswith(".") else text for text in given if isinstance(text, str)]
+    for imported in dict.fromkeys(map(str, filter(None, names))):
+        pieces = imported.split(".")
         yield from (".".join(pieces[: end + 1]) for end in range(len(pieces)))
 
 
@@ -267,7 +267,7 @@ def _parts(held: Any, module: str, seen: set[int]) -> Iterator[str]:
         source = _source_of(held)
         yield from source
         for part in _nested(code):
-            constants = [one for one in part.co_consts if not isinstance(one, CodeType)]
+            constants = [constant for constant in part.co_consts if not isinstance(constant, CodeType)]
             yield "" if source else repr((part.co_code, constants))
             yield repr(part.co_names)
             for name in part.co_names:
@@ -287,9 +287,9 @@ def _source_of(function: Any) -> list[str]:
 
 def _nested(code: CodeType) -> Iterator[CodeType]:
     yield code
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            yield from _nested(one)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _nested(constant)
 
 
 def _sha256(content: str | bytes) -> str:

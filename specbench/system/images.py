@@ -70,13 +70,13 @@ def pictures_in(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
     """List the image files directly inside a folder, sorted by name; `beside` are patterns of other files."""
     if not folder.is_dir():
         raise SpecbenchError(f"image folder {folder} does not exist")
-    found = sorted(path for path in folder.iterdir() if not any(map(path.match, (".*", *beside))))
-    for path in found:
+    pictures = sorted(path for path in folder.iterdir() if not any(map(path.match, (".*", *beside))))
+    for path in pictures:
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
             raise SpecbenchError(f"{path} is not an image", f"keep only {', '.join(SUFFIXES)} files in {folder}")
-    if not found:
+    if not pictures:
         raise SpecbenchError(f"image folder {folder} contains no images")
-    return found
+    return pictures
 
 
 def _too_large(path: Path, size: str) -> SpecbenchError:

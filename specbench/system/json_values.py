@@ -36,11 +36,11 @@ def _items(value: dict | list) -> list:
 
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    held = dict(pairs)
+    if len(held) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"key '{next(name for name in names if names.count(name) > 1)[:40]}' is repeated")
-    return found
+    return held
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)

@@ -35,14 +35,14 @@ class MachineMonitor:
         """
         seconds = max(time.perf_counter() - self._started, 1e-9)
         busy, own = _busy_s(), time.process_time() - self._own
-        found: dict[str, object] = {"host": platform.node()}
+        facts: dict[str, object] = {"host": platform.node()}
         if busy is not None and self._busy is not None:
-            found["other_cores"] = others = round(max(0.0, busy - self._busy - own) / seconds, 2)
-            found["taken_cores"] = round(max(0.0, others - max(0, len(_cores()) - self._needed)), 2)
-        found["cpu_mhz"] = _cpu_mhz()
+            facts["other_cores"] = others = round(max(0.0, busy - self._busy - own) / seconds, 2)
+            facts["taken_cores"] = round(max(0.0, others - max(0, len(_cores()) - self._needed)), 2)
+        facts["cpu_mhz"] = _cpu_mhz()
         if self._gpu is not None:
-            found |= _gpu_facts(self._gpu)
-        return found
+            facts |= _gpu_facts(self._gpu)
+        return facts
 
 
 @functools.cache
@@ -95,13 +95,13 @@ def gpu_users(device: str) -> str:
     return ", ".join(f"process {other.pid} has {(other.usedGpuMemory or 0) / 2**30:.1f} GiB" for other in others)
 
 
-def _other_processes(found: Sequence) -> list:
+def _other_processes(processes: Sequence) -> list:
     """NVML's processes of a GPU without this one. In a container they may have their numbers on the host, of which none
     is this process's: where it uses CUDA it is among them all the same, and counts as the one with most memory."""
-    others = [one for one in found if one.pid != os.getpid()]
+    others = [process for process in processes if process.pid != os.getpid()]
     torch = sys.modules.get("torch")
-    if len(others) == len(found) and torch is not None and torch.cuda.is_initialized():
-        return sorted(others, key=lambda one: one.usedGpuMemory or 0)[:-1]
+    if len(others) == len(processes) and torch is not None and torch.cuda.is_initialized():
+        return sorted(others, key=lambda process: process.usedGpuMemory or 0)[:-1]
     return others
 
 
@@ -109,8 +109,8 @@ def _busy_s() -> float | None:
     """Core-seconds that the cores of this process spent neither idle nor waiting for disks."""
     try:
         fields = [line.split() for line in Path("/proc/stat").read_text().splitlines() if line.startswith("cpu")]
-        own = {f"cpu{core}" for core in _cores()}
-        counts = [list(map(int, counts[:8])) for name, *counts in fields if name in own]
+        cores = {f"cpu{core}" for core in _cores()}
+        counts = [list(map(int, counts[:8])) for name, *counts in fields if name in cores]
         return sum(sum(count[:3]) + sum(count[5:]) for count in counts) / os.sysconf("SC_CLK_TCK") if counts else None
     except (OSError, ValueError):
         return None
@@ -119,8 +119,8 @@ def _busy_s() -> float | None:
 def _cpu_mhz() -> int | None:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        found = [float(line.split(":")[1]) for line in lines if line.startswith("cpu MHz")]
-        return round(sum(found) / len(found)) if found else None
+        speeds = [float(line.split(":")[1]) for line in lines if line.startswith("cpu MHz")]
+        return round(sum(speeds) / len(speeds)) if speeds else None
     except (OSError, ValueError):
         return None
 

@@ -55,11 +55,11 @@ class PluginError(SpecbenchError):
 
 def foreign_place(error: BaseException) -> str | None:
     """The last line of a plug-in's code on the way to an error, "mine.py:12"; None where there is none."""
-    found = None
+    place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__")).partition(".")[0] in _loaded:
-            found = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
-    return found
+            place = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+    return place
 
 
 @contextmanager
@@ -97,8 +97,8 @@ def load_object(target: str, kind: str = "object") -> object:
     except (Exception, SystemExit) as error:  # importing runs third-party code, which may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name:
             what = f"{kind} '{target}': no module named '{error.name}'"
-            own = error.name == module_name.partition(".")[0]
-            advice = f"there is no {error.name}.py in this folder" if own else "is it installed in this environment?"
+            itself = error.name == module_name.partition(".")[0]
+            advice = f"there is no {error.name}.py in this folder" if itself else "is it installed in this environment?"
             raise SpecbenchError(what, advice) from None
         what = f"{kind} '{target}' cannot be imported: {type(error).__name__}: {error}"
         raise SpecbenchError(what, "see: specbench doctor") from error
@@ -118,14 +118,14 @@ def load_plugin(kind: str, name: str, check: Callable[[object], bool], wanted: s
     """Load the object of one entry point; None with a `PluginWarning` if it is broken or not `wanted`."""
     point = plugins(kind)[name]
     try:
-        found = load_object(point.value, f"plug-in {name}")
+        loaded = load_object(point.value, f"plug-in {name}")
     except SpecbenchError as error:
         warnings.warn(f"{error.what}; left out", PluginWarning, stacklevel=2)
         return None
-    if not check(found):
+    if not check(loaded):
         warnings.warn(f"plug-in {name} ({point.value}) is not {wanted}; left out", PluginWarning, stacklevel=2)
         return None
-    return found
+    return loaded
 
 
 def load_user_object(reference: str, kind: str) -> object:

@@ -35,11 +35,11 @@ def require_device(device: str) -> None:
 
     kind, _, index = device.partition(":")
     if kind == "mps":
-        found = int(torch.backends.mps.is_available())
+        devices = int(torch.backends.mps.is_available())
     else:
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(index or 0) >= found:
-        why = f": {no_gpu_reason()}" if kind == "cuda" and not found else ""
+        devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if int(index or 0) >= devices:
+        why = f": {no_gpu_reason()}" if kind == "cuda" and not devices else ""
         raise SpecbenchError(
             f"--device {device}: torch {torch.__version__} finds no such device{why}", "use --device cpu",
             MISSING_PREREQUISITE,

@@ -43,8 +43,8 @@ def alignment(
     ids = model.table_ids(tokens)
 
     def seen_with(fed: Tensor) -> tuple[HeadCache, Tensor]:
-        memory, own = HeadCache(head, session, length, depths + 1), positions[:, :-1]
-        return memory, memory.append(fed[:, :-1], features[:, :-1], own, memory.readable(own))
+        memory, slots = HeadCache(head, session, length, depths + 1), positions[:, :-1]
+        return memory, memory.append(fed[:, :-1], features[:, :-1], slots, memory.readable(slots))
 
     memory, seen = seen_with(ids)
     free = torch.tensor(model.layout.forced, device=model.device) < 0
@@ -90,11 +90,12 @@ def vertical_alignment(
     table = []
     for depth in range(1, depths + 1):
         slots = chosen + depth - 1
-        own = slots.expand(len(features), -1)
+        places = slots.expand(len(features), -1)
         known = chosen.expand(len(features), -1)
-        seen = surroundings(features, ids, model.token_table(), slots_above(model.layout).to(model.device), known, own)
-        q = target(session.logits(head(seen, own - known)), own[:rows])
-        p = target(session.logits(features[:, slots]), own[:rows])
+        above = slots_above(model.layout).to(model.device)
+        seen = surroundings(features, ids, model.token_table(), above, known, places)
+        q = target(session.logits(head(seen, places - known)), places[:rows])
+        p = target(session.logits(features[:, slots]), places[:rows])
         tv = ((q - p).abs().sum(-1) / 2 * free[slots]).sum(1) / free[slots].sum()
         table.append({"depth": str(depth), **_summary(tv)})
     return table

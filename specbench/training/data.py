@@ -125,9 +125,9 @@ class FeatureStore:
         chunk, row = divmod(index, _CHUNK)
         if chunk not in self._loaded:
             self._loaded[chunk] = Examples(**torch.load(self._path(chunk), weights_only=True, mmap=True))
-        found = self._loaded[chunk]
-        length = int(found.length[row])
-        return found.ids[row, : length + 1], found.features[row, :length], found.prompt[row], found.length[row]
+        held = self._loaded[chunk]
+        length = int(held.length[row])
+        return held.ids[row, : length + 1], held.features[row, :length], held.prompt[row], held.length[row]
 
     def _path(self, chunk: int) -> Path:
         return self._folder / f"{chunk:06d}.pt"

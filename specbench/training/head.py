@@ -222,8 +222,8 @@ def check_head(
     check_counts(images=images, depths=depths)
     known = head_kind(kind)
     loaded = known.load(target, head)
-    found = corpus(target, images, seed, Path(data) if data else None)
-    return known.distances(target, loaded, found, find_model(target.name).sampling(), depths)
+    evaluated = corpus(target, images, seed, Path(data) if data else None)
+    return known.distances(target, loaded, evaluated, find_model(target.name).sampling(), depths)
 
 
 def load_trainable(name: str, device: str = "cpu", threads: int = 0) -> TransformerModel:
@@ -249,9 +249,9 @@ class HeadKind(NamedTuple):
 
 def untrained_eagle(model: TransformerModel, seed: int) -> EagleHead:
     """New head with the target's layer sizes and token table."""
-    own = model.backbone.config
+    config = model.backbone.config
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
-    sizes = {name: getattr(own, name) for name in (*names, "max_position_embeddings")}
+    sizes = {name: getattr(config, name) for name in (*names, "max_position_embeddings")}
     table = model.token_table().float()
     sizes |= {"num_hidden_layers": 1, "vocab_size": len(table), "pad_token_id": None}
     return new_head(LlamaConfig(**sizes, attn_implementation="sdpa"), table, seed)
@@ -270,8 +270,8 @@ def eagle_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw
     total = mask.sum() + 1e-5
     regression = (functional.smooth_l1_loss(guess, features[:, 1:], reduction="none").mean(-1) * mask).sum() / total
     wanted = model.head(features[:, 1:].to(model.dtype)).float().softmax(-1)
-    found = model.head(guess.to(model.dtype)).float().log_softmax(-1)
-    classification = -((wanted * found).sum(-1) * mask).sum() / total
+    guessed = model.head(guess.to(model.dtype)).float().log_softmax(-1)
+    classification = -((wanted * guessed).sum(-1) * mask).sum() / total
     loss = regression + _CLASSIFICATION * classification
     return {"loss": loss, "regression": regression, "classification": classification}
 
@@ -292,9 +292,9 @@ def _vertical_losses(
     around = surroundings(features, ids, model.token_table().float(), above, starts, slots)
     guess = head(around, slots - starts).to(model.dtype)
     wanted = model.head(features.to(model.dtype)).float().softmax(-1)
-    found = model.head(guess).float().log_softmax(-1)
+    guessed = model.head(guess).float().log_softmax(-1)
     free = (torch.tensor(model.layout.forced, device=model.device) < 0).float()
-    return {"loss": -((wanted * found).sum(-1) * free).sum() / (free.sum() * len(ids))}
+    return {"loss": -((wanted * guessed).sum(-1) * free).sum() / (free.sum() * len(ids))}
 
 
 def _stream_of(batch: Examples, length: int) -> tuple[Tensor, Tensor]:

@@ -1,24 +1,27 @@
 """`check` tests decoders on thousands of tokens, in wide windows and refilled rows, in two dtypes: it finds the bugs
 planted there, which the audit's models show hardly or not at all."""
 
+import numpy as np
 import pytest
-from planted_bugs import Edit, plant
+import torch
+from planted_bugs import plant
 
 from specbench.checks import decoder_contract
 from specbench.checks.decoder_contract import ContractChecks, wide_faults
+from specbench.decoding import sampling
+from specbench.models.transformer.kv_cache import PositionLayer
 from specbench.specs.presets import resolve
 
-SAMPLING = "specbench.decoding.sampling:"
 BUGS = {
-    "wide vocabulary: the compacted weight is that of the token before":
-        Edit(SAMPLING + "_compact", "take(chosen)", "take(chosen - 1)"),
-    "bfloat16: p is rounded to it": Edit(SAMPLING + "Target.__call__", "softmax(-1)", "softmax(-1).bfloat16().float()"),
-    "wide window: keys of the columns after the eighth are those of the eighth":
-        Edit("specbench.models.transformer.kv_cache:PositionLayer.update", "= key_states.transpose(1, 2)",
-             "= key_states.transpose(1, 2)[:, torch.arange(key_states.shape[2]).clamp(max=7)]"),
-    "refilled rows: conditional and unconditional cache are swapped":
-        Edit("specbench.models.transformer.model:TransformerSession.refill",
-             "[rows, rows + conditional]", "[rows + conditional, rows]"),
+    "wide vocabulary: the compacted weight is that of the token before": (
+        sampling._compact, lambda plain, weights, here: plain(np.roll(weights, 1, axis=1), here)),
+    "bfloat16: p is rounded to it": (
+        sampling.Target.__call__, lambda plain, *args: plain(*args).bfloat16().float()),
+    "wide window: keys of the columns after the eighth are those of the eighth": (
+        PositionLayer.update, lambda plain, self, keys, *rest: plain(
+            self, keys[:, :, torch.arange(keys.shape[2]).clamp(max=7)], *rest)),
+    "refilled rows: conditional and unconditional cache are swapped": (
+        PositionLayer.put, lambda plain, self, rows, other: plain(self, rows.roll(len(rows) // 2), other)),
 }  # fmt: skip
 
 
@@ -32,7 +35,7 @@ def wrong(decoder: str, dtype: str) -> list[str]:
 
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_bug_of_wide_vocabularies_is_found(bug, monkeypatch):
-    plant([BUGS[bug]], monkeypatch)
+    plant(monkeypatch, *BUGS[bug])
     with monkeypatch.context() as few:
         few.setattr(decoder_contract, "_IMAGES", FEW)
         found = wrong("sjd", "float32")

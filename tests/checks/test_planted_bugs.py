@@ -40,7 +40,7 @@ def case(bug):
 
 @pytest.mark.parametrize("bug", [*map(case, BUGS)], ids=title)
 def test_a_planted_bug_is_caught(bug, monkeypatch):
-    plant(bug.edits, monkeypatch)
+    plant(monkeypatch, bug.seam, bug.fault)
     # Far below the audit's level, whatever its other settings show; with as few images as show it.
     assert any(measured(bug, part) < AUDIT_LEVEL / 100 for part in (16, 4, 1))
 

@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from planted_bugs import RECORDING_FAULTS, Edit, plant
+from planted_bugs import RECORDING_FAULTS, plant
 
 from specbench import api
-from specbench.checks.record_comparison import Rounding, rounding_explains
 from specbench.checks.run_audit import CONSISTENT, IMPOSSIBLE, OTHERS, PRINTED_ORDERS, audit_run
-from specbench.checks.teacher_forced import Values
+from specbench.checks.teacher_forced import Rounding, Values, rounding_explains
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Target
 from specbench.errors import BAD_INPUT, GATE, MISSING_PREREQUISITE, SpecbenchError
@@ -32,10 +31,9 @@ def decoded(out, decoder, **settings):
 
 
 @contextmanager
-def planted(owner, name, bug):
-    plain = getattr(owner, name)
+def planted(seam, fault):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(owner, name, lambda *given: bug(plain, *given))
+        plant(patch, seam, fault)
         yield
 
 
@@ -44,13 +42,13 @@ def runs(tmp_path_factory):
     """A lossless run, a lossy one, one that samples from a sharpened p, one that records that p as well, and ZipAR."""
     out = tmp_path_factory.mktemp("runs")
     made = {"sjd": decoded(out, "sjd"), "amplify": decoded(out, "amplify:k=8"), "zipar": decoded(out, "zipar")}
-    with planted(Noise, "run_race", lambda plain, self, p, *where: plain(self, p**20, *where)):
+    with planted(Noise.run_race, lambda plain, self, p, *where: plain(self, p**20, *where)):
         made["sharpened"] = decoded(tmp_path_factory.mktemp("sharpened"), "ar")
 
     def sharpened(plain, self, logits, positions):
         return plain(self, logits * 20.0, positions)
 
-    with planted(Target, "__call__", sharpened):
+    with planted(Target.__call__, sharpened):
         made["lying"] = decoded(tmp_path_factory.mktemp("lying"), "ar")
     return made
 
@@ -119,7 +117,7 @@ def test_rounding_is_no_verdict(decoder, changed, tmp_path):
 @pytest.mark.parametrize("fault", RECORDING_FAULTS)
 def test_a_run_that_records_another_p_than_the_models_is_a_verdict(fault, tmp_path, monkeypatch, cli):
     with monkeypatch.context() as patch:
-        plant([RECORDING_FAULTS[fault]], patch)
+        plant(patch, *RECORDING_FAULTS[fault])
         folder = decoded(tmp_path, "sjd", **SAMPLED)
     outcome = cli("audit", "--run", folder, "--recompute")
     assert outcome.code == GATE
@@ -128,7 +126,7 @@ def test_a_run_that_records_another_p_than_the_models_is_a_verdict(fault, tmp_pa
     assert OTHERS in cli("report", folder).out
 
 
-TEMPERATURE = Edit("specbench.decoding.sampling:Target.__call__", "logits.float(), ", "logits.float() / 1.3, ")
+TEMPERATURE = (Target.__call__, lambda plain, self, logits, *rest: plain(self, logits.float() / 1.3, *rest))
 
 
 @pytest.mark.parametrize(
@@ -140,7 +138,7 @@ TEMPERATURE = Edit("specbench.decoding.sampling:Target.__call__", "logits.float(
 )
 def test_bfloat16_does_not_hide_another_p(fault, decoder, changed, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        plant([fault], patch)
+        plant(patch, *fault)
         folder = decoded(tmp_path, decoder, **SAMPLED | {"dtype": "bfloat16"} | changed)
     assert audit_run(folder, recompute=True)["verdict"] == OTHERS
 

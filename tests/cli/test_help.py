@@ -13,7 +13,7 @@ import typer
 
 from specbench.cli import build_app, build_index
 from specbench.runs.settings import run_settings
-from specbench.specs.tree_paths import NAMED
+from specbench.specs.components import NAMED_TREES
 
 # huggingface_hub itself is a few constants; its `file_download` brings the HTTP client.
 HUB = ("huggingface_hub.file_download", "httpx", "httpx2")
@@ -134,7 +134,7 @@ def _accepted() -> dict[str, set[str]]:
     """Values that options accept literally, by option name."""
     found: dict[str, set[str]] = {"what": {"models", "decoders", "metrics", "prompts", "tables", "runs"}}
     found["format"] = {"markdown", "csv", "latex", "json", "html", "parquet"}
-    found["tree"] = {"chain", *NAMED}
+    found["tree"] = {"chain", *NAMED_TREES}
     for setting in run_settings():
         for option in (setting, *setting.others):
             found.setdefault(setting.name, set()).update((*option.choices, *setting.words))

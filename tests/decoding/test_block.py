@@ -1,9 +1,12 @@
-"""Block verification agrees with its rule, written out one draft at a time in float64."""
+"""Block verification agrees with its rule, written out one draft at a time in float64.
+
+It concerns several modules: verification.ratio_tests and chain_verification, and the audit.
+"""
 
 import numpy as np
 import pytest
 import torch
-from planted_bugs import Edit, plant
+from planted_bugs import plant
 
 from specbench.checks.audit_settings import AuditSetting
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
@@ -14,8 +17,8 @@ from specbench.decoding.draft_tree import chain
 from specbench.decoding.interfaces import Proposal
 from specbench.decoding.loop import decode
 from specbench.decoding.noise import Noise, Stream
-from specbench.decoding.verification.block import joint_ratio
 from specbench.decoding.verification.chain_verification import verify_chain
+from specbench.decoding.verification.ratio_tests import Verdict, joint_ratio
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
@@ -95,8 +98,7 @@ def test_block_verification_is_the_papers_algorithm():
 
 def test_a_residual_without_the_joint_ratio_is_noticed(monkeypatch):
     """It changes the joint distribution too little for 20,000 images, so it is planted here and not for the audit."""
-    place = "specbench.decoding.verification.ratio_tests:Verdict.failed"
-    plant([Edit(place, "p=chosen.p * ", "p=chosen.p + 0 * ")], monkeypatch)
+    plant(monkeypatch, Verdict.failed, lambda plain, self, *args: plain(self._replace(scale=None), *args))
     with pytest.raises(AssertionError):
         test_block_verification_is_the_papers_algorithm()
 

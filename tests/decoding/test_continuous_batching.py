@@ -13,7 +13,7 @@ from grouped_key_llama import WIDTH, TinyModel
 from specbench.checks.enumerable_model import EnumerableModel
 from specbench.decoding import continuous_batching
 from specbench.decoding.build import build
-from specbench.decoding.loop import decode
+from specbench.decoding.loop import Decoding, decode
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix
@@ -108,7 +108,9 @@ def test_a_free_row_does_not_wait_for_its_neighbours():
 
 
 def test_the_images_shares_add_up_to_the_time_spent():
-    batch = continuous_batching.ContinuousBatch(MODEL, iter(REQUESTS), 4, resolve("sjd"), SAMPLING, 3, trace=True)
+    batch = continuous_batching.ContinuousBatch(
+        Decoding(MODEL, resolve("sjd"), SAMPLING, 3, trace=True), iter(REQUESTS), 4
+    )
     images = [image for _, image in batch.run()]
     assert all(image.batch == 4 and min(image.spans_ms.values()) >= 0 for image in images)
     spent = batch._spans.totals_ms()

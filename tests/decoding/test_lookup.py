@@ -6,7 +6,7 @@ import torch
 
 from specbench.checks.enumerable_model import EnumerableTransformer
 from specbench.decoding.drafters.lookup import MATCHES, WORTH_A_LOOKUP, LookupJacobi, neighbour_slots
-from specbench.decoding.loop import begin, decode
+from specbench.decoding.loop import Decoding, begin, decode
 from specbench.decoding.timing import Spans
 from specbench.models.interface import TokenLayout
 from specbench.prompts import Request
@@ -108,7 +108,7 @@ def test_lookups_stop_where_they_are_worse_than_the_drafts_they_replace():
     model = EnumerableTransformer(layout, ("a", "bb"))
     requests = [Request("a", "a", sample) for sample in range(4)]
     decoder = resolve("best-lossless", {"window": 4, "siblings": 1})
-    loop = begin(model, requests, decoder, Sampling(2.0), 0, Spans(CPU), False, True)
+    loop = begin(Decoding(model, decoder, Sampling(2.0), 0), requests, Spans(CPU), rare=True)
     drafter, expected = loop._drafter, np.zeros((4, MATCHES))
     with torch.inference_mode():
         for _ in range(8):

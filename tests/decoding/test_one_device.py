@@ -20,7 +20,7 @@ from one_device import NoKernel, OneDevice, OtherDevice, give_host_reads, refuse
 from tiny_llama import Tiny
 
 from specbench.decoding.drafters import eagle, vertical
-from specbench.decoding.loop import begin, noise_keys
+from specbench.decoding.loop import Decoding, begin, noise_keys
 from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
 from specbench.decoding.verification import lantern
@@ -69,7 +69,7 @@ def tiny():
 
 def started(model, name, trace=False, requests=REQUESTS):
     """A loop of two images after two steps, which make what is kept."""
-    loop = begin(model, requests, resolve(name), SAMPLING, 0, Spans(torch.device("cpu")), trace, False)
+    loop = begin(Decoding(model, resolve(name), SAMPLING, 0, trace), requests, Spans(torch.device("cpu")))
     for _ in range(2):
         step(loop)
     return loop

@@ -1,6 +1,6 @@
 """Relaxed acceptance and the residual distribution: the papers' formulas, a linear program, and the exact joint.
 
-It concerns several modules: verification.cool_sd, lantern, residuals and tree_verification.
+It concerns several modules: verification.ratio_tests, lantern, residuals and tree_verification.
 """
 
 import itertools
@@ -22,9 +22,18 @@ from specbench.decoding.interfaces import Context
 from specbench.decoding.loop import decode
 from specbench.decoding.sampling import without
 from specbench.decoding.verification import lantern
-from specbench.decoding.verification.cool_sd import DepthWeighted, exponential, linear
 from specbench.decoding.verification.lantern import Lantern, LanternPlusPlus, paper, release_p, release_q
-from specbench.decoding.verification.ratio_tests import DraftTests, Exact, RatioTest, optimal, ratio, standard
+from specbench.decoding.verification.ratio_tests import (
+    DepthWeighted,
+    DraftTests,
+    Exact,
+    RatioTest,
+    exponential,
+    linear,
+    optimal,
+    ratio,
+    standard,
+)
 from specbench.decoding.verification.tree_verification import residual_weights
 from specbench.errors import SpecbenchError
 from specbench.models.interface import TokenLayout

@@ -13,7 +13,7 @@ from checkpoints.simplear import write_decoder
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.families.cosmos import PUBLISHED, fsq_codebook, last_frame, load_cosmos, random_cosmos
-from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_model import MODELS
 from specbench.models.script_archive import read_script_tensors
 
 INFO = next(info for info in MODELS if info.name == "simplear")

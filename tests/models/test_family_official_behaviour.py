@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from importlib import import_module
 
 import pytest
 import torch
@@ -20,7 +19,7 @@ from specbench.errors import SpecbenchError
 from specbench.models import checkpoint_loading
 from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import ModelChoice
-from specbench.models.families import base, cosmos, tar_dtok, vq_decoder
+from specbench.models.families import base, cosmos, vq_decoder
 from specbench.prompts import Request as ImageRequest
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
@@ -293,10 +292,8 @@ def test_facts_agree_with_the_architecture(name, monkeypatch):
         networks.append(network)
         return network
 
-    module = import_module(INFO[name].target.partition(":")[0])
-    for owner in (module, tar_dtok, vq_decoder, cosmos, base):
-        if hasattr(owner, "randomise"):
-            monkeypatch.setattr(owner, "randomise", without_memory)
+    for owner in (checkpoint_loading, vq_decoder, cosmos, base):
+        monkeypatch.setattr(owner, "randomise", without_memory)
     info = INFO[name].configured(ModelChoice(random=True))
     model = load_model(info, "cpu", "bfloat16")
     language = networks[0]
@@ -317,7 +314,7 @@ def test_facts_agree_with_the_architecture(name, monkeypatch):
 
 def test_facts_need_no_torch():
     script = (
-        "import json, sys; from specbench.models.families.model_specs import MODELS;"
+        "import json, sys; from specbench.models.hub_model import MODELS;"
         "from specbench.runs.memory_estimate import single_image_bytes as memory;"
         "facts = [[m.name, m.resolution, m.tokens, memory(m), m.source.repo, m.ready] for m in MODELS];"
         "print(json.dumps([facts, sorted({'torch', 'transformers'} & set(sys.modules))]))"

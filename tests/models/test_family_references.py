@@ -12,7 +12,7 @@ from specbench.decoding.loop import decode_tokens
 from specbench.models.catalog import load_model
 from specbench.models.facts import ModelChoice
 from specbench.models.families import vq_decoder
-from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_model import MODELS
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling

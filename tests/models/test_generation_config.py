@@ -12,7 +12,7 @@ from specbench.decoding.sampling import Target
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model
 from specbench.models.facts import ModelChoice
-from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_model import MODELS
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling

@@ -1,4 +1,7 @@
-"""Joined products: the same tokens with half of the matrix products, in every family."""
+"""Joined products: the same tokens with half of the matrix products, in every family.
+
+It concerns several modules: `system.matrix_products`, and those of the families.
+"""
 
 import pytest
 import torch
@@ -9,9 +12,9 @@ from specbench.decoding.loop import decode
 from specbench.models.catalog import find_model, load_model, models
 from specbench.models.facts import ModelChoice
 from specbench.models.hub_model import HubModel
-from specbench.models.transformer.joined_products import join_products
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
+from specbench.system.matrix_products import join_products
 
 FAMILIES = {model.target: name for name, model in models().items() if isinstance(model, HubModel)}
 REQUESTS = [Request("7", "a"), Request("12", "b")]  # captions, and classes where a model wants these

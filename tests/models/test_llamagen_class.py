@@ -1,4 +1,7 @@
-"""LlamaGen by class: the official computation step by step, labels, published layouts, sizes, every decoder."""
+"""LlamaGen by class: the official computation step by step, labels, published layouts, sizes, every decoder.
+
+It concerns several modules: its family's, layouts and sizes.
+"""
 
 import hashlib
 from dataclasses import replace

@@ -1,4 +1,7 @@
-"""A network of transformers that somebody has loaded, decoded without a catalogue and without a results folder."""
+"""A network of transformers that somebody has loaded, decoded without a catalogue and without a results folder.
+
+It concerns several modules: models.families.base, and those that decode.
+"""
 
 from __future__ import annotations
 

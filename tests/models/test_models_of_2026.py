@@ -22,7 +22,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import ModelChoice
 from specbench.models.families import glm as families_glm
-from specbench.models.families import lumina2
+from specbench.models.families.chameleon import released_scales
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
@@ -35,7 +35,7 @@ from specbench.specs.run_spec import Sampling
 )  # fmt: skip
 def test_the_released_guidance_falls_back_to_four_within_the_first_row(scale, first, back_at):
     """`LLMImageStartTriggeredUnbatchedClassifierFreeGuidanceLogitsProcessor` at 768 px, slot by slot."""
-    scales = lumina2.released_scales(scale, 96 * 96, 9312)
+    scales = released_scales(scale, 96 * 96, 9312)
     assert scales[:3] == pytest.approx(first, abs=1e-5)
     assert scales.index(4.0) == back_at and set(scales[back_at:]) == {4.0}
 

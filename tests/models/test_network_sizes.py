@@ -6,10 +6,8 @@ import pytest
 from checkpoints import AUTHORS, INFO, WRITERS, loaded
 
 from specbench.errors import SpecbenchError
-from specbench.models import network_sizes
 from specbench.models.checkpoint_layouts import stored_size
 from specbench.models.facts import ModelChoice
-from specbench.models.network_sizes import OFFICIAL
 
 NAMES = ("lumina-34b", "lumina2", "anole", "llamagen", "janus", "simplear", "emu3", "liquid", "glm-image", "emu3.5")
 NAMES += ("tar-1.5b", "tar-7b")
@@ -41,7 +39,7 @@ def test_official_configurations_give_the_official_sizes(tmp_path):
     llama = {"num_hidden_layers": 30, "vocab_size": 102_400}
     published = {
         "janus-7b": {"language_config": llama},
-        "simplear-1.5b": network_sizes.SIMPLEAR_15B.config(),
+        "simplear-1.5b": INFO["simplear-1.5b"].network.config(),
         "emu3": {"model_type": "Emu3"},
         "anole": {},
     }
@@ -51,8 +49,7 @@ def test_official_configurations_give_the_official_sizes(tmp_path):
     params = {"model": {"dim": 4096, "n_layers": 32, "n_heads": 32, "multiple_of": 256}}
     (tmp_path / "params.json").write_text(json.dumps(params))
     (tmp_path / "config.json").unlink()
-    assert stored_size("anole", network_sizes.CHAMELEON_7B, tmp_path) == network_sizes.CHAMELEON_7B
-    assert {name for family in OFFICIAL.values() for name in family} <= set(INFO)
+    assert stored_size("anole", INFO["anole"].network, tmp_path) == INFO["anole"].network
 
 
 @pytest.fixture

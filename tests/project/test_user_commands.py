@@ -17,7 +17,7 @@ import pytest
 from forked import forked
 from loopback_hub import Hub, loopback_hub
 
-from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_model import MODELS
 
 pytestmark = pytest.mark.slow
 QUICK = ("llamagen", "lumina-512")

@@ -18,8 +18,8 @@ from specbench.reporting.marks import label, window_of
 from specbench.reporting.plot_data import speed_by_prompt, step_data
 from specbench.reporting.status import status_of
 from specbench.reporting.terminal import card
+from specbench.specs.components import columns_fed
 from specbench.specs.presets import resolve
-from specbench.specs.tree_paths import columns_fed
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import REPORT

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaModel
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
-from specbench.decoding.loop import Loop, begin, decode
+from specbench.decoding.loop import Decoding, Loop, begin, decode
 from specbench.decoding.timing import Spans
 from specbench.models.catalog import ModelInfo, find_model, load_model
 from specbench.models.checkpoint_loading import randomise
@@ -68,7 +68,7 @@ def test_the_cache_is_predicted_within_a_tenth(name, guidance, device, monkeypat
 
 def test_drafts_in_several_image_rows_keep_a_distribution_per_slot():
     request, model, sampling = Request(CAPTION, "p", 0), find_model("shapes"), Sampling(1.0)
-    loop = begin(load_model("shapes"), [request], resolve("pjd"), sampling, 0, Spans(torch.device("cpu")), False, False)
+    loop = begin(Decoding(load_model("shapes"), resolve("pjd"), sampling, 0), [request], Spans(torch.device("cpu")))
     pjd, zipar = (memory_estimate.footprint(model, resolve(name), sampling, "float32") for name in ("pjd", "zipar"))
     assert pjd.inputs - zipar.inputs == loop._q.nbytes
 

@@ -12,7 +12,7 @@ import pytest
 
 import specbench
 from specbench.errors import SpecbenchError
-from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_model import MODELS
 from specbench.papers.planned_cells import resolve_cells
 from specbench.papers.table_files import load_tables
 from specbench.runs.decoder_args import plan_decoders

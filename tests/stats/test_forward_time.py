@@ -12,7 +12,7 @@ PEAK = Peak("a device", {0: 1e6}, 1e9, "its data sheet")
 
 
 def forward(columns=1, images=1, guided=True, context=100.0):
-    return Forward(SIZE, 1, 10, 2, columns, images, guided, context)
+    return Forward(SIZE, 40 * 16 + 5 * 8, 10, 2, columns, images, guided, context)
 
 
 def test_every_part_is_what_a_hand_counts():

@@ -20,7 +20,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from specbench.decoding.drafters import eagle
-from specbench.decoding.loop import begin
+from specbench.decoding.loop import Decoding, begin
 from specbench.decoding.sampling import Target
 from specbench.decoding.timing import Spans
 from specbench.decoding.verification import lantern
@@ -82,8 +82,8 @@ def tensor(data, dtype=None, device=None) -> torch.Tensor:
 
 
 def outcome(model: FakeModel, name: str, planted=None) -> str:
-    loop = begin(model, [Request("four", "a"), Request("five!", "b")], resolve(name), Sampling(2.0, 0.9, 5, 0.9), 0,
-                 Spans(torch.device("cpu")), False, False)  # fmt: skip
+    requests = [Request("four", "a"), Request("five!", "b")]
+    loop = begin(Decoding(model, resolve(name), Sampling(2.0, 0.9, 5, 0.9), 0), requests, Spans(torch.device("cpu")))
     for _ in range(2):
         step(loop)
     Target.__call__ = planted or _CALL

@@ -19,7 +19,7 @@ from pathlib import Path
 from loopback_hub import Hub
 
 from specbench.models.draft_head_files import PUBLISHED_HEADS
-from specbench.models.families.model_specs import MODELS
+from specbench.models.hub_model import MODELS
 
 INFO = {model.name: model for model in MODELS}
 COMMIT = "c" * 40

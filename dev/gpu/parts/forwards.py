@@ -92,8 +92,8 @@ def _median_ms(call: Callable[[], None], times: int, wait: Callable[[], None]) -
 
 def _forecast_ms(model: RandomLlama, dtype: torch.dtype, window: int, start: int, peak: Peak) -> dict[str, float]:
     """The forecast's range, its middle, and the floor at the device's peaks."""
-    layers, vocabulary = model.backbone.config.num_hidden_layers, model.layout.vocab
-    work = Forward(model.size, layers, vocabulary, dtype.itemsize, window, 1, True, PROMPT + start)
+    moved, vocabulary = model.network.moved, model.layout.vocab
+    work = Forward(model.size, moved, vocabulary, dtype.itemsize, window, 1, True, PROMPT + start)
 
     def at(bandwidth: float, flops: float) -> float:
         return sum(forward_ms(work, peak, Reached(bandwidth, flops)).values())

@@ -72,8 +72,8 @@ class Eagle:
         self._news: News | None = None
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
-        news, own = self._news, self._tree
-        tree = chain(1) if news is None else pruned(own, width - 1)
+        news, whole = self._news, self._tree
+        tree = chain(1) if news is None else pruned(whole, width - 1)
         positions = committed[:, None] + routes(tree, committed.device).depth
         tokens = torch.zeros_like(positions)
         tokens[:, :1] = self._batch.tokens.gather(1, (committed[:, None] - 1).clamp(min=0))
@@ -82,12 +82,12 @@ class Eagle:
         if len(tree.parents) > 1:
             readable, call = self._cache.readable(news.positions), call_eager
             # Compiled code is for one size of the tree and of the path; near an image's ends both are smaller.
-            if tree == own and news.tokens.shape[1] == max(own.depth) + 1:
+            if tree == whole and news.tokens.shape[1] == max(whole.depth) + 1:
                 call = self._batch.call
                 self._cache.mark_lengths(readable)
             levels = tree_levels(tree, self._batch.target.vocab, committed.device)
             call(Eagle._draft, self, levels, tokens, q, positions, news, readable, step)
-        return Proposal(tokens, positions, q[:, :-1] if tree.is_chain else q, tree, len(own.parents))
+        return Proposal(tokens, positions, q[:, :-1] if tree.is_chain else q, tree, len(whole.parents))
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         features = features_at(self._batch.session.features, verification.columns)
@@ -220,16 +220,16 @@ def tree_levels(tree: Tree, vocab: int, device: torch.device) -> TreeLevels:
     inner: list[int] = []
     levels, before = [], [0]
     for depth in range(max(tree.depth)):
-        own = [c for c, d in enumerate(tree.depth) if d == depth and c in tree.parents]
-        children = [c for c, parent in enumerate(tree.parents) if parent in own]
+        here = [c for c, d in enumerate(tree.depth) if d == depth and c in tree.parents]
+        children = [c for c, parent in enumerate(tree.parents) if parent in here]
         rank = [tree.parents[:child].count(tree.parents[child]) for child in children]
-        parents = [before.index(tree.parents[c]) if depth else 0 for c in own]
+        parents = [before.index(tree.parents[c]) if depth else 0 for c in here]
         most = min(max(rank) + 1, vocab)
-        place = [own.index(tree.parents[child]) for child in children]
+        place = [here.index(tree.parents[child]) for child in children]
         drawn = [at * most + min(number, most - 1) for at, number in zip(place, rank, strict=True)]
-        lists = (torch.tensor(x, device=device) for x in (own, parents, children, drawn))
-        levels.append(TreeLevel(slice(len(inner), len(inner) + len(own)), *lists, most))
-        inner += own
-        before = own
+        lists = (torch.tensor(x, device=device) for x in (here, parents, children, drawn))
+        levels.append(TreeLevel(slice(len(inner), len(inner) + len(here)), *lists, most))
+        inner += here
+        before = here
     columns = torch.tensor(inner, device=device)
     return TreeLevels(columns, tree.ancestors.to(device)[columns], tuple(levels))

@@ -72,12 +72,12 @@ class LookupJacobi(JacobiTree):
         super().observe(verification, positions, shift, keep_tail)
         if self._candidates is None:
             return
-        found, source, match, q = self._candidates
-        drafts = found.shape[1]
+        matched, source, match, q = self._candidates
+        drafts = matched.shape[1]
         p = verification.p[:, :drafts]
         better = common_mass(p, self._history[self._rows, source]) - common_mass(p, q[:, :drafts])
         # Slots up to the first rejected draft have p given the true tokens before them.
-        known = found & (torch.arange(drafts, device=p.device) < shift[:, None])
+        known = matched & (torch.arange(drafts, device=p.device) < shift[:, None])
         self._gain.scatter_add_(1, match, torch.where(known, better - WORTH_A_LOOKUP, 0.0))
 
     def _fill(self, committed: Tensor, positions: Tensor, step: Tensor) -> Tensor:
@@ -102,9 +102,9 @@ class LookupJacobi(JacobiTree):
         uniform = self._batch.noise.uniform(slots, Stream.SIBLING, step)
         looked_up = []
         for draft in range(drafts):
-            own = around(tokens, places[:, draft])
-            rank, source = ((seen == own[:, None]) * self._weights).sum(-1).add(order).max(1, keepdim=True)
-            changed = (own != fed[:, draft]).any(-1, keepdim=True) & allowed[:, draft : draft + 1]
+            around_slot = around(tokens, places[:, draft])
+            rank, source = ((seen == around_slot[:, None]) * self._weights).sum(-1).add(order).max(1, keepdim=True)
+            changed = (around_slot != fed[:, draft]).any(-1, keepdim=True) & allowed[:, draft : draft + 1]
             agreeing = rank.clamp(min=0) // length
             taken = changed & worthy.gather(1, agreeing)
             token = draw(rows_at(self._history, source), uniform[:, draft : draft + 1])
@@ -113,8 +113,8 @@ class LookupJacobi(JacobiTree):
             looked_up.append((changed, source, agreeing, taken))
         changed, source, agreeing, taken = (torch.cat(field, 1) for field in zip(*looked_up, strict=True))
         self._candidates = Candidates(changed & self._is_match[agreeing], source, self._match[agreeing], q)
-        found = torch.where(taken[..., None], rows_at(self._history, source), q[:, :drafts])
-        return torch.cat([found, q[:, drafts:]], dim=1)
+        looked_up_q = torch.where(taken[..., None], rows_at(self._history, source), q[:, :drafts])
+        return torch.cat([looked_up_q, q[:, drafts:]], dim=1)
 
 
 class Candidates(NamedTuple):
@@ -135,11 +135,11 @@ def common_mass(p: Tensor, q: Tensor) -> Tensor:
 def neighbour_slots(layout: TokenLayout) -> Tensor:
     """[N, K] earlier slots around each stream slot, in the order of their weight: left (the slot before), above, above
     to the right, above to the left, and the one before the left; -1 where there is none."""
-    own = torch.arange(layout.length)
+    slot = torch.arange(layout.length)
     above, left = torch.tensor(layout.neighbour(1, 0)), torch.tensor(layout.neighbour(0, 1))
     # What is above to the right is above the slot to the right, in the same row.
-    right = torch.where(left.roll(-1) == own, above.roll(-1), -1)
-    slots = torch.stack([own - 1, above, right, torch.tensor(layout.neighbour(1, 1)), own - 2], dim=1)
+    right = torch.where(left.roll(-1) == slot, above.roll(-1), -1)
+    slots = torch.stack([slot - 1, above, right, torch.tensor(layout.neighbour(1, 1)), slot - 2], dim=1)
     return slots.clamp(min=-1)
 
 

@@ -97,11 +97,11 @@ class Spatial:
             root: [B, D] window slot at which the chain ends or leaves the window.
         """
         width = slots.positions.shape[1]
-        own = torch.arange(width, device=slots.positions.device).expand_as(slots.positions)
+        slot = torch.arange(width, device=slots.positions.device).expand_as(slots.positions)
         neighbour = self._neighbour[slots.positions.clamp(max=len(self._neighbour) - 1)]
         neighbour = torch.where(slots.fresh, neighbour, slots.positions)
         in_window = neighbour - slots.start[:, None]
-        root = torch.where(slots.fresh & (in_window >= 0), in_window, own)
+        root = torch.where(slots.fresh & (in_window >= 0), in_window, slot)
         for _ in range(width.bit_length()):
             root = root.gather(1, root)
         return neighbour.gather(1, root), root

@@ -47,8 +47,8 @@ class Vertical(JacobiTree):
         self._head = vertical_head_for(context.model, head)
         self._above = slots_above(context.layout).to(context.device)
         self._table = context.model.token_table()
-        own = torch.arange(len(self._above), device=context.device)
-        places, exists = places_before(self._above, own[None])
+        slot = torch.arange(len(self._above), device=context.device)
+        places, exists = places_before(self._above, slot[None])
         self._places = torch.where(exists, places, -1)[0]
         """[N + 1, 3] earlier slots whose tokens the head looks at, -1 where there is none."""
         self._reach = reach(context.layout)  # Largest number of drafts that can be prepared at once
@@ -122,18 +122,18 @@ class Vertical(JacobiTree):
         coupled = self._coupled(positions, refined, refined_tokens, step, q) if self._couples else None
         first = around(tokens, places[:, 0, :1])
 
-        def drawn(own: slice, token: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """Tokens [B, n], whether they keep their q, and the head's distributions [B, n, V] for the drafts `own`,
+        def drawn(drafts: slice, token: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            """Tokens [B, n], whether they keep their q, and the head's distributions [B, n, V] for the drafts `drafts`,
             given the `token` [B, n] before each and what it adds to the first layer."""
-            ahead = self._head.features(mixed[:, own] + before)
-            proposed = self._draft_target(self._head_logits(ahead), positions[:, own])
-            kept = same_above[:, own] & (token == fed_before[:, own])
-            stays, weights, old = kept, proposed, refined_tokens[:, own]
+            ahead = self._head.features(mixed[:, drafts] + before)
+            proposed = self._draft_target(self._head_logits(ahead), positions[:, drafts])
+            kept = same_above[:, drafts] & (token == fed_before[:, drafts])
+            stays, weights, old = kept, proposed, refined_tokens[:, drafts]
             if coupled is not None:
                 least, shared = coupled
-                stays = kept | (at(proposed, old) > least[:, own])
-                weights = standard(proposed, shared[:, own])
-            return torch.where(stays, old, draw(weights, uniform[:, own])), kept, proposed
+                stays = kept | (at(proposed, old) > least[:, drafts])
+                weights = standard(proposed, shared[:, drafts])
+            return torch.where(stays, old, draw(weights, uniform[:, drafts])), kept, proposed
 
         count = positions.shape[1]
         # Slot 0 has no token before it; it can only be the first of the run.
@@ -143,17 +143,17 @@ class Vertical(JacobiTree):
             for _ in range(min(self._passes, count)):
                 before = torch.cat([start, self._mixed_before(chosen[:, :-1])], 1)
                 chosen, kept, proposed = drawn(slice(count), torch.cat([first, chosen[:, :-1]], 1), before)
-            found = [(kept, proposed)]
+            drafted = [(kept, proposed)]
         else:
-            found, token, before, each = [], first, start, []
+            drafted, token, before, each = [], first, start, []
             for draft in range(count):
                 token, kept, proposed = drawn(slice(draft, draft + 1), token, before)
                 before = self._mixed_before(token)
-                found.append((kept, proposed))
+                drafted.append((kept, proposed))
                 each.append(token)
             chosen = torch.cat(each, 1)
         tokens.scatter_(1, positions, chosen)
-        return found
+        return drafted
 
     def _head_logits(self, features: Tensor) -> Tensor:
         """Guided logits [B, n, v_image] of the head's features [R, n, d]."""

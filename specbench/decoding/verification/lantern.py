@@ -59,13 +59,13 @@ class Lantern(RatioTest):
         """A(x) under p [..., V] for drafts x [..., n]."""
         wide = self._table[x.clamp(max=len(self._table) - 1)].long()
         ids = wide[..., : self._k]
-        own = p.gather(-1, x)
+        p_draft = p.gather(-1, x)
         masses = p.gather(-1, ids.flatten(-2)).view(ids.shape)
-        member = masses.cumsum(-1) <= self._limit_for(own)[..., None] * _TIE
-        return Neighbourhood(x, ids, member, own + torch.where(member, masses, 0.0).sum(-1), wide)
+        member = masses.cumsum(-1) <= self._limit_for(p_draft)[..., None] * _TIE
+        return Neighbourhood(x, ids, member, p_draft + torch.where(member, masses, 0.0).sum(-1), wide)
 
-    def _limit_for(self, own: Tensor) -> Tensor:
-        return torch.full_like(own, self._limit)
+    def _limit_for(self, p_draft: Tensor) -> Tensor:
+        return torch.full_like(p_draft, self._limit)
 
 
 class LanternPlusPlus(Lantern):
@@ -74,8 +74,8 @@ class LanternPlusPlus(Lantern):
     def __init__(self, context: Context, k: int, lambda_: float, neighbours: str):
         super().__init__(context, k, lambda_ - 1, neighbours)
 
-    def _limit_for(self, own: Tensor) -> Tensor:
-        return self._limit * own
+    def _limit_for(self, p_draft: Tensor) -> Tensor:
+        return self._limit * p_draft
 
 
 class Neighbourhood(NamedTuple):
@@ -148,8 +148,8 @@ def nearest(codebook: Tensor, count: int) -> Tensor:
     for start in range(0, len(codebook), _ROWS):
         part = codebook[start : start + _ROWS]
         distance = torch.cdist(part.double(), codebook.double())
-        own = torch.arange(len(part))
-        distance[own, start + own] = torch.inf
+        row = torch.arange(len(part))
+        distance[row, start + row] = torch.inf
         rows.append(distance.sort(dim=1, stable=True).indices[:, :count].int())
     return torch.cat(rows)
 

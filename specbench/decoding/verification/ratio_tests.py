@@ -7,6 +7,8 @@ A `RatioTest` accepts a draft x with probability a(x; p, q); after a rejection t
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
@@ -228,6 +230,91 @@ class Add(RatioTest):
     def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
         mass = p.gather(-1, x) + self._eps
         return torch.where(mass > 0, mass / q.gather(-1, x), 0.0)
+
+
+def uniform(drafts: int, delta: float) -> list[float]:
+    """delta at every depth (eq. 13)."""
+    return [delta] * drafts
+
+
+def exponential(drafts: int, delta: float, nu: float) -> list[float]:
+    """delta exp(-nu d - mu) at depth d = 1 .. L, mu such that their mean is delta (eq. 16)."""
+    shape = [math.exp(-nu * depth) for depth in range(1, drafts + 1)]
+    return [delta * value * drafts / sum(shape) for value in shape]
+
+
+def linear(drafts: int, delta: float, slope: float) -> list[float]:
+    """delta (1 + slope (L + 1 - 2 d) / (L - 1)), linear with mean delta (the idea of eq. 17; its exact form is not
+    public)."""
+    if drafts == 1:
+        return [delta]
+    return [delta * (1 + slope * (drafts + 1 - 2 * depth) / (drafts - 1)) for depth in range(1, drafts + 1)]
+
+
+class DepthWeighted(RatioTest):
+    """min(1, w_d p/q) at draft depth d (UniformRSD and Cool-SD, arXiv 2601.09212); no weight is below `floor`.
+
+    Weights above 1 accept more and are lossy; weights below 1 reject more, and are unbiased under the `optimal`
+    residual only. Cool-SD's claim: weights that decrease with depth cost less quality than weights that increase.
+    """
+
+    def __init__(self, context: Context, schedule: str, delta: float, nu: float, slope: float, floor: float):
+        super().__init__(context)
+        drafts = max(context.drafts, 1)
+        weights: Sequence[float] = {
+            "uniform": lambda: uniform(drafts, delta),
+            "exponential": lambda: exponential(drafts, delta, nu),
+            "linear": lambda: linear(drafts, delta, slope),
+        }[schedule]()
+        self.weights = torch.tensor([max(floor, weight) for weight in weights], device=context.device)
+
+    def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
+        place = torch.as_tensor(depth, device=self.weights.device).clamp(max=len(self.weights)) - 1
+        return self.weights[place][..., None] * ratio(p, q, x)
+
+
+class Block(Exact):
+    """Block verification (Sun et al., ICLR 2025, arXiv 2403.10444, algorithm 2): accept the drafts of a chain up to the
+    last one whose coin falls below its h.
+
+    With r_i = p_i(x_i)/q_i(x_i) of draft i = 1 .. L:
+
+        P_0 = 1,  P_i = min(1, P_{i-1} r_i)
+        S_i = sum_v [P_i p_{i+1}(v) - q_{i+1}(v)]+,  h_i = S_i / (S_i + 1 - P_i) for i < L,  h_L = P_L
+        accept the first n drafts, n the largest i whose own coin falls below h_i, or 0
+        n < L:  draw the next token from [P_n p_{n+1} - q_{n+1}]+
+        n = L:  draw it from p_{L+1}
+
+    Where all P_i are 1 this is the usual test of one draft after another; it never accepts fewer drafts on average.
+    The number of accepted drafts depends on drafts after them, so those must be thrown away: the rule is lossless only
+    where every draft of the next step is drawn anew.
+    """
+
+    def __init__(self, context: Context, any_tail: bool = False):
+        """`any_tail` is read where decoders are planned: it lifts the restriction to redrawn drafts."""
+        super().__init__(context)
+        self._length = context.layout.length
+
+    def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
+        # Slots past the end hold no drafts: an image must not depend on how far other rows of its batch are.
+        exists = tests.drafted & (tests.position < self._length)
+        reach = joint_ratio(torch.where(exists, tests.ratio, 0.0))
+        following = torch.nn.functional.pad(exists[:, 1:], (0, 1))
+        scaled = reach[:, :-1, None].to(tests.p.dtype) * tests.p[:, 1:]
+        excess = (scaled - tests.q[:, 1:]).clamp_(min=0).sum(-1, dtype=torch.float64)
+        excess = torch.nn.functional.pad(excess, (0, 1))
+        bound = excess + 1 - reach
+        h = torch.where(following, torch.where(bound > 0, excess / bound, 1.0), reach)
+        passed = exists & (tests.coin < h)
+        accepted = passed.flip(1).cummax(1).values.flip(1)
+        return Verdict(accepted, {}, torch.nn.functional.pad(reach[:, :-1], (1, 0), value=1.0))
+
+
+def joint_ratio(r: Tensor) -> Tensor:
+    """P_i = min(1, P_{i-1} r_i) [B, K] of ratios r [B, K], P_0 being 1; float64."""
+    # log P_i is the sum of all logarithms less the largest sum so far, where that is positive.
+    total = r.double().log().cumsum(1)
+    return (total - total.cummax(1).values.clamp(min=0)).exp()
 
 
 class Match:

@@ -79,9 +79,9 @@ class _TreeVerifier:
     def _coins(self) -> Tensor:
         """One uniform per column [B, C], for the draft it consumes; drafts of the same slot have separate coins."""
         tables, step = self._tables, self._step
-        own = step * self._proposal.max_columns + tables.peer
+        draw = step * self._proposal.max_columns + tables.peer
         stream = torch.where(tables.in_trunk, int(Stream.COIN), int(Stream.SIBLING_COIN))
-        return self._noise.uniform(self._proposal.positions - 1, stream, torch.where(tables.in_trunk, step, own))
+        return self._noise.uniform(self._proposal.positions - 1, stream, torch.where(tables.in_trunk, step, draw))
 
     def _following(self, coin: Tensor) -> DraftTests:
         """Per column, the test of its next draft along the path (candidate for reuse by the refinement)."""
@@ -94,14 +94,14 @@ class _TreeVerifier:
         """The tests of all drafts, siblings against what the ones before leave if they are rejected."""
         tables, proposal = self._tables, self._proposal
         p, q = self._p[:, tables.first_parents], proposal.q[:, tables.first_parents]
-        found = [(p, q)]
+        pairs = [(p, q)]
         for level in tables.levels:
             p, q, draft = p[:, level.within], q[:, level.within], proposal.tokens[:, level.earlier]
             failed = FailedTest(p, q, draft, at(q, draft) > 0, level.depth)
             p, q = residual_weights(self._verifier, failed), without(q, draft)
             p = p / p.sum(-1, keepdim=True)
-            found.append((p, q))
-        p, q = (torch.cat(by_level, 1) for by_level in zip(*found, strict=True))
+            pairs.append((p, q))
+        p, q = (torch.cat(by_level, 1) for by_level in zip(*pairs, strict=True))
         draft, own_coin = proposal.tokens[:, tables.tested], coin[:, tables.tested]
         return DraftTests.of(p, q, draft, own_coin, proposal.positions[:, tables.tested_parent], tables.tested_depth)
 

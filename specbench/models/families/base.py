@@ -9,20 +9,21 @@ which no tokenizer class then reinterprets; loading accounts for every tensor.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 
+from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import fill, randomise
 from specbench.models.families import vq_decoder
 from specbench.models.hub_model import HubModel, digest
 from specbench.models.interface import TokenLayout
-from specbench.models.transformer.model import Prefix, TransformerModel
+from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
 from specbench.system.matrix_products import product
 from specbench.system.plugins import load_object
 
@@ -35,7 +36,7 @@ class LoadRequest:
     """How to load a family."""
 
     info: HubModel  # the model's facts, with the grid to decode
-    found: tuple[CheckpointFiles, ...]  # its files, the language model's first; empty for random weights
+    files: tuple[CheckpointFiles, ...]  # its files, the language model's first; empty for random weights
     weights_sha256: str  # digest of the files
     # device, dtype: where and how the language model runs
     device: str
@@ -44,14 +45,14 @@ class LoadRequest:
     def layout(self, v_image: int) -> TokenLayout:
         """The grammar, for a checkpoint with `v_image` image tokens."""
         if v_image != self.info.v_image and not self.info.choice.tiny:
-            raise self.found[0].refusal(f" has {v_image} image tokens, {self.info.name} has {self.info.v_image}")
+            raise self.files[0].refusal(f" has {v_image} image tokens, {self.info.name} has {self.info.v_image}")
         if self.info.row_ends:
             return TokenLayout.with_row_ends(*self.info.grid, v_image)
         return TokenLayout.plain(*self.info.grid, v_image, self.info.grids_before)
 
-    def fill(self, network: nn.Module, tensors: Mapping[str, Tensor], found: CheckpointFiles) -> nn.Module:
+    def fill(self, network: nn.Module, tensors: Mapping[str, Tensor], files: CheckpointFiles) -> nn.Module:
         """Give the language model its stored values; see `specbench.models.checkpoint_loading.fill`."""
-        return fill(network, tensors, found, self.device, self.dtype, self.info.choice.eight_bits)
+        return fill(network, tensors, files, self.device, self.dtype, self.info.choice.eight_bits)
 
     def randomise(self, network: nn.Module) -> nn.Module:
         """Draw the language model; see `specbench.models.checkpoint_loading.randomise`."""
@@ -66,13 +67,13 @@ class LoadRequest:
         return self.sized({**self.info.network.config(), **full}, tiny)
 
 
-def load(info: HubModel, device: str, dtype: str, found: tuple[CheckpointFiles, ...]) -> FamilyModel:
+def load(info: HubModel, device: str, dtype: str, files: tuple[CheckpointFiles, ...]) -> FamilyModel:
     """The model of these facts, from its files or, without any, with random weights.
 
     On the device "meta" everything is checked and no weight is read or drawn.
     """
-    weights_sha256 = "" if device == "meta" else digest(found) if found else info.weights_sha256()
-    request = LoadRequest(info, found, weights_sha256, device, getattr(torch, dtype))
+    weights_sha256 = "" if device == "meta" else digest(files) if files else info.weights_sha256()
+    request = LoadRequest(info, files, weights_sha256, device, getattr(torch, dtype))
     return load_object(info.target, f"model {info.name}")(request)
 
 
@@ -115,7 +116,7 @@ class FamilyModel(TransformerModel):
         self.released = request.info.choice.released
         self.tokenizer = tokenizer
         if spelled := [name for name in self.marks if len(self.words(name)) != 1]:
-            raise request.found[-1].refusal(f": the tokenizer of '{self.name}' has no token '{spelled[0]}'")
+            raise request.files[-1].refusal(f": the tokenizer of '{self.name}' has no token '{spelled[0]}'")
         self.backbone = backbone
         self.weights_sha256 = request.weights_sha256
         self.codebook = decoder.codebook
@@ -165,3 +166,65 @@ class FamilyModel(TransformerModel):
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         return vq_decoder.render_codes(self._decoder, image_tokens.view(-1, self.layout.height, self.layout.width))
+
+
+PromptIds = Callable[[str], tuple[Sequence[int], Sequence[int]]]
+"""Vocabulary ids of a text's prompt up to the first image token, and those of the unconditional prompt."""
+
+
+class LoadedModel(FamilyModel):
+    """A causal language model of transformers whose image tokens are words of its vocabulary.
+
+    Args:
+        network: with `get_output_embeddings()` and a backbone that takes `inputs_embeds`; it is not changed.
+        layout: of the image tokens, or height and width of a plain grid.
+        image_ids: vocabulary id of each image token, of which there are `layout.v_image`.
+        forced_ids: vocabulary ids of the tokens that the layout forces, in the order of their stream ids.
+        prompt_ids: see `PromptIds`.
+        codebook: [v_image, d] embedding of each image token, for decoders that need distances between tokens.
+        render: draws image tokens [B, free slots] as uint8 [B, 3, H, W]; without it there are no pictures.
+    """
+
+    weights_sha256 = ""
+
+    def __init__(
+        self,
+        network: nn.Module,
+        layout: TokenLayout | tuple[int, int],
+        image_ids: Sequence[int],
+        prompt_ids: PromptIds,
+        forced_ids: Sequence[int] = (),
+        codebook: Tensor | None = None,
+        render: Callable[[Tensor], Tensor] | None = None,
+    ):
+        network_: Any = network
+        self.layout = layout if isinstance(layout, TokenLayout) else TokenLayout.plain(*layout, len(image_ids))
+        if self.layout.vocab != len(image_ids) + len(forced_ids):
+            what = f"{len(image_ids)} image ids and {len(forced_ids)} forced ids for a layout of {self.layout.vocab}"
+            raise SpecbenchError(what, "one vocabulary id for each id of the layout")
+        self.name = type(network).__name__
+        self.backbone = network_.model if hasattr(network, "model") else network_.base_model
+        head = network_.get_output_embeddings().weight
+        if len(image_ids) == 0 or not all(0 <= number < len(head) for number in (*image_ids, *forced_ids)):
+            raise SpecbenchError(f"image_ids and forced_ids must be of the {len(head)} words of {self.name}")
+        self._head = head[list(image_ids)]
+        self._stream_ids = torch.tensor([*image_ids, *forced_ids], device=self._head.device)
+        self.codebook = None if codebook is None else codebook.detach().float().to(self._head.device)
+        self._ids_of, self._draw = prompt_ids, render
+
+    @property
+    def draws(self) -> bool:
+        return self._draw is not None
+
+    def problem(self, tokens: object) -> None:
+        """Any tokens can be drawn."""
+
+    def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
+        return TransformerSession(self, prefix, guidance, columns)  # with the attention that the network has
+
+    def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
+        conditional, unconditional = self._ids_of(text)
+        return list(conditional), list(unconditional)
+
+    def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
+        return self._draw(image_tokens)

@@ -1,4 +1,6 @@
-"""The Chameleon trunk that Lumina-mGPT and Anole share: transformers' `ChameleonForConditionalGeneration`.
+"""Chameleon and the models made of it: Anole 7B (512 px), in the authors' layout (Meta's) or transformers', Lumina-mGPT
+(512, 768 and 1024 px) and Lumina-mGPT 2.0 (768 px, 8 pixels a token), on transformers'
+`ChameleonForConditionalGeneration`.
 
 Hand-written, and why: the head (the class hides all image logits), the spread of the query and key norms (stored once
 per model-parallel shard, which the class cannot read), and the image decoder (the class has none; see
@@ -11,15 +13,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import ChameleonConfig, ChameleonForConditionalGeneration
 
+from specbench.models import checkpoint_loading as stored
 from specbench.models.checkpoint_files import CheckpointFiles
-from specbench.models.checkpoint_loading import build_network, drop, read_model_config, read_tensors, read_tokenizer
 from specbench.models.families import vq_decoder
-from specbench.models.families.base import TINY, LoadRequest, stand_in_tokenizer
+from specbench.models.families.base import TINY, FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.chameleon_meta import IMAGE, TOKENIZER, convert_meta, is_meta, read_meta_config
+from specbench.models.transformer.forward import guide
+from specbench.models.transformer.model import Prefix, TransformerSession
 
 START, END_OF_TURN, BEGIN_IMAGE, END_IMAGE = "<s>", "<reserved08706>", "<racm3:break>", "<eoss>"
 FIRST_IMAGE_ID = 4
@@ -28,7 +33,11 @@ LARGEST_PLAIN_WIDTH = 4096
 
 _RESERVED = {f"<reserved{number:05d}>": number + 4 for number in range(8706, 8900)}
 SPECIALS_1 = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 8197, **_RESERVED}
-_TINY_VQ = {"latent_channels": 32, "embed_dim": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
+RELEASED_WORDS = "Generate an image of "  # What SJD's released script writes before Anole's prompt
+LINE_END, _SIZE_UNIT, _FIRST_SIZE = "<reserved08799>", 32, 8800  # Lumina-mGPT's
+FIRST_CODE, LEAST_GUIDANCE, _START_2 = 155_000, 4.0, "<|endoftext|>"  # Lumina-mGPT 2.0's
+_RESERVED_2 = {f"<reserved{number:05d}>": 151_671 + number - 8800 for number in range(8800, 8900)}
+_SPECIALS_2 = {_START_2: 151_643, BEGIN_IMAGE: 151_665, END_IMAGE: 151_666, LINE_END: 151_670, END_OF_TURN: 151_800}
 
 
 class Trunk(NamedTuple):
@@ -48,32 +57,30 @@ def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: M
         image_ids: vocabulary ids of the image tokens, where a checkpoint's `vocabulary_map` does not list them.
         specials: special tokens of the stand-in tokenizer of random weights.
     """
-    if not request.found:
+    if not request.files:
         ids = image_ids or range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
         swin = {"swin_norm": request.info.network.width > LARGEST_PLAIN_WIDTH}
         sizes = request.sized_network(swin, TINY | {"num_key_value_heads": 4})
         network = request.randomise(_language_model(ChameleonConfig(**sizes, vocabulary_map={"<image>": 8711})))
         return _trunk(network, stand_in_tokenizer(specials, first_byte=10_000), ids, {})
-    main = request.found[0]
+    main = request.files[0]
     if is_meta(main):
         weights = main.only("*.pth")
-        tensors = read_tensors(weights)
+        tensors = stored.read_tensors(weights)
         config = read_meta_config(tensors, main)
         network = _filled(request, config, convert_meta(tensors, config, main), weights)
         image_ids = _image_ids(config.vocabulary_map, main, main.named(TOKENIZER))
-        return _trunk(network, read_tokenizer(main, TOKENIZER), image_ids, read_tensors(main.only(IMAGE)))
-    config = read_model_config(main, ChameleonConfig)
-    tensors = read_tensors(main)
-    language = drop(tensors, ["model.vqmodel."])
+        return _trunk(network, stored.read_tokenizer(main, TOKENIZER), image_ids, stored.read_tensors(main.only(IMAGE)))
+    config = stored.read_model_config(main, ChameleonConfig)
+    tensors = stored.read_tensors(main)
+    language = stored.drop(tensors, ["model.vqmodel."])
     network = _filled(request, config, language, main)
-    with_tokenizer = next(
-        found for found in request.found if any(path.name == "tokenizer.json" for path in found.paths)
-    )
+    with_tokenizer = next(part for part in request.files if any(path.name == "tokenizer.json" for path in part.paths))
     image_ids = image_ids or _image_ids(config.vocabulary_map, main, main.named("config.json"))
     if image_ids.stop > config.vocab_size:
         raise main.refusal(f": its vocabulary of {config.vocab_size} ends before the image token {image_ids.stop - 1}")
     image_tensors = {name: tensors[name] for name in tensors.keys() - language.keys()}
-    return _trunk(network, read_tokenizer(with_tokenizer), image_ids, image_tensors)
+    return _trunk(network, stored.read_tokenizer(with_tokenizer), image_ids, image_tensors)
 
 
 def _filled(
@@ -82,9 +89,9 @@ def _filled(
     """The language model; query and key norms that are stored once per model-parallel shard go to all its heads."""
     network = _language_model(config, files)
     heads = {"q_norm": config.num_attention_heads, "k_norm": config.num_key_value_heads}
-    for name, stored in tensors.items():
+    for name, tensor in tensors.items():
         if count := heads.get(name.split(".")[-2]):
-            tensors[name] = stored.repeat_interleave(max(count // len(stored), 1), dim=0)
+            tensors[name] = tensor.repeat_interleave(max(count // len(tensor), 1), dim=0)
     return request.fill(network, tensors, files)
 
 
@@ -93,13 +100,13 @@ def _trunk(network: nn.Module, tokenizer: Tokenizer, image_ids: range, image_ten
     return Trunk(tokenizer, network.model, head, image_ids, image_tensors)
 
 
-def _language_model(config: ChameleonConfig, found: CheckpointFiles | None = None) -> nn.Module:
-    network = build_network(ChameleonForConditionalGeneration, config, found=found)
+def _language_model(config: ChameleonConfig, files: CheckpointFiles | None = None) -> nn.Module:
+    network = stored.build_network(ChameleonForConditionalGeneration, config, files=files)
     del network.model.vqmodel
     return network
 
 
-def _image_ids(vocabulary: Mapping[str, int], found: CheckpointFiles, path: Path) -> range:
+def _image_ids(vocabulary: Mapping[str, int], files: CheckpointFiles, path: Path) -> range:
     """Vocabulary ids of the image tokens: their names spell the code with letters, A for 0."""
     digits = str.maketrans("ABCDEFGHIJ", "0123456789")
     codes = {
@@ -110,10 +117,118 @@ def _image_ids(vocabulary: Mapping[str, int], found: CheckpointFiles, path: Path
     first = codes.get(0, 0)
     if not codes or any(codes.get(code) != first + code for code in range(len(codes))):
         problem = ": its vocabulary_map does not list the image tokens in the order of their codes"
-        raise found.refusal(problem if path.name == "config.json" else problem.replace("_map", ""), path)
+        raise files.refusal(problem if path.name == "config.json" else problem.replace("_map", ""), path)
     return range(first, first + len(codes))
 
 
 def random_decoder(request: LoadRequest) -> vq_decoder.TamingDecoder:
-    settings = request.sized(vq_decoder.CHAMELEON_VQ, _TINY_VQ)
+    settings = request.sized(vq_decoder.CHAMELEON_VQ, vq_decoder.TINY_CHAMELEON_VQ)
     return vq_decoder.random_taming(settings, normalise=False, attention=False, device=request.device)
+
+
+class Anole(FamilyModel):
+    """Chameleon with its image head restored. The official script mixes three rows; for a prompt of text only, its
+    image-conditioned row equals the unconditional one, which leaves plain guidance."""
+
+    marks = START, END_OF_TURN, BEGIN_IMAGE
+
+    def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
+        first = END_OF_TURN if self.released["rows"] else START
+        text = RELEASED_WORDS * self.released["prompt"] + text
+        return self.words(START + text + END_OF_TURN + BEGIN_IMAGE), self.words(first + BEGIN_IMAGE)
+
+
+def load_anole(request: LoadRequest) -> Anole:
+    trunk = load_trunk(request)
+    if request.files:
+        decoder = vq_decoder.load_chameleon_vq(trunk.image_tensors, request.files[0], request.device)
+    else:
+        decoder = random_decoder(request)
+    return Anole(request, trunk.tokenizer, trunk.backbone, trunk.head, trunk.image_ids, decoder)
+
+
+class Lumina(FamilyModel):
+    """Any aspect ratio, every row closed by a line end. The unconditional prompt is the image's beginning alone, at
+    positions from 0; in SJD's and GSD's released code it keeps the last token of the conditional prompt before it.
+
+    Differences from the official script: the begin-of-image token and the two size tokens, which the official script
+    lets the model sample without guidance, stand in the prompt, so that every image has the asked size. Its bfloat16
+    autocast is a plain bfloat16 network here.
+
+    Attributes:
+        start: name of the first token of a prompt.
+        patch: pixels per image token, each way.
+    """
+
+    marks, start, patch = (END_OF_TURN, BEGIN_IMAGE), START, 16
+
+    def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
+        height, width = self.layout.height * self.patch, self.layout.width * self.patch
+        asked = f"Generate an image of {width}x{height} according to the following prompt:\n{text}"
+        sizes = "".join(f"<reserved{_FIRST_SIZE + side // _SIZE_UNIT:05d}>" for side in (height, width))
+        image = self.words(BEGIN_IMAGE + sizes)
+        unconditional = self.words(END_OF_TURN) + image if self.released["rows"] else image
+        return self.words(self.start + asked + END_OF_TURN) + image, unconditional
+
+
+def load_lumina(request: LoadRequest) -> Lumina:
+    trunk = load_trunk(request)
+    if request.files:
+        files = request.files[1]
+        decoder = vq_decoder.load_chameleon_vq(stored.read_tensors(files), files, request.device)
+    else:
+        decoder = random_decoder(request)
+    stream_ids = [*trunk.image_ids, stored.token_id(trunk.tokenizer, LINE_END)]
+    return Lumina(request, trunk.tokenizer, trunk.backbone, trunk.head, stream_ids, decoder)
+
+
+class Lumina2(Lumina):
+    """Chameleon's architecture trained from scratch on a vocabulary of its own, with MoVQGAN's image decoder.
+
+    The first token is the tokenizer's begin-of-text, or its end-of-text where it has none. The official code raises
+    every guidance scale below 4 to 4, and lets one above fall back to 4; `--guidance-schedule released` does the same.
+    At 4, the readme's scale, both are constant.
+    """
+
+    patch = 8
+    _scales: Tensor | None = None
+
+    def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
+        if self.released["guidance"]:
+            height, width = self.layout.height, self.layout.width
+            scales = released_scales(guidance, height * width, self.layout.length)
+            self._scales = torch.tensor([*scales, scales[-1]], device=self.device)
+        return super().begin(prefix, guidance, columns)
+
+    def guide(self, logits: Tensor, guidance: float, positions: Tensor) -> Tensor:
+        if guidance == 1.0 or self._scales is None:
+            return guide(logits, guidance)
+        images = positions[: len(logits) // 2].clamp(max=len(self._scales) - 1)
+        return guide(logits, self._scales[images][..., None])
+
+
+def released_scales(scale: float, tokens: int, slots: int) -> list[float]:
+    """Guidance scale of each slot in the official code, for an image of `tokens` tokens: it shrinks by the share of a
+    quarter of them that stands before the slot, two size tokens included, never below 4, and each slot starts from the
+    scale of the last."""
+    scales = []
+    for slot in range(slots):
+        scale = max(LEAST_GUIDANCE, scale * (1 - (slot + 2) / (tokens // 4)))
+        scales.append(scale)
+    return scales
+
+
+def load_lumina2(request: LoadRequest) -> Lumina2:
+    specials = _SPECIALS_2 | _RESERVED_2
+    if request.files:
+        files, vq_files = request.files
+        decoder = vq_decoder.load_movq(stored.read_tensors(vq_files), vq_files, request.device)
+        trunk = load_trunk(request, range(FIRST_CODE, FIRST_CODE + len(decoder.codebook)), specials)
+    else:
+        trunk = load_trunk(request, range(FIRST_CODE, FIRST_CODE + request.info.v_image), specials)
+        network = vq_decoder.movq_network(request.sized(vq_decoder.MOVQ, vq_decoder.TINY_MOVQ))
+        decoder = vq_decoder.MovqDecoder(stored.randomise(network, request.device, torch.float32))
+    stream_ids = [*trunk.image_ids, stored.token_id(trunk.tokenizer, LINE_END)]
+    model = Lumina2(request, trunk.tokenizer, trunk.backbone, trunk.head, stream_ids, decoder)
+    model.start = stored.named_token(files, "bos_token", "eos_token") if request.files else _START_2
+    return model

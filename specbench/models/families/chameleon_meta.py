@@ -3,32 +3,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from torch import Tensor
 from transformers import ChameleonConfig
 
 from specbench.models.checkpoint_files import CheckpointFiles, read_json
-from specbench.models.checkpoint_loading import rotary_halves
+from specbench.models.checkpoint_loading import META_NAMES, meta_name, rotary_halves
 
 PARAMS, TOKENIZER, IMAGE = "params.json", "text_tokenizer.json", "vqgan.ckpt"
 _COMPUTED = "rope.freqs"  # Rotary frequencies, which are computed and not learned
 _IMAGE_WORD = "<reserved08707>"  # Meta's placeholder of an image inside a text, which transformers calls <image>
 _HEAD, _FIRST_GATE = "output.weight", "layers.0.feed_forward.w1.weight"
-_NAMES = {"tok_embeddings.": "model.embed_tokens.", "norm.": "model.norm.", "output.": "lm_head."}
-_LAYER_NAMES = {
+_NAMES = META_NAMES | {
+    "output.": "lm_head.",
     "attention.wq.": "self_attn.q_proj.",
     "attention.wk.": "self_attn.k_proj.",
     "attention.wv.": "self_attn.v_proj.",
-    "attention.wo.": "self_attn.o_proj.",
     "attention.q_normalization.": "self_attn.q_norm.",
     "attention.k_normalization.": "self_attn.k_norm.",
-    "attention_norm.": "input_layernorm.",
-    "ffn_norm.": "post_attention_layernorm.",
-    "feed_forward.w1.": "mlp.gate_proj.",
-    "feed_forward.w3.": "mlp.up_proj.",
-    "feed_forward.w2.": "mlp.down_proj.",
 }
 _ROTATED = ("attention.wq.", "attention.wk.", "attention.q_normalization.", "attention.k_normalization.")
 
@@ -76,14 +69,10 @@ def convert_meta(tensors: Mapping[str, Tensor], config: ChameleonConfig, files: 
     for name, tensor in tensors.items():
         if name == _COMPUTED:
             continue
-        layer, inner = re.fullmatch(r"(layers\.\d+\.)?(.*)", name).groups()
-        if layer and inner.startswith(_ROTATED):
+        if any(part in name for part in _ROTATED):
             if len(tensor) % head or head % 2:
                 raise files.refusal(f": {name} has {len(tensor)} rows, not heads of {head}", files.ending(".pth")[0])
             # Norms are stored once for all heads.
             tensor = rotary_halves(tensor, head) if tensor.dim() > 1 else rotary_halves(tensor[:, None], head).T
-        names = _LAYER_NAMES if layer else _NAMES
-        old = next((old for old in names if inner.startswith(old)), "")
-        prefix = f"model.{layer}" if layer else ""
-        converted[prefix + names.get(old, "") + inner.removeprefix(old)] = tensor
+        converted[meta_name(name, _NAMES)] = tensor
     return converted

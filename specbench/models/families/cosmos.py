@@ -140,9 +140,9 @@ def _norm(width: int) -> nn.GroupNorm:
     return nn.GroupNorm(1, width, eps=1e-6)
 
 
-def load_cosmos(found: CheckpointFiles, device: str) -> CosmosDecoder:
+def load_cosmos(files: CheckpointFiles, device: str) -> CosmosDecoder:
     """The decoder of a published `decoder.jit`, in float32."""
-    kept = drop(read_tensors(found), ("inv_quant.", "decoder.unpatcher3d."))
+    kept = drop(read_tensors(files), ("inv_quant.", "decoder.unpatcher3d."))
     tensors = rename(kept, lambda name: name.replace(".conv3d.", ".").replace(".norm.", ".", 1))
     flat = {name: tensor.float().sum(2) if tensor.dim() == 5 else tensor for name, tensor in tensors.items()}
     ups = {tuple(name.split(".")[2:5:2]) for name in flat if name.startswith("decoder.up.") and ".block." in name}
@@ -152,7 +152,7 @@ def load_cosmos(found: CheckpointFiles, device: str) -> CosmosDecoder:
         sizes = len(flat["post_quant_conv.weight"]), widths or list(PUBLISHED[1]), len(ups) // max(levels, 1)
     except KeyError:
         sizes = PUBLISHED
-    filled = fill(build_network(network, *sizes), flat, found, device, torch.float32)
+    filled = fill(build_network(network, *sizes), flat, files, device, torch.float32)
     return CosmosDecoder(filled, device)
 
 

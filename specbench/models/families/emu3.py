@@ -1,8 +1,8 @@
-"""Emu3-Gen 8B (720 px): transformers' `Emu3ForCausalLM` and `Emu3VQVAE`; every row, the last one too, is closed by an
-end-of-line token.
+"""Emu3-Gen 8B (720 px) on transformers' `Emu3ForCausalLM` and `Emu3VQVAE`, and Emu3.5-Image 34B. Every row is closed by
+an end-of-line token; the last one of Emu3.5 by the end of the image.
 
-Two layouts are read: BAAI's own (Emu3-Gen and Emu3-VisionTokenizer), and the one converted for transformers. In both,
-prompts are split and normalised as the authors' tokenizer does it, though the conversion's `tokenizer.json` does not.
+Two layouts of Emu3 are read: BAAI's own (Emu3-Gen and Emu3-VisionTokenizer), and the one converted for transformers.
+Prompts are split and normalised as the authors' tokenizer does it, though the conversion's `tokenizer.json` does not.
 """
 
 from __future__ import annotations
@@ -10,25 +10,18 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
-from transformers import Emu3Config, Emu3ForCausalLM, Emu3TextConfig, Emu3VQVAE
+from transformers import Emu3Config, Emu3ForCausalLM, Emu3TextConfig, Emu3VQVAE, Qwen3Config, Qwen3ForCausalLM
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
+from specbench.models import checkpoint_loading as stored
 from specbench.models.checkpoint_files import CheckpointFiles, read_json
-from specbench.models.checkpoint_loading import (
-    build_network,
-    drop,
-    fill,
-    randomise,
-    read_model_config,
-    read_tensors,
-    read_tokenizer,
-    token_id,
-)
+from specbench.models.checkpoint_layouts import default_sizes
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import TINY, FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.system.console import warn
@@ -45,7 +38,6 @@ TEXT_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{num
 """Special tokens that follow the byte strings of the authors' tokenizer; the vision tokens come after them."""
 FIRST_CODE = 151_854
 SPECIALS = {LINE_END: 151_846, START: 151_849, IMAGE_TOKENS: 151_851, BEGIN_IMAGE: 151_852}
-_TINY_VQ = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "hidden_size": 32}
 _QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -64,6 +56,12 @@ _IMAGE_SETTINGS = {
     "attn_resolutions": "attn_resolutions",
 }
 """BAAI's names of the image tokenizer's settings, and transformers'; their defaults agree."""
+END_IMAGE, ANSWER = "<|image end|>", "<|extra_100|>"
+_SPECIALS_35 = {**SPECIALS, END_IMAGE: 151_853, ANSWER: 151_746}
+_CONFIG_35 = default_sizes("emu35") | {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
+"""What the authors' configuration takes for an entry that is left out, where transformers' takes something else."""
+_TINY_35 = TINY | {"num_key_value_heads": 2, "head_dim": 16}
+_VQ_35 = vq_decoder.CHAMELEON_VQ | {"num_embeddings": 131_072, "num_res_blocks": 4}
 
 
 class Emu3(FamilyModel):
@@ -77,24 +75,24 @@ class Emu3(FamilyModel):
 
 
 def load(request: LoadRequest) -> Emu3:
-    if not request.found:
+    if not request.files:
         return _random(request)
-    files = request.found[0]
+    files = request.files[0]
     if published := files.holds(RANKS):
         language, language_tensors = (
-            _language_model(read_model_config(files, Emu3TextConfig), files),
-            read_tensors(files),
+            _language_model(stored.read_model_config(files, Emu3TextConfig), files),
+            stored.read_tensors(files),
         )
-        image_files = request.found[1]
-        image_tensors = vq_decoder.movq_tensors(read_tensors(image_files))
+        image_files = request.files[1]
+        image_tensors = vq_decoder.movq_tensors(stored.read_tensors(image_files))
         image_config = _published_image_config(image_files)
     else:
-        config = read_model_config(files, Emu3Config)
+        config = stored.read_model_config(files, Emu3Config)
         language, image_config, image_files = _language_model(config.text_config, files), config.vq_config, files
-        language_tensors, image_tensors = _parts(read_tensors(files), files)
+        language_tensors, image_tensors = _parts(stored.read_tensors(files), files)
     image = image_network(image_config, image_files)
     request.fill(language, language_tensors, files)
-    fill(image, drop(image_tensors, vq_decoder.ENCODER_SIDE), image_files, request.device, torch.float32)
+    stored.fill(image, stored.drop(image_tensors, vq_decoder.ENCODER_SIDE), image_files, request.device, torch.float32)
     words = language.config.vocab_size
     tokenizer = ranked_tokenizer(files, words) if published else _converted_tokenizer(files)
     ids = visual_ids(tokenizer, image_config.codebook_size, files, VISION_TOKENS if published else "tokenizer.json")
@@ -103,27 +101,27 @@ def load(request: LoadRequest) -> Emu3:
 
 def _random(request: LoadRequest) -> Emu3:
     tiny_text = TINY | {"num_key_value_heads": 2}
-    language = build_network(Emu3ForCausalLM, Emu3TextConfig(**request.sized_network({}, tiny_text)))
-    image = image_network(Emu3VQVAEConfig(**request.sized({}, _TINY_VQ)))
+    language = stored.build_network(Emu3ForCausalLM, Emu3TextConfig(**request.sized_network({}, tiny_text)))
+    image = image_network(Emu3VQVAEConfig(**request.sized({}, vq_decoder.TINY_MOVQ)))
     request.randomise(language)
-    randomise(image, request.device, torch.float32)
+    stored.randomise(image, request.device, torch.float32)
     ids = range(FIRST_CODE, FIRST_CODE + request.info.v_image)
     return _model(request, stand_in_tokenizer(SPECIALS, first_byte=0), language, ids, image)
 
 
 def _model(request: LoadRequest, tokenizer: Tokenizer, language: nn.Module, ids: range, image: nn.Module) -> Emu3:
     head = language.lm_head.weight[ids.start : ids.stop].clone()
-    stream_ids = [*ids, token_id(tokenizer, LINE_END)]
+    stream_ids = [*ids, stored.token_id(tokenizer, LINE_END)]
     return Emu3(request, tokenizer, language.model, head, stream_ids, vq_decoder.Emu3Decoder(image))
 
 
 def _language_model(config: Emu3TextConfig, files: CheckpointFiles) -> nn.Module:
-    return build_network(Emu3ForCausalLM, config, found=files)
+    return stored.build_network(Emu3ForCausalLM, config, files=files)
 
 
 def visual_ids(tokenizer: Tokenizer, codes: int, files: CheckpointFiles, listed: str) -> range:
     """Vocabulary ids of the image tokens, which the file `listed` names."""
-    first, last = (token_id(tokenizer, f"<|visual token {code:06d}|>") for code in (0, codes - 1))
+    first, last = (stored.token_id(tokenizer, f"<|visual token {code:06d}|>") for code in (0, codes - 1))
     if last != first + codes - 1:
         raise files.refusal(": visual tokens are not in the order of their codes", files.named(listed))
     return range(first, last + 1)
@@ -149,8 +147,8 @@ def _published_image_config(files: CheckpointFiles) -> Emu3VQVAEConfig:
         return Emu3VQVAEConfig(**settings, hidden_size=widest)
 
 
-def image_network(config: Emu3VQVAEConfig, found: CheckpointFiles | None = None) -> nn.Module:
-    network = build_network(Emu3VQVAE, config, found=found)
+def image_network(config: Emu3VQVAEConfig, files: CheckpointFiles | None = None) -> nn.Module:
+    network = stored.build_network(Emu3VQVAE, config, files=files)
     del network.encoder, network.quant_conv
     return network
 
@@ -196,7 +194,7 @@ def ranked_bpe(ranks: Mapping[bytes, int], specials: Mapping[str, int]) -> Token
 
 def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
     """`tokenizer.json` with the authors' split and normalisation, whatever it says itself."""
-    tokenizer = read_tokenizer(files)
+    tokenizer = stored.read_tokenizer(files)
     path = files.named("tokenizer.json")
     held = read_json(files.source, path)
     normal, pattern = held.get("normalizer"), json.dumps(_QWEN_PATTERN)
@@ -235,3 +233,47 @@ def read_ranks(lines: bytes) -> dict[bytes, int]:
     if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
         raise ValueError(f"no token for byte {missing[0]}")
     return ranks
+
+
+class Emu35(FamilyModel):
+    """Emu3's vocabulary with 131,072 image tokens, on transformers' `Qwen3ForCausalLM`, whose queries and keys are
+    normalised head by head, and an image decoder of the taming VQGAN's kind (IBQ), 16 pixels a token.
+
+    The unconditional prompt has no request, and says nothing of a task. The begin-of-image token, which the official
+    script samples, and the grid's size, which it forces, stand in the prompt here.
+    """
+
+    marks = START, BEGIN_IMAGE, IMAGE_TOKENS, ANSWER
+
+    def __init__(self, request: LoadRequest, *parts: object):
+        super().__init__(request, *parts)
+        self.layout = replace(self.layout, forced=(*self.layout.forced[:-1], self.layout.v_image + 1))
+
+    def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
+        image = f"{BEGIN_IMAGE}{self.layout.height}*{self.layout.width}{IMAGE_TOKENS}"
+        helper, answer = f"{START}You are a helpful assistant", f" ASSISTANT: {ANSWER}{image}"
+        return self.words(f"{helper} for t2i task. USER: {text}{answer}"), self.words(f"{helper}. USER: {answer}")
+
+
+def load_emu35(request: LoadRequest) -> Emu35:
+    if request.files:
+        files, words, vq_files = request.files
+        path = files.named("config.json")
+        config = _CONFIG_35 | read_json(files.source, path)
+        with files.source.blaming(path):
+            config["rope_theta"] = float(config["rope_theta"])
+        network = stored.build_network(lambda: Qwen3ForCausalLM(Qwen3Config.from_dict(config)), files=files)
+        request.fill(network, stored.read_tensors(files), files)
+        tokenizer = ranked_tokenizer(words, network.config.vocab_size)
+        decoder = vq_decoder.load_chameleon_vq(stored.read_tensors(vq_files), vq_files, request.device)
+        ids = visual_ids(tokenizer, len(decoder.codebook), words, VISION_TOKENS)
+    else:
+        config = Qwen3Config(**_CONFIG_35 | request.sized_network({}, _TINY_35))
+        network = request.randomise(stored.build_network(Qwen3ForCausalLM, config))
+        tokenizer = stand_in_tokenizer(_SPECIALS_35, first_byte=0)
+        ids = range(FIRST_CODE, FIRST_CODE + request.info.v_image)
+        settings = request.sized(_VQ_35, vq_decoder.TINY_CHAMELEON_VQ)
+        decoder = vq_decoder.random_taming(settings, normalise=False, attention=True, device=request.device)
+    stream_ids = [*ids, stored.token_id(tokenizer, LINE_END), stored.token_id(tokenizer, END_IMAGE)]
+    head = network.lm_head.weight[ids.start : ids.stop].clone()
+    return Emu35(request, tokenizer, network.model, head, stream_ids, decoder)

@@ -18,15 +18,8 @@ from torch import Tensor, nn
 from transformers import GlmImageConfig, GlmImageForConditionalGeneration
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from specbench.models import checkpoint_loading as stored
 from specbench.models.checkpoint_files import CheckpointFiles, read_json
-from specbench.models.checkpoint_loading import (
-    build_network,
-    drop,
-    named_token,
-    read_model_config,
-    read_tensors,
-    read_tokenizer,
-)
 from specbench.models.families.base import TINY, FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.families.generation_config import refuse_processors
 from specbench.models.families.vq_decoder import to_pixels
@@ -90,7 +83,7 @@ class GlmImage(FamilyModel):
         self._codes, self.codebook = len(codebook), torch.cat([self.codebook, others]).to(request.device)
         super().__init__(request, tokenizer, network.model.language_model, head, range(len(head)), self)
         self.backbone.rotary_emb = GridsRotary(self.backbone.rotary_emb, self.layout).to(request.device)
-        self._names, self._template, self._is_random = names, template, not request.found
+        self._names, self._template, self._is_random = names, template, not request.files
         ends = self.backbone.config.eos_token_id
         self._ends = ends if isinstance(ends, list) else [ends]
 
@@ -158,7 +151,7 @@ class GlmImage(FamilyModel):
 
 
 def load(request: LoadRequest) -> GlmImage:
-    if not request.found:
+    if not request.files:
         text = request.sized_network({}, _TINY)
         section = [2, 1, 1] if request.info.choice.tiny else [8, 12, 12]
         config = GlmImageConfig(text_config={**text, "rope_parameters": {**_ROTARY, "mrope_section": section}})
@@ -168,23 +161,24 @@ def load(request: LoadRequest) -> GlmImage:
         model = GlmImage(request, tokenizer, network, codebook, tuple(_SPECIALS), None)
         warn(f"{model.name} draws no pictures: random weights have no diffusion model")
         return model
-    files = request.found[0]
+    files = request.files[0]
     refuse_processors(files)
-    config, tensors = read_model_config(files, GlmImageConfig), read_tensors(files)
+    config, tensors = stored.read_model_config(files, GlmImageConfig), stored.read_tensors(files)
     network, codebook = _network(config, files), tensors.get(CODEBOOK)
     if codebook is None:
         raise files.refusal(f" lacks '{CODEBOOK}'")
-    request.fill(network, drop(tensors, ("model.visual.", "model.vqmodel.")), files)
-    names = [named_token(files, role) for role in _ROLES]
+    request.fill(network, stored.drop(tensors, ("model.visual.", "model.vqmodel.")), files)
+    names = [stored.named_token(files, role) for role in _ROLES]
     path = files.named("chat_template.jinja")
     with files.source.blaming(path):
-        model = GlmImage(request, read_tokenizer(files), network, codebook, names, path.read_text(encoding="utf-8"))
+        template = path.read_text(encoding="utf-8")
+        model = GlmImage(request, stored.read_tokenizer(files), network, codebook, names, template)
         model.prompt_ids("")
     model.add_diffusion(files)
     return model
 
 
-def _network(config: GlmImageConfig, found: CheckpointFiles | None = None) -> nn.Module:
-    network = build_network(GlmImageForConditionalGeneration, config, found=found)
+def _network(config: GlmImageConfig, files: CheckpointFiles | None = None) -> nn.Module:
+    network = stored.build_network(GlmImageForConditionalGeneration, config, files=files)
     del network.model.visual, network.model.vqmodel
     return network

@@ -16,17 +16,8 @@ from torch import Tensor, nn
 from transformers import JanusConfig, LlamaConfig
 from transformers.models.janus.modeling_janus import JanusModel
 
+from specbench.models import checkpoint_loading as stored
 from specbench.models.checkpoint_files import CheckpointFiles, read_json
-from specbench.models.checkpoint_loading import (
-    build_network,
-    drop,
-    named_token,
-    read_model_config,
-    read_tensors,
-    read_tokenizer,
-    rename,
-    token_id,
-)
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 
@@ -38,7 +29,6 @@ _SPECIALS = {"<｜begin▁of▁sentence｜>": 100_000, "<｜▁pad▁｜>": 100_
 _TEXT = {"model_type": "llama", "rms_norm_eps": 1e-6, "max_position_embeddings": 16_384}
 _TINY = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 _TINY_TEXT = _TINY | {"num_attention_heads": 4, "num_key_value_heads": 4}
-_TINY_VQ = {"latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
 
 
 class Janus(FamilyModel):
@@ -51,13 +41,13 @@ class Janus(FamilyModel):
         super().__init__(request, tokenizer, network.language_model, head, range(codes), decoder)
         self._network = network
         self._start = start
-        self._kept = {token_id(tokenizer, start), token_id(tokenizer, BEGIN_IMAGE)}
-        self._pad = token_id(tokenizer, pad)
+        self._kept = {stored.token_id(tokenizer, start), stored.token_id(tokenizer, BEGIN_IMAGE)}
+        self._pad = stored.token_id(tokenizer, pad)
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:
         """The unconditional prompt has the same length: padding everywhere else, and attended to."""
         ids = self.words(f"{self._start}<|User|>: {text}\n\n<|Assistant|>:{BEGIN_IMAGE}")
-        return ids, [one if one in self._kept else self._pad for one in ids]
+        return ids, [number if number in self._kept else self._pad for number in ids]
 
     def token_table(self) -> Tensor:
         """Words, then image tokens, which Janus embeds by a network of their own."""
@@ -83,28 +73,28 @@ class Janus(FamilyModel):
 
 
 def load(request: LoadRequest) -> Janus:
-    if not request.found:
+    if not request.files:
         text = request.sized_network(_TEXT, _TINY_TEXT)
         width, vision = text["hidden_size"], {"projection_dim": text["hidden_size"]}
-        image = request.sized(vq_decoder.LLAMAGEN_VQ, _TINY_VQ) | vision | {"image_token_embed_dim": width}
+        image = request.sized(vq_decoder.LLAMAGEN_VQ, vq_decoder.TINY_VQ) | vision | {"image_token_embed_dim": width}
         network = request.randomise(_network(JanusConfig(text_config=text, vq_config=image, vision_config=vision)))
         start, pad, _ = _SPECIALS
         return Janus(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, start, pad)
-    files = request.found[0]
+    files = request.files[0]
     if read_json(files.source, files.named("config.json")).get("model_type") == PUBLISHED_TYPE:
         unused = ("vision_model.", "aligner.", "gen_vision_model.quantize.codebook_used")
-        tensors = rename(drop(read_tensors(files), unused), _converted_name)
+        tensors = stored.rename(stored.drop(stored.read_tensors(files), unused), _converted_name)
         config, (start, pad, _) = _published_config(tensors, files), _SPECIALS
     else:
-        tensors = {name.removeprefix("model."): tensor for name, tensor in read_tensors(files).items()}
+        tensors = {name.removeprefix("model."): tensor for name, tensor in stored.read_tensors(files).items()}
         config, start, pad = (
-            read_model_config(files, JanusConfig),
-            named_token(files, "bos_token"),
-            named_token(files, "pad_token"),
+            stored.read_model_config(files, JanusConfig),
+            stored.named_token(files, "bos_token"),
+            stored.named_token(files, "pad_token"),
         )
     network = _network(config, files)
-    request.fill(network, drop(tensors, UNUSED), files)
-    return Janus(request, read_tokenizer(files), network, start, pad)
+    request.fill(network, stored.drop(tensors, UNUSED), files)
+    return Janus(request, stored.read_tokenizer(files), network, start, pad)
 
 
 def _converted_name(name: str) -> str:
@@ -138,7 +128,7 @@ def _published_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> 
     return JanusConfig(text_config=text.to_dict(), vq_config=image, vision_config=vision)
 
 
-def _network(config: JanusConfig, found: CheckpointFiles | None = None) -> nn.Module:
-    network = build_network(JanusModel, config, found=found)
+def _network(config: JanusConfig, files: CheckpointFiles | None = None) -> nn.Module:
+    network = stored.build_network(JanusModel, config, files=files)
     del network.vision_model, network.aligner, network.vqmodel.encoder, network.vqmodel.quant_conv
     return network

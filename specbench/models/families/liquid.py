@@ -28,13 +28,13 @@ class Liquid(FamilyModel):
 
 
 def load(request: LoadRequest) -> Liquid:
-    if not request.found:
+    if not request.files:
         config = GemmaConfig(**request.sized_network({}, _TINY))
         network = request.randomise(build_network(GemmaForCausalLM, config))
         tokenizer = stand_in_tokenizer(_SPECIALS, first_byte=1000)
         return Liquid.after_words(request, tokenizer, network, _WORDS, random_decoder(request))
-    files, vq_files = request.found
-    network = build_network(GemmaForCausalLM, read_model_config(files, GemmaConfig), found=files)
+    files, vq_files = request.files
+    network = build_network(GemmaForCausalLM, read_model_config(files, GemmaConfig), files=files)
     request.fill(network, read_tensors(files), files)
     tokenizer = read_tokenizer(files)
     decoder = vq_decoder.load_chameleon_vq(read_tensors(vq_files), vq_files, request.device)

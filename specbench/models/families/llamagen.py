@@ -1,4 +1,4 @@
-"""LlamaGen XL text-to-image (256 and 512 px), from the official pickles into transformers' `LlamaModel`.
+"""LlamaGen XL text-to-image (256 and 512 px), and LlamaGen by class: official pickles into transformers' `LlamaModel`.
 
 Hand-written, and why: the conversion of the weights (the published layout is the authors' own), the rotary table over
 rows and columns of the grid (transformers has none like it), and the cleaning of captions, which FLAN-T5 XL then reads.
@@ -22,17 +22,8 @@ from torch.nn import functional
 from transformers import LlamaConfig, LlamaModel, T5Config, T5EncoderModel
 
 from specbench.errors import SpecbenchError
+from specbench.models import checkpoint_loading as stored
 from specbench.models.checkpoint_files import CheckpointFiles
-from specbench.models.checkpoint_loading import (
-    build_network,
-    drop,
-    fill,
-    randomise,
-    read_model_config,
-    read_tensors,
-    read_tokenizer,
-    rotary_halves,
-)
 from specbench.models.draft_head import EagleHead
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
@@ -55,7 +46,6 @@ _T5_XL = {
     "feed_forward_proj": "gated-gelu",
 }
 _TINY_T5 = {"d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4}
-TINY_VQ = {"latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
 
 
 class LlamaGen(FamilyModel):
@@ -119,7 +109,7 @@ class LlamaGen(FamilyModel):
             _check_grid(head.published_as, self.name, self.layout)
             attention = head.layers[0].self_attn
             for matrix in (attention.q_proj.weight, attention.k_proj.weight):
-                matrix.data = rotary_halves(matrix.data, attention.head_dim)
+                matrix.data = stored.rotary_halves(matrix.data, attention.head_dim)
             grid = self.layout.height, self.layout.width
             head.rotary_emb = GridRotary(*grid, attention.head_dim, caption=CAPTION - 1)
         return head
@@ -178,35 +168,88 @@ def _check_grid(published_as: str, model: str, layout: TokenLayout) -> None:
 
 
 def load(request: LoadRequest) -> LlamaGen:
-    if not request.found:
+    if not request.files:
         return _random(request)
-    files, text_files = request.found
+    files, text_files = request.files
     language, image = files.only("t2i_*.pt"), files.only(VQ_FILE)
     tensors, head = converted(request, language, "uncond_embedding")
-    network = build_network(Network, stored_config(tensors, language, head), tensors["uncond_embedding"].shape[-1])
+    network = stored.build_network(
+        Network, stored_config(tensors, language, head), tensors["uncond_embedding"].shape[-1]
+    )
     request.fill(network, tensors, language)
-    encoder = build_network(T5EncoderModel, read_model_config(text_files, T5Config), found=text_files)
-    text_tensors = drop(read_tensors(text_files), ["decoder.", "lm_head."])
-    fill(encoder, text_tensors, text_files, request.device, _text_dtype(request))
-    decoder = vq_decoder.load_llamagen_vq(read_tensors(image), image, request.device)
-    return LlamaGen(request, network, encoder, caption_tokenizer(request.found), decoder)
+    encoder = stored.build_network(T5EncoderModel, stored.read_model_config(text_files, T5Config), files=text_files)
+    text_tensors = stored.drop(stored.read_tensors(text_files), ["decoder.", "lm_head."])
+    stored.fill(encoder, text_tensors, text_files, request.device, _text_dtype(request))
+    decoder = vq_decoder.load_llamagen_vq(stored.read_tensors(image), image, request.device)
+    return LlamaGen(request, network, encoder, caption_tokenizer(request.files), decoder)
 
 
 def _random(request: LoadRequest) -> LlamaGen:
     config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.one_head)
     text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
-    network = request.randomise(build_network(Network, config, text_config.d_model))
-    encoder = randomise(build_network(T5EncoderModel, text_config), request.device, _text_dtype(request))
+    network = request.randomise(stored.build_network(Network, config, text_config.d_model))
+    encoder = stored.randomise(stored.build_network(T5EncoderModel, text_config), request.device, _text_dtype(request))
     decoder = vq_decoder.random_taming(
-        request.sized(vq_decoder.LLAMAGEN_VQ, TINY_VQ), normalise=True, attention=True, device=request.device
+        request.sized(vq_decoder.LLAMAGEN_VQ, vq_decoder.TINY_VQ), normalise=True, attention=True, device=request.device
     )
     return LlamaGen(request, network, encoder, caption_tokenizer(()), decoder)
 
 
-def caption_tokenizer(found: Sequence[CheckpointFiles]) -> Tokenizer:
+class LlamaGenClass(FamilyModel):
+    """By class (ImageNet), B to 3B: one learned vector per class in the place of the caption, and one for none.
+
+    Prompts are class labels. A label takes one position, whose queries and keys vanish as those of a caption do.
+    Guidance holds for every slot; the official `cfg_interval` is off by default, too.
+    """
+
+    def __init__(self, request: LoadRequest, network: ClassNetwork, decoder: vq_decoder.ImageDecoder):
+        codes = range(network.output.out_features)
+        unused = stand_in_tokenizer({}, first_byte=0)
+        super().__init__(request, unused, network.model, network.output.weight, codes, decoder)
+        head = network.model.config.head_dim
+        rotary = GridRotary(self.layout.height, self.layout.width, head, caption=1)
+        network.model.rotary_emb = rotary.to(request.device)
+        self._classes = network.embedding_table.weight
+
+    def encode(self, prompts: Sequence[str]) -> Prefix:
+        nothing = len(self._classes) - 1
+        labels = torch.tensor([int(text) for text in prompts] + [nothing] * len(prompts), device=self.device)
+        return Prefix(list(self._classes[labels][:, None]))
+
+
+class ClassNetwork(nn.Module):
+    """The language model, with the vectors of `classes` and of no class."""
+
+    def __init__(self, config: LlamaConfig, classes: int):
+        super().__init__()
+        self.model = LlamaModel(config)
+        self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.embedding_table = nn.Embedding(classes + 1, config.hidden_size)
+
+
+def load_by_class(request: LoadRequest) -> LlamaGenClass:
+    if not request.files:
+        config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.one_head)
+        network = request.randomise(stored.build_network(ClassNetwork, config, request.info.classes))
+        settings = request.sized(vq_decoder.LLAMAGEN_VQ, vq_decoder.TINY_VQ)
+        decoder = vq_decoder.random_taming(settings, normalise=True, attention=True, device=request.device)
+        return LlamaGenClass(request, network, decoder)
+    [files] = request.files
+    language, image = files.only("c2i_*.pt"), files.only("vq_ds16_c2i.pt")
+    tensors, head = converted(request, language, "embedding_table.weight")
+    classes = len(tensors["embedding_table.weight"]) - 1
+    if classes != request.info.classes:
+        raise language.refusal(f" has {classes} classes, {request.info.name} has {request.info.classes}")
+    network = stored.build_network(ClassNetwork, stored_config(tensors, language, head), classes)
+    request.fill(network, tensors, language)
+    decoder = vq_decoder.load_llamagen_vq(stored.read_tensors(image), image, request.device)
+    return LlamaGenClass(request, network, decoder)
+
+
+def caption_tokenizer(files: Sequence[CheckpointFiles]) -> Tokenizer:
     """The tokenizer of the model's files, a stand-in for random weights; it cuts captions to `CAPTION` tokens."""
-    if found:
-        tokenizer = read_tokenizer(found[1])
+    if files:
+        tokenizer = stored.read_tokenizer(files[1])
     else:
         tokenizer = stand_in_tokenizer({"</s>": 1}, first_byte=3)
         tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
@@ -232,63 +275,46 @@ def llama_config(sizes: Mapping[str, int], head: int) -> LlamaConfig:
     return LlamaConfig(**sizes, rms_norm_eps=1e-5)
 
 
-def stored_config(tensors: Mapping[str, Tensor], found: CheckpointFiles, head: int) -> LlamaConfig:
+def stored_config(tensors: Mapping[str, Tensor], files: CheckpointFiles, head: int) -> LlamaConfig:
     """The architecture that converted tensors were made with."""
     try:
         vocabulary, width = tensors["output.weight"].shape
         inner = len(tensors["model.layers.0.mlp.gate_proj.weight"])
     except KeyError as error:
-        raise found.refusal(f" lacks {error}") from None
+        raise files.refusal(f" lacks {error}") from None
     layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
     sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": vocabulary}
     return llama_config(sizes, head)
 
 
-_NAMES = {
-    "tok_embeddings.": "model.embed_tokens.",
-    "norm.": "model.norm.",
-    "cls_embedding.cap_proj.": "",
-    "cls_embedding.": "",
-}
-_LAYER_NAMES = {
-    "attention.wo.": "self_attn.o_proj.",
-    "attention_norm.": "input_layernorm.",
-    "ffn_norm.": "post_attention_layernorm.",
-    "feed_forward.w1.": "mlp.gate_proj.",
-    "feed_forward.w3.": "mlp.up_proj.",
-    "feed_forward.w2.": "mlp.down_proj.",
-}
+_NAMES = stored.META_NAMES | {"cls_embedding.cap_proj.": "", "cls_embedding.": ""}
 
 
-def converted(request: LoadRequest, found: CheckpointFiles, condition: str) -> tuple[dict[str, Tensor], int]:
+def converted(request: LoadRequest, files: CheckpointFiles, condition: str) -> tuple[dict[str, Tensor], int]:
     """The tensors of a file as of `convert`, and the width of their heads."""
-    tensors = read_tensors(found)
+    tensors = stored.read_tensors(files)
     if "output.weight" not in tensors:
-        raise found.refusal(" lacks 'output.weight'")
+        raise files.refusal(" lacks 'output.weight'")
     head = llamagen_head(tensors, request.info.network)
-    return convert(drop(tensors, ["freqs_cis"]), found, condition, head), head
+    return convert(stored.drop(tensors, ["freqs_cis"]), files, condition, head), head
 
 
-def convert(tensors: Mapping[str, Tensor], found: CheckpointFiles, condition: str, head: int) -> dict[str, Tensor]:
+def convert(tensors: Mapping[str, Tensor], files: CheckpointFiles, condition: str, head: int) -> dict[str, Tensor]:
     """Official tensors under the names and in the order of `Network`, of heads of `head`; the name of the learned
     `condition` must be among them."""
     converted: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        layer, inner = re.fullmatch(r"(layers\.\d+\.)?(.*)", name).groups()
-        if layer and inner == "attention.wqkv.weight":
-            if len(tensor) % (3 * head):
-                raise found.refusal(f": {name} has {len(tensor)} rows, not three times heads of {head}")
-            for part, matrix in zip("qkv", tensor.chunk(3), strict=True):
-                converted[f"model.{layer}self_attn.{part}_proj.weight"] = (
-                    matrix if part == "v" else rotary_halves(matrix, head)
-                )
+        layer, joined, _ = name.partition("attention.wqkv.weight")
+        if not joined:
+            converted[stored.meta_name(name, _NAMES)] = tensor
             continue
-        prefix = f"model.{layer}" if layer else ""
-        names = _LAYER_NAMES if layer else _NAMES
-        old = next((old for old in names if inner.startswith(old)), "")
-        converted[prefix + names.get(old, "") + inner.removeprefix(old)] = tensor
+        if len(tensor) % (3 * head):
+            raise files.refusal(f": {name} has {len(tensor)} rows, not three times heads of {head}")
+        for part, matrix in zip("qkv", tensor.chunk(3), strict=True):
+            matrix = matrix if part == "v" else stored.rotary_halves(matrix, head)
+            converted[f"model.{layer}self_attn.{part}_proj.weight"] = matrix
     if condition not in converted:
-        raise found.refusal(f" lacks '{condition}'")
+        raise files.refusal(f" lacks '{condition}'")
     return converted
 
 

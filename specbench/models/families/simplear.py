@@ -53,12 +53,12 @@ class SimpleAR(FamilyModel):
 
 
 def load(request: LoadRequest) -> SimpleAR:
-    if not request.found:
+    if not request.files:
         config = Qwen2Config(**request.sized_network(QWEN, TINY_QWEN))
         network = request.randomise(build_network(Qwen2ForCausalLM, config))
         decoder = cosmos.random_cosmos(cosmos.SMALL if request.info.choice.tiny else cosmos.PUBLISHED, request.device)
         return SimpleAR.after_words(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, _WORDS, decoder)
-    files, decoder_files = request.found
+    files, decoder_files = request.files
     network, penalty = load_qwen(request, files)
     tokenizer = read_tokenizer(files)
     decoder = cosmos.load_cosmos(decoder_files, request.device)
@@ -74,7 +74,7 @@ def load_qwen(request: LoadRequest, files: CheckpointFiles, *unused: str) -> tup
     config = read_model_config(files, Qwen2Config)
     if config.use_sliding_window:
         raise files.refusal(": sliding-window attention is not supported", files.named("config.json"))
-    network = build_network(Qwen2ForCausalLM, config, found=files)
+    network = build_network(Qwen2ForCausalLM, config, files=files)
     return request.fill(network, drop(read_tensors(files), unused), files), penalty
 
 

@@ -1,5 +1,5 @@
 """Tar 1.5B and 7B: transformers' `Qwen2ForCausalLM` whose vocabulary ends with TA-Tok's 65536 codes. They are the
-prompt of a second language model, `specbench.models.families.tar_dtok`, which draws the picture.
+prompt of a second language model, the de-tokenizer, which draws the picture.
 
 The official script lets the first one write text and an end between codes, leaves those out and fills up with code 0;
 here only codes can be sampled. A repetition penalty in `generation_config.json`, which its `generate` applies beside
@@ -8,24 +8,39 @@ the script's temperature, top-k and top-p, is part of the target. There is no gu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from tokenizers import Tokenizer
-from torch import nn
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaModel, Qwen2Config, Qwen2ForCausalLM, Siglip2VisionConfig, Siglip2VisionModel
 
-from specbench.models.checkpoint_loading import build_network, read_tokenizer, token_id
-from specbench.models.families.base import LoadRequest, stand_in_tokenizer
+from specbench.models import checkpoint_loading as stored
+from specbench.models.checkpoint_files import CheckpointFiles
+from specbench.models.facts import TINY_GRID
+from specbench.models.families import vq_decoder
+from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.families.llamagen import TINY_SIZES, converted, llama_config, stored_config
 from specbench.models.families.simplear import QWEN, TINY_QWEN, SimpleAR, load_qwen
-from specbench.models.families.tar_dtok import TarDetokenizer
-from specbench.models.families.tar_dtok import load as load_detokenizer
+from specbench.models.hub_model import codes_in
 from specbench.models.transformer.compiled_forward import CompiledStep
+from specbench.models.transformer.model import Prefix
 
 TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
 _FIRST_CODE = 151_670
 _SPECIALS = {TURN: 151_644, END_OF_TURN: 151_645, "<im_start>": 151_665, "<S0>": 151_667}
 _SYSTEM = f"{TURN}system\nYou are a helpful assistant.{END_OF_TURN}\n"
+CODE_GRID = (27, 27)  # Codes of an image, of the finest of the authors' three scales
+_ENCODER = ("encoder.", "encode_task_layer.", "teacher", "scale_layer.", "bottleneck.in_linear.")
+_UNUSED = (*_ENCODER, "bottleneck.regularizer.stochastic", "decoder.vision_model.head.")
+_LEVELS = re.compile(r"^bottleneck\.(regularizer\.)?|(?<=^decoder\.)vision_model\.")
+"""Parts of the authors' names, of older transformers, that are not levels here."""
+_FEATURES = {"hidden_size": 1152, "num_hidden_layers": 3, "num_channels": 1536}
+_TINY_FEATURES = {"hidden_size": 24, "intermediate_size": 32, "num_hidden_layers": 1, "num_channels": 16}
 
 
 class Tar(SimpleAR):
@@ -60,20 +75,159 @@ class Tar(SimpleAR):
 
 
 def load(request: LoadRequest) -> Tar:
-    if request.found:
-        files = request.found[0]
+    if request.files:
+        files = request.files[0]
         network, penalty = load_qwen(request, files, "model.vision_tower.")
-        tokenizer = read_tokenizer(files)
-        first = token_id(tokenizer, "<I0>")
+        tokenizer = stored.read_tokenizer(files)
+        first = stored.token_id(tokenizer, "<I0>")
     else:
         tied = {"tie_word_embeddings": not request.info.network.head_rows}
         config = Qwen2Config(**request.sized_network(QWEN | tied, TINY_QWEN))
-        network, penalty = request.randomise(build_network(Qwen2ForCausalLM, config)), 1.0
+        network, penalty = request.randomise(stored.build_network(Qwen2ForCausalLM, config)), 1.0
         tokenizer, first = stand_in_tokenizer(_SPECIALS, first_byte=0), _FIRST_CODE
-    second = load_detokenizer(replace(request, info=request.info.second[0], found=request.found[1:]))
+    second = load_detokenizer(replace(request, info=request.info.second[0], files=request.files[1:]))
     codes = len(second.features.embedding.weight)
-    if request.found and tokenizer.token_to_id(f"<I{codes - 1}>") != first + codes - 1:
-        raise request.found[0].refusal(f" has no tokens <I0> to <I{codes - 1}> in this order")
+    if request.files and tokenizer.token_to_id(f"<I{codes - 1}>") != first + codes - 1:
+        raise request.files[0].refusal(f" has no tokens <I0> to <I{codes - 1}> in this order")
     model = Tar(request, tokenizer, network, range(first, first + codes), second)
     model.repetition_penalty = penalty
     return model
+
+
+class TarDetokenizer(FamilyModel):
+    """The second stage: a Llama with absolute positions in the place of the rotation writes tokens of LlamaGen's image
+    decoder, given the features of the codes that the language model has written.
+
+    Its prompts are those codes as the authors' code passes them on, a text with "<I5><I17>..."; missing ones are code
+    0. The unconditional rows have features of zero. The official code runs all in bfloat16; the image decoder is
+    float32 here.
+    """
+
+    def __init__(
+        self, request: LoadRequest, network: nn.Module, features: CodeFeatures, decoder: vq_decoder.ImageDecoder
+    ):
+        unused, ids = stand_in_tokenizer({}, first_byte=0), range(network.output.out_features)
+        super().__init__(request, unused, network.model, network.output.weight, ids, decoder)
+        network.model.rotary_emb = NoRotation(network.model.config.head_dim)
+        self.features, self._projection, self._places = features, network.clip_proj, network.abs_pe[0]
+        self._count = math.prod(TINY_GRID if request.info.choice.tiny else CODE_GRID)
+        if request.files and len(self._places) < self._count + self.layout.length - 1:
+            problem = f" has {len(self._places)} positions, too few for {self._count} codes"
+            raise request.files[0].refusal(f"{problem} and {self.layout.length} image tokens")
+
+    def encode(self, prompts: Sequence[str]) -> Prefix:
+        written = [codes_in(text)[: self._count] for text in prompts]
+        codes = torch.tensor([row + [0] * (self._count - len(row)) for row in written], device=self.device)
+        features = self.features(codes).to(self.dtype)
+        rows = [*features, *torch.zeros_like(features)]
+        return Prefix([self._projection(row) + self._places[: self._count] for row in rows])
+
+    def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
+        places = (self._count - 1 + positions).clamp(max=len(self._places) - 1)
+        return super().embed(tokens, positions, state) + self._places[places]
+
+
+class NoRotation(nn.Module):
+    """Takes the place of a Llama's rotation by position, and turns nothing."""
+
+    def __init__(self, head: int):
+        super().__init__()
+        self._head = head
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        shape = (*position_ids.shape, self._head)
+        return x.new_ones(shape), x.new_zeros(shape)
+
+
+class PositionedNetwork(nn.Module):
+    """The network of `width` features, and the vectors of `positions`, those of the features first."""
+
+    def __init__(self, config: LlamaConfig, width: int, positions: int):
+        super().__init__()
+        self.model = LlamaModel(config)
+        self.output = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.clip_proj = nn.Linear(width, config.hidden_size)
+        self.abs_pe = nn.Parameter(torch.empty(1, positions, config.hidden_size))
+
+
+class CodeFeatures(nn.Module):
+    """TA-Tok's decoder: codes [B, n] of a square grid to features [B, n, d].
+
+    Args:
+        words, width: rows and columns of the code table.
+        normalise: whether its projected rows are l2-normalised.
+    """
+
+    def __init__(self, config: Siglip2VisionConfig, words: int, width: int, normalise: bool):
+        super().__init__()
+        size = config.hidden_size
+        self.embedding, self.embedding_proj = nn.Embedding(words, width), nn.Linear(width, width)
+        self.out_linear = nn.Linear(width, config.num_channels)
+        decoder = Siglip2VisionModel(config)
+        self.decoder = getattr(decoder, "vision_model", decoder)  # one level more in transformers 5.1
+        self.decode_task_layer = nn.Sequential(nn.Linear(size, size), nn.Tanh(), nn.Linear(size, size))
+        self._normalise = normalise
+
+    @property
+    def codebook(self) -> Tensor:
+        """[words, width] float32, as the decoder sees it."""
+        projection = self.embedding_proj
+        return self._normed(functional.linear(*(p.float() for p in (self.embedding.weight, *projection.parameters()))))
+
+    def _normed(self, rows: Tensor) -> Tensor:
+        return functional.normalize(rows, dim=-1) if self._normalise else rows
+
+    def forward(self, codes: Tensor) -> Tensor:
+        sides = torch.full((len(codes), 2), math.isqrt(codes.shape[1]), device="cpu")  # read by the host
+        latents = self.out_linear(self._normed(self.embedding_proj(self.embedding(codes))))
+        seen = self.decoder(latents, None, sides).last_hidden_state
+        return self.decode_task_layer(seen)
+
+
+def load_detokenizer(request: LoadRequest) -> TarDetokenizer:
+    if not request.files:
+        settings = request.sized(_FEATURES, _TINY_FEATURES)
+        config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.one_head)
+        shape = settings["hidden_size"], math.prod(CODE_GRID) + request.info.stream - 1
+        network = request.randomise(stored.build_network(PositionedNetwork, config, *shape))
+        shape = request.info.codes, settings["num_channels"]
+        features = stored.build_network(CodeFeatures, _vision_config(settings), *shape, False)
+        stored.randomise(features, request.device, request.dtype)
+        vq = request.sized(vq_decoder.LLAMAGEN_VQ, vq_decoder.TINY_VQ)
+        decoder = vq_decoder.random_taming(vq, normalise=True, attention=True, device=request.device)
+        return TarDetokenizer(request, network, features, decoder)
+    files, image = request.files
+    language, tokenizer = files.only("ar_dtok_*.pth"), files.only("ta_tok.pth")
+    tensors, head = converted(request, language, "clip_proj.weight")
+    if "abs_pe" not in tensors:
+        raise language.refusal(" lacks 'abs_pe'")
+    config, arguments = stored_config(tensors, language, head), stored.read_arguments(language)
+    config.rms_norm_eps = arguments.get("norm_eps", config.rms_norm_eps)
+    heads = config.num_attention_heads
+    if any(arguments.get(name) not in (None, heads) for name in ("n_head", "n_kv_head")):
+        raise language.refusal(f" says of itself n_head = {arguments.get('n_head')}; its size has {heads} heads")
+    sizes = tensors["clip_proj.weight"].shape[1], tensors["abs_pe"].shape[1]
+    network = request.fill(stored.build_network(PositionedNetwork, config, *sizes, files=language), tensors, language)
+    decoder = vq_decoder.load_llamagen_vq(stored.read_tensors(image), image, request.device)
+    return TarDetokenizer(request, network, _stored_features(tokenizer, request), decoder)
+
+
+def _stored_features(files: CheckpointFiles, request: LoadRequest) -> CodeFeatures:
+    """TA-Tok's decoder; that codes are normalised is told by the file's arguments alone."""
+    tensors = stored.rename(stored.drop(stored.read_tensors(files), _UNUSED), lambda name: _LEVELS.sub("", name))
+    path = files.paths[0]
+    with files.source.blaming(path):
+        regularizer = stored.read_arguments(files)["bottleneck"]["args"]["regularizer"]["args"]
+        normalise = regularizer.get("l2_normalized", False)
+        layers = {name.split(".")[3] for name in tensors if name.startswith("decoder.encoder.layers.")}
+        size, channels = tensors["decoder.embeddings.patch_embedding.weight"].shape
+        settings = {"hidden_size": size, "num_channels": channels, "num_hidden_layers": len(layers)}
+        settings["intermediate_size"] = len(tensors["decoder.encoder.layers.0.mlp.fc1.weight"])
+        settings["num_patches"] = len(tensors["decoder.embeddings.position_embedding.weight"])
+        shape = tensors["embedding.weight"].shape
+    features = stored.build_network(CodeFeatures, _vision_config(settings), *shape, normalise, files=files)
+    return stored.fill(features, tensors, files, request.device, request.dtype)
+
+
+def _vision_config(settings: Mapping[str, int]) -> Siglip2VisionConfig:
+    return Siglip2VisionConfig(**settings, patch_size=1, vision_use_head=False)

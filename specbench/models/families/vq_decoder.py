@@ -72,6 +72,8 @@ CHAMELEON_VQ = {
     "num_res_blocks": 2,
 }
 LLAMAGEN_VQ = CHAMELEON_VQ | {"embed_dim": 8, "num_embeddings": 16384}
+TINY_VQ = {"latent_channels": 32, "base_channels": 32, "channel_multiplier": [1, 1, 1, 1, 1]}
+TINY_CHAMELEON_VQ = TINY_VQ | {"embed_dim": 32}
 ENCODER_SIDE = ("encoder.", "quant_conv.", "loss.")
 
 
@@ -100,7 +102,7 @@ def taming_config(tensors: Mapping[str, Tensor]) -> JanusVQVAEConfig:
     )
 
 
-def load_chameleon_vq(tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str) -> TamingDecoder:
+def load_chameleon_vq(tensors: Mapping[str, Tensor], files: CheckpointFiles, device: str) -> TamingDecoder:
     """Chameleon's decoder from Meta's `vqgan.ckpt`, or from the converted repositories, or another of its kind, which
     may have attention in the lowest level; in float32.
 
@@ -116,22 +118,22 @@ def load_chameleon_vq(tensors: Mapping[str, Tensor], found: CheckpointFiles, dev
 
     renamed = rename(inner, reversed_level)
     attention = any(name.startswith("decoder.up.0.attn.") for name in renamed)
-    return _load_taming(renamed, found, device, normalise=False, attention=attention)
+    return _load_taming(renamed, files, device, normalise=False, attention=attention)
 
 
-def load_llamagen_vq(tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str) -> TamingDecoder:
+def load_llamagen_vq(tensors: Mapping[str, Tensor], files: CheckpointFiles, device: str) -> TamingDecoder:
     """LlamaGen's decoder from `vq_ds16_t2i.pt`, in float32."""
     renamed = rename(drop(tensors, ["quantize.codebook_used"]), llamagen_name)
-    return _load_taming(renamed, found, device, normalise=True, attention=True)
+    return _load_taming(renamed, files, device, normalise=True, attention=True)
 
 
-def _load_taming(tensors: dict[str, Tensor], found: CheckpointFiles, device: str, normalise: bool, attention: bool):
+def _load_taming(tensors: dict[str, Tensor], files: CheckpointFiles, device: str, normalise: bool, attention: bool):
     kept = drop(tensors, ENCODER_SIDE)
     try:
         config = taming_config(kept)
     except (KeyError, ValueError):
         config = JanusVQVAEConfig(**(LLAMAGEN_VQ if attention else CHAMELEON_VQ))
-    return TamingDecoder(fill(taming_network(config, attention), kept, found, device, torch.float32), normalise)
+    return TamingDecoder(fill(taming_network(config, attention), kept, files, device, torch.float32), normalise)
 
 
 def random_taming(config: Mapping[str, object], normalise: bool, attention: bool, device: str) -> TamingDecoder:
@@ -166,6 +168,7 @@ def _movq_name(name: str) -> str:
 MOVQ = {"codebook_size": 16_384, "embed_dim": 4, "latent_channels": 4, "base_channels": 256, "num_res_blocks": 2}
 MOVQ |= {"channel_multiplier": [1, 2, 2, 4], "attn_resolutions": [3], "hidden_size": 1024}
 """Settings of ai-forever's MoVQGAN of 270 M parameters."""
+TINY_MOVQ = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 1], "hidden_size": 32}
 
 
 _SLICE = 64  # Channels of a slice of `spatial_norm`
@@ -211,7 +214,7 @@ def movq_network(settings: Mapping[str, object]) -> nn.Module:
     return network
 
 
-def load_movq(tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str) -> MovqDecoder:
+def load_movq(tensors: Mapping[str, Tensor], files: CheckpointFiles, device: str) -> MovqDecoder:
     """MoVQGAN's decoder from `movqgan_270M.ckpt`, in float32."""
     kept = drop(movq_tensors(tensors), (*ENCODER_SIDE, "ema_"))
     try:
@@ -231,7 +234,7 @@ def load_movq(tensors: Mapping[str, Tensor], found: CheckpointFiles, device: str
         }
     except (KeyError, ValueError, IndexError):
         settings = MOVQ
-    return MovqDecoder(fill(movq_network(settings), kept, found, device, torch.float32))
+    return MovqDecoder(fill(movq_network(settings), kept, files, device, torch.float32))
 
 
 class Emu3Decoder(MovqDecoder):

@@ -30,22 +30,22 @@ class CaptionError(SpecbenchError, ValueError):
 
 def words(text: str) -> list[str]:
     """The meaningful words of a caption; an unknown word raises `CaptionError` naming it."""
-    found = []
+    kept = []
     for raw in re.findall(r"[^\s,.;]+|,", text.lower()):
         word = ALIASES.get(raw, raw)
         if word in FILLERS:
             continue
         if word not in WORD_ID:
-            known = ", ".join(w for w in VOCABULARY if not w.startswith("<"))
-            raise CaptionError(f"unknown word {raw!r} in caption {text!r}", f"the words of shapes are: {known}")
-        if word == "and" and found[-1:] == ["and"]:
+            vocabulary = ", ".join(w for w in VOCABULARY if not w.startswith("<"))
+            raise CaptionError(f"unknown word {raw!r} in caption {text!r}", f"the words of shapes are: {vocabulary}")
+        if word == "and" and kept[-1:] == ["and"]:
             continue
-        found.append(word)
-    if not found:
+        kept.append(word)
+    if not kept:
         raise CaptionError(f"caption {text!r} has no meaningful word")
-    if len(found) > PREFIX - 1:
-        raise CaptionError(f"caption {text!r} has {len(found)} meaningful words, at most {PREFIX - 1} fit")
-    return found
+    if len(kept) > PREFIX - 1:
+        raise CaptionError(f"caption {text!r} has {len(kept)} meaningful words, at most {PREFIX - 1} fit")
+    return kept
 
 
 def encode(text: str) -> list[int]:
@@ -54,25 +54,25 @@ def encode(text: str) -> list[int]:
     return ids + [WORD_ID[PAD]] * (PREFIX - 1 - len(ids)) + [WORD_ID[IMAGE]]
 
 
-def in_normal_form(found: list[str]) -> list[str]:
+def in_normal_form(caption: list[str]) -> list[str]:
     """Words of a caption with its objects in reading order: those left of the subject or above it come first.
 
     `b right a` becomes `a left b`, `b right a and above c` becomes `a left b above c`, and `b right a and below c`
     becomes `c above and a left b`: of two that come first the one above does. Words without relations, or with an
     unrelated object, stay unchanged.
     """
-    end = next((i for i, word in enumerate(found) if word == "on" or word in TEXTURES), len(found))
-    subject, *rest = (part.split() for part in RELATED.split(" ".join(found[:end])))
+    end = next((i for i, word in enumerate(caption) if word == "on" or word in TEXTURES), len(caption))
+    subject, *rest = (part.split() for part in RELATED.split(" ".join(caption[:end])))
     names, clauses = [name for (name,) in rest[::2]], rest[1::2]
     if any("and" in clause or not clause for clause in (subject, *clauses)):
-        return found
+        return caption
     related = list(zip(names, clauses, strict=True))
     earlier = [(clause, OPPOSITE[name]) for name, clause in related if name in ("right", "below")]
     later = [(name, clause) for name, clause in related if name in ("left", "above")]
     # raster order: what stands above the subject, what stands beside it, what stands below it
     before = [[*clause, name] for clause, name in sorted(earlier, key=lambda pair: pair[1] != "above")]
     after = [[name, *clause] for name, clause in sorted(later, key=lambda pair: pair[0] != "left")]
-    return [*_joined(before), *subject, *_joined(after), *found[end:]]
+    return [*_joined(before), *subject, *_joined(after), *caption[end:]]
 
 
 def _joined(phrases: list[list[str]]) -> list[str]:

@@ -54,7 +54,7 @@ def detect(image: np.ndarray) -> list[Detection]:
     pixels = image.astype(np.float32) / 255
     distance = np.linalg.norm(pixels[:, :, None] - _PALETTE, axis=-1)
     nearest = np.where(distance.min(-1) < NEAR, distance.argmin(-1), -1)
-    found = []
+    detections = []
     for index, color in enumerate(COLORS):
         mask = nearest == index
         if mask.sum() < MIN_AREA:
@@ -62,8 +62,8 @@ def detect(image: np.ndarray) -> list[Detection]:
         labels = connected(mask)
         for label, area in zip(*np.unique(labels[mask], return_counts=True), strict=True):
             if area >= MIN_AREA:
-                found.append(_recognize(labels == label, color))
-    return [d for d in found if d is not None]
+                detections.append(_recognize(labels == label, color))
+    return [d for d in detections if d is not None]
 
 
 def connected(mask: np.ndarray) -> np.ndarray:
@@ -81,14 +81,14 @@ def connected(mask: np.ndarray) -> np.ndarray:
         labels = grown
 
 
-def judge(request: SceneRequest, found: list[Detection]) -> Judgement:
+def judge(request: SceneRequest, detections: list[Detection]) -> Judgement:
     """Whether detections satisfy a request."""
-    matches = [[d for d in found if d.shape == c.shape and c.color in (None, d.color)] for c in request.clauses]
-    shape = all(any(d.shape == c.shape for d in found) for c in request.clauses)
+    matches = [[d for d in detections if d.shape == c.shape and c.color in (None, d.color)] for c in request.clauses]
+    shape = all(any(d.shape == c.shape for d in detections) for c in request.clauses)
     pairs = list(zip(request.clauses, matches, strict=True))
     count = all(len(m) == c.count if c.count > 1 else len(m) >= 1 for c, m in pairs)
     named = [(c, m) for c, m in pairs if c.color]
-    color = all(any(d.color == c.color for d in found) for c, _ in named) if named else None
+    color = all(any(d.color == c.color for d in detections) for c, _ in named) if named else None
     bound = all(bool(m) for _, m in named) if named else None
     position = None
     if request.relations:

@@ -245,7 +245,7 @@ def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
 def in_reading_order(scene: Scene) -> Scene | None:
     """`scene` with its objects in reading order; None if one of them stands left of an earlier one."""
     items = sorted(scene.items, key=_corner)
-    if any(_left_of(later, items[i]) for j, later in enumerate(items) for i in range(j)):
+    if any(_clearly("left", later, items[i]) for j, later in enumerate(items) for i in range(j)):
         return None
     return replace(scene, items=tuple(items))
 
@@ -264,11 +264,6 @@ def worded_in_reading_order(request: SceneRequest, scene: Scene) -> SceneRequest
 def _corner(item: Item) -> tuple[int, int]:
     left, top, *_ = item.card
     return top, left
-
-
-def _left_of(a: Item, b: Item) -> bool:
-    """Whether a stands left of b rather than above or below it."""
-    return holds("left", a.x, a.y, b.x, b.y) and abs(a.x - b.x) >= abs(a.y - b.y)
 
 
 def _first(clause: Clause, scene: Scene) -> int:

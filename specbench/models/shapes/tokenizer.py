@@ -1,14 +1,19 @@
 """The VQ tokenizer: a 64 x 64 image as 16 x 16 tokens in raster order, and back.
 
 The encoder sees nothing but a token's own 4 x 4 pixels, so equal patches have equal tokens; the decoder sees several
-tokens around and draws the edges.
+tokens around and draws the edges. A second network makes the features that `shapes-frechet` compares.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from specbench.models.shapes import FEATURE_FILE, FEATURES
 
 GRID = 16
 PATCH = 4
@@ -100,3 +105,25 @@ def to_float(images: Tensor) -> Tensor:
 def to_uint8(pixels: Tensor) -> Tensor:
     """Floats in -1..1 to uint8 pixels."""
     return ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+
+
+class FeatureNetwork(nn.Sequential):
+    """Pictures to the numbers behind `shapes-frechet`, which tell objects, colors, counts and backgrounds apart: four
+    convolutions down to 8 x 8 places, averaged: uint8 [B, 3, 64, 64] to [B, 64]."""
+
+    def __init__(self):
+        layers: list[nn.Module] = []
+        for inner, outer, stride in ((3, 24, 2), (24, 48, 2), (48, 96, 2), (96, FEATURES, 1)):
+            convolution = nn.Conv2d(inner, outer, 3, stride, padding=1, bias=False)
+            layers += [convolution, nn.BatchNorm2d(outer), nn.ReLU()]
+        super().__init__(*layers)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return super().forward(to_float(images)).mean((2, 3))
+
+
+def load_features(device: str = "cpu", file: Path = FEATURE_FILE) -> FeatureNetwork:
+    """The shipped network in float32."""
+    network = FeatureNetwork()
+    network.load_state_dict(load_file(file))
+    return network.eval().requires_grad_(False).to(device)

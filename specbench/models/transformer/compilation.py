@@ -40,11 +40,11 @@ class Compiled:
         """`dynamic`: one form with symbolic sizes, else a form per set of sizes; `options` of Inductor."""
         self.seconds, self.forms = 0.0, 0
         # torch looks compiled code up by code object, and the guards that would tell two models apart are left out.
-        own = FunctionType(
+        copied = FunctionType(
             function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__
         )
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, FORMS)
-        self._call = torch.compile(own, fullgraph=True, dynamic=dynamic, options=options)
+        self._call = torch.compile(copied, fullgraph=True, dynamic=dynamic, options=options)
 
     def __call__(self, *args: object) -> object:
         """Call the function."""
@@ -151,9 +151,9 @@ def compile_facts(compiled: Sequence[CompiledForms], device: torch.device) -> di
     if not compiled:
         return {}
     facts = {
-        "compile_s": round(sum(one.seconds for one in compiled), 3),
-        "compiled_forms": sum(one.forms for one in compiled),
-        "compile_options": {one.part: one.options for one in compiled if one.forms},
+        "compile_s": round(sum(part.seconds for part in compiled), 3),
+        "compiled_forms": sum(part.forms for part in compiled),
+        "compile_options": {part.part: part.options for part in compiled if part.forms},
     }
     graphs = graph_bytes() if device.type == "cuda" else None
     return facts if graphs is None else facts | {"graph_bytes": graphs}

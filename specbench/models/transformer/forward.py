@@ -112,7 +112,7 @@ class OutputRows(NamedTuple):
         hidden = self.before(features)
         halves = hidden.unflatten(0, (-1, len(self.weight)))
         # The rows of an image, next to each other, read its part of the matrix once.
-        found = halves.transpose(0, 1).flatten(1, 2) @ self.weight.mT
-        found = found if self.bias is None else found + self.bias[:, None]
-        found = found.unflatten(1, (len(halves), -1)).transpose(0, 1).flatten(0, 1)
-        return guide(found.float(), self.guidance)
+        logits = halves.transpose(0, 1).flatten(1, 2) @ self.weight.mT
+        logits = logits if self.bias is None else logits + self.bias[:, None]
+        logits = logits.unflatten(1, (len(halves), -1)).transpose(0, 1).flatten(0, 1)
+        return guide(logits.float(), self.guidance)

@@ -18,9 +18,9 @@ from specbench.models.transformer.compilation import CompiledFunctions, call_eag
 from specbench.models.transformer.compiled_forward import CompiledStep, compiled_step, nest_layers
 from specbench.models.transformer.forward import ForwardInputs, OutputRows, guide, run_step
 from specbench.models.transformer.host_sync import to_host
-from specbench.models.transformer.joined_products import join_products
 from specbench.models.transformer.kv_cache import PARTS, CacheExtent, PositionCache, whole_parts
 from specbench.models.transformer.llama_layer import use_grouped_attention
+from specbench.system.matrix_products import join_products
 
 
 @dataclass(frozen=True)
@@ -345,8 +345,8 @@ class TransformerSession:
         tokens, positions = self._twice(tokens), self._twice(positions)
         fed, aside = self._twice(fed), self._twice(aside)
         position_ids = self._last + positions
-        own = self._scratch + self._index[: position_ids.shape[1]]
-        slots = torch.where(aside, own, position_ids)
+        places = self._scratch + self._index[: position_ids.shape[1]]
+        slots = torch.where(aside, places, position_ids)
         place = self._index - self._last
         fed = fed if fed.dim() == 3 else fed[:, None]
         end = fed.shape[2]

@@ -11,8 +11,7 @@ from checkpoints import baai, chameleon, deepseek, emu3, emu35, gair, glm, janus
 from checkpoints.parts import Tiny
 from specbench.models.catalog import load_model
 from specbench.models.facts import ModelChoice
-from specbench.models.families.model_specs import MODELS
-from specbench.models.hub_model import HubModel
+from specbench.models.hub_model import MODELS, HubModel
 from specbench.models.interface import ImageModel
 
 WRITERS = {
