@@ -24,9 +24,9 @@ COMPONENT_KINDS = {
 }
 """Description of each kind of component, for help texts."""
 ANY_TAIL = "any-tail"  # Option that lets a verifier that looks ahead keep drafts, which is lossy
-DECODERS = tomllib.loads(Path(__file__).with_name("decoders.toml").read_text(encoding="utf-8"))
+WRITTEN = tomllib.loads(Path(__file__).with_name("decoders.toml").read_text(encoding="utf-8"))
 """Components, options, papers, presets and EAGLE-1's static draft trees, as written down."""
-NAMED_TREES: Mapping[str, str] = DECODERS["tree"]
+NAMED_TREES: Mapping[str, str] = WRITTEN["tree"]
 
 
 def node_paths(text: str) -> list[str]:
@@ -71,10 +71,10 @@ def _read() -> dict[str, dict[str, Component]]:
     checks = {"tree": node_paths}
     options = {
         key: Option(**{"name": key, "check": checks.get(key), **_tuples(entry)})
-        for key, entry in DECODERS["option"].items()
+        for key, entry in WRITTEN["option"].items()
     }
     return {
-        kind: {name: _component(entry, options) for name, entry in DECODERS[kind].items()} for kind in COMPONENT_KINDS
+        kind: {name: _component(entry, options) for name, entry in WRITTEN[kind].items()} for kind in COMPONENT_KINDS
     }
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from specbench import names
 from specbench.errors import SpecbenchError, read_name, unknown_name
-from specbench.specs.components import ANY_TAIL, CHOICES, DECODERS, DRAFTERS, Component
+from specbench.specs.components import ANY_TAIL, CHOICES, DRAFTERS, WRITTEN, Component
 from specbench.specs.options import Option
 from specbench.system.foreign_code import Code, code_of
 from specbench.system.plugins import load_plugin, load_user_object, plugins
@@ -78,12 +78,12 @@ def _built_in() -> dict[str, Preset]:
         name: Preset(
             name,
             entry["summary"],
-            DECODERS["paper"].get(entry["paper"], entry["paper"]),
+            WRITTEN["paper"].get(entry["paper"], entry["paper"]),
             entry["equation"],
             sjd | entry.get("components", {}),
             entry.get("defaults", {}),
         )
-        for name, entry in DECODERS["decoder"].items()
+        for name, entry in WRITTEN["decoder"].items()
     }
 
 
