@@ -21,7 +21,7 @@ import pandas as pd
 from specbench.cli.output import print_table
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Metric, Settings, fingerprint
+from specbench.metrics.base import Metric, Settings, made_score
 from specbench.metrics.fid import Fid
 from specbench.metrics.openclip import import_open_clip
 from specbench.metrics.packages import PACKAGES, Package, ask, recipe
@@ -121,7 +121,7 @@ def _compare_values(images: Images, metric: Metric, kept: pd.DataFrame, answer: 
 
 
 def _compare_features(images: Images, metric: Metric, kept: pd.DataFrame, answer: dict, request: dict) -> dict:
-    digest = fingerprint(metric)
+    digest = made_score(metric).fingerprint
     ours = {row["metric"]: row["value"] for row in read_scores(images.folder) if row["fingerprint"] == digest}
     features = np.stack(kept["feature"].to_list())
     gap = float(np.abs(features - np.load(request["features"], allow_pickle=False)).max())

@@ -109,7 +109,7 @@ def example_stranger() -> Path:
     (box / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     api.run(decoder="sjd", prompts=str(box / "prompts.jsonl"), baseline="0", out=str(box / "results"))
     (folder,) = (box / "results").iterdir()
-    scoring.score([folder], ["shapes-detector"])
+    scoring.score([folder], ["shapes-detector"]).check()
     write_audit(folder, {"deviates": False, "fingerprint": "x", "tv": 0.0, "images": 2})
     return box / "results"
 

@@ -91,8 +91,7 @@ NOTHING_HEAVY = {
     "os.cpu_count": lambda: 1,  # several processes of an audit exchange pickles of their own
     "specbench.checks.losslessness.audit_one": _not_audited,
     "specbench.checks.decoder_contract.check_decoder": lambda *_: [],
-    "specbench.metrics.score_tables.score_runs": lambda *_, **__: [],
-    "specbench.metrics.score_tables.scored_rows": lambda *_, **__: [],
+    "specbench.metrics.scoring.score": lambda *_, **__: scoring.Scoring([], []),
 }
 """Commands whose valid lines would run for minutes."""
 ALWAYS = {
@@ -249,7 +248,7 @@ def _use_stranger(box: Path, case) -> None:
             lambda: find_grid({"stranger": folder}, "pictures"),
             lambda: merge_runs([out], box / "merged"),
             lambda: export_images("geneval", folder, box / "official"),
-            lambda: scoring.score([folder], ["shapes-detector"]),
+            lambda: scoring.score([folder], ["shapes-detector"]).check(),
             lambda: json.dumps(card(folder), default=str),
         )
         if (problem := _refusal(use))
@@ -283,7 +282,7 @@ def _score_by_stranger(box: Path, case) -> None:
     module.METRIC = type("Strange", (PerImageMetric,), {"__module__": "strange", **sound, **body})
     (folder,) = (box / "results").iterdir()
     try:
-        scoring.score([folder], ["strange:METRIC"])
+        scoring.score([folder], ["strange:METRIC"]).check()
     except SpecbenchError as error:
         assert "\n" not in error.what
         raise SpecbenchError(error.what, exit_code=BAD_INPUT) from error

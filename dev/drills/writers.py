@@ -41,7 +41,7 @@ Read = Callable[[Path], dict]
 
 
 def score(box: Path) -> None:
-    scoring.score(sorted((box / "results").iterdir()), ["shapes-detector"])
+    scoring.score(sorted((box / "results").iterdir()), ["shapes-detector"]).check()
 
 
 def scores(box: Path) -> dict:

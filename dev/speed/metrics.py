@@ -200,7 +200,7 @@ def measure(case: Case, n: int, size: int, rounds: int) -> Iterator[dict]:
     for turn in range(rounds + 1):
         with tempfile.TemporaryDirectory() as folder:
             images = pictures(Path(folder), n, size)
-            scored = seconds(lambda images=images: scoring.score_with(images, metric))
+            scored = seconds(lambda images=images: scoring.score([images], metric))
         bare = seconds(lambda: [forward(metric.batch) for _ in range(n // metric.batch)])
         if turn:
             yield {

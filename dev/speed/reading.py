@@ -50,12 +50,12 @@ def score_before(images: scoring.Images, metrics: Sequence[Metric]) -> None:
     """As version 0.1.0: every metric reads all images itself, in the thread of its network."""
     scoring.read_ahead = one_after_another
     for metric in metrics:
-        scoring.score_with(images, metric)
+        scoring.score([images], metric)
 
 
 def score_now(images: scoring.Images, metrics: Sequence[Metric]) -> None:
     scoring.read_ahead = READ_AHEAD
-    scoring.score_together(images, metrics)
+    scoring.score([images], metrics)
 
 
 WAYS = {"before": score_before, "now": score_now}
@@ -80,7 +80,7 @@ class StubNetwork:
 
 
 def stubbed(metric: Metric) -> Metric:
-    metric.prepare = lambda: None
+    metric.prepare, metric.downloads = lambda: None, list
     metric.accepts = lambda category, meta: True
     metric.identity = metric.feature_identity = dict
     metric.scores = lambda statistics: []

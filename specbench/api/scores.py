@@ -55,12 +55,16 @@ def score(
         SpecbenchError: an unknown run or metric, or something that must be installed or downloaded first; exit code 3
             where some runs were scored and others, for example for a missing image, were not.
     """
-    from specbench.metrics.score_tables import score_frame, score_runs  # brings pandas and pillow
+    from specbench.metrics.score_store import score_frame  # brings pandas and pillow
+    from specbench.metrics.scoring import score as score_runs
     from specbench.runs.progress_bar import ScoreProgress
 
     told: Any = reporter or (ScoreProgress() if progress else None)
-    rows = score_runs(find_runs(out, runs), metrics, protocol, settings, told, problems, bundled_only)
-    return score_frame(rows, long)
+    folders, options = find_runs(out, runs), {"protocol": protocol, "bundled_only": bundled_only}
+    scoring = score_runs(folders, metrics or None, settings, told, **options).check(partly=problems is not None)
+    if problems is not None:
+        problems += scoring.problems
+    return score_frame(scoring.rows(), long)
 
 
 def score_folder(
@@ -93,12 +97,14 @@ def score_folder(
         SpecbenchError: an image without a prompt or a prompt without an image, and what `score` raises.
     """
     from specbench.metrics.external_images import images_to_score  # brings pandas and pillow
-    from specbench.metrics.score_tables import score_frame, scored_rows
+    from specbench.metrics.score_store import score_frame
+    from specbench.metrics.scoring import score as score_images
     from specbench.runs.progress_bar import ScoreProgress
 
     told: Any = reporter or (ScoreProgress() if progress else None)
-    found = images_to_score(Path(images), prompts, column, Path(out), layout, told)
-    return score_frame(scored_rows([found], metrics, protocol, settings, told, bundled_only), long)
+    found, options = images_to_score(Path(images), prompts, column, Path(out), layout, told), {"protocol": protocol}
+    scoring = score_images([found], metrics or None, settings, told, bundled_only=bundled_only, **options)
+    return score_frame(scoring.check().rows(), long)
 
 
 def differences(
@@ -123,7 +129,7 @@ def differences(
     """
     import pandas as pd
 
-    from specbench.metrics.score_tables import difference_rows
+    from specbench.metrics.score_store import difference_rows
 
     return pd.DataFrame(difference_rows(find_run(out, baseline), find_runs(out, runs), metrics, settings))
 

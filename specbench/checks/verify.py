@@ -20,7 +20,7 @@ from specbench.decoding.generation import ORDERS, SPANS
 from specbench.decoding.noise import row_key
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.base import MEAN_OF_IMAGES, Settings, fingerprint
+from specbench.metrics.base import MEAN_OF_IMAGES, Settings, made_score
 from specbench.metrics.score_store import image_features, read_scores
 from specbench.models.catalog import load_model
 from specbench.models.interface import StagedModel
@@ -227,7 +227,7 @@ def _score_again(run: Path, name: str, score: dict) -> float | None:
         return None if values is None or values.empty else float(values["value"].mean())
     try:
         metric = metric_catalog.metric(name)(Settings(offline=True))
-        if fingerprint(metric) != score["fingerprint"]:
+        if made_score(metric).fingerprint != score["fingerprint"]:
             return None
         again = metric.scores(metric.statistics(image_features(run, metric)))
     except SpecbenchError:

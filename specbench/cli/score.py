@@ -112,30 +112,30 @@ def score(
         raise SpecbenchError(f"--python {python} does not exist", "name the python of an environment")
     from specbench.metrics.base import Settings
     from specbench.metrics.external_images import images_to_score
-    from specbench.metrics.score_tables import difference_rows, score_runs, scored_rows
-    from specbench.metrics.scoring import joint_problem
+    from specbench.metrics.score_store import difference_rows
+    from specbench.metrics.scoring import score as score_images
     from specbench.store.run_folders import find_run, find_runs
     from specbench.system.torch_device import AUTO, chosen_device
 
     settings = Settings(chosen_device(device or AUTO, float64=False), batch, reference, offline, python)
     settings.check()
     told = None if quiet else ScoreProgress()
-    options = {"protocol": protocol, "settings": settings, "reporter": told, "bundled_only": bundled_only}
     if layout and images is None:
         raise SpecbenchError("--layout requires --images", "it says how the files of a folder are named")
-    problems: list[SpecbenchError] = []
     if images is not None:
-        found = images_to_score(images, prompts, prompt_column, Path(out), layout, told)
-        rows = scored_rows([found], metric or None, **options)
+        folders: Sequence = [images_to_score(images, prompts, prompt_column, Path(out), layout, told)]
     else:
-        rows = score_runs(find_runs(out, named if runs else ()), metric or None, problems=problems, **options)
+        folders = find_runs(out, named if runs else ())
+    options = {"protocol": protocol, "settings": settings, "reporter": told, "bundled_only": bundled_only}
+    scoring = score_images(folders, metric or None, **options).check(partly=images is None)
     if against:
         rows = difference_rows(find_run(out, against), find_runs(out, runs or ()), names, settings)
+    else:
+        rows = scoring.rows()
     if not quiet and images is None:
         _say_drawn(out, named if runs else ())
     _print_scores(rows, bool(against), json)
-    if problems:
-        raise joint_problem(problems, others=bool(rows))
+    scoring.check()
     if not rows and not against:
         raise _no_score(out, named if images is None else None)
 

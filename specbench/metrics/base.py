@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -244,67 +244,53 @@ def paired_features(
     return features[[*keys, column, *also]].merge(baseline[[*keys, column]], on=keys, suffixes=("", "_base"))
 
 
-def fingerprint(metric: Metric) -> str:
-    """Digest a metric's identity to eight hex digits."""
-    return _digest(metric, whole_identity(metric))
-
-
-def feature_fingerprint(metric: Metric) -> str:
-    """Digest all that makes a metric's features to eight hex digits."""
-    return _digest(metric, {**metric.feature_identity(), **_precision(metric), **_code(metric)})
-
-
-def whole_identity(metric: Metric) -> dict[str, str]:
-    """Describe a metric's identity with the arithmetic of the device that computed its features."""
-    return {**metric.identity(), **_precision(metric), **_code(metric)}
-
-
 MEAN_OF_IMAGES = "mean"
 """Says in an identity that the score is the mean of a stored `value` per image, of which differences can be paired."""
 
 
-def _code(metric: Metric) -> dict[str, str]:
-    """What tells a plug-in's class from another of its name: where it is, and the digest of its code."""
+@dataclass(frozen=True)
+class Origin:
+    """All that made the features or the scores of a metric."""
+
+    metric: str
+    facts: Mapping[str, str]
+
+    @property
+    def fingerprint(self) -> str:
+        text = json.dumps([self.metric, dict(self.facts)], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def made_features(metric: Metric) -> Origin:
+    """What makes a metric's features."""
+    return _origin(metric, metric.feature_identity())
+
+
+def made_score(metric: Metric) -> Origin:
+    """What makes a metric's score: features, reference, and how it is computed from them."""
+    return _origin(metric, metric.identity())
+
+
+def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
+    """Add the arithmetic of a GPU, and where the class of a plug-in is, with the digest of its code."""
+    facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in may have none
+    if settings and settings.device.startswith("cuda"):  # before this was a fact, convolutions were in TF32
+        facts["float32"] = "without TF32"
     reference = getattr(metric, "class_reference", None)
-    if reference is None:
-        return {}
-    plain = (getattr(type(metric), name, len) for name in ("scores", "difference"))
-    mean = [*map(inspect.unwrap, plain)] == [PerImageMetric.scores, PerImageMetric.difference]
-    code = code_of([reference])
-    found = {"class": reference, "code": code.digest[:16] if code else "specbench's"}
-    return found | ({"score": MEAN_OF_IMAGES} if mean else {})
-
-
-def _precision(metric: Metric) -> dict[str, str]:
-    """How CUDA computed float32: before this was part of the identity, convolutions did so in TF32."""
-    settings = getattr(metric, "settings", None)  # a plug-in may have none
-    return {"float32": "without TF32"} if settings and settings.device.startswith("cuda") else {}
-
-
-def _digest(metric: Metric, identity: Mapping[str, str]) -> str:
-    text = json.dumps([metric.name, dict(identity)], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-F = TypeVar("F", bound=Callable)
-
-
-def code_version(number: int) -> Callable[[F], F]:
-    """Decorate preprocessing with the version of its code, part of the identity of the features it makes; functions
-    without it have version 1.
-
-    A fix that changes what a function returns raises its version, so that features kept from before are not used again.
-    A test pins what each version returns.
-    """
-
-    def mark(function: F) -> F:
-        function.code_version = number  # type: ignore[attr-defined]
-        return function
-
-    return mark
+    if reference is not None:
+        code = code_of([reference])
+        facts |= {"class": reference, "code": code.digest[:16] if code else "specbench's"}
+        methods = [inspect.unwrap(getattr(type(metric), name, len)) for name in ("scores", "difference")]
+        if methods == [PerImageMetric.scores, PerImageMetric.difference]:
+            facts["score"] = MEAN_OF_IMAGES
+    return Origin(metric.name, facts)
 
 
 def described(name: str, *functions: Callable) -> str:
-    """Name preprocessing for an identity, with the versions of its functions where one is above 1."""
+    """Name preprocessing for an identity, with the versions of its functions where one is above 1.
+
+    A fix that changes what a function returns raises its attribute `code_version`, 1 where it has none, so that
+    features kept from before are not used again. A test pins what each version returns.
+    """
     versions = [getattr(function, "code_version", 1) for function in functions]
     return name if max(versions) == 1 else f"{name}, code {'.'.join(map(str, versions))}"

@@ -20,7 +20,7 @@ from PIL import Image
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Metric, Sample, Score, Settings, code_version, described, paired_features
+from specbench.metrics.base import Metric, Sample, Score, Settings, described, paired_features
 from specbench.metrics.distances import (
     IS_SPLITS,
     K_NEAREST,
@@ -271,7 +271,6 @@ def tm_aa(pixels: np.ndarray) -> Tensor:
     )
 
 
-@code_version(2)
 def clean(pixels: np.ndarray) -> Tensor:
     """Resize as clean-fid (Parmar et al. 2022): Pillow's antialiased bicubic on float channels, clipped to 0..255,
     not rounded. uint8 [H, W, 3] to float32 [3, 299, 299]."""
@@ -282,6 +281,9 @@ def clean(pixels: np.ndarray) -> Tensor:
         np.asarray(channel.resize((INCEPTION_SIZE, INCEPTION_SIZE), Image.Resampling.BICUBIC)) for channel in channels
     ]
     return _centred(torch.from_numpy(np.stack(resized).clip(0, 255)))
+
+
+clean.code_version = 2
 
 
 def bicubic256(pixels: np.ndarray) -> np.ndarray:

@@ -20,13 +20,13 @@ import pyarrow as pa
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.metrics import compbench_rules as rules
-from specbench.metrics.base import Metric, Sample, Score, fingerprint, part_scores
+from specbench.metrics.base import Metric, Sample, Score, made_score, part_scores
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
 from specbench.metrics.export_folder import export_folder
 from specbench.metrics.geneval import JudgedMetric
 from specbench.metrics.reference import with_influence
 from specbench.metrics.score_store import scores_to_show
-from specbench.metrics.scoring import run_images, score_with
+from specbench.metrics.scoring import run_images, score, why_unfit
 from specbench.prompts.public_files import COMPBENCH_CATEGORIES, official_row
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import image_name, read_meta
@@ -116,11 +116,11 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
         metric = OfficialTiif(results)
     else:
         metric = OfficialCompBench(results, 1 + int(images.rows["sample"].max()))
-    outcome = score_with(images, metric)
-    if outcome.skipped:
-        raise SpecbenchError(f"the results cannot be scores of {outcome.run_id}: {outcome.skipped}")
-    scores, own = scores_to_show(run, images.rows["prompt_id"]), fingerprint(metric)
-    return [{"run_id": images.name, **row} for row in scores if row["fingerprint"] == own]
+    if reason := why_unfit(images, metric):
+        raise SpecbenchError(f"the results cannot be scores of {images.name}: {reason}")
+    score([images], metric).check()
+    scores, digest = scores_to_show(run, images.rows["prompt_id"]), made_score(metric).fingerprint
+    return [{"run_id": images.name, **row} for row in scores if row["fingerprint"] == digest]
 
 
 def geneval_files(rows: Sequence[_Row]) -> Files:

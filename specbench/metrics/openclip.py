@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from specbench.metrics.base import code_version
-
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
@@ -43,7 +41,6 @@ def whole(pixels: np.ndarray) -> np.ndarray:
     return pixels
 
 
-@code_version(2)
 def center256(pixels: np.ndarray) -> np.ndarray:
     """Crop uint8 [H, W, 3] to the centre square and resize by Lanczos to [256, 256, 3]; as in torchvision, odd
     margins are rounded to even."""
@@ -52,6 +49,9 @@ def center256(pixels: np.ndarray) -> np.ndarray:
     left, top = round((width - side) / 2), round((height - side) / 2)
     square = Image.fromarray(pixels).crop((left, top, left + side, top + side))
     return np.asarray(square.resize((256, 256), Image.Resampling.LANCZOS))
+
+
+center256.code_version = 2
 
 
 def short_side_centre(pixels: np.ndarray, size: int) -> np.ndarray:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,19 +17,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError
+from specbench.metrics import catalog
 from specbench.metrics.base import (
     MEAN_OF_IMAGES,
     Metric,
+    Settings,
     column_difference,
-    feature_fingerprint,
-    fingerprint,
-    whole_identity,
+    made_features,
+    made_score,
 )
-from specbench.metrics.catalog import METRICS
 from specbench.stats import Difference, Estimate, difference_to_show, prompts_for_change, without_few
 from specbench.store.image_scores import ImageScores, feature_place, owner_of, parquet_bytes, stored_values
 from specbench.store.run_store import RunStore
-from specbench.store.schema import KEY, RUN_SCORES
+from specbench.store.schema import KEY, OWNER, RUN_SCORES, with_units
 from specbench.system.files import blaming, files_named, read_regular, take_lock, write_atomically
 from specbench.system.foreign_code import code_of
 from specbench.system.json_values import parse_json
@@ -83,6 +84,27 @@ def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object
     return scores
 
 
+def score_frame(rows: Sequence[Mapping[str, object]], long: bool) -> pd.DataFrame:
+    """Rows of scores as a DataFrame: if `long` one row per score, else one per run, with `METRIC`, `METRIC_low`,
+    `METRIC_high` and `METRIC_n`; a metric that scored a run in several ways has its fingerprint in the name."""
+    if long:
+        names = dict.fromkeys([*OWNER, *RUN_SCORES.names, "too_few", "prompts_needed"])
+        frame = pd.DataFrame(rows, columns=[*names])
+        numbers = ("value", "low", "high", "cut", "prompts_needed")
+        return with_units(frame.astype(dict.fromkeys(numbers, float)), RUN_SCORES)
+    ways = Counter((row["run_id"], row["metric"]) for row in rows)
+    several = {name for (_, name), count in ways.items() if count > 1}
+    wide: dict[object, dict[str, object]] = {}
+    for row in rows:
+        run = wide.setdefault(row["run_id"], {name: row[name] for name in OWNER})
+        name = f"{row['metric']} ({row['fingerprint']})" if row["metric"] in several else row["metric"]
+        run |= {f"{name}_{part}".removesuffix("_value"): row[part] for part in ("value", "low", "high", "n")}
+    frame = pd.DataFrame([*wide.values()], columns=None if wide else [*OWNER])
+    frame = frame.astype({name: float for name in frame if name not in OWNER})
+    frame.attrs["units"] = {name: "images" for name in frame if str(name).endswith("_n")}
+    return frame
+
+
 def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
     """Read the stored features of each scored image: key, category and the metric's columns."""
     return feature_parts(folder, metric).read().to_pandas()
@@ -105,7 +127,7 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     features, theirs = (_kept(image_features(path, metric), common) for path in (folder, baseline))
     if features.empty != theirs.empty:
         lacking = folder if features.empty else baseline
-        what = f"{lacking.name} is not scored by '{metric.name}' of fingerprint {fingerprint(metric)}"
+        what = f"{lacking.name} is not scored by '{metric.name}' of fingerprint {made_score(metric).fingerprint}"
         raise SpecbenchError(what, f"score both anew: specbench score --metric '{metric.name}'")
     found = None if features.empty else metric.difference(features, theirs)
     if found is None:
@@ -121,8 +143,18 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
         "p": estimate.p,
         "spread": estimate.spread,
         "n": n,
-        "fingerprint": fingerprint(metric),
+        "fingerprint": made_score(metric).fingerprint,
     }
+
+
+def difference_rows(
+    baseline: Path, folders: Sequence[Path], metrics: str | Sequence[str], settings: Settings | None = None
+) -> list[dict[str, object]]:
+    """Paired differences of runs from a baseline, see `specbench.differences`."""
+    others = [folder for folder in folders if folder.resolve() != baseline.resolve()]
+    chosen = [catalog.metric(name)(settings) for name in ([metrics] if isinstance(metrics, str) else metrics)]
+    rows = [difference(folder, baseline, metric) for folder in others for metric in chosen]
+    return [row for row in rows if row is not None]
 
 
 def of_same_captions(folder: Path, baseline: Path) -> pd.DataFrame | None:
@@ -146,7 +178,7 @@ def stored_difference(
     It needs no network, so comparing two runs does not import the metric. Both runs' values have this fingerprint.
     Returns None if the metric is no plain mean, or if a run lacks values of this fingerprint; the metric itself may
     know."""
-    if metric.startswith(_BY_CATEGORY) or (metric not in METRICS and identity.get("score") != MEAN_OF_IMAGES):
+    if metric.startswith(_BY_CATEGORY) or (metric not in catalog.METRICS and identity.get("score") != MEAN_OF_IMAGES):
         return None
     mine, theirs = [stored_values(feature_place(path, f"{metric}-{fingerprint}")) for path in (folder, baseline)]
     if mine is None or theirs is None:
@@ -174,7 +206,7 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
     """Compute and write the run's scores from the stored features of the images in `wanted`, which holds their key,
     `started_at` and `prompt`."""
     features = image_features(folder, metric).merge(wanted[[*KEY, "started_at"]], on=[*KEY, "started_at"])
-    digest, identity = fingerprint(metric), json.dumps(whole_identity(metric), sort_keys=True)
+    digest, identity = made_score(metric).fingerprint, json.dumps(made_score(metric).facts, sort_keys=True)
     cut, said = _cut(metric, wanted["prompt"].tolist())
     code = code_of([getattr(metric, "class_reference", None)])
     rows = [
@@ -197,7 +229,7 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
     table = pa.Table.from_pylist([{**row, **owner} for row in rows], schema=RUN_SCORES)
     for row in map(_known_score, table.to_pylist()):  # a plug-in's, which a reader could not refuse without the run
         whole = row["metric"].partition(":")[0]
-        if whole != metric.name and (whole in METRICS or not path_component(whole)):
+        if whole != metric.name and (whole in catalog.METRICS or not path_component(whole)):
             raise ValueError(f"a score called {row['metric']!r:.100}")
     target = _scores_file(folder, metric)
     for leftover in files_named(target.parent, ".*.tmp"):  # of a killed writer; this one holds the lock
@@ -217,12 +249,12 @@ def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | N
 
 
 def _scores_file(folder: Path, metric: Metric) -> Path:
-    return folder / "scores" / f"{metric.name}-{fingerprint(metric)}.parquet"
+    return folder / "scores" / f"{metric.name}-{made_score(metric).fingerprint}.parquet"
 
 
 def feature_parts(folder: Path, metric: Metric) -> ImageScores:
     """What a metric keeps of each image of a run."""
-    return ImageScores(Path(folder), metric.name, feature_fingerprint(metric), metric.columns)
+    return ImageScores(Path(folder), metric.name, made_features(metric).fingerprint, metric.columns)
 
 
 @contextmanager

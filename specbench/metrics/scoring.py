@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,12 +21,19 @@ import pandas as pd
 
 from specbench.errors import MISSING_PREREQUISITE, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.base import Metric, Sample, Settings, whole_identity
+from specbench.metrics.base import Metric, Sample, Settings, made_score
 from specbench.metrics.read_ahead import read_ahead
-from specbench.metrics.score_store import feature_parts, read_scores, scores_are_current, write_run_scores, writing
+from specbench.metrics.score_store import (
+    feature_parts,
+    read_scores,
+    scores_are_current,
+    scores_to_show,
+    write_run_scores,
+    writing,
+)
 from specbench.models.facts import RANDOM
 from specbench.models.shapes.captions import parse
-from specbench.store.image_scores import ImageScores
+from specbench.store.image_scores import ImageScores, owner_of
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import KEY, read_meta
 from specbench.system.console import counted
@@ -48,14 +56,63 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """Outcome of one run and one metric: images scored now, images scored before, and the reason if none could be."""
+class Outcome:
+    """A score of a run, or the problem that left the run without it."""
 
     run_id: str
-    metric: str
-    computed: int
-    reused: int
-    skipped: str | None = None
+    metric: str = ""  # empty for a problem of the run
+    computed: int = 0  # images scored now
+    reused: int = 0  # images scored before
+    problem: SpecbenchError | None = None
+    left_out: bool = False  # whether others are scored and nobody named this metric: its problem is not raised
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What one call of `score` came to."""
+
+    outcomes: list[Outcome]
+    images: list[Images]  # of the runs that could be read
+
+    def __iter__(self) -> Iterator[Outcome]:
+        return iter(self.outcomes)
+
+    @property
+    def problems(self) -> list[SpecbenchError]:
+        """Why images were not scored, each reason once."""
+        found = {id(outcome.problem): outcome.problem for outcome in self.outcomes if not outcome.left_out}
+        return [problem for problem in found.values() if problem]
+
+    def problem(self) -> SpecbenchError | None:
+        """One error for all `problems`, those of plug-ins first, which says so if others are scored; None without."""
+        if not self.problems:
+            return None
+        first, more = (
+            min(self.problems, key=lambda problem: not isinstance(problem, PluginError)),
+            len(self.problems) - 1,
+        )
+        what = first.what + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")
+        if not self.scored:
+            return SpecbenchError(what, first.try_this, first.exit_code)
+        return SpecbenchError(what, "; ".join(filter(None, ("the other runs are scored", first.try_this))), PARTIAL)
+
+    @property
+    def scored(self) -> bool:
+        return any(outcome.problem is None for outcome in self.outcomes)
+
+    def check(self, partly: bool = False) -> Scoring:
+        """Raise `problem`; if `partly`, only where nothing is scored."""
+        if (problem := self.problem()) and not (partly and self.scored):
+            raise problem
+        return self
+
+    def rows(self) -> list[dict[str, object]]:
+        """All stored scores of the images, a dict each."""
+        return [
+            {**owner_of(images.folder), "run_id": images.name, **row}
+            for images in self.images
+            for row in scores_to_show(images.folder, images.rows["prompt_id"])
+        ]
 
 
 class ScoreReporter:
@@ -78,84 +135,84 @@ class ScoreReporter:
 
 
 def score(
-    folders: Sequence[Path],
-    metrics: Sequence[str] | None = None,
+    runs: Iterable[Path | Images],
+    metrics: str | Metric | Sequence[str | Metric] | None = None,
     settings: Settings | None = None,
     reporter: ScoreReporter | None = None,
     where_they_fit: Sequence[str] = (),
     bundled_only: bool = False,
-) -> list[Scored]:
-    """`score_images` of run folders; problems are raised once all that can be scored is.
-
-    Raises:
-        SpecbenchError: unknown metric, one that lacks something or cannot score a run, or an image that is missing.
-    """
-    problems: list[SpecbenchError] = []
-    shown = [run_images(folder) for folder in folders]
-    outcomes = score_images(shown, problems, metrics, settings, reporter, where_they_fit, bundled_only)
-    if problems:
-        raise joint_problem(problems, any(outcome.skipped is None for outcome in outcomes))
-    return outcomes
-
-
-def score_images(
-    shown: Sequence[Images],
-    problems: list[SpecbenchError],
-    metrics: Sequence[str] | None = None,
-    settings: Settings | None = None,
-    reporter: ScoreReporter | None = None,
-    where_they_fit: Sequence[str] = (),
-    bundled_only: bool = False,
-) -> list[Scored]:
-    """Score images from anywhere. The networks of all metrics stay loaded until the last image is scored.
+    protocol: str | None = None,
+) -> Scoring:
+    """Score run folders, or images from anywhere. Networks stay loaded until the last image is scored.
 
     Args:
-        problems: receives why images were not scored. Only what no images can be scored without is raised.
-        metrics: names; None means those of `specbench.metrics.catalog.default_metrics`, where they can score any of
-            the run's prompts and can be had.
+        metrics: with neither these nor a protocol, those of `specbench.metrics.catalog.default_metrics`, where they can
+            score any of the run's prompts and can be had.
         where_they_fit: further metrics, which are left out of runs that they cannot score instead of refused.
-        bundled_only: with no metrics, only those that need no download.
+        bundled_only: of the default metrics, only those that need no download.
+        protocol: adds its metrics to `where_they_fit`.
+
+    Raises:
+        SpecbenchError: what no run can be scored without; other problems are outcomes.
     """
-    reporter = reporter or ScoreReporter()
-    bundled = metric_catalog.bundled_metrics()
-    defaults = [bundled if bundled_only else metric_catalog.default_metrics(images.model) for images in shown]
-    by_images = defaults if metrics is None else [metrics] * len(shown)
-    required = _made(metrics or (), settings)
-    made = required | _made([*chain(*by_images), *where_they_fit], settings)
-    unfit = [_unfit_for(images, required.values()) for images in shown if metrics is not None]
+    reporter, named = reporter or ScoreReporter(), metrics is not None or protocol is not None
+    make = cache(lambda name: metric_catalog.metric(name)(settings))
+    given = [metrics] if isinstance(metrics, str | Metric) else metrics or ()
+    required = [metric if isinstance(metric, Metric) else make(metric) for metric in given]
+    added = [make(name) for name in (*where_they_fit, *(metric_catalog.find_protocol(protocol) if protocol else ()))]
+    shown, outcomes = _readable(runs)
+    fitting: list[dict[str, Metric]] = []
+    for images in shown:
+        defaults = metric_catalog.bundled_metrics() if bundled_only else metric_catalog.default_metrics(images.model)
+        wanted = [*(required if named else map(make, defaults)), *added]
+        fitting.append({metric.name: metric for metric in wanted if why_unfit(images, metric) is None})
+    unfit = [
+        [_unfit(images, metric) for metric in required if metric.name not in fits]
+        for images, fits in zip(shown, fitting, strict=True)
+    ]
     if unfit and all(unfit):  # before anything is computed
-        raise unfit[0][0]
-    problems += chain(*unfit)
-    fitting = []
-    for images, names in zip(shown, by_images, strict=True):
-        wanted = {*names, *_made(where_they_fit, settings), *required}  # a reference is made under its own name
-        fitting.append({name: one for name, one in made.items() if name in wanted and any(_accepted(images.rows, one))})
-    pairs = [(images, metric) for images, own in zip(shown, fitting, strict=True) for metric in own.values()]
+        raise unfit[0][0].problem
+    outcomes += chain(*unfit)
+    pairs = [(images, metric) for images, fits in zip(shown, fitting, strict=True) for metric in fits.values()]
     for name in dict.fromkeys(metric.name for images, metric in pairs if _had_other_code(images, metric)):
-        said = "it scores anew, and the scores of before stay in a column of their own"
-        reporter.note(f"the code of {name} has changed: {said}")
+        kept = "it scores anew, and the scores of before stay in a column of their own"
+        reporter.note(f"the code of {name} has changed: {kept}")
     lacking = _fetch(shown, fitting, settings, reporter)
-    if metrics is not None or all(name in lacking for own in fitting for name in own):
-        problems += lacking.values()
-    outcomes = []
-    for images, own in zip(shown, fitting, strict=True):
-        had = [metric for name, metric in own.items() if name not in lacking]
-        while True:
-            try:
-                outcomes += score_together(images, had, reporter)
-                break
-            except PluginError as error:  # the other metrics can do without it
-                problems.append(copy(error))  # without the traceback, which holds what was allocated
-                had = [metric for metric in had if metric.name != error.owner]
-            except SpecbenchError as error:
-                if error.exit_code == MISSING_PREREQUISITE:  # which other runs lack as well
-                    raise
-                problems.append(error)
-                break
-        for name in [name for name in own if name in lacking]:
-            reporter.left_out(images.name, name, f"{name} is left out: {lacking[name]}")
-            outcomes.append(Scored(images.name, name, 0, 0, lacking[name].what))
-    return outcomes
+    left_out = not named and any(metric.name not in lacking for _, metric in pairs)
+    for images, fits in zip(shown, fitting, strict=True):
+        absent = {name: lacking[name] for name in fits if name in lacking}
+        outcomes += [Outcome(images.name, name, problem=why, left_out=left_out) for name, why in absent.items()]
+        outcomes += _score_images(images, [metric for name, metric in fits.items() if name not in absent], reporter)
+        for name, why in absent.items():
+            reporter.left_out(images.name, name, f"{name} is left out: {why}")
+    return Scoring(outcomes, shown)
+
+
+def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[Outcome]]:
+    """Images of the runs that can be read, and the problems of the others."""
+    shown, outcomes = [], []
+    for run in runs:
+        try:
+            shown.append(run if isinstance(run, Images) else run_images(run))
+        except SpecbenchError as error:
+            outcomes.append(Outcome(run.name, problem=error))
+    return shown, outcomes
+
+
+def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[Outcome]:
+    """Score images with metrics that fit; where a plug-in fails, with the others."""
+    failed = []
+    while True:
+        try:
+            return failed + _score_together(images, metrics, reporter)
+        except PluginError as error:
+            # A copy, without the traceback, which holds what was allocated.
+            failed.append(Outcome(images.name, error.owner, problem=copy(error)))
+            metrics = [metric for metric in metrics if metric.name != error.owner]
+        except SpecbenchError as error:
+            if error.exit_code == MISSING_PREREQUISITE:  # which other runs lack as well
+                raise
+            return [*failed, Outcome(images.name, problem=error)]
 
 
 def _fetch(
@@ -183,46 +240,29 @@ def _had_other_code(images: Images, metric: Metric) -> bool:
         return False
     try:
         with _blamed(metric):
-            mine = whole_identity(metric)
+            mine = made_score(metric).facts
         stored = [json.loads(row["identity"]) for row in read_scores(images.folder) if row["metric"] == metric.name]
     except SpecbenchError:  # told where it is scored
         return False
-    same = [one.get("code") for one in stored if {**one, "code": None} == {**mine, "code": None}]
-    return bool(same) and mine["code"] not in same
-
-
-def _made(names: Iterable[str], settings: Settings | None) -> dict[str, Metric]:
-    """Metrics by their names, which differ from those given for "package.module:NAME"."""
-    made = {}
-    for name in names:
-        metric = metric_catalog.metric(name)(settings)
-        made[metric.name] = metric
-    return made
+    codes = [facts.get("code") for facts in stored if {**facts, "code": None} == {**mine, "code": None}]
+    return bool(codes) and mine["code"] not in codes
 
 
 def _blamed(metric: Metric) -> AbstractContextManager:
     return naming_plugin("metric", metric.name, type(metric).__module__)
 
 
-def _unfit_for(images: Images, metrics: Iterable[Metric]) -> list[SpecbenchError]:
-    """Why each of the metrics that cannot score any of these images cannot."""
-    return [
-        SpecbenchError(
-            f"metric '{metric.name}' cannot score {images.name}: {_unfit(images)}",
-            "omit --metric to score with the metrics that fit",
-        )
-        for metric in metrics
-        if not any(_accepted(images.rows, metric))
-    ]
+def why_unfit(images: Images, metric: Metric) -> str | None:
+    """Why a metric can score none of the images; None where it can."""
+    if any(_accepted(images.rows, metric)):
+        return None
+    return "its prompts lack what the metric needs" if len(images.rows) else "it has no images"
 
 
-def joint_problem(problems: Sequence[SpecbenchError], others: bool) -> SpecbenchError:
-    """One error for all `problems` of scoring, which say so if `others` were scored."""
-    first, more = min(problems, key=lambda one: not isinstance(one, PluginError)), len(problems) - 1
-    what = first.what + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")
-    if not others:
-        return SpecbenchError(what, first.try_this, first.exit_code)
-    return SpecbenchError(what, "; ".join(filter(None, ("the other runs are scored", first.try_this))), PARTIAL)
+def _unfit(images: Images, metric: Metric) -> Outcome:
+    what = f"metric '{metric.name}' cannot score {images.name}: {why_unfit(images, metric)}"
+    advice = "omit --metric to score with the metrics that fit"
+    return Outcome(images.name, metric.name, problem=SpecbenchError(what, advice))
 
 
 def run_images(folder: Path) -> Images:
@@ -255,49 +295,36 @@ def with_scene(prompt: str, meta: object) -> object:
         return meta
 
 
-def score_with(images: Images, metric: Metric, reporter: ScoreReporter | None = None) -> Scored:
-    """Score images with one metric, see `score_together`."""
-    return score_together(images, [metric], reporter)[0]
-
-
-def score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter | None = None) -> list[Scored]:
-    """Score images with several metrics, only what is missing. Each image is read and decoded once for all of them.
-    Returns one outcome per metric; a metric that accepts none of the images is skipped."""
-    reporter = reporter or ScoreReporter()
-    rows = images.rows.reset_index(drop=True)
-    wanted = {
-        metric.name: rows.loc[list(_accepted(rows, metric)), [*KEY, "started_at", "prompt"]] for metric in metrics
-    }
-    fitting = [metric for metric in metrics if len(wanted[metric.name])]
-    logs = []
-    for metric in fitting:
+def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[Outcome]:
+    """Compute what is missing. Each image is read and decoded once for all metrics."""
+    rows, logs = images.rows.reset_index(drop=True), []
+    for metric in metrics:
         metric.prepare()
         with _blamed(metric):
             logs.append(feature_parts(images.folder, metric))
     with writing(images.folder, logs) if logs else nullcontext():
-        tasks = [_task(metric, wanted[metric.name], log) for metric, log in zip(fitting, logs, strict=True)]
+        tasks = [_task(metric, rows, log) for metric, log in zip(metrics, logs, strict=True)]
         for task in tasks:
             reporter.start(images.name, task.metric.name, len(task.wanted), len(task.wanted) - len(task.missing))
         try:
             names = ", ".join(task.metric.name for task in tasks)
-            device = next((one.settings.device for one in fitting if hasattr(one, "settings")), "cpu")
-            with memory_for(
-                f"scoring by {names}", device, "fewer metrics at a time, a smaller --batch, or --device cpu"
-            ):
+            device = next((metric.settings.device for metric in metrics if hasattr(metric, "settings")), "cpu")
+            advice = "fewer metrics at a time, a smaller --batch, or --device cpu"
+            with memory_for(f"scoring by {names}", device, advice):
                 _add_features(images, rows, tasks, reporter)
         finally:
             for task in tasks:
                 reporter.finish(images.name, task.metric.name)
         for task in tasks:
-            metric, accepted = task.metric, task.wanted
-            with _blamed(metric):
+            with _blamed(task.metric):
                 task.log.compact()
-                stale = task.missing or task.known != len(accepted)
-                if stale or not scores_are_current(images.folder, metric, accepted):
-                    write_run_scores(images.folder, metric, accepted)
-    outcomes = {task.metric.name: task.outcome(images.name) for task in tasks}
-    skipped = {name: Scored(images.name, name, 0, 0, _unfit(images)) for name in wanted}
-    return list((skipped | outcomes).values())
+                stale = task.missing or task.known != len(task.wanted)
+                if stale or not scores_are_current(images.folder, task.metric, task.wanted):
+                    write_run_scores(images.folder, task.metric, task.wanted)
+    return [
+        Outcome(images.name, task.metric.name, len(task.missing), len(task.wanted) - len(task.missing))
+        for task in tasks
+    ]
 
 
 @dataclass(frozen=True)
@@ -310,11 +337,9 @@ class _Task:
     known: int  # number of images whose features are kept, with those of images that are no longer wanted
     log: ImageScores  # of its features
 
-    def outcome(self, name: str) -> Scored:
-        return Scored(name, self.metric.name, len(self.missing), len(self.wanted) - len(self.missing))
 
-
-def _task(metric: Metric, wanted: pd.DataFrame, log: ImageScores) -> _Task:
+def _task(metric: Metric, rows: pd.DataFrame, log: ImageScores) -> _Task:
+    wanted = rows.loc[list(_accepted(rows, metric)), [*KEY, "started_at", "prompt"]]
     known = set(log.read(["started_at"]).to_pandas().itertuples(index=False, name=None))
     missing = (row.Index for row in wanted.itertuples() if (row.prompt_id, row.sample, row.started_at) not in known)
     return _Task(metric, wanted, frozenset(missing), len(known), log)
@@ -342,9 +367,9 @@ def _add_features(images: Images, rows: pd.DataFrame, tasks: Sequence[_Task], re
     batches: Iterator[list[_Image]] = read_ahead(load, todo, max((task.metric.batch for task in busy), default=1))
     for loaded in batches:
         for task in busy:
-            own = [image for image in loaded if image.row.Index in task.missing]
-            for start in range(0, len(own), task.metric.batch):
-                chunk = own[start : start + task.metric.batch]
+            lacking = [image for image in loaded if image.row.Index in task.missing]
+            for start in range(0, len(lacking), task.metric.batch):
+                chunk = lacking[start : start + task.metric.batch]
                 with _blamed(task.metric):
                     task.log.append(_feature_rows(task.metric, chunk))
                 for _ in chunk:
@@ -374,11 +399,6 @@ def _feature_rows(metric: Metric, images: Sequence[_Image]) -> Iterator[dict[str
 def _accepted(rows: pd.DataFrame, metric: Metric) -> Iterator[bool]:
     """Tell of each image whether a metric can score it."""
     return (bool(metric.accepts(_text(row.category), read_meta(row.meta))) for row in rows.itertuples())
-
-
-def _unfit(images: Images) -> str:
-    """Reason why a metric scores none of the images."""
-    return "its prompts lack what the metric needs" if len(images.rows) else "it has no images"
 
 
 def _text(value: object) -> str | None:

@@ -213,7 +213,7 @@ def score_table(
         except SpecbenchError as error:
             warn(f"{name}: not scored: {error}")
     try:
-        scoring.score(list(dict.fromkeys(done.folders.values())), (), settings, reporter, where_they_fit=fitting)
+        scoring.score(dict.fromkeys(done.folders.values()), (), settings, reporter, where_they_fit=fitting).check()
     except SpecbenchError as error:
         if error.exit_code not in (BAD_INPUT, MISSING_PREREQUISITE, PARTIAL):
             raise

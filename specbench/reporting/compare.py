@@ -18,7 +18,7 @@ from pathlib import Path
 from specbench import stats
 from specbench.errors import GATE, SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.base import Settings, fingerprint, whole_identity
+from specbench.metrics.base import Settings, made_score
 from specbench.metrics.score_store import difference, of_same_captions, read_scores, stored_difference
 from specbench.reporting.columns import MARK, MISSING, TOO_FEW, between, number, stall_note
 from specbench.reporting.comparability import is_ar, mismatched_fields
@@ -227,9 +227,9 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
     try:
         on = {"device": "cuda"} if "float32" in identity else {}
         metric = metric_catalog.metric(reference)(replace(settings or Settings(), **on))
-        if fingerprint(metric) != score["fingerprint"]:
+        if made_score(metric).fingerprint != score["fingerprint"]:
             return _row(
-                name, note=f"scored with a different {_fields_that_differ(score['identity'], whole_identity(metric))}"
+                name, note=f"scored with a different {_fields_that_differ(score['identity'], made_score(metric).facts)}"
             )
         found = difference(b, a, metric)
     except SpecbenchError as error:

@@ -60,7 +60,7 @@ def demo(
     summary = run_plans(_plan(flags | {"decoder": decoders, "window": window}), reporter)
     if problem := summary.problem():
         raise problem
-    scoring.score(summary.folders, reporter=score_reporter)
+    scoring.score(summary.folders, reporter=score_reporter).check()
     rows = report_rows(summary.folders)
     write_pictures({row["label"]: Path(row["folder"]) for row in rows}, out / PICTURE)
     (out / TABLES).write_text(render(rows, everything=True, explain=True))

@@ -160,7 +160,7 @@ def test_a_folder_is_scored_from_the_command_line_and_only_changes_again(drawn, 
     assert outcome.code == 0 and row["value"] == pytest.approx(COLOR[..., 0].mean()) and row["n"] == 6
     saved(drawn / "cat-0.png", Image.fromarray(COLOR[:, :1]))
     images = pair(drawn, prompts)
-    again = scoring.score_with(replace(images, folder=tmp_path / "out" / images.name), Redness())
+    (again,) = scoring.score([replace(images, folder=tmp_path / "out" / images.name)], Redness())
     assert (again.computed, again.reused) == (1, 5)
     assert json.loads(cli(*call).out)[0]["value"] < row["value"]
 

@@ -20,7 +20,7 @@ from specbench.metrics import (
     geneval,
     published_weights,
 )
-from specbench.metrics.base import Sample, Settings, feature_fingerprint, fingerprint
+from specbench.metrics.base import Sample, Settings, made_features, made_score
 from specbench.metrics.catalog import metric
 from specbench.metrics.clip import bilinear299
 from specbench.metrics.distances import (
@@ -323,9 +323,9 @@ def test_every_network_of_several_says_which_version_prepared_its_images(name, f
     monkeypatch.setattr(published_weights, "file_digest", lambda _: "digest")
     for module in (compbench, compbench_rules):
         monkeypatch.setattr(module, "spacy_versions", dict)
-    now = feature_fingerprint(metric(name)(Settings()))
+    now = made_features(metric(name)(Settings())).fingerprint
     monkeypatch.setattr(function, "code_version", 9, raising=False)
-    assert feature_fingerprint(metric(name)(Settings())) != now
+    assert made_features(metric(name)(Settings())).fingerprint != now
 
 
 def test_features_equal_torch_fidelity_and_torchmetrics(weights):
@@ -398,14 +398,17 @@ def test_fewer_images_than_the_reference_say_how_much_too_large_fid_is(published
 def test_another_reference_is_another_score_of_the_same_features(published, tmp_path):
     one = Fid("clean", Settings(reference=save(calibrated.images(2), tmp_path / "one")))
     two = Fid("clean", Settings(reference=save(calibrated.images(3), tmp_path / "two")))
-    assert fingerprint(one) != fingerprint(two) and feature_fingerprint(one) == feature_fingerprint(two)
+    assert (
+        made_score(one).fingerprint != made_score(two).fingerprint
+        and made_features(one).fingerprint == made_features(two).fingerprint
+    )
     assert one.identity()["reference_n"] == "2"
 
 
 def test_variants_share_no_fingerprint(published, tmp_path):
     folder = save(calibrated.images(2), tmp_path / "real")
     variants = [front + crop for front in FRONT_ENDS for crop in ("", "+center256")]
-    prints = {feature_fingerprint(Fid(variant, Settings(reference=folder))) for variant in variants}
+    prints = {made_features(Fid(variant, Settings(reference=folder))).fingerprint for variant in variants}
     assert len(prints) == 8
 
 

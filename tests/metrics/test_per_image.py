@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from specbench.metrics import clip, compbench, preference
-from specbench.metrics.base import Sample, Settings, fingerprint
+from specbench.metrics.base import Sample, Settings, made_score
 from specbench.metrics.blip import part_of
 from specbench.metrics.openclip import MEAN as CLIP_MEAN
 from specbench.metrics.openclip import STD as CLIP_STD
@@ -189,7 +189,7 @@ def test_clip_variants_differ_in_prefix_and_picture(openai_file, monkeypatch):
     same_by_design = {"b16": "b32"}
     assert values[0] == values[list(clip.VARIANTS).index(same_by_design["b16"])]
     assert len({round(value, 6) for value in values}) == len(values) - 1
-    assert len({fingerprint(metric) for metric in metrics}) == len(metrics)
+    assert len({made_score(metric).fingerprint for metric in metrics}) == len(metrics)
 
 
 def test_compbench_takes_the_cosine_of_the_bare_prompt_of_non_spatial_images(openai_file, monkeypatch):

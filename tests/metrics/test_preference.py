@@ -19,7 +19,7 @@ from PIL import Image
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import packages, preference
-from specbench.metrics.base import Sample, Settings, fingerprint
+from specbench.metrics.base import Sample, Settings, made_score
 from specbench.metrics.openclip import import_open_clip, normalised, short_side_centre
 
 try:
@@ -73,13 +73,13 @@ def test_pickscore_is_its_authors_example_on_the_same_weights(pickscore_folder):
         truth.append((model.logit_scale.exp() * (read @ seen.T)[0]).item())
     metric = preference.PickScore(Settings(offline=True))
     assert values(metric, asked) == pytest.approx(truth, abs=1e-4) and np.std(truth) > 1e-3
-    before = fingerprint(metric)
+    before = made_score(metric).fingerprint
     with torch.no_grad():
         model.logit_scale += np.log(1.01)
     model.save_pretrained(pickscore_folder, safe_serialization=True)
     planted = preference.PickScore(Settings(offline=True))
     assert values(planted, asked) == pytest.approx([1.01 * value for value in truth], rel=1e-4)
-    assert fingerprint(planted) != before, "other weights are another score"
+    assert made_score(planted).fingerprint != before, "other weights are another score"
 
 
 def test_the_aesthetic_predictor_is_linear_in_the_unit_embedding(tmp_path, monkeypatch):

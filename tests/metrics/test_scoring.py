@@ -23,7 +23,7 @@ from specbench.checks.verify import verify
 from specbench.errors import BAD_INPUT, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
-from specbench.metrics.base import Metric, Score, fingerprint
+from specbench.metrics.base import Metric, Score, made_score
 from specbench.metrics.score_store import feature_parts, read_scores, scores_to_show, stored_difference, writing
 from specbench.metrics.shapes import ShapesDetector
 from specbench.models.shapes import render, scene
@@ -60,13 +60,13 @@ def values(folder: Path) -> dict[str, float]:
 def test_renders_score_one_and_blanks_score_zero(tmp_path):
     folder = drawn_run(tmp_path, wrong=(0,))
     (outcome,) = scoring.score([folder], DETECTOR)
-    assert (outcome.computed, outcome.reused, outcome.skipped) == (6, 0, None)
+    assert (outcome.computed, outcome.reused, outcome.problem) == (6, 0, None)
     assert values(folder) == pytest.approx(
         {"shapes-detector": 5 / 6, "shapes-detector:colors": 2 / 3, "shapes-detector:counting": 1.0}
     )
     for row in read_scores(folder):
         assert row["low"] < row["value"] <= row["high"] <= 1 and row["images"] == 6
-        assert row["fingerprint"] == fingerprint(ShapesDetector()) and "detector" in row["identity"]
+        assert row["fingerprint"] == made_score(ShapesDetector()).fingerprint and "detector" in row["identity"]
 
 
 def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
@@ -80,7 +80,10 @@ def test_only_missing_images_are_looked_at(tmp_path, monkeypatch):
     assert (outcome.computed, outcome.reused) == (2, 3)
     assert looked == ["s3-0.png", "s4-0.png"]
     assert {row["n"] for row in read_scores(folder) if row["metric"] == "shapes-detector"} == {5}
-    assert len(pd.read_parquet(folder / "image_scores" / f"shapes-detector-{fingerprint(ShapesDetector())}")) == 5
+    assert (
+        len(pd.read_parquet(folder / "image_scores" / f"shapes-detector-{made_score(ShapesDetector()).fingerprint}"))
+        == 5
+    )
 
 
 class Mean(Metric):
@@ -134,14 +137,14 @@ def test_an_image_is_decoded_once_for_all_metrics(tmp_path, monkeypatch):
     looked = []
     honest = scoring.read_image
     monkeypatch.setattr(scoring, "read_image", lambda *row: looked.append(Path(row[1]).name) or honest(*row))
-    scoring.score_with(scoring.run_images(folder), Mean(name="early", batch=4))
+    scoring.score([folder], Mean(name="early", batch=4))
     drawn_run(tmp_path, n=12)
     looked.clear()
     metrics = [Mean(name="early", batch=4), Mean(name="late", batch=5), Mean(name="counts", category="counting")]
-    found = scoring.score_together(scoring.run_images(folder), [*metrics, Mean(name="none", category="no such")])
+    found = scoring.score([folder], metrics)
     assert sorted(looked) == sorted(f"s{number}-0.png" for number in range(12)), "each once"
-    assert [(one.metric, one.computed, one.reused, bool(one.skipped)) for one in found] == [
-        ("early", 3, 9, False), ("late", 12, 0, False), ("counts", 6, 0, False), ("none", 0, 0, True)
+    assert [(one.metric, one.computed, one.reused, bool(one.problem)) for one in found] == [
+        ("early", 3, 9, False), ("late", 12, 0, False), ("counts", 6, 0, False)
     ]  # fmt: skip
     assert all(max(metric.batches) <= metric.batch for metric in metrics)
     read = {str(row.image): honest(folder, row.image, None) for row in RunStore(folder).samples().itertuples()}
@@ -157,7 +160,7 @@ def test_a_network_is_loaded_by_the_main_thread_and_once_for_all_runs(tmp_path, 
     monkeypatch.setattr(Mean, "loaded", [])
     folders = [drawn_run(tmp_path / name, n=n) for name, n in (("a", 12), ("b", 3))]
     some = Mean(name="some", batch=4, category="counting")
-    scoring.score_together(scoring.run_images(folders[0]), [Mean(name="all", batch=4), some])
+    scoring.score(folders[:1], [Mean(name="all", batch=4), some])
     assert Mean.loaded == [threading.get_ident()] * 2
     monkeypatch.setitem(metric_catalog.METRICS, "brightness", metric_catalog.MetricEntry(f"{__name__}:Mean", ""))
     outcomes = scoring.score(folders, ["brightness", "shapes-detector"])
@@ -211,14 +214,14 @@ def test_two_scorers_do_not_mix(tmp_path):
     folder = drawn_run(tmp_path, n=2)
     metric = ShapesDetector()
     with writing(folder, [feature_parts(folder, metric)]), pytest.raises(SpecbenchError, match="being scored"):
-        scoring.score([folder], DETECTOR)
+        scoring.score([folder], DETECTOR).check()
     with writing(folder, [feature_parts(folder, metric)]):
         assert report_rows([folder])[0]["scores"] == [], "reading needs no lock"
 
 
 def test_prompts_without_a_scene_are_left_out_or_refused_by_name(tmp_path):
     folder = synthetic.folder(tmp_path, synthetic.SJD, synthetic.sjd())
-    assert scoring.score([folder], bundled_only=True) == []
+    assert not [*scoring.score([folder], bundled_only=True)]
     assert not (folder / "scores").exists()
     with pytest.raises(SpecbenchError, match="'shapes-detector' cannot score") as caught:
         scoring.score([folder], DETECTOR)
@@ -313,7 +316,7 @@ def test_one_run_without_images_does_not_keep_others_from_being_scored(tmp_path,
     assert "the other runs are scored" in outcome.err
     assert [values(folder)["shapes-detector"] for folder in whole] == [1, 1] and not read_scores(lacking)
     with pytest.raises(SpecbenchError) as alone:
-        scoring.score([lacking], DETECTOR)
+        scoring.score([lacking], DETECTOR).check()
     assert alone.value.exit_code == BAD_INPUT and "others" not in str(alone.value)
 
 
@@ -334,7 +337,7 @@ def test_a_metric_is_one_class_and_fingerprints_never_share_a_column(tmp_path, m
         scoring.score([folder], ["brightness"])
     text = render_tables(report_rows(find_runs(tmp_path)))
     for metric in (Mean, Brighter):
-        assert f"| brightness ({fingerprint(metric())}) " in text
+        assert f"| brightness ({made_score(metric()).fingerprint}) " in text
     monkeypatch.setattr(metric_catalog, "metric", lambda name: Mean)
     scoring.score([second], ["brightness"])
     assert "| brightness ↑ |" in render_tables(report_rows([first]))
@@ -432,16 +435,19 @@ def test_metrics_and_a_protocol_read_each_picture_once(tmp_path, monkeypatch):
 
 
 def test_scores_of_features_computed_on_a_gpu_say_that_float32_was_not_tf32():
-    from specbench.metrics.base import Settings, feature_fingerprint, fingerprint, whole_identity
+    from specbench.metrics.base import Settings, made_features, made_score
     from specbench.metrics.catalog import metric
 
     cpu, cuda = (metric("shapes-detector")(Settings(device)) for device in ("cpu", "cuda:1"))
-    assert whole_identity(cpu) == dict(cpu.identity())
-    assert whole_identity(cuda) == {**cpu.identity(), "float32": "without TF32"}
-    assert fingerprint(cpu) != fingerprint(cuda) and feature_fingerprint(cpu) != feature_fingerprint(cuda)
+    assert made_score(cpu).facts == dict(cpu.identity())
+    assert made_score(cuda).facts == {**cpu.identity(), "float32": "without TF32"}
+    assert (
+        made_score(cpu).fingerprint != made_score(cuda).fingerprint
+        and made_features(cpu).fingerprint != made_features(cuda).fingerprint
+    )
 
 
 def test_a_metric_that_raises_is_named_before_runs_that_cannot_be_scored():
     nothing, broken = SpecbenchError("no images"), PluginError("metric 'mine'", ValueError("no"), "mine")
-    joint = scoring.joint_problem([nothing, broken], others=False)
+    joint = scoring.Scoring([scoring.Outcome("a", problem=problem) for problem in (nothing, broken)], []).problem()
     assert joint.exit_code == PARTIAL and "mine" in joint.what and "1 more problem" in joint.what

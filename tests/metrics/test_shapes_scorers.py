@@ -14,7 +14,7 @@ from dev.shapes import sensitivity
 from dev.shapes.retrieval import retrieval
 from dev.shapes.train_clip import word_tokenizer
 from specbench.metrics import scoring, shapes
-from specbench.metrics.base import fingerprint
+from specbench.metrics.base import made_score
 from specbench.metrics.openclip import folder_tokenizer
 from specbench.metrics.score_store import read_scores
 from specbench.metrics.shapes import CLIP_FOLDER, ShapesClip, ShapesDetector, ShapesFrechet
@@ -98,9 +98,9 @@ def test_the_reference_depends_on_captions_and_nothing_else():
 def test_scores_name_their_weights_and_renderer(monkeypatch):
     for metric, fact in ((ShapesClip, "weights"), (ShapesFrechet, "weights"), (ShapesFrechet, "renderer")):
         assert metric().identity()[fact]
-    before = fingerprint(ShapesFrechet())
+    before = made_score(ShapesFrechet()).fingerprint
     monkeypatch.setattr(shapes, "_SEED", 1)
-    assert fingerprint(ShapesFrechet()) != before
+    assert made_score(ShapesFrechet()).fingerprint != before
 
 
 def test_the_names_of_renderer_and_detector_stand_for_what_they_draw_and_find():

@@ -22,7 +22,7 @@ from specbench.metrics.base import PerImageMetric, Settings
 from specbench.metrics.catalog import METRICS
 from specbench.metrics.catalog import metric as make_metric
 from specbench.metrics.preference import load_hpsv2
-from specbench.metrics.scoring import Images, run_images, score_with
+from specbench.metrics.scoring import Images, run_images, score
 from specbench.system.images import read_picture
 
 _SPEC = importlib.util.spec_from_file_location("compare", Path(__file__).parents[2] / "dev" / "authors" / "compare.py")
@@ -84,7 +84,7 @@ def scored(tmp_path, monkeypatch):
     """Images scored by the stand-in metric."""
     rows = saved_rows(tmp_path, calibrated.images(3), ["a cat"] * 3)
     images = Images("mine", tmp_path / "run", rows, lambda row: read_picture(row.path))
-    score_with(images, Brightness())
+    score([images], Brightness())
     monkeypatch.setattr(cross_check, "_request", lambda package, *_: {"package": package})
     return images
 
@@ -105,7 +105,7 @@ def test_the_images_of_a_run_are_the_stored_files_and_no_others(tmp_path, cli, m
     assert cli("run", "--decoder", "ar", "--limit", "1", "--threads", "1", "--out", tmp_path / "out", "-q").code == 0
     (folder,) = (tmp_path / "out").iterdir()
     images = run_images(folder)
-    score_with(images, Brightness())
+    score([images], Brightness())
     monkeypatch.setattr(cross_check, "_request", lambda package, *_: {"package": package})
     monkeypatch.setattr(cross_check, "PROGRAM", tmp_path / "program.py")
     cross_check.PROGRAM.write_text(ANSWERS.format(shift=0.0))
@@ -149,7 +149,7 @@ def checked(monkeypatch, images: Images, metric, **extra: object) -> dict:
     """The verdict on a metric by its package; `extra` tells the package that the network is a small one."""
     torch.set_num_threads(1)
     python = python_with(cross_check.package_of(metric.name))
-    score_with(images, metric)
+    score([images], metric)
     plain = cross_check._request
     monkeypatch.setattr(cross_check, "_request", lambda *given: plain(*given) | extra)
     return cross_check.check_by_package(images, metric, python)

@@ -12,7 +12,7 @@ import pytest
 import tiny
 from synthetic import AR, INVOCATION, SJD, ar, folder, sjd
 
-from specbench.metrics.base import Settings, fingerprint
+from specbench.metrics.base import Settings, made_score
 from specbench.metrics.catalog import metric
 from specbench.prompts import Prompt
 from specbench.prompts.prompt_set import build_prompt_set
@@ -116,7 +116,7 @@ def test_the_other_inputs_have_the_stated_effects(tmp_path, monkeypatch):
         (tmp_path / "contrast.py").write_text(version)
         sys.modules.pop("contrast", None)
         digests.append(code_of(["contrast:Contrast"]).digest)
-        scores.append(fingerprint(metric("contrast:Contrast")(Settings())))
+        scores.append(made_score(metric("contrast:Contrast")(Settings())).fingerprint)
     sys.modules.pop("contrast", None)
     found["comments of a plug-in"] = "ignored" if digests[0] == digests[1] else "another run"
     found["code of a metric"] = "another score" if scores[0] == scores[1] != scores[2] else "ignored"

@@ -7,7 +7,7 @@ from drawn import drawn_run
 
 import specbench
 from specbench.errors import SpecbenchError
-from specbench.metrics.score_tables import score_frame
+from specbench.metrics.score_store import score_frame
 from specbench.store.schema import RUN_SCORES
 
 
