@@ -166,20 +166,19 @@ def _merged(given: Mapping[str, object], config: str | None) -> dict[str, Value]
 
 
 def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], as_json: bool) -> None:
-    from specbench.runs.dry_run import distinct_outlooks, joint_obstacle
+    from specbench.runs.dry_run import LISTED, distinct_outlooks, obstacle
     from specbench.runs.plan import Shared
     from specbench.runs.sweep import check_effects, sweep_values
 
     shared = Shared()
     found = distinct_outlooks(sweep_values(values, axes), shared)
-    obstacles = [one for outlook in found for one in outlook.obstacles]
-    if not obstacles:
+    problem = obstacle(found)
+    if problem is None:
         check_effects(values, axes, shared)
-    rows = [dict(one.row) for one in found]
-    problem = joint_obstacle(obstacles)
+    rows = [dict(outlook.row) for outlook in found]
     if as_json:
         print_json(rows)
-    elif problem is None or len({str(one) for one in obstacles}) > 1 or problem.exit_code == MISSING_PREREQUISITE:
+    elif problem is None or problem.try_this == LISTED or problem.exit_code == MISSING_PREREQUISITE:
         print_dry_run(rows, needed=_needed(sweep_values(values, {**axes, "seed": ["0"]})))
     if problem:
         raise problem

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,26 +19,16 @@ import pyarrow.compute as pc
 from specbench.decoding.generation import SPANS
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import check_model
-from specbench.models.draft_head_files import find_head, require_head
+from specbench.models.draft_head_files import find_head
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.prompts import downloadable, public_names
 from specbench.prompts.public import missing_set
-from specbench.runs.compiler import settle_precision
-from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_ar
-from specbench.runs.executors.ray_cluster import plan_workers, require_ray
+from specbench.runs.decoder_args import PlannedDecoder
+from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.memory_estimate import footprint, free_memory
-from specbench.runs.plan import (
-    SAMPLING_SETTINGS,
-    Plan,
-    Shared,
-    make_plan,
-    own_head,
-    plan_drawing,
-    plan_model,
-    plan_sampling,
-)
+from specbench.runs.plan import SAMPLING_SETTINGS, Plan, Problems, Shared, draft_plan, own_head, plan_drawing
 from specbench.runs.settings import Value
-from specbench.specs.run_spec import RunSpec, Sampling
+from specbench.specs.run_spec import RunSpec
 from specbench.stats.forward_time import Forward, Reached, forward_ms
 from specbench.store.run_folders import find_runs_like, run_folder
 from specbench.store.run_store import RunStore
@@ -47,7 +37,7 @@ from specbench.system.device_peaks import find_peak, glimpse_peak
 from specbench.system.downloads import offline
 from specbench.system.torch_device import require_device
 
-ON_DISK = "on disk"
+ON_DISK, LISTED = "on disk", "they are listed above"
 ROW = (
     "run_id", "model", "decoder", "options", "lossless", *SAMPLING_SETTINGS, "prompts", "samples", "seed", "batch",
     "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "captions", "weights", "head",
@@ -82,31 +72,25 @@ class Outlook:
 
 def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[Outlook]:
     """The runs of merged settings, one for each decoder. `shared`: for callers with several settings."""
-    model, shared = plan_model(values), shared or Shared()
-    sampling = plan_sampling(model, values)
-    problems: list[SpecbenchError] = []
-    plan = make_plan(values, problems, shared)
-    if not offline() and missing_set(prompts := str(values["prompts"].value)):  # a run downloads them first
-        brought = {str(error) for error in _caught(lambda: shared.load(prompts))}
-        problems = [problem for problem in problems if str(problem) not in brought]
-    device = str(values["device"].value)
-    problems += _caught(lambda: require_device(device))
-    workers = plan_workers(values)
-    if workers.elsewhere:
-        problems += _caught(lambda: require_ray(workers.address))
+    shared = shared or Shared()
+    plan = draft_plan(values, shared)
+    model, problems = plan.model, Problems(plan.problems)
+    if not offline() and missing_set(str(values["prompts"].value)):  # a run downloads them first
+        problems = Problems(problem for problem in problems if problem.of != "prompts")
+    problems.check("device", require_device, plan.device)
+    if plan.workers.elsewhere:
+        problems.check("workers", require_ray, plan.workers.address)
     if values["weights"].value and model.ready:  # files that no one has checked, as those of official weights are
-        problems += _caught(lambda: check_model(model))
-    digest = shared.once(("digest", model), model.weights_sha256) if model.ready else None
-    texts = plan and [prompt.text for prompt in plan.chosen]
-    cut = plan and shared.once(
-        ("captions", model, plan.prompts.sha256, plan_drawing(values)), lambda: caption_note(model, texts)
-    )
-    chosen = plan.decoders if plan else with_ar(plan_decoders(values["decoder"].value, values), values)
-    heads = [set(map(str, _caught(partial(own_head, model, planned.spec, require_head)))) for planned in chosen]
-    of_heads, found = set().union(*heads), []
-    for planned, head in zip(chosen, heads, strict=True):
-        own = [problem for problem in problems if str(problem) not in of_heads - head]
-        found.append(_outlook(planned, model, sampling, plan, digest, values, shared, own, cut))
+        problems.check("weights", check_model, model)
+    digest, cut = shared.once(("digest", model), model.weights_sha256) if model.ready else None, None
+    if not plan.problems:
+        texts = [prompt.text for prompt in plan.chosen]
+        key = ("captions", model, plan.prompts.sha256, plan_drawing(values))
+        cut = shared.once(key, lambda: caption_note(model, texts))
+    found = []
+    for planned in plan.decoders:
+        own = [error for of, error in problems if of is planned or not isinstance(of, PlannedDecoder)]
+        found.append(_outlook(plan, planned, digest, cut, own, shared))
     return found
 
 
@@ -115,73 +99,58 @@ def distinct_outlooks(settings: Iterable[Mapping[str, Value]], shared: Shared | 
     shared, known, found = shared or Shared(), {}, []
     for values in settings:
         key = tuple(str(held.value) for name, held in values.items() if name != "seed")
-        alike = [one.of_seed(values["seed"].value) for one in known.get(key, ())]
+        alike = [outlook.of_seed(values["seed"].value) for outlook in known.get(key, ())]
         if not alike or None in alike or values["batch"].value == "auto":  # which an earlier run may have settled
             alike = known[key] = outlooks(values, shared)
         found += alike
-    return list({json.dumps(one.row, default=str): one for one in reversed(found)}.values())[::-1]
+    return list({json.dumps(outlook.row, default=str): outlook for outlook in reversed(found)}.values())[::-1]
 
 
-def joint_obstacle(obstacles: Sequence[SpecbenchError]) -> SpecbenchError | None:
-    """The error of a dry run that found obstacles; None without any."""
-    distinct = list({str(one): one for one in obstacles}.values())
-    if len(distinct) < 2:
-        return distinct[0] if distinct else None
-    return SpecbenchError(f"{len(distinct)} obstacles", "they are listed above", max(one.exit_code for one in distinct))
-
-
-def _caught(work) -> list[SpecbenchError]:
-    try:
-        work()
-    except SpecbenchError as error:
-        return [error]
-    return []
+def obstacle(found: Iterable[Outlook]) -> SpecbenchError | None:
+    """What stands in the way of the runs, or how many things do; None where nothing does."""
+    errors = list({str(error): error for outlook in found for error in outlook.obstacles}.values())
+    if len(errors) < 2:
+        return errors[0] if errors else None
+    return SpecbenchError(f"{len(errors)} obstacles", LISTED, max(error.exit_code for error in errors))
 
 
 def _outlook(
+    plan: Plan,
     planned: PlannedDecoder,
-    model: ModelFacts,
-    sampling: Sampling,
-    plan: Plan | None,
     digest: str | None,
-    values: Mapping[str, Value],
-    shared: Shared,
-    problems: Sequence[SpecbenchError],
     cut: str | None,
+    problems: Sequence[SpecbenchError],
+    shared: Shared,
 ) -> Outlook:
-    value, options = {name: held.value for name, held in values.items()}, dict(planned.spec.options)
-    device = value["device"]
-    dtype, _, _ = settle_precision(value["dtype"], model.dtype, value["compile"], device)
-    requests = plan.requests_of(planned) if plan else ()
-    images = len(requests) if plan else _expected_images(values, planned.first)
+    model, device, out = plan.model, plan.device, Path(plan.settings["out"].value)
+    options, known = dict(planned.spec.options), not plan.problems
+    requests = plan.requests_of(planned) if known else ()
+    images = len(requests) if known else _expected_images(plan.settings, planned.first)
     spec = None if planned.auto_window else _spec(plan, planned, digest)
     run_id = spec and run_folder(plan.out, spec).name
     there = run_id is not None and (plan.out / run_id).is_dir()
     stored = RunStore(plan.out / run_id).completed(plan.trace) if there else set()
     done = len(stored & {request.key for request in requests}) if stored else 0
-    alike = Path(value["out"]), model.name, planned.spec.name, device
-    own = seconds_per_image(*alike, run_id) if done else None
-    pace = own or shared.once(alike, lambda: seconds_per_image(*alike))
-    batch = plan.batch if plan else value["batch"]
-    need = footprint(model, planned.spec, sampling, dtype, device)
+    alike = out, model.name, planned.spec.name, device
+    pace = seconds_per_image(*alike, run_id) if done else None
+    pace = pace or shared.once(alike, lambda: seconds_per_image(*alike))
+    need = footprint(model, planned.spec, plan.sampling, plan.dtype, device)
     height, width = model.resolution
     size = height * width * _BYTES_PER_PIXEL + model.tokens * _BYTES_PER_TOKEN + _BYTES_PER_ROW
     missing = None if images is None else images - done
     megabytes = None if missing is None else size * missing / 1e6
-    bytes_needed = need.total(batch if isinstance(batch, int) else 1) if need else None
+    bytes_needed = need.total(plan.batch if isinstance(plan.batch, int) else 1) if need else None
     free = shared.once(("free", device), lambda: free_memory(device)) if need else None
-    found = (*problems, *_too_large(bytes_needed, free, device), *_too_full(megabytes, Path(value["out"])))
+    obstacles = (*problems, *_too_large(bytes_needed, free, device), *_too_full(megabytes, out))
     row = {
         "run_id": run_id,
         "model": model.name,
         "decoder": planned.spec.name,
         "options": planned.chosen | options | ({"window": "auto"} if planned.auto_window else {}),
         "lossless": planned.spec.lossless,
-        **asdict(sampling),
-        "prompts": plan.prompts.name if plan else value["prompts"],
-        **{name: value[name] for name in ("samples", "seed")},
-        "batch": batch,
-        "dtype": dtype,
+        **asdict(plan.sampling),
+        "prompts": plan.prompts.name if known else plan.settings["prompts"].value,
+        **{name: getattr(plan, name) for name in ("samples", "seed", "batch", "dtype")},
         "device": device,
         "images": images,
         "done": done,
@@ -191,9 +160,9 @@ def _outlook(
         "captions": cut,
         "weights": _where(model.files),
         "head": _where(partial(own_head, model, planned.spec, find_head)) if "head" in options else None,
-        "obstacles": [str(one) for one in found],
+        "obstacles": [str(error) for error in obstacles],
     }
-    return Outlook(row, found, spec, plan.out if plan else Path())
+    return Outlook(row, obstacles, spec, plan.out)
 
 
 def _expected_images(values: Mapping[str, Value], first: int | None) -> int | None:
@@ -202,17 +171,17 @@ def _expected_images(values: Mapping[str, Value], first: int | None) -> int | No
     name, drawing = str(values["prompts"].value), plan_drawing(values)
     if name not in public_names() or drawing.ids or drawing.categories or drawing.per_category:
         return None
-    found = downloadable(name)
+    public = downloadable(name)
     if "/" in name:
         return None
-    counts = [found.prompts - drawing.offset, *(n for n in (drawing.sample, drawing.limit) if n is not None)]
+    counts = [public.prompts - drawing.offset, *(n for n in (drawing.sample, drawing.limit) if n is not None)]
     return max(0, min(counts)) * int(values["samples"].value) if first is None else max(0, min(*counts, first))
 
 
-def _spec(plan: Plan | None, planned: PlannedDecoder, digest: str | None) -> RunSpec | None:
+def _spec(plan: Plan, planned: PlannedDecoder, digest: str | None) -> RunSpec | None:
     """What makes the run id, if weights and draft head are on disk."""
     with suppress(SpecbenchError):
-        return plan.spec(planned.spec, digest) if plan and digest else None
+        return plan.spec(planned.spec, digest) if digest and not plan.problems else None
     return None
 
 
@@ -263,10 +232,13 @@ def _too_full(megabytes: float | None, out: Path) -> list[SpecbenchError]:
     return [SpecbenchError(what, "another folder with --out, or fewer images")]
 
 
-def _where(files) -> str:
+def _where(files: Callable[[], object]) -> str:
     """Whether files are on this disk, or else what brings them."""
-    missing = _caught(files)
-    return (missing[0].try_this or missing[0].what) if missing else ON_DISK
+    try:
+        files()
+    except SpecbenchError as error:
+        return error.try_this or error.what
+    return ON_DISK
 
 
 _SHORT_S, _LONG_S = 5.0, 3600.0

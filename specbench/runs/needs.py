@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
@@ -77,18 +76,13 @@ def missing_error(needs: Sequence[Need], command: str) -> SpecbenchError:
     return SpecbenchError(f"not on this disk: {listed}", f"with a network: {command}", MISSING_PREREQUISITE)
 
 
-@contextmanager
-def named_together(model: ModelFacts, prompts: str, obstacles: list[SpecbenchError] | None) -> Iterator[None]:
-    """Where something cannot be had and only the first obstacle is raised, name all else that is missing with it."""
-    try:
-        yield
-    except SpecbenchError as error:
-        named = obstacles is not None or error.exit_code == BAD_INPUT
-        if named or len(needs := needs_of(model, prompts)) < 2:
-            raise
-        found = missing_error(needs, fetch_command(model, prompts))
-        what = found.what if offline() else f"{error.what}; {found.what}"
-        raise SpecbenchError(what, found.try_this, error.exit_code) from None
+def naming_all(error: SpecbenchError, model: ModelFacts, prompts: str) -> SpecbenchError:
+    """An error of something that cannot be had, with all else that is missing."""
+    if error.exit_code == BAD_INPUT or len(needs := needs_of(model, prompts)) < 2:
+        return error
+    missing = missing_error(needs, fetch_command(model, prompts))
+    what = missing.what if offline() else f"{error.what}; {missing.what}"
+    return SpecbenchError(what, missing.try_this, error.exit_code)
 
 
 def _of_model(model: ModelFacts) -> list[Need]:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, model_code
@@ -26,8 +25,8 @@ from specbench.runs.compiler import free_threads
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_ar
 from specbench.runs.executors.ray_cluster import THIS_PROCESS, Workers, plan_workers, run_mode
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
-from specbench.runs.needs import named_together
-from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value
+from specbench.runs.needs import naming_all
+from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value, plain
 from specbench.runs.shards import plan_shard, shard_folder
 from specbench.specs.presets import DecoderSpec, decoder_code
 from specbench.specs.run_spec import RunSpec, Sampling
@@ -46,6 +45,7 @@ SAMPLING_SETTINGS = {
     "top_n_sigma": "top-n-sigma",
 }
 MAX_IMAGES = 1_000_000
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Plan:
     model: ModelFacts
     decoders: tuple[PlannedDecoder, ...]
     sampling: Sampling
-    prompts: PromptSet
+    prompts: PromptSet | None  # None where they cannot be read
     chosen: tuple[Prompt, ...]  # the prompts of `prompts` to generate
     samples: int
     seed: int
@@ -74,6 +74,7 @@ class Plan:
     # the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`
     memory: Mapping[str, object] | None = None
     drawn: str | None = None  # which prompts these are, in words; None for the whole set
+    problems: tuple[Problem, ...] = ()  # why it cannot run; prompts, batch and threads are not settled then
 
     @property
     def work(self) -> tuple:
@@ -151,8 +152,8 @@ class Plan:
 
     def missing_heads(self) -> list[Download]:
         """Those of `downloads` that are draft heads."""
-        found = [own_head(self.model, one.spec, lambda given, *_: missing_head(given)) for one in self.decoders]
-        return [one for one in dict.fromkeys(found) if one]
+        heads = [own_head(self.model, planned.spec, lambda given, *_: missing_head(given)) for planned in self.decoders]
+        return [head for head in dict.fromkeys(heads) if head]
 
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """Files of the decoder's draft head; None without one."""
@@ -178,49 +179,64 @@ class Shared:
 
     def __init__(self, load: Callable[[str, str | None], PromptSet] = load_prompts):
         self.load = load
-        self._found: dict[object, object] = {}
+        self._known: dict[object, object] = {}
 
     def once(self, key: object, make: Callable[[], object]) -> Any:
-        if key not in self._found:
-            self._found[key] = make()
-        return self._found[key]
+        if key not in self._known:
+            self._known[key] = make()
+        return self._known[key]
 
 
-def make_plan(
-    values: Mapping[str, Value], obstacles: list[SpecbenchError] | None = None, shared: Shared | None = None
-) -> Plan | None:
-    """Make the plan of a `run` from its merged settings. `obstacles`: receives everything that must be installed,
-    downloaded or changed first, instead of the first such thing being raised; there is no plan then. `shared`: for
-    callers that make several plans."""
-    value = {name: held.value for name, held in values.items()}
-    shared = shared or Shared()
+class Problem(NamedTuple):
+    """Something that must be installed, downloaded or changed before a plan can run."""
+
+    of: object  # "prompts", "weights", or the decoder whose draft head is meant
+    error: SpecbenchError
+
+
+class Problems(list[Problem]):
+    """Problems that checks find."""
+
+    def check(self, of: object, work: Callable[..., T], *given: object) -> T | None:
+        """What `work` returns; None where it raises, which is a problem."""
+        try:
+            return work(*given)
+        except SpecbenchError as error:
+            self.append(Problem(of, error))
+            return None
+
+
+def make_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Plan:
+    """Make the plan of a `run` from its merged settings; raises the first of its problems. `shared`: for callers that
+    make several plans."""
+    plan = draft_plan(values, shared)
+    for problem in plan.problems:
+        if problem.of in ("prompts", "weights"):
+            raise naming_all(problem.error, plan.model, str(values["prompts"].value)) from None
+        raise problem.error
+    return plan
+
+
+def draft_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Plan:
+    """A plan with its problems; raises only what is wrong with the settings themselves."""
+    value, shared, problems = plain(values), shared or Shared(), Problems()
     model, decoders = plan_model(values), with_ar(plan_decoders(value["decoder"], values), values)
-    for code in (model_code(model), *(decoder_code(one.spec) for one in decoders)):
+    for code in (model_code(model), *(decoder_code(planned.spec) for planned in decoders)):
         refuse_edited(code)
     workers, (shard, alone) = plan_workers(values), plan_shard(value["shard"], os.environ)
-    drawing, prompts, chosen = plan_drawing(values), None, ()
-    with _collected(obstacles), named_together(model, str(value["prompts"]), obstacles):
-        named = value["prompts"], value.get("prompt-column")
-        prompts = shared.once(("prompts", *named), lambda: shared.load(*named))
-        chosen = shared.once((*named, drawing), lambda: tuple(drawing.of(prompts)))
-        _check_images(len(chosen), value["samples"], shard)
-    with _collected(obstacles), named_together(model, str(value["prompts"]), obstacles):
-        model.require_weights()
-    for decoder in decoders:
-        with _collected(obstacles):
-            own_head(model, decoder.spec, require_head)
-    with _collected(obstacles):
-        shared.once((model, *named, drawing), lambda: model.check_prompts(chosen))
-    sampling, device = plan_sampling(model, values), value["device"]
+    drawing, sampling, device = plan_drawing(values), plan_sampling(model, values), value["device"]
     check_decoding_device(device)
     dtype, compiled, unmet = compiler.settle_precision(value["dtype"], model.dtype, value["compile"], device)
     out = Path(value["out"]) / shard_folder(*shard)
-    with _collected(obstacles):
-        shared.once(("out", out), lambda: check_writable(out))
-    if obstacles:
-        return None
+    prompts, chosen = problems.check("prompts", _draw, value, drawing, shard, shared) or (None, ())
+    problems.check("weights", model.require_weights)
+    for planned in decoders:
+        problems.check(planned, own_head, model, planned.spec, require_head)
+    captions = (model, *_named(value), drawing)
+    problems.check("captions", shared.once, captions, lambda: model.check_prompts(chosen))
+    problems.check("out", shared.once, ("out", out), lambda: check_writable(out))
     threads, busy = value["threads"] * (workers.count or 1), []
-    if not threads:
+    if not threads and not problems:
         threads, busy = shared.once(("threads", out, model.name, device), lambda: free_threads(out, model.name, device))
     plan = Plan(
         model=model,
@@ -228,7 +244,7 @@ def make_plan(
         sampling=sampling,
         prompts=prompts,
         chosen=chosen,
-        drawn=drawing.text(prompts),
+        drawn=drawing.text(prompts) if prompts else None,
         samples=value["samples"],
         seed=value["seed"],
         batch=value["batch"],
@@ -244,20 +260,27 @@ def make_plan(
         mode=run_mode(value["mode"], value["batch"], workers, device),
         shard=shard,
     )
-    with _collected(obstacles):
-        return plan if workers.elsewhere else _settle_batch(_settle_windows(_settle_steps(plan, shared)))
-    return None
+    if not problems and not workers.elsewhere:
+        plan = problems.check("memory", _settled, plan, shared) or plan
+    return replace(plan, problems=tuple(problems))
 
 
-@contextmanager
-def _collected(obstacles: list[SpecbenchError] | None) -> Iterator[None]:
-    """Add the `SpecbenchError` of a block to a list; raise it where there is none."""
-    try:
-        yield
-    except SpecbenchError as error:
-        if obstacles is None:
-            raise
-        obstacles.append(error)
+def _named(value: Mapping[str, Any]) -> tuple[str, str | None]:
+    """The prompt set or file, and the column of a file."""
+    return value["prompts"], value.get("prompt-column")
+
+
+def _draw(
+    value: Mapping[str, Any], drawing: Drawing, shard: tuple[int, int], shared: Shared
+) -> tuple[PromptSet, tuple[Prompt, ...]]:
+    """The prompt set, and those of its prompts that are asked for, no more than a run can list."""
+    prompts = shared.once(("prompts", *_named(value)), lambda: shared.load(*_named(value)))
+    chosen = shared.once((*_named(value), drawing), lambda: tuple(drawing.of(prompts)))
+    samples = value["samples"]
+    if (images := -(-len(chosen) * samples // shard[1])) > MAX_IMAGES:
+        what = f"--samples {samples}: {images:,} images of {len(chosen):,} prompts, more than {MAX_IMAGES:,} of one run"
+        raise SpecbenchError(what, "use --limit, or --shard I/N with another --out for each part")
+    return prompts, chosen
 
 
 def _rows_note(model: ModelFacts, values: Mapping[str, Value]) -> str | None:
@@ -273,7 +296,7 @@ def _rows_note(model: ModelFacts, values: Mapping[str, Value]) -> str | None:
 
 def plan_drawing(values: Mapping[str, Value]) -> Drawing:
     """The selection of prompts that the settings ask for."""
-    value = {name: held.value for name, held in values.items()}
+    value = plain(values)
     return Drawing(
         tuple(value["ids"]),
         tuple(value["category"]),
@@ -284,14 +307,21 @@ def plan_drawing(values: Mapping[str, Value]) -> Drawing:
     )
 
 
+def _settled(plan: Plan, shared: Shared) -> Plan:
+    """The plan with what depends on its size and on this machine: steps compiled or not, windows, batch."""
+    return _settle_batch(_settle_windows(_settle_steps(plan, shared)))
+
+
 def _settle_windows(plan: Plan) -> Plan:
     """Set the windows to choose from where the window is to be measured."""
     facts = plan.sampling, plan.dtype, plan.device
     return replace(
         plan,
         decoders=tuple(
-            replace(one, windows=fitting_windows(plan.model, one.spec, *facts)) if one.takes_auto_window else one
-            for one in plan.decoders
+            replace(planned, windows=fitting_windows(plan.model, planned.spec, *facts))
+            if planned.takes_auto_window
+            else planned
+            for planned in plan.decoders
         ),
     )
 
@@ -300,7 +330,7 @@ def _settle_steps(plan: Plan, shared: Shared) -> Plan:
     """Compile on a CPU, too, where "auto" may and the images are so many that it pays."""
     if plan.settings["compile"].value != "auto" or plan.device != "cpu" or model_code(plan.model):
         return plan
-    steps = plan.model.stream * sum(len(plan.requests_of(one)) for one in plan.decoders)
+    steps = plan.model.stream * sum(len(plan.requests_of(planned)) for planned in plan.decoders)
     alike = shared.once(
         ("alike", plan.out, plan.model.name), lambda: find_runs_like(plan.out, model=plan.model.name, device="cpu")
     )
@@ -357,17 +387,9 @@ def together(plans: Iterable[Plan]) -> list[list[Plan]]:
     return groups
 
 
-def _check_images(prompts: int, samples: int, shard: tuple[int, int]) -> None:
-    """Refuse more images than a run can list."""
-    images = -(-prompts * samples // shard[1])
-    if images > MAX_IMAGES:
-        what = f"--samples {samples}: {images:,} images of {prompts:,} prompts, more than {MAX_IMAGES:,} of one run"
-        raise SpecbenchError(what, "use --limit, or --shard I/N with another --out for each part")
-
-
 def plan_model(values: Mapping[str, Value]) -> ModelFacts:
     """Model with the weights and size given in the settings."""
-    value = {name: held.value for name, held in values.items()}
+    value = plain(values)
     choice = ModelChoice(
         value["weights"],
         value["revision"],

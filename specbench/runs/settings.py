@@ -95,6 +95,11 @@ class Value:
         return not self.origin.startswith(("default", "left to"))
 
 
+def plain(values: Mapping[str, Value]) -> dict[str, Any]:
+    """Values of settings without their origins."""
+    return {name: held.value for name, held in values.items()}
+
+
 def split_list(text: str) -> list[str]:
     """The parts between commas; one that has commas itself stands in quotes."""
     parts = next(csv.reader([text], skipinitialspace=True)) if '"' in text and text.isprintable() else text.split(",")
