@@ -22,8 +22,7 @@ from specbench.prompts.public_files import read_dpg_bench
 from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.runner import run
 from specbench.store.packed import pack
-from specbench.store.run_audits import write_audit
-from specbench.store.run_store import RunStore
+from specbench.store.run_store import RunStore, write_audit
 from specbench.store.schema import base_row, sample_row
 
 ROOT = Path(__file__).parents[2]

@@ -28,10 +28,8 @@ from specbench.models.catalog import load_model, model_code, recorded_model
 from specbench.models.facts import BYTES, EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.specs.run_spec import RunSpec
 from specbench.stats.rosenblatt import LEVEL, RosenblattResult, Tokens, audit_tokens
-from specbench.store.run_audits import images_fingerprint, write_audit
-from specbench.store.run_folders import find_runs
 from specbench.store.run_info import RunInfo
-from specbench.store.run_store import RunStore
+from specbench.store.run_store import RunStore, find_runs, images_fingerprint, write_audit
 from specbench.store.schema import KEY
 
 PRINTED_ORDERS = {
@@ -114,7 +112,7 @@ def audit_run(
         `place, entropy` (the place in the window and the range of entropy that deviate most, None where none does),
         `detectable` (see `specbench.stats.rosenblatt.detectable`), `images, tokens, tests, by_order`, `recomputed`,
         `target` (`dtype`, or None for the run's own), `unavailable` (orders without values), `fingerprint` (of the
-        rows, see `specbench.store.run_audits`), and where p was recomputed: `impossible_tokens, impossible_images,
+        rows, see `specbench.store.run_folders`), and where p was recomputed: `impossible_tokens, impossible_images,
         impossible_by_rounding` (tokens of probability 0 given all tokens before them, the images with one, and in a run
         of fewer bits how many are no verdict: all, if rounding explains them), `nll_gap, nll_gap_se` (of the possible
         tokens, in nats), `agreement` (of recorded values with those recomputed, as of

@@ -17,8 +17,7 @@ import numpy as np
 import pandas as pd
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import Settings
-from specbench.metrics.read_ahead import read_ahead
+from specbench.metrics.base import Settings, read_ahead
 from specbench.prompts import public
 from specbench.stats import Estimate, mean_interval
 from specbench.system.digests import cache_folder, digest_of

@@ -21,8 +21,7 @@ import pandas as pd
 
 from specbench.errors import MISSING_PREREQUISITE, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.base import Metric, Sample, Settings, made_score
-from specbench.metrics.read_ahead import read_ahead
+from specbench.metrics.base import Metric, Sample, Settings, made_score, read_ahead
 from specbench.metrics.score_store import (
     feature_parts,
     read_scores,

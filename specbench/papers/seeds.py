@@ -12,8 +12,8 @@ import pandas as pd
 from specbench.metrics.score_store import scores_to_show
 from specbench.reporting.compare import real_differences
 from specbench.reporting.report_rows import Run, nearest_ar, report_row
-from specbench.store.run_audits import read_audit
 from specbench.store.run_info import RunInfo
+from specbench.store.run_store import read_audit
 
 SEEDS = (
     "Rows of several seeds: numbers are over the images of all seeds, with prompts as the independent units, each with "

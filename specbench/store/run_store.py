@@ -43,9 +43,9 @@ from specbench.store.schema import (
 )
 from specbench.store.token_sums import LISTS, SUMS
 from specbench.system.environment import now
-from specbench.system.files import files_named, sync_folder, take_lock, write_atomically
+from specbench.system.files import blaming, files_named, read_regular, sync_folder, take_lock, write_atomically
 from specbench.system.images import picture_bytes, png_bytes, read_picture
-from specbench.system.json_values import nonfinite_as_text
+from specbench.system.json_values import nonfinite_as_null, nonfinite_as_text, parse_json
 
 _PATTERNS = {"image": r"^images/[^./\\\x00][^/\\\x00]*$", "image_sha256": r"^[0-9a-f]{64}$"}
 _OBJECTS = {"facts": read_facts, "meta": read_metas, "machine": read_machines}
@@ -401,3 +401,35 @@ def image_bytes(folder: Path, image: str, sha256: object) -> bytes:
 
 def _digest(value: object) -> str | None:
     return value if isinstance(value, str) else None
+
+
+AUDIT_JSON = "audit.json"
+_MAX_BYTES = 2**26
+
+
+def images_fingerprint(rows: pd.DataFrame) -> str:
+    """Digest of the images an audit is about: the key and `started_at` of each of `rows`."""
+    stamps = sorted(zip(*(rows[name].astype(str) for name in (*KEY, "started_at")), strict=True))
+    return hashlib.sha256(json.dumps(stamps).encode()).hexdigest()[:16]
+
+
+def write_audit(folder: Path, result: Mapping[str, object]) -> None:
+    """Keep the result of one audit beside the run's images, in the place of an earlier one."""
+    try:
+        text = json.dumps(nonfinite_as_null(dict(result)), indent=2, allow_nan=False)
+        write_atomically(Path(folder) / AUDIT_JSON, text.encode())
+    except OSError as error:
+        raise SpecbenchError(f"cannot write {Path(folder) / AUDIT_JSON}: {error.strerror}") from error
+
+
+def read_audit(folder: Path) -> dict | None:
+    """The stored result; None where the run was not audited."""
+    path = Path(folder) / AUDIT_JSON
+    if not path.is_file():
+        return None
+    with blaming(path, "is damaged: not readable as an audit", "delete it and audit again"):
+        result = parse_json(read_regular(path, _MAX_BYTES))
+        if not isinstance(result["deviates"], bool) or not isinstance(result["fingerprint"], str):
+            raise TypeError("deviates or fingerprint")
+        float(result["tv"]), int(result["images"])
+    return result

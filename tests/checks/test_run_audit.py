@@ -16,8 +16,7 @@ from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Target
 from specbench.errors import BAD_INPUT, GATE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models import catalog
-from specbench.store.run_audits import AUDIT_JSON, read_audit
-from specbench.store.run_store import RunStore
+from specbench.store.run_store import AUDIT_JSON, RunStore, read_audit
 
 IMAGES = 12
 

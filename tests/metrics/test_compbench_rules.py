@@ -10,17 +10,18 @@ import pandas as pd
 import pytest
 import torch
 
-from specbench.metrics import compbench_networks, openclip
+from specbench.metrics import compbench_detected, openclip
 from specbench.metrics.base import Sample, Settings
 from specbench.metrics.compbench_detected import (
+    Depth,
     Numeracy,
+    Owl,
     Spatial2d,
     Spatial3d,
     SpatialOfComplex,
     ThreeInOne,
     mean_in,
 )
-from specbench.metrics.compbench_networks import Depth, Owl
 from specbench.metrics.compbench_rules import (
     DEPTH_SIGNS,
     SPATIAL_RELATIONS,
@@ -230,7 +231,7 @@ def tiny_owl(tmp_path_factory):
 
 
 def test_the_detector_sees_each_image_as_if_alone(tiny_owl, monkeypatch):
-    monkeypatch.setattr(compbench_networks, "THRESHOLD", 0.0)
+    monkeypatch.setattr(compbench_detected, "THRESHOLD", 0.0)
     detector = Owl(tiny_owl, "cpu")
     images = [*calibrated.images(1, 60, 90), *calibrated.images(2, 80, 50, seed=3)]
     names = [["cat", "dog"], ["giraffe"], []]
@@ -262,10 +263,10 @@ def test_the_detector_goes_in_as_transformers_does(tiny_owl):
     best = output.logits.sigmoid().amax().item()
     assert (
         found["cat"][0].score == pytest.approx(best, abs=1e-5)
-        if best > compbench_networks.THRESHOLD
+        if best > compbench_detected.THRESHOLD
         else not found["cat"]
     )
-    assert best > compbench_networks.THRESHOLD, "the comparison is not between nothings"
+    assert best > compbench_detected.THRESHOLD, "the comparison is not between nothings"
 
 
 @pytest.fixture(scope="module")
@@ -287,7 +288,7 @@ def tiny_depth(tmp_path_factory):
 
 
 def test_depth_runs_from_zero_to_one_over_the_pictures_own_pixels(tiny_depth, monkeypatch):
-    monkeypatch.setattr("specbench.metrics.compbench_networks.SHORT", 42)
+    monkeypatch.setattr("specbench.metrics.compbench_detected.SHORT", 42)
     near = Depth(tiny_depth, "cpu")(calibrated.images(1, 50, 83)[0])
     assert near.shape == (50, 83) and near.min() == 0 and near.max() == 1
     assert mean_in(np.arange(12.0).reshape(3, 4), (1, 0, 3, 2)) == pytest.approx((1 + 2 + 5 + 6) / 4)

@@ -14,7 +14,6 @@ from scipy import linalg
 from specbench.metrics import (
     compbench,
     compbench_detected,
-    compbench_networks,
     compbench_rules,
     distances,
     geneval,
@@ -292,7 +291,7 @@ def test_preprocessing_of_another_result_has_another_version():
     functions = {**FRONT_ENDS, "whole": CROPS["none"], "center256": CROPS["center256"], "bilinear299": bilinear299}
     functions |= {"short_side_centre": short_side_centre, "hps_input": hps_input}
     functions |= {"squashed": squashed, "mask2former": geneval.mask2former_input}
-    functions |= {"owlv2": compbench_networks.owlv2_input, "depth": compbench_networks.depth_input}
+    functions |= {"owlv2": compbench_detected.owlv2_input, "depth": compbench_detected.depth_input}
     sized = dict.fromkeys(("short_side_centre", "squashed", "owlv2"), (64,))
     found = {}
     for name, function in functions.items():
@@ -308,9 +307,9 @@ def test_preprocessing_of_another_result_has_another_version():
     [
         ("geneval[hf-m2f]", geneval.mask2former_input),
         ("compbench[blip-vqa]", squashed),
-        ("compbench[spatial-owlv2]", compbench_networks.owlv2_input),
-        ("compbench[3d-spatial-owlv2]", compbench_networks.depth_input),
-        ("compbench[3-in-1-owlv2]", compbench_networks.owlv2_input),
+        ("compbench[spatial-owlv2]", compbench_detected.owlv2_input),
+        ("compbench[3d-spatial-owlv2]", compbench_detected.depth_input),
+        ("compbench[3-in-1-owlv2]", compbench_detected.owlv2_input),
         ("shapes-clip", short_side_centre),
         ("fid[clean]", FRONT_ENDS["clean"]),
         ("fid[tf1+center256]", CROPS["center256"]),

@@ -29,9 +29,8 @@ from specbench.reporting.columns import between
 from specbench.reporting.comparability import mismatched_fields
 from specbench.reporting.report_rows import Run, report_row
 from specbench.stats import Estimate
-from specbench.store.run_audits import write_audit
 from specbench.store.run_info import RunInfo, read_info
-from specbench.store.run_store import RunStore
+from specbench.store.run_store import RunStore, write_audit
 from specbench.store.schema import base_row, sample_row
 
 GOLDEN = Path(__file__).parents[1] / "golden"

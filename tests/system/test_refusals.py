@@ -18,9 +18,8 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import scoring
 from specbench.metrics.score_store import read_scores
 from specbench.models.checkpoint_files import Source
-from specbench.store.run_audits import read_audit, write_audit
 from specbench.store.run_info import read_info
-from specbench.store.run_store import RunStore, read_image
+from specbench.store.run_store import RunStore, read_audit, read_image, write_audit
 from specbench.system.files import files_named, read_error
 from specbench.system.json_values import parse_json
 

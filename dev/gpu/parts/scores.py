@@ -24,14 +24,13 @@ from transformers import (
 
 from parts.claims import Outcome, claim
 from parts.scales import Scale, has_graphs
-from specbench.metrics.base import Metric, Sample, Settings
+from specbench.metrics.base import Metric, Sample, Settings, read_ahead
 from specbench.metrics.clip import Clip
 from specbench.metrics.fid import Fid
 from specbench.metrics.geneval import MOST_INSTANCES, Mask2Former
 from specbench.metrics.inception_network import Inception
 from specbench.metrics.openclip import untrained_model
 from specbench.metrics.preference import Hpsv2, ImageReward, RewardNetwork
-from specbench.metrics.read_ahead import read_ahead
 
 _TOLERANCE = 1e-3
 """Features on the device may differ from those on the CPU by so much of the largest."""

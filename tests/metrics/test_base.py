@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 
-from specbench.metrics.read_ahead import BATCHES_AHEAD, read_ahead
+from specbench.metrics.base import BATCHES_AHEAD, read_ahead
 
 
 def test_items_come_in_order_and_the_last_batch_is_short():
