@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specbench.errors import SpecbenchError, read_name
-from specbench.runs.settings import Value, decoder_settings, plain, split_list
+from specbench.runs.settings import Value, decoder_settings, plain_values, split_list
 from specbench.specs.components import CHOICES, DRAFTERS
 from specbench.specs.presets import (
     PRESETS,
@@ -82,7 +82,7 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
 
 def with_ar(decoders: Sequence[PlannedDecoder], values: Mapping[str, Value]) -> list[PlannedDecoder]:
     """The decoders of a run, and AR for their speed-ups on the first prompts, where none of them is AR."""
-    value = plain(values)
+    value = plain_values(values)
     untimed = value["batch"] != 1 or value["mode"] == "throughput" or value["workers"] or value["ray"]
     timed = value["mode"] == "latency" or not untimed
     prompts = value["baseline"] if value["baseline"] is not None else BASELINE_PROMPTS * timed

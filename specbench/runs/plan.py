@@ -26,7 +26,7 @@ from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_ar
 from specbench.runs.executors.ray_cluster import THIS_PROCESS, Workers, plan_workers, run_mode
 from specbench.runs.memory_estimate import fitting_windows, settle_batch
 from specbench.runs.needs import naming_all
-from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value, plain
+from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value, plain_values
 from specbench.runs.shards import plan_shard, shard_folder
 from specbench.specs.presets import DecoderSpec, decoder_code
 from specbench.specs.run_spec import RunSpec, Sampling
@@ -219,7 +219,7 @@ def make_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Plan
 
 def draft_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Plan:
     """A plan with its problems; raises only what is wrong with the settings themselves."""
-    value, shared, problems = plain(values), shared or Shared(), Problems()
+    value, shared, problems = plain_values(values), shared or Shared(), Problems()
     model, decoders = plan_model(values), with_ar(plan_decoders(value["decoder"], values), values)
     for code in (model_code(model), *(decoder_code(planned.spec) for planned in decoders)):
         refuse_edited(code)
@@ -296,7 +296,7 @@ def _rows_note(model: ModelFacts, values: Mapping[str, Value]) -> str | None:
 
 def plan_drawing(values: Mapping[str, Value]) -> Drawing:
     """The selection of prompts that the settings ask for."""
-    value = plain(values)
+    value = plain_values(values)
     return Drawing(
         tuple(value["ids"]),
         tuple(value["category"]),
@@ -389,7 +389,7 @@ def together(plans: Iterable[Plan]) -> list[list[Plan]]:
 
 def plan_model(values: Mapping[str, Value]) -> ModelFacts:
     """Model with the weights and size given in the settings."""
-    value = plain(values)
+    value = plain_values(values)
     choice = ModelChoice(
         value["weights"],
         value["revision"],

@@ -95,7 +95,7 @@ class Value:
         return not self.origin.startswith(("default", "left to"))
 
 
-def plain(values: Mapping[str, Value]) -> dict[str, Any]:
+def plain_values(values: Mapping[str, Value]) -> dict[str, Any]:
     """Values of settings without their origins."""
     return {name: held.value for name, held in values.items()}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.decoder_args import parse_decoders
-from specbench.runs.settings import Value, plain
+from specbench.runs.settings import Value, plain_values
 
 _ANSWER_S = 15  # Seconds a cluster may take to answer; Ray itself would try for minutes
 
@@ -37,7 +37,7 @@ THIS_PROCESS = Workers()
 
 def plan_workers(values: Mapping[str, Value]) -> Workers:
     """Worker configuration from the settings; rejects settings incompatible with several workers."""
-    value = plain(values)
+    value = plain_values(values)
     references = tuple(name for name, _ in parse_decoders(value["decoder"]) if ":" in name)
     workers = Workers(value["workers"] or (None if value["ray"] else 1), value["ray"] or None, references)
     if workers.elsewhere and ":" in value["device"]:
