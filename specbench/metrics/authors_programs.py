@@ -1,9 +1,8 @@
 """Compute metrics with their authors' packages, in an environment that has these and need not have specbench.
 
-Run as a program: one JSON object on stdin, one on stdout, or with `--serve` one a line, the network being kept.
-`specbench.metrics.packages` starts it with another Python, so it imports nothing of specbench and takes all it needs
-(pictures, captions, weights) from files named in the request. Nothing is downloaded: where a package would, it is given
-the file, or finds it in the hub's cache.
+Run by `specbench.metrics.packages` with another Python: one JSON object on stdin, one on stdout, or with `--serve` one
+a line, the network being kept. Nothing is downloaded: pictures and weights are files that the request or the hub's
+cache names.
 """
 
 from __future__ import annotations

@@ -187,9 +187,8 @@ class Metric:
         return None
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        """Subtract a baseline's score from this run's over the images both have (`features`, `baseline`: as for
-        `statistics`): the difference with a paired interval, and the number of common images; None where the metric
-        has no such number."""
+        """Subtract a baseline's score over the images both have (`features`, `baseline`: as for `statistics`): the
+        difference with a paired interval, and the number of images; None where the metric has none."""
         return None
 
 
@@ -291,11 +290,9 @@ def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
 
 
 def described(name: str, *functions: Callable) -> str:
-    """Name preprocessing for an identity, with the versions of its functions where one is above 1.
-
-    A fix that changes what a function returns raises its attribute `code_version`, 1 where it has none, so that
-    features kept from before are not used again. A test pins what each version returns.
-    """
+    """Name preprocessing for an identity, with the versions of its functions where one is above 1. A fix that changes
+    what a function returns raises its attribute `code_version`, which a test pins, so that old features are not
+    used."""
     versions = [getattr(function, "code_version", 1) for function in functions]
     return name if max(versions) == 1 else f"{name}, code {'.'.join(map(str, versions))}"
 
@@ -308,12 +305,9 @@ MOST_THREADS = 32
 
 
 def read_ahead(load: Callable[[T], R], items: Sequence[T], batch: int) -> Iterator[list[R]]:
-    """Iterate over `load(item)` of all items, in order, in lists of `batch`.
-
-    Threads load the next two batches while one is in use: reading, decoding and resizing release the interpreter lock.
-    The first item is loaded by the caller's thread, so that what `load` makes once (a network whose input size it
-    asks for) is made once. An error of `load` is raised where its item would come.
-    """
+    """Iterate over `load(item)` of all items, in order, in lists of `batch`. Threads load the next two while one is in
+    use, because reading, decoding and resizing release the interpreter lock; the caller's thread loads the first item,
+    so that what `load` makes once is made once."""
     if not items:
         return
     import torch  # not where everything is scored

@@ -1,9 +1,5 @@
-"""BLIP networks of transformers with weights in the authors' format (Li et al. 2022), which ImageReward and BLIP-VQA
-share.
-
-Sizes are read off the weights. The vision layer norms use 1e-6 as in the original; transformers' default of 1e-5
-shifts scores.
-"""
+"""BLIP networks of transformers with the authors' weights (Li et al. 2022), off which sizes are read, for ImageReward
+and BLIP-VQA. Layer norms of the vision network use 1e-6; transformers' default of 1e-5 shifts scores."""
 
 from __future__ import annotations
 

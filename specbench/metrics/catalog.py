@@ -1,7 +1,5 @@
-"""Catalogue of metrics by name, built-in and from plug-ins, and of the evaluation protocols of the papers.
-
-The code of metrics is imported on use; no torch here.
-"""
+"""Catalogue of metrics, built-in and from plug-ins, and of the papers' protocols. Metrics are imported on use; no torch
+here."""
 
 from __future__ import annotations
 

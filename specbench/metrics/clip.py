@@ -69,13 +69,8 @@ VARIANTS: Mapping[str, Variant] = {
 
 
 class CosineMetric(PerImageMetric):
-    """Cosine of the embeddings of image and caption under a network with open_clip's `encode_image` and `encode_text`.
-
-    Attributes:
-        tokenize: texts to ids; CLIP's own if None.
-        prefix: text before every caption.
-        scale: factor on the cosine.
-    """
+    """Cosine of the embeddings of image and caption under a network with open_clip's `encode_image` and `encode_text`,
+    times `scale`. `tokenize`: texts to ids, CLIP's own if None; `prefix`: before every caption."""
 
     packages = OPENCLIP_PACKAGES
     network: torch.nn.Module

@@ -84,11 +84,9 @@ def relation(prompt: str, known: Sequence[str] | Mapping[str, int]) -> str | Non
 
 
 def around_preposition(words: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
-    """Find the two objects around the preposition of a complex prompt, given as (word, part of speech) pairs.
-
-    At each preposition these are the last noun or name before it and the first noun after it, or without one the last
-    word of the first name that another word follows. None unless this finds two in all; the 2D score then is 0.
-    """
+    """Find the two objects around the preposition of a complex prompt, given as (word, part of speech) pairs: the last
+    noun or name before it and the first noun after it, or without one the last word of the first name that another word
+    follows. None unless this finds two in all; the 2D score then is 0."""
     found: list[str] = []
     for place in range(len(words)):
         length = next((n for n in (3, 2, 1) if _words(words, place, n) in PREPOSITIONS), 0)

@@ -1,8 +1,5 @@
-"""`diversity[VARIANT]`: how far apart the images of one prompt are: mean distance of all pairs of its samples.
-
-SJD (appendix I, Figure 17) and SJD++ (Figure 10) show in pictures that decoders keep it. Here it is a number, whose
-difference from AR's is of the same prompts.
-"""
+"""`diversity[VARIANT]`: mean distance of all pairs of a prompt's images. SJD (appendix I, Figure 17) and SJD++ (Figure
+10) show in pictures that decoders keep it; here its difference from AR's is a number."""
 
 from __future__ import annotations
 

@@ -33,14 +33,8 @@ Answers = Mapping[int, bool]  # Whether the judge said yes, by question id
 
 
 def read_verdict(line: str) -> tuple[str, int, str, str]:
-    """Parse a line of the released program's `_detail.txt`: path of the grid, crop, question, answer.
-
-    Returns:
-        The item, the number of the image in its grid, the question and the answer.
-
-    Raises:
-        ValueError: it has another form.
-    """
+    """Parse a line of the released program's `_detail.txt` (path of the grid, crop, question, answer) to item, number
+    of the image in its grid, question and answer; a ValueError where it has another form."""
     found = _VERDICT.fullmatch(line)
     if found is None:
         raise ValueError("every line is: path, (left, top, right, bottom), question, answer")
@@ -52,11 +46,8 @@ def read_verdict(line: str) -> tuple[str, int, str, str]:
 
 
 def dpg_score(questions: Sequence[Mapping], answers: Answers, strict: bool = False) -> float:
-    """Fraction of the questions answered by yes; one whose parent counts as no counts as no.
-
-    Raises:
-        KeyError: `strict`, and a parent was not asked.
-    """
+    """Fraction of the questions answered by yes; one whose parent counts as no counts as no. A KeyError if `strict` and
+    a parent was not asked."""
     scores = {one["id"]: answers[one["id"]] for one in questions}
     for one in questions:
         if any(not scores[parent] for parent in one["parents"] if parent and (strict or parent in scores)):
@@ -132,13 +123,8 @@ def questions_table(items: Sequence[tuple[str, Sequence[Mapping]]]) -> bytes:
 
 class OfficialDpgBench(Metric):
     """DPG-Bench's scores from its judge's answers: `dpg-bench`, the rule as described, and `dpg-bench[released]`, that
-    of the released program.
-
-    Args:
-        verdicts: answers by question, by prompt and number of the image.
-        digest: of the file that they are from.
-        rows: of the run; the answers must be those about its images, all of them.
-    """
+    of the released program. `verdicts`: answers by question, by prompt and number of the image, for all images of the
+    run's `rows`; `digest`: of their file."""
 
     name = "dpg-bench"
     columns: ClassVar = {"value": pa.float32(), "released": pa.float32(), "answers": pa.string()}

@@ -51,16 +51,8 @@ def external_images(
     layout: str | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Images:
-    """Match every image file to its prompt. Scores go to a folder of their own in `out`.
-
-    Args:
-        layout: one of `IMAGE_LAYOUTS`; None for the one that fits.
-        say: receives a line with the layout and the first pair.
-
-    Raises:
-        SpecbenchError: a file that belongs to no prompt or to two, two files for one image, a prompt without one, or
-            several layouts that fit.
-    """
+    """Match every image file to its prompt; scores go to a folder of their own in `out`. `layout`: of `IMAGE_LAYOUTS`,
+    None for the one that fits; `say`: receives a line with the layout and the first pair."""
     layout = layout or ("dataset" if _metadata(folder) else None)
     name = read_name("layout", layout, IMAGE_LAYOUTS) if layout else None
     name, found = (name, _matched(name, folder, prompts)) if name else _fitting(folder, prompts)
@@ -103,11 +95,7 @@ def images_to_score(
 
 
 def prompts_of_images(folder: Path, prompts: str | Path | None, column: str | None = None) -> PromptSet:
-    """The prompts of external images: a set or file, or those that the folder's own metadata name.
-
-    Raises:
-        SpecbenchError: neither is given, or it cannot be used.
-    """
+    """The prompts of external images: a set or file, or those that the folder's own metadata name."""
     if prompts is not None:
         return load_prompts(prompts, column)
     if (about := _metadata(folder)) is None:

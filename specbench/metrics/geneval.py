@@ -162,13 +162,9 @@ def instances(
     inner: Sequence[int],
     original: Sequence[int],
 ) -> list[Instance]:
-    """Select the hundred best pairs of query and class.
-
-    Args:
-        class_logits: [Q, classes + 1], the last being "nothing".
-        mask_logits: [Q, h, w] of the padded input at the network's own resolution.
-        padded, inner, original: heights and widths of the padded input, of the picture in it, and of the picture.
-    """
+    """Select the hundred best pairs of query and class, from logits [Q, classes + 1] (the last class is "nothing") and
+    of masks [Q, h, w] of the padded input. `padded, inner, original`: heights and widths of the padded input, of the
+    picture in it, and of the picture."""
     probabilities = class_logits.softmax(-1)[:, :-1]
     classes = probabilities.shape[1]
     best = probabilities.flatten().topk(min(MOST_INSTANCES, probabilities.numel()))

@@ -1,8 +1,5 @@
-"""`geneval2[qwen3-vl-8b]`: GenEval 2 (Kamath et al. 2025), Soft-TIFA by Qwen3-VL through transformers.
-
-The judge is asked one question per atom of the prompt; an atom scores the probability of the right answer as the
-first token.
-"""
+"""`geneval2[qwen3-vl-8b]`: GenEval 2 (Kamath et al. 2025), Soft-TIFA by Qwen3-VL: one question per atom of the prompt,
+which scores the probability of the right answer as the first token."""
 
 from __future__ import annotations
 

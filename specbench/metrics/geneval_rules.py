@@ -1,8 +1,5 @@
-"""GenEval's rules (Ghosh et al. 2023) on detected objects: pure functions, no images and no networks.
-
-An image is right when every `include` clause holds and no `exclude` clause does. Counting is exact because a count is
-asked for and one more is excluded.
-"""
+"""GenEval's rules (Ghosh et al. 2023) on detected objects: pure functions. An image is right when every `include`
+clause holds and no `exclude` clause does; counting is exact because one more than asked for is excluded."""
 
 from __future__ import annotations
 

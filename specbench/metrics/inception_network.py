@@ -138,11 +138,9 @@ def _block_8(channels: int, pool: str) -> _Block:
 
 
 class _Block(nn.Module):
-    """Branches side by side. A branch is a chain of layers, named by their places in it; two layers of one place, the
-    last, fork.
-
-    `pool` names what the last branch starts with: "average", "maximum", or "reduce" (a maximum with stride 2, alone).
-    """
+    """Branches side by side, each a chain of layers named by their places in it; two layers of one place, the last,
+    fork. `pool`: what the last branch starts with: "average", "maximum", or "reduce" (a maximum with stride 2,
+    alone)."""
 
     def __init__(self, pool: str, layers: dict[str, _Conv]):
         super().__init__()

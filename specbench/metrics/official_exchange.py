@@ -87,11 +87,8 @@ LOWEST: Mapping[str, float] = {"non_spatial": -1.0, "complex": -1.0, "complex/cl
 
 
 def export_images(benchmark: str, run: Path, target: Path) -> int:
-    """Export a run's images in the layout of a benchmark's official evaluator, or as a `dataset`.
-
-    Returns:
-        The number of images.
-    """
+    """Export a run's images in the layout of a benchmark's official evaluator, or as a `dataset`; return their
+    number."""
     benchmark = read_name("benchmark", benchmark, _LAYOUTS)
     what, fits, files_of = _LAYOUTS[benchmark]
     rows = _rows(run, fits, what)
@@ -104,11 +101,8 @@ def export_images(benchmark: str, run: Path, target: Path) -> int:
 
 def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, object]]:
     """Store the results of a benchmark's official evaluator as scores of a run, and return them as `score` does.
-
-    Args:
-        results: GenEval's results file, the folder that T2I-CompBench++ was exported to, DPG-Bench's `_detail.txt`, or
-            the output folder of TIIF-Bench's program.
-    """
+    `results`: GenEval's results file, the folder that T2I-CompBench++ was exported to, DPG-Bench's `_detail.txt`, or
+    the output folder of TIIF-Bench's program."""
     benchmark = read_name("benchmark", benchmark, BENCHMARKS)
     images = run_images(run)
     if benchmark == "geneval":
@@ -192,13 +186,8 @@ class OfficialGenEval(JudgedMetric):
 
 
 class OfficialCompBench(Metric):
-    """Answers of the official T2I-CompBench++ scripts, per category; overall score: plain mean over the categories
-    present.
-
-    Args:
-        results: the folder that images were exported to, in which the scripts left theirs.
-        samples: images per prompt at export, which their numbering depends on.
-    """
+    """Answers of the official T2I-CompBench++ scripts in the folder that images were exported to, per category; overall
+    score: plain mean over the categories present. `samples`: images per prompt, on which their numbers depend."""
 
     name = "compbench[official]"
     columns: ClassVar = {"value": pa.float32()}

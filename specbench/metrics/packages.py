@@ -1,8 +1,5 @@
-"""Authors' packages in environments of their own: where they are, how to make them, and programs that run in them.
-
-A request is one JSON object, its answer another, see `specbench.metrics.authors_programs`. Their values are the metric:
-VQAScore and HPSv3. (`dev/authors/` compares other metrics with packages of theirs.)
-"""
+"""Authors' packages in environments of their own: where they are, how to make them, and the program that runs in them
+(`specbench.metrics.authors_programs`), one JSON object in and one out. Their values are VQAScore and HPSv3."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Published weights of metrics, single files and model folders of the Hugging Face hub: addresses, digests, downloads.
-
-A file is checked against its digest every time before anything in it is loaded. Of folders only safetensors are taken.
-"""
+"""Published weights of metrics, single files and model folders of the hub: addresses, digests, downloads. A file is
+checked against its digest every time before anything in it is loaded. Of folders only safetensors are taken."""
 
 from __future__ import annotations
 

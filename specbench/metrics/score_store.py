@@ -1,7 +1,5 @@
-"""Stored scores of a run: reading, writing, and differences between runs.
-
-`scores/<metric>-<fingerprint>.parquet` holds the run's numbers; for those of images see `specbench.store.image_scores`.
-"""
+"""Stored scores of a run, `scores/<metric>-<fingerprint>.parquet`: reading, writing, tables, and differences between
+runs. For those of images see `specbench.store.image_scores`."""
 
 from __future__ import annotations
 
@@ -173,11 +171,8 @@ def _kept(features: pd.DataFrame, keys: pd.DataFrame | None) -> pd.DataFrame:
 def stored_difference(
     folder: Path, baseline: Path, metric: str, fingerprint: str, identity: Mapping[str, object]
 ) -> tuple[Difference, int] | None:
-    """Subtract the score of the run in `baseline` from that in `folder` over the images both have, and count those.
-
-    It needs no network, so comparing two runs does not import the metric. Both runs' values have this fingerprint.
-    Returns None if the metric is no plain mean, or if a run lacks values of this fingerprint; the metric itself may
-    know."""
+    """Subtract the score of `baseline` from that of `folder`, both of this fingerprint, over the images both have, and
+    count those: without the metric and its networks. None if it is no plain mean, or values are missing."""
     if metric.startswith(_BY_CATEGORY) or (metric not in catalog.METRICS and identity.get("score") != MEAN_OF_IMAGES):
         return None
     mine, theirs = [stored_values(feature_place(path, f"{metric}-{fingerprint}")) for path in (folder, baseline)]

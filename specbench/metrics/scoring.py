@@ -1,8 +1,5 @@
-"""Score stored images: features per image, computed once per feature fingerprint, then the run's scores.
-
-Features are kept as the work goes on, under the `started_at` of the image's row, so that a redone image is scored again
-and nothing else is. A run may still be writing.
-"""
+"""Score stored images: features per image, computed once per feature fingerprint, then the run's scores. Features are
+kept as the work goes on under the `started_at` of the image's row, so that a redone image is scored again."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""Metrics of the `shapes` world on images whose prompt has a `scene`: the exact detector, a small CLIP, and a Frechet
-distance in the features of a small network.
-
-The CLIP goes the way of the real ones, through open_clip. The reference of the Frechet distance is drawn by the
-renderer: every caption that was scored, equally often, from a fixed seed; the arithmetic is FID's. Values compare with
-no other CLIP's and with no FID.
-"""
+"""Metrics of the `shapes` world on images whose prompt has a `scene`: the exact detector, a small CLIP through
+open_clip, and FID's arithmetic on features of a small network, against renders of every caption that was scored,
+equally often, from a fixed seed. Values compare with no other CLIP's and no FID."""
 
 from __future__ import annotations
 

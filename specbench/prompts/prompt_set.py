@@ -1,7 +1,4 @@
-"""Prompts and validated sets of them, which prompts of a set are decoded, and requests of one image each.
-
-Imports no torch.
-"""
+"""Prompts and validated sets of them, which of a set are decoded, and requests of one image each. Imports no torch."""
 
 from __future__ import annotations
 
@@ -106,14 +103,8 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Request:
-    """One image to decode.
-
-    Attributes:
-        text: of the prompt.
-        prompt_id: of the prompt; with `sample` and the seed of the run it determines the image's noise.
-        sample: number of this image among those of its prompt.
-        category, meta: the prompt's, for the image's row; they have no effect on decoding.
-    """
+    """One image to decode: `text`, `category` and `meta` of its prompt, and `prompt_id` and `sample` (its number among
+    those of the prompt), which with the seed of the run determine its noise."""
 
     text: str
     prompt_id: str

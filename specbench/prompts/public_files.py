@@ -20,11 +20,9 @@ _COMPLEX_KINDS = ("spatial", "action", "spatialaction")
 
 
 def read_coco(folder: Path) -> list[Prompt]:
-    """Read the only file of captions in a folder of COCO as the papers use them: the longest caption of each image, the
-    first of equally long ones, with white space as published.
-
-    One prompt per image, by ascending image id; the prompt id is the image file name without its suffix.
-    """
+    """Read the only file of captions in a folder of COCO as the papers use them: one prompt per image, by ascending
+    image id, of the longest caption (the first of equally long ones), with white space as published; its id is the
+    image file name without suffix."""
     (file,) = folder.glob("captions_*.json")
     return longest_captions(json.loads(file.read_text(encoding="utf-8")))
 
@@ -88,10 +86,8 @@ def _clauses(row: dict) -> dict:
 
 def read_t2i_compbench(folder: Path) -> list[Prompt]:
     """Read the prompts of T2I-CompBench++: 300 validation prompts for each of `COMPBENCH_CATEGORIES`, in that order.
-
-    `meta` has `line`, the prompt's number in its file; for complex prompts `kind`, one of `_COMPLEX_KINDS`, which
-    selects the parts of their score; for numeracy prompts `counts`, the requested number of each object.
-    """
+    `meta` has `line`, the prompt's number in its file, for complex prompts `kind`, which selects the parts of their
+    score, and for numeracy prompts `counts`, the requested number of each object."""
     return [prompt for category in COMPBENCH_CATEGORIES for prompt in _compbench_prompts(folder, category)]
 
 
@@ -117,10 +113,8 @@ def _compbench_prompts(folder: Path, category: str) -> list[Prompt]:
 
 def read_dpg_bench(folder: Path) -> list[Prompt]:
     """Read the prompts of DPG-Bench, one for each item of the published table, whose id is the name of its image file.
-
     `meta` has `line`, the item's place in the table, and `questions`: per question its id, the ids it depends on (0 is
-    none), the tuple whose beginning is its category, and its text.
-    """
+    none), the tuple whose beginning is its category, and its text."""
     with (folder / "dpg_bench.csv").open(encoding="utf-8-sig", newline="") as file:
         return dpg_prompts(csv.DictReader(file))
 

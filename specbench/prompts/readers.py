@@ -41,11 +41,7 @@ TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".prompts")
 
 
 def read_file(path: Path, column: str | None = None) -> list[Prompt]:
-    """Read the prompts of one file, in order; what had to be decided is said.
-
-    Args:
-        column: the one that holds the texts, where the file has columns.
-    """
+    """Read the prompts of one file, in order; what had to be decided is said. `column`: holds the texts."""
     source = TableFile(path, column, {})
     found = _once_an_item(source, _entries(source))
     _refuse_repeated(path, found)

@@ -30,9 +30,7 @@ QUOTING_TORCH = (2, 14)  # First version of torch that quotes the path of its li
 
 def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
     """Decide whether to compile for `device`; the second value is a note if compilation was requested but cannot run.
-
-    "auto" compiles on CUDA; of a CPU `worth_compiling` decides.
-    """
+    "auto" compiles on CUDA; of a CPU `worth_compiling` decides."""
     if mode == "off" or (mode == "auto" and not device.startswith("cuda")):
         return False, None
     reason = missing(device)
@@ -40,13 +38,9 @@ def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
 
 
 def worth_compiling(stored: Sequence[bool], layers: int, steps: int, decoders: int) -> tuple[bool, str | None]:
-    """Whether "auto" compiles on a CPU, where compiling takes minutes, and a line if so.
-
-    Args:
-        stored: whether each run of the same model on a CPU was compiled, which this one may resume or be compared with;
-            an eager one among them decides.
-        layers, steps, decoders: of the model; target forwards of all images if each gives one token; number of them.
-    """
+    """Whether "auto" compiles on a CPU, where compiling takes minutes, and a line if so. `stored`: whether each run of
+    the model there was compiled, with which this one may be compared: an eager one decides. `steps`: target forwards of
+    all images if each gives one token."""
     if stored and all(stored):
         return should_compile("on", "cpu")
     saved, cost = steps * layers * _CALLS_S * _SAVED, _FIRST_S + layers * _LAYER_S + decoders * _DECODER_S

@@ -58,12 +58,9 @@ def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
 
 
 def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[PlannedDecoder]:
-    """Decoders named as "gsd:G=50", "window=16", "ar", with the plain options that apply to them.
-
-    A plain option goes to every decoder that knows it; `ar`, which drafts nothing, ignores what is about
-    drafts as long as another decoder takes it. What is not given is as published for the decoder on the model of
-    `values`, else as in the preset.
-    """
+    """Decoders named as "gsd:G=50", "window=16", "ar", with the plain options that apply to them: to every decoder that
+    knows them, and not to `ar` as long as another decoder takes them. What is not given is as published for the decoder
+    on the model of `values`, else as in the preset."""
     names = {setting.name for setting in decoder_settings()}
     plain = {name: value for name, value in values.items() if name in names and value.given}
     requests = parse_decoders(pieces)

@@ -1,7 +1,5 @@
-"""Dry run: every setting of the runs that some settings ask for, what they take, and all that stands in their way.
-
-Nothing is decoded, downloaded or written.
-"""
+"""Dry run: every setting of some runs, what they take, and all that stands in their way. Nothing is decoded or
+written."""
 
 from __future__ import annotations
 

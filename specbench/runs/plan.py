@@ -1,7 +1,5 @@
-"""Validated plan of a `run` from its settings: model, decoders, prompts, folder. Imports no torch.
-
-All user errors are reported here, before a model is loaded or a file is written.
-"""
+"""Validated plan of a `run` from its settings: all user errors are found here, before a model is loaded. Imports no
+torch."""
 
 from __future__ import annotations
 

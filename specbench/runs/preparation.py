@@ -1,6 +1,5 @@
-"""Preparation of a run: the loaded model or its workers, the window of `--window auto`, and facts for run.json; and one
-batch of captions without a run.
-"""
+"""Preparation of a run (model or workers, the window of `--window auto`, facts for run.json), and decoding without
+one."""
 
 from __future__ import annotations
 
@@ -181,10 +180,8 @@ def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping
 def roofline_facts(
     model: ModelFacts, guidance: float, dtype: str, device: str, threads: int
 ) -> dict[str, object] | None:
-    """Roofline inputs of a model on a device, stored in `run.json` under "floor"; None if the model's size is unknown.
-    A device of unknown peaks is measured briefly, on an idle machine. Returns `size` (fields of
-    `specbench.models.network_sizes.Size`), `itemsize` (bytes per number), `rows_per_image`, `device`, `bytes_per_s`,
-    `flops` (per second) and the `source` of the last two."""
+    """Roofline inputs of a model on a device, for "floor" of `run.json`; None if the model's size is unknown, or the
+    device's peaks are and other processes keep them from being measured."""
     size = model.size
     peak, idle = (size and find_peak(device, dtype, threads)), True
     if size and peak is None:
@@ -216,10 +213,8 @@ def _choose_window(
 
 
 def shared_window(plan: Plan, windows: Sequence[int], reporter: Reporter) -> int:
-    """The one of `windows` that is the fastest here for the plan's one decoder, for all decoders of a comparison.
-
-    A run of that decoder that the results folder holds already settles it, so that repeating a command resumes it.
-    """
+    """The one of `windows` that is the fastest here for the plan's one decoder, for all decoders of a comparison; of a
+    stored run of that decoder its window, so that repeating a command resumes it."""
     [decoder] = (planned.spec for planned in plan.decoders)
     like = vars(plan.spec(decoder, plan.model.weights_sha256())) | {"decoder": without_options(decoder, "window")}
     for info in find_runs_like(plan.out, **like).values():

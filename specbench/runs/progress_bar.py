@@ -20,13 +20,9 @@ _TABLE_EVERY_S, _TABLE_SHARE = 2.0, 20
 
 
 class ProgressReporter:
-    """Progress of a runner (`specbench.runs.run_progress.Reporter`).
-
-    Args:
-        what, quick_s: what is counted; work that took less is not mentioned at its end.
-        notes: whether the lines that the runner has for the user are printed.
-        table: lays out how far the runs in some folders are, to stand above the bar.
-    """
+    """Progress of a runner (`specbench.runs.run_progress.Reporter`). `what`: is counted; `quick_s`: seconds below which
+    the end is not mentioned; `notes`: whether the runner's lines are printed; `table`: lays out how far runs are, above
+    the bar."""
 
     def __init__(
         self,
@@ -217,10 +213,8 @@ class _CellBar:
 
 
 class ScoreProgress:
-    """Progress of scoring (`specbench.metrics.scoring.ScoreReporter`) by run.
-
-    The metrics go through the images together, so the one with the most images left tells how far they all are.
-    """
+    """Progress of scoring by run. The metrics go through the images together: that with the most images left is
+    shown."""
 
     def __init__(self) -> None:
         self._printed: set[str] = set()

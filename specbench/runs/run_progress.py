@@ -1,8 +1,5 @@
-"""Progress and outcome of a run, for whoever started it, and warnings on disturbed latencies.
-
-A latency is valid only on an otherwise idle machine with steady clocks. Both are measured for every image and stored in
-its row, so that outliers can be explained.
-"""
+"""Progress and outcome of a run, and warnings on disturbed latencies: one is valid only on an idle machine with steady
+clocks."""
 
 from __future__ import annotations
 

@@ -87,10 +87,8 @@ def _complete(group: Sequence[Plan]) -> RunSummary | None:
 
 
 def _run_group(group: Sequence[Plan], reporter: Reporter) -> RunSummary:
-    """Run plans on one loaded model, which nothing refers to when this returns: the next one may need its memory.
-
-    Of very many runs some at a time take turns, so that the first image does not wait for the folders of all.
-    """
+    """Run plans on one loaded model, which nothing refers to when this returns: the next one may need its memory. Of
+    very many runs some at a time take turns, so that the first image does not wait for the folders of all."""
     summary, first, executor, model = RunSummary([], total=0, resumed=0), group[0], None, None
     size = len(group) if first.workers.elsewhere else max(1, _AT_ONCE // len(first.decoders))
     with ExitStack() as running:

@@ -1,8 +1,5 @@
-"""Settings of `specbench run`, and their resolution: flag, then environment, then config file, then default.
-
-A setting has the same name everywhere: `--top-k` on the command line, `SPECBENCH_TOP_K` in the environment and `top-k`
-in a config file. Every resolved value records its origin. Imports no torch.
-"""
+"""Settings of `specbench run`, and their resolution: flag, then environment, then config file, then default: `--top-k`,
+`SPECBENCH_TOP_K`, `top-k`. Every resolved value records its origin. Imports no torch."""
 
 from __future__ import annotations
 

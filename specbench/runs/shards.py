@@ -21,13 +21,8 @@ _FROM_1 = "number the array from 1: --array=1-N, -J 1-N or [1-N]"
 
 
 def plan_shard(text: str | None, env: Mapping[str, str]) -> tuple[tuple[int, int], str]:
-    """Part of a process and number of parts, and a note for the user.
-
-    Args:
-        text: "2/8"; "auto": by the variables of SLURM, LSF, MPI and torchrun; "auto/8": also by those of arrays whose
-            size is in no variable, as those of PBS.
-        env: environment variables.
-    """
+    """Part of a process and number of parts, and a note for the user. `text`: "2/8"; "auto": by the variables of SLURM,
+    LSF, MPI and torchrun; "auto/8": also by those of arrays whose size is in no variable, as those of PBS."""
     if not text:
         return (1, 1), ""
     if text == _AUTO or text.startswith(f"{_AUTO}/"):

@@ -54,13 +54,8 @@ class _Image:
 
 def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Path, ids: str | None = None) -> Path:
     """Make a run of the tokens of a file, and return its folder; images that it holds already are left as they are.
-
-    Args:
-        program: name and version of the program that drew them, the label of the run in reports.
-        values: the settings of `specbench.runs.settings.OF_TOKENS`.
-        ids: kind of the ids, one of `ID_KINDS`: those of the codebook, or of the model's vocabulary; None for the kind
-            that fits.
-    """
+    `program`: label of the run; `values`: settings of `OF_TOKENS`; `ids`: one of `ID_KINDS`, None for the kind that
+    fits."""
     if not program.strip() or not program.isprintable():
         raise SpecbenchError(f"--program {program!r}: no name", "name and version of what drew the tokens")
     model, columns = plan_model(values), _columns(path)

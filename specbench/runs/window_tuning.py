@@ -1,8 +1,5 @@
-"""`--window auto`: choose the window with the lowest latency on pilot prompts.
-
-A wider window needs fewer but slower steps; the optimum depends on the model, the decoder and the device, so it is
-measured. The pilots use separate noise and are discarded.
-"""
+"""`--window auto`: measure which window has the lowest latency on pilot prompts, which have noise of their own and are
+discarded. A wider window needs fewer but slower steps."""
 
 from __future__ import annotations
 
@@ -32,16 +29,10 @@ def tune_window(
     windows: Sequence[int],
     tell: Callable[[int], None] = lambda tried: None,
 ) -> tuple[int, list[dict[str, float]]]:
-    """Choose the one of `windows` with the lowest latency on the pilots; also return the measured curve.
-
-    The curve has one dict per window tried, beginning with AR as window 1: `window`, `tokens_per_step` (tokens per
-    target forward), `acceptance` (drafts accepted over tested ones, None without any), `window_cost` (milliseconds
-    per target forward over AR's), `overhead` (latency over target-forward time, over AR's), `latency_ms` per image
-    and `speed_up` over AR, which is tokens per step over window cost and overhead. Windows are tried in growing
-    order until two in a row are slower than the best; `tell` learns how many were tried. Of a compiled model the
-    forwards alone are compiled and counted, with an overhead of 1: drafting and verification of every window would
-    take minutes to compile.
-    """
+    """Choose the one of `windows` with the lowest latency on the pilots; also return the measured curve, see `_point`.
+    Windows are tried in growing order until two in a row are slower than the best; `tell` learns how many were tried.
+    Of a compiled model the forwards alone are compiled and counted, with an overhead of 1: all functions of every
+    window would take minutes to compile."""
     if "window" not in dict(decoder.options):
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "omit --window")
     requests = [Request(prompts[number % len(prompts)].text, PILOT_ID, number) for number in range(PILOTS)]
@@ -79,6 +70,8 @@ def _measure(
 
 
 def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation], alone: bool) -> dict[str, float]:
+    """A point of the curve, which begins with AR as window 1: tokens per target forward, accepted over tested drafts,
+    time of a forward over AR's, latency over forward time over AR's, latency of an image, speed-up over AR."""
     forward_ms, overhead, latency_ms = _costs(images, alone)
     ar_forward_ms, ar_overhead, ar_latency_ms = _costs(ar, alone)
     tested = sum(int(image.tested.sum()) for image in images)

@@ -1,9 +1,6 @@
-"""Scores per image: `image_scores/<metric>-<feature fingerprint>/*.parquet`, one schema for all metrics.
-
-A metric keeps columns of its own. On disk `value` (or `correct`) and `feature` have columns, the others are a JSON
-object in `details`. Schema versions 1 to 4 had a metric's own columns in `scores/<metric>-<feature fingerprint>/`;
-these are read where they are, and rewritten by the next scoring with the metric or by `specbench merge`.
-"""
+"""Scores per image: `image_scores/<metric>-<feature fingerprint>/*.parquet`, one schema for all metrics: `value` (or
+`correct`) and `feature` have columns, a metric's others are a JSON object in `details`. Schema versions 1 to 4 had them
+in `scores/<metric>-<feature fingerprint>/`: read there, and rewritten by the next scoring or `specbench merge`."""
 
 from __future__ import annotations
 

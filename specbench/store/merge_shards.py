@@ -1,10 +1,6 @@
-"""Merge shards: concatenate the runs of several results folders.
-
-A shard is an ordinary results folder, so shards need no shared storage while they run. Rows are addressed by (prompt
-id, sample) and do not depend on the worker, so merging copies rows; existing rows are kept, and an interrupted merge is
-completed by repeating it. Scores are not copied: scores of all images differ from scores of a shard. What the runs in
-`out` have in files of older schema versions is rewritten, so that a folder merged into itself is brought up to date.
-"""
+"""Merge shards: concatenate the runs of several results folders. Rows do not depend on the worker, so they are copied;
+existing ones are kept, and repeating an interrupted merge completes it. Scores are not copied: those of all images
+differ from those of a shard. Files of older schema versions in `out` are rewritten."""
 
 from __future__ import annotations
 

@@ -54,11 +54,9 @@ class Derived:
 
 
 class ParquetLog:
-    """Parquet log in `folder`; rows have the columns of `schema` and are identified by the columns `key`.
-
-    A row appended later replaces the earlier row of the same key. The columns of `derived` can be read as well.
-    `owner` gives the columns that are the same in all rows; parts of older schema versions lack them.
-    """
+    """Parquet log in `folder`; rows have the columns of `schema`; one appended later replaces that of the same `key`.
+    The columns of `derived` can be read as well. `owner` gives columns that are the same in all rows; parts of older
+    versions lack them."""
 
     def __init__(
         self,

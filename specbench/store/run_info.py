@@ -1,7 +1,5 @@
-"""`run.json`: what a run is, which invocations wrote it, and the facts that reports need. Imports nothing heavy.
-
-`RunInfo` is the one description of the file. It is written by `RunStore` alone and read by `read_info`.
-"""
+"""`run.json`: what a run is, which invocations wrote it, and facts for reports. `RunStore` alone writes it. Imports
+nothing heavy."""
 
 from __future__ import annotations
 

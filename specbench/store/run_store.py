@@ -130,12 +130,8 @@ class RunStore:
     def begin(
         self, spec: RunSpec, provenance: Mapping[str, object], facts: Mapping[str, object] | None = None
     ) -> RunStore:
-        """Put `run.json` into the locked folder, or join the same run that is already there.
-
-        Args:
-            provenance: of this invocation, see `specbench.system.environment.environment_facts`.
-            facts: fields of `specbench.store.run_info.RunInfo` determined by this invocation, for example `origins`.
-        """
+        """Put `run.json` into the locked folder, or join the same run that is already there. `provenance`: of this
+        invocation; `facts`: fields of `specbench.store.run_info.RunInfo` determined by it, for example `origins`."""
         info = self.info() if (self.folder / RUN_JSON).exists() else RunInfo(spec)
         where = {"device": spec.device, "threads": spec.threads}
         call = Invocation.from_json({**provenance, **where, "finished_at": None})
@@ -202,11 +198,8 @@ class RunStore:
         return (self.folder / RUN_JSON).exists() and self.info().invocations[-1].finished_at is None
 
     def completed(self, traced: bool = False) -> set[Key]:
-        """Keys of the images that are done, with `traced` those that have a trace. A rerun tries again what failed or
-        whose picture is gone.
-
-        A folder without any pictures counts as one that was kept for its numbers.
-        """
+        """Keys of the images that are done, with `traced` those that have a trace. What failed or whose picture is gone
+        is tried again; a folder without any pictures counts as one that was kept for its numbers."""
         rows = self._checked(self._samples.read(["status", "image"]))
         done = pc.equal(rows["status"], "ok")
         if (self.folder / "images").is_dir():

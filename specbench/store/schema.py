@@ -122,11 +122,7 @@ def failed_row(base: Mapping[str, object], error: str) -> dict[str, object]:
 
 
 def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """The numbers in the column `facts`, a float64 column each, null where an image has none.
-
-    Raises:
-        ValueError: a text is not a JSON object of numbers.
-    """
+    """The numbers in the column `facts`, a float64 column each, null where an image has none; else a ValueError."""
     if not len(texts):
         return pa.table({})
     texts = pc.fill_null(texts, "{}")
@@ -139,11 +135,7 @@ def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
 
 
 def read_meta(text: object) -> dict[str, object]:
-    """The object in the column `meta`, empty where it is null.
-
-    Raises:
-        ValueError: not a JSON object.
-    """
+    """The object in the column `meta`, empty where it is null; a ValueError where it is none."""
     found = parse_json(text) if isinstance(text, str) else {}
     if not isinstance(found, dict):
         raise ValueError("not a JSON object")
@@ -156,11 +148,8 @@ def read_metas(texts: pa.ChunkedArray) -> list[dict[str, object]]:
 
 
 def read_machines(texts: pa.ChunkedArray) -> list[dict[str, object]]:
-    """The readings in the column `machine`, of the images that have one.
-
-    Raises:
-        ValueError: a text is not an object of numbers (or null), and of texts for the host and what slowed its GPU.
-    """
+    """The readings in the column `machine`, of the images that have one: numbers, nulls, and texts for the host and
+    what slowed its GPU; else a ValueError."""
     found = [parse_json(text) for text in pc.drop_null(texts).to_pylist()]
     for one in found:
         if not isinstance(one, dict):
@@ -175,11 +164,7 @@ def read_machines(texts: pa.ChunkedArray) -> list[dict[str, object]]:
 
 
 def with_facts(rows: pa.Table) -> pa.Table:
-    """Replace the column `facts` by a column for each number in it that is not named like another column.
-
-    Raises:
-        ValueError: a text is not a JSON object of numbers.
-    """
+    """Replace the column `facts` by a column for each number in it that is not named like another column."""
     noted, rows = read_facts(rows["facts"]), rows.drop_columns("facts")
     for name in noted.column_names:
         if name not in rows.column_names:

@@ -1,8 +1,5 @@
-"""Compilation of several decoders side by side on a CPU: processes of their own fill the cache of compiled code.
-
-Each is this module run as a program, which reads its work from a pipe: a process that `multiprocessing` starts would
-run the user's script again.
-"""
+"""Compilation of several decoders side by side on a CPU: processes of their own fill the cache of compiled code. Each
+is this module run as a program, because a process of `multiprocessing` would run the user's script again."""
 
 from __future__ import annotations
 

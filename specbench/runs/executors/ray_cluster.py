@@ -17,11 +17,8 @@ _ANSWER_S = 15  # Seconds a cluster may take to answer; Ray itself would try for
 
 @dataclass(frozen=True)
 class Workers:
-    """Worker configuration: this process, unless `count` is above 1 or `address` names a Ray cluster.
-
-    `count` None: as many as the cluster allows; `references` are the decoders ("package.module:NAME") workers must
-        import.
-    """
+    """Worker configuration: this process, unless `count` is above 1 (None: as many as the cluster allows) or `address`
+    names a Ray cluster. `references`: decoders ("package.module:NAME") that workers must import."""
 
     count: int | None = 1
     address: str | None = None

@@ -1,8 +1,5 @@
 """A process that ends what a local Ray leaves behind when its driver is killed: Ray's own agents outlive it by minutes.
-
-Run as a program with the driver's process id; it waits for the end of its standard input, which comes with that of the
-driver. Imports nothing but the standard library.
-"""
+It is this file run as a program, on the standard library alone, and waits for the end of its standard input."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
 """Worker pool (one queue of chunks, restarts of lost workers, bounded retries) and its workers as Ray actors, one model
-each, on this machine or on a running cluster.
-
-The pool schedules; `RayWorkers` starts worker processes and calls them. Ray's own restarts and retries are off,
-because a call reported as failed may have run. The pool retries; repeated decoding is harmless, since an image does not
-depend on the worker.
-"""
+each, on this machine or on a cluster. Ray's own restarts and retries are off, because a call reported as failed may
+have run; decoding an image twice is harmless."""
 
 from __future__ import annotations
 
@@ -148,14 +144,8 @@ class WorkerLost(Exception):
 
 
 class RayWorkers:
-    """Workers that are Ray actors, addressed by index, with at most one call in flight each; to be closed.
-
-    Args:
-        load: makes a worker's model.
-        size: workers; None means one per GPU of the cluster with `gpu`, else one per node.
-        address: of a cluster that is up ("auto" finds one on this machine); None starts one here for this run.
-        gpu: each worker needs a GPU of its own.
-    """
+    """Workers that are Ray actors, addressed by index, with at most one call in flight each; to be closed. `size` None:
+    one per GPU of the cluster with `gpu`, else one per node; `address` None: a cluster started here for this run."""
 
     def __init__(self, load: Load, size: int | None, address: str | None = None, gpu: bool = False):
         self._ray = import_ray()
