@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -25,6 +26,22 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), str(Path(tiny.__file__).parent)]))
     compile_ahead.compiled_folder().mkdir(parents=True)
     return tmp_path
+
+
+def test_forms_are_told_as_they_are_compiled_and_counted_for_the_next_time(cache):
+    from torch._dynamo.callback import callback_handler
+
+    part, told = SimpleNamespace(forms=2), []
+    model = SimpleNamespace(compiled=[part])
+    for _ in ("first", "again"):
+        with compile_ahead.told_forms(model, SPECS[:2], lambda *said: told.append(said)) as keep:
+            for spec, forms in zip(SPECS, (1, 2), strict=False):
+                for _ in range(forms):
+                    callback_handler.run_start_callbacks(None)
+                    part.forms += 1
+                keep(spec)
+        callback_handler.run_start_callbacks(None)
+    assert told == [("forms compiled", done, total) for total in (18, 3) for done in range(3)], "nothing afterwards"
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
-from specbench.models.interface import ImageModel
+from specbench.models.interface import CompilableModel, ImageModel
 from specbench.models.transformer.compilation import compiled_folder
 from specbench.runs.compiler import available_threads
 from specbench.specs.run_spec import RunSpec
@@ -21,6 +21,7 @@ from specbench.system import signals
 ModelLoader = Callable[[], ImageModel]
 Warm = Callable[[ImageModel, Sequence[RunSpec], Sequence[str]], object]  # Runs some steps of the runs, compiling them
 
+_USUAL_FORMS = 9  # Compiled forms of a decoder of `shapes`
 _MOST_BYTES = 2**30  # Weights of a model above which no other process loads them, too
 
 
@@ -55,6 +56,44 @@ def compiled_ahead(
             _mark(spec).touch()
 
 
+@contextmanager
+def told_forms(
+    model: CompilableModel, specs: Sequence[RunSpec], tell: Callable[[str, int, int], None]
+) -> Iterator[Callable[[RunSpec], None]]:
+    """Tell how many forms are compiled, of how many, whenever torch begins another; yields a function that keeps the
+    number of a decoder's forms, once they are compiled, for the next time."""
+    from torch._dynamo.callback import callback_handler  # seconds of imports, only where something is compiled
+
+    expected, counts = sum(map(_known_forms, specs)), [_forms(model)]
+
+    def begins(*_: object) -> None:
+        done = _forms(model) - counts[0]
+        tell("forms compiled", done, max(expected, done + 1))
+
+    def keep(spec: RunSpec) -> None:
+        counts.append(_forms(model))
+        if counts[-1] > counts[-2]:
+            with suppress(OSError):
+                _mark(spec).write_text(str(counts[-1] - counts[-2]))
+
+    callback_handler.register_start_callback(begins)
+    try:
+        yield keep
+    finally:
+        callback_handler.remove_start_callback(begins)
+
+
+def _forms(model: CompilableModel) -> int:
+    return sum(compiled.forms for compiled in model.compiled)
+
+
+def _known_forms(spec: RunSpec) -> int:
+    """Forms that a decoder had before, or else the usual number."""
+    with suppress(OSError, ValueError):
+        return int(_mark(spec).read_text())
+    return _USUAL_FORMS
+
+
 def _start(load: ModelLoader, warm: Warm, specs: Sequence[RunSpec], texts: Sequence[str]) -> subprocess.Popen:
     """A process that compiles `specs` one after the other; an interrupt of the terminal does not reach it."""
     command = [sys.executable, "-P", "-m", __name__]
@@ -77,7 +116,7 @@ def compile_given() -> None:
 def _weights(model: ImageModel) -> int:
     """Bytes of a model's parameters; 0 where it has none that are known."""
     parameters = getattr(getattr(model, "backbone", None), "parameters", list)
-    return sum(one.numel() * one.element_size() for one in parameters())
+    return sum(parameter.numel() * parameter.element_size() for parameter in parameters())
 
 
 def _mark(spec: RunSpec) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain, groupby
@@ -20,7 +21,7 @@ from specbench.models.interface import CompilableModel, CuttingModel, ImageModel
 from specbench.models.transformer.compilation import compile_facts
 from specbench.models.transformer.host_sync import AsyncHostCopy
 from specbench.prompts import Request
-from specbench.runs.executors.compile_ahead import compiled_ahead
+from specbench.runs.executors.compile_ahead import compiled_ahead, told_forms
 from specbench.runs.run_progress import Reporter
 from specbench.specs.presets import decoder_code
 from specbench.specs.run_spec import RunSpec
@@ -91,20 +92,23 @@ def warm_up(
         require_code(f"decoder '{spec.decoder.name}'", spec.decoder_code, decoder_code(spec.decoder))
     compiles = isinstance(model, CompilableModel) and model.compiles
     # A GPU's compiled steps have other shapes where a prompt fills more blocks of the cache.
-    works = [(spec, text) for spec in specs for text in (texts if compiles else texts[:1])]
-    for spec, text in works:
-        what = f"steps of the warm-up of {spec.decoder.name} ({specs.index(spec) + 1} of {len(specs)})"
-        request, shared = Request(text, WARM_UP_ID), spec is specs[0]
-        wait(spec)
-        try:
-            given = model, [request] * spec.batch, spec.decoder, spec.sampling, spec.seed
-            for done in warm_up_steps(*given, render=shared):
-                tell(what, done, WARM_UP_STEPS)
-        except SpecbenchError as error:
-            if error.exit_code in (BAD_INPUT, MISSING_PREREQUISITE):
-                raise
-        except (Exception, SystemExit) as error:  # recurs, and is recorded, with the first measured image
-            check_alive(model.device, error)
+    with told_forms(model, specs, tell) if compiles else nullcontext() as keep:
+        for spec, text in ((spec, text) for spec in specs for text in (texts if compiles else texts[:1])):
+            what = f"steps of the warm-up of {spec.decoder.name} ({specs.index(spec) + 1} of {len(specs)})"
+            request, shared = Request(text, WARM_UP_ID), spec is specs[0]
+            wait(spec)
+            try:
+                given = model, [request] * spec.batch, spec.decoder, spec.sampling, spec.seed
+                for done in warm_up_steps(*given, render=shared):
+                    if keep is None:
+                        tell(what, done, WARM_UP_STEPS)
+            except SpecbenchError as error:
+                if error.exit_code in (BAD_INPUT, MISSING_PREREQUISITE):
+                    raise
+            except (Exception, SystemExit) as error:  # recurs, and is recorded, with the first measured image
+                check_alive(model.device, error)
+            if keep is not None and text == texts[-1]:
+                keep(spec)
     return compile_facts(model.compiled if isinstance(model, CompilableModel) else (), model.device)
 
 
