@@ -102,10 +102,10 @@ class Tokenizer:
 
     def padded(self, texts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Tokenize texts to ids and mask, int64 [n, 35] each."""
-        found = self._tokenizer(
+        tokens = self._tokenizer(
             list(texts), padding="max_length", truncation=True, max_length=_TOKENS, return_tensors="pt"
         )
-        return found.input_ids, found.attention_mask
+        return tokens.input_ids, tokens.attention_mask
 
     def cut(self, texts: Sequence[str]) -> tuple[int, int]:
         """Number of texts of more tokens than it gives, and that number of tokens."""
@@ -117,11 +117,11 @@ class Tokenizer:
 
 def _vision_name(name: str) -> str:
     for pattern, replacement in _VISION_NAMES:
-        name, found = re.subn(pattern, replacement, name)
-        if found:
+        name, replaced = re.subn(pattern, replacement, name)
+        if replaced:
             return name
     return name
 
 
 def _count(weights: Weights, pattern: str) -> int:
-    return 1 + max(int(found[1]) for name in weights if (found := re.match(pattern, name)))
+    return 1 + max(int(match[1]) for name in weights if (match := re.match(pattern, name)))

@@ -162,7 +162,7 @@ def metric_names() -> list[str]:
 def metric_name(typed: str) -> str:
     """Name of the metric that is meant, without its variant where none was named; as typed if there is none."""
     known = metric_names()
-    bases = dict.fromkeys(one.partition("[")[0] for one in (*known, *_DERIVED))
+    bases = dict.fromkeys(name.partition("[")[0] for name in (*known, *_DERIVED))
     base, bracket, variant = typed.partition("[")
     meant = next(iter(spellings.fitting(base, [*bases, *known], "metric")), base)
     return next(iter(spellings.fitting(f"{meant}{bracket}{variant}", [*known, *_DERIVED, *bases])), typed)
@@ -188,7 +188,12 @@ def require_metric(name: str) -> str:
         raise unknown_name("metric", name, metric_names())
     if len(variants) == 1:
         raise SpecbenchError(f"metric '{name}' has its variant in its name", f"--metric '{variants[0]}'")
-    papers = [f"{one} (--protocol {paper})" for paper, names in PROTOCOLS.items() for one in names if one in variants]
+    papers = [
+        f"{variant} (--protocol {paper})"
+        for paper, names in PROTOCOLS.items()
+        for variant in names
+        if variant in variants
+    ]
     wanted = f"the papers': {', '.join(papers)}" if papers else f"one of {', '.join(variants)}"
     raise SpecbenchError(f"metric '{name}' has {len(variants)} variants, which give different numbers", wanted)
 
@@ -199,8 +204,8 @@ def metric(name: str) -> Callable[..., Any]:
     name = metric_name(name)
     if name in METRICS:
         entry = METRICS[name]
-        found = load_object(entry.target, f"metric {name}")
-        return functools.partial(found, entry.variant) if entry.variant else found
+        factory = load_object(entry.target, f"metric {name}")
+        return functools.partial(factory, entry.variant) if entry.variant else factory
     if name in plugins("metrics"):
         target = plugins("metrics")[name].value
         return _foreign(load_object(target, f"metric {name}"), target)
@@ -211,10 +216,10 @@ def metric(name: str) -> Callable[..., Any]:
     raise unknown_name("metric", name, metric_names())
 
 
-def _foreign(found: Any, reference: str) -> Callable[..., Any]:
+def _foreign(cls: Any, reference: str) -> Callable[..., Any]:
     """A metric that is not specbench's: each of its methods names it in whatever it raises or returns wrongly, and its
     name, which becomes that of files and of columns, is checked."""
-    if not (isinstance(found, type) and all(hasattr(found, part) for part in ("features", "scores", "identity"))):
+    if not (isinstance(cls, type) and all(hasattr(cls, part) for part in ("features", "scores", "identity"))):
         raise SpecbenchError(f"metric '{reference}' is no specbench metric", "subclass specbench.metrics.base.Metric")
 
     refuse_edited(code_of([reference]))
@@ -224,42 +229,42 @@ def _foreign(found: Any, reference: str) -> Callable[..., Any]:
     listed = {"missing": tuple, "missing_packages": tuple, "downloads": Download}
 
     def guarded(method: str) -> Callable[..., Any]:
-        @functools.wraps(getattr(found, method))
+        @functools.wraps(getattr(cls, method))
         def call(self: Any, *given: Any, **named: Any) -> Any:
-            with naming_plugin("metric", str(getattr(self, "name", reference)), found.__module__):
-                value = getattr(found, method)(self, *given, **named)
-                if method in listed and not all(isinstance(one, listed[method]) for one in value):
+            with naming_plugin("metric", str(getattr(self, "name", reference)), cls.__module__):
+                value = getattr(cls, method)(self, *given, **named)
+                if method in listed and not all(isinstance(item, listed[method]) for item in value):
                     raise TypeError(f"{method}() returned {value!r:.60}")
                 return value
 
         return call
 
     def made(self: Any, *given: Any) -> None:
-        with naming_plugin("metric", reference, found.__module__):
-            found.__init__(self, *given)
+        with naming_plugin("metric", reference, cls.__module__):
+            cls.__init__(self, *given)
             range(self.batch)[0]  # a number above 0
         name = getattr(self, "name", None)
         if not path_component(name) or name in METRICS:
             taken = "which is a metric of specbench" if path_component(name) else "which is no name"
             raise SpecbenchError(f"metric '{reference}' is called {name!r:.100}, {taken}", "letters, digits and .+-[]")
 
-    methods = [name for name in vars(Metric) if not name.startswith("_") and callable(getattr(found, name, None))]
-    parts = {"__init__": made, "__module__": found.__module__, "class_reference": reference}
-    return type(found.__name__, (found,), {name: guarded(name) for name in methods} | parts)
+    methods = [name for name in vars(Metric) if not name.startswith("_") and callable(getattr(cls, name, None))]
+    parts = {"__init__": made, "__module__": cls.__module__, "class_reference": reference}
+    return type(cls.__name__, (cls,), {name: guarded(name) for name in methods} | parts)
 
 
 def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Download]:
     """List what metrics need, this disk lacks, and can be downloaded."""
-    return [found for name in names if name not in IMPORTED for found in metric(name)(settings).downloads()]
+    return [download for name in names if name not in IMPORTED for download in metric(name)(settings).downloads()]
 
 
 def default_metrics(model: str, prompts: str | None = None) -> list[str]:
     """List the metrics of a model's images where none is named, those for a prompt set or all."""
     if model == "shapes":
         return bundled_metrics()
-    own = prompts and prompts.partition("/")[0]
-    sets = DEFAULTS if prompts is None else (own,) if own == "imagenet" else ("", own)
-    return bundled_metrics() + [name for one in sets for name in DEFAULTS.get(one, ())]
+    base = prompts and prompts.partition("/")[0]
+    sets = DEFAULTS if prompts is None else (base,) if base == "imagenet" else ("", base)
+    return bundled_metrics() + [name for prompt_set in sets for name in DEFAULTS.get(prompt_set, ())]
 
 
 def bundled_metrics() -> list[str]:

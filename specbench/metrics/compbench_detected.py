@@ -91,12 +91,12 @@ def _named(names: Sequence[str], scores_PQ: Tensor, boxes_P4: Tensor, shape: tup
     centre, size = boxes_P4[:, :2], boxes_P4[:, 2:]
     corners = torch.cat([centre - size / 2, centre + size / 2], 1) * max(shape)
     corners = corners.clamp(min=torch.zeros(4), max=torch.tensor([width, height, width, height]).float())
-    found = {}
+    objects = {}
     for column, name in enumerate(names):
         likely = (scores_PQ[:, column] > THRESHOLD).nonzero().squeeze(1).tolist()
         seen = [Found(tuple(corners[place].tolist()), scores_PQ[place, column].item()) for place in likely]
-        found[name] = distinct(seen, overlap, DUPLICATE)
-    return found
+        objects[name] = distinct(seen, overlap, DUPLICATE)
+    return objects
 
 
 def depth_input(pixels: np.ndarray) -> Tensor:
@@ -121,8 +121,8 @@ class Depth:
     @torch.inference_mode()
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
         """Estimate the nearness of each pixel of uint8 [H, W, 3]: float32 [H, W] from 0 (farthest) to 1 (nearest)."""
-        found = self.network(depth_input(pixels)[None].to(self.device)).predicted_depth[None]
-        near = F.interpolate(found, pixels.shape[:2], mode="bicubic", align_corners=False)[0, 0].cpu().numpy()
+        depth = self.network(depth_input(pixels)[None].to(self.device)).predicted_depth[None]
+        near = F.interpolate(depth, pixels.shape[:2], mode="bicubic", align_corners=False)[0, 0].cpu().numpy()
         low, high = near.min(), near.max()
         return (near - low) / (high - low) if high > low else np.zeros_like(near)
 
@@ -281,8 +281,8 @@ class ThreeInOne(CategoryMetric):
         for name, part in self.parts.items():
             needing = [number for number, parts in enumerate(wanted) if name in parts]
             shown = [(plain if name == "clip" else samples)[number] for number in needing]
-            for number, found in zip(needing, part.features(shown) if shown else (), strict=True):
-                rows[number][name] = found["value"]
+            for number, values in zip(needing, part.features(shown) if shown else (), strict=True):
+                rows[number][name] = values["value"]
         for row, sample in zip(rows, samples, strict=True):
             row["value"] = rules.three_in_one(sample.meta["kind"], row)
         return rows

@@ -87,16 +87,16 @@ def around_preposition(words: Sequence[tuple[str, str]]) -> tuple[str, str] | No
     """Find the two objects around the preposition of a complex prompt, given as (word, part of speech) pairs: the last
     noun or name before it and the first noun after it, or without one the last word of the first name that another word
     follows. None unless this finds two in all; the 2D score then is 0."""
-    found: list[str] = []
+    pair: list[str] = []
     for place in range(len(words)):
         length = next((n for n in (3, 2, 1) if _words(words, place, n) in PREPOSITIONS), 0)
         if not length:
             continue
-        found += [word for word, kind in reversed(words[:place]) if kind in ("NOUN", "PROPN")][:1]
+        pair += [word for word, kind in reversed(words[:place]) if kind in ("NOUN", "PROPN")][:1]
         after = words[place + length :]
         ends = [word for (word, kind), (_, then) in pairwise(after) if kind == "PROPN" and then != "PROPN"]
-        found += ([word for word, kind in after if kind == "NOUN"] or ends)[:1]
-    return (found[0], found[1]) if len(found) == 2 else None
+        pair += ([word for word, kind in after if kind == "NOUN"] or ends)[:1]
+    return (pair[0], pair[1]) if len(pair) == 2 else None
 
 
 def _words(words: Sequence[tuple[str, str]], place: int, count: int) -> str:
@@ -142,8 +142,8 @@ def spatial_3d(first: Found | None, second: Found | None, asked: str | None, dep
 
 
 def _mixed(first: Found | None, second: Found | None, placed: Callable[[Box, Box], float]) -> float:
-    seen = [one for one in (first, second) if one is not None]
-    value = 0.25 * sum(one.score for one in seen)
+    seen = [detected for detected in (first, second) if detected is not None]
+    value = 0.25 * sum(detected.score for detected in seen)
     return value + 0.5 * placed(first.box, second.box) if len(seen) == 2 else value
 
 
@@ -151,8 +151,8 @@ def numeracy(counts: Mapping[str, int], objects: Mapping[str, Sequence[Found]]) 
     """Counting score, 0 to 1: mean over the objects asked for of half for presence and half for the right number."""
     scores = []
     for name, count in counts.items():
-        found = distinct(objects.get(name, ()), lambda a, b: max(overlap(a, b), contained(a, b)), SAME)
-        scores.append(0.5 * bool(found) + 0.5 * (len(found) == count))
+        alike = distinct(objects.get(name, ()), lambda a, b: max(overlap(a, b), contained(a, b)), SAME)
+        scores.append(0.5 * bool(alike) + 0.5 * (len(alike) == count))
     return sum(scores) / len(scores)
 
 
@@ -162,12 +162,12 @@ def three_in_one(kind: str, parts: Mapping[str, float]) -> float:
     return sum(parts[part] for part in needed) / len(needed)
 
 
-def distinct(found: Sequence[Found], common: Callable[[Box, Box], float], limit: float) -> list[Found]:
+def distinct(detected: Sequence[Found], common: Callable[[Box, Box], float], limit: float) -> list[Found]:
     """Remove detections that share more than `limit` with a better one; the best come first."""
     kept: list[Found] = []
-    for one in sorted(found, key=lambda one: -one.score):
-        if all(common(one.box, better.box) <= limit for better in kept):
-            kept.append(one)
+    for candidate in sorted(detected, key=lambda candidate: -candidate.score):
+        if all(common(candidate.box, better.box) <= limit for better in kept):
+            kept.append(candidate)
     return kept
 
 

@@ -170,8 +170,8 @@ def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], 
     for split in range(_SPLITS):
         first = rng.permutation(units.max() + 1)[units] < (units.max() + 1) // 2
         ours = rng.permutation(reference.n) < reference.n // 2
-        for half, (own, other) in enumerate(((first, ours), (~first, ~ours))):
-            pairs[split, half] = frechet_distance(Gaussian(images.features[own]), Gaussian(reference.features[other]))
+        for half, (mask, other) in enumerate(((first, ours), (~first, ~ours))):
+            pairs[split, half] = frechet_distance(Gaussian(images.features[mask]), Gaussian(reference.features[other]))
     value = 2 * plug_in - pairs.mean()
     low = high = None
     if min(images.n, reference.n) // 2 > images.d:
@@ -271,7 +271,7 @@ def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = K_NEAREST)
     if min(len(images), len(reference)) <= k:
         return None
     images, reference = images.astype(np.float64), reference.astype(np.float64)
-    radii, own = _radii(reference, k), _radii(images, k)
+    radii, image_radii = _radii(reference, k), _radii(images, k)
     recalled, covered = np.zeros(len(reference), bool), np.zeros(len(reference), bool)
     around = np.empty(len(images), np.int64)
     for start in range(0, len(images), _ROWS):
@@ -280,7 +280,7 @@ def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = K_NEAREST)
         inside = distance < radii
         around[rows] = inside.sum(1)
         covered |= inside.any(0)
-        recalled |= (distance < own[rows, None]).any(0)
+        recalled |= (distance < image_radii[rows, None]).any(0)
     return NearestNeighbours(around > 0, around / k, recalled, covered)
 
 

@@ -36,15 +36,15 @@ class Diversity(Metric):
         """Distance of each pair of images of one prompt, by 1 - cosine of their features."""
         unit = np.stack(features).astype(np.float64)
         unit /= np.linalg.norm(unit, axis=1, keepdims=True)
-        return [1.0 - float(unit[one] @ unit[other]) for one, other in combinations(range(len(unit)), 2)]
+        return [1.0 - float(unit[first] @ unit[second]) for first, second in combinations(range(len(unit)), 2)]
 
     def statistics(self, features: pd.DataFrame) -> pd.DataFrame:
         """A row per prompt of several samples: `prompt_id`, `value`, `images`."""
-        groups = [(prompt, own["feature"].tolist()) for prompt, own in features.groupby("prompt_id", sort=False)]
+        groups = [(prompt, images["feature"].tolist()) for prompt, images in features.groupby("prompt_id", sort=False)]
         rows = [
-            {"prompt_id": prompt, "value": float(np.mean(self.distances(own))), "images": len(own)}
-            for prompt, own in groups
-            if len(own) > 1
+            {"prompt_id": prompt, "value": float(np.mean(self.distances(images))), "images": len(images)}
+            for prompt, images in groups
+            if len(images) > 1
         ]
         return pd.DataFrame(rows, columns=["prompt_id", "value", "images"])
 
@@ -57,7 +57,7 @@ class Diversity(Metric):
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         """Over the samples that both have."""
         common = features[["prompt_id", "sample"]].merge(baseline[["prompt_id", "sample"]])
-        mine, theirs = (self.statistics(one.merge(common)) for one in (features, baseline))
+        mine, theirs = (self.statistics(frame.merge(common)) for frame in (features, baseline))
         both = mine.merge(theirs, on="prompt_id", suffixes=("", "_base"))
         if both.empty:
             return None
@@ -88,8 +88,8 @@ class ClipDiversity(Diversity):
         return self.clip.preprocess(pixels)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        found = image_embeddings(self.clip.network, self.preprocessed(samples), self.settings.device)
-        return [{"feature": row} for row in found.numpy()]
+        embeddings = image_embeddings(self.clip.network, self.preprocessed(samples), self.settings.device)
+        return [{"feature": row} for row in embeddings.numpy()]
 
 
 class ShapesDiversity(ClipDiversity):
@@ -139,6 +139,6 @@ class Lpips(Diversity):
         images = images.to(self.settings.device)
         with torch.inference_mode():
             return [
-                float(self.network(images[one][None], images[other][None]))
-                for one, other in combinations(range(len(images)), 2)
+                float(self.network(images[first][None], images[second][None]))
+                for first, second in combinations(range(len(images)), 2)
             ]

@@ -35,23 +35,23 @@ Answers = Mapping[int, bool]  # Whether the judge said yes, by question id
 def read_verdict(line: str) -> tuple[str, int, str, str]:
     """Parse a line of the released program's `_detail.txt` (path of the grid, crop, question, answer) to item, number
     of the image in its grid, question and answer; a ValueError where it has another form."""
-    found = _VERDICT.fullmatch(line)
-    if found is None:
+    match = _VERDICT.fullmatch(line)
+    if match is None:
         raise ValueError("every line is: path, (left, top, right, bottom), question, answer")
-    left, top, right, bottom = (int(found[place]) for place in range(2, 6))
+    left, top, right, bottom = (int(match[place]) for place in range(2, 6))
     side = right - left
     if side <= 0 or bottom - top != side or left not in (0, side) or top not in (0, side):
         raise ValueError(f"({left}, {top}, {right}, {bottom}) is no quarter of a 2x2 grid")
-    return re.split(r"[/\\]", found[1])[-1].partition(".")[0], (left + 2 * top) // side, found[6], found[7]
+    return re.split(r"[/\\]", match[1])[-1].partition(".")[0], (left + 2 * top) // side, match[6], match[7]
 
 
 def dpg_score(questions: Sequence[Mapping], answers: Answers, strict: bool = False) -> float:
     """Fraction of the questions answered by yes; one whose parent counts as no counts as no. A KeyError if `strict` and
     a parent was not asked."""
-    scores = {one["id"]: answers[one["id"]] for one in questions}
-    for one in questions:
-        if any(not scores[parent] for parent in one["parents"] if parent and (strict or parent in scores)):
-            scores[one["id"]] = False
+    scores = {question["id"]: answers[question["id"]] for question in questions}
+    for question in questions:
+        if any(not scores[parent] for parent in question["parents"] if parent and (strict or parent in scores)):
+            scores[question["id"]] = False
     return sum(scores.values()) / len(scores)
 
 
@@ -71,12 +71,12 @@ def category(question: Mapping) -> str:
 
 def questions_of(prompt_id: str, meta: Mapping[str, object]) -> list[Mapping]:
     """The questions of a prompt's metadata; of several with one id, the program knows the last."""
-    found = meta["questions"]
+    questions = meta["questions"]
     try:
-        whole = bool(found) and all(
-            isinstance(one["question"], str) and isinstance(one["tuple"], str)
-            and all(type(number) is int for number in (one["id"], *one["parents"]))
-            for one in found
+        whole = bool(questions) and all(
+            isinstance(question["question"], str) and isinstance(question["tuple"], str)
+            and all(type(number) is int for number in (question["id"], *question["parents"]))
+            for question in questions
         )  # fmt: skip
     except (TypeError, KeyError):
         whole = False
@@ -84,7 +84,7 @@ def questions_of(prompt_id: str, meta: Mapping[str, object]) -> list[Mapping]:
         raise SpecbenchError(
             f"prompt '{prompt_id}' has no questions of DPG-Bench", "take the prompts of: specbench fetch dpg-bench"
         )
-    return list({one["id"]: one for one in found}.values())
+    return list({question["id"]: question for question in questions}.values())
 
 
 def grid_files(rows: Sequence[Any]) -> Iterator[tuple[bytes, *tuple[str, ...]]]:
@@ -113,9 +113,9 @@ def questions_table(items: Sequence[tuple[str, Sequence[Mapping]]]) -> bytes:
     """The table of the given items for the released program, with a row before them that it skips."""
     sink = io.StringIO()
     values = [
-        (name, one["id"], ",".join(map(str, one["parents"])), one["tuple"], one["question"])
+        (name, question["id"], ",".join(map(str, question["parents"])), question["tuple"], question["question"])
         for name, questions in items
-        for one in questions
+        for question in questions
     ]
     csv.writer(sink).writerows([TABLE_COLUMNS, *values[:1], *values])
     return sink.getvalue().encode()
@@ -151,7 +151,7 @@ class OfficialDpgBench(Metric):
         answers = self._answers(sample.prompt_id, sample.sample, sample.meta)
         asked = questions[sample.meta["line"] == 0 :]  # without the first of all
         kinds = {
-            kind: [[category(one), answers[one["id"]]] for one in those if one["id"] in answers]
+            kind: [[category(question), answers[question["id"]]] for question in those if question["id"] in answers]
             for kind, those in (("value", questions), ("released", asked))
         }
         whole = len(answers) == len(questions)
@@ -165,11 +165,13 @@ class OfficialDpgBench(Metric):
         """Answers by question id; those about the table's first item may be missing, because the program fails on the
         question that it skips."""
         verdicts, answers = self._verdicts.get((prompt_id, sample), {}), {}
-        for one in questions_of(prompt_id, meta):
-            if one["question"] in verdicts:
-                answers[one["id"]] = verdicts[one["question"]] == "yes"
+        for question in questions_of(prompt_id, meta):
+            if question["question"] in verdicts:
+                answers[question["id"]] = verdicts[question["question"]] == "yes"
             elif meta["line"] != 0:
-                what = f"the results have no answer about image {sample} of '{prompt_id}' to '{one['question']:.80}'"
+                what = (
+                    f"the results have no answer about image {sample} of '{prompt_id}' to '{question['question']:.80}'"
+                )
                 raise SpecbenchError(what, "the program leaves out grids that it cannot read; see what it printed")
         return answers
 
@@ -183,12 +185,12 @@ class OfficialDpgBench(Metric):
         name = self.name if column == "value" else f"{self.name}[released]"
         left_out = len(statistics) - len(rows)
         note = f"{left_out} images are left out: the program did not ask all of their questions" if left_out else None
-        found = [Score(name, mean_interval(rows[column], rows["prompt_id"]), len(rows), note)]
+        scores = [Score(name, mean_interval(rows[column], rows["prompt_id"]), len(rows), note)]
         if column == "released":
             rows = rows[rows["sample"] == rows["sample"].max()]
-        kept = [(row.prompt_id, *one) for row in rows.itertuples() for one in json.loads(row.answers)[column]]
+        kept = [(row.prompt_id, *answer) for row in rows.itertuples() for answer in json.loads(row.answers)[column]]
         answers = pd.DataFrame(kept, columns=["prompt_id", "category", "yes"])
-        return found + part_scores(name, answers, "category", "yes")
+        return scores + part_scores(name, answers, "category", "yes")
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return column_difference(features.dropna(subset="value"), baseline.dropna(subset="value"), "value")

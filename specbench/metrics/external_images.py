@@ -55,10 +55,10 @@ def external_images(
     None for the one that fits; `say`: receives a line with the layout and the first pair."""
     layout = layout or ("dataset" if _metadata(folder) else None)
     name = read_name("layout", layout, IMAGE_LAYOUTS) if layout else None
-    name, found = (name, _matched(name, folder, prompts)) if name else _fitting(folder, prompts)
+    name, matched = (name, _matched(name, folder, prompts)) if name else _fitting(folder, prompts)
     known, grid = {prompt.id: prompt for prompt in prompts.prompts}, IMAGE_LAYOUTS[name].grid
     first = prompts.prompts[0]
-    path = next(path for key, path in sorted(found.items()) if key[0] == first.id)
+    path = next(path for key, path in sorted(matched.items()) if key[0] == first.id)
     pair = f"{path.relative_to(folder)} is '{first.text:.60}'"
     say(f"{folder}: layout {name} ({IMAGE_LAYOUTS[name].what}); first pair: {pair}")
     rows = [
@@ -71,7 +71,7 @@ def external_images(
             "started_at": _version(path, folder, name),
             "path": path,
         }
-        for (prompt, sample), path in sorted(found.items())
+        for (prompt, sample), path in sorted(matched.items())
     ]
     for row in rows:
         if row["category"] is None and "scene" in parse_json(row["meta"]):
@@ -102,10 +102,10 @@ def prompts_of_images(folder: Path, prompts: str | Path | None, column: str | No
         what = f"{folder} has no metadata.jsonl or metadata.csv that names its prompts"
         raise SpecbenchError(what, "--prompts SET|FILE" if folder.is_dir() else "check --images")
     known: dict[str, Prompt] = {}
-    for one in read_entries(about, column):
-        meta = {name: value for name, value in one.meta.items() if name not in ("file_name", "sample", "run")}
-        if known.setdefault(one.id, replace(one, meta=meta)).text != one.text:
-            raise SpecbenchError(f"{about}: two prompts have the id '{one.id:.60}'", "ids must be unique")
+    for prompt in read_entries(about, column):
+        meta = {name: value for name, value in prompt.meta.items() if name not in ("file_name", "sample", "run")}
+        if known.setdefault(prompt.id, replace(prompt, meta=meta)).text != prompt.text:
+            raise SpecbenchError(f"{about}: two prompts have the id '{prompt.id:.60}'", "ids must be unique")
     return build_prompt_set(str(about), list(known.values()))
 
 
@@ -122,13 +122,13 @@ def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     known = {prompt.id for prompt in prompts}
     by_text = {prompt.text.strip(): prompt.id for prompt in prompts}
     counts: Counter[str] = Counter()
-    for one in read_entries(about):
-        file = str(one.meta.get("file_name", ""))
+    for entry in read_entries(about):
+        file = str(entry.meta.get("file_name", ""))
         if not file or Path(file).is_absolute() or ".." in Path(file).parts:
             raise SpecbenchError(f"{about}: '{file:.60}' is no file_name of an image beside it")
-        name = one.id if one.id in known else by_text.get(one.text)
+        name = entry.id if entry.id in known else by_text.get(entry.text)
         if name is None:
-            raise _no_prompt(about.parent / file, f"its caption, '{one.text:.60}', is none of them")
+            raise _no_prompt(about.parent / file, f"its caption, '{entry.text:.60}', is none of them")
         yield (name, counts[name]), about.parent / file
         counts[name] += 1
 
@@ -144,7 +144,7 @@ def _fitting(folder: Path, prompts: PromptSet) -> tuple[str, dict[Key, Path]]:
         except SpecbenchError as error:
             problems[name] = error
     if not fitting:
-        near = [[one for one in problems.values() if isinstance(one, kind)] for kind in (_Incomplete, _Unlisted)]
+        near = [[why for why in problems.values() if isinstance(why, kind)] for kind in (_Incomplete, _Unlisted)]
         raise [*near[0], *reversed(near[1]), problems["ids"]][0]
     first, *others = fitting
     if other := next((name for name in others if fitting[name] != fitting[first]), None):
@@ -162,23 +162,23 @@ class _Unlisted(SpecbenchError):
 
 
 def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
-    found: dict[Key, Path] = {}
+    images: dict[Key, Path] = {}
     for key, path in IMAGE_LAYOUTS[name].match(folder, prompts.prompts):
-        if found.setdefault(key, path) != path:
-            raise SpecbenchError(f"{found[key]} and {path} are both image {key[1]} of prompt '{key[0]}'")
-    if not found:
+        if images.setdefault(key, path) != path:
+            raise SpecbenchError(f"{images[key]} and {path} are both image {key[1]} of prompt '{key[0]}'")
+    if not images:
         raise SpecbenchError("no images")
-    samples = sorted({sample for _, sample in found}) if name != "dataset" else [0]  # whose metadata list all there is
+    samples = sorted({sample for _, sample in images}) if name != "dataset" else [0]  # whose metadata list all there is
     for prompt in prompts.prompts:
         for sample in samples:
-            if (prompt.id, sample) not in found:
+            if (prompt.id, sample) not in images:
                 called = f"'{prompt.text:.60}'" if prompt.id == text_id(prompt.text) else f"prompt '{prompt.id}'"
                 raise _Incomplete(
                     f"{folder} has no image {sample} of {called}",
                     "leave the prompt out of the file if it was not drawn"
                     + (f"; looked for {prompt.id}-{sample}.png" if name == "ids" else f"; taken as layout {name}"),
                 )
-    return found
+    return images
 
 
 def _by_id(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
@@ -215,12 +215,12 @@ def _by_start(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
     def pairs() -> _Pairs:
         for path in pictures_in(folder):
-            found = _STARTED.fullmatch(path.stem)
-            words = found["name"] if found else ""
+            match = _STARTED.fullmatch(path.stem)
+            words = match["name"] if match else ""
             ends = (at for at, mark in enumerate(words, 1) if mark == "-")  # the model's name has some too
             if (name := next((ids[words[at:]] for at in ends if words[at:] in ids), None)) is None:
                 raise _no_prompt(path)
-            yield (name, int(found["sample"] or 0)), path
+            yield (name, int(match["sample"] or 0)), path
 
     return _ranked(pairs())
 
@@ -249,13 +249,13 @@ def _named(paths: Iterable[Path], ids: Mapping[str, str], plain: Callable[[str],
     for path in paths:
         numbered = _NUMBERED.fullmatch(path.stem)
         read = [(plain(path.stem), 0), *([(plain(numbered["name"]), int(numbered["sample"]))] if numbered else [])]
-        found = sorted({(ids[name], sample) for name, sample in read if name in ids})
-        if not found:
+        fitting = sorted({(ids[name], sample) for name, sample in read if name in ids})
+        if not fitting:
             raise _no_prompt(path)
-        if len(found) > 1:
-            names = " and ".join(f"'{name}'" for name, _ in found)
+        if len(fitting) > 1:
+            names = " and ".join(f"'{name}'" for name, _ in fitting)
             raise SpecbenchError(f"{path} may belong to prompts {names}", "name it <prompt id>-<sample>.png")
-        yield found[0], path
+        yield fitting[0], path
 
 
 def _numbered(paths: Iterable[Path], ids: Mapping[int, str], why: str) -> _Pairs:
@@ -291,7 +291,7 @@ def _kept_captions(folder: Path) -> dict[int, str]:
     kept: dict[int, str] = {}
     for path in sorted(folder.glob("global_statistics_*.json")):
         with blaming(path, "has no captions of 'prompt_0', 'prompt_1', ...", "take it out"):
-            kept |= {int(name.removeprefix("prompt_")): str(one["prompt"]).strip() for name, one in _json(path).items()}
+            kept |= {int(name.removeprefix("prompt_")): str(row["prompt"]).strip() for name, row in _json(path).items()}
     return kept
 
 

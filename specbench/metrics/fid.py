@@ -174,8 +174,8 @@ class Fid(Metric):
             scores.append(Score(f"fid-infinity[{self.variant}]", limit, images.n, note))
         note = "unbiased at any number of images" if images.n < reference.n else None
         scores.append(Score(f"kid[{self.variant}]", own_kid, images.n, note))
-        found = neighbourhood(images.features, self.reference_features)
-        return scores + ([] if found is None else self._neighbour_scores(found, prompts))
+        neighbours = neighbourhood(images.features, self.reference_features)
+        return scores + ([] if neighbours is None else self._neighbour_scores(neighbours, prompts))
 
     def _inception_score(self, images: Gaussian) -> list[Score]:
         import torch
@@ -186,14 +186,14 @@ class Fid(Metric):
         note = f"standard deviation over {IS_SPLITS} splits: {deviation:.3g}"
         return [Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note)]
 
-    def _neighbour_scores(self, found: NearestNeighbours, prompts: Sequence[str]) -> list[Score]:
+    def _neighbour_scores(self, neighbours: NearestNeighbours, prompts: Sequence[str]) -> list[Score]:
         """Recall and coverage are means over reference images and have no interval over prompts."""
-        n, m = len(found.precise), len(found.recalled)
+        n, m = len(neighbours.precise), len(neighbours.recalled)
         estimates = {
-            "precision": proportion_interval(found.precise, prompts),
-            "recall": Estimate(float(found.recalled.mean()), None, None),
-            "density": mean_interval(found.density, prompts),
-            "coverage": Estimate(float(found.covered.mean()), None, None),
+            "precision": proportion_interval(neighbours.precise, prompts),
+            "recall": Estimate(float(neighbours.recalled.mean()), None, None),
+            "density": mean_interval(neighbours.density, prompts),
+            "coverage": Estimate(float(neighbours.covered.mean()), None, None),
         }
         sizes = f"k = {K_NEAREST}, {n} images, {m} reference images; other sizes do not compare"
         return [Score(f"{name}[{self.variant}]", one, n, sizes) for name, one in estimates.items()]

@@ -110,14 +110,14 @@ class GenEval(JudgedMetric):
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         detected = self.detector([sample.pixels for sample in samples])
-        return [self._judge(sample, found) for sample, found in zip(samples, detected, strict=True)]
+        return [self._judge(sample, seen) for sample, seen in zip(samples, detected, strict=True)]
 
     def _judge(self, sample: Sample, detected: Sequence[Instance]) -> dict[str, object]:
         objects: dict[str, list[Found]] = {}
-        for one in detected:
-            if one.score > KEPT_SCORE:
-                found = Found(one.box, one.score, partial(self.color, sample.pixels, one))
-                objects.setdefault(one.label, []).append(found)
+        for instance in detected:
+            if instance.score > KEPT_SCORE:
+                candidate = Found(instance.box, instance.score, partial(self.color, sample.pixels, instance))
+                objects.setdefault(instance.label, []).append(candidate)
         verdict = judge_image(sample.meta, confident(objects, sample.category or ""))
         return {"correct": verdict.correct, "reason": "; ".join(verdict.reasons), "details": details(objects)}
 
@@ -127,9 +127,9 @@ class GenEval(JudgedMetric):
         alone = np.where(instance.mask[..., None], pixels, np.uint8(BACKGROUND))[y1:y2, x1:x2]
         size = self.clip.visual.image_size[0]
         seen = image_embeddings(self.clip, [normalised(short_side_centre(alone, size))], self.settings.device)
-        texts = [one.format(color=color, name=instance.label) for color in GENEVAL_COLORS for one in TEMPLATES]
-        found = text_embeddings(self.clip, texts, self.settings.device)
-        means = found.unflatten(0, (len(GENEVAL_COLORS), len(TEMPLATES))).mean(1)
+        texts = [words.format(color=color, name=instance.label) for color in GENEVAL_COLORS for words in TEMPLATES]
+        embeddings = text_embeddings(self.clip, texts, self.settings.device)
+        means = embeddings.unflatten(0, (len(GENEVAL_COLORS), len(TEMPLATES))).mean(1)
         return GENEVAL_COLORS[int((means / means.norm(dim=1, keepdim=True) @ seen[0]).argmax())]
 
 
@@ -178,12 +178,12 @@ def instances(
     scores = (best.values * inside[place]).tolist()
     (x1, x2), (y1, y2) = (_extent(binary.any(axis)) for axis in (1, 2))  # x2 is 0 for an empty mask
     boxes, seen = list(map(tuple, torch.stack([x1, y1, x2, y2], 1).tolist())), binary.cpu().numpy()
-    found = [
+    pairs = [
         Instance(labels[kind], score, boxes[slot], seen[slot])
         for kind, slot, score in zip(label.tolist(), place.tolist(), scores, strict=True)
         if boxes[slot][2] > 0
     ]
-    return sorted(found, key=lambda one: -one.score)
+    return sorted(pairs, key=lambda instance: -instance.score)
 
 
 def _extent(marked: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,13 +209,13 @@ class Mask2Former:
         by_size = defaultdict(list)
         for number, pixels in enumerate(images):
             by_size[pixels.shape].append(number)
-        found: list[list[Instance]] = [[] for _ in images]
+        results: list[list[Instance]] = [[] for _ in images]
         for numbers in by_size.values():
             inputs, inner = zip(*(mask2former_input(images[number]) for number in numbers), strict=True)
             output = self.network(torch.stack(inputs).to(self.device))
             for row, number in enumerate(numbers):
-                found[number] = instances(
+                results[number] = instances(
                     output.class_queries_logits[row], output.masks_queries_logits[row],
                     self.labels, inputs[row].shape[1:], inner[row], images[number].shape[:2],
                 )  # fmt: skip
-        return found
+        return results

@@ -88,24 +88,24 @@ class GenEval2(Metric):
         if not asked or len(asked) != len(skills):
             what = f"prompt '{sample.prompt_id}' has {len(asked)} questions and {len(skills)} skills"
             raise SpecbenchError(what, "take the prompts of: specbench fetch geneval2")
-        found = [self.judge(sample.pixels, question, right_answers(question, answer)) for question, answer in asked]
+        atoms = [self.judge(sample.pixels, question, right_answers(question, answer)) for question, answer in asked]
         with np.errstate(divide="ignore"):
-            geometric = float(np.exp(np.mean(np.log(found))))
-        kept = json.dumps(list(zip(skills, found, strict=True)))
-        return {"value": geometric, "atoms": float(np.mean(found)), "answers": kept}
+            geometric = float(np.exp(np.mean(np.log(atoms))))
+        kept = json.dumps(list(zip(skills, atoms, strict=True)))
+        return {"value": geometric, "atoms": float(np.mean(atoms)), "answers": kept}
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         if statistics.empty:
             return []
         prompts = statistics["prompt_id"]
-        found = [
+        results = [
             Score(name, mean_interval(statistics[column], prompts), len(statistics))
             for name, column in ((self.name, "value"), (f"{self.name}:atoms", "atoms"))
         ]
-        kept = [(row.prompt_id, *one) for row in statistics.itertuples() for one in json.loads(row.answers)]
+        kept = [(row.prompt_id, *answer) for row in statistics.itertuples() for answer in json.loads(row.answers)]
         atoms = pd.DataFrame(kept, columns=["prompt_id", "skill", "share"])
-        found += part_scores(self.name, statistics.dropna(subset="category"), "category", "value")
-        return found + part_scores(self.name, atoms, "skill", "share")
+        results += part_scores(self.name, statistics.dropna(subset="category"), "category", "value")
+        return results + part_scores(self.name, atoms, "skill", "share")
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return column_difference(features, baseline, "value")

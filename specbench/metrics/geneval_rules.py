@@ -39,15 +39,15 @@ def confident(objects: Objects, tag: str) -> dict[str, list[Found]]:
     """Filter objects by the threshold of a tag: best first, at most 16 of a class."""
     threshold = COUNTING_THRESHOLD if tag == "counting" else THRESHOLD
     kept = {
-        name: sorted((one for one in found if one.score > threshold), key=lambda one: -one.score)[:MOST_OBJECTS]
-        for name, found in objects.items()
+        name: sorted((hit for hit in hits if hit.score > threshold), key=lambda hit: -hit.score)[:MOST_OBJECTS]
+        for name, hits in objects.items()
     }
-    return {name: found for name, found in kept.items() if found}
+    return {name: hits for name, hits in kept.items() if hits}
 
 
 def details(objects: Objects) -> str:
     """Boxes and rounded scores by class name, as JSON."""
-    return json.dumps({name: [[*one.box, round(one.score, 4)] for one in found] for name, found in objects.items()})
+    return json.dumps({name: [[*hit.box, round(hit.score, 4)] for hit in hits] for name, hits in objects.items()})
 
 
 def relations(a: Found, b: Found) -> set[str]:
@@ -68,26 +68,26 @@ def judge_image(meta: Mapping[str, object], objects: Objects) -> ImageVerdict:
     reasons: list[str] = []
     matched: list[Sequence[Found] | None] = []
     for clause in meta.get("include", ()):
-        found = objects.get(clause["class"], ())
-        reason = _include(clause, found, matched)
+        hits = objects.get(clause["class"], ())
+        reason = _include(clause, hits, matched)
         if reason:
             reasons.append(reason)
-        matched.append(None if reason else found[: clause["count"]])
+        matched.append(None if reason else hits[: clause["count"]])
     for clause in meta.get("exclude", ()):
-        found = objects.get(clause["class"], ())
-        if len(found) >= clause["count"]:
-            reasons.append(f"expected {clause['class']}<{clause['count']}, found {len(found)}")
+        hits = objects.get(clause["class"], ())
+        if len(hits) >= clause["count"]:
+            reasons.append(f"expected {clause['class']}<{clause['count']}, found {len(hits)}")
     return ImageVerdict(not reasons, tuple(reasons))
 
 
-def _include(clause: Mapping, found: Sequence[Found], matched: Sequence[Sequence[Found] | None]) -> str | None:
+def _include(clause: Mapping, hits: Sequence[Found], matched: Sequence[Sequence[Found] | None]) -> str | None:
     """Reason why an `include` clause fails, or None. `matched` are the objects of the clauses before it."""
     name, count = clause["class"], clause["count"]
-    if len(found) < count:
-        return f"expected {name}>={count}, found {len(found)}"
-    used = found[:count]
+    if len(hits) < count:
+        return f"expected {name}>={count}, found {len(hits)}"
+    used = hits[:count]
     if "color" in clause:
-        colors = [one.color() for one in used]
+        colors = [hit.color() for hit in used]
         if colors.count(clause["color"]) < count:
             return f"expected {clause['color']} {name}>={count}, found {', '.join(colors)}"
     if "position" in clause:
@@ -95,6 +95,6 @@ def _include(clause: Mapping, found: Sequence[Found], matched: Sequence[Sequence
         others = matched[index]
         if others is None:
             return f"no target for {name} to be {wanted}"
-        if not all(wanted in relations(one, other) for one in used for other in others):
+        if not all(wanted in relations(hit, other) for hit in used for other in others):
             return f"expected {name} {wanted} target"
     return None

@@ -179,10 +179,10 @@ class OfficialGenEval(JudgedMetric):
         key = (official_line(sample.prompt_id, sample.meta), sample.sample)
         if key not in self._verdicts:
             raise SpecbenchError(f"{self.results} has no result for {key[0]:05d}/samples/{key[1]:04d}.png")
-        found = self._verdicts[key]
-        if (found.get("prompt") or sample.prompt) != sample.prompt:
-            raise SpecbenchError(f"{self.results}: {key[0]:05d} is about '{found['prompt']}', not '{sample.prompt}'")
-        return {"correct": found["correct"], "reason": found.get("reason"), "details": found.get("details")}
+        verdict = self._verdicts[key]
+        if (verdict.get("prompt") or sample.prompt) != sample.prompt:
+            raise SpecbenchError(f"{self.results}: {key[0]:05d} is about '{verdict['prompt']}', not '{sample.prompt}'")
+        return {"correct": verdict["correct"], "reason": verdict.get("reason"), "details": verdict.get("details")}
 
 
 class OfficialCompBench(Metric):
@@ -321,9 +321,9 @@ class _Row(NamedTuple):
 def _rows(run: Path, fits, what: str) -> list[_Row]:
     stored = RunStore(run).samples(["prompt", "category", "meta", "status", "image", "image_sha256"])
     rows = [
-        _Row(run, one.prompt_id, one.prompt, int(one.sample), one.category, meta, one.image, one.image_sha256)
-        for one in stored[(stored["status"] == "ok") & stored["image"].notna()].itertuples()
-        if fits(one.category, meta := read_meta(one.meta))
+        _Row(run, row.prompt_id, row.prompt, int(row.sample), row.category, meta, row.image, row.image_sha256)
+        for row in stored[(stored["status"] == "ok") & stored["image"].notna()].itertuples()
+        if fits(row.category, meta := read_meta(row.meta))
     ]
     if not rows:
         raise SpecbenchError(f"{run} has no images of {what} prompts")
@@ -403,15 +403,15 @@ def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
 
 def _read_dpg_bench(path: Path) -> dict[tuple[str, int], dict[str, str]]:
     """Answers to questions, by item and number of the image."""
-    found: dict[tuple[str, int], dict[str, str]] = {}
+    verdicts: dict[tuple[str, int], dict[str, str]] = {}
     with blaming(path, "is not a `_detail.txt` of DPG-Bench's program ({})"):
         for line in filter(str.strip, _text(path).split("\n")):
             item, sample, question, answer = read_verdict(line)
-            answers = found.setdefault((item, sample), {})
+            answers = verdicts.setdefault((item, sample), {})
             _refuse_contradiction(path, f"'{question:.80}'", answer, answers.setdefault(question, answer))
-        if found and not any({"yes", "no"} & {*answers.values()} for answers in found.values()):
+        if verdicts and not any({"yes", "no"} & {*answers.values()} for answers in verdicts.values()):
             raise ValueError("no answer in it is yes or no")
-    return found
+    return verdicts
 
 
 def _read_answers(path: Path, lowest: float) -> dict[int, float]:
@@ -431,9 +431,9 @@ def _read_answers(path: Path, lowest: float) -> dict[int, float]:
     return answers
 
 
-def _refuse_contradiction(path: Path, what: str, found: float | str, before: float | str) -> None:
-    if found != before:
-        what = f"{path} contradicts itself: {what} is {before} in one line and {found} in another"
+def _refuse_contradiction(path: Path, what: str, value: float | str, before: float | str) -> None:
+    if value != before:
+        what = f"{path} contradicts itself: {what} is {before} in one line and {value} in another"
         raise SpecbenchError(what, "import the results of one evaluation")
 
 

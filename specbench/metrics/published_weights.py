@@ -63,12 +63,12 @@ class Checkpoint:
 
 def _published() -> dict[str, Checkpoint]:
     """The files of `published_weights.toml` by name."""
-    found = {}
-    for name, one in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
-        repository, digest = one.get("repository"), f"sha256:{one['sha256']}" if "sha256" in one else ""
-        url = one.get("url") or f"{HUB}/{repository}/resolve/{REVISIONS[repository]}/{one['file']}"
-        found[name] = Checkpoint(one["file"], Remote(url, digest, one.get("size")), one["licence"])
-    return found
+    checkpoints = {}
+    for name, entry in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items():
+        repository, digest = entry.get("repository"), f"sha256:{entry['sha256']}" if "sha256" in entry else ""
+        url = entry.get("url") or f"{HUB}/{repository}/resolve/{REVISIONS[repository]}/{entry['file']}"
+        checkpoints[name] = Checkpoint(entry["file"], Remote(url, digest, entry.get("size")), entry["licence"])
+    return checkpoints
 
 
 CHECKPOINTS = _published()

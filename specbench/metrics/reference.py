@@ -83,7 +83,7 @@ def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("it is no file")
         with zipfile.ZipFile(path) as packed:
-            sizes = {one.filename.removesuffix(".npy"): one.file_size for one in packed.infolist()}
+            sizes = {member.filename.removesuffix(".npy"): member.file_size for member in packed.infolist()}
         if not {"mu", "sigma"} <= sizes.keys():
             raise ValueError(f"no mu and sigma in it, but {', '.join(list(sizes)[:5]) or 'nothing'}")
         if max(sizes["mu"], sizes["sigma"]) > _MOST_BYTES:
@@ -108,10 +108,10 @@ def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def feature_matrix(vectors: pd.Series, width: int) -> np.ndarray:
     """Stack stored feature vectors to [n, width]."""
-    found = vectors.to_list()
-    if not all(isinstance(vector, np.ndarray) and vector.shape == (width,) for vector in found):
+    rows = vectors.to_list()
+    if not all(isinstance(vector, np.ndarray) and vector.shape == (width,) for vector in rows):
         raise damaged_features(f"not every image has a vector of {width} numbers")
-    matrix = np.stack(found) if found else np.empty((0, width))
+    matrix = np.stack(rows) if rows else np.empty((0, width))
     if not np.isfinite(matrix).all():
         raise damaged_features("a vector holds a number that is not finite")
     return matrix

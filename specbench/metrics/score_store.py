@@ -127,10 +127,10 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
         lacking = folder if features.empty else baseline
         what = f"{lacking.name} is not scored by '{metric.name}' of fingerprint {made_score(metric).fingerprint}"
         raise SpecbenchError(what, f"score both anew: specbench score --metric '{metric.name}'")
-    found = None if features.empty else metric.difference(features, theirs)
-    if found is None:
+    pair = None if features.empty else metric.difference(features, theirs)
+    if pair is None:
         return None
-    estimate, n = difference_to_show(found[0]), found[1]
+    estimate, n = difference_to_show(pair[0]), pair[1]
     return {
         "run_id": folder.name,
         "baseline": baseline.name,
@@ -236,10 +236,10 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
 
 def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | None]:
     """Share of the captions that the metric cuts, None where it is not known, and a warning about them."""
-    found = metric.captions_cut(captions) if captions and hasattr(metric, "captions_cut") else None
-    if found is None or not found[0]:
-        return (None if found is None else 0.0), None
-    count, tokens = found
+    cut = metric.captions_cut(captions) if captions and hasattr(metric, "captions_cut") else None
+    if cut is None or not cut[0]:
+        return (None if cut is None else 0.0), None
+    count, tokens = cut
     return count / len(captions), f"{count} of {len(captions)} captions are cut: it reads {tokens} tokens"
 
 

@@ -75,9 +75,9 @@ class ShapesDetector(Metric):
         return column_difference(features, baseline, "correct", over_categories=True)
 
     def features_of(self, sample: Sample) -> dict[str, object]:
-        found = detector.detect(_of_size(self.name, sample.pixels))
-        verdict = detector.judge(read_request(sample.meta), found)
-        return {**vars(verdict), "objects": len(found)}
+        objects = detector.detect(_of_size(self.name, sample.pixels))
+        verdict = detector.judge(read_request(sample.meta), objects)
+        return {**vars(verdict), "objects": len(objects)}
 
 
 def _of_size(metric: str, pixels: np.ndarray) -> np.ndarray:
@@ -125,8 +125,8 @@ class ShapesFrechet(Metric):
         return {"weights": digest_of(FEATURE_FILE), "torch": version("torch")}
 
     def identity(self) -> Mapping[str, str]:
-        own = self.settings.reference
-        return {**self.feature_identity(), **(ReferenceImages(self.settings).identity if own else _rendered())}
+        folder = self.settings.reference
+        return {**self.feature_identity(), **(ReferenceImages(self.settings).identity if folder else _rendered())}
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return read_request(meta) is not None
@@ -155,8 +155,8 @@ class ShapesFrechet(Metric):
         from specbench.metrics.distances import Gaussian
 
         if self.settings.reference:
-            own = ReferenceImages(self.settings)
-            return Gaussian(own.features(whole, self.extract, self.feature_identity(), self.batch))
+            reference = ReferenceImages(self.settings)
+            return Gaussian(reference.features(whole, self.extract, self.feature_identity(), self.batch))
         scenes = sorted({str(text) for text in statistics["scene"]})
         for text in scenes:
             try:
@@ -212,11 +212,11 @@ def read_request(meta: Mapping[str, object]) -> SceneRequest | None:
     """Parse the request under the key `scene` of a prompt's metadata, which anybody may have written; None where it is
     absent or malformed."""
     try:
-        found = SceneRequest.from_json(meta["scene"])
-        sound = _is_sound(found)
+        request = SceneRequest.from_json(meta["scene"])
+        sound = _is_sound(request)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError):
         return None
-    return found if sound else None
+    return request if sound else None
 
 
 def _is_sound(request: SceneRequest) -> bool:

@@ -27,11 +27,11 @@ def set_name(typed: str) -> str:
     """Name of the prompt set that is meant; what is none, or exists as a file, stays as typed."""
     if typed in prompt_set_names() or os.path.exists(typed):
         return typed
-    known = prompt_set_names()
-    facts = {one: [public.public_sets()[one].summary.partition(":")[0]] for one in known if one in public.public_sets()}
+    known, sets = prompt_set_names(), public.public_sets()
+    facts = {name: [sets[name].summary.partition(":")[0]] for name in known if name in sets}
     whole, slash, part = typed.partition("/")
-    base = next(iter(names.fitting(whole, (one for one in known if "/" not in one), "prompt set", facts)), whole)
-    if page := [one for one in facts if public.public_sets()[one].page.endswith(f"/{typed}")]:
+    base = next(iter(names.fitting(whole, (name for name in known if "/" not in name), "prompt set", facts)), whole)
+    if page := [name for name in facts if sets[name].page.endswith(f"/{typed}")]:
         return page[0]
     return next(iter(names.fitting(f"{base}{slash}{part}", known, "prompt set")), base if not slash else typed)
 
@@ -68,12 +68,12 @@ def fetch_prompts(
     Raises:
         SpecbenchError: no such set, one that needs no download, or files that differ from the published ones.
     """
-    found = downloadable(name)
+    chosen = downloadable(name)
     source = Path(source) if source else None
     if images:
-        return public.fetch_images(found, progress, offline, source)
-    folder = public.fetch_set(found, progress, offline) if source is None else public.adopt_set(found, source)
-    public.read_set(found)
+        return public.fetch_images(chosen, progress, offline, source)
+    folder = public.fetch_set(chosen, progress, offline) if source is None else public.adopt_set(chosen, source)
+    public.read_set(chosen)
     return folder
 
 
@@ -105,8 +105,8 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
     if name == LABELS:
         return build_prompt_set(name, class_labels())
     if name in plugins.plugins("prompts"):
-        found = plugins.load_object(plugins.plugins("prompts")[name].value, f"prompt set {name}")
-        return build_prompt_set(name, read_file(_path_of(found, name)))
+        target = plugins.load_object(plugins.plugins("prompts")[name].value, f"prompt set {name}")
+        return build_prompt_set(name, read_file(_path_of(target, name)))
     if name in public.public_names():
         return build_prompt_set(name, public.read(name))
     if name == "-":
@@ -125,7 +125,7 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
         if path.suffix or len(path.parts) > 1:
             raise SpecbenchError(f"prompt file '{name}' does not exist", "or name a set: specbench list prompts")
         raise unknown_name("prompt set", name, prompt_set_names())
-    if of := next((one for one in public.public_sets().values() if path.name in one.files), None):
+    if of := next((entry for entry in public.public_sets().values() if path.name in entry.files), None):
         get = f"specbench fetch {of.name} --from {path if len(of.files) == 1 else path.parent}"
         console.say(
             f"{path.name} is a file of {of.name}: --prompts {of.name} has its categories and facts, after {get}"
@@ -145,10 +145,10 @@ def _shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(data_folder("prompts").glob("*.jsonl"))}
 
 
-def _path_of(found: object, name: str) -> Path:
+def _path_of(target: object, name: str) -> Path:
     """The file that a plug-in names, or that its function returns."""
-    with plugins.naming_plugin("prompt set", name, getattr(found, "__module__", "")):
-        place = found() if callable(found) else found
+    with plugins.naming_plugin("prompt set", name, getattr(target, "__module__", "")):
+        place = target() if callable(target) else target
     if not isinstance(place, str | os.PathLike):
         raise SpecbenchError(f"prompt set '{name}' is a {type(place).__name__}, not the path of a file")
     return Path(place)

@@ -72,7 +72,7 @@ class Drawing:
         self._check_categories(prompts)
         chosen = select(prompts, None, self.ids) if self.ids else prompts.prompts
         if self.categories:
-            chosen = [one for one in chosen if one.category in self.categories]
+            chosen = [prompt for prompt in chosen if prompt.category in self.categories]
         chosen = _first_of_each(chosen[self.offset :], self.per_category)
         chosen = list(_sampled(chosen, self.sample)[: self.limit])
         if not chosen:
@@ -150,14 +150,14 @@ def select(prompts: PromptSet, limit: int | None = None, ids: Sequence[str] = ()
     if not ids:
         return list(prompts.prompts[:limit])
     wanted, every = set(ids), prompts.prompts
-    found = [prompt for prompt in every if prompt.id in wanted]
-    if len(found) < len(wanted):
-        there = {prompt.id for prompt in found}
+    chosen = [prompt for prompt in every if prompt.id in wanted]
+    if len(chosen) < len(wanted):
+        there = {prompt.id for prompt in chosen}
         unknown, known = next(name for name in ids if name not in there), {prompt.id for prompt in every}
         if len(known) <= 20:
             raise unknown_name(f"prompt id in '{prompts.name}':", unknown, known)
         raise SpecbenchError(f"prompts '{prompts.name}' have no id '{unknown}'", f"ids look like '{min(known)}'")
-    return found[:limit]
+    return chosen[:limit]
 
 
 def content_sha256(prompts: Sequence[Prompt]) -> str:

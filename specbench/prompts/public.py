@@ -111,7 +111,7 @@ def _entry(name: str, entry: dict) -> PublicSet:
 def public_names() -> list[str]:
     """List the public sets, and their categories that are also sets."""
     sets = public_sets().values()
-    return [name for found in sets for name in (found.name, *(f"{found.name}/{part}" for part in found.categories))]
+    return [name for entry in sets for name in (entry.name, *(f"{entry.name}/{part}" for part in entry.categories))]
 
 
 def find(name: str) -> tuple[PublicSet, str | None]:
@@ -122,26 +122,26 @@ def find(name: str) -> tuple[PublicSet, str | None]:
 
 def read(name: str) -> list[Prompt]:
     """Read the prompts of a public set or of one of its categories."""
-    found, category = find(name)
-    if found.missing:
+    entry, category = find(name)
+    if entry.missing:
         raise SpecbenchError(
-            f"the prompts of '{found.name}' are not on this disk", f"specbench fetch {found.name}", MISSING_PREREQUISITE
+            f"the prompts of '{entry.name}' are not on this disk", f"specbench fetch {entry.name}", MISSING_PREREQUISITE
         )
-    prompts = read_set(found)
+    prompts = read_set(entry)
     return [prompt for prompt in prompts if category in (None, prompt.category)]
 
 
-def read_set(found: PublicSet) -> list[Prompt]:
+def read_set(entry: PublicSet) -> list[Prompt]:
     """Read all prompts of a downloaded set."""
-    for file, remote in found.files.items():
-        if not matches(found.folder / file, remote):
+    for file, remote in entry.files.items():
+        if not matches(entry.folder / file, remote):
             raise SpecbenchError(
-                f"{found.folder / file} differs from the published file",
-                f"delete it and run: specbench fetch {found.name}",
+                f"{entry.folder / file} differs from the published file",
+                f"delete it and run: specbench fetch {entry.name}",
             )
-    prompts = READERS[found.name](found.folder)
-    if len(prompts) != found.prompts:
-        raise SpecbenchError(f"prompts '{found.name}': {len(prompts)} prompts instead of {found.prompts}")
+    prompts = READERS[entry.name](entry.folder)
+    if len(prompts) != entry.prompts:
+        raise SpecbenchError(f"prompts '{entry.name}': {len(prompts)} prompts instead of {entry.prompts}")
     return prompts
 
 
@@ -150,69 +150,69 @@ def missing_set(name: str, images: bool = False) -> list[Download]:
     set."""
     if name not in public_names():
         return []
-    found, _ = find(name)
+    entry, _ = find(name)
     if images:
-        published = _images_of(found)
-        if _count(found.folder / "images") == published.count:
+        published = _images_of(entry)
+        if _count(entry.folder / "images") == published.count:
             return []
-        what, files, get = f"{published.count} images of {found.name}", ("images",), partial(fetch_images, found)
+        what, files, get = f"{published.count} images of {entry.name}", ("images",), partial(fetch_images, entry)
         size, licence = published.archive.size, published.licence
     else:
-        what, files, get = f"prompts of {found.name}", tuple(found.missing), partial(fetch_set, found)
-        size, licence = found.download_size, found.licence
-    return [Download(what, files, size, licence, found.folder, get)] if files else []
+        what, files, get = f"prompts of {entry.name}", tuple(entry.missing), partial(fetch_set, entry)
+        size, licence = entry.download_size, entry.licence
+    return [Download(what, files, size, licence, entry.folder, get)] if files else []
 
 
-def fetch_set(found: PublicSet, progress: Progress | None = None, forbidden: bool = False) -> Path:
+def fetch_set(entry: PublicSet, progress: Progress | None = None, forbidden: bool = False) -> Path:
     """Download the missing or damaged files of a set."""
-    if found.archive is None or os.environ.get(MIRROR):
-        for name, remote in found.files.items():
-            fetch_file(_mirrored(found, remote, name), found.folder / name, progress, forbidden)
-    elif any(not _is_right(found, name) for name in found.files) and (
-        forbidden or offline() or not _unpack_remote(found, found.archive, progress)
+    if entry.archive is None or os.environ.get(MIRROR):
+        for name, remote in entry.files.items():
+            fetch_file(_mirrored(entry, remote, name), entry.folder / name, progress, forbidden)
+    elif any(not _is_right(entry, name) for name in entry.files) and (
+        forbidden or offline() or not _unpack_remote(entry, entry.archive, progress)
     ):
-        local = fetch_file(found.archive, found.folder / "archive.zip", progress, forbidden)
-        _unpack(found, local, local)
+        local = fetch_file(entry.archive, entry.folder / "archive.zip", progress, forbidden)
+        _unpack(entry, local, local)
         local.unlink()
-    return found.folder
+    return entry.folder
 
 
-def _mirrored(found: PublicSet, remote: Remote, name: str) -> Remote:
+def _mirrored(entry: PublicSet, remote: Remote, name: str) -> Remote:
     """Where a file is downloaded from: its publisher, or `<mirror>/<set>/<name>`."""
     mirror = os.environ.get(MIRROR)
-    return replace(remote, url=f"{mirror.rstrip('/')}/{found.name}/{quote(name)}") if mirror else remote
+    return replace(remote, url=f"{mirror.rstrip('/')}/{entry.name}/{quote(name)}") if mirror else remote
 
 
-def _unpack_remote(found: PublicSet, archive: Remote, progress: Progress | None) -> bool:
+def _unpack_remote(entry: PublicSet, archive: Remote, progress: Progress | None) -> bool:
     """Download only the wanted files of an archive; False where its server sends no parts, or not of this archive."""
     try:
         with io.BufferedReader(RemoteFile(archive, progress), BLOCK_BYTES) as file:
-            _unpack(found, file, archive.url)
+            _unpack(entry, file, archive.url)
     except (NoRanges, zipfile.BadZipFile, zlib.error, EOFError, KeyError):
         return False
     return True
 
 
-def adopt_set(found: PublicSet, source: Path) -> Path:
+def adopt_set(entry: PublicSet, source: Path) -> Path:
     """Import a set from a local copy (archive, file, or folder with the files), verified by digest."""
     if source.exists() and not source.is_dir():
         check_regular(source)  # a pipe would be waited for
     candidates = [path for path in sorted(source.rglob("*")) if path.is_file()] if source.is_dir() else [source]
-    if found.archive is not None and len(candidates) == 1 and zipfile.is_zipfile(candidates[0]):
-        _require_right(found.archive, candidates[0])
-        _unpack(found, candidates[0], candidates[0])
-        return found.folder
+    if entry.archive is not None and len(candidates) == 1 and zipfile.is_zipfile(candidates[0]):
+        _require_right(entry.archive, candidates[0])
+        _unpack(entry, candidates[0], candidates[0])
+        return entry.folder
     by_name = {path.name: path for path in reversed(candidates)}
-    for name, remote in found.files.items():
-        path = source if len(found.files) == 1 and not source.is_dir() else by_name.get(name)
+    for name, remote in entry.files.items():
+        path = source if len(entry.files) == 1 and not source.is_dir() else by_name.get(name)
         if path is not None:
             _require_right(remote, path)
-            with _writing(found.folder):
-                part = shutil.copyfile(path, found.folder / f"{name}.part")
-                os.replace(part, found.folder / name)
-        elif not _is_right(found, name):
-            raise SpecbenchError(f"{source} does not contain {name}", f"'{found.name}' needs {', '.join(found.files)}")
-    return found.folder
+            with _writing(entry.folder):
+                part = shutil.copyfile(path, entry.folder / f"{name}.part")
+                os.replace(part, entry.folder / name)
+        elif not _is_right(entry, name):
+            raise SpecbenchError(f"{source} does not contain {name}", f"'{entry.name}' needs {', '.join(entry.files)}")
+    return entry.folder
 
 
 def images_folder(name: str = "coco") -> Path:
@@ -220,28 +220,28 @@ def images_folder(name: str = "coco") -> Path:
     return public_sets()[name].folder / "images"
 
 
-def _images_of(found: PublicSet) -> PublishedImages:
-    if found.images is None:
+def _images_of(public_set: PublicSet) -> PublishedImages:
+    if public_set.images is None:
         having = ", ".join(name for name, entry in public_sets().items() if entry.images)
         raise SpecbenchError(
-            f"prompts '{found.name}' have no reference images", f"sets with reference images: {having}"
+            f"prompts '{public_set.name}' have no reference images", f"sets with reference images: {having}"
         )
-    return found.images
+    return public_set.images
 
 
 def fetch_images(
-    found: PublicSet, progress: Progress | None = None, forbidden: bool = False, source: Path | None = None
+    entry: PublicSet, progress: Progress | None = None, forbidden: bool = False, source: Path | None = None
 ) -> Path:
     """Download the reference images of a set, or import them from `source`."""
-    folder, published = found.folder / "images", _images_of(found)
+    folder, published = entry.folder / "images", _images_of(entry)
     if _count(folder) == published.count:
         return folder
     if source is not None:
         _require_right(published.archive, source)
         _unpack_images(source, folder)
     else:
-        remote = _mirrored(found, published.archive, published.archive.url.rpartition("/")[2])
-        archive = fetch_file(remote, found.folder / "images.zip", progress, forbidden)
+        remote = _mirrored(entry, published.archive, published.archive.url.rpartition("/")[2])
+        archive = fetch_file(remote, entry.folder / "images.zip", progress, forbidden)
         _unpack_images(archive, folder)
     if _count(folder) != published.count:
         raise SpecbenchError(f"{folder} contains {_count(folder)} images instead of {published.count}",
@@ -251,9 +251,9 @@ def fetch_images(
     return folder
 
 
-def _is_right(found: PublicSet, name: str) -> bool:
-    path = found.folder / name
-    return path.is_file() and matches(path, found.files[name])
+def _is_right(entry: PublicSet, name: str) -> bool:
+    path = entry.folder / name
+    return path.is_file() and matches(path, entry.files[name])
 
 
 def _require_right(remote: Remote, source: Path) -> None:
@@ -272,17 +272,17 @@ def _writing(folder: Path) -> Iterator[None]:
         raise SpecbenchError(f"cannot write to {folder}: {error.strerror or error}", "", FAILURE) from error
 
 
-def _unpack(found: PublicSet, archive: Path | IO[bytes], name_of_archive: object) -> None:
+def _unpack(entry: PublicSet, archive: Path | IO[bytes], name_of_archive: object) -> None:
     """Extract the files of a set; zipfile checks their CRC, and the manifest their digest."""
-    with _writing(found.folder), zipfile.ZipFile(archive) as content:
-        for name, remote in found.files.items():
-            part = found.folder / f"{name}.part"
+    with _writing(entry.folder), zipfile.ZipFile(archive) as content:
+        for name, remote in entry.files.items():
+            part = entry.folder / f"{name}.part"
             as_long = remote.size in (None, content.getinfo(remote.url).file_size)
             part.write_bytes(content.read(remote.url) if as_long else b"")
             if not matches(part, remote):
                 part.unlink()
                 raise SpecbenchError(f"{name_of_archive}: {remote.url} in it is not the expected file")
-            os.replace(part, found.folder / name)
+            os.replace(part, entry.folder / name)
 
 
 def _unpack_images(archive: Path, folder: Path) -> None:

@@ -29,7 +29,7 @@ def read_coco(folder: Path) -> list[Prompt]:
 
 def read_coco_train(folder: Path) -> list[Prompt]:
     """As `read_coco`, without the names of the images, none of which is a reference image."""
-    return [replace(one, meta={"annotation": one.meta["annotation"]}) for one in read_coco(folder)]
+    return [replace(prompt, meta={"annotation": prompt.meta["annotation"]}) for prompt in read_coco(folder)]
 
 
 def longest_captions(content: Mapping) -> list[Prompt]:
@@ -42,8 +42,8 @@ def longest_captions(content: Mapping) -> list[Prompt]:
             longest[annotation["image_id"]] = annotation
     files = {image: names.get(image, f"{int(image):012d}.jpg") for image in longest}
     return [
-        Prompt(Path(files[image]).stem, one["caption"], None, {"annotation": one["id"], "image": files[image]})
-        for image, one in sorted(longest.items())
+        Prompt(Path(files[image]).stem, caption["caption"], None, {"annotation": caption["id"], "image": files[image]})
+        for image, caption in sorted(longest.items())
     ]
 
 
@@ -210,10 +210,10 @@ def read_tiif(folder: Path) -> list[Prompt]:
 def counts(text: str, names: Mapping[str, str]) -> dict[str, int]:
     """Count the objects requested by a numeracy prompt; `names` maps each singular and plural noun to its singular."""
     words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for number, word in re.findall(rf"\b({'|'.join(_NUMBERS)}) ({words})\b", text.lower()):
-        found[names[word]] = found.get(names[word], 0) + _NUMBERS[number]
-    return found
+        numbers[names[word]] = numbers.get(names[word], 0) + _NUMBERS[number]
+    return numbers
 
 
 def _lines(path: Path) -> list[str]:

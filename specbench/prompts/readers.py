@@ -43,11 +43,11 @@ TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".prompts")
 def read_file(path: Path, column: str | None = None) -> list[Prompt]:
     """Read the prompts of one file, in order; what had to be decided is said. `column`: holds the texts."""
     source = TableFile(path, column, {})
-    found = _once_an_item(source, _entries(source))
-    _refuse_repeated(path, found)
+    prompts = _once_an_item(source, _entries(source))
+    _refuse_repeated(path, prompts)
     for sentence in source.said:
         console.say(f"{path.name}: {sentence}")
-    return [prompt for _, prompt in found]
+    return [prompt for _, prompt in prompts]
 
 
 def read_entries(path: Path, column: str | None = None) -> list[Prompt]:
@@ -71,13 +71,13 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
         if reader is not _read_run:
             check_regular(path)  # a pipe may be waited for, and cannot be read again to resume a run
             _refuse_pointer(path)
-        found = list(islice(reader(source), MAX_PROMPTS + 1))
+        prompts = list(islice(reader(source), MAX_PROMPTS + 1))
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", 0) or error
         raise SpecbenchError(f"prompt file '{path}' cannot be read: {reason}") from None
-    if len(found) > MAX_PROMPTS:
+    if len(prompts) > MAX_PROMPTS:
         raise _refused(path, f"more than {MAX_PROMPTS:,} prompts", "split it")
-    return found
+    return prompts
 
 
 def _suffix(path: Path) -> str:
@@ -92,12 +92,12 @@ def _refuse_pointer(path: Path) -> None:
             raise SpecbenchError(what, "git lfs pull, or download the file from its page")
 
 
-def _once_an_item(source: TableFile, found: list[tuple[str, Prompt]]) -> list[tuple[str, Prompt]]:
+def _once_an_item(source: TableFile, rows: list[tuple[str, Prompt]]) -> list[tuple[str, Prompt]]:
     """Rows without further ones of the same id and text, as in files with one row a question."""
-    first = {(one.id, one.text): where for where, one in reversed(found) if one.id != text_id(one.text)}
-    kept = [(where, one) for where, one in found if first.get((one.id, one.text), where) == where]
-    if len(kept) < len(found):
-        source.said[f"{len(found):,} rows with the ids and texts of {len(kept):,} prompts"] = None
+    first = {(item.id, item.text): where for where, item in reversed(rows) if item.id != text_id(item.text)}
+    kept = [(where, item) for where, item in rows if first.get((item.id, item.text), where) == where]
+    if len(kept) < len(rows):
+        source.said[f"{len(rows):,} rows with the ids and texts of {len(kept):,} prompts"] = None
     return kept
 
 
@@ -118,9 +118,9 @@ def _stdin() -> bytes:
     return sys.stdin.buffer.read(MAX_FILE_BYTES + 1)
 
 
-def _refuse_repeated(path: Path, found: Iterable[tuple[str, Prompt]]) -> None:
+def _refuse_repeated(path: Path, entries: Iterable[tuple[str, Prompt]]) -> None:
     seen: dict[str, tuple[str, str]] = {}
-    for where, prompt in found:
+    for where, prompt in entries:
         if prompt.id in seen:
             first, text = seen[prompt.id]
             if text == prompt.text:
@@ -139,13 +139,13 @@ def _refused(path: Path, why: str, fix: str = "") -> SpecbenchError:
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Iterate over numbered lines with their line ends, LF, CRLF or CR."""
-    for number, found in enumerate(_LINE.finditer(_content(path)), 1):
+    for number, match in enumerate(_LINE.finditer(_content(path)), 1):
         try:
-            if len(found[0]) > MAX_LINE_BYTES:
+            if len(match[0]) > MAX_LINE_BYTES:
                 raise _refused(path, f"line {number} is longer than {MAX_LINE_BYTES:,} bytes")
-            if b"\0" in found[0]:
+            if b"\0" in match[0]:
                 raise _refused(path, f"it is binary (NUL byte in line {number})")
-            yield number, found[0].decode("utf-8-sig" if number == 1 else "utf-8")
+            yield number, match[0].decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError:
             raise _refused(path, f"line {number} is not UTF-8 text") from None
 
@@ -211,7 +211,7 @@ def _read_json(source: TableFile) -> Iterator[tuple[str, Prompt]]:
         raise SpecbenchError(f"prompt file '{path}' is not JSON ({error})") from None
     if isinstance(rows, dict) and _is_coco(rows):
         source.said["the longest caption of each image, as coco"] = None
-        yield from ((f"image {one.id}", one) for one in longest_captions(rows))
+        yield from ((f"image {prompt.id}", prompt) for prompt in longest_captions(rows))
         return
     if isinstance(rows, dict):
         rows = _listed(rows, source)
@@ -277,7 +277,7 @@ def _rows(source: TableFile, delimiter: str, quoting: int) -> Iterator[tuple[str
         _check_columns(path, rows.fieldnames)
         if {*rows.fieldnames} >= DPG_COLUMNS:
             source.said["a row a question, as in dpg-bench"] = None
-            yield from ((f"item {one.id}", one) for one in dpg_prompts(rows))
+            yield from ((f"item {prompt.id}", prompt) for prompt in dpg_prompts(rows))
             return
         for row in rows:
             if None in row:
@@ -374,8 +374,8 @@ def _columns(keys: tuple[str, ...], column: str | None = None) -> _Columns:
 def singular(name: str, taken: Iterable[str]) -> str:
     """The column of ours that a heading in another case or in the plural names; of none, the heading."""
     ours = {"categories": "category", **{f"{known}s": known for known in (*TEXT_KEYS, *ID_KEYS)}}
-    found = ours.get(name.lower(), name.lower())
-    return found if found in OUR_COLUMNS and found not in taken else name
+    ours_by_case = ours.get(name.lower(), name.lower())
+    return ours_by_case if ours_by_case in OUR_COLUMNS and ours_by_case not in taken else name
 
 
 def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:

@@ -106,10 +106,10 @@ def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
     if most == 1 or device != "cpu" or os.environ.get("OMP_NUM_THREADS"):
         return most, []
     there = find_runs_like(out, model=model, device=device).values()
-    unnamed = [one.spec.threads for one in there if (one.origins or {}).get("threads", "").startswith("default")]
+    unnamed = [info.spec.threads for info in there if (info.origins or {}).get("threads", "").startswith("default")]
     if unnamed and 0 < unnamed[-1] <= most:
-        found, why = unnamed[-1], f"as the runs in {out} had"
+        threads, why = unnamed[-1], f"as the runs in {out} had"
     else:
-        found = min(most, max(1, round(most - cores_in_use())))
+        threads = min(most, max(1, round(most - cores_in_use())))
         why = f"because other processes use {cores_in_use():.1f} of {most} cores"
-    return found, [f"{counted(found, 'thread')}, {why}; --threads {most}: all"] if found < most else []
+    return threads, [f"{counted(threads, 'thread')}, {why}; --threads {most}: all"] if threads < most else []

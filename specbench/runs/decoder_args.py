@@ -83,7 +83,7 @@ def with_ar(decoders: Sequence[PlannedDecoder], values: Mapping[str, Value]) -> 
     untimed = value["batch"] != 1 or value["mode"] == "throughput" or value["workers"] or value["ray"]
     timed = value["mode"] == "latency" or not untimed
     prompts = value["baseline"] if value["baseline"] is not None else BASELINE_PROMPTS * timed
-    if not prompts or any(one.spec.drafter == "none" for one in decoders):
+    if not prompts or any(planned.spec.drafter == "none" for planned in decoders):
         return list(decoders)
     ar = _plan_decoder("ar", {}, {}, str(value["model"]))
     return [*decoders, replace(ar, first=prompts)]
@@ -112,21 +112,21 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
 def labelled_decoders(names: Sequence[str]) -> list[tuple[str, Any]]:
     """Decoders to audit or check, each with its label: names with inline options, or a user's own as "module:Name".
     Returns labels like "gsd:G=50" with a `DecoderSpec`, or with the reference of an object that is no preset."""
-    found: list[tuple[str, Any]] = []
+    decoders: list[tuple[str, Any]] = []
     for name, inline in parse_decoders([piece for given in names for piece in split_list(given)]):
         label = ",".join([name, *(f"{key}={value}" for key, value in inline.items())]).replace(",", ":", 1)
         target = plugins.load_user_object(name, "decoder") if ":" in name else None
         if target is not None and not isinstance(target, Preset):
-            found.append((label, name))
+            decoders.append((label, name))
         else:
-            found.append((label, resolve(decoder_name(name), inline)))
-    return found
+            decoders.append((label, resolve(decoder_name(name), inline)))
+    return decoders
 
 
 def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str, Value], model: str) -> PlannedDecoder:
     name = decoder_name(reference)
     preset, asked = PRESETS[read_name("decoder", name, PRESETS)], plain
-    plain = {setting: Value(*found) for setting, found in published(name, model).items()} | dict(asked)
+    plain = {setting: Value(*value) for setting, value in published(name, model).items()} | dict(asked)
     given = {kind: plain[kind].value for kind in _open_choices(preset, inline, plain)} | dict(inline)
     auto_window = given.get("window") == "auto" and bool(given.pop("window"))
     known = options_of(preset, choices_of(preset, given))

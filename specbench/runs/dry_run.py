@@ -85,28 +85,28 @@ def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[
         texts = [prompt.text for prompt in plan.chosen]
         key = ("captions", model, plan.prompts.sha256, plan_drawing(values))
         cut = shared.once(key, lambda: caption_note(model, texts))
-    found = []
+    runs = []
     for planned in plan.decoders:
-        own = [error for of, error in problems if of is planned or not isinstance(of, PlannedDecoder)]
-        found.append(_outlook(plan, planned, digest, cut, own, shared))
-    return found
+        errors = [error for of, error in problems if of is planned or not isinstance(of, PlannedDecoder)]
+        runs.append(_outlook(plan, planned, digest, cut, errors, shared))
+    return runs
 
 
 def distinct_outlooks(settings: Iterable[Mapping[str, Value]], shared: Shared | None = None) -> list[Outlook]:
     """The distinct runs of several merged settings; what seeds have in common is found out once."""
-    shared, known, found = shared or Shared(), {}, []
+    shared, known, runs = shared or Shared(), {}, []
     for values in settings:
         key = tuple(str(held.value) for name, held in values.items() if name != "seed")
         alike = [outlook.of_seed(values["seed"].value) for outlook in known.get(key, ())]
         if not alike or None in alike or values["batch"].value == "auto":  # which an earlier run may have settled
             alike = known[key] = outlooks(values, shared)
-        found += alike
-    return list({json.dumps(outlook.row, default=str): outlook for outlook in reversed(found)}.values())[::-1]
+        runs += alike
+    return list({json.dumps(outlook.row, default=str): outlook for outlook in reversed(runs)}.values())[::-1]
 
 
-def obstacle(found: Iterable[Outlook]) -> SpecbenchError | None:
+def obstacle(runs: Iterable[Outlook]) -> SpecbenchError | None:
     """What stands in the way of the runs, or how many things do; None where nothing does."""
-    errors = list({str(error): error for outlook in found for error in outlook.obstacles}.values())
+    errors = list({str(error): error for outlook in runs for error in outlook.obstacles}.values())
     if len(errors) < 2:
         return errors[0] if errors else None
     return SpecbenchError(f"{len(errors)} obstacles", LISTED, max(error.exit_code for error in errors))
@@ -185,19 +185,19 @@ def _spec(plan: Plan, planned: PlannedDecoder, digest: str | None) -> RunSpec | 
 
 def caption_note(model: ModelFacts, captions: Sequence[str]) -> str | None:
     """How many captions the model cuts, in words; None where it reads all of each."""
-    if not (found := model.captions_cut(captions)) or found[0] == 0:
+    if not (cut := model.captions_cut(captions)) or cut[0] == 0:
         return None
     how_many = "how many are cut is known once its files are here"
-    if found[0] is not None:
-        how_many = f"{found[0]:,} of {len(set(captions)):,} are cut"
-    return f"{model.name} reads {found[1]} tokens of a caption: {how_many}"
+    if cut[0] is not None:
+        how_many = f"{cut[0]:,} of {len(set(captions)):,} are cut"
+    return f"{model.name} reads {cut[1]} tokens of a caption: {how_many}"
 
 
 def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: str | None = None) -> float | None:
     """Mean seconds per image from stored rows: of a run, or else of all runs of its model, decoder and device; None
     without any."""
-    if run_id and (own := _pace([out / run_id])) is not None:
-        return own
+    if run_id and (pace := _pace([out / run_id])) is not None:
+        return pace
     return _pace(list(find_runs_like(out, model=model, decoder={"name": decoder}, device=device)))
 
 

@@ -43,24 +43,24 @@ def in_words(size: float) -> str:
 
 def needs_of(model: ModelFacts, prompts: str | None, heads: Iterable[str] = ()) -> list[Need]:
     """What decoding needs: the official model's files, draft heads of the hub, prompts."""
-    found = [*_of_model(model), *(Need("draft head", head, None, "licence as its card says") for head in heads)]
-    return found + [_of_download("prompts", one) for one in (missing_set(prompts) if prompts else ())]
+    needs = [*_of_model(model), *(Need("draft head", head, None, "licence as its card says") for head in heads)]
+    return needs + [_of_download("prompts", download) for download in (missing_set(prompts) if prompts else ())]
 
 
 def score_needs(model: ModelFacts, prompts: str | None) -> list[Need]:
     """What the metrics need that score the model's images by default; their networks, each once."""
-    found: dict[str, Need] = {}
+    needs: dict[str, Need] = {}
     for name in metric_catalog.default_metrics(model.name.partition("+")[0], prompts):
         if name in metric_catalog.IMPORTED:
             continue
         metric = metric_catalog.metric(name)()
         for key in metric.checkpoints:
-            if not (one := CHECKPOINTS[key]).here:
-                found[one.file] = Need(f"network of {name}", one.file, one.remote.size, one.licence)
+            if not (weights := CHECKPOINTS[key]).here:
+                needs[weights.file] = Need(f"network of {name}", weights.file, weights.remote.size, weights.licence)
         for repository in metric.repositories.values():
             if hub_problem(repository):
-                found[repository] = Need(f"network of {name}", repository, None, "licence as its card says")
-    return list(found.values())
+                needs[repository] = Need(f"network of {name}", repository, None, "licence as its card says")
+    return list(needs.values())
 
 
 def fetch_command(model: ModelFacts, prompts: str | None, scores: bool = False) -> str:
@@ -72,7 +72,7 @@ def fetch_command(model: ModelFacts, prompts: str | None, scores: bool = False) 
 
 def missing_error(needs: Sequence[Need], command: str) -> SpecbenchError:
     """Everything that is missing, in one line."""
-    listed = "; ".join(f"{one.what} {one.name}" for one in needs)
+    listed = "; ".join(f"{need.what} {need.name}" for need in needs)
     return SpecbenchError(f"not on this disk: {listed}", f"with a network: {command}", MISSING_PREREQUISITE)
 
 
@@ -92,10 +92,10 @@ def _of_model(model: ModelFacts) -> list[Need]:
     sizes = {0: model.parameters * BYTES[model.dtype], **({1: model.other_bytes} if len(model.companions) == 1 else {})}
     places = {source: place for place, source in enumerate((model.source, *model.companions))}
     return [
-        Need(one.what.removeprefix("the "), one.repo, sizes.get(places.get(one, -1)), one.licence, True)
-        for one in sources
+        Need(wanted.what.removeprefix("the "), wanted.repo, sizes.get(places.get(wanted, -1)), wanted.licence, True)
+        for wanted in sources
     ]
 
 
-def _of_download(what: str, one: Download) -> Need:
-    return Need(what, one.name.removeprefix("prompts of "), one.size, one.licence)
+def _of_download(what: str, download: Download) -> Need:
+    return Need(what, download.name.removeprefix("prompts of "), download.size, download.licence)

@@ -134,12 +134,12 @@ def work_of(
             if len(requests) <= len(already):
                 continue
             wanted[spec.run_id] = spec, requests
-            found = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory, "source": source}
-            found |= {"commits": plan.model.commits, "file_digests": plan.model.file_digests}
-            found |= {"processors": processors, "drawn": plan.drawn_of(planned), "asked": plan.asked_of(planned)}
+            fields = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory, "source": source}
+            fields |= {"commits": plan.model.commits, "file_digests": plan.model.file_digests}
+            fields |= {"processors": processors, "drawn": plan.drawn_of(planned), "asked": plan.asked_of(planned)}
             codes = {"decoder": decoder_code(decoder), "model": model_code(plan.model)}
-            found |= {"code": {kind: code.to_json() for kind, code in codes.items() if code}}
-            facts[spec.run_id] = {name: value for name, value in found.items() if value}
+            fields |= {"code": {kind: code.to_json() for kind, code in codes.items() if code}}
+            facts[spec.run_id] = {name: value for name, value in fields.items() if value}
             if not plan.workers.elsewhere:  # those of this machine, where it decodes
                 given = plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads
                 facts[spec.run_id]["roofline"] = roofline_facts(*given)

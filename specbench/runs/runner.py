@@ -50,7 +50,7 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
         for line in announcement(group):
             reporter.note(line)
     unlike = {(id(plan.model), id(plan.decoders)): plan for group in groups for plan in group}.values()
-    fetch_all(found for plan in unlike for found in plan.downloads())
+    fetch_all(download for plan in unlike for download in plan.downloads())
     signals.look()
     for group in groups:
         cut = caption_note(group[0].model, [prompt.text for prompt in group[0].chosen])
@@ -94,7 +94,7 @@ def _run_group(group: Sequence[Plan], reporter: Reporter) -> RunSummary:
     with ExitStack() as running:
         for part in (group[start : start + size] for start in range(0, len(group), size)):
             if summary.interrupted:
-                summary.total += sum(plan.images_of(one) for plan in part for one in plan.decoders)
+                summary.total += sum(plan.images_of(planned) for plan in part for planned in plan.decoders)
                 continue
             if done := _complete(part):
                 reporter.start(done.total, done.resumed, done.folders)
@@ -166,10 +166,10 @@ def run(
                 summary.count(row)
                 reporter.row(done.spec.run_id, row)
         summary.interrupted = stop.number if summary.done + summary.failed < todo else 0
-    found = _disturbances([stores[spec] for spec in work if work[spec] and spec.timed])
-    for text in found[:_MOST_NAMED]:
+    disturbed = _disturbances([stores[spec] for spec in work if work[spec] and spec.timed])
+    for text in disturbed[:_MOST_NAMED]:
         reporter.note(f"{text}: repeat on a quiet machine, another --out")
-    if (more := len(found) - _MOST_NAMED) > 0:
+    if (more := len(disturbed) - _MOST_NAMED) > 0:
         reporter.note(f"{more} more such disturbance{'s' * (more > 1)}; specbench report names the worst")
     return summary
 
@@ -245,10 +245,13 @@ def _disturbances(stores: Sequence[RunStore]) -> list[str]:
 def announcement(plans: Sequence[Plan]) -> list[str]:
     """Say in a line what plans that share their work will do, and in another what their baseline is."""
     first = plans[0]
-    wanted = [(plan, one, plan.images_of(one)) for plan in plans for one in plan.decoders]
-    runs = {(plan.sampling, plan.seed, plan.batch, one.spec): (plan, one, images) for plan, one, images in wanted}
+    runs = {
+        (plan.sampling, plan.seed, plan.batch, planned.spec): (plan, planned, plan.images_of(planned))
+        for plan in plans
+        for planned in plan.decoders
+    }
     asked = [run for run in runs.values() if run[1].first is None]
-    decoders = list(dict.fromkeys(one.spec.name for _, one, _ in asked))
+    decoders = list(dict.fromkeys(planned.spec.name for _, planned, _ in asked))
     images = sum(images for *_, images in asked)
     how = ", ".join((first.dtype, first.device, *(["compiled"] if first.compiled else [])))
     names = ", ".join(decoders[:_MOST_NAMED]) + (f" and {len(decoders) - 3} more" if len(decoders) > 3 else "")
@@ -257,9 +260,9 @@ def announcement(plans: Sequence[Plan]) -> list[str]:
     added = [run for run in runs.values() if run[1].first is not None and run[2]]
     if not added:
         return [said]
-    few, among = max((images, min(one.first or 0, len(plan.chosen))) for plan, one, images in added)
+    few, among = max((images, min(planned.first or 0, len(plan.chosen))) for plan, planned, images in added)
     first_few = f"the first {console.counted(few, 'prompt')}" if few == among else f"{few} of the first {among} prompts"
-    there = all(_stored(plan, one) for plan, one, _ in added)
+    there = all(_stored(plan, planned) for plan, planned, _ in added)
     cost = ", stored already" if there else f"{_time(added)} (--baseline 0: none)"
     return [said, f"baseline for the speed-up: ar on {first_few}{cost}"]
 
@@ -268,13 +271,13 @@ def _stored(plan: Plan, decoder: PlannedDecoder) -> bool:
     """Whether a run of these settings has the images of a decoder already."""
     names = ("sampling", "seed", "batch", "dtype", "device", "threads")
     alike = {name: getattr(plan, name) for name in names} | {"prompts_sha256": plan.prompts.sha256}
-    found = find_runs_like(plan.out, model=plan.model.name, decoder={"name": decoder.spec.name}, **alike)
-    return any(not _pending(RunStore(folder), plan.requests_of(decoder), plan.trace) for folder in found)
+    folders = find_runs_like(plan.out, model=plan.model.name, decoder={"name": decoder.spec.name}, **alike)
+    return any(not _pending(RunStore(folder), plan.requests_of(decoder), plan.trace) for folder in folders)
 
 
 def _time(runs: Sequence[tuple[Plan, PlannedDecoder, int]]) -> str:
     """How long the images of runs take, where earlier runs tell."""
-    alike = [(plan.out, plan.model.name, one.spec.name, plan.device) for plan, one, _ in runs]
-    paces = {one: seconds_per_image(*one) for one in dict.fromkeys(alike)}
-    known = None not in paces.values() and sum(paces[one] * run[2] for one, run in zip(alike, runs, strict=True))
+    alike = [(plan.out, plan.model.name, planned.spec.name, plan.device) for plan, planned, _ in runs]
+    paces = {key: seconds_per_image(*key) for key in dict.fromkeys(alike)}
+    known = None not in paces.values() and sum(paces[key] * run[2] for key, run in zip(alike, runs, strict=True))
     return f"; about {console.duration(known)} in all by earlier runs" if known else ""

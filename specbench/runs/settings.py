@@ -252,7 +252,7 @@ def _settings_of(_presets: tuple, _components: tuple) -> tuple[Setting, ...]:
             words=("auto",) if name == "window" else (),
             others=tuple(others),
         )
-        for name, (first, *others) in ((name, found.values()) for name, found in variants.items())
+        for name, (first, *others) in ((name, options.values()) for name, options in variants.items())
     )
     return (*kinds, *knobs)
 
@@ -278,12 +278,12 @@ def read_config(path: str | Path, known: Iterable[str]) -> dict[str, object]:
 def setting_name(kind: str, typed: str, known: Iterable[str]) -> str:
     """The setting that a key of a file or an argument means."""
     known = list(known)
-    found = names.option(typed, known)
-    if found is None and (said := names.advice(typed)):
+    name = names.option(typed, known)
+    if name is None and (said := names.advice(typed)):
         raise SpecbenchError(f"unknown {kind} '{typed}'", said)
-    if found is None:
+    if name is None:
         raise unknown_name(kind, typed, known)
-    return found
+    return name
 
 
 def merge(

@@ -35,11 +35,11 @@ def sweep_plans(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]
     check_effects(values, axes, shared)
     made: dict[tuple, Plan] = {}
     plans = []
-    for one in sweep_values(values, axes):
-        key = tuple(one[name] for name in axes if name != "seed")
-        if key not in made or one["batch"].value == "auto":  # which an earlier run of this seed may have settled
-            made[key] = make_plan(one, shared=shared)
-        plans.append(replace(made[key], seed=one["seed"].value, settings=one))
+    for chosen in sweep_values(values, axes):
+        key = tuple(chosen[name] for name in axes if name != "seed")
+        if key not in made or chosen["batch"].value == "auto":  # an earlier run may have settled it
+            made[key] = make_plan(chosen, shared=shared)
+        plans.append(replace(made[key], seed=chosen["seed"].value, settings=chosen))
     return plans
 
 
@@ -62,7 +62,7 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Value]]
         if name not in swept:
             raise SpecbenchError(f"--sweep {name}: not what tells one run from another", f"set it once, with --{name}")
     parsed = {name: dict.fromkeys(map(settings[name].parse, values)) for name, values in axes.items()}
-    return {name: [Value(one, "sweep") for one in values] for name, values in parsed.items()}
+    return {name: [Value(value, "sweep") for value in values] for name, values in parsed.items()}
 
 
 def check_effects(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], shared: Shared) -> None:
@@ -70,8 +70,8 @@ def check_effects(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
     known = _parsed_axes(axes)
     first = {**values, **{name: choices[0] for name, choices in known.items()}}
     for name, choices in known.items():
-        one, *others = (_runs(make_plan({**first, name: choice}, shared=shared)) for choice in choices[:2])
-        if one in others:
+        first_runs, *other_runs = (_runs(make_plan({**first, name: choice}, shared=shared)) for choice in choices[:2])
+        if first_runs in other_runs:
             raise SpecbenchError(
                 f"--sweep {name}: changes nothing here", f"--decoder sets {name} itself; omit it there"
             )

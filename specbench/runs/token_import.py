@@ -63,7 +63,7 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
     model.check_prompts(Prompt(request.prompt_id, request.text) for request in requests)
     dtype, _, _ = compiler.settle_precision(values["dtype"].value, model.dtype, "off", values["device"].value)
     loaded = load_for_run(model, values["device"].value, dtype, 0, False)
-    tokens = read_stream([_whole(path, row, one) for row, one in enumerate(columns["tokens"])], loaded, path, ids)
+    tokens = read_stream([_whole(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids)
     spec = RunSpec(
         model=model.name,
         weights_sha256=loaded.weights_sha256,
@@ -79,7 +79,7 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
         tokens_sha256=hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest(),
     )
     with blaming(path, "has a seed, log p or seconds that cannot be one ({})"):
-        images = [_image(columns, row, requests[row], one, loaded.layout) for row, one in enumerate(tokens)]
+        images = [_image(columns, row, requests[row], image, loaded.layout) for row, image in enumerate(tokens)]
     source = model.source_facts and model.source_facts | {"sha256": loaded.weights_sha256}
     facts = {"origins": {}, "source": source, "commits": model.commits, "file_digests": model.file_digests}
     where = {"versions": {}, "git": {}, "hardware": {"cpu": f"unknown machine of {spec.decoder.name}"}}
@@ -87,33 +87,33 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
     with store.lock(spec):
         store.begin(spec, where | {"started_at": now(), "load": None, "wanted": len(images)}, facts)
         done = store.completed()
-        _store([one for one in images if one.request.key not in done], loaded, spec, store)
+        _store([image for image in images if image.request.key not in done], loaded, spec, store)
     return store.folder
 
 
 def read_stream(given: Sequence[np.ndarray], model: ImageModel, path: Path, ids: str | None) -> list[np.ndarray]:
     """The stream tokens [N] of images, from ids of either kind, with or without those that the grammar forces."""
     layout = model.layout
-    own, codes = np.arange(layout.vocab), torch.arange(layout.vocab, device=model.device)
+    ids_of_codes, codes = np.arange(layout.vocab), torch.arange(layout.vocab, device=model.device)
     table = getattr(model, "table_ids", lambda tokens: tokens)(codes).cpu().numpy()
-    tables = {"codes": own} if np.array_equal(table, own) else {"codes": own, "model": table}
+    tables = {"codes": ids_of_codes} if np.array_equal(table, ids_of_codes) else {"codes": ids_of_codes, "model": table}
     if ids not in (None, *tables):
         raise SpecbenchError(f"--ids {ids}: the ids of this model are those of its codebook", "omit it")
     tables = tables if ids is None else {ids: tables[ids]}
-    found: dict[str, list[np.ndarray]] = {}
+    streams: dict[str, list[np.ndarray]] = {}
     problems: list[tuple[float, str]] = []
     for kind, known in tables.items():
-        read = [_stream(one, layout, known, kind) for one in given]
-        wrong = [(one[0], f"image {row + 1}: {one[1]}") for row, one in enumerate(read) if isinstance(one, tuple)]
+        read = [_stream(item, layout, known, kind) for item in given]
+        wrong = [(item[0], f"image {row + 1}: {item[1]}") for row, item in enumerate(read) if isinstance(item, tuple)]
         problems += wrong[:1]
         if not wrong:
-            found[kind] = read  # type: ignore[assignment]
-    if len(found) > 1:
+            streams[kind] = read  # type: ignore[assignment]
+    if len(streams) > 1:
         raise SpecbenchError(
             f"{path}: all ids may be those of the codebook or of the model's vocabulary", "--ids codes or --ids model"
         )
-    if found:
-        return next(iter(found.values()))
+    if streams:
+        return next(iter(streams.values()))
     raise SpecbenchError(f"{path}: {max(problems)[1]}")  # the kind that fits most ids is the one that was meant
 
 
@@ -165,7 +165,7 @@ def _parquet(path: Path) -> dict[str, list]:
 
 def _npz(path: Path) -> dict[str, list]:
     with zipfile.ZipFile(path) as packed:
-        if sum(one.file_size for one in packed.infolist()) > _MAX_BYTES:
+        if sum(member.file_size for member in packed.infolist()) > _MAX_BYTES:
             raise ValueError("its arrays are too large")
     with np.load(path, allow_pickle=False) as held:
         return {name: held[name].tolist() for name in _COLUMNS if name in held}
@@ -177,10 +177,10 @@ def _json_lines(path: Path) -> dict[str, list]:
 
 
 def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
-    found = np.asarray(tokens if isinstance(tokens, list) else [])
-    if found.ndim != 1 or found.dtype.kind not in "iu":
+    array = np.asarray(tokens if isinstance(tokens, list) else [])
+    if array.ndim != 1 or array.dtype.kind not in "iu":
         raise SpecbenchError(f"{path}: image {row + 1}: tokens are no list of whole numbers")
-    return found.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def _requests(path: Path, columns: Mapping[str, list], asked: Value) -> tuple[PromptSet, list[Request]]:
@@ -192,8 +192,8 @@ def _requests(path: Path, columns: Mapping[str, list], asked: Value) -> tuple[Pr
     if asked.given:
         prompts = load_prompts(asked.value)
     else:
-        own = {str(name or text_id(text)): text for text, name in zip(texts, named, strict=True)}
-        prompts = build_prompt_set(path.stem, [Prompt(name, text) for name, text in own.items()])
+        texts_by_id = {str(name or text_id(text)): text for text, name in zip(texts, named, strict=True)}
+        prompts = build_prompt_set(path.stem, [Prompt(name, text) for name, text in texts_by_id.items()])
     by_id = {prompt.id: prompt for prompt in prompts.prompts}
     by_text = {prompt.text.strip(): prompt for prompt in prompts.prompts}
     requests, samples = [], Counter()
@@ -225,20 +225,20 @@ def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: Ru
     """Draw and store images; what nobody measured is missing in their rows."""
     for start in range(0, len(images), _TOGETHER):
         some = images[start : start + _TOGETHER]
-        tokens = torch.from_numpy(np.stack([one.tokens for one in some])).long().to(model.device)
+        tokens = torch.from_numpy(np.stack([image.tokens for image in some])).long().to(model.device)
         with torch.inference_mode():
-            pictures = drawn(model, tokens, [one.request for one in some], spec.decoder, spec.seed)
+            pictures = drawn(model, tokens, [image.request for image in some], spec.decoder, spec.seed)
         rows, files = [], {}
-        for one, (pixels, _) in zip(some, pictures, strict=True):
-            place = f"images/{image_name(*one.request.key)}" if pixels is not None else None
+        for image, (pixels, _) in zip(some, pictures, strict=True):
+            place = f"images/{image_name(*image.request.key)}" if pixels is not None else None
             if place:
                 files[place] = pixels
-            unknown = np.full(len(one.tokens), np.nan, np.float32)
+            unknown = np.full(len(image.tokens), np.nan, np.float32)
             rows.append(
-                base_row(one.request, one.seed, now())
-                | {"status": "ok", "image": place, "batch": 1, "latency_ms": one.seconds and 1e3 * one.seconds}
-                | {"tokens": one.tokens, "forced": np.array(model.layout.forced) >= 0}
-                | {"logp": one.logp, "entropy": unknown, "top1": unknown}
+                base_row(image.request, image.seed, now())
+                | {"status": "ok", "image": place, "batch": 1, "latency_ms": image.seconds and 1e3 * image.seconds}
+                | {"tokens": image.tokens, "forced": np.array(model.layout.forced) >= 0}
+                | {"logp": image.logp, "entropy": unknown, "top1": unknown}
             )
         store.append(rows, files)
         console.say(f"{store.folder.name}: {start + len(some)} of {len(images)} images")

@@ -60,19 +60,19 @@ class ImageScores:
             return self._old.read(names)
         places = {name: self._place(name) for name in names}
         stored = self._log.read(list(dict.fromkeys(places.values())))
-        found = [parse_json(text) for text in stored["details"].to_pylist()] if "details" in places.values() else []
+        details = [parse_json(text) for text in stored["details"].to_pylist()] if "details" in places.values() else []
         read = {}
         for name, place in places.items():
             kind = self._own.field(name).type
             inside = place == "details"
-            read[name] = pa.array([one[name] for one in found], kind) if inside else stored[place].cast(kind)
+            read[name] = pa.array([detail[name] for detail in details], kind) if inside else stored[place].cast(kind)
         return pa.table(read)
 
     def _place(self, name: str) -> str:
         """The stored column that holds a column of the metric."""
         if name in _FIXED.names:
             return name
-        return next((place for place, own in _places(self._own).items() if own == name), "details")
+        return next((place for place, column in _places(self._own).items() if column == name), "details")
 
     def append(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Write rows as one part."""
@@ -145,11 +145,11 @@ def stored_values(folder: Path) -> pd.DataFrame | None:
         schema = pq.read_schema(pa.OSFile(os.fsencode(part)))
     except (pa.ArrowException, OSError, SpecbenchError):
         return None  # a damaged part is named by the metric's own reading
-    own = _places(schema).get("value")
-    if own is None or not {"category", *KEY} <= set(schema.names) or not _is_number(schema.field(own).type):
+    place = _places(schema).get("value")
+    if place is None or not {"category", *KEY} <= set(schema.names) or not _is_number(schema.field(place).type):
         return None
-    wanted = pa.schema([schema.field(name) for name in (*KEY, "category", own)])
-    rows = ParquetLog(folder, wanted, KEY).read().to_pandas().rename(columns={own: "value"})
+    wanted = pa.schema([schema.field(name) for name in (*KEY, "category", place)])
+    rows = ParquetLog(folder, wanted, KEY).read().to_pandas().rename(columns={place: "value"})
     return None if len(rows) and rows["value"].isna().all() else rows
 
 
@@ -157,9 +157,9 @@ def _is_number(kind: pa.DataType) -> bool:
     return pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
-def _places(own: pa.Schema) -> dict[str, str]:
+def _places(schema: pa.Schema) -> dict[str, str]:
     """By stored column, the metric's column that it holds."""
-    kinds = {field.name: field.type for field in own}
+    kinds = {field.name: field.type for field in schema}
     numbers = [name for name in ("value", "correct") if name in kinds and _is_number(kinds[name])]
     exact = getattr(kinds.get("feature"), "value_type", None) in _AS_FLOAT32
     return dict(zip(("value",), numbers, strict=False)) | ({"feature": "feature"} if exact else {})
@@ -171,5 +171,5 @@ def _packed(rows: pa.Table) -> pa.Table:
     rest = [name for name in rows.column_names if name not in (*_FIXED.names, *places.values())]
     details = [json.dumps(nonfinite_as_null(row), ensure_ascii=False) for row in rows.select(rest).to_pylist()]
     kept = {name: rows[name] for name in _FIXED.names}
-    kept |= {place: pc.cast(rows[own], IMAGE_SCORES.field(place).type) for place, own in places.items()}
+    kept |= {place: pc.cast(rows[column], IMAGE_SCORES.field(place).type) for place, column in places.items()}
     return pa.table({**kept, "details": pa.array(details if rest else [None] * len(rows), pa.string())})

@@ -44,10 +44,10 @@ def shards_in(out: str | Path) -> list[Path]:
 
 def find_run(out: Path | str, name: str | Path) -> Path:
     """The run folder of one name; raises what `find_runs` raises, and where the name is that of several runs."""
-    found = find_runs(out, [name])
-    if len(found) > 1:
-        raise SpecbenchError(f"{name} holds {len(found)} runs", f"name one of them, with --out {name}")
-    return found[0]
+    folders = find_runs(out, [name])
+    if len(folders) > 1:
+        raise SpecbenchError(f"{name} holds {len(folders)} runs", f"name one of them, with --out {name}")
+    return folders[0]
 
 
 def _find(name: str, known: Sequence[Path]) -> list[Path]:
@@ -122,11 +122,11 @@ def find_runs_like(out: Path | str | Mapping[Path, RunInfo], **fields: object) -
     return {folder: info for folder, info in infos.items() if _agrees(info.spec, fields)}
 
 
-def _agrees(found: object, wanted: object) -> bool:
+def _agrees(stored: object, wanted: object) -> bool:
     """Whether a value of a spec has the wanted value, or with a dict the wanted parts."""
     if not isinstance(wanted, Mapping):
-        return found == wanted
-    parts = dict(found) if isinstance(found, tuple) else vars(found)
+        return stored == wanted
+    parts = dict(stored) if isinstance(stored, tuple) else vars(stored)
     return all(name in parts and _agrees(parts[name], value) for name, value in wanted.items())
 
 
@@ -156,12 +156,12 @@ def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
     any of the runs differ in."""
     settings = {run: setting_texts(info.spec) for run, info in infos.items()}
     options = {run: {name: plain(value) for name, value in info.spec.decoder.options} for run, info in infos.items()}
-    found = {}
+    texts = {}
     for run, info in infos.items():
         decoder = info.spec.decoder.name
         alike = [options[other] for other, known in infos.items() if known.spec.decoder.name == decoder]
-        found[run] = ", ".join([*_differing(options[run], alike), *_differing(settings[run], settings.values())])
-    return found
+        texts[run] = ", ".join([*_differing(options[run], alike), *_differing(settings[run], settings.values())])
+    return texts
 
 
 def setting_texts(spec: RunSpec) -> dict[str, str]:
@@ -175,10 +175,10 @@ def setting_texts(spec: RunSpec) -> dict[str, str]:
     return {name.replace("_", "-"): plain(value) for name, value in flat.items()}
 
 
-def _differing(own: Mapping[str, str], others: Iterable[Mapping[str, str]]) -> list[str]:
+def _differing(values: Mapping[str, str], others: Iterable[Mapping[str, str]]) -> list[str]:
     """The entries of `own` that not all `others` have."""
     others = list(others)
-    return [f"{name}={value}" for name, value in own.items() if any(one.get(name) != value for one in others)]
+    return [f"{name}={value}" for name, value in values.items() if any(other.get(name) != value for other in others)]
 
 
 def read_infos(out: Path | str) -> dict[Path, RunInfo]:

@@ -104,10 +104,10 @@ class Invocation:
     def stack(self) -> dict[str, str]:
         """Versions that time the forward, as far as they are known, with the host's threads beside a GPU."""
         python = str(self.versions.get("python") or "").split(".")[:2]
-        found = {"python": ".".join(python), **{name: self.versions.get(name) for name in ("torch", "transformers")}}
+        parts = {"python": ".".join(python), **{name: self.versions.get(name) for name in ("torch", "transformers")}}
         if self.gpus:
-            found |= {"CUDA": self.hardware.get("cuda"), "driver": self.hardware.get("driver"), "threads": self.threads}
-        return {name: str(value) for name, value in found.items() if value}
+            parts |= {"CUDA": self.hardware.get("cuda"), "driver": self.hardware.get("driver"), "threads": self.threads}
+        return {name: str(value) for name, value in parts.items() if value}
 
     @property
     def machine(self) -> str:
@@ -249,7 +249,7 @@ _KEYS = {"roofline": "floor"}  # Attributes whose key in the file has another na
 
 @cache  # a results folder may hold thousands of descriptions
 def _names(kind: type) -> tuple[str, ...]:
-    names = [one.name for one in fields(kind) if one.name not in ("stored", "stack")]
+    names = [field.name for field in fields(kind) if field.name not in ("stored", "stack")]
     return tuple(dict.fromkeys(("schema", "run_id", *names))) if kind is RunInfo else tuple(names)
 
 
@@ -369,7 +369,8 @@ def _build(kind: type, content: Mapping):
 def _types(kind: type) -> tuple[tuple[str, object, bool, bool], ...]:
     """Name, accepted type, whether it may be absent, and whether it is a float, of each field of a spec's dataclass."""
     return tuple(
-        (one.name, _PLAIN.get(str(one.type), object), one.default is None, one.type == "float") for one in fields(kind)
+        (kept.name, _PLAIN.get(str(kept.type), object), kept.default is None, kept.type == "float")
+        for kept in fields(kind)
     )
 
 

@@ -50,7 +50,7 @@ def column_facts(schema: pa.Schema) -> dict[str, dict[str, str]]:
 
 def with_units(frame: pd.DataFrame, *schemas: pa.Schema) -> pd.DataFrame:
     """The frame, with the units of its declared columns in `attrs["units"]`."""
-    facts = {name: one for schema in schemas for name, one in column_facts(schema).items()}
+    facts = {name: fact for schema in schemas for name, fact in column_facts(schema).items()}
     frame.attrs["units"] = {name: facts[name]["unit"] for name in frame if facts.get(name, {}).get("unit")}
     return frame
 
@@ -130,16 +130,16 @@ def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
         raise ValueError("not a JSON object of numbers")
     every = (texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts).cast(pa.string())
     [lines] = pc.binary_join(pa.ListArray.from_arrays([0, len(every)], every), "\n")
-    found = pa.json.read_json(pa.BufferReader(lines.as_buffer()))
-    return found.cast(pa.schema([(name, pa.float64()) for name in found.column_names]))
+    table = pa.json.read_json(pa.BufferReader(lines.as_buffer()))
+    return table.cast(pa.schema([(name, pa.float64()) for name in table.column_names]))
 
 
 def read_meta(text: object) -> dict[str, object]:
     """The object in the column `meta`, empty where it is null; a ValueError where it is none."""
-    found = parse_json(text) if isinstance(text, str) else {}
-    if not isinstance(found, dict):
+    meta = parse_json(text) if isinstance(text, str) else {}
+    if not isinstance(meta, dict):
         raise ValueError("not a JSON object")
-    return found
+    return meta
 
 
 def read_metas(texts: pa.ChunkedArray) -> list[dict[str, object]]:
@@ -150,17 +150,17 @@ def read_metas(texts: pa.ChunkedArray) -> list[dict[str, object]]:
 def read_machines(texts: pa.ChunkedArray) -> list[dict[str, object]]:
     """The readings in the column `machine`, of the images that have one: numbers, nulls, and texts for the host and
     what slowed its GPU; else a ValueError."""
-    found = [parse_json(text) for text in pc.drop_null(texts).to_pylist()]
-    for one in found:
-        if not isinstance(one, dict):
+    readings = [parse_json(text) for text in pc.drop_null(texts).to_pylist()]
+    for reading in readings:
+        if not isinstance(reading, dict):
             raise ValueError("not a JSON object")
         named = {"host": str, "gpu_slowed": str | list}
-        for name, value in one.items():
+        for name, value in reading.items():
             if value is not None and not isinstance(value, named.get(name, int | float)):
                 raise ValueError(name)
             if name.endswith(("cores", "others")) and value is not None and not 0 <= value < math.inf:
                 raise ValueError(name)
-    return found
+    return readings
 
 
 def with_facts(rows: pa.Table) -> pa.Table:
