@@ -100,8 +100,7 @@ class Metric:
         self.batch = self.settings.batch or self.batch
 
     def identity(self) -> Mapping[str, str]:
-        """Describe all inputs that can change a value: variant, weight digests, resize, reference set, library
-        versions."""
+        """Describe all that can change a value: variant, weight digests, resize, reference set, library versions."""
         raise NotImplementedError
 
     def feature_identity(self) -> Mapping[str, str]:
@@ -217,8 +216,7 @@ class PerImageMetric(Metric):
 def part_scores(
     name: str, rows: pd.DataFrame, by: str, column: str, interval: Callable[..., Estimate] = mean_interval
 ) -> list[Score]:
-    """Scores "name:part" of the rows that have each value of the column `by`: means of `column`, with intervals over
-    prompts."""
+    """Scores "name:part", means of `column` of the rows that have each value of the column `by`."""
     parts = rows.groupby(by, sort=True, dropna=False)
     return [Score(f"{name}:{part}", interval(own[column], own["prompt_id"]), len(own)) for part, own in parts]
 
@@ -226,8 +224,7 @@ def part_scores(
 def column_difference(
     features: pd.DataFrame, baseline: pd.DataFrame, column: str, over_categories: bool = False
 ) -> tuple[Difference, int] | None:
-    """Mean paired difference of a column, whole prompts being the independent units. `over_categories`: the mean is
-    that of the categories' means."""
+    """Mean paired difference of a column by prompt; `over_categories`: the mean of the categories' means."""
     both = paired_features(features, baseline, column, ["category"] if over_categories else ())
     if both.empty:
         return None

@@ -54,8 +54,7 @@ def vision_network(weights: Weights) -> BlipVisionModel:
 
 
 def text_network(weights: Weights, image_width: int, head: bool = False) -> BlipTextModel | BlipTextLMHeadModel:
-    """Build the BERT with cross-attention to image features from a text encoder's weights, or with `head` from a
-    decoder's."""
+    """Build the BERT with cross-attention to image features from an encoder's weights, with `head` a decoder's."""
     body = part_of(weights, "bert.") if head else weights
     hidden = body["embeddings.word_embeddings.weight"].shape[1]
     config = BlipTextConfig(

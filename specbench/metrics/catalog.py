@@ -199,8 +199,7 @@ def require_metric(name: str) -> str:
 
 
 def metric(name: str) -> Callable[..., Any]:
-    """Load the factory of a metric, to be called with `specbench.metrics.base.Settings`. `name`: of the catalogue or of
-    a plug-in, or "package.module:NAME"."""
+    """Load the factory of a metric of the catalogue, of a plug-in, or "package.module:NAME"; called with `Settings`."""
     name = metric_name(name)
     if name in METRICS:
         entry = METRICS[name]

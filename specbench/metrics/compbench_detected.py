@@ -39,8 +39,7 @@ THRESHOLD, DUPLICATE = 0.2, 0.5  # Least score of a detection, and the overlap a
 
 
 def owlv2_input(pixels: np.ndarray, size: int) -> Tensor:
-    """Pad uint8 [H, W, 3] with black below or beside to a square and resize to float32 [3, size, size], bilinear,
-    antialiased."""
+    """Pad uint8 [H, W, 3] with black to a square and resize to float32 [3, size, size], bilinear, antialiased."""
     height, width = pixels.shape[:2]
     side = max(height, width)
     square = F.pad(scaled(pixels), (0, side - width, 0, side - height))[None]

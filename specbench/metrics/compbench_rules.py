@@ -130,8 +130,7 @@ def placed(a: Box, b: Box, asked: str | None, side: float) -> float:
 
 
 def spatial_3d(first: Found | None, second: Found | None, asked: str | None, depth: Callable[[Box], float]) -> float:
-    """3D spatial score, 0 to 1: as in 2D, but half is for the order in depth and the overlap of the boxes. `depth`
-    is larger for nearer boxes."""
+    """3D spatial score, 0 to 1: half for the order in depth and the overlap; `depth` is larger for nearer boxes."""
 
     def behind_each_other(a: Box, b: Box) -> float:
         if asked is None or DEPTH_SIGNS[asked] * (depth(a) - depth(b)) <= 0:

@@ -46,8 +46,8 @@ def read_verdict(line: str) -> tuple[str, int, str, str]:
 
 
 def dpg_score(questions: Sequence[Mapping], answers: Answers, strict: bool = False) -> float:
-    """Fraction of the questions answered by yes; one whose parent counts as no counts as no. A KeyError if `strict` and
-    a parent was not asked."""
+    """Fraction of yes; a question whose parent counts as no counts as no, a parent unasked is a KeyError if
+    `strict`."""
     scores = {question["id"]: answers[question["id"]] for question in questions}
     for question in questions:
         if any(not scores[parent] for parent in question["parents"] if parent and (strict or parent in scores)):
@@ -56,8 +56,7 @@ def dpg_score(questions: Sequence[Mapping], answers: Answers, strict: bool = Fal
 
 
 def released_score(questions: Sequence[Mapping], answers: Answers) -> float | None:
-    """The released program's score of an image by the questions that it asks; None where it fails on the image and
-    leaves it out."""
+    """The released program's score of an image; None where it fails on the image and leaves it out."""
     try:
         return dpg_score(questions, answers, strict=True)
     except (KeyError, ZeroDivisionError):
@@ -162,8 +161,7 @@ class OfficialDpgBench(Metric):
         }
 
     def _answers(self, prompt_id: str, sample: int, meta: Mapping[str, object]) -> dict[int, bool]:
-        """Answers by question id; those about the table's first item may be missing, because the program fails on the
-        question that it skips."""
+        """Answers by question id; some about the table's first item may be missing: the program skips a question."""
         verdicts, answers = self._verdicts.get((prompt_id, sample), {}), {}
         for question in questions_of(prompt_id, meta):
             if question["question"] in verdicts:

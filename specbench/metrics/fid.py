@@ -209,8 +209,7 @@ def fid_estimate(images: Gaussian, reference: Moments, prompts: Sequence[str]) -
 
 
 def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Moments) -> tuple[Difference, int] | None:
-    """FID of one run minus another's over the images both have, and their number; the interval is paired. None for
-    fewer than two."""
+    """FID of one run minus another's over the images both have, paired, and their number; None for fewer than two."""
     both = paired_features(features, baseline, "feature")
     if len(both) < 2:
         return None
@@ -242,8 +241,7 @@ def warn_of_few(images: Gaussian) -> str | None:
 
 
 def pytorch_fid(pixels: np.ndarray) -> Tensor:
-    """Resize as pytorch-fid: bilinear without antialiasing on values in 0..1. uint8 [H, W, 3] to float32 [3, 299,
-    299]."""
+    """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as pytorch-fid: bilinear without antialiasing, in 0..1."""
     from torch.nn import functional as F
 
     scaled = _planes(pixels)[None] / 255
@@ -251,8 +249,7 @@ def pytorch_fid(pixels: np.ndarray) -> Tensor:
 
 
 def tf1(pixels: np.ndarray) -> Tensor:
-    """Resize as TensorFlow 1 (the original FID): bilinear, pixel positions at corners. uint8 [H, W, 3] to float32
-    [3, 299, 299]."""
+    """Resize uint8 [H, W, 3] to float32 [3, 299, 299] as TensorFlow 1: bilinear, pixel positions at corners."""
     x_CHW = _planes(pixels)
     top, bottom, down = _corner_grid(x_CHW.shape[1])
     left, right, across = _corner_grid(x_CHW.shape[2])

@@ -144,8 +144,7 @@ class Instance:
 
 
 def mask2former_input(pixels: np.ndarray) -> tuple[Tensor, tuple[int, int]]:
-    """Resize uint8 [H, W, 3] to float32 [3, h, w], padded right and below to multiples of 32; also the size before
-    padding."""
+    """Resize uint8 [H, W, 3] to float32 [3, h, w], padded to multiples of 32; also the size before padding."""
     height, width = pixels.shape[:2]
     scale = min(SHORT / min(height, width), LONG / max(height, width))
     size = (int(height * scale + 0.5), int(width * scale + 0.5))

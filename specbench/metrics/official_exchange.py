@@ -141,8 +141,7 @@ def dataset_files(rows: Sequence[_Row]) -> Files:
 
 
 def compbench_files(rows: Sequence[_Row]) -> Files:
-    """Files for the official scripts: `<category>/samples/<prompt>_<number>.png`, the number being the prompt's line
-    times the images per prompt plus the sample."""
+    """Files for the official scripts: `<category>/samples/<prompt>_<line x images per prompt + sample>.png`."""
     categories = {category: [row for row in rows if row.category == category] for category in COMPBENCH_CATEGORIES}
     samples = {category: _samples_per_prompt(category, mine) for category, mine in categories.items() if mine}
     for row in rows:
@@ -466,8 +465,8 @@ class ExportFolder:
 
 @contextmanager
 def export_folder(target: Path) -> Iterator[ExportFolder]:
-    """Fill a folder that appears as `target`, absent or empty before, when the block ends; after an error, or a kill,
-    `target` is as it was."""
+    """Fill a folder that appears as `target`, absent or empty before, at the end; after an error `target` is as it
+    was."""
     place = Path(os.path.realpath(target))  # Path.resolve raises a RuntimeError at links that lead in a circle
     names = f".{place.name[:200]}.tmp", f".{place.name[:200]}.lock"
     try:

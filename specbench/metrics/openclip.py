@@ -42,8 +42,7 @@ def whole(pixels: np.ndarray) -> np.ndarray:
 
 
 def center256(pixels: np.ndarray) -> np.ndarray:
-    """Crop uint8 [H, W, 3] to the centre square and resize by Lanczos to [256, 256, 3]; as in torchvision, odd
-    margins are rounded to even."""
+    """Crop uint8 [H, W, 3] to the centre square, as in torchvision, and resize by Lanczos to [256, 256, 3]."""
     height, width = pixels.shape[:2]
     side = min(height, width)
     left, top = round((width - side) / 2), round((height - side) / 2)
@@ -55,8 +54,7 @@ center256.code_version = 2
 
 
 def short_side_centre(pixels: np.ndarray, size: int) -> np.ndarray:
-    """Preprocess as CLIP (Radford et al. 2021): short side to `size` by Pillow's bicubic, then the centre square.
-    uint8 [H, W, 3] to [size, size, 3]."""
+    """Resize as CLIP: short side to `size`, Pillow's bicubic, then the centre square, uint8 [size, size, 3]."""
     height, width = pixels.shape[:2]
     short = min(height, width)
     resized = Image.fromarray(pixels).resize(
@@ -80,8 +78,7 @@ def import_open_clip() -> ModuleType:
 
 
 def load_openai(path: Path, device: str) -> torch.nn.Module:
-    """Load a CLIP in float32 from a file published by OpenAI, whose digest the caller has checked; its sizes are
-    read off the weights."""
+    """Load a CLIP of OpenAI, whose digest the caller has checked, in float32; sizes are read off the weights."""
     from specbench.models.script_archive import read_script_tensors
 
     # The mask is no parameter, and open_clip makes its own.
@@ -151,8 +148,7 @@ def cut_by_clip(texts: Sequence[str]) -> tuple[int, int]:
 def text_embeddings(
     model: torch.nn.Module, texts: Sequence[str], device: str, tokenize: Tokenize | None = None
 ) -> Tensor:
-    """Embed texts: unit vectors float32 [n, d] on the CPU. CLIP's own tokenizer cuts texts to 77 tokens and keeps
-    the end token."""
+    """Embed texts: unit vectors float32 [n, d] on the CPU. CLIP's tokenizer cuts to 77 tokens with the end token."""
     import torch
 
     if tokenize is None:
@@ -193,8 +189,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def torchvision_if_it_loads() -> Iterator[bool]:
-    """Context in which `import torchvision` works: the real package where it loads (True), else stand-ins that are
-    removed afterwards."""
+    """Context in which `import torchvision` works: the real package where it loads (True), else stand-ins."""
     if torchvision_loads():
         yield True
         return

@@ -178,8 +178,7 @@ class PickScore(CosineMetric):
 
 
 class Aesthetic(Clip):
-    """LAION aesthetic predictor V2 (Schuhmann 2022): linear layers on the unit CLIP ViT-L/14 embedding, about 1 to
-    10."""
+    """LAION aesthetic predictor V2 (Schuhmann 2022): linear layers on the unit CLIP ViT-L/14 embedding, 1 to 10."""
 
     def __init__(self, settings: Settings | None = None):
         super().__init__("l14", settings)

@@ -58,8 +58,7 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
 
 
 def _known_score(row: dict[str, object]) -> dict[str, object]:
-    """Validate a row of a per-run file; raises a ValueError for one that specbench did not write. The last
-    ones are absent in old files."""
+    """Validate a row of a per-run file; a ValueError for one of others. The last columns are absent in old files."""
     row = {"note": None, "cut": None, "edited": None} | row
     for name, kind in _SCORE_TYPES.items():
         if not isinstance(row.get(name), kind):
@@ -109,8 +108,7 @@ def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
 
 
 def image_values(folder: Path, metric: Metric) -> pd.DataFrame | None:
-    """Read `value` and `category` of each scored image by its key, for a metric that is a mean of one number per
-    image; else None."""
+    """Read `value` and `category` of each scored image by its key, of a mean of one number per image; else None."""
     column = next((name for name in ("value", "correct") if name in metric.columns), None)
     if column is None:
         return None
@@ -184,8 +182,7 @@ def stored_difference(
 
 
 def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bool:
-    """Tell whether the stored scores are those of exactly the images in `wanted`. (To compute a distance again may
-    take minutes.)"""
+    """Tell whether the stored scores are those of exactly the images in `wanted`: a distance may take minutes."""
     path = _scores_file(folder, metric)
     try:
         file = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES)))
@@ -198,8 +195,7 @@ def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bo
 
 
 def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None:
-    """Compute and write the run's scores from the stored features of the images in `wanted`, which holds their key,
-    `started_at` and `prompt`."""
+    """Compute and write the run's scores from the stored features of the images in `wanted`."""
     features = image_features(folder, metric).merge(wanted[[*KEY, "started_at"]], on=[*KEY, "started_at"])
     digest, identity = made_score(metric).fingerprint, json.dumps(made_score(metric).facts, sort_keys=True)
     cut, said = _cut(metric, wanted["prompt"].tolist())

@@ -214,8 +214,7 @@ def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreRepo
 def _fetch(
     shown: Sequence[Images], fitting: Sequence[Mapping[str, Metric]], settings: Settings | None, reporter: ScoreReporter
 ) -> dict[str, SpecbenchError]:
-    """Download what metrics need, all of it together, after a line that says what is done; return why some cannot be
-    had. `fitting`: metrics that score each of the `shown` images."""
+    """Download what metrics need, all together, after a line that says so; return why some cannot be had."""
     metrics, device = {name: metric for own in fitting for name, metric in own.items()}, (settings or Settings()).device
     absent = {name: missing for name, metric in metrics.items() if (missing := metric.missing_packages())}
     if settings and settings.offline:

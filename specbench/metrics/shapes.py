@@ -50,8 +50,7 @@ _DETECTOR, _RENDERER = "e2aadacd455f76e5", "a6f67b6da33bc51a"
 
 
 class ShapesDetector(Metric):
-    """`shapes-detector`: fraction of images that satisfy their caption, per category; overall score: mean over
-    categories."""
+    """`shapes-detector`: fraction of images that satisfy their caption, per category; overall: mean over categories."""
 
     name = "shapes-detector"
     batch = 16
@@ -190,8 +189,7 @@ class ShapesFrechet(Metric):
 
 
 def true_pictures(scenes: Sequence[str], copies: int) -> Iterator[np.ndarray]:
-    """Render each request in `scenes` (JSON) `copies` times, uint8 [64, 64, 3]; the renders of one request do not
-    depend on the others."""
+    """Render each request in `scenes` (JSON) `copies` times, uint8 [64, 64, 3], independently of the others."""
     for text in scenes:
         request = SceneRequest.from_json(json.loads(text))
         rng = np.random.default_rng([_SEED, *hashlib.sha256(text.encode()).digest()])
@@ -209,8 +207,7 @@ def _rendered() -> dict[str, str]:
 
 
 def read_request(meta: Mapping[str, object]) -> SceneRequest | None:
-    """Parse the request under the key `scene` of a prompt's metadata, which anybody may have written; None where it is
-    absent or malformed."""
+    """Parse `scene` of a prompt's metadata, which anybody may have written; None where it is absent or malformed."""
     try:
         request = SceneRequest.from_json(meta["scene"])
         sound = _is_sound(request)

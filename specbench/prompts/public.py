@@ -146,8 +146,7 @@ def read_set(entry: PublicSet) -> list[Prompt]:
 
 
 def missing_set(name: str, images: bool = False) -> list[Download]:
-    """The download of a public set, or of its reference images; empty where it is on this disk, or `name` is no such
-    set."""
+    """The download of a public set, or of its images; empty where it is on this disk, or `name` is no such set."""
     if name not in public_names():
         return []
     entry, _ = find(name)

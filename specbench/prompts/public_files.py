@@ -75,8 +75,7 @@ def read_geneval(folder: Path) -> list[Prompt]:
 
 
 def official_row(category: str, text: str, meta: dict) -> dict:
-    """Rebuild a GenEval prompt's line of the official metadata file, which the official evaluator reads beside the
-    images."""
+    """Rebuild a GenEval prompt's line of the official metadata, which the evaluator reads beside the images."""
     return {"tag": category, **_clauses(meta), "prompt": text}
 
 
@@ -173,8 +172,7 @@ def read_oneig(folder: Path) -> list[Prompt]:
 
 
 def read_longtext_bench(folder: Path) -> list[Prompt]:
-    """Read the English prompts of LongText-Bench in file order; `meta` has the texts that an image must show, and
-    whether they are short or long."""
+    """Read the English prompts of LongText-Bench in file order; `meta` has the texts to show, and their kind."""
     lines = (folder / "text_prompts.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines if line.strip()]
     return [

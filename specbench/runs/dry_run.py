@@ -164,8 +164,7 @@ def _outlook(
 
 
 def _expected_images(values: Mapping[str, Value], first: int | None) -> int | None:
-    """Images, of a baseline those of the `first` prompts, of a public prompt set that is not on this disk yet; None
-    where its prompts must be read to know."""
+    """Images (of a baseline: of the `first` prompts) of a public set that is not here yet; None where unknown."""
     name, drawing = str(values["prompts"].value), plan_drawing(values)
     if name not in public_names() or drawing.ids or drawing.categories or drawing.per_category:
         return None
@@ -194,8 +193,7 @@ def caption_note(model: ModelFacts, captions: Sequence[str]) -> str | None:
 
 
 def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: str | None = None) -> float | None:
-    """Mean seconds per image from stored rows: of a run, or else of all runs of its model, decoder and device; None
-    without any."""
+    """Mean seconds per image from stored rows: of a run, or of all of its model, decoder and device; None without."""
     if run_id and (pace := _pace([out / run_id])) is not None:
         return pace
     return _pace(list(find_runs_like(out, model=model, decoder={"name": decoder}, device=device)))
@@ -244,8 +242,7 @@ _SHORT_S, _LONG_S = 5.0, 3600.0
 
 
 def cost_note(plan: Plan) -> str | None:
-    """The time of an image of AR by the roofline, in one line; None where it is short, or known from earlier runs, or
-    the model's size is unknown."""
+    """The time of an image of AR by the roofline; None where it is short, known from earlier runs, or unknown."""
     size, model = plan.model.size, plan.model
     earlier = seconds_per_image(plan.out, model.name, "ar", plan.device)
     if size is None or plan.workers.elsewhere or earlier is not None:

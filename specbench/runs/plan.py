@@ -172,8 +172,7 @@ def own_head(model: ModelFacts, decoder: DecoderSpec, find: Callable) -> Any:
 
 
 class Shared:
-    """What the plans of one command have in common, each part found out once: prompts, digests, paces. `load`: how to
-    load prompts."""
+    """What the plans of one command have in common, each part found out once; `load`: how to load prompts."""
 
     def __init__(self, load: Callable[[str, str | None], PromptSet] = load_prompts):
         self.load = load
@@ -205,8 +204,7 @@ class Problems(list[Problem]):
 
 
 def make_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Plan:
-    """Make the plan of a `run` from its merged settings; raises the first of its problems. `shared`: for callers that
-    make several plans."""
+    """Make the plan of a `run` from its merged settings; raises the first of its problems."""
     plan = draft_plan(values, shared)
     for problem in plan.problems:
         if problem.of in ("prompts", "weights"):
@@ -350,8 +348,7 @@ def _settle_batch(plan: Plan) -> Plan:
 
 
 def _earlier_batch(plan: Plan) -> int | None:
-    """Batch size that `--batch auto` chose earlier for one of the plan's runs, so that repeating a command resumes
-    it."""
+    """Batch size that `--batch auto` chose earlier for one of the plan's runs, which a repeated command resumes."""
     if not plan.model.ready:
         return None
     weights, runs = plan.model.weights_sha256(), read_infos(plan.out)

@@ -104,8 +104,7 @@ class ProgressReporter:
         self._bar.update(self._task, **shown)
 
     def _show_table(self) -> None:
-        """Make the table above the bar anew, if it is due. Images are not decoded meanwhile, so latencies do not show
-        it."""
+        """Make the table above the bar anew, if it is due: between images, so that latencies do not show it."""
         now = time.monotonic()
         if self._bar is not None and self._table is not None and now >= self._table_due:
             self._bar.above = self._table(self._folders)
@@ -213,8 +212,7 @@ class _CellBar:
 
 
 class ScoreProgress:
-    """Progress of scoring by run. The metrics go through the images together: that with the most images left is
-    shown."""
+    """Progress of scoring by run: of the metric with the most images left, because all go through them together."""
 
     def __init__(self) -> None:
         self._printed: set[str] = set()

@@ -26,12 +26,11 @@ class Reporter:
         """One more row of a run is on disk."""
 
     def part(self, what: str, done: int, total: int, images: int = 0) -> None:
-        """Less than a row is done: `done` of `total` steps of a warm-up, windows to choose from, or tokens of the
-        `images` in work."""
+        """Less than a row is done: steps of a warm-up, compiled forms, windows tried, or tokens of the `images` in
+        work."""
 
     def stopping(self, within_s: float | None) -> None:
-        """The run was asked to end: it finishes the images in work, those of them that take `within_s` at most. Called
-        from a signal handler."""
+        """The run was asked to end, and finishes images that take `within_s` at most. Called from a signal handler."""
 
     def note(self, text: str) -> None:
         """Show a line to the user."""

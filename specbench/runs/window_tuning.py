@@ -87,8 +87,8 @@ def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation], 
 
 
 def _costs(images: Sequence[Generation], alone: bool) -> tuple[float, float, float]:
-    """Milliseconds per target forward, latency over target-forward time, milliseconds per image, of the target's
-    forwards `alone` or of all."""
+    """Milliseconds per forward, latency over forward time, milliseconds per image; of the forwards `alone` or of
+    all."""
     target = sum(image.spans_ms["target"] for image in images)
     latency = target if alone else sum(image.spans_ms.get(span, 0.0) for image in images for span in AR_SPANS)
     return target / sum(image.nfe for image in images), latency / target, latency / len(images)

@@ -73,8 +73,7 @@ def _find(name: str, known: Sequence[Path]) -> list[Path]:
 
 
 def _is_named(folder: Path, name: str) -> bool:
-    """Whether `name` is the whole id of a run but for its hash, as "shapes-sjd" is not of a run of sjd-isp, nor of sjd
-    with other components, whatever its folder is called."""
+    """Whether `name` is the whole id of a run but for its hash: "shapes-sjd" is not of a run of sjd-isp."""
     try:
         return folder.name.rpartition("-")[0] == name == read_info(folder).spec.run_id.rpartition("-")[0]
     except SpecbenchError:  # damaged; whoever reads it is told
@@ -152,8 +151,7 @@ def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
 
 
 def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
-    """By run, what tells it from the others, in words: options that runs of its decoder differ in, and settings that
-    any of the runs differ in."""
+    """By run, what tells it from the others, in words: options of runs of its decoder, and settings of all."""
     settings = {run: setting_texts(info.spec) for run, info in infos.items()}
     options = {run: {name: plain(value) for name, value in info.spec.decoder.options} for run, info in infos.items()}
     texts = {}

@@ -84,8 +84,7 @@ class RunStore:
         return self
 
     def _check_place(self) -> None:
-        """Refuse to go on where a folder of the run is no longer the one that was locked: what is written there would
-        be parted from the rows before."""
+        """Refuse to go on where the folder is not the one that was locked: its rows would be parted from the others."""
         for folder in (self.folder, *(self.folder / name for name in ("samples", "images", "traces"))):
             if folder not in self._held:
                 with suppress(FileNotFoundError):
@@ -382,8 +381,7 @@ def _uneven(rows: pa.Table) -> list[str]:
 
 
 def read_image(folder: Path, image: str, sha256: object) -> np.ndarray:
-    """Pixels of a stored image, uint8 [H, W, 3]. `image, sha256`: columns `image` and `image_sha256` of its row; rows
-    of schema version 3 and older have no digest."""
+    """Pixels of a stored image, uint8 [H, W, 3], by the columns of its row; old rows have no `image_sha256`."""
     return read_picture(folder / image, _REDO, _digest(sha256), folder)
 
 

@@ -33,8 +33,7 @@ Load = Callable[[], ImageModel]  # Function that builds the model inside a worke
 
 
 class WorkerPool:
-    """`Executor` that distributes chunks among workers. `start`: starts the workers; called only once there is work,
-    which a finished run has not; `restarts`: replacements per worker."""
+    """`Executor` that distributes chunks among workers, which are started once there is work."""
 
     def __init__(self, start: Callable[[], RayWorkers], restarts: int = RESTARTS):
         self._start = start
