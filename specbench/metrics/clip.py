@@ -1,8 +1,5 @@
-"""`clip[VARIANT]`: cosine of CLIP's image and text embeddings, the mean over images.
-
-The papers use two that do not compare: `b16` (SJD and its followers, who print it times 100) and `b32+prefix`
-(LANTERN, Cool-SD). Hessel et al. 2021 introduced the score. torchmetrics cuts long captions without their end token.
-"""
+"""`clip[VARIANT]`: mean cosine of CLIP's image and text embeddings (Hessel et al. 2021). The papers use two that do not
+compare: `b16` (SJD and its followers, who print it times 100) and `b32+prefix` (LANTERN, Cool-SD)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""`compbench[...]`: parts of T2I-CompBench++ (Huang et al. 2025) computed without its programs.
-
-`blip-vqa` asks BLIP about every noun phrase of colour, shape and texture prompts; `clip-b32` is the cosine the paper
-uses for non-spatial ones. The others take a detector: see `specbench.metrics.compbench_detected`, and
-`specbench.metrics.official_exchange` for the paper's own programs.
-"""
+"""`compbench[...]`: parts of T2I-CompBench++ (Huang et al. 2025) without its programs
+(`specbench.metrics.official_exchange`): `blip-vqa` asks BLIP about every noun phrase of colour, shape and texture
+prompts; `clip-b32` is the cosine for non-spatial ones. For the others see `specbench.metrics.compbench_detected`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Detector-based parts of T2I-CompBench++ through transformers: objects by name from OWLv2 (Minderer et al. 2023),
-depth from Depth Anything V2 (Yang et al. 2024).
-
-The paper's programs use UniDet, whose licence keeps it outside; OWLv2 sees other things with other scores, and asks
-for the very words of the prompt. Their own answers come by `specbench.metrics.official_exchange`.
-"""
+"""Detector-based parts of T2I-CompBench++: objects by name from OWLv2 (Minderer et al. 2023), depth from Depth Anything
+V2 (Yang et al. 2024). The paper's programs use UniDet, whose licence keeps it outside: OWLv2 sees other things with
+other scores. Their own answers come by `specbench.metrics.official_exchange`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
-"""Distances of two sets of feature vectors, float64 [n, d], with the influence of each image where there is one.
-
-FID: Heusel et al. 2017. FID-infinity: Chong & Forsyth 2020. KID: Binkowski et al. 2018. Inception score: Salimans et
-al. 2016. Precision and recall: Kynkäänniemi et al. 2019. Density and coverage: Naeem et al. 2020. torchmetrics
-accumulates FID and KID.
-"""
+"""Distances of two sets of feature vectors, float64 [n, d], with the influence of each image where there is one: FID,
+FID-infinity, KID (accumulated by torchmetrics), Inception score (Salimans et al. 2016), precision and recall
+(Kynkäänniemi et al. 2019), density and coverage (Naeem et al. 2020)."""
 
 from __future__ import annotations
 
@@ -155,12 +152,10 @@ def fid_infinity(images: Gaussian, reference: Gaussian, prompts: Sequence[str], 
     """Extrapolate `plug_in`, the FID of all images, to infinitely many; None with less than four prompts or reference
     images, no interval where halves have no more images than dimensions.
 
-    The plug-in FID is too large by a term that is nearly proportional to 1/n. Halves of both sets have twice that term,
-    so that twice the FID of the whole sets less the mean FID of halves is free of it. Unlike in the paper the reference
-    images are halved as well, because they are no more than the images.
-
-    The interval takes the spread of the FID of a half, which is at least that of the extrapolated value, from the two
-    halves of each of four random splits (t distribution of four degrees of freedom). Whole prompts go into a half.
+    The plug-in FID is too large by a term nearly proportional to 1/n, which halves of both sets (the paper: of the
+    images) have twice: twice the FID of all less the mean FID of halves is free of it. The interval takes the spread of
+    the FID of a half from four random splits by prompts (t distribution, four degrees of freedom); it is at least that
+    of the extrapolated value.
     """
     rng = np.random.default_rng(_SPLIT_SEED)
     units = np.unique(np.asarray(prompts), return_inverse=True)[1]

@@ -1,9 +1,6 @@
 """DPG-Bench (Hu et al. 2024, after DSG, Cho et al. 2024): images as its released program takes them, and its scoring
-rule on the answers that the program's judge, mPLUG-large, gives to a prompt's questions.
-
-The released program differs from its description twice: it skips the first row of its table, so that one question of
-the first prompt is never asked, and its category scores are those of the last image of each grid only.
-"""
+rule on the answers of the program's judge, mPLUG-large. The program differs from its description twice: it skips the
+first row of its table, and its category scores are those of the last image of each grid only."""
 
 from __future__ import annotations
 

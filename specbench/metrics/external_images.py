@@ -1,8 +1,5 @@
-"""Match external images to prompts: by prompt id, or in the layouts in which the papers' programs write them.
-
-A layout fits a folder where every file of it is the image of a prompt, and every prompt has the same samples. Where
-several fit and say different things, none is taken.
-"""
+"""Match external images to prompts: by prompt id, or in the layouts of the papers' programs. A layout fits a folder
+where every file is the image of a prompt, and every prompt has the same samples; of several that fit, none is taken."""
 
 from __future__ import annotations
 

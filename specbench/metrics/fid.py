@@ -1,9 +1,6 @@
-"""`fid[FRONT-END]` and `fid[FRONT-END+CROP]`: Frechet distance to the reference images in Inception features. The other
-scores of these features stand beside it under the same variant's name.
-
-A front end is the resize method of a FID tool, to 299 x 299. Features of different ones differ by several percent, so
-values of different ones never meet. torchmetrics accumulates FID and KID from them (`specbench.metrics.distances`).
-"""
+"""`fid[FRONT-END]` and `fid[FRONT-END+CROP]`: Frechet distance to the reference images in Inception features, and the
+other scores of these. A front end is the resize of a FID tool, to 299 x 299. Features of different ones differ by
+several percent, so values of different ones never meet."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
-"""`geneval[hf-m2f]`: GenEval's rules on detections of transformers' Mask2Former, colours by CLIP.
-
-The detector has the architecture of the official one but other weights, so its scores stand in a column of their own;
-`geneval[official]` are those of the official program, see `specbench.metrics.official_exchange`. Detections are
-post-processed as GenEval's own: masks at full resolution, boxes around them, score = class probability x mean mask
-probability.
-"""
+"""`geneval[hf-m2f]`: GenEval's rules on detections of transformers' Mask2Former, colours by CLIP. The detector has
+other weights than the official one, whose scores are `geneval[official]` (`specbench.metrics.official_exchange`).
+Post-processing is GenEval's: boxes around masks, score = class probability x mean mask probability."""
 
 from __future__ import annotations
 

@@ -12,12 +12,9 @@ _FEATURES = 2048
 
 
 class Inception(nn.Module):
-    """Inception v3 of the FID papers: images [B, 3, 299, 299], scaled to about -1..1, to features [B, 2048].
-
-    This is TensorFlow's of 2015 with 1008 outputs, up to its pooled features. It differs from the ImageNet Inception of
-    today in pooling: averages leave padding out, and the last block takes a maximum. Layers are named as in the
-    published file, which all FID tools for torch share.
-    """
+    """Inception v3 of the FID papers: images [B, 3, 299, 299], scaled to about -1..1, to features [B, 2048]:
+    TensorFlow's of 2015, in whose averages padding is left out, and whose last block takes a maximum. Layers are named
+    as in the published file."""
 
     def __init__(self):
         super().__init__()

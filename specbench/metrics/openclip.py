@@ -1,9 +1,5 @@
-"""CLIP networks through open_clip, and the crops and resizes that metrics begin with.
-
-The preprocessing is written here, because open_clip's is made of torchvision's transforms. torchvision's published
-wheels fit one build of torch each, and beside another one importing them fails: stand-ins that do nothing are enough
-for the import of a library that only names it.
-"""
+"""CLIP networks through open_clip, and the crops and resizes that metrics begin with: open_clip's own need torchvision,
+whose wheels fit one build of torch each. Stand-ins that do nothing are enough for an import that only names it."""
 
 from __future__ import annotations
 

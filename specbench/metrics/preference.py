@@ -1,9 +1,6 @@
-"""Learned human preference: `hpsv2[...]`, `imagereward`, `pickscore`, and `aesthetic[...]`, whatever the caption.
-
-HPSv2 is computed by open_clip from the authors' checkpoints. Their way in is kept: resized as a float tensor with
-antialiasing, so that the longer side is 224, and padded with black before normalising. ImageReward is BLIP's
-image-grounded text encoder with a small head.
-"""
+"""Learned human preference: `hpsv2[...]`, `imagereward`, `pickscore`, and `aesthetic[...]`, whatever the caption. HPSv2
+is computed by open_clip from the authors' checkpoints, ImageReward by BLIP's image-grounded text encoder with a small
+head."""
 
 from __future__ import annotations
 

@@ -126,9 +126,6 @@ class ScoreReporter:
     def finish(self, name: str, metric: str) -> None:
         """Scoring ended, by completion or by an error."""
 
-    def left_out(self, name: str, metric: str, why: str) -> None:
-        """`metric` is not computed."""
-
 
 def score(
     runs: Iterable[Path | Images],
@@ -180,7 +177,7 @@ def score(
         outcomes += [Outcome(images.name, name, problem=why, left_out=left_out) for name, why in absent.items()]
         outcomes += _score_images(images, [metric for name, metric in fits.items() if name not in absent], reporter)
         for name, why in absent.items():
-            reporter.left_out(images.name, name, f"{name} is left out: {why}")
+            reporter.note(f"{name} is left out: {why}")
     return Scoring(outcomes, shown)
 
 

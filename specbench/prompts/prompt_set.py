@@ -22,14 +22,8 @@ _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str).e
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt.
-
-    Attributes:
-        id: stable name within its set; never a position.
-        text: prompt text; stripped of surrounding white space, except in public sets published with it.
-        category: tested ability, if the set names one.
-        meta: further facts, for example the scene of a caption.
-    """
+    """One prompt: `id`, its stable name within its set, never a position; `text`, stripped except in public sets
+    published otherwise; `category`, the tested ability; `meta`, further facts, for example the scene of a caption."""
 
     id: str
     text: str
@@ -48,17 +42,9 @@ class PromptSet:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Selection of prompts, applied in the order of the attributes; the rest keep their order in the file.
-
-    Attributes:
-        ids: only the prompts with these ids; all if empty.
-        categories: only those of these categories; all if empty.
-        offset: without the first ones.
-        per_category: the first ones of each category.
-        sample: a random sample of this size. It depends on the ids alone, so it is the same for every decoder and
-            order of the file, and a larger one contains a smaller one.
-        limit: keep the first N after all other choices.
-    """
+    """Selection of prompts, applied in the order of the attributes (all where empty); the rest keep their order in the
+    file. `sample`: a random sample of this size, by the ids alone, so that it is the same for every decoder and order
+    of the file, and a larger one contains a smaller one."""
 
     ids: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()

@@ -124,7 +124,9 @@ def _outlook(
     options, known = dict(planned.spec.options), not plan.problems
     requests = plan.requests_of(planned) if known else ()
     images = len(requests) if known else _expected_images(plan.settings, planned.first)
-    spec = None if planned.auto_window else _spec(plan, planned, digest)
+    spec = None
+    with suppress(SpecbenchError):  # its draft head is not on disk
+        spec = plan.spec(planned.spec, digest) if known and digest and not planned.auto_window else None
     run_id = spec and run_folder(plan.out, spec).name
     there = run_id is not None and (plan.out / run_id).is_dir()
     stored = RunStore(plan.out / run_id).completed(plan.trace) if there else set()
@@ -173,13 +175,6 @@ def _expected_images(values: Mapping[str, Value], first: int | None) -> int | No
         return None
     counts = [public.prompts - drawing.offset, *(n for n in (drawing.sample, drawing.limit) if n is not None)]
     return max(0, min(counts)) * int(values["samples"].value) if first is None else max(0, min(*counts, first))
-
-
-def _spec(plan: Plan, planned: PlannedDecoder, digest: str | None) -> RunSpec | None:
-    """What makes the run id, if weights and draft head are on disk."""
-    with suppress(SpecbenchError):
-        return plan.spec(planned.spec, digest) if digest and not plan.problems else None
-    return None
 
 
 def caption_note(model: ModelFacts, captions: Sequence[str]) -> str | None:

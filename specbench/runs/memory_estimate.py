@@ -19,13 +19,10 @@ inner (the gate, what it multiplies, their product). Rows are two per image with
 of the widest forward: a window, the nodes of a tree, the rows of an image. Distributions are float32, the rest is in
 the model's dtype. A prompt has `ASSUMED_PROMPT_TOKENS` elements.
 
-A draft head counts as one layer of the target, a projection of 2d x d and a copy of the token table, since it may not
-be downloaded yet.
+A draft head, which may not be here yet, counts as a layer of the target, a projection of 2d x d and a token table.
 
-Not included: the cache of new prompts while a throughput run refills rows, numpy arrays, text encoding (done before the
-cache is allocated), and memory of kernels and libraries. Compiled steps are not included either (not measured): on a
-GPU captured graphs have a separate memory pool with the activations and outputs of every form (a padded
-window, a number of blocks of cache): one `target` each, minus what torch shares.
+Not included: the cache of new prompts while a throughput run refills rows, numpy arrays, kernels and libraries, and the
+memory pool of captured graphs on a GPU (up to one `target` for each form).
 """
 
 from __future__ import annotations
@@ -125,13 +122,9 @@ def table_bytes(columns: int) -> int:
 
 def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) -> int:
     """Peak number of float32 distributions per column during verification; an int64 tensor counts as two. `forced`:
-    whether the grammar forces slots.
-
-    Alive throughout are the last p, q and the guided logits, and what components keep; in addition, the maximum of:
-    truncated logits and p; p padded for the forced slots, their one-hots and the combined p; temporaries of top-p
-    (scaled, sorted and summed logits) and of components. On a CPU, eager, with wide vocabularies, the temporaries hold
-    only the tokens kept by top-k, and those of races and grouping are numpy arrays.
-    """
+    whether the grammar forces slots. Alive are the last p, q and the guided logits, what components keep, and the
+    maximum of: truncated logits and p; p padded for the forced slots, their one-hots and the combined p; temporaries of
+    top-p (scaled, sorted and summed logits) and of components."""
     parts = [part.memory for part in decoder.components]
     drawing = 3 if forced else 2
     # [scaled,] ranked, order (2), sum, sum before

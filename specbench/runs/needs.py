@@ -12,7 +12,7 @@ from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.hub_model import HubModel
 from specbench.prompts import default_prompts
 from specbench.prompts.public import missing_set
-from specbench.system.downloads import Download, offline
+from specbench.system.downloads import offline
 
 _KILO, _UNITS = 1000, ("bytes", "kB", "MB", "GB", "TB")
 
@@ -44,7 +44,9 @@ def in_words(size: float) -> str:
 def needs_of(model: ModelFacts, prompts: str | None, heads: Iterable[str] = ()) -> list[Need]:
     """What decoding needs: the official model's files, draft heads of the hub, prompts."""
     needs = [*_of_model(model), *(Need("draft head", head, None, "licence as its card says") for head in heads)]
-    return needs + [_of_download("prompts", download) for download in (missing_set(prompts) if prompts else ())]
+    for download in missing_set(prompts) if prompts else ():
+        needs.append(Need("prompts", download.name.removeprefix("prompts of "), download.size, download.licence))
+    return needs
 
 
 def score_needs(model: ModelFacts, prompts: str | None) -> list[Need]:
@@ -95,7 +97,3 @@ def _of_model(model: ModelFacts) -> list[Need]:
         Need(wanted.what.removeprefix("the "), wanted.repo, sizes.get(places.get(wanted, -1)), wanted.licence, True)
         for wanted in sources
     ]
-
-
-def _of_download(what: str, download: Download) -> Need:
-    return Need(what, download.name.removeprefix("prompts of "), download.size, download.licence)

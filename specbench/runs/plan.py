@@ -224,11 +224,13 @@ def draft_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Pla
     check_decoding_device(device)
     dtype, compiled, unmet = compiler.settle_precision(value["dtype"], model.dtype, value["compile"], device)
     out = Path(value["out"]) / shard_folder(*shard)
-    prompts, chosen = problems.check("prompts", _draw, value, drawing, shard, shared) or (None, ())
+    named = value["prompts"], value.get("prompt-column")
+    images = named, drawing, value["samples"], shard
+    prompts, chosen = problems.check("prompts", _draw, *images, shared) or (None, ())
     problems.check("weights", model.require_weights)
     for planned in decoders:
         problems.check(planned, own_head, model, planned.spec, require_head)
-    captions = (model, *_named(value), drawing)
+    captions = (model, *named, drawing)
     problems.check("captions", shared.once, captions, lambda: model.check_prompts(chosen))
     problems.check("out", shared.once, ("out", out), lambda: check_writable(out))
     threads, busy = value["threads"] * (workers.count or 1), []
@@ -261,18 +263,12 @@ def draft_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Pla
     return replace(plan, problems=tuple(problems))
 
 
-def _named(value: Mapping[str, Any]) -> tuple[str, str | None]:
-    """The prompt set or file, and the column of a file."""
-    return value["prompts"], value.get("prompt-column")
-
-
 def _draw(
-    value: Mapping[str, Any], drawing: Drawing, shard: tuple[int, int], shared: Shared
+    named: tuple[str, str | None], drawing: Drawing, samples: int, shard: tuple[int, int], shared: Shared
 ) -> tuple[PromptSet, tuple[Prompt, ...]]:
     """The prompt set, and those of its prompts that are asked for, no more than a run can list."""
-    prompts = shared.once(("prompts", *_named(value)), lambda: shared.load(*_named(value)))
-    chosen = shared.once((*_named(value), drawing), lambda: tuple(drawing.of(prompts)))
-    samples = value["samples"]
+    prompts = shared.once(("prompts", *named), lambda: shared.load(*named))
+    chosen = shared.once((*named, drawing), lambda: tuple(drawing.of(prompts)))
     if (images := -(-len(chosen) * samples // shard[1])) > MAX_IMAGES:
         what = f"--samples {samples}: {images:,} images of {len(chosen):,} prompts, more than {MAX_IMAGES:,} of one run"
         raise SpecbenchError(what, "use --limit, or --shard I/N with another --out for each part")

@@ -243,6 +243,3 @@ class ScoreProgress:
         if text not in self._printed:
             console.say(text)
         self._printed.add(text)
-
-    def left_out(self, name: str, metric: str, why: str) -> None:
-        self.note(why)

@@ -127,13 +127,9 @@ def run(
 ) -> RunSummary:
     """Decode every image of `requests` with every spec, interleaved, except those already stored.
 
-    Args:
-        executor: decodes here or in other processes; this function alone writes.
-        specs: all of one model; they differ in their decoder.
-        out: results folder; each spec has a folder of its run id in it.
-        run_facts: fields of `specbench.store.run_info.RunInfo` by run id, for example `origins`.
-        trace: store a trace of every image; images stored without one are decoded again.
-        fewer: the images of specs that do not decode all of `requests`.
+    `executor` decodes here or in other processes; this function alone writes, below `out`. `specs`: all of one model.
+    `run_facts`: fields of `specbench.store.run_info.RunInfo` by run id. With `trace`, images stored without one are
+    decoded again. `fewer`: the images of specs that do not decode all.
     """
     reporter = reporter or Reporter()
     specs = {spec.run_id: spec for spec in specs}.values()

@@ -1,8 +1,6 @@
-"""Import of image tokens that another program has drawn: a run like any other, whose facts are those it was told.
-
-A file (JSON lines, parquet or npz) has the columns `prompt` and `tokens`, and may have `prompt_id`, `seed`, `logp` (log
-p of each token, as the program computed it) and `seconds` (its time per image).
-"""
+"""Import of image tokens that another program has drawn: a run like any other, whose facts are those it was told. A
+file has the columns `prompt` and `tokens`, and may have `prompt_id`, `seed`, `logp` (log p of each token) and `seconds`
+(per image)."""
 
 from __future__ import annotations
 

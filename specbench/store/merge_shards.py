@@ -66,18 +66,19 @@ def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
     the others of their run, whose sizes differ by one at most; of a baseline, fewer than the part was to decode."""
     images: dict[int, dict[int, dict[str, tuple[int, int]]]] = {}
     for folder in map(Path, folders):
-        if found := _SHARD.search(str(folder)):
+        if shard := _SHARD.search(str(folder)):
             runs = runs_in(folder)
             wanted = {run.name: read_info(run).invocations[-1].wanted or MAX_WANTED for run in runs}
             counts = {run.name: (len(RunStore(run).completed()), wanted[run.name]) for run in runs}
-            images.setdefault(int(found[2]), {})[int(found[1])] = counts
+            images.setdefault(int(shard[2]), {})[int(shard[1])] = counts
     said = []
     for of, parts in images.items():
-        most = {name: max(one.get(name, (0,))[0] for one in parts.values()) for one in parts.values() for name in one}
+        most = {
+            name: max(part.get(name, (0,))[0] for part in parts.values()) for part in parts.values() for name in part
+        }
         absent = [part for part in range(1, of + 1) if part not in parts]
-        whole = [
-            name for name in most if most[name] >= max(1, max(most.values()) - 1)
-        ]  # a part may have none of a baseline's
+        # A part may have none of a baseline's.
+        whole = [name for name in most if most[name] >= max(1, max(most.values()) - 1)]
         behind = [
             part
             for part, runs in sorted(parts.items())

@@ -1,9 +1,6 @@
-"""Packed runs: run folders in one zip file whose members are stored, not compressed, beside the SHA-256 of each.
-
-A packed file may come from strangers. A member is read only where its name is that of a file of a run folder and its
-size is within bounds; without compression, a small file cannot unpack to a large one. What is read are JSON, parquet
-and pictures, nothing that could run. Reading unpacks into the cache folder once per content.
-"""
+"""Packed runs: run folders in one zip file beside the SHA-256 of each member. It may come from strangers: a member is
+read only where its name is that of a file of a run folder and its size within bounds, and is stored uncompressed, so
+that a small file cannot unpack to a large one. Reading unpacks into the cache folder once per content."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Append-only parquet log: a folder of parts that holds every row once and survives a kill at any time.
 
-A part is named after the range of appends it covers and the digest of its bytes (`00000003-00000003-<digest>.parquet`,
-or `00000000-00000063-<digest>.parquet` once merged): parquet checks its pages, not its headers and footer. A part is
-written to a temporary file, synced and renamed, so a named part is complete; a part inside another's range is left over
-from a merge and ignored. One writer at a time (the caller holds the lock), any number of readers.
+A part is named after the appends it covers and the digest of its bytes (`00000003-00000003-<digest>.parquet`), written
+to a temporary file, synced and renamed; a part inside another's range is left over from a merge and ignored. One writer
+at a time (the caller holds the lock), any number of readers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""Results folders: `<out>/<run id>/` with `run.json`, `samples/*.parquet`, `images/*.png` and `scores/`.
-
-The store is the only truth about what was done. A row is on disk before the next image starts, a rerun continues from
-the rows that are there, and one process writes at a time. A folder may come from others: rows are checked, and an image
-file is read only as the row that names it describes it. No torch here.
-"""
+"""Results folders: `<out>/<run id>/` with `run.json`, `samples/*.parquet`, `images/*.png` and `scores/`. A row is on
+disk before the next image starts, a rerun continues from the rows that are there, and one process writes at a time. A
+folder may come from others: rows are checked. No torch here."""
 
 from __future__ import annotations
 
