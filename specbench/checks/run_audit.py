@@ -28,8 +28,9 @@ from specbench.models.catalog import load_model, model_code, recorded_model
 from specbench.models.facts import BYTES, EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.specs.run_spec import RunSpec
 from specbench.stats.rosenblatt import LEVEL, RosenblattResult, Tokens, audit_tokens
+from specbench.store.run_folders import find_runs
 from specbench.store.run_info import RunInfo
-from specbench.store.run_store import RunStore, find_runs, images_fingerprint, write_audit
+from specbench.store.run_store import RunStore, images_fingerprint, write_audit
 from specbench.store.schema import KEY
 
 PRINTED_ORDERS = {

@@ -27,8 +27,9 @@ from specbench.reporting.marks import label, natural
 from specbench.specs.presets import PRESETS
 from specbench.specs.run_spec import RunSpec
 from specbench.stats.intervals import FEW_UNITS
+from specbench.store.run_folders import runs_in
 from specbench.store.run_info import RunInfo, identity_json
-from specbench.store.run_store import RunStore, images_fingerprint, read_audit, runs_in
+from specbench.store.run_store import RunStore, images_fingerprint, read_audit
 from specbench.store.schema import KEY
 from specbench.store.token_sums import SUMS
 from specbench.system.foreign_code import edited_text
