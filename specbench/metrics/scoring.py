@@ -76,17 +76,15 @@ class Scoring:
     @property
     def problems(self) -> list[SpecbenchError]:
         """Why images were not scored, each reason once."""
-        found = {id(outcome.problem): outcome.problem for outcome in self.outcomes if not outcome.left_out}
-        return [problem for problem in found.values() if problem]
+        problems = {id(outcome.problem): outcome.problem for outcome in self.outcomes if not outcome.left_out}
+        return [problem for problem in problems.values() if problem]
 
     def problem(self) -> SpecbenchError | None:
         """One error for all `problems`, those of plug-ins first, which says so if others are scored; None without."""
-        if not self.problems:
+        problems = sorted(self.problems, key=lambda problem: not isinstance(problem, PluginError))
+        if not problems:
             return None
-        first, more = (
-            min(self.problems, key=lambda problem: not isinstance(problem, PluginError)),
-            len(self.problems) - 1,
-        )
+        first, more = problems[0], len(problems) - 1
         what = first.what + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")
         if not self.scored:
             return SpecbenchError(what, first.try_this, first.exit_code)
@@ -212,7 +210,8 @@ def _fetch(
     shown: Sequence[Images], fitting: Sequence[Mapping[str, Metric]], settings: Settings | None, reporter: ScoreReporter
 ) -> dict[str, SpecbenchError]:
     """Download what metrics need, all together, after a line that says so; return why some cannot be had."""
-    metrics, device = {name: metric for own in fitting for name, metric in own.items()}, (settings or Settings()).device
+    metrics = {name: metric for fits in fitting for name, metric in fits.items()}
+    device = (settings or Settings()).device
     absent = {name: missing for name, metric in metrics.items() if (missing := metric.missing_packages())}
     if settings and settings.offline:
         absent |= {name: missing for name, metric in metrics.items() if (missing := metric.missing())}

@@ -206,11 +206,10 @@ class Problems(list[Problem]):
 def make_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Plan:
     """Make the plan of a `run` from its merged settings; raises the first of its problems."""
     plan = draft_plan(values, shared)
-    for problem in plan.problems:
-        if problem.of in ("prompts", "weights"):
-            raise naming_all(problem.error, plan.model, str(values["prompts"].value)) from None
-        raise problem.error
-    return plan
+    if not plan.problems:
+        return plan
+    of, error = plan.problems[0]
+    raise naming_all(error, plan.model, str(values["prompts"].value)) if of in ("prompts", "weights") else error
 
 
 def draft_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Plan:
