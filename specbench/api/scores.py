@@ -60,8 +60,8 @@ def score(
     from specbench.runs.progress_bar import ScoreProgress
 
     told: Any = reporter or (ScoreProgress() if progress else None)
-    folders, options = find_runs(out, runs), {"protocol": protocol, "bundled_only": bundled_only}
-    scoring = score_runs(folders, metrics or None, settings, told, **options).check(partly=problems is not None)
+    scoring = score_runs(find_runs(out, runs), metrics or None, settings, told, (), bundled_only, protocol)
+    scoring.check(partly=problems is not None)
     if problems is not None:
         problems += scoring.problems
     return score_frame(scoring.rows(), long)
@@ -102,8 +102,8 @@ def score_folder(
     from specbench.runs.progress_bar import ScoreProgress
 
     told: Any = reporter or (ScoreProgress() if progress else None)
-    found, options = images_to_score(Path(images), prompts, column, Path(out), layout, told), {"protocol": protocol}
-    scoring = score_images([found], metrics or None, settings, told, bundled_only=bundled_only, **options)
+    found = images_to_score(Path(images), prompts, column, Path(out), layout, told)
+    scoring = score_images([found], metrics or None, settings, told, (), bundled_only, protocol)
     return score_frame(scoring.check().rows(), long)
 
 
