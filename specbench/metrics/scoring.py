@@ -52,7 +52,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ScoreOutcome:
     """A score of a run, or the problem that left the run without it."""
 
     run_id: str
@@ -67,10 +67,10 @@ class Outcome:
 class Scoring:
     """What one call of `score` came to."""
 
-    outcomes: list[Outcome]
+    outcomes: list[ScoreOutcome]
     images: list[Images]  # of the runs that could be read
 
-    def __iter__(self) -> Iterator[Outcome]:
+    def __iter__(self) -> Iterator[ScoreOutcome]:
         return iter(self.outcomes)
 
     @property
@@ -172,25 +172,25 @@ def score(
     left_out = not named and any(metric.name not in lacking for _, metric in pairs)
     for images, fits in zip(shown, fitting, strict=True):
         absent = {name: lacking[name] for name in fits if name in lacking}
-        outcomes += [Outcome(images.name, name, problem=why, left_out=left_out) for name, why in absent.items()]
+        outcomes += [ScoreOutcome(images.name, name, problem=why, left_out=left_out) for name, why in absent.items()]
         outcomes += _score_images(images, [metric for name, metric in fits.items() if name not in absent], reporter)
         for name, why in absent.items():
             reporter.note(f"{name} is left out: {why}")
     return Scoring(outcomes, shown)
 
 
-def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[Outcome]]:
+def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[ScoreOutcome]]:
     """Images of the runs that can be read, and the problems of the others."""
     shown, outcomes = [], []
     for run in runs:
         try:
             shown.append(run if isinstance(run, Images) else run_images(run))
         except SpecbenchError as error:
-            outcomes.append(Outcome(run.name, problem=error))
+            outcomes.append(ScoreOutcome(run.name, problem=error))
     return shown, outcomes
 
 
-def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[Outcome]:
+def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[ScoreOutcome]:
     """Score images with metrics that fit; where a plug-in fails, with the others."""
     failed = []
     while True:
@@ -198,12 +198,12 @@ def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreRepo
             return failed + _score_together(images, metrics, reporter)
         except PluginError as error:
             # A copy, without the traceback, which holds what was allocated.
-            failed.append(Outcome(images.name, error.owner, problem=copy(error)))
+            failed.append(ScoreOutcome(images.name, error.owner, problem=copy(error)))
             metrics = [metric for metric in metrics if metric.name != error.owner]
         except SpecbenchError as error:
             if error.exit_code == MISSING_PREREQUISITE:  # which other runs lack as well
                 raise
-            return [*failed, Outcome(images.name, problem=error)]
+            return [*failed, ScoreOutcome(images.name, problem=error)]
 
 
 def _fetch(
@@ -250,10 +250,10 @@ def why_unfit(images: Images, metric: Metric) -> str | None:
     return "its prompts lack what the metric needs" if len(images.rows) else "it has no images"
 
 
-def _unfit(images: Images, metric: Metric) -> Outcome:
+def _unfit(images: Images, metric: Metric) -> ScoreOutcome:
     what = f"metric '{metric.name}' cannot score {images.name}: {why_unfit(images, metric)}"
     advice = "omit --metric to score with the metrics that fit"
-    return Outcome(images.name, metric.name, problem=SpecbenchError(what, advice))
+    return ScoreOutcome(images.name, metric.name, problem=SpecbenchError(what, advice))
 
 
 def run_images(folder: Path) -> Images:
@@ -286,7 +286,7 @@ def with_scene(prompt: str, meta: object) -> object:
         return meta
 
 
-def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[Outcome]:
+def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreReporter) -> list[ScoreOutcome]:
     """Compute what is missing. Each image is read and decoded once for all metrics."""
     rows, logs = images.rows.reset_index(drop=True), []
     for metric in metrics:
@@ -313,7 +313,7 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
                 if stale or not scores_are_current(images.folder, task.metric, task.wanted):
                     write_run_scores(images.folder, task.metric, task.wanted)
     return [
-        Outcome(images.name, task.metric.name, len(task.missing), len(task.wanted) - len(task.missing))
+        ScoreOutcome(images.name, task.metric.name, len(task.missing), len(task.wanted) - len(task.missing))
         for task in tasks
     ]
 

@@ -43,7 +43,7 @@ SAMPLING_SETTINGS = {
     "top_n_sigma": "top-n-sigma",
 }
 MAX_IMAGES = 1_000_000
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Problem(NamedTuple):
 class Problems(list[Problem]):
     """Problems that checks find."""
 
-    def check(self, of: object, work: Callable[..., T], *given: object) -> T | None:
+    def check(self, of: object, work: Callable[..., _T], *given: object) -> _T | None:
         """What `work` returns; None where it raises, which is a problem."""
         try:
             return work(*given)

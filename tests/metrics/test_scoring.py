@@ -449,5 +449,5 @@ def test_scores_of_features_computed_on_a_gpu_say_that_float32_was_not_tf32():
 
 def test_a_metric_that_raises_is_named_before_runs_that_cannot_be_scored():
     nothing, broken = SpecbenchError("no images"), PluginError("metric 'mine'", ValueError("no"), "mine")
-    joint = scoring.Scoring([scoring.Outcome("a", problem=problem) for problem in (nothing, broken)], []).problem()
+    joint = scoring.Scoring([scoring.ScoreOutcome("a", problem=problem) for problem in (nothing, broken)], []).problem()
     assert joint.exit_code == PARTIAL and "mine" in joint.what and "1 more problem" in joint.what
