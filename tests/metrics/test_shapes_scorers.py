@@ -84,8 +84,7 @@ def test_a_missing_package_leaves_the_metric_out_and_says_so(few_renders, tmp_pa
     folder = drawn_run(tmp_path)
     scoring.score([folder], reporter=reporter, bundled_only=True)
     assert "shapes-clip" not in {row["metric"] for row in read_scores(folder)}
-    assert [line for line in told if line.startswith("shapes-clip is left out") and "no-such-package" in line] == told
-    assert told
+    assert any(line.startswith("shapes-clip is left out") and "no-such-package" in line for line in told)
 
 
 def test_the_reference_depends_on_captions_and_nothing_else():
