@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import decode
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.catalog import load_model, model_code
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.families.base import LoadedModel, PromptIds
@@ -29,11 +29,11 @@ from specbench.runs.executors.local import Executor, LocalExecutor
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, earlier_window, plan_model, plan_sampling
 from specbench.runs.run_progress import Reporter
 from specbench.runs.settings import Value, decoder_settings, merge, run_settings
-from specbench.runs.window_tuning import tune_window
-from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_code, decoder_name
+from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_code, decoder_name, resolve
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, run_folder, same_but_for_threads, without_options
 from specbench.store.run_info import describe_point
+from specbench.store.schema import AR_SPANS
 from specbench.system import console, plugins
 from specbench.system.device_failures import memory_for, release_memory
 from specbench.system.device_peaks import find_peak, glimpse_peak
@@ -337,3 +337,81 @@ def _decoded(
         if isinstance(image, SpecbenchError):
             raise image
     return images
+
+
+PILOTS = 2
+PILOT_ID = "(pilot)"
+
+
+def tune_window(
+    model: ImageModel,
+    prompts: Sequence[Prompt],
+    decoder: DecoderSpec,
+    sampling: Sampling,
+    seed: int,
+    windows: Sequence[int],
+    tell: Callable[[int], None] = lambda tried: None,
+) -> tuple[int, list[dict[str, float]]]:
+    """Choose the one of `windows` with the lowest latency on the pilots; also return the measured curve, see `_point`.
+    Windows are tried in growing order until two in a row are slower than the best; `tell` learns how many were tried.
+    Of a compiled model the forwards alone are compiled and counted, with an overhead of 1: all functions of every
+    window would take minutes to compile."""
+    if "window" not in dict(decoder.options):
+        raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "omit --window")
+    requests = [Request(prompts[number % len(prompts)].text, PILOT_ID, number) for number in range(PILOTS)]
+    compiles = isinstance(model, CompilableModel) and model.compiles
+    if not compiles:
+        decode(model, requests[:1], with_window(decoder, 2), sampling, seed)
+    with model.forwards_alone() if compiles else nullcontext():
+        ar = _measure(model, requests, resolve("ar"), sampling, seed, compiles)
+        curve, best = [_point(1, ar, ar, compiles)], None
+        for window in sorted(windows):
+            tell(len(curve))
+            images = _measure(model, requests, with_window(decoder, window), sampling, seed, compiles)
+            point = _point(window, images, ar, compiles)
+            curve.append(point)
+            if best is None or point["latency_ms"] < best["latency_ms"]:
+                best = point
+            if all(tried["latency_ms"] > best["latency_ms"] for tried in curve[-2:]):
+                break
+    return int(best["window"]), curve
+
+
+def _measure(
+    model: ImageModel, requests: Sequence[Request], decoder: DecoderSpec, sampling: Sampling, seed: int, compiles: bool
+) -> list[Generation]:
+    """Decode the pilots one at a time, as in latency mode, after compilation."""
+    if compiles:
+        decode(model, requests[:1], decoder, sampling, seed, render=False)
+    images = [decode(model, [request], decoder, sampling, seed, render=False)[0] for request in requests]
+    for image in images:
+        if isinstance(image, SpecbenchError):
+            raise SpecbenchError(
+                f"--window auto: a pilot failed: {image.what}", "set a window, for example --window 16", FAILURE
+            )
+    return images
+
+
+def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation], alone: bool) -> dict[str, float]:
+    """A point of the curve, which begins with AR as window 1: tokens per target forward, accepted over tested drafts,
+    time of a forward over AR's, latency over forward time over AR's, latency of an image, speed-up over AR."""
+    forward_ms, overhead, latency_ms = _costs(images, alone)
+    ar_forward_ms, ar_overhead, ar_latency_ms = _costs(ar, alone)
+    tested = sum(int(image.tested.sum()) for image in images)
+    return {
+        "window": window,
+        "tokens_per_step": sum(image.committed for image in images) / sum(image.nfe for image in images),
+        "acceptance": sum(int(image.accepted.sum()) for image in images) / tested if tested else None,
+        "window_cost": forward_ms / ar_forward_ms,
+        "overhead": overhead / ar_overhead,
+        "latency_ms": latency_ms,
+        "speed_up": ar_latency_ms / latency_ms,
+    }
+
+
+def _costs(images: Sequence[Generation], alone: bool) -> tuple[float, float, float]:
+    """Milliseconds per forward, latency over forward time, milliseconds per image; of the forwards `alone` or of
+    all."""
+    target = sum(image.spans_ms["target"] for image in images)
+    latency = target if alone else sum(image.spans_ms.get(span, 0.0) for image in images for span in AR_SPANS)
+    return target / sum(image.nfe for image in images), latency / target, latency / len(images)

@@ -16,7 +16,7 @@ from stored_rows import contents
 
 from specbench.decoding.verification.lantern import neighbour_table
 from specbench.errors import SpecbenchError
-from specbench.metrics.official_exchange import export_folder
+from specbench.metrics.export_folder import export_folder
 from specbench.prompts import requests_for
 from specbench.runs.runner import run
 from specbench.system import digests, files

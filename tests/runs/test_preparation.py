@@ -11,11 +11,11 @@ from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
 from specbench.models.facts import ModelChoice
 from specbench.models.interface import TokenLayout
-from specbench.runs import memory_estimate, preparation, window_tuning
+from specbench.runs import memory_estimate, preparation
 from specbench.runs.memory_estimate import footprint
 from specbench.runs.plan import make_plan
+from specbench.runs.preparation import tune_window, with_window
 from specbench.runs.settings import merge, run_settings
-from specbench.runs.window_tuning import tune_window, with_window
 from specbench.specs.presets import resolve
 from specbench.store.run_info import describe_point
 
@@ -38,7 +38,7 @@ def machine(monkeypatch, forward_ms: dict[int, float], nfe: dict[int, int]) -> l
         tried.append(width)
         return [Pilot(nfe[width], forward_ms[width]) for _ in requests]
 
-    monkeypatch.setattr(window_tuning, "decode", decode)
+    monkeypatch.setattr(preparation, "decode", decode)
     return tried
 
 
@@ -97,10 +97,8 @@ class Compiled(Model):
 def test_of_a_compiled_model_forwards_alone_are_compiled_and_counted(monkeypatch):
     machine(monkeypatch, {w: 1.0 + 0.05 * w for w in COMPRESSED}, COMPRESSED)
     model, when = Compiled(), []
-    decode = window_tuning.decode
-    monkeypatch.setattr(
-        window_tuning, "decode", lambda *args, **more: when.append(model.alone) or decode(*args, **more)
-    )
+    decode = preparation.decode
+    monkeypatch.setattr(preparation, "decode", lambda *args, **more: when.append(model.alone) or decode(*args, **more))
     _, curve = tune_window(model, tiny.prompts(), resolve("sjd"), tiny.SAMPLING, 0, WINDOWS)
     assert all(when) and not model.alone
     for point in curve:
