@@ -21,7 +21,7 @@ from specbench.system import signals
 ModelLoader = Callable[[], ImageModel]
 Warm = Callable[[ImageModel, Sequence[RunSpec], Sequence[str]], object]  # Runs some steps of the runs, compiling them
 
-_USUAL_FORMS = 9  # Compiled forms of a decoder of `shapes`
+_USUAL_FORMS = 3  # Compiled forms of a decoder of `shapes` on a CPU
 _MOST_BYTES = 2**30  # Weights of a model above which no other process loads them, too
 
 
@@ -68,7 +68,8 @@ def told_forms(
 
     def begins(*_: object) -> None:
         done = _forms(model) - counts[0]
-        tell("forms compiled", done, max(expected, done + 1))
+        what = "forms compiled" if done else "forms compiled (the first takes longest)"
+        tell(what, done, max(expected, done + 1))  # another name: the first says nothing about the pace of the others
 
     def keep(spec: RunSpec) -> None:
         counts.append(_forms(model))
