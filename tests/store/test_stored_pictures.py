@@ -25,7 +25,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\nshowpa
 
 
 def score(folder: Path, out: Path) -> None:
-    scoring.score([folder], ["shapes-detector"])
+    scoring.score([folder], ["shapes-detector"]).check()
 
 
 def page(folder: Path, out: Path) -> None:
