@@ -410,8 +410,8 @@ def results(page: Path, argument: str) -> str:
     columns = [column for column in columns if not column.title.startswith("images")]
     elsewhere = {row["source"]: row for row in forecast("A100", out=RESULTS / "runs.zip", model="lumina")}
     titles = [column.title for column in columns] + ["forecast for Lumina on an A100"]
-    cells = ([column.cell(row) for column in columns] + [_forecast(elsewhere[f"run {row['run_id']}"])] for row in rows)
-    said = f"{rows[0]['n']} images a decoder, of `shapes`, compiled, AR too. Measured on {rows[0]['environment'][0]}."
+    cells = ([column.cell(row) for column in columns] + [_forecast(elsewhere[f"run {row.run_id}"])] for row in rows)
+    said = f"{rows[0].n} images a decoder, of `shapes`, compiled, AR too. Measured on {rows[0].environment[0]}."
     picture = f"![One row per prompt, one column per decoder]({_link(page, RESULTS / PICTURE)})"
     return f"{_table(titles, cells)}\n\n{said}\n\n{picture}"
 

@@ -54,6 +54,7 @@ __all__ = [
     "show",
     "report_page",
     "report_table",
+    "methods_paragraph",
     "bench",
     "estimate",
     "forecast",

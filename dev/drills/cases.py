@@ -422,7 +422,7 @@ OUTPUTS = (
 )
 """Where output goes: see `targets._lay_out_doors`."""
 DOORS = tuple(
-    """status; show RUN; list runs; report; report ZIP; report --html TO; report --figure time-per-step --to TO
+    """status; show RUN; list runs; report; report ZIP; report --html TO; figure time-per-step --to TO
     pack --to TO; pack RUN --without-pictures --to TO; verify ZIP; verify RUN; export dataset RUN --to TO; merge OUT
     audit --run RUN; compare RUN RUN; score RUN --metric shapes-detector; forecast --on A100 --model shapes
     bench table.toml --dry-run; bench table.toml --to TO; bench table.toml --format latex; fetch coco --from mine.txt

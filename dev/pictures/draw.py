@@ -47,7 +47,7 @@ CAPTIONS = 5
 
 def demo_sheet(path: Path) -> None:
     """Images of the README's runs."""
-    write_pictures({row["label"]: Path(row["folder"]) for row in report_rows(find_runs(PACK))}, path)
+    write_pictures({row.label: row.folder for row in report_rows(find_runs(PACK))}, path)
 
 
 def gallery(path: Path) -> None:
@@ -56,7 +56,7 @@ def gallery(path: Path) -> None:
     summary = api.run(decoder=list(GALLERY), out=str(ROOT / "build" / "pictures"), **settings)
     if problem := summary.problem():
         raise problem
-    write_pictures({row["label"]: Path(row["folder"]) for row in report_rows(summary.folders)}, path)
+    write_pictures({row.label: row.folder for row in report_rows(summary.folders)}, path)
 
 
 def page_shot(path: Path) -> None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from specbench.reporting.marks import mark_of
+from specbench.reporting.row import ReportRow
 
 STYLE = """
   text { font: 14px system-ui, 'DejaVu Sans', sans-serif; fill: #1f2328 }
@@ -24,12 +24,10 @@ STYLE = """
 CELL, GAP, LEFT = 54, 8, 196
 
 
-def speedups(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def speedups(path: Path, rows: Iterable[ReportRow]) -> None:
     """Speed-up over AR of each run with its 95 % interval, lossless decoders above lossy ones."""
-    rows = [row for row in rows if row["decoder"] != "ar"]
-    groups = [
-        (name, [row for row in rows if row["lossless"] == (name == "lossless")]) for name in ("lossless", "lossy")
-    ]
+    rows = [row for row in rows if row.decoder != "ar"]
+    groups = [(name, [row for row in rows if row.lossless == (name == "lossless")]) for name in ("lossless", "lossy")]
     scale, start, height = 300, 210, 26
 
     def x(value: float) -> float:
@@ -44,18 +42,19 @@ def speedups(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     y = 62
     for name, members in groups:
         parts.append(_text(16, y, "lossless: AR's distribution" if name == "lossless" else "lossy", "small"))
-        for row in sorted(members, key=lambda row: -row["speedup"]):
+        for row in sorted(members, key=lambda row: -row.over_ar.speedup.value):
             y += height
-            mark = mark_of(row["decoder"])
-            low, high = x(row["speedup_low"]), x(row["speedup_high"])
+            mark = mark_of(row.decoder)
+            speed = row.over_ar.speedup
+            low, middle, high = x(speed.low), x(speed.value), x(speed.high)
             parts += [
-                _text(start - 12, y + 5, row["label"].split(",")[0], "end"),
+                _text(start - 12, y + 5, row.label.split(",")[0], "end"),
                 f'<path stroke="{mark.colour}" stroke-width="2" d="M{low:.1f} {y}H{high:.1f}"/>',
-                f'<circle fill="{mark.colour}" cx="{x(row["speedup"]):.1f}" cy="{y}" r="5"/>'
+                f'<circle fill="{mark.colour}" cx="{middle:.1f}" cy="{y}" r="5"/>'
                 if mark.symbol == "circle"
-                else f'<rect fill="{mark.colour}" x="{x(row["speedup"]) - 5:.1f}" y="{y - 5}" width="10" height="10"/>',
-                _text(high + 10, y + 5, f"{row['speedup']:.2f}"),
-                _text(664, y + 5, f"{row['tokens_per_step']:.1f}", "end"),
+                else f'<rect fill="{mark.colour}" x="{middle - 5:.1f}" y="{y - 5}" width="10" height="10"/>',
+                _text(high + 10, y + 5, f"{speed.value:.2f}"),
+                _text(664, y + 5, f"{row.tokens_per_step.value:.1f}", "end"),
             ]
         y += 30
     _write(path, 680, bottom, parts, "Speed-up of each decoder over AR, with 95 % intervals; lossless and lossy apart")

@@ -10,6 +10,7 @@ The verdicts of `specbench audit --run`, in TO/audit.json, are a column of the t
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +22,7 @@ from specbench.metrics.shapes import ShapesClip, ShapesDetector
 from specbench.reporting.columns import with_interval
 from specbench.reporting.marks import label
 from specbench.reporting.report_rows import report_rows
+from specbench.reporting.row import record
 from specbench.stats import ratio_of_totals
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
@@ -94,7 +96,7 @@ def with_intervals(table: str, pictures: pd.DataFrame) -> str:
         own = pictures[pictures["decoder"] == line[0]]
         found = ratio_of_totals(own["tokens"].map(len), own["nfe"], own["prompt_id"])
         steps_differ = found.low < found.high
-        line[at] = with_interval(found.value, *((found.low, found.high) if steps_differ else (None, None)))
+        line[at] = with_interval(found if steps_differ else replace(found, low=None, high=None))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -111,7 +113,7 @@ def main() -> None:
     names |= {name: GREEDY for name, spec in specs.items() if spec.sampling.top_k == 1}
     baseline = next(name for name in names if names[name] == "ar")
     differences = api.differences(baseline, metrics=list(METRICS), out=runs).to_dict("records")
-    rows, audits = report_rows(find_runs(runs)), json.loads((to / "audit.json").read_text())
+    rows, audits = [record(row) for row in report_rows(find_runs(runs))], json.loads((to / "audit.json").read_text())
     verdicts = {audit["run_id"]: audit["verdict"] for audit in audits}
     for row in rows:
         row["audit"] = verdicts.get(row["run_id"], "-")

@@ -7,10 +7,24 @@ names all of them. Importing this is cheap: functions import torch, pandas or ma
 """
 
 from specbench.api.images import bench, dry_run, estimate, generate, import_tokens, run, show_prompts
-from specbench.api.results import columns, compare, load, report, report_page, report_table, samples, show
-from specbench.api.scores import differences, export, import_results, score, score_folder
+from specbench.api.results import (
+    columns,
+    compare,
+    differences,
+    export,
+    import_results,
+    load,
+    methods_paragraph,
+    report,
+    report_page,
+    report_table,
+    samples,
+    score,
+    score_folder,
+    show,
+)
 
 # Lists of plain texts: type checkers read nothing else
 __all__ = ["bench", "dry_run", "estimate", "generate", "import_tokens", "run", "show_prompts"]
-__all__ += ["columns", "compare", "load", "report", "report_page", "report_table", "samples", "show"]
-__all__ += ["differences", "export", "import_results", "score", "score_folder"]
+__all__ += ["columns", "compare", "load", "methods_paragraph", "report", "report_page", "report_table", "samples"]
+__all__ += ["differences", "export", "import_results", "score", "score_folder", "show"]

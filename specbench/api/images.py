@@ -149,7 +149,7 @@ def dry_run(sweep: Mapping[str, Sequence[object]] | None = None, **settings: obj
     from specbench.runs.dry_run import distinct_outlooks  # brings pandas
 
     values = merge(run_settings(), _flags(settings), env={})
-    return [dict(one.row) for one in distinct_outlooks(sweep_values(values, _flags(sweep or {})))]
+    return [dict(outlook.row) for outlook in distinct_outlooks(sweep_values(values, _flags(sweep or {})))]
 
 
 def bench(
@@ -202,12 +202,12 @@ def estimate(table: str, **settings: object) -> Rows:
     Raises:
         SpecbenchError: an unknown table or an invalid setting.
     """
-    from specbench.papers.estimate import estimate as estimate_table  # brings pandas
     from specbench.papers.planned_cells import plan_table
+    from specbench.papers.reproduce import estimate as estimate_table  # brings pandas
     from specbench.papers.table_files import load_table
 
-    found = load_table(table)
-    return estimate_table(found, plan_table(found, _flags(settings), env={}))
+    read = load_table(table)
+    return estimate_table(read, plan_table(read, _flags(settings), env={}))
 
 
 def import_tokens(
@@ -229,7 +229,7 @@ def import_tokens(
     """
     from specbench.runs.token_import import run_of_tokens  # brings torch
 
-    values = merge([one for one in run_settings() if one.name in OF_TOKENS], _flags(settings), env={})
+    values = merge([setting for setting in run_settings() if setting.name in OF_TOKENS], _flags(settings), env={})
     return run_of_tokens(Path(path), program, values, Path(out), ids)
 
 

@@ -24,7 +24,8 @@ from specbench.metrics.base import MEAN_OF_IMAGES, Settings, made_score
 from specbench.metrics.score_store import image_features, read_scores
 from specbench.models.catalog import load_model
 from specbench.models.interface import StagedModel
-from specbench.reporting.report_rows import Run, report_rows
+from specbench.reporting.comparability import Run
+from specbench.reporting.report_rows import report_rows
 from specbench.reporting.terminal import card
 from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.packed import changed_members, extract

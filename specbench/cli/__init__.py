@@ -31,7 +31,7 @@ _UsageError = typer.BadParameter.__mro__[1]
 _DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY = "--debug", "--no-color", "--no-progress", "--pinned-only"
 _ANYWHERE = (_DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY)  # Switches that are allowed anywhere on the command line
 _OF_COMPLETION = ("--show-completion", "--install-completion")  # Options with which typer ends the program itself
-_BRIEF = ("report", "compare", "show", "list")
+_BRIEF = ("report", "figure", "methods", "compare", "show", "list")
 """Commands that mostly import, which makes many objects and next to no garbage."""
 _COLLECT_AFTER = 100_000
 
@@ -247,13 +247,13 @@ def _option_meant(option: str, context: Any) -> str:
         ("--decoder", "bench"): "a table names its decoders; add yours with --with",
         ("--metric", "run"): "images are scored afterwards: specbench score --metric NAME",
     }
-    own = [name for one in context.command.params for name in one.opts if name.startswith("--")]
+    options = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
     meant = names.option(option, ["--decoder", "--metric"])
     if (meant, command) in said:
         return said[meant, command]
     if advice := names.advice(option):
         return advice
-    if near := names.guess(option, [*own, "--help"]):
+    if near := names.guess(option, [*options, "--help"]):
         return f"did you mean '{near}'?"
     others = [name for name in COMMANDS if name != command and option in _options_of(name)]
     if others and option.startswith("--"):
@@ -265,8 +265,8 @@ def _options_of(command: str) -> list[str]:
     """The options of another command, under the names of other programs too."""
     app = build_app(command, root_options=False)
     group = typer.main.get_command(app)
-    found = group.commands[command] if command in getattr(group, "commands", {}) else group
-    return [name for one in found.params for name in one.opts]
+    chosen = group.commands[command] if command in getattr(group, "commands", {}) else group
+    return [name for parameter in chosen.params for name in parameter.opts]
 
 
 def _extra_argument(words: Sequence[str], arguments: Sequence[str]) -> SpecbenchError:

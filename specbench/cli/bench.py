@@ -6,26 +6,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
 from specbench.cli import completion
+from specbench.cli import options as opt
 from specbench.cli.commands import help_of
-from specbench.cli.options import (
-    TABLE_FORMATS,
-    Baseline,
-    Caption,
-    Columns,
-    Notes,
-    OwnRows,
-    To,
-    chosen_format,
-    dry_run_switch,
-    flags,
-    format_option,
-)
 from specbench.cli.output import print_json, write_or_print
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings, split_list
@@ -42,14 +30,11 @@ _HELP = help_of(
     "--model replaces the paper's model: specbench bench gsd-1 --model shapes --limit 16 runs on a laptop.",
 )
 _SETTINGS = tuple(setting for setting in run_settings() if setting.name in OPEN_IN_TABLES)
-_Table = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME",
-        help="A table or figure, see 'specbench list tables', or a file of yours (FILE.toml).",
-        autocompletion=completion.tables,
-    ),
-]
+_Table = opt.argument(
+    "NAME",
+    "A table or figure, see 'specbench list tables', or a file of yours (FILE.toml).",
+    complete=completion.tables,
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -58,25 +43,25 @@ def add_to(app: typer.Typer) -> None:
     )
 
 
-@flags(_SETTINGS, dict.fromkeys(("model", "prompts", "samples", "seed", "batch"), "the table's"))
+@opt.flags(_SETTINGS, dict.fromkeys(("model", "prompts", "samples", "seed", "batch"), "the table's"))
 def bench(
     flags: dict,
     name: _Table,
-    own: OwnRows = None,
-    dry_run: Annotated[bool, dry_run_switch()] = False,
-    fmt: Annotated[str | None, format_option(TABLE_FORMATS)] = None,
-    to: To = None,
-    columns: Columns = None,
-    notes: Notes = False,
-    baseline: Baseline = None,
-    caption: Caption = None,
+    added: opt.OwnRows = None,
+    dry_run: opt.dry_run_switch() = False,
+    fmt: opt.format_option(opt.TABLE_FORMATS) = None,
+    to: opt.To = None,
+    columns: opt.Columns = None,
+    notes: opt.Notes = False,
+    baseline: opt.Baseline = None,
+    caption: opt.Caption = None,
 ) -> None:
     from specbench.papers.table_files import load_table
 
     check_environment()
     values = {name: held.value for name, held in merge(_SETTINGS, flags).items()}
-    fmt = chosen_format(fmt, to, bool(values["json"]), TABLE_FORMATS)
-    table, runs = _with_own(load_table(name), own or (), str(values["out"]))
+    fmt = opt.chosen_format(fmt, to, bool(values["json"]), opt.TABLE_FORMATS)
+    table, runs = _with_own(load_table(name), added or (), str(values["out"]))
     if dry_run:
         return _print_estimate(table, flags, bool(values["json"]))
     from specbench.metrics.base import Settings
@@ -110,10 +95,10 @@ def report_tables(
     fmt: str,
     to: Path | None,
     html: Path | None,
+    added: Sequence[str],
+    baseline: str | None,
     columns: Sequence[str],
     notes: bool,
-    own: Sequence[str],
-    baseline: str | None,
     caption: str | None,
 ) -> None:
     """Print tables from the runs in the results folder, write them as a page of HTML, or both."""
@@ -126,7 +111,7 @@ def report_tables(
             raise SpecbenchError(
                 f"unknown table '{name}'", "report takes runs or tables, not both; see: specbench list tables"
             )
-        table, folders = _with_own(load_table(name), own, out)
+        table, folders = _with_own(load_table(name), added, out)
         joined.append(_against(measured_table(table, model, prompts, out, folders), baseline))
         if model is None and not any(line.runs for line in joined[-1].lines):
             console.say(f"no runs in {out} for {name}; for runs of another model or prompt set use --model, --prompts")
@@ -134,19 +119,19 @@ def report_tables(
         print_tables(joined, "html", html, columns)
     if to or not html:
         print_tables(joined, fmt, to, columns, notes, caption)
-    for one in joined:
-        if one.problem:
-            raise one.problem
+    for table in joined:
+        if table.problem:
+            raise table.problem
 
 
-def _with_own(table: Table, own: Sequence[str], out: str) -> tuple[Table, list[Path]]:
+def _with_own(table: Table, added: Sequence[str], out: str) -> tuple[Table, list[Path]]:
     """The table with a row for each decoder of `--with`, and the folders of the stored runs among these names: a name
     of no decoder that begins a run's id or is a place on disk."""
     from specbench.papers.table import with_own_rows
     from specbench.specs.presets import PRESETS
     from specbench.store.run_folders import find_runs, runs_in
 
-    names = split_list(",".join(own))
+    names = split_list(",".join(added))
     known = [folder.name for folder in runs_in(Path(out))]
     others = [name for name in names if ":" not in name and name not in PRESETS]
     runs = [name for name in others if Path(name).exists() or any(run.startswith(name) for run in known)]
@@ -172,23 +157,23 @@ def print_tables(
     from specbench.papers.formats import only_columns
     from specbench.papers.render import render_tables
 
-    joined = [only_columns(one, columns) for one in joined] if columns else joined
+    joined = [only_columns(table, columns) for table in joined] if columns else joined
     if caption:
-        joined = [replace(one, heading=caption) for one in joined]
+        joined = [replace(table, heading=caption) for table in joined]
     if to is None and fmt == "markdown" and sys.stdout.isatty():
-        from specbench.papers.terminal import terminal
+        from specbench.papers.render import terminal
 
         screen = Console(highlight=False)
-        for one in joined:
-            screen.print(terminal(one, screen))
+        for table in joined:
+            screen.print(terminal(table, screen))
         return
     write_or_print(render_tables(joined, fmt, notes), to)
 
 
 def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) -> None:
     from specbench.cli.run import print_dry_run
-    from specbench.papers.estimate import estimate, run_lines, scoring_needs, seeds_together, total
     from specbench.papers.planned_cells import plan_table
+    from specbench.papers.reproduce import estimate, run_lines, scoring_needs, seeds_together, total
 
     planned = plan_table(table, flags)
     rows = estimate(table, planned, flags.get("model"))

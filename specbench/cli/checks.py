@@ -6,24 +6,12 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Annotated
 
 import typer
 
 from specbench.cli import completion
+from specbench.cli import options as opt
 from specbench.cli.commands import help_of
-from specbench.cli.options import (
-    Json,
-    Out,
-    Quiet,
-    decoders_argument,
-    metric_option,
-    model_option,
-    option,
-    prompts_option,
-    protocol_option,
-    switch,
-)
 from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.specs.presets import PRESETS, require_decoders
@@ -31,49 +19,35 @@ from specbench.system import console
 from specbench.system.torch_device import AUTO, best_device, chosen_device
 
 _DEFAULT_SAMPLES = 290_000
-_RandomWeights = Annotated[
-    bool, switch("--random-weights", "Do not require its checkpoint, as run --random-weights does not.")
-]
-_Measure = Annotated[
-    bool,
-    switch(
-        "--measure", "Measure memory bandwidth and peak FLOP/s, for the roofline in reports; on an idle machine only."
-    ),
-]
-_Metrics = Annotated[list[str] | None, metric_option("Also require this metric to be ready; may be repeated.")]
-_Protocol = Annotated[str | None, protocol_option("Also require the metrics")]
-_All = Annotated[bool, switch("--all", "Print every check, also packages, models and peaks that are in order.")]
-_Samples = Annotated[int, option("--samples", "N", "Images per decoder.", min=1000)]
-_Seed = Annotated[int, option("--seed", "N", "Random seed of the models and of the decoding noise.", min=0)]
-_Compile = Annotated[bool, switch("--compile", "Also audit compiled steps (a minute or more per decoder).")]
-_Thorough = Annotated[bool, switch("--thorough", "Decode ten times the images in the settings that would show least.")]
-_StoredRuns = Annotated[
+_RandomWeights = opt.switch("--random-weights", "Do not require its checkpoint, as run --random-weights does not.")
+_Measure = opt.switch(
+    "--measure", "Measure memory bandwidth and peak FLOP/s, for the roofline in reports; on an idle machine only."
+)
+_Metrics = opt.metric_option("Also require this metric to be ready; may be repeated.")
+_Protocol = opt.protocol_option("Also require the metrics")
+_All = opt.switch("--all", "Print every check, also packages, models and peaks that are in order.")
+_Samples = opt.option("--samples", "N", "Images per decoder.", int, min=1000)
+_Seed = opt.option("--seed", "N", "Random seed of the models and of the decoding noise.", int, min=0)
+_Compile = opt.switch("--compile", "Also audit compiled steps (a minute or more per decoder).")
+_Thorough = opt.switch("--thorough", "Decode ten times the images in the settings that would show least.")
+_StoredRuns = opt.option(
+    "--run",
+    "RUN",
+    "Audit stored runs instead: run ids, prefixes of run ids, or run folders.",
     list[str] | None,
-    option(
-        "--run",
-        "RUN",
-        "Audit stored runs instead: run ids, prefixes of run ids, or run folders.",
-        autocompletion=completion.runs,
-    ),
-]
-_Recompute = Annotated[bool, switch("--recompute", "With --run: recompute p, teacher-forced.")]
-_RunWeights = Annotated[
-    str | None, option("--weights", "DIR|OWNER/NAME", "With --recompute: the run's checkpoint, if not official.")
-]
-_RunRevision = Annotated[str | None, option("--revision", "REF", "With --recompute: revision of its hub repository.")]
-_Target = Annotated[
-    str | None,
-    option(
-        "--dtype",
-        "TYPE",
-        "For runs of --dtype int8wo: recompute p with the same weights in this number format (float32, bfloat16 or "
-        "float16), so that tv says how far the two targets are apart at least.",
-    ),
-]
-_TestedPrompts = Annotated[
-    str | None, prompts_option("Test this prompt set, and use its prompts for the model and the metric.")
-]
-_ContractSamples = Annotated[int, option("--samples", "N", "Images for losslessness.", min=10_000)]
+    complete=completion.runs,
+)
+_Recompute = opt.switch("--recompute", "With --run: recompute p, teacher-forced.")
+_RunWeights = opt.option("--weights", "DIR|OWNER/NAME", "With --recompute: the run's checkpoint, if not official.")
+_RunRevision = opt.option("--revision", "REF", "With --recompute: revision of its hub repository.")
+_Target = opt.option(
+    "--dtype",
+    "TYPE",
+    "For runs of --dtype int8wo: recompute p with the same weights in this number format (float32, bfloat16 or "
+    "float16), so that tv says how far the two targets are apart at least.",
+)
+_TestedPrompts = opt.prompts_option("Test this prompt set, and use its prompts for the model and the metric.")
+_ContractSamples = opt.option("--samples", "N", "Images for losslessness.", int, min=10_000)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -83,19 +57,17 @@ def add_to(app: typer.Typer) -> None:
 
 
 def doctor(
-    model: Annotated[str | None, model_option("Require this model to be ready.")] = None,
-    weights: Annotated[
-        str | None, option("--weights", "DIR|OWNER/NAME", "Its checkpoint instead of the official one.")
-    ] = None,
-    revision: Annotated[str | None, option("--revision", "REF", "Revision of its hub repository.")] = None,
+    model: opt.model_option("Require this model to be ready.") = None,
+    weights: opt.option("--weights", "DIR|OWNER/NAME", "Its checkpoint instead of the official one.") = None,
+    revision: opt.option("--revision", "REF", "Revision of its hub repository.") = None,
     random_weights: _RandomWeights = False,
-    scale: Annotated[str, option("--scale", "SIZE", "full or tiny, as for run.")] = "full",
+    scale: opt.option("--scale", "SIZE", "full or tiny, as for run.", str) = "full",
     measure: _Measure = False,
     metric: _Metrics = None,
     protocol: _Protocol = None,
     everything: _All = False,
-    out: Out = "results",
-    json: Json = False,
+    out: opt.Out = "results",
+    json: opt.Json = False,
 ) -> None:
     from specbench.checks import doctor as machine
 
@@ -157,7 +129,7 @@ _AUDIT_HELP = help_of(
 
 
 def audit(
-    decoders: Annotated[list[str] | None, decoders_argument("all")] = None,
+    decoders: opt.decoders_argument("all") = None,
     samples: _Samples = _DEFAULT_SAMPLES,
     seed: _Seed = 0,
     compiled: _Compile = False,
@@ -166,11 +138,11 @@ def audit(
     recompute: _Recompute = False,
     weights: _RunWeights = None,
     revision: _RunRevision = None,
-    device: Annotated[str, option("--device", "DEVICE", "With --recompute: torch device.")] = AUTO,
+    device: opt.option("--device", "DEVICE", "With --recompute: torch device.", str) = AUTO,
     dtype: _Target = None,
-    out: Out = "results",
-    quiet: Quiet = False,
-    json: Json = False,
+    out: opt.Out = "results",
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
 ) -> None:
     recomputed, elsewhere = bool(recompute or dtype), bool(weights or revision)
     _check_audit(decoders or (), bool(run), compiled, thorough, recomputed, elsewhere, device)
@@ -233,11 +205,12 @@ def _print_audit(rows: Sequence[dict]) -> None:
         columns = ("decoder", "verdict", "tv", "tv_low", "tv_high", "samples", "p_value", "detectable_tv", "declared")
         return print_table(rows, columns)
     from specbench.reporting.columns import number, with_interval
+    from specbench.stats import Estimate
 
     lines = [
         row
         | {
-            "tv [95 %]": with_interval(row["tv"], row["tv_low"], row["tv_high"], 3),
+            "tv [95 %]": with_interval(Estimate(row["tv"], row["tv_low"], row["tv_high"]), 3),
             "p value": number(row["p_value"], 3),
             "detectable tv": number(row["detectable_tv"], 3),
         }
@@ -282,6 +255,7 @@ def audit_runs(
 
 def _cells(row: Mapping) -> dict[str, object]:
     from specbench.reporting.columns import number, with_interval
+    from specbench.stats import Estimate
 
     deviates = row["p_value"] < row["level"]
     verdict = f"{row['verdict']} from {row['target']}" if row["target"] and row["deviates"] else row["verdict"]
@@ -289,7 +263,7 @@ def _cells(row: Mapping) -> dict[str, object]:
         "run": row["run_id"],
         "declared": row["declared"],
         "verdict": verdict if row["recomputed"] else f"{verdict}, as recorded",
-        "tv at least": with_interval(row["tv"], row["tv_low"], row["tv_high"], 4),
+        "tv at least": with_interval(Estimate(row["tv"], row["tv_low"], row["tv_high"]), 4),
         "p_value": f"{row['p_value']:.2g}",
         "order": row["order"] if deviates else "-",
         "place": row["place"] or "-",
@@ -364,13 +338,13 @@ _CHECK_HELP = help_of(
 
 
 def check(
-    decoders: Annotated[list[str] | None, decoders_argument("none")] = None,
-    model: Annotated[str | None, model_option("Test this model.")] = None,
-    metric: Annotated[str | None, metric_option("Test this metric.")] = None,
+    decoders: opt.decoders_argument("none") = None,
+    model: opt.model_option("Test this model.") = None,
+    metric: opt.metric_option("Test this metric.", kind=str | None) = None,
     prompts: _TestedPrompts = None,
     samples: _ContractSamples = _DEFAULT_SAMPLES,
-    quiet: Quiet = False,
-    json: Json = False,
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
 ) -> None:
     if not (decoders or model or metric or prompts):
         raise SpecbenchError("nothing to check", "name decoders, or --model, --metric or --prompts")

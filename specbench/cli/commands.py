@@ -21,6 +21,8 @@ COMMANDS = {
     "merge": ("stored", "Merge the shards of runs, and print the run folders."),
     "score": ("score", "Score the images of runs; existing scores are kept."),
     "report": ("report", "Print the tables of runs: speed, quality, and the definition of each number."),
+    "figure": ("report", "Draw a figure of a paper: a chart of runs or of a table, a map of tokens, or pictures."),
+    "methods": ("report", "Print a methods paragraph in LaTeX and its BibTeX; --to m.tex writes m.bib beside it."),
     "show": ("stored", "Print settings and results of a run, or of one of its images."),
     "bench": (
         "bench",
@@ -39,7 +41,7 @@ COMMANDS = {
     "import": ("stored", "Import scores of a benchmark's official evaluator, or image tokens of another program."),
     "pack": ("stored", "Write runs to one file, which every command reads where it reads a run."),
     "verify": ("stored", "Check runs, packed or in a folder: digests, facts, pictures, scores, tokens and latencies."),
-    "fetch": ("fetch", "Download models, prompts and metrics beforehand; complete files are kept after a cut."),
+    "fetch": ("listing", "Download models, prompts and metrics beforehand; complete files are kept after a cut."),
     "doctor": ("checks", "Check whether this machine is ready to run, and print how to fix problems."),
     "audit": ("checks", "Measure whether a decoder is lossless."),
     "check": ("checks", "Run the conformance tests on a decoder, a model, a metric or a prompt set."),
@@ -49,7 +51,7 @@ COMMANDS = {
         "run",
         "Compare decoders on the embedded model: run, score, print a table, draw an image grid. Takes a few minutes.",
     ),
-    "prompts": ("fetch", "Print prompts."),
+    "prompts": ("listing", "Print prompts."),
 }
 """Module and first paragraph of help by command, in the order of `--help`."""
 
@@ -68,47 +70,47 @@ class _PlainSwitches:
 
     def get_params(self, ctx: Any) -> list[Any]:
         parameters = super().get_params(ctx)  # type: ignore[misc]
-        for one in parameters:
-            if getattr(one, "is_flag", False) and one.metavar is None:
-                one.metavar = ""
+        for parameter in parameters:
+            if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+                parameter.metavar = ""
         return parameters
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        for one in self.params:  # type: ignore[attr-defined]
-            one.secondary_opts = []  # a column of --no-NAME would take the room of all texts
+        for parameter in self.params:  # type: ignore[attr-defined]
+            parameter.secondary_opts = []  # a column of --no-NAME would take the room of all texts
         super().format_help(ctx, formatter)  # type: ignore[misc]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        own = [text for one in self.params for text in (*one.opts, *one.secondary_opts)]  # type: ignore[attr-defined]
-        args = _as_here(args, own)
-        off = {one.opts[0]: one.secondary_opts[0] for one in self.params if one.secondary_opts}  # type: ignore[attr-defined]
+        flags = [text for param in self.params for text in (*param.opts, *param.secondary_opts)]  # type: ignore[attr-defined]
+        args = _as_here(args, flags)
+        off = {param.opts[0]: param.secondary_opts[0] for param in self.params if param.secondary_opts}  # type: ignore[attr-defined]
         return super().parse_args(ctx, _as_switches(args, off))  # type: ignore[misc]
 
 
-def _as_here(args: Sequence[str], own: Sequence[str]) -> list[str]:
+def _as_here(args: Sequence[str], flags: Sequence[str]) -> list[str]:
     """The arguments with the options of other programs by the names that they have here."""
     ends = args.index("--") if "--" in args else len(args)
-    return [_one_as_here(word, own) for word in args[:ends]] + list(args[ends:])
+    return [_one_as_here(word, flags) for word in args[:ends]] + list(args[ends:])
 
 
-def _one_as_here(word: str, own: Sequence[str]) -> str:
+def _one_as_here(word: str, flags: Sequence[str]) -> str:
     name, equals, value = word.partition("=")
-    found = names.option(name, own) if name.startswith("--") else None
-    return f"{found}{equals}{value}" if found and found.startswith("--") else word
+    meant = names.option(name, flags) if name.startswith("--") else None
+    return f"{meant}{equals}{value}" if meant and meant.startswith("--") else word
 
 
 def _as_switches(args: Sequence[str], off: Mapping[str, str]) -> list[str]:
     """The arguments with `--name true` and `--name=false` as switches. `off`: by switch, what switches it off."""
-    found: list[str] = []
+    words: list[str] = []
     for word in args:
         name, equals, value = word.partition("=")
-        if found and found[-1] in off and word.lower() in _TRUTHS:
-            name, value = found.pop(), word
+        if words and words[-1] in off and word.lower() in _TRUTHS:
+            name, value = words.pop(), word
         elif not (equals and name in off and value.lower() in _TRUTHS):
-            found.append(word)
+            words.append(word)
             continue
-        found.append(name if _TRUTHS[value.lower()] else off[name])
-    return found
+        words.append(name if _TRUTHS[value.lower()] else off[name])
+    return words
 
 
 class Command(_PlainSwitches, TyperCommand):

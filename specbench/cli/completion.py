@@ -49,10 +49,10 @@ def _from(names: Callable[[Any], Iterable[str]], several: bool = False) -> Compl
     def complete(ctx, incomplete: str) -> list[str]:
         done, comma, last = incomplete.rpartition(",") if several else ("", "", incomplete)
         try:
-            found = list(names(ctx))
+            known = list(names(ctx))
         except (SpecbenchError, OSError):  # there is nobody to tell: the shell shows no errors
             return []
-        return [_typed(done + comma + name) for name in found if name.startswith(last)]
+        return [_typed(done + comma + name) for name in known if name.startswith(last)]
 
     return complete
 
@@ -68,8 +68,8 @@ def _named(place: str) -> Callable[[Any], Iterable[str]]:
 
     def names(ctx) -> Iterable[str]:
         module, _, attribute = place.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
-        return found() if callable(found) else found
+        value = getattr(importlib.import_module(module), attribute)
+        return value() if callable(value) else value
 
     return names
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated
 
 import typer
 
@@ -22,21 +21,14 @@ _HELP = help_of(
 _KNOWN = ("source", "decoder", "window", "tokens_per_step")
 
 
-_Sources = Annotated[
-    list[str] | None,
-    runs_argument("RUN|TABLE", "Run ids, prefixes of run ids, run folders, or tables of the papers.", True),
-]
-_On = Annotated[
-    str | None, option("--on", "DEVICE", "Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s.")
-]
-_Overhead = Annotated[
+_Sources = runs_argument("RUN|TABLE", "Run ids, prefixes of run ids, run folders, or tables of the papers.", True)
+_On = option("--on", "DEVICE", "Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s.")
+_Overhead = option(
+    "--overhead-ms",
+    "LOW,HIGH",
+    "Milliseconds of a step besides forward and drafting; run: as measured in each run.",
     str,
-    option(
-        "--overhead-ms",
-        "LOW,HIGH",
-        "Milliseconds of a step besides forward and drafting; run: as measured in each run.",
-    ),
-]
+)
 
 
 def add_to(app: typer.Typer) -> None:
@@ -47,17 +39,13 @@ def add_to(app: typer.Typer) -> None:
 def forecast(
     sources: _Sources = None,
     on: _On = None,
-    model: Annotated[str | None, model_option("Model.", show_default="the sources' model")] = None,
-    batch: Annotated[int, option("--batch", "N", "Images decoded together.")] = 1,
-    dtype: Annotated[str | None, option("--dtype", "TYPE", "Number format.", show_default="the model's")] = None,
-    bandwidth: Annotated[
-        str, option("--bandwidth-share", "LOW,HIGH", "Share of the peak bandwidth that is reached.")
-    ] = "0.6,0.9",
-    flops: Annotated[
-        str, option("--flops-share", "LOW,HIGH", "Share of the peak FLOP/s that is reached.")
-    ] = "0.4,0.75",
+    model: model_option("Model.", show_default="the sources' model") = None,
+    batch: option("--batch", "N", "Images decoded together.", int) = 1,
+    dtype: option("--dtype", "TYPE", "Number format.", show_default="the model's") = None,
+    bandwidth: option("--bandwidth-share", "LOW,HIGH", "Share of the peak bandwidth that is reached.", str) = "0.6,0.9",
+    flops: option("--flops-share", "LOW,HIGH", "Share of the peak FLOP/s that is reached.", str) = "0.4,0.75",
     overhead: _Overhead = "0.5,5",
-    threads: Annotated[int, option("--threads", "N", "Threads of --on cpu; 0 uses all.")] = 0,
+    threads: option("--threads", "N", "Threads of --on cpu; 0 uses all.", int) = 0,
     out: Out = "results",
     json: Json = False,
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -34,20 +33,14 @@ _CHECK_HELP = help_of(
     "(EAGLE heads only).",
 )
 
-_Model = Annotated[str, model_option("Target model.", show_default="shapes")]
-_Device = Annotated[str, option("--device", "DEVICE", "Torch device.")]
-_Threads = Annotated[int, option("--threads", "N", "CPU threads; 0 uses all.")]
-_Data = Annotated[
-    Path | None, option("--data", "FOLDER", "Folder of a run whose images replace the model's training data.")
-]
-_Head = Annotated[
-    str, option("--head", "FOLDER", "Folder of the head; without it, the head that comes with the model.")
-]
-_Kind = Annotated[str, option("--kind", "KIND", "Kind of head: eagle or vertical.")]
-_Out = Annotated[Path, option("--out", "FOLDER", "Folder of the trained head.")]
-_SelectionSeed = Annotated[
-    int, option("--seed", "N", "Seed of the image selection; the default differs from training.", min=0)
-]
+_Model = model_option("Target model.", kind=str, show_default="shapes")
+_Device = option("--device", "DEVICE", "Torch device.", str)
+_Threads = option("--threads", "N", "CPU threads; 0 uses all.", int)
+_Data = option("--data", "FOLDER", "Folder of a run whose images replace the model's training data.", Path | None)
+_Head = option("--head", "FOLDER", "Folder of the head; without it, the head that comes with the model.", str)
+_Kind = option("--kind", "KIND", "Kind of head: eagle or vertical.", str)
+_Out = option("--out", "FOLDER", "Folder of the trained head.", Path)
+_SelectionSeed = option("--seed", "N", "Seed of the image selection; the default differs from training.", int, min=0)
 
 
 def train_head(
@@ -56,11 +49,11 @@ def train_head(
     out: _Out,
     kind: _Kind = "eagle",
     data: _Data = None,
-    images: Annotated[int, option("--images", "N", "Training images.")] = 1024,
-    epochs: Annotated[int, option("--epochs", "N", "Passes over the training images.")] = 16,
-    batch: Annotated[int, option("--batch", "N", "Images per training step.")] = 16,
-    lr: Annotated[float, option("--lr", "X", "Peak learning rate.")] = 2e-3,
-    seed: Annotated[int, option("--seed", "N", "Random seed.")] = 0,
+    images: option("--images", "N", "Training images.", int) = 1024,
+    epochs: option("--epochs", "N", "Passes over the training images.", int) = 16,
+    batch: option("--batch", "N", "Images per training step.", int) = 16,
+    lr: option("--lr", "X", "Peak learning rate.", float) = 2e-3,
+    seed: option("--seed", "N", "Random seed.", int) = 0,
     device: _Device = AUTO,
     threads: _Threads = 0,
     quiet: Quiet = False,
@@ -117,8 +110,8 @@ def check_head(
     head: _Head = "",
     kind: _Kind = "eagle",
     data: _Data = None,
-    images: Annotated[int, option("--images", "N", "Images to evaluate.", min=1)] = 32,
-    depths: Annotated[int, option("--depths", "N", "Number of draft depths.", min=1)] = 5,
+    images: option("--images", "N", "Images to evaluate.", int, min=1) = 32,
+    depths: option("--depths", "N", "Number of draft depths.", int, min=1) = 5,
     seed: _SelectionSeed = 10**6,
     device: _Device = AUTO,
     threads: _Threads = 0,

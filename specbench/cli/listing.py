@@ -1,18 +1,32 @@
-"""Command `specbench list`: models, decoders, metrics, prompts, tables, runs. Reads names and small files only."""
+"""Commands on what there is to choose from: `specbench list`, which reads names and small files only, `fetch` and
+`prompts show`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import wrap
-from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from specbench.cli import completion
-from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Out, model_option
+from specbench.cli.commands import CommandLine, help_of
+from specbench.cli.options import (
+    Json,
+    Out,
+    Quiet,
+    argument,
+    flags,
+    metric_option,
+    model_option,
+    option,
+    protocol_option,
+    switch,
+)
 from specbench.cli.output import print_json, print_table
+from specbench.errors import SpecbenchError
+from specbench.runs.settings import COLUMN, DRAWN, merge
 from specbench.system import console
 
 _COLUMNS = {
@@ -24,21 +38,32 @@ _COLUMNS = {
     "runs": ("name", "model", "source", "decoder", "differs", "prompts", "seed", "images"),
 }
 """Columns shown of each kind; --json has them all."""
-_Kind = Annotated[
-    str, typer.Argument(metavar="WHAT", help=f"One of {', '.join(_COLUMNS)}.", autocompletion=completion.of(*_COLUMNS))
-]
+_Kind = argument("WHAT", f"One of {', '.join(_COLUMNS)}.", complete=completion.of(*_COLUMNS))
 
-_Name = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="NAME", help="A decoder: list its options, with value and source.", autocompletion=completion.decoders
-    ),
-]
-_Model = Annotated[str, model_option("Model that the decoder's options are for.")]
+_Name = argument(
+    "NAME", "A decoder: list its options, with value and source.", str | None, complete=completion.decoders
+)
+_Model = model_option("Model that the decoder's options are for.", kind=str)
+_FETCH = help_of(
+    "fetch",
+    "A model, a table of a paper (its models, prompts and metrics), a prompt set, a metric, or a repository or file of "
+    "weights that one of these reads. 'run', 'bench' and 'score' download what they lack by themselves.",
+)
+_Names = argument("NAME", "What to download.", list[str] | None, show_default=False, complete=completion.fetchable)
+_From = option("--from", "PATH", "Import this local copy of a prompt set, or with --images of its images.", Path | None)
+_Images = switch("--images", "With a prompt set: its reference images too.")
+_Scores = switch("--scores", "With a model: the networks of the metrics of its images too.")
 
 
 def add_to(app: typer.Typer) -> None:
     app.command(name="list", help=help_of("list"))(list_things)
+    app.command(name="fetch", help=_FETCH)(fetch)
+    prompts = CommandLine(help=help_of("prompts"), no_args_is_help=True)
+    prompts.callback()(lambda: None)
+    prompts.command(
+        name="show", help="Print the prompts of a set or file, or those that a run with the same options decodes."
+    )(show)
+    app.add_typer(prompts, name="prompts")
 
 
 def list_things(
@@ -61,7 +86,7 @@ def list_things(
     if kind == "decoders" and console.is_terminal():
         return _print_decoders(rows)
     columns = _COLUMNS[kind]
-    print_table(rows, [one for one in columns if one != "source" or any(row.get("source") for row in rows)])
+    print_table(rows, [column for column in columns if column != "source" or any(row.get("source") for row in rows)])
 
 
 def _print_decoders(rows: Sequence[dict]) -> None:
@@ -82,3 +107,52 @@ def _print_decoders(rows: Sequence[dict]) -> None:
     heads = next(row["published_heads"] for row in rows if row["published_heads"])
     console.say(f"Heads that are published: {', '.join(f'{repo} ({model})' for model, repo in heads.items())}")
     console.say("Options, paper and equation of one: specbench list decoders sjd")
+
+
+def fetch(
+    names: _Names = None,
+    metric: metric_option("A metric; may be repeated.") = None,
+    protocol: protocol_option("The metrics") = None,
+    source: _From = None,
+    images: _Images = False,
+    scores: _Scores = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    if not (names or metric or protocol):
+        raise SpecbenchError("nothing to fetch", "name a model, a table or a prompt set: specbench fetch janus")
+    if source:
+        from specbench.prompts import fetch_prompts
+
+        if len(names or ()) != 1:
+            raise SpecbenchError("--from is a copy of one prompt set", "name it: specbench fetch coco --from COPY")
+        return print(fetch_prompts(names[0], images, source))
+    from specbench.papers import downloads
+
+    rows = downloads.fetch(names or (), metric or (), protocol, images, scores)
+    if json:
+        return print_json(rows)
+    asked = ", ".join([*(names or ()), *(metric or ()), *([f"protocol {protocol}"] if protocol else [])])
+    if not quiet:
+        console.say(f"{asked}: complete on this disk")
+    for folder in dict.fromkeys(str(row["folder"]) for row in rows):
+        print(folder)
+
+
+_NameOrFile = argument("NAME|FILE", "Prompt set, or file with prompts.", complete=completion.prompt_sets)
+
+
+@flags((COLUMN, *DRAWN))
+def show(flags: dict, name: _NameOrFile, json: Json = False) -> None:
+    from specbench import api
+
+    values = merge((COLUMN, *DRAWN), flags)
+    chosen = {setting.name: values[setting.name].value for setting in DRAWN}
+    rows = api.show_prompts(
+        name, chosen["limit"], chosen["offset"], chosen["sample"], chosen["per-category"], chosen["category"],
+        chosen["ids"], values["prompt-column"].value,
+    )  # fmt: skip
+    if json:
+        print_json(rows)
+    else:
+        print_table([row | {"text": " ".join(row["text"].split())} for row in rows], ("id", "category", "text"))

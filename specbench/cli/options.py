@@ -2,7 +2,7 @@
 from `specbench.runs.settings`.
 
 A type such as `Runs` or `Out` is a whole parameter. Where only the help differs, a function makes the annotation:
-`Annotated[str | None, model_option("Test this model.")]`.
+`model: model_option("Test this model.")`.
 """
 
 from __future__ import annotations
@@ -31,22 +31,29 @@ _RUNS = "Run ids, prefixes of run ids, or run folders."
 _DECODERS = "Decoder names, or plug-ins as package.module:Name."
 
 
-def option(name: str, metavar: str, help: str, **more: Any) -> Any:
+def option(
+    name: str, metavar: str, help: str, kind: Any = str | None, complete: completion.Complete | None = None, **more: Any
+) -> Any:
     """An option with the placeholder of its value; further arguments as for `typer.Option`."""
-    return typer.Option(name, metavar=metavar, help=help, **more)
+    return Annotated[kind, typer.Option(name, metavar=metavar, help=help, autocompletion=complete, **more)]
 
 
 def switch(name: str, help: str, *short: str, **more: Any) -> Any:
     """An option without a value; further arguments as for `typer.Option`."""
-    return typer.Option(name, *short, help=help, **more)
+    return Annotated[bool, typer.Option(name, *short, help=help, **more)]
+
+
+def argument(metavar: str, help: str, kind: Any = str, complete: completion.Complete | None = None, **more: Any) -> Any:
+    """A word of a command; further arguments as for `typer.Argument`."""
+    return Annotated[kind, typer.Argument(metavar=metavar, help=help, autocompletion=complete, **more)]
 
 
 def model_option(help: str, **more: Any) -> Any:
-    return option("--model", "NAME", help, autocompletion=completion.models, **more)
+    return option("--model", "NAME", help, complete=completion.models, **more)
 
 
-def metric_option(help: str) -> Any:
-    return option("--metric", "NAME", help, autocompletion=completion.metrics)
+def metric_option(help: str, kind: Any = list[str] | None) -> Any:
+    return option("--metric", "NAME", help, kind, complete=completion.metrics)
 
 
 _PROTOCOLS = ("sjd", "cool-sd", "zipar", "mulo-sd", "fid-50k")
@@ -55,26 +62,25 @@ _PROTOCOLS = ("sjd", "cool-sd", "zipar", "mulo-sd", "fid-50k")
 def protocol_option(what: str) -> Any:
     """`what` a protocol's metrics are for; their names follow."""
     named = f"{what} of a paper: {', '.join(_PROTOCOLS[:-1])} or {_PROTOCOLS[-1]}."
-    return option("--protocol", "NAME", named, autocompletion=completion.of(*_PROTOCOLS))
+    return option("--protocol", "NAME", named, complete=completion.of(*_PROTOCOLS))
 
 
 def prompts_option(help: str, **more: Any) -> Any:
-    return option("--prompts", "SET|FILE", help, autocompletion=completion.prompt_sets, **more)
+    return option("--prompts", "SET|FILE", help, complete=completion.prompt_sets, **more)
 
 
 def decoders_argument(show_default: str) -> Any:
-    return typer.Argument(
-        metavar="DECODER", help=_DECODERS, show_default=show_default, autocompletion=completion.decoders
-    )
+    kind = list[str] | None
+    return argument("DECODER", _DECODERS, kind, show_default=show_default, complete=completion.decoders)
 
 
 def runs_argument(metavar: str = "RUN", help: str = _RUNS, with_tables: bool = False) -> Any:
     names = completion.runs_or_tables if with_tables else completion.runs
-    return typer.Argument(metavar=metavar, help=help, show_default="all runs", autocompletion=names)
+    return argument(metavar, help, list[str] | None, show_default="all runs", complete=names)
 
 
 def run_argument(metavar: str = "RUN", help: str = _RUN) -> Any:
-    return typer.Argument(metavar=metavar, help=help, autocompletion=completion.runs)
+    return argument(metavar, help, complete=completion.runs)
 
 
 def dry_run_switch(**more: Any) -> Any:
@@ -82,10 +88,9 @@ def dry_run_switch(**more: Any) -> Any:
     return switch("--dry-run", text, **more)
 
 
-def format_option(formats: tuple[str, ...]) -> Any:
-    text = f"One of {', '.join(formats)}."
-    by_ending = "by the ending of --to, else markdown"
-    return option("--format", "NAME", text, autocompletion=completion.of(*formats), show_default=by_ending)
+def format_option(formats: tuple[str, ...], usual: str = "markdown") -> Any:
+    text, by_ending = f"One of {', '.join(formats)}.", f"by the ending of --to, else {usual}"
+    return option("--format", "NAME", text, complete=completion.of(*formats), show_default=by_ending)
 
 
 def require_ending(flag: str, path: Path, *endings: str) -> None:
@@ -106,7 +111,7 @@ def chosen_format(fmt: str | None, to: Path | None, as_json: bool, formats: tupl
         if fmt not in formats:
             known = [ending for ending, name in _ENDINGS.items() if ending and name in formats]
             others = [f".{name}" for name in formats if name not in _ENDINGS.values() or name == "html"]
-            figures = "; a figure: report --figure NAME" if suffix in (".pdf", ".png", ".svg") else ""
+            figures = "; a figure: specbench figure NAME" if suffix in (".pdf", ".png", ".svg") else ""
             raise SpecbenchError(f"--to {to}: no table is written as {suffix}", f"{', '.join(known + others)}{figures}")
     fmt = read_name("format", fmt, formats)
     if fmt in _TO_FILES and to is None:
@@ -114,31 +119,25 @@ def chosen_format(fmt: str | None, to: Path | None, as_json: bool, formats: tupl
     return fmt
 
 
-Runs = Annotated[list[str] | None, runs_argument()]
-Run = Annotated[str, run_argument()]
-Reference = Annotated[
-    Path | None, option("--reference", "DIR|FILE", "Images, or their mu, sigma (.npz).", show_default="COCO's images")
-]
-Columns = Annotated[
-    str | None, option("--columns", "NAME,...", "Markdown and LaTeX: only these columns, by heading, in this order.")
-]
-OwnRows = Annotated[
+Runs = runs_argument()
+Run = run_argument()
+Reference = option(
+    "--reference", "DIR|FILE", "Images, or their mu, sigma (.npz).", Path | None, show_default="COCO's images"
+)
+Columns = option("--columns", "NAME,...", "Markdown and LaTeX: only these columns, by heading, in this order.")
+OwnRows = option(
+    "--with",
+    "DECODER|RUN,...",
+    "Add rows to a table: of decoders, with the settings of its SJD, and of stored runs; may be repeated.",
     list[str] | None,
-    option(
-        "--with",
-        "DECODER|RUN,...",
-        "Add rows to a table: of decoders, with the settings of its SJD, and of stored runs; may be repeated.",
-        autocompletion=completion.decoders,
-    ),
-]
-Baseline = Annotated[
-    str | None, option("--baseline", "ROW", "Add speed-ups over this row, and mark what differs from it.")
-]
-Caption = Annotated[str | None, option("--caption", "TEXT", "LaTeX: the caption of the tables.")]
-Notes = Annotated[bool, switch("--notes", "LaTeX: footnotes, definitions and machines below the table, too.")]
-To = Annotated[Path | None, option("--to", "FILE", "Write to this file, in the format of its ending.")]
-Offline = Annotated[bool, switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1).")]
-Out = Annotated[str, option("--out", "DIR", "Results folder.", envvar="SPECBENCH_OUT", **OUTPUT)]
+    complete=completion.decoders,
+)
+Baseline = option("--baseline", "ROW", "Add speed-ups over this row, and mark what differs from it.")
+Caption = option("--caption", "TEXT", "LaTeX: the caption of the tables.")
+Notes = switch("--notes", "LaTeX: footnotes, definitions and machines below the table, too.")
+To = option("--to", "FILE", "Write to this file, in the format of its ending.", Path | None)
+Offline = switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1).")
+Out = option("--out", "DIR", "Results folder.", str, envvar="SPECBENCH_OUT", **OUTPUT)
 
 
 def _hush(quiet: bool) -> bool:
@@ -147,10 +146,8 @@ def _hush(quiet: bool) -> bool:
     return quiet
 
 
-Quiet = Annotated[
-    bool, switch("--quiet", "Print only errors.", "-q", envvar="SPECBENCH_QUIET", callback=_hush, **OUTPUT)
-]
-Json = Annotated[bool, switch("--json", "Print one JSON array on stdout.", envvar="SPECBENCH_JSON", **OUTPUT)]
+Quiet = switch("--quiet", "Print only errors.", "-q", envvar="SPECBENCH_QUIET", callback=_hush, **OUTPUT)
+Json = switch("--json", "Print one JSON array on stdout.", envvar="SPECBENCH_JSON", **OUTPUT)
 
 
 def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None) -> Callable:
@@ -167,8 +164,8 @@ def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None
             given = {by_parameter[name].name: arguments.pop(name) for name in by_parameter}
             return command(**arguments, flags=given)
 
-        own = inspect.signature(command, eval_str=True).parameters.values()
-        kept = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in own if parameter.name != "flags"]
+        parameters = inspect.signature(command, eval_str=True).parameters.values()
+        kept = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters if parameter.name != "flags"]
         generated = [_parameter(name, setting, defaults.get(setting.name)) for name, setting in by_parameter.items()]
         wrapper.__signature__ = inspect.Signature([*generated, *kept])
         wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in (*generated, *kept)}
@@ -212,9 +209,9 @@ def _decoder_help(option: Option) -> str:
     """Describe a decoder option with its default by decoder: "Cluster size (gsd 10)"."""
     defaults: dict[object, list[str]] = {}
     for name, known in _options_by_preset(tuple(PRESETS)).items():
-        own = known.get(option.name)
-        if own and own.help == option.help:
-            defaults.setdefault(own.default, []).append(name)
+        same = known.get(option.name)
+        if same and same.help == option.help:
+            defaults.setdefault(same.default, []).append(name)
     shown = {value: "on" if value is True else "" if value is False else plain(value) for value in defaults}
     rare = [f"{'/'.join(names)} {shown[value]}".strip() for value, names in defaults.items() if len(names) <= 4]
     common = " or ".join(shown[value] for value, names in defaults.items() if len(names) > 4 and shown[value])

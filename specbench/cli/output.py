@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich.box import MARKDOWN
@@ -16,17 +15,12 @@ from specbench.specs.options import plain
 from specbench.system import console
 from specbench.system.console import fitted_distinct, one_line
 from specbench.system.files import STDOUT
-from specbench.system.json_values import nonfinite_as_null
+from specbench.system.json_values import json_text
 
 
-def print_json(rows: Iterable[dict]) -> None:
-    """Print rows as one JSON array on stdout, see `as_json`."""
-    sys.stdout.write(as_json(rows))
-
-
-def as_json(rows: Iterable[dict]) -> str:
-    """Rows as one JSON array; NaN and infinity become null, other types text."""
-    return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+def print_json(rows: Iterable[Mapping]) -> None:
+    """Print rows as one JSON array on stdout."""
+    sys.stdout.write(json_text(rows))
 
 
 def write_or_print(content: str | bytes, to: Path | None) -> None:
@@ -55,8 +49,8 @@ def print_table(
         return print(markdown_table(rows, columns))
     width = console.stdout().width if console.is_terminal() else elsewhere
     values = {column: [row.get(column) for row in rows] for column in columns}
-    texts = {name for name, found in values.items() if not all(isinstance(one, int | float | None) for one in found)}
-    texts |= {name for name, found in values.items() if any(isinstance(one, bool) for one in found)}
+    texts = {name for name, held in values.items() if not all(isinstance(value, int | float | None) for value in held)}
+    texts |= {name for name, held in values.items() if any(isinstance(value, bool) for value in held)}
     cells = [[_cell(row.get(column)) for column in columns] for row in rows]
     headings = [column.replace("_", " ") for column in columns]
     stay = [0, *(columns.index(name) for name in kept)]

@@ -1,186 +1,177 @@
-"""`specbench report` (tables of runs and of papers, figures, the methods paragraph) and `specbench compare`."""
+"""`specbench report` (tables of runs and of papers), `figure`, `methods` and `compare`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.text import Text
 
 from specbench.cli import completion
+from specbench.cli import options as opt
 from specbench.cli.commands import help_of
-from specbench.cli.options import (
-    TABLE_FORMATS,
-    Baseline,
-    Caption,
-    Columns,
-    Json,
-    Notes,
-    Out,
-    OwnRows,
-    Quiet,
-    Reference,
-    To,
-    chosen_format,
-    format_option,
-    model_option,
-    option,
-    prompts_option,
-    require_ending,
-    run_argument,
-    runs_argument,
-    switch,
-)
-from specbench.cli.output import as_json, markdown_table, print_written, write_or_print
+from specbench.cli.output import markdown_table, write_or_print
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.settings import split_list
 from specbench.system import console
 from specbench.system.console import fitted
+from specbench.system.json_values import json_text
 
 _REPORT = help_of(
     "report",
     "With the name of a paper's table (see specbench list tables) instead of runs: print that table, with the "
     "paper's values beside the values of the runs in the results folder.",
 )
+_FIGURE = help_of(
+    "figure",
+    "NAME is a chart of the HTML page, a map of tokens, or pictures[:WORDS,...] of chosen prompts; a wrong name lists "
+    "all. The numbers are written as csv beside the figure.",
+)
 
 
 def add_to(app: typer.Typer) -> None:
     app.command(name="report", help=_REPORT)(report)
+    app.command(name="figure", help=_FIGURE)(figure)
+    app.command(name="methods", help=help_of("methods"))(methods)
     epilog = 'In a script: --fail-if "speedup<0.98" exits with code 4'
     app.command(name="compare", help=help_of("compare"), epilog=epilog)(compare)
 
 
-_Page = Annotated[
-    Path | None, option("--html", "FILE", "Write an HTML page with tables, plots and images to this file.")
-]
-_Explain = Annotated[bool, switch("--explain", "Print the definition of every column.")]
-_Long = Annotated[
-    bool, switch("--long", "Write one row per run and number, with interval and unit: csv, json or parquet.")
-]
-_All = Annotated[bool, switch("--all", "Print every number of a run, in the tables behind the first one.")]
-_TableModel = Annotated[
-    str | None, model_option("Model to report instead of the table's model.", show_default="the table's")
-]
-_TablePrompts = Annotated[
-    str | None, prompts_option("Prompts to report instead of the table's prompts.", show_default="the table's")
-]
-_Figure = Annotated[
-    str | None,
-    option(
-        "--figure",
-        "NAME",
-        "Write a chart of the HTML page, a map of tokens or pictures[:WORDS,...] of chosen prompts as pdf, svg or png "
-        "(--to, --format), the numbers as csv beside it; a wrong name lists all.",
-    ),
-]
-_Width = Annotated[str, option("--width", "KIND", "With --figure: column or page.")]
-_Over = Annotated[
-    str | None,
-    option(
-        "--over",
-        "seed",
-        "One row for runs that differ in the seed alone, with swept options as columns.",
-        autocompletion=completion.of("seed"),
-    ),
-]
-_Ruler = Annotated[
-    bool,
-    switch("--ruler", "Score losses as the share of tokens replaced at random that loses as much, by runs of replace."),
-]
-_Methods = Annotated[
-    bool, switch("--methods", "Print a methods paragraph in LaTeX and its BibTeX; --to m.tex writes m.bib beside it.")
-]
+_Page = opt.option("--html", "FILE", "Write an HTML page with tables, plots and images to this file.", Path | None)
+_Explain = opt.switch("--explain", "Print the definition of every column.")
+_Long = opt.switch("--long", "Write one row per run and number, with interval and unit: csv, json or parquet.")
+_All = opt.switch("--all", "Print every number of a run, in the tables behind the first one.")
+_TableModel = opt.model_option("Model to report instead of the table's model.", show_default="the table's")
+_TablePrompts = opt.prompts_option("Prompts to report instead of the table's prompts.", show_default="the table's")
+_Over = opt.option(
+    "--over",
+    "seed",
+    "One row for runs that differ in the seed alone, with swept options as columns.",
+    complete=completion.of("seed"),
+)
+_Ruler = opt.switch(
+    "--ruler", "Score losses as the share of tokens replaced at random that loses as much, by runs of replace."
+)
+_FIGURE_FORMATS, _WIDTHS = ("pdf", "svg", "png"), ("column", "page")
+_Width = opt.option("--width", "KIND", "Width of a paper's column or page.", str, complete=completion.of(*_WIDTHS))
+# Commands of their own now; these flags go with the next version.
+_FormerFigure = opt.option("--figure", "NAME", "See specbench figure.", hidden=True)
+_FormerWidth = opt.option("--width", "KIND", "See specbench figure.", str, hidden=True)
+_FormerMethods = opt.switch("--methods", "See specbench methods.", hidden=True)
 
 
 def report(
-    runs: Annotated[list[str] | None, runs_argument(with_tables=True)] = None,
-    fmt: Annotated[str | None, format_option(TABLE_FORMATS)] = None,
+    runs: opt.runs_argument(with_tables=True) = None,
+    fmt: opt.format_option(opt.TABLE_FORMATS) = None,
     html: _Page = None,
     everything: _All = False,
     explain: _Explain = False,
     long: _Long = False,
-    to: To = None,
-    columns: Columns = None,
-    notes: Notes = False,
+    to: opt.To = None,
+    columns: opt.Columns = None,
+    notes: opt.Notes = False,
     model: _TableModel = None,
     prompts: _TablePrompts = None,
-    own: OwnRows = None,
-    methods: _Methods = False,
+    added: opt.OwnRows = None,
+    methods_paragraph: _FormerMethods = False,
     over: _Over = None,
     ruler: _Ruler = False,
-    figure: _Figure = None,
-    width: _Width = "column",
-    baseline: Baseline = None,
-    caption: Caption = None,
-    out: Out = "results",
-    quiet: Quiet = False,
-    json: Json = False,
+    figure_name: _FormerFigure = None,
+    width: _FormerWidth = "column",
+    baseline: opt.Baseline = None,
+    caption: opt.Caption = None,
+    out: opt.Out = "results",
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
 ) -> None:
     from specbench.papers.table_files import is_table, refuse_mistyped
     from specbench.store.merge_shards import incomplete_shards
-    from specbench.store.run_folders import find_runs, shards_in
+    from specbench.store.run_folders import shards_in
 
     if html and str(html).startswith("--"):
         raise SpecbenchError("--html: no file is named", "for example: specbench report --html page.html")
     if html:
-        require_ending("--html", html, ".html", ".htm")
-    _refuse_without_effect(
-        {"--figure": figure, "--over": over, "--ruler": ruler, "--methods": methods},
-        {
-            "--html": html, "--all": everything, "--explain": explain, "--long": long, "--columns": columns,
-            "--notes": notes, "--with": own, "--baseline": baseline, "--caption": caption,
-        },
-    )  # fmt: skip
-    if methods and any(map(is_table, runs or ())):
+        opt.require_ending("--html", html, ".html", ".htm")
+    instead = {"--figure": figure_name, "--over": over, "--ruler": ruler, "--methods": methods_paragraph}
+    shown = {
+        "--html": html, "--all": everything, "--explain": explain, "--long": long, "--columns": columns,
+        "--notes": notes, "--with": added, "--baseline": baseline, "--caption": caption,
+    }  # fmt: skip
+    chosen = [name for name, given in instead.items() if given]
+    others = [name for name, given in shown.items() if given]
+    if chosen and len(chosen + others) > 1:
+        raise SpecbenchError(f"{chosen[0]} excludes {(chosen + others)[1]}", "two commands write both")
+    of_tables = any(map(is_table, runs or ()))
+    if methods_paragraph and of_tables:
         raise SpecbenchError("--methods describes runs, not a paper's table", "name the runs: specbench list runs")
-    if figure:
-        return _report_figure(runs or (), out, figure, fmt, to, width, model, prompts)
+    if figure_name:
+        console.say("--figure is a command now: specbench figure NAME; the next version of report does not know it")
+        return figure(figure_name, runs, fmt, to, width, model, prompts, out)
     for text in incomplete_shards(shards_in(out)):
         console.warn(f"{text}: the tables lack their images")
-    fmt = chosen_format(fmt, to, json, TABLE_FORMATS)
-    chosen = split_list(columns or "")
-    if long and (fmt not in ("csv", "json", "parquet") or any(map(is_table, runs or ()))):
+    fmt = opt.chosen_format(fmt, to, json, opt.TABLE_FORMATS)
+    if long and (fmt not in ("csv", "json", "parquet") or of_tables):
         raise SpecbenchError(
             "--long takes runs and the formats csv, json and parquet", "for example: --long --to t.csv"
         )
-    if any(map(is_table, runs or ())):
+    layout = {"columns": split_list(columns or ""), "notes": notes, "caption": caption}
+    if of_tables:
         from specbench.cli.bench import report_tables
 
-        return report_tables(runs, model, prompts, out, fmt, to, html, chosen, notes, own or (), baseline, caption)
+        return report_tables(runs, model, prompts, out, fmt, to, html, added or (), baseline, **layout)
     refuse_mistyped(runs or (), out)
-    if model or prompts or own:
+    if model or prompts or added:
         raise SpecbenchError("--model, --prompts and --with require the name of a table", "see: specbench list tables")
     if over or ruler:
         return _report_over(over, runs or (), out, fmt, to)
-    if methods:
-        return _print_methods(find_runs(out, runs or ()), to)
-    for page in filter(None, (html, to if fmt == "html" else None)):
-        from specbench.reporting.html import write_page
-
-        print_written(write_page(find_runs(out, runs or ()), page))
-    if fmt != "html" and (to or not html):
-        _print_report(runs or (), out, fmt, to, everything, explain, long, chosen, notes, baseline, caption)
+    if methods_paragraph:
+        console.say("--methods is a command now: specbench methods; the next version of report does not know it")
+        return methods(runs, to, out)
+    layout |= {"everything": everything, "explain": explain, "long": long, "label": to and to.stem}
+    _print_report(runs or (), out, fmt, to, html, baseline, layout)
 
 
-def _refuse_without_effect(instead: Mapping[str, object], of_tables: Mapping[str, object]) -> None:
-    """Refuse options that say what to print instead of tables together, or with options of tables."""
-    chosen = [name for name, given in instead.items() if given]
-    others = [name for name, given in of_tables.items() if given]
-    if chosen and len(chosen + others) > 1:
-        raise SpecbenchError(f"{chosen[0]} excludes {(chosen + others)[1]}", "two commands write both")
-
-
-def _report_figure(
+def _print_report(
     runs: Sequence[str],
     out: str,
-    name: str,
-    fmt: str | None,
+    fmt: str,
     to: Path | None,
-    width: str,
-    model: str | None,
-    prompts: str | None,
+    html: Path | None,
+    baseline: str | None,
+    layout: dict[str, object],
+) -> None:
+    """Print or write the tables of runs; on a terminal they are fitted to its width."""
+    from specbench.papers.forecasts import printed_beside
+    from specbench.reporting.compare import compare_rows
+    from specbench.reporting.report_rows import report_rows
+    from specbench.reporting.terminal import report_view
+    from specbench.reporting.text_formats import render
+    from specbench.store.run_folders import find_runs
+
+    rows = report_rows(find_runs(out, runs))
+    if html:
+        write_or_print(render(rows, "html"), html)
+        if to is None:
+            return
+    rows = compare_rows(rows, baseline) if baseline else rows
+    printed = printed_beside(rows) if fmt == "markdown" and not layout["columns"] else []
+    if fmt == "markdown" and to is None and not layout["columns"] and console.is_terminal():
+        screen = console.stdout()
+        return screen.print(report_view(rows, screen.width, layout["explain"], layout["everything"], printed))
+    text = render(rows, fmt, **layout)
+    write_or_print("\n".join([text, *(f"- {line}\n" for line in printed)]) if printed else text, to)
+
+
+def figure(
+    name: opt.argument("NAME", "Chart, map of tokens, or pictures."),
+    runs: opt.runs_argument(with_tables=True) = None,
+    fmt: opt.format_option(_FIGURE_FORMATS, "pdf") = None,
+    to: opt.To = None,
+    width: _Width = "column",
+    model: _TableModel = None,
+    prompts: _TablePrompts = None,
+    out: opt.Out = "results",
 ) -> None:
     from specbench.papers.html_page import figure_charts
     from specbench.papers.reproduce import measured_table
@@ -191,18 +182,18 @@ def _report_figure(
     from specbench.store.run_folders import find_runs
 
     fmt = fmt or (to and to.suffix[1:]) or "pdf"
-    if fmt not in figures.FIGURE_FORMATS or width not in figures.WIDTHS:
-        raise SpecbenchError("--figure takes --format pdf, svg or png, and --width column or page")
-    tables = [measured_table(load_table(one), model, prompts, out) for one in runs if is_table(one)]
-    rows = [] if tables else report_rows(find_runs(out, runs))
-    folders = {row["label"]: Path(row["folder"]) for row in rows}
-    folders |= {line.label: folder for one in tables for line in one.lines for folder in line.folders}
+    if fmt not in _FIGURE_FORMATS or width not in _WIDTHS:
+        raise SpecbenchError("a figure takes --format pdf, svg or png, and --width column or page")
+    tables = [measured_table(load_table(run), model, prompts, out) for run in runs or () if is_table(run)]
+    rows = [] if tables else report_rows(find_runs(out, runs or ()))
+    folders = {row.label: row.folder for row in rows}
+    folders |= {line.label: folder for table in tables for line in table.lines for folder in line.folders}
     kind = name.partition(":")[0]
     if kind in picture_figures.PICTURE_FIGURES:
         grid = picture_figures.find_grid(folders, name)
         drawn, numbers = picture_figures.draw_grid(grid, fmt, width), grid.csv
     else:
-        shown = [chart for one in tables for chart in figure_charts(one)] if tables else page_charts(rows)
+        shown = [chart for table in tables for chart in figure_charts(table)] if tables else page_charts(rows)
         charts = figures.figure_names(shown)
         if tables and not charts:
             raise SpecbenchError(
@@ -217,11 +208,10 @@ def _report_figure(
     write_or_print(numbers, to.with_suffix(".csv"))
 
 
-def _print_methods(folders: Sequence[Path], to: Path | None) -> None:
-    """Print the methods paragraph with its BibTeX, or write them side by side."""
-    from specbench.reporting.methods import methods
+def methods(runs: opt.Runs = None, to: opt.To = None, out: opt.Out = "results") -> None:
+    from specbench import api
 
-    paragraph, entries = methods(folders)
+    paragraph, entries = api.methods_paragraph(runs or (), out)
     write_or_print(paragraph if to else f"{paragraph}\n{entries}", to)
     if to:
         write_or_print(entries, to.with_suffix(".bib"))
@@ -231,84 +221,41 @@ def _report_over(over: str | None, runs: Sequence[str], out: str, fmt: str, to: 
     """Print runs over their seeds, or without these the damage that their losses are like."""
     if over not in (None, "seed") or fmt not in ("markdown", "latex", "json"):
         raise SpecbenchError("--over takes seed; it and --ruler take the formats markdown, latex and json")
-    from specbench.cli.output import as_json
     from specbench.reporting import over as several
     from specbench.reporting.text_formats import latex_label, latex_table, markdown_lines
     from specbench.store.run_folders import find_runs
 
     rows = (several.over_seeds if over else several.ruler_rows)(find_runs(out, runs))
     if fmt == "json":
-        return write_or_print(as_json(rows), to)
-    head, lines = (several.over_table if over else several.ruler_table)(rows)
+        return write_or_print(json_text(rows), to)
+    table = (several.over_table if over else several.ruler_table)(rows)
     note = several.NOTE if over else several.RULER_NOTE
     if fmt == "latex":
-        return write_or_print(latex_table(head, lines, note, latex_label(to and to.stem, str(lines))), to)
+        return write_or_print(latex_table(table, note, latex_label(to and to.stem, str(table.lines))), to)
     copied = "".join(f" {copy} is a copy and left out." for row in rows for copy in row.get("copies", ()))
-    write_or_print(f"{markdown_lines(head, lines)}\n\n{note}{copied}\n", to)
-
-
-def _print_report(
-    runs: Sequence[str],
-    out: str,
-    fmt: str,
-    to: Path | None,
-    everything: bool,
-    explain: bool,
-    long: bool,
-    columns: Sequence[str],
-    notes: bool,
-    baseline: str | None,
-    caption: str | None,
-) -> None:
-    """Print or write the tables of runs; on a terminal they are fitted to its width."""
-    from specbench import reporting
-    from specbench.papers.printed import printed_beside
-    from specbench.reporting.compare import compare_rows
-    from specbench.reporting.report_rows import report_rows
-    from specbench.reporting.text_formats import csv_text, json_text, long_rows, report_arrow
-    from specbench.store.image_scores import parquet_bytes
-    from specbench.store.run_folders import find_runs
-
-    rows = report_rows(find_runs(out, runs))
-    if baseline:
-        compare_rows(rows, baseline)
-    printed = printed_beside(rows) if fmt == "markdown" and not columns else []
-    if fmt == "markdown" and to is None and not columns and console.is_terminal():
-        from specbench.reporting.terminal import report_view
-
-        screen = console.stdout()
-        screen.print(report_view(rows, screen.width, explain, everything, printed))
-    elif fmt == "parquet":
-        write_or_print(parquet_bytes(report_arrow(rows, long)), to)
-    elif long:
-        write_or_print((csv_text if fmt == "csv" else json_text)(long_rows(rows)), to)
-    else:
-        text = reporting.render(rows, fmt, columns, notes, caption, everything, explain, to and to.stem)
-        write_or_print("\n".join([text, *(f"- {line}\n" for line in printed)]), to)
+    write_or_print(f"{markdown_lines(table)}\n\n{note}{copied}\n", to)
 
 
 _COMPARE_FORMATS = ("markdown", "latex", "json")
 
-_FailIf = Annotated[
+_FailIf = opt.option(
+    "--fail-if",
+    "CONDITION",
+    "Exit with code 4 if this condition holds, for example 'speedup<0.98'; may be repeated.",
     list[str] | None,
-    option(
-        "--fail-if",
-        "CONDITION",
-        "Exit with code 4 if this condition holds, for example 'speedup<0.98'; may be repeated.",
-    ),
-]
+)
 
 
 def compare(
-    run_a: Annotated[str, run_argument("RUN_A", "Baseline run: run id, prefix of a run id, or run folder.")],
-    run_b: Annotated[str, run_argument("RUN_B", "Run to compare with the baseline.")],
+    run_a: opt.run_argument("RUN_A", "Baseline run: run id, prefix of a run id, or run folder."),
+    run_b: opt.run_argument("RUN_B", "Run to compare with the baseline."),
     fail_if: _FailIf = None,
-    reference: Reference = None,
-    fmt: Annotated[str | None, format_option(_COMPARE_FORMATS)] = None,
-    to: To = None,
-    out: Out = "results",
-    quiet: Quiet = False,
-    json: Json = False,
+    reference: opt.Reference = None,
+    fmt: opt.format_option(_COMPARE_FORMATS) = None,
+    to: opt.To = None,
+    out: opt.Out = "results",
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
 ) -> None:
     from specbench.metrics.base import Settings
     from specbench.reporting.compare import (
@@ -324,12 +271,12 @@ def compare(
     from specbench.store.run_folders import find_run
 
     gates = [Gate.parse(text) for text in fail_if or ()]
-    fmt = chosen_format(fmt, to, json, _COMPARE_FORMATS)
+    fmt = opt.chosen_format(fmt, to, json, _COMPARE_FORMATS)
     a, b = find_run(out, run_a), find_run(out, run_b)
     rows = compare_runs(a, b, Settings(reference=reference, offline=True))
     named = [_described(folder) for folder in (a, b)]
     if fmt == "json":
-        write_or_print(as_json(rows), to)
+        write_or_print(json_text(row.record for row in rows), to)
     elif fmt == "latex":
         write_or_print(comparison_latex(rows, *named, to and to.stem), to)
     elif to or not console.is_terminal():
@@ -343,7 +290,7 @@ def compare(
         screen.print(*(Text(line, style="dim") for line in (signs, *reasons(rows))), sep="\n")
     for gate in gates:
         gate.check(rows)
-    if all(row["value"] is None for row in rows if not row["name"].endswith("_ms")):
+    if all(row.value is None for row in rows if not row.name.endswith("_ms")):
         raise SpecbenchError(
             "nothing of these runs could be compared", "compare runs of one model, prompt set and seed"
         )

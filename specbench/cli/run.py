@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from string import ascii_lowercase
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.markup import escape
@@ -40,16 +40,14 @@ _HELP = help_of(
     "100); flags override the environment, the environment overrides the file.",
 )
 
-_Config = Annotated[str | None, option("--config", "FILE", "Read settings from a TOML file.", rich_help_panel="Output")]
-_Sweep = Annotated[
+_Config = option("--config", "FILE", "Read settings from a TOML file.", rich_help_panel="Output")
+_Sweep = option(
+    "--sweep",
+    "NAME=VALUE,...",
+    "Run with each of these values of a setting; may be repeated for every combination.",
     list[str] | None,
-    option(
-        "--sweep",
-        "NAME=VALUE,...",
-        "Run with each of these values of a setting; may be repeated for every combination.",
-        rich_help_panel="What to run",
-    ),
-]
+    rich_help_panel="What to run",
+)
 _COLUMNS = (
     *("model", "decoder", "options", "guidance", "temperature", "top_k", "top_p", "prompts", "samples", "seed"),
     *("batch", "dtype", "device", "images", "done", "seconds", "megabytes", "memory_gib", "weights", "head"),
@@ -77,13 +75,13 @@ class _RunCommand(Command):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        own = {**dict.fromkeys(CHOICES), **options_of(PRESETS[self._topic])} if self._topic in PRESETS else {}
+        options = {**dict.fromkeys(CHOICES), **options_of(PRESETS[self._topic])} if self._topic in PRESETS else {}
         for parameter in self.params:
             name, panel = parameter.opts[0].removeprefix("--"), getattr(parameter, "rich_help_panel", None) or ""
             of_decoders = panel.startswith("Decoder ")
-            if own:
-                parameter.hidden = name not in own
-                if (known := own.get(name)) is not None:
+            if options:
+                parameter.hidden = name not in options
+                if (known := options.get(name)) is not None:
                     parameter.help = escape(f"{known.help} (default {plain(known.default) or 'none'})")
             elif self._topic != _EVERYTHING:
                 parameter.rich_help_panel = "Most used" if name in _MOST_USED else panel
@@ -102,7 +100,7 @@ def add_to(app: typer.Typer) -> None:
 def run(
     flags: dict,
     config: _Config = None,
-    dry_run: Annotated[bool, dry_run_switch(rich_help_panel="Output")] = False,
+    dry_run: dry_run_switch(rich_help_panel="Output") = False,
     sweep: _Sweep = None,
 ) -> None:
     from specbench.runs.sweep import parse_sweep, sweep_plans
@@ -145,9 +143,9 @@ def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
     """Say where published values of some decoders, and the defaults of others, make them incomparable."""
     said, equal = [], []
     for name in ("window", "fresh-q"):
-        open_here = [one for plan in plans for one in plan.decoders if one.origins.get(name) != "inline"]
-        own = {one.spec.name: dict(one.spec.options).get(name) for one in open_here}
-        values = {decoder: value for decoder, value in own.items() if value is not None}
+        open_here = [decoder for plan in plans for decoder in plan.decoders if decoder.origins.get(name) != "inline"]
+        by_decoder = {decoder.spec.name: dict(decoder.spec.options).get(name) for decoder in open_here}
+        values = {decoder: value for decoder, value in by_decoder.items() if value is not None}
         if len(set(values.values())) > 1:
             said.append(f"{name} ({', '.join(f'{decoder} {value}' for decoder, value in values.items())})")
             equal.append(f"--{name} {min(values.values())}")
@@ -171,11 +169,11 @@ def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
     from specbench.runs.sweep import check_effects, sweep_values
 
     shared = Shared()
-    found = distinct_outlooks(sweep_values(values, axes), shared)
-    problem = obstacle(found)
+    outlooks = distinct_outlooks(sweep_values(values, axes), shared)
+    problem = obstacle(outlooks)
     if problem is None:
         check_effects(values, axes, shared)
-    rows = [dict(outlook.row) for outlook in found]
+    rows = [dict(outlook.row) for outlook in outlooks]
     if as_json:
         print_json(rows)
     elif problem is None or problem.try_this == LISTED or problem.exit_code == MISSING_PREREQUISITE:
@@ -200,7 +198,7 @@ def print_dry_run(
     notes = (*notes, "obstacles")
     texts = {name: list(dict.fromkeys(text for row in rows for text in row[name])) for name in notes}
     signs = {name: ascii_lowercase if name == "obstacles" else map(str, count(1)) for name in texts}
-    marks = {name: dict(zip(found, signs[name], strict=False)) for name, found in texts.items()}
+    marks = {name: dict(zip(marked, signs[name], strict=False)) for name, marked in texts.items()}
     shown = [
         {
             **row,
@@ -213,8 +211,8 @@ def print_dry_run(
         for row in rows
     ]
     print_table(shown, (*first, *_COLUMNS, *notes), elsewhere=_PIPED_WIDTH)
-    for found in marks.values():
-        _print_lines([f"{mark}. {text}" for text, mark in found.items()])
+    for marked in marks.values():
+        _print_lines([f"{mark}. {text}" for text, mark in marked.items()])
     missing = dict.fromkeys((row["model"], row["weights"]) for row in rows if row["weights"] not in (None, ON_DISK))
     lines = [f"weights of {model}: {brings}" for model, brings in missing if not needed]
     heads = dict.fromkeys((row["model"], row["head"]) for row in rows if row["head"] not in (None, ON_DISK))
@@ -238,7 +236,7 @@ def _needed(settings: Iterable[Mapping[str, Value]]) -> list[str]:
         when = "Not on this disk" if offline() else "Downloaded first"
         for title, some, every in ((f"{when}, or now", needs, False), ("For score, by default", scores, True)):
             lines += [f"{title}: {fetch_command(model, prompts, every)}"] if some else []
-            lines += [f"  {one.what} {one.text()}" for one in some]
+            lines += [f"  {need.what} {need.text()}" for need in some]
     return lines
 
 
@@ -266,15 +264,11 @@ def _show_table(folders: Sequence[Path]) -> None:
         screen.print(first_table(section.runs, screen.width))
 
 
-_Limit = Annotated[
-    int, option("--limit", "N", "Number of prompts.", min=1, envvar="SPECBENCH_LIMIT", show_envvar=False)
-]
-_Out = Annotated[
-    Path, option("--out", "DIR", "Folder of the runs, the table and the image grid.", envvar="SPECBENCH_OUT", **OUTPUT)
-]
-_Compile = Annotated[
-    str, option("--compile", "WHEN", "Compile the steps: on, off, or auto: on where a compiler is there.")
-]
+_Limit = option("--limit", "N", "Number of prompts.", int, min=1, envvar="SPECBENCH_LIMIT", show_envvar=False)
+_Out = option(
+    "--out", "DIR", "Folder of the runs, the table and the image grid.", Path, envvar="SPECBENCH_OUT", **OUTPUT
+)
+_Compile = option("--compile", "WHEN", "Compile the steps: on, off, or auto: on where a compiler is there.", str)
 
 
 def demo(
@@ -288,18 +282,20 @@ def demo(
 
     from specbench.reporting import demo as demonstration
     from specbench.reporting.answer import answer, disturbances
+    from specbench.reporting.report_rows import report_rows
     from specbench.reporting.terminal import narrow_table
 
     reporters = (None, None) if quiet else (ProgressReporter(notes=False), ScoreProgress())
     if not quiet:
         console.say(
-            f"{len(demonstration.DECODERS) + 1} decoders draw the same {console.counted(limit, 'caption')} with the "
+            f"{len(demonstration.SHOWN) + 1} decoders draw the same {console.counted(limit, 'caption')} with the "
             "bundled model `shapes`. Measured: how much faster each is than plain sampling (ar), and how good its "
             "images are."
         )
-    rows = demonstration.demo(out, limit, compile, *reporters)
+    records = demonstration.demo(out, limit, compile, *reporters)
     if json:
-        return print_json(rows)
+        return print_json(records)
+    rows = report_rows([Path(str(run["folder"])) for run in records])
     screen = console.stdout()
     screen.print(Text(), narrow_table(rows, screen.width), Text(), sep="\n")
     said = [*answer(rows)[:1], *disturbances(rows)[-1:]]

@@ -5,25 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from specbench.cli import completion
+from specbench.cli import options as opt
 from specbench.cli.commands import help_of
-from specbench.cli.options import (
-    Json,
-    Offline,
-    Out,
-    Quiet,
-    Reference,
-    Runs,
-    metric_option,
-    option,
-    prompts_option,
-    protocol_option,
-    switch,
-)
 from specbench.cli.output import print_json, print_table
 from specbench.errors import SpecbenchError
 from specbench.runs.progress_bar import ScoreProgress
@@ -34,69 +21,64 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="score", help=help_of("score"), epilog="Then: specbench report")(score)
 
 
-_Metrics = Annotated[list[str] | None, metric_option("Compute only this metric; may be repeated.")]
-_PromptColumn = Annotated[str | None, option("--prompt-column", "NAME", "Column of --prompts that holds the texts.")]
-_Bundled = Annotated[bool, switch("--bundled-only", "Compute only the metrics that need no download.")]
-_Protocol = Annotated[str | None, protocol_option("Metrics and settings")]
-_Device = Annotated[
-    str | None, option("--device", "DEVICE", "Torch device of the metrics' networks.", show_default="the best here")
-]
-_Batch = Annotated[
+_Metrics = opt.metric_option("Compute only this metric; may be repeated.")
+_PromptColumn = opt.option("--prompt-column", "NAME", "Column of --prompts that holds the texts.")
+_Bundled = opt.switch("--bundled-only", "Compute only the metrics that need no download.")
+_Protocol = opt.protocol_option("Metrics and settings")
+_Device = opt.option("--device", "DEVICE", "Torch device of the metrics' networks.", show_default="the best here")
+_Batch = opt.option(
+    "--batch",
+    "N",
+    "Images per forward of a metric's network.",
     int | None,
-    option("--batch", "N", "Images per forward of a metric's network.", min=1, max=4096, show_default="the metric's"),
-]
+    min=1,
+    max=4096,
+    show_default="the metric's",
+)
 _LAYOUTS = ("ids", "lines", "annotations", "captions", "starts", "geneval", "dataset", "grids")
-_Images = Annotated[
+_Images = opt.option(
+    "--images",
+    "DIR",
+    "Score external images, named by prompt id, as the papers' programs do, or by metadata.jsonl or .csv.",
     Path | None,
-    option(
-        "--images",
-        "DIR",
-        "Score external images, named by prompt id, as the papers' programs do, or by metadata.jsonl or .csv.",
-    ),
-]
-_Layout = Annotated[
-    str | None,
-    option(
-        "--layout",
-        "NAME",
-        f"Names of the files of --images: {', '.join(_LAYOUTS)}.",
-        show_default="the one that fits",
-        autocompletion=completion.of(*_LAYOUTS),
-    ),
-]
-_Against = Annotated[
-    str | None,
-    option("--against", "RUN", "Print paired score differences from this run instead.", autocompletion=completion.runs),
-]
-_Python = Annotated[
+)
+_Layout = opt.option(
+    "--layout",
+    "NAME",
+    f"Names of the files of --images: {', '.join(_LAYOUTS)}.",
+    show_default="the one that fits",
+    complete=completion.of(*_LAYOUTS),
+)
+_Against = opt.option(
+    "--against", "RUN", "Print paired score differences from this run instead.", complete=completion.runs
+)
+_Python = opt.option(
+    "--python",
+    "FILE",
+    "Python of the environment with the package of VQAScore or HPSv3.",
     Path | None,
-    option(
-        "--python",
-        "FILE",
-        "Python of the environment with the package of VQAScore or HPSv3.",
-        show_default="as 'specbench doctor --metric' says",
-    ),
-]
+    show_default="as 'specbench doctor --metric' says",
+)
 
 
 def score(
-    runs: Runs = None,
+    runs: opt.Runs = None,
     metric: _Metrics = None,
     protocol: _Protocol = None,
     bundled_only: _Bundled = False,
     device: _Device = None,
     batch: _Batch = None,
-    reference: Reference = None,
-    offline: Offline = False,
+    reference: opt.Reference = None,
+    offline: opt.Offline = False,
     images: _Images = None,
-    prompts: Annotated[str | None, prompts_option("Prompts of --images, if not those of its metadata.")] = None,
+    prompts: opt.prompts_option("Prompts of --images, if not those of its metadata.") = None,
     layout: _Layout = None,
     prompt_column: _PromptColumn = None,
     against: _Against = None,
     python: _Python = None,
-    out: Out = "results",
-    quiet: Quiet = False,
-    json: Json = False,
+    out: opt.Out = "results",
+    quiet: opt.Quiet = False,
+    json: opt.Json = False,
 ) -> None:
     if bundled_only and (metric or protocol):
         raise SpecbenchError("--bundled-only excludes --metric and --protocol")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from specbench.cli import completion
 from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Out, Quiet, Run, Runs, flags, option, require_ending, switch
+from specbench.cli.options import Json, Out, Quiet, Run, Runs, argument, flags, option, require_ending, switch
 from specbench.cli.output import print_json, print_table, print_written
 from specbench.errors import GATE, PARTIAL, SpecbenchError, read_name
 from specbench.runs.settings import OF_TOKENS, run_settings
@@ -33,73 +32,47 @@ _BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif")
 _TOKENS = "tokens"
 _SETTINGS = tuple(replace(one, panel="Tokens") for one in run_settings() if one.name in OF_TOKENS)
 
-_Shards = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="DIR", help="Results folders of shards.", show_default="every shard-*-of-* in --out"),
-]
-_Prompt = Annotated[
+_Shards = argument("DIR", "Results folders of shards.", list[Path] | None, show_default="every shard-*-of-* in --out")
+_Prompt = argument(
+    "PROMPT",
+    "Prompt id, prefix of an id, or words of the prompt.",
     str | None,
-    typer.Argument(
-        metavar="PROMPT",
-        help="Prompt id, prefix of an id, or words of the prompt.",
-        show_default="the run",
-        autocompletion=completion.prompt_ids,
-    ),
-]
-_Benchmark = Annotated[
-    str,
-    typer.Argument(
-        metavar="BENCHMARK",
-        help=f"One of {', '.join(_BENCHMARKS)}, or tokens.",
-        autocompletion=completion.of(*_BENCHMARKS, _TOKENS),
-    ),
-]
-_Layout = Annotated[
-    str,
-    typer.Argument(
-        metavar="LAYOUT",
-        help=f"One of {', '.join(_BENCHMARKS)}, or dataset: a folder for Hugging Face's datasets.",
-        autocompletion=completion.of(*_BENCHMARKS, "dataset"),
-    ),
-]
-_Imported = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RUN",
-        help="Run that the results are of.",
-        show_default="none, of tokens",
-        autocompletion=completion.runs,
-    ),
-]
-_Results = Annotated[
+    show_default="the run",
+    complete=completion.prompt_ids,
+)
+_Benchmark = argument(
+    "BENCHMARK", f"One of {', '.join(_BENCHMARKS)}, or tokens.", complete=completion.of(*_BENCHMARKS, _TOKENS)
+)
+_Layout = argument(
+    "LAYOUT",
+    f"One of {', '.join(_BENCHMARKS)}, or dataset: a folder for Hugging Face's datasets.",
+    complete=completion.of(*_BENCHMARKS, "dataset"),
+)
+_Imported = argument(
+    "RUN", "Run that the results are of.", str | None, show_default="none, of tokens", complete=completion.runs
+)
+_Results = option(
+    "--from",
+    "PATH",
+    "Results of GenEval, exported folder of T2I-CompBench++, _detail.txt of DPG-Bench, or tokens (jsonl, parquet, "
+    "npz).",
     Path,
-    option(
-        "--from",
-        "PATH",
-        "Results of GenEval, exported folder of T2I-CompBench++, _detail.txt of DPG-Bench, or tokens (jsonl, parquet, "
-        "npz).",
-    ),
-]
-_Program = Annotated[
-    str | None, option("--program", "TEXT", "Name and version of what drew the tokens.", rich_help_panel="Tokens")
-]
-_Ids = Annotated[
-    str | None,
-    option(
-        "--ids",
-        "KIND",
-        "Ids of the codebook (codes) or of the model's vocabulary (model).",
-        show_default="the kind that fits",
-        rich_help_panel="Tokens",
-    ),
-]
+)
+_Program = option("--program", "TEXT", "Name and version of what drew the tokens.", rich_help_panel="Tokens")
+_Ids = option(
+    "--ids",
+    "KIND",
+    "Ids of the codebook (codes) or of the model's vocabulary (model).",
+    show_default="the kind that fits",
+    rich_help_panel="Tokens",
+)
 _IMPORT_HELP = help_of(
     "import",
     "With `tokens`, image tokens that another program has drawn become a run: specbench import tokens --model NAME "
     "--program 'vLLM-Omni 0.12' --from FILE. The file has the columns prompt and tokens, and may have prompt_id, seed, "
     "logp and seconds. Name the sampling that the program claims; audit --run tells whether they are such samples.",
 )
-_WithoutPictures = Annotated[bool, switch("--without-pictures", "Leave the pictures out.")]
+_WithoutPictures = switch("--without-pictures", "Leave the pictures out.")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -130,17 +103,17 @@ def merge(folders: _Shards = None, out: Out = "results", quiet: Quiet = False, j
     from specbench.store.run_info import read_info
 
     merged = merge_runs(folders or (), out)
-    for text in same_but_for_threads({one.folder.name: read_info(one.folder).spec.identity() for one in merged}):
+    for text in same_but_for_threads({run.folder.name: read_info(run.folder).spec.identity() for run in merged}):
         console.warn(text)
     if not quiet:
-        for one in merged:
-            console.say(f"{one.folder.name}: images copied: {one.copied}, in all: {one.rows}")
+        for run in merged:
+            console.say(f"{run.folder.name}: images copied: {run.copied}, in all: {run.rows}")
     if json:
         print_json(
             [{"run_id": m.folder.name, "folder": m.folder, "copied": m.copied, "images": m.rows} for m in merged]
         )
-    for one in () if json else merged:
-        print(one.folder)
+    for run in () if json else merged:
+        print(run.folder)
     if missing := incomplete_shards(folders or shards_in(out)):
         advice = "what is there is merged; run these again, then merge again"
         raise SpecbenchError("; ".join(missing), advice, PARTIAL)
@@ -149,7 +122,7 @@ def merge(folders: _Shards = None, out: Out = "results", quiet: Quiet = False, j
 def show(
     run: Run,
     prompt: _Prompt = None,
-    sample: Annotated[int, option("--sample", "N", "Sample index of the image.", min=0)] = 0,
+    sample: option("--sample", "N", "Sample index of the image.", int, min=0) = 0,
     out: Out = "results",
     quiet: Quiet = False,
     json: Json = False,
@@ -161,15 +134,9 @@ def show(
     if prompt is not None and len(folders) > 1:
         raise SpecbenchError(f"'{run}' matches {len(folders)} runs", "name the run of the image")
     screen = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
-    if prompt is None:
-        cards = [card(folder) for folder in folders]
-        views = map(run_view, cards)
-    else:
-        cards = [image_card(folders[0], prompt, sample)]
-        views = map(image_view, cards)
     if json:
-        return print_json(cards)
-    for view in views:
+        return print_json(map(card, folders) if prompt is None else [image_card(folders[0], prompt, sample)])
+    for view in map(run_view, folders) if prompt is None else [image_view(image_card(folders[0], prompt, sample))]:
         with screen.capture() as text:
             screen.print(view)
         print("\n".join(line.rstrip() for line in text.get().splitlines()))
@@ -178,7 +145,7 @@ def show(
 def export(
     benchmark: _Layout,
     run: Run,
-    to: Annotated[Path, option("--to", "DIR", "New or empty folder.")],
+    to: option("--to", "DIR", "New or empty folder.", Path),
     out: Out = "results",
 ) -> None:
     from specbench import api
@@ -217,7 +184,7 @@ def import_results(
 
 def pack(
     runs: Runs = None,
-    to: Annotated[Path, option("--to", "FILE.zip", "File to write.")] = Path("runs.zip"),
+    to: option("--to", "FILE.zip", "File to write.", Path) = Path("runs.zip"),
     without_pictures: _WithoutPictures = False,
     out: Out = "results",
 ) -> None:
@@ -232,9 +199,9 @@ def pack(
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="File of specbench pack, results folder, or a run.")],
-    recompute: Annotated[bool, switch("--recompute", "Take p from the model instead of the recorded values.")] = False,
-    device: Annotated[str, option("--device", "DEVICE", "With --recompute: torch device.")] = "cpu",
+    path: argument("PATH", "File of specbench pack, results folder, or a run.", Path),
+    recompute: switch("--recompute", "Take p from the model instead of the recorded values.") = False,
+    device: option("--device", "DEVICE", "With --recompute: torch device.", str) = "cpu",
     json: Json = False,
 ) -> None:
     from specbench.checks import verify as checks

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import pandas as pd
 
 from specbench import stats
+from specbench.metrics.score_store import scores_to_show
 from specbench.papers.table import Column, Row
 from specbench.reporting.columns import stall_note
-from specbench.reporting.comparability import mismatched_fields
+from specbench.reporting.comparability import Run, mismatched_fields, nearest_ar
+from specbench.reporting.compare import real_differences
 from specbench.reporting.plot_data import lower_is_better
-from specbench.reporting.report_rows import Run
+from specbench.reporting.report_rows import report_row, shown_audit
+from specbench.reporting.row import ReportRow, ShownScore
 from specbench.stats.intervals import FEW_UNITS
-from specbench.store.run_info import Invocation
+from specbench.store.run_info import Invocation, RunInfo
+from specbench.store.run_store import read_audit
 
 RATIOS_TO_AR = ("speedup", "speedup_e2e", "step_ratio", "window_cost", "overhead")
 _STALLING = ("latency_ms", "latency_e2e_ms", "step_ms", "speedup", "speedup_e2e")
@@ -31,7 +39,7 @@ class Measured:
     """Run of a row, as input of its cells."""
 
     run: Run
-    row: Mapping[str, object]  # its report row, with `real`, the numbers that differ from AR's
+    row: ReportRow  # with `real`
     ar: Run | None  # the AR baseline run, if any
     unlike: tuple[str, ...]  # differences from the paper's configuration; if any, `difference` is not computed
     same_machine: bool | None  # whether it ran on the paper's hardware; None if the paper names none
@@ -45,7 +53,7 @@ class Measured:
     @property
     def partial(self) -> bool:
         """Whether the run has another number of images than the table asks for."""
-        return self.expected is not None and self.row["n"] != self.expected
+        return self.expected is not None and self.row.n != self.expected
 
 
 @dataclass(frozen=True)
@@ -85,14 +93,14 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     as_printed = Cell(printed, spread, printed_notes=remarks, bold=column.name in row.bold)
     if measured is None or not column.measurable:
         return replace(as_printed, why=why if column.measurable else None)
-    found = _score(column, measured, fingerprint) if column.score else _number(column, measured)
-    if found.value is None:
-        return replace(as_printed, why=found.why, notes=found.notes)
-    value, low, high = (x if x is None else x * column.scale for x in (found.value, found.low, found.high))
+    cell = _score(column, measured, fingerprint) if column.score else _number(column, measured)
+    if cell.value is None:
+        return replace(as_printed, why=cell.why, notes=cell.notes)
+    value, low, high = (x if x is None else x * column.scale for x in (cell.value, cell.low, cell.high))
     biased = column.score is not None and lower_is_better(column.score) and not measured.unlike
     biased = biased and (measured.partial or measured.expected is None)
     elsewhere = column.key in TIMES and measured.same_machine is not True
-    notes, difference, outside = found.notes, None, False
+    notes, difference, outside = cell.notes, None, False
     if printed is not None:
         notes += (_BIASED,) if biased else ()
         there = f"the paper on {row.hardware}" if row.hardware else "the paper names no hardware"
@@ -101,16 +109,19 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     if difference is not None and low is not None and not elsewhere:
         half_a_digit = 0.5 * 10.0**-column.precision
         outside = not low - half_a_digit <= printed <= high + half_a_digit
-    shown = {"value": value, "low": low, "high": high, "n": found.n, "too_few": found.too_few, "notes": notes}
-    real = (column.score or column.key) in measured.row.get("real", ())
+    shown = {"value": value, "low": low, "high": high, "n": cell.n, "too_few": cell.too_few, "notes": notes}
+    real = (column.score or column.key) in (measured.row.real or ())
     return replace(as_printed, **shown, difference=difference, outside=outside, real=real)
 
 
 def column_fingerprint(column: Column, runs: Sequence[Measured]) -> str | None:
     """Most common metric fingerprint of a column; on ties that of the code that was edited last, or the first one."""
-    edits = {score["fingerprint"]: score.get("edited") or "" for one in runs for score in _scores(column, one)}
-    found = [score["fingerprint"] for one in runs for score in _scores(column, one)]
-    return max(found, key=lambda digest: (found.count(digest), edits[digest]), default=None)
+    scores = [score for measured in runs for score in _scores(column, measured)]
+    edits, digests = (
+        {score.fingerprint: score.edited or "" for score in scores},
+        [score.fingerprint for score in scores],
+    )
+    return max(digests, key=lambda digest: (digests.count(digest), edits[digest]), default=None)
 
 
 def same_hardware(printed: str | None, run: Run) -> bool | None:
@@ -130,17 +141,18 @@ def processor_names(run: Run) -> str:
 def _number(column: Column, measured: Measured) -> Cell:
     """The measured number of a column without a score, or why it is missing."""
     row, key = measured.row, column.key
-    if row[key] is None:
+    estimate, over = row.number(key), row.over_ar
+    if estimate is None:
         return _missing(column, measured)
-    if key == "speedup" and row["step_ratio"] and row[key] > row["step_ratio"]:
-        notes = [f"Measured latency ratio above the step ratio ({row['step_ratio']:.2f}): {_SUSPICIOUS}"]
+    if key == "speedup" and over.step_ratio and estimate.value > over.step_ratio:
+        notes = [f"Measured latency ratio above the step ratio ({over.step_ratio:.2f}): {_SUSPICIOUS}"]
     else:
-        notes = [f"Compared {row['speedup_note']}."] if key in RATIOS_TO_AR and row["speedup_note"] else []
-    if key in _STALLING and not notes and (stalled := stall_note(row)):
-        notes = [f"{stalled}."]
-    low, high, few = _interval(key, measured) if math.isfinite(row[key]) else (None, None, False)
-    n = row["pairs"] if key in RATIOS_TO_AR else row["n"]
-    return Cell(value=row[key], low=low, high=high, n=n, too_few=few, notes=tuple(notes))
+        notes = [f"Compared {over.speedup_note}."] if key in RATIOS_TO_AR and over.speedup_note else []
+    if key in _STALLING and not notes and (stall := stall_note(row.stalled, row.n, row.latency_p50_ms)):
+        notes = [f"{stall}."]
+    low, high, few = _interval(key, measured, estimate) if math.isfinite(estimate.value) else (None, None, False)
+    n = over.pairs if key in RATIOS_TO_AR else row.n
+    return Cell(value=estimate.value, low=low, high=high, n=n, too_few=few, notes=tuple(notes))
 
 
 def _missing(column: Column, measured: Measured) -> Cell:
@@ -150,11 +162,11 @@ def _missing(column: Column, measured: Measured) -> Cell:
         if unlike:
             names = ", ".join(field.partition(" (")[0] for field in unlike)
             why = f"{names} {'differs' if len(unlike) == 1 else 'differ'}"
-            return Cell(why=why, notes=(f"Not comparable: {measured.row['speedup_note']}.",))
-        return Cell(why=str(measured.row["speedup_note"]).partition(":")[0])
+            return Cell(why=why, notes=(f"Not comparable: {measured.row.over_ar.speedup_note}.",))
+        return Cell(why=str(measured.row.over_ar.speedup_note).partition(":")[0])
     if column.key in ("draft_tv", "draft_top1"):
         return Cell(why="no trace", notes=("Kept by `specbench run --trace`, and by `specbench bench`.",))
-    if column.key in TIMES and (batch := measured.row["setting"]["batch"]) > 1:
+    if column.key in TIMES and (batch := measured.row.setting["batch"]) > 1:
         return Cell(why=f"batch {batch}", notes=("Latency is measured one image at a time.",))
     return Cell(why="missing")
 
@@ -162,36 +174,33 @@ def _missing(column: Column, measured: Measured) -> Cell:
 def _score(column: Column, measured: Measured, fingerprint: str | None) -> Cell:
     scores = _scores(column, measured)
     for score in scores:
-        if score["fingerprint"] == fingerprint:
-            some = score["n"] != measured.row["n"] and ":" not in column.score
-            notes = (f"Scored over {score['n']} of {measured.row['n']} images.",) if some else ()
-            few = bool(score.get("too_few"))
-            return Cell(None, None, score["value"], score["low"], score["high"], score["n"], too_few=few, notes=notes)
+        if score.fingerprint == fingerprint:
+            some = score.n != measured.row.n and ":" not in column.score
+            notes = (f"Scored over {score.n} of {measured.row.n} images.",) if some else ()
+            return Cell(None, None, **vars(score.estimate), n=score.n, too_few=score.too_few, notes=notes)
     if not scores:
         return Cell(why=NOT_SCORED)
     note = (
-        f"{column.header} was computed with {scores[0]['fingerprint']} here and with {fingerprint} in the rest of its "
+        f"{column.header} was computed with {scores[0].fingerprint} here and with {fingerprint} in the rest of its "
         f"column, which does not compare."
     )
     return Cell(why="other fingerprint", notes=(note,))
 
 
-def _scores(column: Column, measured: Measured) -> list[Mapping]:
-    return [score for score in measured.row["scores"] if score["metric"] == column.score]
+def _scores(column: Column, measured: Measured) -> list[ShownScore]:
+    return [score for score in measured.row.scores if score.metric == column.score]
 
 
-def _interval(key: str, measured: Measured) -> tuple[float | None, float | None, bool]:
+def _interval(key: str, measured: Measured, estimate: stats.Estimate) -> tuple[float | None, float | None, bool]:
     """95 % interval of a number of a report row, if available, and whether it is left out for want of prompts."""
-    row = measured.row
     if key == "speedup":
-        return row["speedup_low"], row["speedup_high"], row["speedup_low"] is None
+        return estimate.low, estimate.high, estimate.low is None
     if key == "step_ratio" and measured.ar is not None:
         pairs = stats.paired(measured.run.rows, measured.ar.rows)
         whole = stats.ratio_of_totals(pairs["nfe_base"], pairs["nfe"], pairs["prompt_id"])
         shown = stats.without_few(whole, pairs["prompt_id"].nunique())
         return shown.low, shown.high, shown.low != whole.low
-    low, high = row["intervals"].get(key, (None, None))
-    return low, high, low is None and key in stats.MEANS and measured.prompts < FEW_UNITS
+    return estimate.low, estimate.high, estimate.low is None and key in stats.MEANS and measured.prompts < FEW_UNITS
 
 
 _SUSPICIOUS = "fewer forwards alone cannot bring that, so something else differs between the two."
@@ -212,3 +221,87 @@ def _processors(call: Invocation) -> list[str]:
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", text.lower()))
+
+
+SEEDS = (
+    "Rows of several seeds: numbers are over the images of all seeds, with prompts as the independent units, each with "
+    "all its seeds; scores are means over the seeds, and so are their bounds, which makes these intervals too wide "
+    "rather than too narrow."
+)
+
+
+@dataclass(eq=False)
+class _Seeds(Run):
+    """Runs that differ in the seed alone: their images are samples of the same prompts."""
+
+    runs: Sequence[Run] = ()
+
+    @cached_property
+    def info(self) -> RunInfo:
+        calls = [call for run in self.runs for call in run.info.invocations]
+        return replace(self.runs[0].info, invocations=calls)
+
+    @cached_property
+    def _read(self) -> tuple[pd.DataFrame, int]:
+        return self._together(lambda run: run.rows), sum(run.failed for run in self.runs)
+
+    @cached_property
+    def traced(self) -> pd.DataFrame:
+        return self._together(lambda run: run.traced)
+
+    def _together(self, read: Callable[[Run], pd.DataFrame]) -> pd.DataFrame:
+        """Rows of all runs, each sample under its seed, so that it meets the same sample of another decoder."""
+        parts = [(run.info.spec.seed, read(run)) for run in self.runs]
+        named = [
+            rows.assign(sample=[f"{seed}/{sample}" for sample in rows["sample"]]) for seed, rows in parts if len(rows)
+        ]
+        return pd.concat(named, ignore_index=True) if named else parts[0][1]
+
+
+def seeds_of(run: Run) -> Sequence[Run]:
+    """The runs behind one that was read as one."""
+    return run.runs if isinstance(run, _Seeds) else [run]
+
+
+def runs_as_one(members: Sequence[tuple[Run, Sequence[Run]]]) -> tuple[Run, ReportRow, Run | None]:
+    """A run, or the runs of several seeds as one: with its report row, and the AR run nearest to it.
+
+    Args:
+        members: each run with the AR runs beside it.
+
+    Returns:
+        The row has `real`, the numbers that differ from AR's: of several seeds, those that do with each of them.
+    """
+    nearest = [nearest_ar(run, beside) for run, beside in members]
+    run, beside = members[0]
+    if len(members) == 1:
+        row = report_row(run, beside)
+        real = real_differences(row.run_id, row.folder, row.over_ar)
+        return run, replace(row, real=real), nearest[0] and nearest[0][1]
+    run = _Seeds(run.folder, [run for run, _ in members])
+    unlike = [nearby for nearby in nearest if nearby is None or nearby[0]]
+    ar = (unlike[0] and unlike[0][1]) if unlike else _Seeds(nearest[0][1].folder, [nearby[1] for nearby in nearest])
+    row = report_row(run, [ar] if ar else [])
+    real = [
+        real_differences(run.info.run_id, run.folder, replace(row.over_ar, baseline=nearby[1].info.run_id))
+        for run, nearby in zip(run.runs, () if unlike else nearest, strict=not unlike)
+    ]
+    failed = [audit for run in run.runs if (audit := read_audit(run.folder)) and audit["failed"]]
+    audit = shown_audit(failed[0]) if failed else row.audit
+    real = set.intersection(*real) if real else set()
+    return run, replace(row, scores=_mean_scores(run.runs), real=real, audit=audit), ar
+
+
+def _mean_scores(runs: Sequence[Run]) -> list[ShownScore]:
+    """Scores that all runs have, as means over the runs; so are their bounds."""
+    by_seed = [
+        {(score["metric"], score["fingerprint"]): score for score in scores_to_show(run.folder, run.rows["prompt_id"])}
+        for run in runs
+    ]
+    means = []
+    for key in (score for score in by_seed[0] if all(score in seed for seed in by_seed)):
+        alike = pd.DataFrame([seed[key] for seed in by_seed])
+        low, high = (None if alike[end].isna().any() else float(np.mean(alike[end])) for end in ("low", "high"))
+        value, n = float(alike["value"].mean()), int(alike["n"].sum())
+        means.append(ShownScore.of({**by_seed[0][key], "value": value, "low": low, "high": high, "n": n}))
+    return means

@@ -45,12 +45,18 @@ def fetch(
     Raises:
         SpecbenchError: an unknown name, a disk that is too small, or something that cannot be had.
     """
-    wanted = [found for name in names for found in downloads_of(name, images)]
+    wanted = [lacking for name in names for lacking in downloads_of(name, images)]
     metrics = [*metrics, *(metric for name in names if scores and name in models() for metric in _scored_by(name))]
     wanted += metric_catalog.downloads(metric_catalog.with_protocol(metrics, protocol), Settings())
     return [
-        {"name": one.name, "files": len(one.files), "bytes": one.size, "commit": one.commit, "folder": str(one.folder)}
-        for one in fetch_all(wanted)
+        {
+            "name": download.name,
+            "files": len(download.files),
+            "bytes": download.size,
+            "commit": download.commit,
+            "folder": str(download.folder),
+        }
+        for download in fetch_all(wanted)
     ]
 
 
@@ -91,34 +97,34 @@ def table_downloads(table: Table) -> list[Download]:
     """What a table needs: models, draft heads, prompts, and the metrics of its columns with their reference images."""
     cells = [cell.values for cell in resolve_cells(table, {}, env={}) if cell.values]
     sets = dict.fromkeys(str(values["prompts"].value) for values in cells)
-    found = [one for name in sets for one in missing_set(name)]
+    wanted = [need for name in sets for need in missing_set(name)]
     for model in dict.fromkeys(plan_model(values) for values in cells):
-        found += model.downloads()
+        wanted += model.downloads()
     heads = dict.fromkeys(
-        own_head(plan_model(values), one.spec, lambda given, *_: given)
+        own_head(plan_model(values), need.spec, lambda given, *_: given)
         for values in cells
-        for one in plan_decoders(values["decoder"].value, values)
+        for need in plan_decoders(values["decoder"].value, values)
     )
-    found += [one for head in heads if head and (one := missing_head(head))]
-    return found + metric_catalog.downloads(table.metrics(), Settings())
+    wanted += [need for head in heads if head and (need := missing_head(head))]
+    return wanted + metric_catalog.downloads(table.metrics(), Settings())
 
 
 def _sources() -> dict[str, list[Source]]:
     """The files that models and draft heads are read from, by hub repository."""
-    found: dict[str, list[Source]] = {}
+    sources: dict[str, list[Source]] = {}
     for model in models().values():
         if isinstance(model, HubModel):
             for source in model.sources:
-                if source not in found.setdefault(source.repo, []):
-                    found[source.repo].append(source)
-    found |= {source.repo: [source] for source in PUBLISHED_HEADS.values()}
-    return found
+                if source not in sources.setdefault(source.repo, []):
+                    sources[source.repo].append(source)
+    sources |= {source.repo: [source] for source in PUBLISHED_HEADS.values()}
+    return sources
 
 
 def _networks() -> dict[str, list[str]]:
     """The metrics that read each hub repository."""
-    found: dict[str, list[str]] = {}
+    networks: dict[str, list[str]] = {}
     for name in metric_catalog.METRICS:
         for repository in metric_catalog.metric(name)(Settings()).repositories.values():
-            found.setdefault(repository, []).append(name)
-    return found
+            networks.setdefault(repository, []).append(name)
+    return networks

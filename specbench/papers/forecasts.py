@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
-from specbench.models.facts import BYTES, DTYPES, EIGHT_BITS, ModelChoice, ModelFacts
-from specbench.papers.table import CellSettings, Row, Table
+from specbench.models.facts import BYTES, DTYPES, EIGHT_BITS, RANDOM, ModelChoice, ModelFacts
+from specbench.models.hub_model import MODELS
+from specbench.papers.table import SCORE, CellSettings, Row, Table
 from specbench.papers.table_files import load_table, load_tables, refuse_mistyped, table_names
+from specbench.reporting.columns import number
 from specbench.reporting.forecast import (
     HEADS,
     Accepted,
@@ -21,6 +23,7 @@ from specbench.reporting.forecast import (
     forecast_rows,
 )
 from specbench.reporting.marks import label
+from specbench.reporting.row import ReportRow
 from specbench.specs.presets import DecoderSpec, printed_acceptances, resolve
 from specbench.store.run_folders import find_runs
 from specbench.system.device_peaks import peak_of
@@ -68,15 +71,17 @@ def forecast(
     runs = [name for name in sources if name not in names]
     refuse_mistyped(runs, out)
     accepted = accepted_lengths(find_runs(out, runs)) if runs or not names else []
-    accepted += [one for name in names for one in _printed_lengths(load_table(name), model)]
+    accepted += [entry for name in names for entry in _printed_lengths(load_table(name), model)]
     if not accepted:
         raise SpecbenchError(f"no runs in {out}", "name a run, or a paper's table: specbench list tables")
-    models = sorted({one.model for one in accepted})
+    models = sorted({entry.model for entry in accepted})
     if not model and len(models) > 1:
         raise SpecbenchError(f"these are of several models ({', '.join(models)})", "choose one with --model")
     name, choice = ModelChoice.of_name(model or models[0])
     facts = find_model(name).configured(replace(choice, eight_bits=choice.eight_bits or dtype == EIGHT_BITS))
-    accepted = [one if one.model == facts.name else replace(one, printed=printed_elsewhere(one)) for one in accepted]
+    accepted = [
+        entry if entry.model == facts.name else replace(entry, printed=printed_elsewhere(entry)) for entry in accepted
+    ]
     chosen, guidance = dtype if dtype in BYTES else facts.dtype, facts.sampling().guidance
     peak = peak_of(on, chosen, threads)
     setting = ForecastSetting(facts, peak, chosen, guidance, batch, bandwidth, flops, overhead_ms)
@@ -97,33 +102,33 @@ def _check_ranges(batch: int, dtype: str | None, bandwidth: Range, flops: Range,
 
 def _printed_lengths(table: Table, model: str | None) -> list[Accepted]:
     """Printed tokens per step of a table's rows; only of the rows of `model` if it has any."""
-    found = []
+    lengths = []
     for row in table.rows:
         settings = row_settings(table, row)
         if settings is None or (tokens := printed_tokens_per_step(table, row, find_model(settings.model))) is None:
             continue
         decoder = decoder_of(settings)
         source = f"{table.name}: {f'{row.group}, ' if row.group else ''}{row.label}"
-        found.append(Accepted(source, settings.model, decoder, label(decoder), tokens))
-    if all(one.decoder.name == "ar" for one in found):
+        lengths.append(Accepted(source, settings.model, decoder, label(decoder), tokens))
+    if all(length.decoder.name == "ar" for length in lengths):
         raise SpecbenchError(f"{table.name} prints no steps", "tables with steps: gsd-1, sjd-1, sjdpp-1, cool-sd-1")
-    return [one for one in found if one.model == model] or found
+    return [length for length in lengths if length.model == model] or lengths
 
 
-def printed_elsewhere(one: Accepted) -> tuple[Printed, ...]:
+def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
     """Tokens per step that papers print for this decoder, or for exact decoders with its kind of draft head, on other
     models than the one that was measured."""
-    found = [
+    elsewhere = [
         Printed(tokens, settings.model, f"{table.name}, {row.label}")
         for table in load_tables()
         for row in table.rows
-        if row.settings.get("decoder") == one.decoder.name and (settings := row_settings(table, row)) is not None
+        if row.settings.get("decoder") == accepted.decoder.name and (settings := row_settings(table, row)) is not None
         if (tokens := printed_tokens_per_step(table, row, find_model(settings.model))) is not None
     ]
-    if one.decoder.drafter in HEADS and one.decoder.lossless:
-        kind = "vertical" if one.decoder.head_kind == "vertical" else "eagle"
-        found += [Printed(*entry) for entry in printed_acceptances(kind)]
-    return tuple(entry for entry in found if entry.model != one.model and one.decoder.name != "ar")
+    if accepted.decoder.drafter in HEADS and accepted.decoder.lossless:
+        kind = "vertical" if accepted.decoder.head_kind == "vertical" else "eagle"
+        elsewhere += [Printed(*entry) for entry in printed_acceptances(kind)]
+    return tuple(entry for entry in elsewhere if entry.model != accepted.model and accepted.decoder.name != "ar")
 
 
 def row_settings(table: Table, row: Row) -> CellSettings | None:
@@ -162,3 +167,60 @@ def read_range(name: str, text: str) -> Range:
     if not (abs(low) < float("inf") and abs(high) < float("inf")):  # false for NaN, too
         raise SpecbenchError(f"--{name} {text}: not finite", "LOW,HIGH, for example 0.6,0.9")
     return low, high
+
+
+_MOST, _MOST_SCORES = 3, 2
+_SPEEDS = {"nfe": "NFE", "latency_ms": "latency", "speedup": "speed-up", "step_compression": "step compression"}
+
+
+def printed_beside(rows: Sequence[ReportRow]) -> list[str]:
+    """A line for each of up to three cells of papers with the decoder, options and model of a report row, those with
+    most speeds first; none for models that no paper has."""
+    models = {model.name for model in MODELS}
+    ours = [row for row in rows if row.decoder != "ar" and RANDOM not in row.model]
+    ours = [row for row in ours if row.model.partition("+")[0] in models]
+    like_ours = [cell for table in load_tables() for row in ours for cell in _cells(table, row)] if ours else []
+    like_ours.sort(key=lambda cell: -cell[0])
+    lines, seen = [], set()
+    for _, name, numbers, line in like_ours:
+        if (name, numbers[0]) not in seen:  # else a copy, in this paper or in another
+            lines.append(line)
+        seen |= {(name, text) for text in numbers}
+    return lines[:_MOST]
+
+
+def _cells(table: Table, ours: ReportRow) -> Iterator[tuple[int, str, list[str], str]]:
+    """Number of printed speeds, our label, printed numbers and line of each cell of a table like one of our rows."""
+    for row in table.rows:
+        try:
+            settings = None if row.own or not row.paper else row_settings(table, row)
+            theirs = settings and decoder_of(settings)
+        except SpecbenchError:  # a head or file that is not here
+            continue
+        if not theirs or theirs.name != ours.decoder or settings.model != ours.model.partition("+")[0]:
+            continue
+        stated = {name: value for name, value in theirs.options if name not in ("window", "head")}
+        numbers = _numbers(table, row)
+        if numbers and all(str(ours.options.get(key)) == str(value) for key, value in stated.items()):
+            line = _line(table, row, ours.label, dict(theirs.options).get("window"), numbers)
+            yield sum(key in _SPEEDS for key in printed_values(table, row)), ours.label, numbers, line
+
+
+def _line(table: Table, row: Row, label: str, window: object, numbers: Sequence[str]) -> str:
+    """What a paper prints for the cell of our row of this label."""
+    place = f"{table.paper}, {table.source}{f', {row.group}' if row.group else ''}"
+    place += f", window {window}" if window is not None else ""
+    on = f"; on {hardware.partition(' (')[0]}" if (hardware := row.hardware or table.hardware) else ""
+    return f"Printed for {label} ({place}): {', '.join(numbers)}{on}."
+
+
+def _numbers(table: Table, row: Row) -> list[str]:
+    """The printed NFE, latency, speed-up and scores."""
+    printed = {column.key: column for column in table.columns if column.name in row.paper}
+    shown = []
+    for key in (*_SPEEDS, *[key for key in printed if key.startswith(SCORE)][:_MOST_SCORES]):
+        if column := printed.get(key):
+            unit = " s" if key == "latency_ms" else ""
+            value = number(row.paper[column.name] * (1e-3 / column.scale if unit else 1), column.precision)
+            shown.append(f"{_SPEEDS.get(key, column.header)} {value}{unit}")
+    return shown

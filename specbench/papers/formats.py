@@ -5,15 +5,12 @@ In markdown and LaTeX each row has up to three lines: printed, measured, differe
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
-from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from specbench.errors import unknown_name
 from specbench.papers.cells import OVER_BASELINE, Cell
@@ -22,15 +19,18 @@ from specbench.papers.table import SCORE, Column
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
 from specbench.reporting.text_formats import (
     LATEX_NEEDS,
+    TextLine,
+    TextTable,
     csv_text,
     escape,
     inert,
-    json_text,
     latex_label,
-    latex_room,
+    latex_table,
+    markdown_lines,
     tex,
 )
 from specbench.stats import RULE
+from specbench.store.image_scores import parquet_bytes
 
 PAPER, HERE, OWN, INTERVAL, DIFFERENCE = "paper", "here", "own", "95 %", "diff."
 OWN_ROWS = f"Rows marked {OWN} are not the paper's: they were added here, and measured like the others."
@@ -43,28 +43,20 @@ _ARROWS = {"higher": "\u00a0↑", "lower": "\u00a0↓", "none": ""}
 _NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
 
 
-class TextLine(NamedTuple):
-    """One output line: row label (first line only), kind of value, and per column a text and whether it is bold."""
-
-    label: str
-    kind: str
-    texts: tuple[str, ...]
-    best: tuple[bool, ...] = ()
+def text_table(joined: PaperTable, footnoted: bool = True, intervals_apart: bool = False) -> TextTable:
+    """The joined table as texts, whatever its format, see `row_texts`."""
+    headings = ["", "", *map(heading, joined.table.columns)]
+    groups = [
+        (group, [line for row in members for line in row_texts(joined, row, intervals_apart, footnoted)])
+        for group, members in by_group(joined.lines)
+    ]
+    return TextTable(headings, groups, labels=2)
 
 
 def table_markdown(joined: PaperTable) -> str:
     """Format as markdown: heading, table, footnotes, definitions, notes."""
-    head = ["", "", *map(heading, joined.table.columns)]
-    lines = [_markdown_line(head), _markdown_line(["---", "---", *["---:"] * len(joined.table.columns)])]
-    for group, members in by_group(joined.lines):
-        if group:
-            lines.append(_markdown_line([f"**{escape(group)}**", *[""] * (len(head) - 1)], escaped=True))
-        for one in members:
-            for text in texts(joined, one):
-                cells = [f"**{escape(cell)}**" if best else escape(cell) for cell, best in _with_best(text)]
-                lines.append(_markdown_line([escape(text.label), text.kind, *cells], escaped=True))
     notes = "\n".join(f"- {escape(text)}" for text in below(joined))
-    return f"### {escape(joined.heading)}\n\n" + "\n".join(lines) + f"\n\n{notes}\n"
+    return f"### {escape(joined.heading)}\n\n{markdown_lines(text_table(joined))}\n\n{notes}\n"
 
 
 def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
@@ -73,15 +65,12 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
     Args:
         names: what reports of runs call the numbers ("NFE"), headings here, or names of columns in the table's file,
             of their numbers or metrics, in any case; speed-ups over a baseline stay.
-
-    Raises:
-        SpecbenchError: no such column.
     """
     usual = {plain_name(column): column for column in joined.table.columns}
     known = {
-        text.lower(): one
-        for one in joined.table.columns
-        for text in (one.key.removeprefix(SCORE), one.key, one.header, one.name)
+        text.lower(): column
+        for column in joined.table.columns
+        for text in (column.key.removeprefix(SCORE), column.key, column.header, column.name)
     } | usual
     names = [*names, *(name for name in (OVER_BASELINE,) if name in known and name not in names)]
     for name in names:
@@ -99,33 +88,10 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
 
 def table_latex(joined: PaperTable, notes: bool = False) -> str:
     """Format as a booktabs `tabular` in a `table*`; with `notes`, footnotes and notes follow it."""
-    columns = joined.table.columns
-    rows = [r"\toprule", " & & " + " & ".join(tex(heading(column)) for column in columns) + r" \\"]
-    plain = [["", "", *map(heading, columns)]]
-    for group, members in by_group(joined.lines):
-        rows.append(r"\midrule")
-        if group:
-            rows.append(rf"\multicolumn{{{len(columns) + 2}}}{{l}}{{\textit{{{tex(group)}}}}} \\")
-        for one in members:
-            for text in texts(joined, one, footnoted=notes):
-                cells = [rf"\textbf{{{tex(cell)}}}" if best else tex(cell) for cell, best in _with_best(text)]
-                plain.append([text.label, text.kind, *text.texts])
-                rows.append(" & ".join((tex(text.label), tex(text.kind), *cells)) + r" \\")
-    body = "\n".join(rows)
     foot = "\n\n".join(tex(text) for text in below(joined))
     with_model = "" if joined.table.whole else latex_label(None, *joined.table.notes).removeprefix("tab:specbench")
-    label = f"tab:{joined.table.name}{with_model}"
-    return (
-        f"{LATEX_NEEDS}\\begin{{table*}}\n\\caption{{{tex(joined.heading)}}}\n\\label{{{label}}}\n"
-        f"\\centering{latex_room(plain)[1]}\\setlength{{\\tabcolsep}}{{4pt}}\n"
-        f"\\begin{{tabular}}{{@{{}}ll{'r' * len(columns)}@{{}}}}\n{body}\n"
-        "\\bottomrule\n\\end{tabular}\n\\end{table*}\n" + (f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else "")
-    )
-
-
-def table_json(tables: Sequence[PaperTable]) -> str:
-    """Format as one JSON array with an object per row; `cells` by column name."""
-    return json_text([row for joined in tables for row in records(joined)])
+    table = latex_table(text_table(joined, notes), joined.heading, f"tab:{joined.table.name}{with_model}", wide=True)
+    return LATEX_NEEDS + table + (f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else "")
 
 
 def table_csv(joined: PaperTable) -> str:
@@ -139,9 +105,7 @@ def table_parquet(joined: PaperTable) -> bytes:
     fields = [(name, _arrow(name)) for name in rows[0]]
     about = {"specbench.table": joined.table.name, "specbench.heading": joined.heading}
     about["specbench.notes"] = "\n".join(below(joined))
-    sink = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema=pa.schema(fields, metadata=about)), sink)
-    return sink.getvalue()
+    return parquet_bytes(pa.Table.from_pylist(rows, schema=pa.schema(fields, metadata=about)))
 
 
 def records(joined: PaperTable) -> list[dict[str, object]]:
@@ -184,11 +148,12 @@ def by_group(lines: Sequence[Line]) -> Iterator[tuple[str | None, list[Line]]]:
     return ((group, list(members)) for group, members in groupby(lines, key=attrgetter("group")))
 
 
-def texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnoted: bool = True) -> list[TextLine]:
-    """Output lines of a row; lines without values are omitted, of a row without any the printed one is kept."""
+def row_texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnoted: bool = True) -> list[TextLine]:
+    """The lines of a row: label (in the first alone), kind of value, a text for each column. Lines without values are
+    omitted, of a row without any the printed one is kept."""
     notes, columns = joined.footnotes if footnoted else (), joined.table.columns
     cells = [(column, line.cells[column.name]) for column in columns]
-    some = any(cell.low is not None for one in joined.lines for cell in one.cells.values())
+    some = any(cell.low is not None for other in joined.lines for cell in other.cells.values())
     if not some and not joined.table.whole:  # said once, below
         cells = [(column, replace(cell, too_few=False)) for column, cell in cells]
     kinds = {
@@ -200,7 +165,7 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnot
     if line.images is None:
         kind = PAPER if joined.table.whole and joined.table.paper else HERE
         kinds = {kind: kinds[kind]}
-    shown = {kind: found for kind, found in kinds.items() if kind in (PAPER, HERE) or any(found)}
+    shown = {kind: values for kind, values in kinds.items() if kind in (PAPER, HERE) or any(values)}
     if HERE in shown and all(text == MISSING for text in shown.get(PAPER, ("",))):
         del shown[PAPER]  # the paper prints none of them, as of most figures
     label = line.label + _marks(line.notes, notes)
@@ -208,18 +173,14 @@ def texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnot
     labels = {HERE: part} | {next(iter(shown)): label}
     if part and PAPER not in shown:
         labels[HERE] = f"{label}, {part}"
-    best = {
-        PAPER: tuple(line.cells[column.name].bold for column in columns),
-        HERE: tuple(line in _best_measured(joined, line.group, column) for column in columns),
+    bold = {
+        PAPER: {place for place, (_, cell) in enumerate(cells, 2) if cell.bold},
+        HERE: {at for at, column in enumerate(columns, 2) if line in _best_measured(joined, line.group, column)},
     }
+    named = {kind: OWN if line.own and kind == HERE else kind for kind in shown}
     return [
-        TextLine(labels.get(kind, ""), OWN if line.own and kind == HERE else kind, tuple(found), best.get(kind, ()))
-        for kind, found in shown.items()
+        TextLine((labels.get(kind, ""), named[kind], *values), bold.get(kind, ())) for kind, values in shown.items()
     ]
-
-
-def _with_best(text: TextLine) -> Iterator[tuple[str, bool]]:
-    return zip(text.texts, text.best or [False] * len(text.texts), strict=True)
 
 
 def _best_measured(joined: PaperTable, group: str | None, column: Column) -> list[Line]:
@@ -236,10 +197,10 @@ def below(joined: PaperTable) -> list[str]:
     """Footnotes, definitions and notes below the table, one line each."""
     notes = [f"{_superscript(place)} {text}" for place, text in enumerate(joined.footnotes, 1)]
     marked = any(cell.outside for line in joined.lines for cell in line.cells.values())
-    bold = any(any(text.best) for line in joined.lines for text in texts(joined, line))
+    bold = any(text.bold for text in text_table(joined).lines)
     few = any(cell.too_few for line in joined.lines for cell in line.cells.values())
-    own = any(line.own for line in joined.lines) and joined.table.paper
-    legend = [text for text, said in ((OWN_ROWS, own), (LEGEND, marked), (BOLD, bold), (FEW_PROMPTS, few)) if said]
+    added = any(line.own for line in joined.lines) and joined.table.paper
+    legend = [text for text, said in ((OWN_ROWS, added), (LEGEND, marked), (BOLD, bold), (FEW_PROMPTS, few)) if said]
     return [*notes, *legend, *joined.definitions, *joined.remarks]
 
 
@@ -285,10 +246,6 @@ def _marks(notes: Sequence[str], known: Sequence[str]) -> str:
 
 def _superscript(place: int) -> str:
     return str(place).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-def _markdown_line(cells: Sequence[str], escaped: bool = False) -> str:
-    return f"| {' | '.join(cells if escaped else map(escape, cells))} |"
 
 
 def _plain(cell: Cell) -> dict[str, object]:

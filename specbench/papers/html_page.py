@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from specbench.papers.cells import Cell
-from specbench.papers.formats import below, by_group, heading, texts
+from specbench.papers.formats import below, by_group, heading, row_texts
 from specbench.papers.join import Line, PaperTable
 from specbench.papers.table import Row
 from specbench.reporting import charts
@@ -44,7 +44,7 @@ def _shown(joined: PaperTable) -> dict:
         "name": joined.table.name,
         "heading": joined.heading,
         "columns": [heading(column) for column in joined.table.columns],
-        "groups": [(group, [texts(joined, line) for line in lines]) for group, lines in by_group(joined.lines)],
+        "groups": [(group, [row_texts(joined, line) for line in lines]) for group, lines in by_group(joined.lines)],
         "notes": below(joined),
         "charts": figure_charts(joined),
         "undrawn": undrawn,
@@ -84,12 +84,12 @@ def _place(axis: str, row: Row, line: Line, measured: bool) -> Estimate | str | 
     if kind not in _WHERE:
         return _estimate(line.cells[axis], measured)
     value = row.settings[_WHERE[kind]].get(name)
-    return Estimate(float(value), None, None) if isinstance(value, int | float) else value
+    return Estimate(float(value)) if isinstance(value, int | float) else value
 
 
 def _estimate(cell: Cell, measured: bool) -> Estimate | None:
     if not measured:
-        return None if cell.paper is None else Estimate(cell.paper, None, None)
+        return None if cell.paper is None else Estimate(cell.paper)
     if cell.value is None:
         return None
     return Estimate(cell.value, cell.low, cell.high)

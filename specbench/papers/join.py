@@ -16,19 +16,22 @@ from specbench.models.facts import EIGHT_BITS, ModelChoice
 from specbench.papers.cells import (
     NOT_SCORED,
     OVER_BASELINE,
+    SEEDS,
     Cell,
     Measured,
     column_fingerprint,
     make_cell,
+    runs_as_one,
     same_hardware,
+    seeds_of,
 )
-from specbench.papers.seeds import SEEDS, runs_as_one, seeds_of
 from specbench.papers.table import CellSettings, Column, Row, Table
 from specbench.papers.table_files import papers
 from specbench.prompts import public
 from specbench.reporting.columns import FAILED_AUDIT, definition_of, failed_audit
+from specbench.reporting.comparability import Run, with_ar_runs
 from specbench.reporting.compare import MARKED, against, marks
-from specbench.reporting.report_rows import Run, with_ar_runs
+from specbench.reporting.row import ReportRow
 from specbench.reporting.sections import captions_cut
 from specbench.store.run_info import RunInfo
 from specbench.store.run_store import RunStore
@@ -73,24 +76,21 @@ class PaperTable:
     @property
     def footnotes(self) -> list[str]:
         """Remarks on rows and cells, numbered from 1 in the order in which they are met."""
-        found: dict[str, None] = {}
+        notes: dict[str, None] = {}
         for line in self.lines:
-            found |= dict.fromkeys(line.notes)
+            notes |= dict.fromkeys(line.notes)
             for cell in line.cells.values():
-                found |= dict.fromkeys((*cell.printed_notes, *cell.notes))
-        return list(found)
+                notes |= dict.fromkeys((*cell.printed_notes, *cell.notes))
+        return list(notes)
 
 
-def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
+def join(table: Table, measured_in: Mapping[CellSettings, Path | str]) -> PaperTable:
     """A table with what was measured for it.
 
     Args:
-        found: the run folder of each cell, or a short reason why there is none.
-
-    Raises:
-        SpecbenchError: a damaged run folder.
+        measured_in: the run folder of each cell, or a short reason why there is none.
     """
-    every = [one for one in (*found.values(), *(row.run for row in table.rows)) if isinstance(one, Path)]
+    every = [one for one in (*measured_in.values(), *(row.run for row in table.rows)) if isinstance(one, Path)]
     read, joined = with_ar_runs(every), cache(lambda folders: runs_as_one([read[folder] for folder in folders]))
 
     @cache
@@ -105,7 +105,7 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
         if row.run is not None:
             return Measured(*joined((row.run,)), (), None) if column.measurable else None
         settings = table.runs_of(row, column)
-        folders = dict.fromkeys(folder for one in settings if isinstance(folder := found.get(one), Path))
+        folders = dict.fromkeys(folder for one in settings if isinstance(folder := measured_in.get(one), Path))
         return _measured(row, settings, joined(tuple(folders)), asked_prompts) if folders else None
 
     rows = [{column.name: measure(row, column) for column in table.columns} for row in table.rows]
@@ -114,7 +114,7 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
         column.name: column_fingerprint(column, [row[column.name] for row in rows if row[column.name]])
         for column in table.columns
     }
-    lines = [_line(table, row, cells, found, fingerprints) for row, cells in zip(table.rows, rows, strict=True)]
+    lines = [_line(table, row, cells, measured_in, fingerprints) for row, cells in zip(table.rows, rows, strict=True)]
     printed_on = [f"The paper's values were measured on {table.hardware}."] if table.hardware else []
     remarks = (*printed_on, *_remarks(used, lines), *table.notes, *table.shared_choices())
     return PaperTable(table, _heading(table), tuple(lines), remarks, tuple(map(definition, table.columns)))
@@ -123,13 +123,13 @@ def join(table: Table, found: Mapping[CellSettings, Path | str]) -> PaperTable:
 def _measured(
     row: Row,
     settings: Sequence[CellSettings],
-    joined: tuple[Run, Mapping, Run | None],
+    joined: tuple[Run, ReportRow, Run | None],
     asked_prompts: Callable[[str, int | None], Prompts | None],
 ) -> Measured:
     run, report, ar = joined
-    asked, one = settings[0], _expected(settings[0])
+    asked, expected = settings[0], _expected(settings[0])
     unlike, machine = _unlike(asked, run.info), same_hardware(row.hardware, run)
-    measured = Measured(run, report, ar, unlike, machine, one and one * len(settings))
+    measured = Measured(run, report, ar, unlike, machine, expected and expected * len(settings))
     if measured.unlike or asked.prompts is None:
         return measured
     return replace(measured, unlike=_other_prompts(asked_prompts(asked.prompts, asked.limit), measured, asked))
@@ -139,7 +139,7 @@ def _other_prompts(asked: Prompts | None, measured: Measured, settings: CellSett
     """How the decoded prompts differ from those asked for; a part of these is none, if its size says so."""
     if asked is None:
         return ()
-    rows = pd.concat(RunStore(one.folder).samples(["status", "prompt"]) for one in seeds_of(measured.run))
+    rows = pd.concat(RunStore(run.folder).samples(["status", "prompt"]) for run in seeds_of(measured.run))
     decoded = set(rows[rows["status"] == "ok"][["prompt_id", "prompt"]].itertuples(index=False, name=None))
     if decoded == asked or (decoded < asked and measured.partial):
         return ()
@@ -153,8 +153,8 @@ def _expected(settings: CellSettings) -> int | None:
         return None
     try:
         if settings.prompts in prompts.public_names():
-            found, category = public.find(settings.prompts)
-            size = None if category else found.prompts
+            public_set, category = public.find(settings.prompts)
+            size = None if category else public_set.prompts
         else:
             size = len(prompts.load_prompts(settings.prompts).prompts)
     except SpecbenchError:
@@ -190,26 +190,28 @@ def _line(
 ) -> Line:
     cells, missing = {}, {}
     for column in table.columns:
-        reasons = [row.run] if row.run else [found.get(one, NOT_RUN) for one in table.runs_of(row, column)] or [NOT_RUN]
-        why = row.not_runnable_reason or (None if any(isinstance(one, Path) for one in reasons) else reasons[0])
+        reasons = (
+            [row.run] if row.run else [found.get(part, NOT_RUN) for part in table.runs_of(row, column)] or [NOT_RUN]
+        )
+        why = row.not_runnable_reason or (None if any(isinstance(part, Path) for part in reasons) else reasons[0])
         if why and column.measurable:
             missing[why] = None
         short = NOT_RUN if why else None
         cells[column.name] = make_cell(row, column, measured[column.name], short, fingerprints[column.name])
-    there = [one for one in measured.values() if one is not None]
-    runs = [run for one in there for run in seeds_of(one.run)]
+    there = [part for part in measured.values() if part is not None]
+    runs = [run for part in there for run in seeds_of(part.run)]
     notes = [f"Not run: {why}." for why in missing if why != NOT_RUN]
     notes += [row.notes["row"]] if "row" in row.notes else []
     notes += _mixed(there)
-    if any(failed_audit(one.row) for one in there):
+    if any(failed_audit(part.row) for part in there):
         notes.append(f"{FAILED_AUDIT}: its images are no exact samples of the model.")
     shared = table.shared_choices()
     notes += [text for text in row.chosen if text not in shared]
     return Line(
         row.label, row.group, cells,
         tuple(dict.fromkeys(run.info.run_id for run in runs)),
-        min((one.row["n"] for one in there), default=None), tuple(notes), row.chosen,
-        next((one.expected for one in there if one.partial and not one.unlike), None),
+        min((part.row.n for part in there), default=None), tuple(notes), row.chosen,
+        next((part.expected for part in there if part.partial and not part.unlike), None),
         tuple(dict.fromkeys(run.folder for run in runs)),
         row.own,
     )  # fmt: skip
@@ -217,7 +219,7 @@ def _line(
 
 def _mixed(there: Sequence[Measured]) -> list[str]:
     """A note where the cells of a row are not of the same images."""
-    sets = {frozenset(one.run.rows[list(KEY)].itertuples(index=False, name=None)) for one in there}
+    sets = {frozenset(measured.run.rows[list(KEY)].itertuples(index=False, name=None)) for measured in there}
     if len(sets) < 2:
         return []
     few, many = min(map(len, sets)), max(map(len, sets))
@@ -234,23 +236,23 @@ def _heading(table: Table) -> str:
 
 
 def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
-    environments = dict.fromkeys(text for one in used for text in one.row["environment"])
+    environments = dict.fromkeys(text for measured in used for text in measured.row.environment)
     remarks = [f"Measured here on {text}." for text in environments]
-    drawn = dict.fromkeys(text for one in used for text in one.row.get("drawn", ()))
+    drawn = dict.fromkeys(text for measured in used for text in measured.row.drawn or ())
     remarks += [f"Prompts decoded here: {text}." for text in drawn]
-    images = sorted({one.row["n"] for one in used})
+    images = sorted({measured.row.n for measured in used})
     if images:
         remarks.append(
             f"Images per row measured here: {' to '.join(map(str, dict.fromkeys(images[:1] + images[-1:])))}."
         )
-    unlike = dict.fromkeys(text for one in used for text in one.unlike)
+    unlike = dict.fromkeys(text for measured in used for text in measured.unlike)
     if unlike and any(cell.paper is not None for line in lines for cell in line.cells.values()):
         remarks.append(f"Run with {', '.join(unlike)}: such rows show no difference from the paper.")
     if any(cell.why == NOT_SCORED for line in lines for cell in line.cells.values()):
         remarks.append("What is not scored can be, where its metric is ready: specbench score --metric NAME.")
-    remarks += [SEEDS] if any(len(seeds_of(one.run)) > 1 for one in used) else []
-    remarks += captions_cut([one.row for one in used])
-    if any(one.row["failed"] for one in used):
+    remarks += [SEEDS] if any(len(seeds_of(measured.run)) > 1 for measured in used) else []
+    remarks += captions_cut([measured.row for measured in used])
+    if any(measured.row.failed for measured in used):
         remarks.append("Failed images are left out; `specbench show` tells of them.")
     return remarks
 
@@ -261,9 +263,6 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
 
     Args:
         name: the row's label, the name of its decoder, or the start of its run's id.
-
-    Raises:
-        SpecbenchError: no such row is measured.
     """
     if SEEDS in joined.remarks:
         raise SpecbenchError(
@@ -283,22 +282,21 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
     if not others:
         raise SpecbenchError(f"--baseline {name}: no measured row of {joined.table.name} has that name or decoder")
     pairs = [(bases[line.group].folders[0], line.folders[0]) for line in others.values()]
-    found = dict(zip(others, against(pairs), strict=True))
+    compared = dict(zip(others, against(pairs), strict=True))
     label = next(iter(bases.values())).label
     column = Column(OVER_BASELINE, OVER_BASELINE, f"speed-up over {label}", None, 2, "higher", 1.0, {})
     lines = []
     for place, line in enumerate(joined.lines):
-        numbers = found.get(place, {})
+        numbers = compared.get(place, {})
         marked = marks(numbers)
         speed = numbers.get("speedup")
         cell = Cell(why="-" if line in bases.values() else None)
-        if speed and speed["value"] is not None:
-            low, high = speed["low"], speed["high"]
-            cell = Cell(value=speed["value"], low=low, high=high, n=speed["n"], too_few=low is None)
+        if speed and speed.value is not None:
+            cell = Cell(None, None, **vars(speed.estimate), n=speed.n, too_few=speed.estimate.low is None)
         cells = dict(line.cells) | {OVER_BASELINE: replace(cell, mark=marked.get("speedup", ""))}
-        for one in joined.table.columns:
-            if one.score in marked and cells[one.name].value is not None:
-                cells[one.name] = replace(cells[one.name], mark=marked[one.score])
+        for shown_column in joined.table.columns:
+            if shown_column.score in marked and cells[shown_column.name].value is not None:
+                cells[shown_column.name] = replace(cells[shown_column.name], mark=marked[shown_column.score])
         lines.append(replace(line, cells=cells))
     return replace(
         joined,

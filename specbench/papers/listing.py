@@ -92,19 +92,19 @@ def _option_rows(name: str, model: str) -> _Rows:
 
     sampling, stated = find_model(model).sampling(), published(name.partition(":")[0], model, "shared")
     rows: _Rows = []
-    for one in plan_decoders(split_list(name), {"model": Value(model, "")}):
-        values = nonfinite_as_text(one.chosen | dict(one.spec.options))
-        if values.get("head") == "" and (head := published_head(model, one.spec.head_kind)):
+    for planned in plan_decoders(split_list(name), {"model": Value(model, "")}):
+        values = nonfinite_as_text(planned.chosen | dict(planned.spec.options))
+        if values.get("head") == "" and (head := published_head(model, planned.spec.head_kind)):
             rows.append({"name": "head", "value": head, "source": "published for the model", "published": None})
             values.pop("head")
         rows += [
-            {"name": key, "value": value, "source": one.origins.get(key, OURS), "published": None}
+            {"name": key, "value": value, "source": planned.origins.get(key, OURS), "published": None}
             for key, value in values.items()
         ]
-    own = {key: getattr(sampling, field) for field, key in SAMPLING_SETTINGS.items()}
-    for key, value in {**own, "prompts": default_prompts(model)}.items():
-        found = f"{plain(stated[key].value)} ({stated[key].source})" if key in stated else None
-        rows.append({"name": key, "value": value, "source": f"default of {model}", "published": found})
+    of_model = {key: getattr(sampling, field) for field, key in SAMPLING_SETTINGS.items()}
+    for key, value in {**of_model, "prompts": default_prompts(model)}.items():
+        stated_text = f"{plain(stated[key].value)} ({stated[key].source})" if key in stated else None
+        rows.append({"name": key, "value": value, "source": f"default of {model}", "published": stated_text})
     return rows
 
 
@@ -149,9 +149,14 @@ def prompt_rows() -> _Rows:
 
     rows = [_public_row(name) for name in prompts.public_names()]
     for name in sorted(set(prompts.prompt_set_names()) - set(prompts.public_names())):
-        found = prompts.load_prompts(name)
-        categories = sorted({prompt.category for prompt in found.prompts if prompt.category})
-        about = {"prompts": len(found.prompts), "on_disk": True, "categories": categories, "sha256": found.sha256}
+        prompt_set = prompts.load_prompts(name)
+        categories = sorted({prompt.category for prompt in prompt_set.prompts if prompt.category})
+        about = {
+            "prompts": len(prompt_set.prompts),
+            "on_disk": True,
+            "categories": categories,
+            "sha256": prompt_set.sha256,
+        }
         rows.append({"name": name, **about})
     return sorted(rows, key=lambda row: row["name"])
 
@@ -159,15 +164,15 @@ def prompt_rows() -> _Rows:
 def _public_row(name: str) -> dict[str, object]:
     from specbench.prompts import public
 
-    found, category = public.find(name)
+    prompt_set, category = public.find(name)
     return {
         "name": name,
-        "prompts": found.categories[category] if category else found.prompts,
-        "on_disk": not found.missing,
-        "categories": [category] if category else list(found.categories),
-        "licence": found.licence,
-        "summary": found.summary,
-        "page": found.page,
+        "prompts": prompt_set.categories[category] if category else prompt_set.prompts,
+        "on_disk": not prompt_set.missing,
+        "categories": [category] if category else list(prompt_set.categories),
+        "licence": prompt_set.licence,
+        "summary": prompt_set.summary,
+        "page": prompt_set.page,
     }
 
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.papers.join import PaperTable, join
-from specbench.papers.other_model import as_run_here
-from specbench.papers.planned_cells import PlannedCell, find_measured, plan_table, resolve_cells
+from specbench.papers.planned_cells import PlannedCell, as_run_here, find_measured, plan_table, resolve_cells
 from specbench.papers.table import CellSettings, Table, with_runs
 from specbench.prompts import load_prompts
 from specbench.prompts.public import missing_set
@@ -31,6 +30,16 @@ if TYPE_CHECKING:
     from specbench.metrics.base import Settings
     from specbench.metrics.scoring import ScoreReporter
     from specbench.runs.run_progress import Reporter
+import json
+import math
+import shlex
+
+from specbench.papers.planned_cells import with_model, without_replaced_choices
+from specbench.papers.table import Row
+from specbench.runs.dry_run import ON_DISK, ROW, outlooks
+from specbench.runs.plan import Shared
+from specbench.specs.options import plain
+from specbench.system.console import duration
 
 Warn = Callable[[str], None]
 
@@ -64,8 +73,8 @@ def bench_table(
         score_table(table, done, scoring, model is not None, score_reporter, warn, problems)
     table = as_run_here(table, planned, model, done.folders.values())
     elsewhere = find_measured([cell for cell in planned if cell.settings in done.problems], out)
-    found = {cell: folder for cell, folder in elsewhere.items() if isinstance(folder, Path)}
-    return replace(join(with_runs(table, runs), done.found | found), problem=done.trouble)
+    measured = {cell: folder for cell, folder in elsewhere.items() if isinstance(folder, Path)}
+    return replace(join(with_runs(table, runs), done.found | measured), problem=done.trouble)
 
 
 def measured_table(
@@ -88,10 +97,10 @@ def measured_table(
             if error.exit_code == BAD_INPUT:  # a prompt set that is not on this disk may still have runs
                 raise
     cells = resolve_cells(table, {"model": model, "prompts": prompts, "out": str(out)}, env={})
-    found = find_measured(cells, out)
-    folders = [folder for folder in found.values() if isinstance(folder, Path)]
+    measured = find_measured(cells, out)
+    folders = [folder for folder in measured.values() if isinstance(folder, Path)]
     table = as_run_here(table, cells, model, folders)
-    return join(with_runs(table, runs), found)
+    return join(with_runs(table, runs), measured)
 
 
 @dataclass
@@ -143,9 +152,9 @@ def _fetch(planned: Sequence[PlannedCell], metrics: Iterable[str]) -> tuple[list
 
 def run_table(planned: Sequence[PlannedCell], reporter=None, warn: Warn = lambda text: None) -> TableRun:
     """Decode the missing images; cells that share model and prompts take turns. Cells that cannot run are left out."""
-    done = TableRun(problems={one.settings: one.problem for one in planned if one.problem is not None})
-    by_plan = {id(one.plan): one.settings for one in planned if one.plan is not None}
-    waiting = together(one.plan for one in planned if one.plan is not None)
+    done = TableRun(problems={cell.settings: cell.problem for cell in planned if cell.problem is not None})
+    by_plan = {id(cell.plan): cell.settings for cell in planned if cell.plan is not None}
+    waiting = together(cell.plan for cell in planned if cell.plan is not None)
     while waiting and not done.stopped:
         waiting += _run_together(waiting.pop(0), by_plan, done, reporter)
     stopped = None
@@ -218,3 +227,126 @@ def score_table(
         if error.exit_code not in (BAD_INPUT, MISSING_PREREQUISITE, PARTIAL):
             raise
         warn(f"not scored: {error}")
+
+
+def estimate(table: Table, planned: Sequence[PlannedCell], model: str | None = None) -> list[dict[str, object]]:
+    """Estimate the cost of running a table, without decoding anything.
+
+    Args:
+        model: in the place of the paper's, see `specbench.papers.planned_cells.with_model`.
+
+    Returns:
+        One dict per run: `rows` (labels of the table's rows), `chosen` (settings about which the paper is silent, each
+        with its reason), the keys of `specbench.runs.dry_run.Outlook.row`, `on_disk` (whether the weights are) and
+        `problem` (the first obstacle).
+    """
+    table = without_replaced_choices(table, planned)
+    rows = _rows_of(with_model(table, planned, model) if model else table)
+    shared = Shared()
+    by_run: dict[object, dict[str, object]] = {}
+    cells = {cell.settings: cell for cell in planned}
+    for place, settings in enumerate(rows):
+        row = _row(cells[settings], rows[settings], shared)
+        same = by_run.setdefault(row["run_id"] or place, row)
+        if same is not row:  # cells of several columns or groups are one run
+            same["rows"] = ", ".join(dict.fromkeys((*str(same["rows"]).split(", "), *str(row["rows"]).split(", "))))
+    return list(by_run.values())
+
+
+def seeds_together(rows: Sequence[Mapping]) -> list[dict[str, object]]:
+    """Rows that differ in the seed alone as one, with their sums, for a terminal."""
+    merged: dict[str, dict[str, object]] = {}
+    for row in rows:
+        alike = {name: value for name, value in row.items() if name not in (*_SUMS, "run_id", "seed")}
+        whole = merged.setdefault(json.dumps(alike, default=str), {**row, "seed": []})
+        if whole["seed"]:
+            whole |= {name: None if None in (whole[name], row[name]) else whole[name] + row[name] for name in _SUMS}
+        whole["seed"] = [*whole["seed"], row["seed"]]
+    return [{**row, "seed": ", ".join(map(str, row["seed"]))} for row in merged.values()]
+
+
+def run_lines(planned: Sequence[PlannedCell]) -> list[str]:
+    """The `specbench run` lines that decode the cells of a table; cells that share all but decoder and seed share a
+    line."""
+    seeds: dict[tuple[tuple[str, ...], str], dict[object, None]] = {}
+    for cell in (cell for cell in planned if cell.values):
+        given = {name: held for name, held in cell.values.items() if held.given and name not in _ELSEWHERE}
+        words = tuple(word for name, held in given.items() for word in _words(name, held.value))
+        place = words, ",".join(cell.values["decoder"].value)
+        seeds.setdefault(place, {})[cell.values["seed"].value if cell.values["seed"].given else None] = None
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for (words, decoder), drawn_seeds in seeds.items():
+        text = ",".join(str(seed) for seed in drawn_seeds if seed is not None)
+        drawn = ("--sweep", f"seed={text}") if len(drawn_seeds) > 1 else ("--seed", text) if text else ()
+        lines.setdefault((*words, *drawn), []).append(decoder)
+    return [
+        shlex.join(["specbench", "run", "--decoder", ",".join(decoders), *words]) for words, decoders in lines.items()
+    ]
+
+
+_ELSEWHERE, _SUMS = ("decoder", "seed", "quiet", "json"), ("images", "done", "seconds", "megabytes")
+
+
+def _words(name: str, value: object) -> list[str]:
+    """A setting as it is typed; a switch that is off is not."""
+    if isinstance(value, bool):
+        return [f"--{name}"] * value
+    return [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else plain(value)]
+
+
+def scoring_needs(table: Table) -> list[str]:
+    """What the metrics of a table lack on this disk, networks and reference images, a line each."""
+    from specbench.metrics import catalog  # brings pandas
+
+    lines = []
+    for name in table.metrics():
+        try:
+            missing = ", ".join(download.name for download in catalog.downloads([name]))
+        except SpecbenchError as problem:
+            missing = str(problem)
+        lines += [f"{name} lacks {missing}"] if missing else []
+    return lines
+
+
+def total(rows: Sequence[Mapping]) -> str:
+    """Total cost in one sentence; rows of one run count once."""
+    blocked = sum(row["problem"] is not None for row in rows)
+    rest = f"{blocked} of {len(rows)} rows cannot run here"
+    if blocked == len(rows):
+        return rest
+    once = {row["run_id"] or number: row for number, row in enumerate(rows) if row["problem"] is None}.values()
+    images = sum((row["images"] or 0) - row["done"] for row in once)
+    more = " and those of prompts that are not here" * any(row["images"] is None for row in once)
+    known = [row["seconds"] for row in once if row["seconds"] is not None]
+    time = f"about {duration(sum(known))}" if len(known) == len(once) else "time unknown before a first image"
+    if known and len(known) < len(once):
+        unknown = len(once) - len(known)
+        time = f"about {duration(sum(known))}, and {unknown} run{'s' if unknown > 1 else ''} of unknown time"
+    disk = math.ceil(sum(row["megabytes"] or 0 for row in once))
+    return f"{images} image{'s' * (images != 1)}{more} to make, {time}, at most {disk:,} MB" + (
+        f"; {rest}" if blocked else ""
+    )
+
+
+def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
+    """The rows of the table that each run serves."""
+    served: dict[CellSettings, list[Row]] = {}
+    for row in table.rows:
+        for settings in table.runs_of_row(row):
+            served.setdefault(settings, []).append(row)
+    return served
+
+
+def _row(cell: PlannedCell, rows: Sequence[Row], shared: Shared) -> dict[str, object]:
+    about = {"rows": ", ".join(dict.fromkeys(row.label for row in rows))}
+    about |= {"chosen": list(dict.fromkeys(text for row in rows for text in row.chosen))}
+    problem, outlook = cell.problem, None
+    try:
+        outlook = outlooks(cell.values, shared)[0].row if cell.values else None
+    except SpecbenchError as error:
+        problem = error
+    if outlook is None:  # refused settings: little more than the reason
+        known = {name: getattr(cell.settings, name) for name in ("model", "decoder", "prompts")}
+        outlook = dict.fromkeys(ROW) | known | {"obstacles": [str(problem)]}
+    first = next(iter(outlook["obstacles"]), None)
+    return about | dict(outlook) | {"on_disk": outlook["weights"] == ON_DISK, "problem": first}

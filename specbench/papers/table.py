@@ -131,11 +131,11 @@ class Table:
 
     def runs_of_row(self, row: Row) -> list[CellSettings]:
         """The distinct settings of a row's runs, in order."""
-        return list(dict.fromkeys(one for column in self.columns for one in self.runs_of(row, column)))
+        return list(dict.fromkeys(settings for column in self.columns for settings in self.runs_of(row, column)))
 
     def all_settings(self) -> list[CellSettings]:
         """The distinct settings of all runs, in order."""
-        return list(dict.fromkeys(one for row in self.rows for one in self.runs_of_row(row)))
+        return list(dict.fromkeys(settings for row in self.rows for settings in self.runs_of_row(row)))
 
     def shared_choices(self) -> tuple[str, ...]:
         """The choices that all rows have that can be run."""
@@ -153,7 +153,7 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
     A row has the settings of its group's SJD, or else of the first decoder there that drafts: prompts, sampling, and
     those options that the decoder takes. Inline options win.
     """
-    drafting = [one for one in table.rows if one.not_runnable_reason is None and takes(one.settings["decoder"], {})]
+    drafting = [row for row in table.rows if row.not_runnable_reason is None and takes(row.settings["decoder"], {})]
     likes: dict[str | None, Row] = {}
     for row in sorted(drafting, key=lambda row: row.settings["decoder"] != "sjd"):
         likes.setdefault(row.group, row)
@@ -198,13 +198,13 @@ def chosen_setting(line: str) -> str:
     return line.removeprefix(_CHOSEN).partition(" = ")[0]
 
 
-def merge_settings(defaults: Mapping, own: Mapping) -> dict[str, object]:
+def merge_settings(defaults: Mapping, stated: Mapping) -> dict[str, object]:
     """Merge settings over the defaults; default options apply only to decoders that accept them."""
-    merged = {**defaults, **own}
-    known = takes(str(merged.get("decoder")), own.get("options", {}))
+    merged = {**defaults, **stated}
+    known = takes(str(merged.get("decoder")), stated.get("options", {}))
     options = {name: value for name, value in defaults.get("options", {}).items() if name in known}
-    merged["options"] = options | own.get("options", {})
-    merged["sampling"] = {**defaults.get("sampling", {}), **own.get("sampling", {})}
+    merged["options"] = options | stated.get("options", {})
+    merged["sampling"] = {**defaults.get("sampling", {}), **stated.get("sampling", {})}
     return merged
 
 

@@ -96,11 +96,7 @@ def _paper_names(table: str) -> list[str]:
 
 
 def load_table(name: str) -> Table:
-    """Load a table by name, or from a file of one's own.
-
-    Raises:
-        SpecbenchError: no such table, or any error of `read_table`.
-    """
+    """Load a table by name, or from a file of one's own."""
     if name.endswith(".toml"):
         return read_table(Path(name))
     name = table_name(name)
@@ -123,9 +119,6 @@ def load_tables() -> list[Table]:
 def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
     """Where runs or tables may be named, reject a name that resembles a table's name, or has another number, and
     matches no run in `out`.
-
-    Raises:
-        SpecbenchError: there is such a name.
     """
     runs, tables = [folder.name for folder in runs_in(Path(out))], table_names()
     papers = {table.rpartition("-")[0] for table in tables}
@@ -166,23 +159,19 @@ def conventions() -> Mapping[str, object]:
 def read_table(path: Path) -> Table:
     """Read a table from its file. One of one's own needs no `name`, `paper` and `source`; the conventions hold for
     tables of papers.
-
-    Raises:
-        SpecbenchError: not TOML, or a field that is unknown, missing, of another type or without meaning; the message
-            names the file and the field. Of several mistakes, all but the last are printed before.
     """
     content, file = _read_toml(path), path.name
     axes = content.pop("axes", [])
-    own = "paper" not in content and path.parent != data_folder("benchmarks")
-    content = {"name": path.stem, "source": "own table"} | content if own else content
-    _check(content, _TABLE, ("name", *(() if own else ("paper",)), "source", "title", "columns", "rows"), file)
+    users = "paper" not in content and path.parent != data_folder("benchmarks")
+    content = {"name": path.stem, "source": "own table"} | content if users else content
+    _check(content, _TABLE, ("name", *(() if users else ("paper",)), "source", "title", "columns", "rows"), file)
     if content["name"] != path.stem:
         raise _wrong(file, "name", f"'{content['name']}' is not the file's name")
-    if not own and content["paper"] not in papers():
+    if not users and content["paper"] not in papers():
         raise _wrong(file, "paper", str(unknown_name("paper", content["paper"], papers())))
     defaults = dict(content.get("defaults", {}))
     _check(defaults, _CASE | {"protocol": str, "chosen": dict, "readings": dict}, (), file, "defaults")
-    shared = {"options": {}, "chosen": {}} if own else conventions()
+    shared = {"options": {}, "chosen": {}} if users else conventions()
     protocol, reasons = defaults.pop("protocol", None), shared["chosen"] | defaults.pop("chosen", {})
     readings = defaults.pop("readings", {})
     defaults["options"] = shared["options"] | defaults.get("options", {})
@@ -225,14 +214,14 @@ def read_table(path: Path) -> Table:
 
 def _each(entries: Sequence, mistakes: list[SpecbenchError], read: Callable[[object, int], object]) -> list:
     """What `read` makes of each entry; None for one with a mistake, which is added to `mistakes`."""
-    found = []
+    entries_read = []
     for place, entry in enumerate(entries):
         try:
-            found.append(read(entry, place))
+            entries_read.append(read(entry, place))
         except SpecbenchError as error:
             mistakes.append(error)
-            found.append(None)
-    return found
+            entries_read.append(None)
+    return entries_read
 
 
 def _check_default_options(
@@ -240,7 +229,7 @@ def _check_default_options(
 ) -> None:
     """Reject options of the defaults that no decoder of the rows takes, where all rows could be read."""
     runnable = [row.settings for row in rows if row and row.not_runnable_reason is None]
-    known = set().union(*(takes(one["decoder"], one["options"]) for one in runnable))
+    known = set().union(*(takes(settings["decoder"], settings["options"]) for settings in runnable))
     for name in defaults.get("options", {}) if known and all(rows) else ():
         if name not in known:
             mistakes.append(_wrong(file, "defaults.options", str(unknown_name("option", name, known))))
@@ -282,10 +271,10 @@ def _row(
     runnable = entry.get("runnable", True)
     if runnable == ("why" in entry):
         raise _wrong(file, f"{place}.why", "goes with `runnable = false`, which needs it")
-    own = {name: entry[name] for name in _CASE if name in entry}
+    stated = {name: entry[name] for name in _CASE if name in entry}
     _check_reasons(entry.get("chosen", {}), file, place)
     for needed in ("model", "decoder") if runnable else ():
-        if needed not in own and needed not in defaults:
+        if needed not in stated and needed not in defaults:
             raise _wrong(file, f"{place}.{needed}", "missing here and in [defaults]")
     for field, kind, known in (
         ("paper", float, columns),
@@ -300,7 +289,7 @@ def _row(
     for name in entry.get("bold", ()):
         if name not in entry.get("paper", {}):
             raise _wrong(file, f"{place}.bold", str(unknown_name("printed column", name, entry.get("paper", {}))))
-    settings = _settings(defaults, own, runnable, file, place)
+    settings = _settings(defaults, stated, runnable, file, place)
     return Row(
         entry["label"], entry.get("group"), settings, entry.get("paper", {}),
         entry.get("spread", {}), entry.get("notes", {}), entry.get("why"),
@@ -308,16 +297,16 @@ def _row(
     )  # fmt: skip
 
 
-def _settings(defaults: Mapping, own: Mapping, runnable: bool, file: str, place: str) -> Mapping[str, object]:
+def _settings(defaults: Mapping, stated: Mapping, runnable: bool, file: str, place: str) -> Mapping[str, object]:
     """The settings of a row over the defaults; rejects an unknown decoder, and options of its own that it lacks."""
     try:
-        settings = merge_settings(defaults, own)
+        settings = merge_settings(defaults, stated)
         if runnable and decoder_name(settings["decoder"]) not in PRESETS:
             raise unknown_name("decoder", settings["decoder"], PRESETS)
     except SpecbenchError as error:
         raise _wrong(file, f"{place}.decoder", str(error)) from None
     known = takes(str(settings.get("decoder")), settings["options"])
-    for name in own.get("options", {}) if runnable else ():
+    for name in stated.get("options", {}) if runnable else ():
         if name not in known:
             raise _wrong(file, f"{place}.options", str(unknown_name("option", name, known)))
     return settings
@@ -335,7 +324,7 @@ def _check_reasons(
 
 
 def _chosen(
-    row: Row, shared: Mapping, reasons: Mapping[str, str], own: Mapping[str, str], readings: Set[str]
+    row: Row, shared: Mapping, reasons: Mapping[str, str], stated: Mapping[str, str], readings: Set[str]
 ) -> tuple[str, ...]:
     """What was chosen for a row; a default's reason about an option counts where the option is set, about one of the
     `readings` where the decoder takes it."""
@@ -348,8 +337,8 @@ def _chosen(
     values = {name: _OPEN if value is None else plain(value) for name, value in given.items()} | several
     return tuple(
         choice(name, values.get(name, _OPEN), reason)
-        for name, reason in {**reasons, **own}.items()
-        if name in options or name in own or name not in _OPTIONS or name in readings & taken
+        for name, reason in {**reasons, **stated}.items()
+        if name in options or name in stated or name not in _OPTIONS or name in readings & taken
     )
 
 

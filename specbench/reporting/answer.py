@@ -11,9 +11,9 @@ from specbench.metrics.catalog import bundled_metrics, default_metrics
 from specbench.models.facts import RANDOM
 from specbench.models.hub_model import MODELS
 from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number, stall_note
-from specbench.reporting.compare import CHANGE, corrected, is_real, quality_rows
+from specbench.reporting.compare import CHANGE, corrected, scores_beside
 from specbench.reporting.marks import window_of
-from specbench.reporting.plot_data import lower_is_better
+from specbench.reporting.row import Compared, ReportRow
 from specbench.specs.components import columns_fed
 from specbench.stats.intervals import FEW_UNITS, verdicts
 from specbench.store.run_info import read_info
@@ -24,12 +24,12 @@ _IMPLAUSIBLE_WINDOW = 0.8
 """Times of a single token's forward, below which a window's shows that the machine has changed in between."""
 
 
-def answer(rows: Sequence[Mapping]) -> list[str]:
+def answer(rows: Sequence[ReportRow]) -> list[str]:
     """Sentences about the report rows of one section, the most important first; none for AR alone."""
-    against_ar = [row | row["quoted"] for row in rows if row.get("quoted") and row["decoder"] != "ar"]
-    apart = [row for row in against_ar if (row["window_cost"] or 1) < _IMPLAUSIBLE_WINDOW]
-    timed = [row for row in against_ar if row not in apart]
-    timed.sort(key=lambda row: -row["speedup"])
+    against_ar = [row for row in rows if row.quoted and row.decoder != "ar"]
+    apart = [row for row in against_ar if (row.over_ar.window_cost or 1) < _IMPLAUSIBLE_WINDOW]
+    timed = [row for row in against_ar if (row.over_ar.window_cost or 1) >= _IMPLAUSIBLE_WINDOW]
+    timed.sort(key=lambda row: -row.quoted.speedup.value)
     exact = [row for row in timed if _exact(row)]
     faster = [row for row in timed[:1] if not _exact(row)]
     chosen = [*exact[:1], *faster]
@@ -42,17 +42,17 @@ def answer(rows: Sequence[Mapping]) -> list[str]:
         *_untimed(rows, against_ar),
         *_gaps(rows),
         *_unscored(rows),
-        *(f"{_name(row)}: {copy} is a copy of it and left out." for row in rows for copy in row.get("copies", ())),
+        *(f"{_name(row)}: {copy} is a copy of it and left out." for row in rows for copy in row.copies or ()),
         *_unequal_windows(rows),
         *disturbances(rows),
     ]
 
 
-def _gaps(rows: Sequence[Mapping]) -> list[str]:
+def _gaps(rows: Sequence[ReportRow]) -> list[str]:
     """Lossless decoders whose NLL - H gap is beyond twice its error, as so many of those that were looked at."""
-    looked_at = [row for row in rows if _exact(row) and row.get("nll_gap_se") and row["n"] >= FEW_UNITS]
-    beyond = [row for row in looked_at if abs(row["nll_gap"]) > 2 * row["nll_gap_se"]]
-    listed = ", ".join(f"{_name(row)} ({row['nll_gap']:+.3f} ± {number(row['nll_gap_se'], 3)})" for row in beyond)
+    looked_at = [row for row in rows if _exact(row) and row.nll_gap_se and row.n >= FEW_UNITS]
+    beyond = [row for row in looked_at if abs(row.nll_gap.value) > 2 * row.nll_gap_se]
+    listed = ", ".join(f"{_name(row)} ({row.nll_gap.value:+.3f} ± {number(row.nll_gap_se, 3)})" for row in beyond)
     said = (
         f"NLL - H is beyond twice its error in {len(beyond)} of {len(looked_at)} lossless decoders: {listed}. Chance "
     )
@@ -60,92 +60,94 @@ def _gaps(rows: Sequence[Mapping]) -> list[str]:
     return [said] if beyond else []
 
 
-def _unequal_windows(rows: Sequence[Mapping]) -> list[str]:
+def _unequal_windows(rows: Sequence[ReportRow]) -> list[str]:
     """The windows of decoders that were compared with unequal ones; not those of a sweep."""
     windows: dict[str, set] = {}
     for row in rows:
-        if isinstance(window := row["options"].get("window"), int):
-            windows.setdefault(row["decoder"], set()).add(window)
-    swept = any(len(found) > 1 for found in windows.values())
+        if isinstance(window := row.options.get("window"), int):
+            windows.setdefault(row.decoder, set()).add(window)
+    swept = any(len(several) > 1 for several in windows.values())
     listed = ", ".join(f"{name} {window}" for name, (window, *_) in windows.items())
     alike = len(set(map(frozenset, windows.values()))) < 2
     return [] if swept or alike else [f"Windows differ: {listed}. --window N gives all of them the same."]
 
 
-def _unscored(rows: Sequence[Mapping]) -> list[str]:
+def _unscored(rows: Sequence[ReportRow]) -> list[str]:
     """The default metrics of a real model's images that no run was scored by, and the command that scores them."""
-    model = str(rows[0].get("model"))
+    model = rows[0].model
     if RANDOM in model or model.partition("+")[0] not in {known.name for known in MODELS}:
         return []
-    prompts = str(rows[0]["setting"]["prompts"])
-    scored = {score["metric"] for row in rows for score in row["scores"]}
+    prompts = str(rows[0].setting["prompts"])
+    scored = {score.metric for row in rows for score in row.scores}
     wanted = [name for name in default_metrics(model, prompts) if name not in (*bundled_metrics(), *scored)]
-    out = Path(str(rows[0]["folder"])).parent
+    out = rows[0].folder.parent
     place = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
     return [f"Not scored by {', '.join(wanted)}; to score them: specbench score{place}"] if wanted else []
 
 
-def disturbances(rows: Sequence[Mapping]) -> list[str]:
+def disturbances(rows: Sequence[ReportRow]) -> list[str]:
     """What the machine did to the measurement: stalled images, batches that did not fit, and other processes."""
-    said = _stalls([row for row in rows if row.get("stalled")])
+    said = _stalls([row for row in rows if row.stalled])
     said += [
-        f"{_name(row)}: {row['one_by_one']} of {row['n']} images were decoded in smaller batches."
+        f"{_name(row)}: {row.one_by_one} of {row.n} images were decoded in smaller batches."
         for row in rows
-        if "one_by_one" in row
+        if row.one_by_one
     ]
     said += [
-        f"{_name(row)}: {count} of {row['n']} images were decoded under {stack}, not {row['versions']}; their times "
+        f"{_name(row)}: {count} of {row.n} images were decoded under {stack}, not {row.versions}; their times "
         "are left out."
         for row in rows
-        for stack, count in row.get("untimed", {}).items()
+        for stack, count in (row.untimed or {}).items()
     ]
-    busy = [row["disturbed"] for row in rows if (row.get("disturbed") or 0) > BUSY_CORES]
-    if busy and any(row["latency_ms"] is not None for row in rows):
+    busy = [row.disturbed for row in rows if (row.disturbed or 0) > BUSY_CORES]
+    if busy and any(row.latency_ms is not None for row in rows):
         cores = number(max(busy), 1)
         said.append(f"Other processes took up to {cores} of the cores: repeat timings on a quiet machine.")
-    said += [f"{_name(row)}: {'; '.join(row['gpu_disturbed'])}." for row in rows if row.get("gpu_disturbed")]
+    said += [f"{_name(row)}: {'; '.join(row.gpu_disturbed)}." for row in rows if row.gpu_disturbed]
     return said
 
 
-def _stalls(rows: Sequence[Mapping]) -> list[str]:
+def _stalls(rows: Sequence[ReportRow]) -> list[str]:
     """One sentence on the decoders with stalled images: the one whose image took longest stands for all."""
     if not rows:
         return []
-    worst = max(rows, key=lambda row: row["stalled"]["slowest_ms"])
+    worst = max(rows, key=lambda row: row.stalled.slowest_ms)
     others = f" {len(rows) - 1} other decoders' images stalled, too." if len(rows) > 2 else ""
     if len(rows) == 2:
         others = f" So did images of {_name(next(row for row in rows if row is not worst))}."
-    return [f"{_name(worst)}: {stall_note(worst)}.{others}"]
+    return [f"{_name(worst)}: {stall_note(worst.stalled, worst.n, worst.latency_p50_ms)}.{others}"]
 
 
-def _exact(row: Mapping) -> bool:
-    return row["lossless"] and not failed_audit(row)
+def _exact(row: ReportRow) -> bool:
+    return row.lossless and not failed_audit(row)
 
 
-def _name(row: Mapping) -> str:
-    window = window_of(row["options"])
-    return f"{row['label']} (window {window})" if window and "window" in row["options"] else row["label"]
+def _name(row: ReportRow) -> str:
+    window = window_of(row.options)
+    return f"{row.label} (window {window})" if window and "window" in row.options else row.label
 
 
-def _fastest(exact: Sequence[Mapping]) -> str:
+def _fastest(exact: Sequence[ReportRow]) -> str:
     """The fastest lossless decoder, and those whose intervals reach its own."""
     best, *others = exact
-    value, interval, ar = number(best["speedup"]), _interval(best), _baseline(best)
-    images = f"{best['pairs']} image{'s' if best['pairs'] != 1 else ''}"
-    if best["speedup_low"] is None:
+    quoted, value, interval, ar = best.quoted, number(best.quoted.speedup.value), _interval(best), _baseline(best)
+    speed = quoted.speedup
+    images = f"{quoted.pairs} image{'s' if quoted.pairs != 1 else ''}"
+    if speed.low is None:
         few = f"{images}: too few for an interval"
-        if best["speedup"] < 1:
+        if speed.value < 1:
             said = f"{ar} was the fastest lossless decoder; the next, {_name(best)}, ran {value} times as fast ({few})"
         else:
             said = f"{_name(best)}, the fastest lossless decoder, ran {value} times as fast as {ar} ({few})"
-    elif best["speedup"] > 1 and _real(best):
+    elif speed.value > 1 and _real(best):
         said = f"{_name(best)} is the fastest lossless decoder: {value} times as fast as {ar} {interval} over {images}"
-    elif shown := next((row for row in others if row["speedup"] > 1 and _real(row)), None):
+    elif shown := next((row for row in others if row.quoted.speedup.value > 1 and _real(row)), None):
         said = (
             f"{_name(best)} has the largest speed-up of a lossless decoder, {value} {interval} over {images}, but is "
-            f"not shown to be faster than {ar}; {_name(shown)} is: {number(shown['speedup'])} {_interval(shown)}"
+            f"not shown to be faster than {ar}; {_name(shown)} is: {number(shown.quoted.speedup.value)} "
+            f"{_interval(shown)}"
         )
-    elif best["speedup"] < 1 and _real(best):
+    elif speed.value < 1 and _real(best):
         said = (
             f"No lossless decoder is faster than {ar}: the best, {_name(best)}, reaches {value} {interval} of its speed"
         )
@@ -154,123 +156,125 @@ def _fastest(exact: Sequence[Mapping]) -> str:
             f"No lossless decoder is shown to be faster than {ar}: the best, {_name(best)}, is at {value} times its "
             f"speed {interval} over {images}"
         )
-    level = [_name(row) for row in others if row["speedup_high"] and row["speedup_high"] >= (best["speedup_low"] or 0)]
+    highest = ((row, row.quoted.speedup.high) for row in others)
+    level = [_name(row) for row, high in highest if high and high >= (speed.low or 0)]
     said += f"; intervals overlap with {', '.join(level)}" if level else ""
     return _with_eager(said, best)
 
 
-def _baseline(row: Mapping) -> str:
+def _baseline(row: ReportRow) -> str:
     """The AR that a row's speed-up is over: the row's own configuration, or a faster one."""
-    return "AR" if row["ar_run"] == row["baseline"] else f"the fastest AR ({row['ar']})"
+    return "AR" if row.quoted.ar_run == row.over_ar.baseline else f"the fastest AR ({row.quoted.ar})"
 
 
-def _with_eager(said: str, row: Mapping) -> str:
-    return f"{said}; {row['eager_ar']}." if row["eager_ar"] else f"{said}."
+def _with_eager(said: str, row: ReportRow) -> str:
+    return f"{said}; {row.quoted.eager_ar}." if row.quoted.eager_ar else f"{said}."
 
 
-def _with_loss(row: Mapping) -> str:
+def _with_loss(row: ReportRow) -> str:
     """The fastest decoder where it is not lossless."""
+    value = row.quoted.speedup.value
     kind = f"is declared lossless and {FAILED_AUDIT}" if failed_audit(row) else "is lossy"
-    slower = ", and slower" if row["speedup"] < 1 and _real(row) else ", not shown to be faster"
-    shown = "" if row["speedup"] > 1 and _real(row) else slower
-    speed = f"{number(row['speedup'])} times as fast as {_baseline(row)} {_interval(row)}".rstrip()
+    slower = ", and slower" if value < 1 and _real(row) else ", not shown to be faster"
+    shown = "" if value > 1 and _real(row) else slower
+    speed = f"{number(value)} times as fast as {_baseline(row)} {_interval(row)}".rstrip()
     return _with_eager(f"{_name(row)} {kind}{shown}: {speed}", row)
 
 
-def _apart(row: Mapping) -> str:
+def _apart(row: ReportRow) -> str:
     """Why the speed-up of a run over AR says nothing."""
     return (
-        f"The speed-up of {_name(row)} says nothing: its forwards took {number(row['window_cost'])} times as long as "
-        "AR's of a single token. AR ran on a slower machine, or a busy one: decode both in one command, with another "
-        "--out."
+        f"The speed-up of {_name(row)} says nothing: its forwards took {number(row.over_ar.window_cost)} times as long "
+        "as AR's of a single token. AR ran on a slower machine, or a busy one: decode both in one command, with "
+        "another --out."
     )
 
 
-def _free_window(row: Mapping) -> str | None:
+def _free_window(row: ReportRow) -> str | None:
     """The speed-up where a wide forward costs no more than a narrow one."""
-    cost, steps, overhead = row["window_cost"], row["step_ratio"], row["overhead"]
+    cost, steps, overhead = row.over_ar.window_cost, row.over_ar.step_ratio, row.over_ar.overhead
     if not cost or cost <= _COSTLY_WINDOW or not steps or not overhead:
         return None
-    fed = columns_fed(row["options"]) if window_of(row["options"]) else "several"
+    fed = columns_fed(row.options) if window_of(row.options) else "several"
     return (
         f"A target forward of {fed} tokens takes {number(cost)} times as long as one of a single token here. At equal "
-        f"cost {row['label']} would be {number(steps / overhead)} times as fast as AR."
+        f"cost {row.label} would be {number(steps / overhead)} times as fast as AR."
     )
 
 
-def _quality(chosen: Sequence[Mapping], rows: Sequence[Mapping]) -> list[str]:
+def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str]:
     """Score differences from AR of the chosen runs: those that are real, and those that cannot be told."""
-    found, folders = [], {row["run_id"]: Path(row["folder"]) for row in rows}
-    for row in (row for row in chosen if row["baseline"] is not None):
-        folder = Path(row["folder"])
-        baseline = folders.get(row["baseline"], folder.parent / row["baseline"])
-        differences = quality_rows(baseline, folder, wanted=lambda metric: not lower_is_better(metric))
-        found += [one | {"who": _name(row)} for one in corrected(differences) if one["value"] is not None]
-    real = [row for row in found if is_real(row)]
-    same = [row for row in found if row["value"] == row["low"] == row["high"] == 0]
-    names = {one["name"] for one in found}
-    scores = [score for row in rows if row["decoder"] == "ar" for score in row["scores"]] if found else []
-    own = [score.get("prompts_needed") for score in scores if score["metric"] in names]
-    unclear = [row for row in found if row not in real and row not in same]
+    folders = {row.run_id: row.folder for row in rows}
+    compared: list[tuple[str, Compared]] = []
+    for row in (row for row in chosen if row.over_ar.baseline is not None):
+        baseline = folders.get(row.over_ar.baseline, row.folder.parent / row.over_ar.baseline)
+        compared += [(_name(row), score) for score in corrected(scores_beside(baseline, row.folder)) if score.estimate]
+    names = {score.name for _, score in compared}
+    scores = [score for row in rows if row.decoder == "ar" for score in row.scores] if compared else []
+    needed = [score.prompts_needed for score in scores if score.metric in names]
     equal: dict[str, list[str]] = {}
-    for row in same:
-        equal.setdefault(row["who"], []).append(row["name"])
+    unclear: dict[str, list[Compared]] = {}
+    for who, score in compared:
+        if score.estimate.value == score.estimate.low == score.estimate.high == 0:
+            equal.setdefault(who, []).append(score.name)
+        elif not score.real:
+            unclear.setdefault(who, []).append(score)
     return [
         *(
-            f"{row['who']} scores {number(abs(row['value']), 3)} {'lower' if row['value'] < 0 else 'higher'} in "
-            f"{row['name']} than AR{_bounds(row)} over {row['n']} images."
-            for row in real
+            f"{who} scores {number(abs(score.value), 3)} {'lower' if score.value < 0 else 'higher'} in {score.name} "
+            f"than AR{_bounds(score)} over {score.n} images."
+            for who, score in compared
+            if score.real
         ),
         *(f"{who} has AR's own scores, image by image, in {', '.join(names)}." for who, names in equal.items()),
-        *_untold(unclear, own),
+        *_untold(unclear, needed),
     ]
 
 
-def _untold(rows: Sequence[Mapping], own: Sequence[int | None]) -> list[str]:
-    """Differences that may be none, by decoder, and how many prompts would find one: from the differences, or else from
-    the variance of AR's `own` scores."""
-    by_decoder: dict[str, list[str]] = {}
-    for row in rows:
-        by_decoder.setdefault(row["who"], []).append(f"{row['name']}{_bounds(row)}")
-    if not rows:
+def _untold(unclear: Mapping[str, Sequence[Compared]], needed: Sequence[int | None]) -> list[str]:
+    """Differences that may be none, by decoder, and how many prompts would find one: from the differences, or else as
+    `needed` from the variance of AR's own scores."""
+    if not unclear:
         return []
-    known = [row["prompts_needed"] for row in rows if row["prompts_needed"]] or [needed for needed in own if needed]
+    scores = [score for of_one in unclear.values() for score in of_one]
+    known = [score.prompts_needed for score in scores if score.prompts_needed] or [n for n in needed if n]
     change = f"{100 * CHANGE:g} %"
     most = f" Up to {max(known):,} prompts show a change of {change}." if known else ""
-    listed = "; ".join(f"{who} in {', '.join(scores)}" for who, scores in by_decoder.items())
-    images = min(row["n"] for row in rows)
+    listed = (f"{who} in {', '.join(s.name + _bounds(s) for s in of_one)}" for who, of_one in unclear.items())
+    images = min(score.n for score in scores)
     few = f"{images} image{'s' if images != 1 else ''}"
-    return [f"No difference from AR's scores is shown over {few}: {listed}.{most}"]
+    return [f"No difference from AR's scores is shown over {few}: {'; '.join(listed)}.{most}"]
 
 
-def _bounds(row: Mapping) -> str:
-    return "" if row["low"] is None else f" [{between(row['low'], row['high'], 3)}]"
+def _bounds(score: Compared) -> str:
+    low, high = score.estimate.low, score.estimate.high
+    return "" if low is None else f" [{between(low, high, 3)}]"
 
 
-def _untimed(rows: Sequence[Mapping], timed: Sequence[Mapping]) -> list[str]:
+def _untimed(rows: Sequence[ReportRow], timed: Sequence[Mapping]) -> list[str]:
     """Why no decoder of the section has a speed-up."""
-    missing = [row for row in rows if row["speedup"] is None and row["decoder"] != "ar"]
+    missing = [row for row in rows if row.over_ar.speedup is None and row.decoder != "ar"]
     if timed or not missing:
         return []
-    reasons = dict.fromkeys(re.sub(r"\s+", " ", str(row["speedup_note"])) for row in missing)
+    reasons = dict.fromkeys(re.sub(r"\s+", " ", str(row.over_ar.speedup_note)) for row in missing)
     said = [f"No speed-up can be given: {'; '.join(reasons)}."]
-    if all(row["baseline"] is None for row in missing):
-        folder = Path(missing[0]["folder"])
-        if all(reason.startswith("differs") for reason in reasons) and any(row["decoder"] == "ar" for row in rows):
+    if all(row.over_ar.baseline is None for row in missing):
+        folder = missing[0].folder
+        if all(reason.startswith("differs") for reason in reasons) and any(row.decoder == "ar" for row in rows):
             return [*said, "To compare: decode both in one command, with another --out."]  # AR is stored already
         said.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
     return said
 
 
-def _interval(row: Mapping) -> str:
+def _interval(row: ReportRow) -> str:
     """The interval, with the p-value where it alone would say more than the test."""
-    low, high = row["speedup_low"], row["speedup_high"]
-    if low is None:
+    speed = row.quoted.speedup
+    if speed.low is None:
         return ""
-    p = "" if _real(row) or low <= 1 <= high else f", p = {number(row['speedup_p'], 3)}"
-    return f"[{between(low, high)}{p}]"
+    p = "" if _real(row) or speed.low <= 1 <= speed.high else f", p = {number(row.quoted.speedup_p, 3)}"
+    return f"[{between(speed.low, speed.high)}{p}]"
 
 
-def _real(row: Mapping) -> bool:
+def _real(row: ReportRow) -> bool:
     """Whether the run's speed differs from AR's, by `specbench.stats.RULE`."""
-    return verdicts([row["speedup_p"]])[0].real
+    return verdicts([row.quoted.speedup_p])[0].real

@@ -18,6 +18,7 @@ import numpy as np
 from specbench.reporting.columns import between, number
 from specbench.reporting.marks import Marks, mark_at
 from specbench.reporting.plot_data import LOGP_EDGES, STEP_SPANS, Point, lower_is_better
+from specbench.reporting.row import ReportRow
 from specbench.stats import Estimate
 from specbench.system.console import printable
 
@@ -55,7 +56,7 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Seq
         run, where = named[curve.label], "measured here" if curve.measured else "the paper's"
         points = []
         for x, y in curve.points:
-            place = _estimates(Estimate(0, None, None), y) | {"x": x} if isinstance(x, str) else _estimates(x, y)
+            place = _estimates(Estimate(0), y) | {"x": x} if isinstance(x, str) else _estimates(x, y)
             told = f"{run}, {where}\n{x_label} {x if isinstance(x, str) else f'{x.value:g}'}\n{y_label} {_told(y, 3)}"
             points.append(place | {"run": run, "told": told})
         if curve.measured:
@@ -77,7 +78,7 @@ def _figure_caption(curves: Sequence[Curve]) -> str:
     """How a figure shows whose values, of those that it has."""
     measured = [point for curve in curves if curve.measured for point in curve.points]
     printed = any(not curve.measured for curve in curves)
-    bounded = any(isinstance(one, Estimate) and one.low is not None for point in measured for one in point)
+    bounded = any(isinstance(place, Estimate) and place.low is not None for point in measured for place in point)
     ours = f"measured here{', with 95 % intervals' if bounded else ''}"
     if not printed:
         return f"All {ours}: the paper prints no numbers of this."
@@ -110,8 +111,8 @@ def pareto_chart(points: Sequence[Point], metric: str, marks: Marks) -> Chart:
         },
         [
             *_bars(data),
-            _dots([one for one in data if one["kept"]]),
-            _dots([one for one in data if not one["kept"]], hollow=True),
+            _dots([run for run in data if run["kept"]]),
+            _dots([run for run in data if not run["kept"]], hollow=True),
             _layer("name", data),
         ],
     )
@@ -143,14 +144,12 @@ def prompts_chart(
             "y": {"label": None, "domain": list(ratios)},
             **_scales(marks, ratios),
         },
-        [
-            *(_layer("one", [1]), _dots(points, size=3.5), _layer("total", totals, None)),
-        ],
+        [_layer("one", [1]), _dots(points, size=3.5), _layer("total", totals, None)],
         rows=len(ratios),
     )
 
 
-def parts_chart(rows: Mapping[str, Mapping]) -> Chart:
+def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
     """The speed-up of each run taken apart: what its saved steps would bring, and what windows and overhead take back.
 
     Args:
@@ -158,9 +157,9 @@ def parts_chart(rows: Mapping[str, Mapping]) -> Chart:
     """
     points = []
     for name, row in rows.items():
-        steps, cost, overhead = row["step_ratio"], row["window_cost"], row["overhead"]
+        steps, cost, overhead = row.over_ar.step_ratio, row.over_ar.window_cost, row.over_ar.overhead
         reached = (1.0, steps, steps / cost, steps / (cost * overhead))
-        speed = _told(Estimate(row["speedup"], row["speedup_low"], row["speedup_high"]))
+        speed = _told(row.over_ar.speedup)
         told = (f"x {number(steps)}", f"/ {number(cost)}", f"/ {number(overhead)}", speed)
         for place, part in enumerate(_PARTS):
             first, last = (1.0, reached[-1]) if part == "speed-up" else (reached[place], reached[place + 1])
@@ -169,9 +168,9 @@ def parts_chart(rows: Mapping[str, Mapping]) -> Chart:
                  "told": f"{name}\n{part}: {told[place]}"}
             )  # fmt: skip
     bounds = [
-        {"x1": row["speedup_low"], "x2": row["speedup_high"], "y": _PARTS[-1], "fy": name}
+        {"x1": row.over_ar.speedup.low, "x2": row.over_ar.speedup.high, "y": _PARTS[-1], "fy": name}
         for name, row in rows.items()
-        if row["speedup_low"] is not None
+        if row.over_ar.speedup.low is not None
     ]
     return _chart(
         "The parts of the speed-up",
@@ -183,9 +182,7 @@ def parts_chart(rows: Mapping[str, Mapping]) -> Chart:
             "fy": {"label": None, "domain": list(rows)},
             "color": {"domain": list(_PARTS), "range": PART_COLOURS, "legend": True},
         },
-        [
-            *(_layer("one", [1]), _layer("bar", points, "part"), _layer("interval", bounds, None)),
-        ],
+        [_layer("one", [1]), _layer("bar", points, "part"), _layer("interval", bounds, None)],
         rows=2 * len(rows),
     )  # fmt: skip
 
@@ -212,9 +209,7 @@ def categories_chart(metric: str, means: Mapping[str, Mapping[str, tuple[Estimat
             "fy": {"label": None, "domain": [_cut(category) for category in means]},
             **_scales(marks, runs),
         },
-        [
-            *(*_bars(points), _dots(points, size=4)),
-        ],
+        [*_bars(points), _dots(points, size=4)],
         rows=max(2, len(runs) / 2) * len(means),
     )
 
@@ -243,7 +238,7 @@ def sweep_chart(option: str, curves: Mapping[str, Sequence[tuple[object, Estimat
             **_scales(marks),
         },
         [
-            *(*_bars(solid), _lines(dashed, DASH), _lines(solid, None), _dots(dashed, True, 3), _dots(solid)),
+            *_bars(solid), _lines(dashed, DASH), _lines(solid, None), _dots(dashed, True, 3), _dots(solid),
             _ends(solid),
         ],
     )  # fmt: skip
@@ -319,14 +314,14 @@ def logp_chart(shares: Mapping[str, np.ndarray], marks: Marks) -> Chart:
 def numbers(chart: Chart) -> list[str]:
     """The points of a chart in words, at most `MOST_NUMBERS`: what a page shows of it where scripts do not run."""
     layers = chart["layers"]
-    found = dict.fromkeys(
+    told = dict.fromkeys(
         str(point["told"]).replace("\n", ": ", 1).replace("\n", ", ")
         for layer in layers
         for point in layer["points"]
         if isinstance(point, Mapping) and "told" in point
     )
-    left_out = len(found) - MOST_NUMBERS
-    return [*list(found)[:MOST_NUMBERS], *([f"and {left_out:,} more points"] if left_out > 0 else [])]
+    left_out = len(told) - MOST_NUMBERS
+    return [*list(told)[:MOST_NUMBERS], *([f"and {left_out:,} more points"] if left_out > 0 else [])]
 
 
 def _chart(title: str, caption: str, scales: Mapping, layers: Points, rows: float | None = None) -> Chart:
@@ -339,8 +334,10 @@ def _room(axis: str, scale: Mapping[str, object], layers: Points) -> Mapping[str
     """The scale with room around the only value there is, which would else be labelled with all of its digits."""
     channels = [name for name in (axis, f"{axis}1", f"{axis}2") if axis in ("x", "y")]
     points = [point for layer in layers for point in layer["points"]]
-    found = {point.get(name) if isinstance(point, Mapping) else point for point in points for name in channels} - {None}
-    if len(found) != 1 or "domain" in scale or not isinstance(value := found.pop(), int | float):
+    values = {point.get(name) if isinstance(point, Mapping) else point for point in points for name in channels} - {
+        None
+    }
+    if len(values) != 1 or "domain" in scale or not isinstance(value := values.pop(), int | float):
         return scale
     low, high = sorted((value * (1 - _ROOM), value * (1 + _ROOM))) if value else (-1, 1)
     return {**scale, "domain": [low, high], "ticks": 4}
@@ -369,7 +366,7 @@ def _own_lines(points: Points, marks: Marks) -> list[dict[str, object]]:
     by_dash: dict[str | None, list[Mapping[str, object]]] = {}
     for point in points:
         by_dash.setdefault(marks[str(point["run"])].dash, []).append(point)
-    return [_lines(own, dash) for dash, own in by_dash.items()]
+    return [_lines(of_dash, dash) for dash, of_dash in by_dash.items()]
 
 
 def _dots(points: Points, hollow: bool = False, size: float = 4.5) -> dict[str, object]:

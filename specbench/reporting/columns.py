@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.reporting.marks import window_of
 from specbench.reporting.plot_data import lower_is_better
-from specbench.stats.intervals import FEW_UNITS
+from specbench.reporting.row import ReportRow, Stalled
+from specbench.stats import Estimate
+from specbench.stats.intervals import FEW_UNITS, Judged
 from specbench.system.foreign_code import edited_text
 
 MISSING = "-"
@@ -26,7 +28,7 @@ class ReportColumn:
     """A table column."""
 
     heading: str
-    cell: Callable[[Mapping], str]  # formats a report row as text
+    cell: Callable[[ReportRow], str]  # formats a report row as text
     source: Callable | str | None = None  # function whose docstring defines the number, or the definition
     better: int = 0  # 1 if a higher number is better, -1 if a lower one is, 0 if neither
 
@@ -63,109 +65,120 @@ def between(low: float, high: float, digits: int = 2) -> str:
     return f"{number(low, digits)}{'–' if low >= 0 else ' to '}{number(high, digits)}"
 
 
-def stall_note(row: Mapping) -> str | None:
-    """Sentence about the stalled images of a report row; None without any."""
-    stall = row.get("stalled")
-    return stall and (
-        f"{stall['images']} of {row['n']} images stalled, the slowest took {number(stall['slowest_ms'] / 1e3)} s where "
-        f"the median is {number(row['latency_p50_ms'] / 1e3)} s; the mean latency and the speed-up include it"
+def stall_note(stalled: Stalled | None, images: int, median: Estimate | None) -> str | None:
+    """Sentence about the stalled ones of the images of a run, and their median latency; None without any."""
+    return stalled and (
+        f"{stalled.images} of {images} images stalled, the slowest took {number(stalled.slowest_ms / 1e3)} s where "
+        f"the median is {number(median.value / 1e3)} s; the mean latency and the speed-up include it"
     )
 
 
-def with_interval(
-    value: float | None, low: float | None, high: float | None, digits: int = 2, unit: str = "", too_few: bool = False
-) -> str:
-    """Format a value and its interval: "2.31x [2.20, 2.41]", or "2.31x [too few]"."""
-    if value is None:
+def with_interval(estimate: Estimate | None, digits: int = 2, unit: str = "", too_few: bool = False) -> str:
+    """Format an estimate: "2.31x [2.20, 2.41]", or "2.31x [too few]"."""
+    if estimate is None or estimate.value is None:
         return MISSING
     interval = f" [{TOO_FEW}]" if too_few else ""
-    if low is not None and high is not None:
-        interval = f" [{number(low, digits)}, {number(high, digits)}]"
-    return f"{number(value, digits)}{unit}{interval}"
+    if estimate.low is not None and estimate.high is not None:
+        interval = f" [{number(estimate.low, digits)}, {number(estimate.high, digits)}]"
+    return f"{number(estimate.value, digits)}{unit}{interval}"
 
 
-def _plain(key: str, digits: int, unit: str = "") -> Callable[[Mapping], str]:
-    return lambda row: number(row[key], digits) + (unit if row[key] is not None else "")
+def value_of(estimate: Estimate | None) -> float | None:
+    """The value of an estimate, or None."""
+    return estimate and estimate.value
 
 
-def _mean(key: str, digits: int, unit: str = "") -> Callable[[Mapping], str]:
+def _plain(key: str, digits: int, unit: str = "") -> Callable[[ReportRow], str]:
+    """A number without its interval."""
+
+    def cell(row: ReportRow) -> str:
+        estimate = row.number(key)
+        return MISSING if estimate is None else number(estimate.value, digits) + unit
+
+    return cell
+
+
+def _mean(key: str, digits: int) -> Callable[[ReportRow], str]:
     """A mean with its interval, where there are enough prompts for one."""
 
-    def cell(row: Mapping) -> str:
-        low, high = row.get("intervals", {}).get(key, (None, None))
-        return with_interval(row[key], low, high, 0 if (row[key] or 0) >= 1000 else digits, unit)
+    def cell(row: ReportRow) -> str:
+        mean = row.number(key)
+        return with_interval(mean, 0 if mean and mean.value >= 1000 else digits)
 
     return cell
 
 
-def _beside_ar(key: str, digits: int) -> Callable[[Mapping], str]:
+def _beside_ar(key: str, digits: int) -> Callable[[ReportRow], str]:
     """Difference from AR, marked where it is real."""
 
-    def cell(row: Mapping) -> str:
-        found = row.get("beside_ar", {}).get(key)
-        if not found:
+    def cell(row: ReportRow) -> str:
+        difference = row.beside_ar.get(key)
+        if not difference:
             return MISSING
-        mark = MARK if found["real"] else ""
-        text = with_interval(found["value"], found["low"], found["high"], digits, mark)
-        return f"+{text}" if found["value"] > 0 else text
+        text = with_interval(difference, digits, MARK if Judged(difference.p).real else "")
+        return f"+{text}" if difference.value > 0 else text
 
     return cell
 
 
-def _series(key: str, most: int = 5) -> Callable[[Mapping], str]:
+def _series(key: str, most: int = 5) -> Callable[[ReportRow], str]:
     """Format the first `most` values of a list."""
 
-    def cell(row: Mapping) -> str:
-        values = row[key] or ()
+    def cell(row: ReportRow) -> str:
+        values = getattr(row, key) or ()
         shown = [number(value) for value in values[:most]]
         return " ".join([*shown, "..."] if len(values) > most else shown) or MISSING
 
     return cell
 
 
-def _duration(key: str) -> Callable[[Mapping], str]:
-    return lambda row: number(row[key], 0 if (row[key] or 0) >= 100 else 2)
+def _duration(key: str) -> Callable[[ReportRow], str]:
+    def cell(row: ReportRow) -> str:
+        value = value_of(row.number(key))
+        return number(value, 0 if (value or 0) >= 100 else 2)
+
+    return cell
 
 
-def _speedup(row: Mapping) -> str:
-    if row["speedup"] is None:
-        return row["speedup_note"] or MISSING
-    if row["baseline"] == row["run_id"]:
-        return f"{number(row['speedup'])}x"  # 1 by definition, so without an interval
-    cell = with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], unit="x", too_few=True)
-    return f"{cell}, {row['speedup_note']}" if row["speedup_note"] else cell
+def _speedup(row: ReportRow) -> str:
+    over = row.over_ar
+    if over.speedup is None:
+        return over.speedup_note or MISSING
+    if over.baseline == row.run_id:
+        return f"{number(over.speedup.value)}x"  # 1 by definition, so without an interval
+    cell = with_interval(over.speedup, unit="x", too_few=True)
+    return f"{cell}, {over.speedup_note}" if over.speedup_note else cell
 
 
-def _short_speedup(row: Mapping) -> str:
+def _short_speedup(row: ReportRow) -> str:
     """The speed-up alone; over which images is said once, below the table."""
-    said = str(row["speedup_note"] or "").partition(" (")[0]
-    return _speedup(row | {"speedup_note": None if row["speedup"] is not None else said})
+    said = str(row.over_ar.speedup_note or "").partition(" (")[0]
+    note = None if row.over_ar.speedup is not None else said
+    return _speedup(replace(row, over_ar=replace(row.over_ar, speedup_note=note)))
 
 
-def _seconds(row: Mapping) -> str:
-    value = row["latency_ms"]
+def _seconds(row: ReportRow) -> str:
+    value = value_of(row.latency_ms)
     return MISSING if value is None else number(value / 1e3, 2 if value >= 1e3 else 3)
 
 
-def _roofline(row: Mapping) -> str:
-    return "wrong roofline" if row.get("roofline_note") else _plain("over_floor", 2, "x")(row)
+def _roofline(row: ReportRow) -> str:
+    return "wrong roofline" if row.roofline_note else _plain("over_floor", 2, "x")(row)
 
 
-def _fastest(row: Mapping) -> str:
-    if row["speedup_fastest"] is None:
-        return MISSING
-    return f"{number(row['speedup_fastest'])}x ({row['fastest_ar']})"
+def _fastest(row: ReportRow) -> str:
+    return MISSING if row.speedup_fastest is None else f"{number(row.speedup_fastest.value)}x ({row.fastest_ar})"
 
 
-def _gap(row: Mapping) -> str:
-    if row["zero_probability"]:
-        return f"inf ({row['zero_probability']} tokens of probability 0)"
-    error = "" if row["nll_gap_se"] is None else f" ± {number(row['nll_gap_se'], 3)}"
-    return f"{row['nll_gap']:+.3f}{error}" if row["nll_gap"] is not None else MISSING
+def _gap(row: ReportRow) -> str:
+    if row.zero_probability:
+        return f"inf ({row.zero_probability} tokens of probability 0)"
+    error = "" if row.nll_gap_se is None else f" ± {number(row.nll_gap_se, 3)}"
+    return f"{row.nll_gap.value:+.3f}{error}" if row.nll_gap is not None else MISSING
 
 
-def _images(row: Mapping) -> str:
-    return f"{row['n']} (+{row['failed']} failed)" if row["failed"] else str(row["n"])
+def _images(row: ReportRow) -> str:
+    return f"{row.n} (+{row.failed} failed)" if row.failed else str(row.n)
 
 
 _FASTEST = (
@@ -190,60 +203,60 @@ _LOSSLESS = (
 FAILED_AUDIT = "NOT LOSSLESS: fails its audit"
 
 
-def failed_audit(row: Mapping) -> bool:
+def failed_audit(row: ReportRow) -> bool:
     """Whether the decoder is declared lossless and the audit of this run found otherwise."""
-    return bool(row["lossless"] and (row.get("audit") or {}).get("failed"))
+    return bool(row.lossless and row.audit and row.audit.failed)
 
 
-def _label(row: Mapping) -> str:
+def _label(row: ReportRow) -> str:
     """A lossy decoder fails its audit where its recorded values are not the model's; the verdict says so."""
-    if not (row.get("audit") or {}).get("failed"):
-        return row["label"]
-    return f"{row['label']} ({FAILED_AUDIT if row['lossless'] else row['audit']['verdict']})"
+    if not (row.audit and row.audit.failed):
+        return row.label
+    return f"{row.label} ({FAILED_AUDIT if row.lossless else row.audit.verdict})"
 
 
-def audit_cell(row: Mapping) -> str:
+def audit_cell(row: ReportRow) -> str:
     """The verdict of the stored audit in one line."""
-    audit = row.get("audit")
+    audit = row.audit
     if not audit:
         return MISSING
-    if audit["verdict"] == "deviates":
-        bound = with_interval(audit["tv"], audit["tv_low"], audit["tv_high"], 3)
-        cell = f"deviates, TV >= {bound}" if audit["tv"] else "deviates (too few images for its size)"
-    elif audit["verdict"] != "consistent":
-        cell = audit["verdict"]
+    if audit.verdict == "deviates":
+        bound = with_interval(audit.tv, 3)
+        cell = f"deviates, TV >= {bound}" if value_of(audit.tv) else "deviates (too few images for its size)"
+    elif audit.verdict != "consistent":
+        cell = audit.verdict
     else:
-        cell = f"consistent (detectable: {number(audit['detectable'], 3)})"
-    notes = [f"n={audit['images']}"] * (audit["images"] != row["n"]) + ["out of date"] * (not audit["current"])
+        cell = f"consistent (detectable: {number(audit.detectable, 3)})"
+    notes = [f"n={audit.images}"] * (audit.images != row.n) + ["out of date"] * (not audit.current)
     return f"{cell} ({', '.join(notes)})" if notes else cell
 
 
-def _with_window(row: Mapping) -> str:
-    label, window = _label(row), row["options"].get("window")
-    return label if window is None else label.replace(row["label"], f"{row['label']} window={window}", 1)
+def _with_window(row: ReportRow) -> str:
+    label, window = _label(row), row.options.get("window")
+    return label if window is None else label.replace(row.label, f"{row.label} window={window}", 1)
 
 
-def _declared(row: Mapping) -> str:
-    return "theirs" if row.get("imported") else "yes" if row["lossless"] else "no"
+def _declared(row: ReportRow) -> str:
+    return "theirs" if row.imported else "yes" if row.lossless else "no"
 
 
-def _exactness(row: Mapping) -> str:
+def _exactness(row: ReportRow) -> str:
     """Whether a decoder is lossless, and what an audit of its run has shown."""
-    audit = row.get("audit")
+    audit = row.audit
     cell = _declared(row)
     if not audit:
         return cell
-    if audit["verdict"] == "consistent":
-        shown = "audited" if audit["images"] == row["n"] else "audited in part"
-    elif audit["verdict"] == "deviates":
-        shown = f"TV ≥ {number(audit['tv'], 3)}" if audit["tv"] else "audit deviates"
+    if audit.verdict == "consistent":
+        shown = "audited" if audit.images == row.n else "audited in part"
+    elif audit.verdict == "deviates":
+        shown = f"TV ≥ {number(audit.tv.value, 3)}" if value_of(audit.tv) else "audit deviates"
     else:
-        shown = audit["verdict"]
-    return f"{cell}, {shown}" + " (out of date)" * (not audit["current"])
+        shown = audit.verdict
+    return f"{cell}, {shown}" + " (out of date)" * (not audit.current)
 
 
 DECODER = ReportColumn("decoder", _label)
-WINDOW = ReportColumn("window", lambda row: str(window_of(row["options"]) or "-"), _WINDOW)
+WINDOW = ReportColumn("window", lambda row: str(window_of(row.options) or "-"), _WINDOW)
 IMAGES = ReportColumn("images", _images)
 
 FASTEST = ReportColumn("vs fastest AR", _fastest, _FASTEST, 1)
@@ -312,10 +325,10 @@ DRAFTS = (
 """Columns of decoders with a draft head or relaxed acceptance."""
 
 
-def _tail(key: str, digits: int, category: str = "") -> Callable[[Mapping], str]:
-    def cell(row: Mapping) -> str:
-        text = with_interval(row[key], row[f"{key}_low"], row[f"{key}_high"], digits)
-        return f"{row[category]}: {text}" if category and row[category] else text
+def _tail(key: str, digits: int, category: str = "") -> Callable[[ReportRow], str]:
+    def cell(row: ReportRow) -> str:
+        text, name = with_interval(row.number(key), digits), category and getattr(row, category)
+        return f"{name}: {text}" if name else text
 
     return cell
 
@@ -369,31 +382,29 @@ AUDIT = (
 """Shown where a run was audited."""
 
 
-def first_columns(rows: Sequence[Mapping]) -> list[ReportColumn]:
+def first_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
     """The columns of the first table, as a paper has them; the others are in the tables behind it."""
     return [*FIRST, *score_columns(rows), EXACTNESS]
 
 
-def score_columns(rows: Sequence[Mapping]) -> list[ReportColumn]:
+def score_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
     """Build one column per metric and fingerprint, because differently computed values are not comparable."""
-    names = dict.fromkeys(score["metric"] for row in rows for score in row["scores"])
-    whole = [name for name in names if ":" not in name]
-    bounded = {score["metric"] for row in rows for score in row["scores"] if score["low"] is not None}
+    scores = [score for row in rows for score in row.scores]
+    whole = dict.fromkeys(score.metric for score in scores if score.whole)
+    bounded = {score.metric for score in scores if score.estimate.low is not None}
     return [column for name in whole for column in _columns_of(name, name, rows, _summary(name, name in bounded))]
 
 
-def part_columns(rows: Sequence[Mapping]) -> dict[str, list[ReportColumn]]:
+def part_columns(rows: Sequence[ReportRow]) -> dict[str, list[ReportColumn]]:
     """Build the columns for the parts of metrics ("metric:part"), by metric; headings are the part names."""
-    names = dict.fromkeys(score["metric"] for row in rows for score in row["scores"])
     columns: dict[str, list[ReportColumn]] = {}
-    for name in names:
+    for name in dict.fromkeys(score.metric for row in rows for score in row.scores if not score.whole):
         metric, _, part = name.partition(":")
-        if part:
-            columns.setdefault(metric, []).extend(_columns_of(name, part, rows, None))
+        columns.setdefault(metric, []).extend(_columns_of(name, part, rows, None))
     return columns
 
 
-def _columns_of(name: str, heading: str, rows: Sequence[Mapping], definition: str | None) -> list[ReportColumn]:
+def _columns_of(name: str, heading: str, rows: Sequence[ReportRow], definition: str | None) -> list[ReportColumn]:
     better = -1 if lower_is_better(name) else 1
     return [
         ReportColumn(f"{heading}{version}", _score_cell(name, digest), definition, better)
@@ -401,22 +412,21 @@ def _columns_of(name: str, heading: str, rows: Sequence[Mapping], definition: st
     ]
 
 
-def score_versions(name: str, rows: Sequence[Mapping]) -> dict[str, str]:
+def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
     """By fingerprint, what tells the scores of a metric apart: when a plug-in's code was edited, or the fingerprint."""
-    scores = [score for row in rows for score in row["scores"] if score["metric"] == name]
-    edits = {one["fingerprint"]: edited_text(one["edited"]) if one.get("edited") else "" for one in scores}
+    scores = [score for row in rows for score in row.scores if score.metric == name]
+    edits = {score.fingerprint: edited_text(score.edited) if score.edited else "" for score in scores}
     alone = {digest for digest, text in edits.items() if text and list(edits.values()).count(text) == 1}
     which = {digest: text if digest in alone else f"{text} {digest}".strip() for digest, text in edits.items()}
     return {digest: f" ({text})" if len(which) > 1 else "" for digest, text in which.items()}
 
 
-def _score_cell(name: str, fingerprint: str) -> Callable[[Mapping], str]:
-    def cell(row: Mapping) -> str:
-        for score in row["scores"]:
-            if (score["metric"], score["fingerprint"]) == (name, fingerprint):
-                some = "" if ":" in name or score["n"] == row["n"] else f" (n={score['n']})"
-                few = score.get("too_few", False)
-                return with_interval(score["value"], score["low"], score["high"], digits=3, too_few=few) + some
+def _score_cell(name: str, fingerprint: str) -> Callable[[ReportRow], str]:
+    def cell(row: ReportRow) -> str:
+        for score in row.scores:
+            if (score.metric, score.fingerprint) == (name, fingerprint):
+                some = "" if not score.whole or score.n == row.n else f" (n={score.n})"
+                return with_interval(score.estimate, 3, too_few=score.too_few) + some
         return MISSING
 
     return cell

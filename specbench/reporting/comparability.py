@@ -1,15 +1,101 @@
-"""Comparability of two runs: the fields that must agree for a speed-up."""
+"""Runs as reports read them, and which of two are comparable: the fields that must agree for a speed-up."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
 
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from specbench import stats
+from specbench.decoding.generation import SPANS
+from specbench.store.run_folders import runs_in
 from specbench.store.run_info import RunInfo
+from specbench.store.run_store import RunStore
+from specbench.store.schema import KEY
+from specbench.store.token_sums import SUMS
+from specbench.system.foreign_code import edited_text
 
 _WORK = ("model", "weights_sha256", "model_code", "prompts_sha256", "seed", "batch", "device")
 _CONFIGURATION = ("dtype", "threads", "compiled")
 _TIME = ("threads", "compiled", "batch", "device", "mode", "hardware", "versions")
 """Fields that the number of steps does not depend on, but for rounding."""
+_COLUMNS = (
+    *("status", "category", "nfe", "batch", "tested", "accepted", *SUMS.names),
+    *(f"{span}_ms" for span in (*SPANS, "latency", "latency_e2e")),
+)
+
+
+@dataclass(eq=False)
+class Run:
+    """A run folder, read lazily."""
+
+    folder: Path
+
+    @cached_property
+    def info(self) -> RunInfo:
+        """Description of the run; of several stacks of versions, `stack` is the one of most images."""
+        info, store = RunStore(self.folder).info(), RunStore(self.folder)
+        if len(set(info.stacks)) > 1:
+            started = store.samples(["started_at", "status"])
+            counts = Counter(_stacks(info, started[started["status"] == "ok"]["started_at"]))
+            info.stack = max(counts, key=counts.__getitem__, default=info.stacks[-1])
+        return info
+
+    @property
+    def untimed(self) -> dict[str, int]:
+        """Number of images by the versions under which they were decoded, of those whose times do not count for it."""
+        return self.rows.attrs.get("untimed", {})
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """Rows of the decoded images, with the decoder's additional statistics as columns."""
+        return self._read[0]
+
+    @property
+    def failed(self) -> int:
+        """Number of failed images."""
+        return self._read[1]
+
+    @cached_property
+    def _read(self) -> tuple[pd.DataFrame, int]:
+        """`rows` and `failed`, from one pass over the parts."""
+        pieces, failed = [], 0
+        for piece in RunStore(self.folder).batches_with_facts((*_COLUMNS, "started_at")):
+            failed += pc.sum(pc.equal(piece["status"], "failed")).as_py() or 0
+            pieces.append(piece.filter(pc.equal(piece["status"], "ok")))
+        rows = stats.as_frame(pa.concat_tables(pieces, promote_options="default"))
+        if len(set(self.info.stacks)) > 1:
+            stacks = _stacks(self.info, rows["started_at"])
+            other = [stack != self.info.stack for stack in stacks]
+            rows.loc[other, [name for name in rows if name.endswith("_ms")]] = None
+            rows.attrs["untimed"] = dict(Counter(stack for stack in stacks if stack != self.info.stack))
+        return rows, failed
+
+    @property
+    def started(self) -> list[str]:
+        """When each image was begun, UTC."""
+        return RunStore(self.folder).samples(["started_at"])["started_at"].tolist()
+
+    @cached_property
+    def traced(self) -> pd.DataFrame:
+        """Traces of the traced images, with the step that committed each token."""
+        store = RunStore(self.folder)
+        traces = store.traces()
+        return traces.merge(store.samples(["committed_step"]), on=KEY) if len(traces) else traces
+
+
+def _stacks(info: RunInfo, started: Iterable[str]) -> list[str]:
+    """The versions under which each image was decoded: those of the last invocation that began before it."""
+    calls = sorted(zip((str(call.started_at) for call in info.invocations), info.stacks, strict=True))
+    starts = [start for start, _ in calls]
+    return [calls[max(0, bisect_right(starts, str(at)) - 1)][1] for at in started]
 
 
 def is_ar(info: RunInfo) -> bool:
@@ -34,9 +120,9 @@ def _apart(mine: str, theirs: str) -> tuple[str, str]:
     """Of two lists of versions those that differ; one that only one of them knows is not known to differ."""
     if " or " in mine + theirs:
         return mine, theirs
-    one, two = (dict(part.rsplit(" ", 1) for part in text.split(", ") if part) for text in (mine, theirs))
-    names = [name for name in one if name in two and one[name] != two[name]]
-    return tuple(", ".join(f"{name} {held[name]}" for name in names) for held in (one, two))
+    these, those = (dict(part.rsplit(" ", 1) for part in text.split(", ") if part) for text in (mine, theirs))
+    names = [name for name in these if name in those and these[name] != those[name]]
+    return tuple(", ".join(f"{name} {held[name]}" for name in names) for held in (these, those))
 
 
 def configuration(info: RunInfo) -> str:
@@ -60,3 +146,42 @@ def _fields(info: RunInfo) -> dict[str, object]:
 def _short(value: object) -> str:
     text = str(value)
     return f"{text[:8]}..." if len(text) == 64 and text.isalnum() else text
+
+
+def with_ar_runs(folders: Iterable[Path]) -> dict[Path, tuple[Run, list[Run]]]:
+    """By folder, the run and the AR runs of its results folder, each read once."""
+    runs = {folder: Run(folder) for folder in folders}
+    pools: dict[Path, list[Run]] = {}
+    for place in dict.fromkeys(folder.parent for folder in runs):
+        beside = (runs.get(folder) or Run(folder) for folder in runs_in(place))
+        pools[place] = [run for run in beside if is_ar(run.info)]
+    return {folder: (run, pools[folder.parent]) for folder, run in runs.items()}
+
+
+def copies(runs: Sequence[Run]) -> dict[Path, Path]:
+    """Folders that hold a copy of another one's run, with that one: the id and the start of an image are the same."""
+    groups, copied = {}, {}
+    for run in sorted(runs, key=lambda run: run.folder.name != run.info.run_id):
+        groups.setdefault(run.info.run_id, []).append(run)
+    for first, *others in groups.values():
+        keys = {tuple(key) for key in RunStore(first.folder).samples(["started_at"]).values} if others else ()
+        for run in others:
+            if any(tuple(key) in keys for key in RunStore(run.folder).samples(["started_at"]).values):
+                copied[run.folder] = first.folder
+    return copied
+
+
+def nearest_ar(run: Run, ar_runs: Sequence[Run]) -> tuple[list[str], Run] | None:
+    """Find the AR run of the same model with the fewest mismatched fields; returns (mismatched fields, run)."""
+    model = run.info.spec.model
+    candidates = [(mismatched_fields(run.info, ar.info), ar) for ar in ar_runs if ar.info.spec.model == model]
+    return min(candidates, key=lambda pair: (len(pair[0]), pair[1].folder.name), default=None)
+
+
+def code_text(info: RunInfo, kind: str = "decoder") -> str:
+    """When the code of the decoder or of the model was edited, in the reader's time."""
+    digest = getattr(info.spec, f"{kind}_code")
+    if digest is None:
+        return "code not recorded"
+    edited = ((info.code or {}).get(kind) or {}).get("edited")
+    return edited_text(edited) if isinstance(edited, str) else f"code {digest[:6]}"

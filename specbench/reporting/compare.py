@@ -21,14 +21,14 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings, made_score
 from specbench.metrics.score_store import difference, of_same_captions, read_scores, stored_difference
 from specbench.reporting.columns import MARK, MISSING, TOO_FEW, between, number, stall_note
-from specbench.reporting.comparability import is_ar, mismatched_fields
+from specbench.reporting.comparability import Run, is_ar, mismatched_fields
 from specbench.reporting.plot_data import lower_is_better
-from specbench.reporting.report_rows import Run, eager_ar, latencies
-from specbench.stats.intervals import CHANGE, FEW_UNITS, SIGNIFICANT
+from specbench.reporting.report_rows import eager_ar, stalled_images
+from specbench.reporting.row import Against, Compared, OverAR, ReportRow
+from specbench.stats.intervals import CHANGE, FEW_UNITS
 from specbench.system.foreign_code import code_of, edited_text
 from specbench.system.plugins import is_reference
 
-FIELDS = ("name", "value", "low", "high", "p", "p_holm", "n", "prompts_needed", "note")
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
 """Note of a number whose interval is left out."""
 OTHER_CAPTIONS = "no images of the same captions: what the runs share is the ids of their prompts"
@@ -52,19 +52,14 @@ _BOUNDS = {"": "value", ".low": "low", ".high": "high"}
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
 
 
-def compare_runs(
-    a: Path, b: Path, settings: Settings | None = None, may_be_one: bool = False
-) -> list[dict[str, object]]:
-    """Compare the speed and all scores of two runs, one dict of `FIELDS` each.
+def compare_runs(a: Path, b: Path, settings: Settings | None = None, may_be_one: bool = False) -> list[Compared]:
+    """Compare the speed and all scores of two runs.
 
     `speedup` is B over A, `speedup_reverse` A over B, followed by the factors of `speedup` and the latencies per image,
     `latency_a_ms, median_a_ms, latency_b_ms, median_b_ms`, of runs that have them; other names are metrics.
     `p` is the two-sided p-value of no difference, `p_holm` its correction (`specbench.stats.verdicts`),
     `prompts_needed` the number of prompts needed to detect a change of 2 % (of the speed-up, or of A's score). Values
     that cannot be compared are None, with the reason in `note`.
-
-    Raises:
-        SpecbenchError: a damaged run folder, or one run twice.
     """
     if a.resolve() == b.resolve() and not may_be_one:
         raise SpecbenchError(f"'{a.name}' is both runs", "name two runs: specbench list runs")
@@ -73,178 +68,177 @@ def compare_runs(
     return corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])
 
 
-def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None) -> list[dict[str, dict]]:
-    """Compare runs with their baselines: for each (baseline, run) the speed-up and the score differences by name. Keys
-    and p-values as of `compare_runs`."""
-    found = (compare_runs(*pair, settings, may_be_one=True) for pair in pairs)
-    return [{row["name"]: row for row in rows if _NAMES.get(row["name"]) in _TESTED} for rows in found]
+def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None) -> list[dict[str, Compared]]:
+    """Compare runs with their baselines: for each (baseline, run) the speed-up and the score differences by name."""
+    compared = (compare_runs(*pair, settings, may_be_one=True) for pair in pairs)
+    return [{row.name: row for row in rows if _NAMES.get(row.name) in _TESTED} for rows in compared]
 
 
-def compare_rows(rows: Sequence[dict], baseline: str) -> None:
-    """Add to report rows, in place, their numbers `against` a baseline of the same model and setting: the name of a
-    decoder, the label of a row, or the start of a run id."""
-    bases: dict[str, dict] = {}
+def compare_rows(rows: Sequence[ReportRow], baseline: str) -> list[ReportRow]:
+    """The report rows with their numbers `against` a baseline of the same model and setting: the name of a decoder, the
+    label of a row, or the start of a run id."""
+    bases: dict[str, ReportRow] = {}
     for row in rows:
-        named = baseline.lower() in (row["decoder"].lower(), row["label"].lower())
-        if named or row["run_id"].startswith(baseline):
+        named = baseline.lower() in (row.decoder.lower(), row.label.lower())
+        if named or row.run_id.startswith(baseline):
             bases.setdefault(_same_setting(row), row)
-    others = [row for row in rows if _same_setting(row) in bases and row is not bases[_same_setting(row)]]
-    if not others:
+    compared = [row for row in rows if bases.get(_same_setting(row), row) is not row]
+    if not compared:
         raise SpecbenchError(f"--baseline {baseline}: no run has that name beside others of its setting")
-    folders = [(Path(bases[_same_setting(row)]["folder"]), Path(row["folder"])) for row in others]
-    for row, numbers in zip(others, against(folders), strict=True):
-        row["against"] = {"baseline": bases[_same_setting(row)]["label"], "numbers": numbers}
+    numbers = iter(against([(bases[_same_setting(row)].folder, row.folder) for row in compared]))
+    return [
+        row
+        if bases.get(_same_setting(row), row) is row
+        else replace(row, against=Against(bases[_same_setting(row)].label, next(numbers)))
+        for row in rows
+    ]
 
 
-def _same_setting(row: Mapping) -> str:
-    return json.dumps([row["model"], row["setting"]], sort_keys=True)
+def _same_setting(row: ReportRow) -> str:
+    return json.dumps([row.model, row.setting], sort_keys=True)
 
 
-def marks(numbers: Mapping[str, Mapping]) -> dict[str, str]:
+def marks(numbers: Mapping[str, Compared]) -> dict[str, str]:
     """The mark of each number of `against` that differs from the baseline's, by name."""
-    return {name: MARK for name, row in numbers.items() if is_real(row)}
+    return {name: MARK for name, row in numbers.items() if row.real}
 
 
-def corrected(rows: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
+def corrected(rows: Sequence[Compared]) -> list[Compared]:
     """Add to the numbers of one pair of runs their corrected p-values, `p_holm`, of those that answer one question as
     `specbench.stats.RULE` says. A report leaves out distances, which take long: they must not change its verdicts."""
     p_values: dict[str, list[float | None]] = {}
     for row in rows:
-        p_values.setdefault(_question(row), []).append(row["p"])
-    judged = {question: iter(stats.verdicts(found)) for question, found in p_values.items()}
-    return [dict(row) | {"p_holm": next(judged[_question(row)]).p} for row in rows]
+        p_values.setdefault(_question(row), []).append(row.p)
+    judged = {question: iter(stats.verdicts(tests)) for question, tests in p_values.items()}
+    return [replace(row, p_holm=next(judged[_question(row)]).p) for row in rows]
 
 
-def _question(row: Mapping) -> str:
-    name = str(row["name"])
-    return name if name in _NAMES else "distances" if lower_is_better(name) else "scores"
+def _question(row: Compared) -> str:
+    return row.name if row.name in _NAMES else "distances" if lower_is_better(row.name) else "scores"
 
 
-def is_real(row: Mapping[str, object]) -> bool:
-    """Whether a number of `corrected` shows a difference, by `specbench.stats.RULE`."""
-    return row["p_holm"] is not None and row["p_holm"] < SIGNIFICANT
-
-
-def real_differences(row: Mapping) -> set[str]:
-    """Names of the numbers of a report row, "speedup" and metrics, that differ from AR's; without distances to
-    reference images."""
-    if row["baseline"] is None or row["baseline"] == row["run_id"]:
+def real_differences(run_id: str, folder: Path, over_ar: OverAR) -> set[str]:
+    """Names of the numbers of a run, "speedup" and metrics, that differ from AR's; without distances to reference
+    images."""
+    if over_ar.baseline in (None, run_id):
         return set()
-    folder = Path(row["folder"])
-    found = quality_rows(folder.parent / row["baseline"], folder, wanted=lambda metric: not lower_is_better(metric))
-    speed = {"name": "speedup", "p": row["speedup_p"]}
-    return {one["name"] for one in corrected([speed, *found]) if is_real(one)}
+    speed = Compared("speedup", p=over_ar.speedup_p)
+    return {
+        row.name for row in corrected([speed, *scores_beside(folder.parent / over_ar.baseline, folder)]) if row.real
+    }
 
 
-def _speed_rows(a: Run, b: Run) -> list[dict[str, object]]:
+def scores_beside(a: Path, b: Path) -> list[Compared]:
+    """`quality_rows` without distances to reference images, which take long."""
+    return quality_rows(a, b, wanted=lambda metric: not lower_is_better(metric))
+
+
+def _speed_rows(a: Run, b: Run) -> list[Compared]:
     """Compute the speed-up in both directions, and its factors; of runs without comparable times, the steps alone."""
     names = ("speedup", "speedup_reverse", "step_ratio", "window_cost", "overhead")
     differing = mismatched_fields(b.info, a.info, other="A")
     result = None if differing else stats.speed_up(b.rows, a.rows)
     if result is None:
         why = "latency is measured at batch 1 only" if a.info.spec.batch > 1 else "no timed images in common"
-        untimed = [_row(name, note=f"differs in {', '.join(differing)}" if differing else why) for name in names]
+        why = f"differs in {', '.join(differing)}" if differing else why
         # Steps need no times.
         differing = mismatched_fields(b.info, a.info, other="A", steps_alone=True)
         common = stats.paired(b.rows, a.rows)
         if differing or common.empty:
-            steps = _row(
-                "step_ratio", note=f"differs in {', '.join(differing)}" if differing else "no images in common"
-            )
+            unlike = f"differs in {', '.join(differing)}" if differing else "no images in common"
+            steps = Compared("step_ratio", note=unlike)
         else:
-            steps = _row("step_ratio", stats.Estimate(stats.step_ratio(common), None, None), len(common))
-        return [steps if row["name"] == "step_ratio" else row for row in untimed]
+            steps = Compared("step_ratio", stats.Estimate(stats.step_ratio(common)), n=len(common))
+        return [steps if name == "step_ratio" else Compared(name, note=why) for name in names]
     pairs = stats.paired(b.rows, a.rows).dropna(subset=["latency_ms", "latency_ms_base"])
     saved = stats.difference_to_show(stats.speed_difference(pairs))
     needed = stats.prompts_needed(saved.spread, CHANGE)
     back = stats.ratio_of_totals(pairs["latency_ms"], pairs["latency_ms_base"], pairs["prompt_id"])
-    total, back = (stats.without_few(one, result.prompts) for one in (result.total, back))
+    total, back = (stats.without_few(estimate, result.prompts) for estimate in (result.total, back))
     notes = [] if result.pairs == len(a.rows) == len(b.rows) else ["over the images in common"]
     notes += [eager] if is_ar(a.info) and (eager := eager_ar(a)) else []
     note = "; ".join(notes if total.low is not None else [*notes, FEW_NOTE]) or None
     factors = zip(names[2:], (result.steps, result.window_cost, result.overhead), strict=True)
     return [
-        _row(names[0], total, result.pairs, p=saved.p, prompts_needed=needed, note=note),
-        _row(names[1], back, result.pairs, note=note),
-        *(_row(name, stats.Estimate(value, None, None), result.pairs) for name, value in factors),
+        Compared(names[0], total, saved.p, None, result.pairs, needed, note),
+        Compared(names[1], back, n=result.pairs, note=note),
+        *(Compared(name, stats.Estimate(value), n=result.pairs) for name, value in factors),
     ]
 
 
-def _latency_rows(name: str, run: Run) -> list[dict[str, object]]:
+def _latency_rows(name: str, run: Run) -> list[Compared]:
     """Mean and median latency of all images of one run, with a note on images that stalled; none if not measured."""
-    found, middle = latencies(run.rows) | {"n": len(run.rows)}, stats.latency_p50_ms(run.rows)
-    if middle is None:
+    images, median = len(run.rows), stats.latency_p50_ms(run.rows)
+    if median is None:
         return []
-    mean, note = stats.Estimate(found["latency_ms"], None, None), stall_note(found | {"latency_p50_ms": middle.value})
-    return [_row(f"latency_{name}_ms", mean, found["n"], note=note), _row(f"median_{name}_ms", middle, found["n"])]
+    mean = stats.Estimate(stats.latency_ms(run.rows))
+    return [
+        Compared(f"latency_{name}_ms", mean, n=images, note=stall_note(stalled_images(run.rows), images, median)),
+        Compared(f"median_{name}_ms", median, n=images),
+    ]
 
 
 def quality_rows(
     a: Path, b: Path, settings: Settings | None = None, wanted: Callable[[str], bool] = lambda name: True
-) -> list[dict[str, object]]:
+) -> list[Compared]:
     """Compute the paired differences of overall scores, B minus A, for the metrics selected by `wanted`."""
     scores = [{(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b)]
     whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0] and wanted(key[0])]
     common = of_same_captions(a, b) if whole else None
     if common is not None and common.empty:
-        return [_row(name, note=OTHER_CAPTIONS) for name in dict.fromkeys(name for name, _ in whole)]
+        return [Compared(name, note=OTHER_CAPTIONS) for name in dict.fromkeys(name for name, _ in whole)]
     shared = [key for key in whole if key in scores[0] and key in scores[1]]
-    rows = [
-        (common is None and _plain_difference(scores[0][key], scores[1][key]))
-        or _quality_row(a, b, scores[0][key], settings)
-        for key in shared
-    ]
-    for row, key in zip(rows, shared, strict=True):
+    rows = []
+    for key in shared:
+        mine, theirs = scores[0][key], scores[1][key]
+        row = (common is None and _plain_difference(mine, theirs)) or _quality_row(a, b, mine, settings)
         if sum(name == key[0] for name, _ in shared) > 1:
-            edited = scores[0][key]["edited"]
-            version = [edited_text(edited)] if edited else []
-            row["note"] = "; ".join(filter(None, (*version, f"fingerprint {key[1]}", row["note"])))
-    compared = {row["name"] for row in rows}
+            version = [edited_text(mine["edited"])] if mine["edited"] else []
+            row = replace(row, note="; ".join(filter(None, (*version, f"fingerprint {key[1]}", row.note))))
+        rows.append(row)
+    compared = {row.name for row in rows}
     for name in dict.fromkeys(name for name, _ in whole if name not in compared):
-        mine, theirs = ([row for key, row in found.items() if key[0] == name] for found in scores)
-        rows.append(_row(name, note=_unlike(mine, theirs) or f"scored only in {_name(a, b) if mine else _name(b, a)}"))
+        mine, theirs = ([row for key, row in stored.items() if key[0] == name] for stored in scores)
+        note = _unlike(mine, theirs) or f"scored only in {_name(a, b) if mine else _name(b, a)}"
+        rows.append(Compared(name, note=note))
     return rows
 
 
-def _plain_difference(mine: Mapping, theirs: Mapping) -> dict[str, object] | None:
+def _plain_difference(mine: Mapping, theirs: Mapping) -> Compared | None:
     """Difference of two distances that have no interval: nothing but the stored scores is needed."""
     known = lower_is_better(str(mine["metric"])) and mine["images"] == theirs["images"] == mine["n"] == theirs["n"]
-    if not known or any(one["low"] is not None or one["value"] is None for one in (mine, theirs)):
+    if not known or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
         return None
-    gap = stats.Estimate(theirs["value"] - mine["value"], None, None)
-    return _row(str(mine["metric"]), gap, mine["n"], note="too few images for an interval")
+    gap = stats.Estimate(theirs["value"] - mine["value"])
+    return Compared(str(mine["metric"]), gap, n=mine["n"], note="too few images for an interval")
 
 
-def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) -> dict[str, object]:
+def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) -> Compared:
     name, identity = str(score["metric"]), json.loads(score["identity"])
     if (stored := stored_difference(b, a, name, str(score["fingerprint"]), identity)) is not None:
-        estimate, n = stats.difference_to_show(stored[0]), stored[1]
-        return _difference_row(name, estimate, n, estimate.p, estimate.spread, score)
+        return _difference(name, stats.difference_to_show(stored[0]), stored[1], score)
     reference = name if name in metric_catalog.metric_names() else str(identity.get("class"))
     code = code_of([reference]) if reference != name and is_reference(reference) else None
     if reference != name and (code is None or code.digest[:16] != identity.get("code")):
-        return _row(name, note=f"its class {reference} is not here as it was when it scored")
+        return Compared(name, note=f"its class {reference} is not here as it was when it scored")
     try:
         on = {"device": "cuda"} if "float32" in identity else {}
         metric = metric_catalog.metric(reference)(replace(settings or Settings(), **on))
         if made_score(metric).fingerprint != score["fingerprint"]:
-            return _row(
-                name, note=f"scored with a different {_fields_that_differ(score['identity'], made_score(metric).facts)}"
-            )
-        found = difference(b, a, metric)
+            unlike = _fields_that_differ(score["identity"], made_score(metric).facts)
+            return Compared(name, note=f"scored with a different {unlike}")
+        paired = difference(b, a, metric)
     except SpecbenchError as error:
-        return _row(name, note=error.what)
-    if found is None:
-        return _row(name, note="no images in common, or no paired difference is defined for this metric")
-    estimate = stats.Estimate(found["difference"], found["low"], found["high"])
-    return _difference_row(name, estimate, found["n"], found["p"], found["spread"], score)
+        return Compared(name, note=error.what)
+    if paired is None:
+        return Compared(name, note="no images in common, or no paired difference is defined for this metric")
+    shown = stats.Difference(paired["difference"], paired["low"], paired["high"], paired["p"], paired["spread"])
+    return _difference(name, shown, paired["n"], score)
 
 
-def _difference_row(
-    name: str, estimate: stats.Estimate, n: int, p: float | None, spread: float | None, score: Mapping
-) -> dict[str, object]:
-    needed = None if score["value"] is None else stats.prompts_needed(spread, CHANGE * score["value"])
-    return _row(name, estimate, n, p, needed, None if estimate.low is not None else FEW_NOTE)
+def _difference(name: str, estimate: stats.Difference, n: int, score: Mapping) -> Compared:
+    needed = None if score["value"] is None else stats.prompts_needed(estimate.spread, CHANGE * score["value"])
+    return Compared(name, estimate, estimate.p, None, n, needed, None if estimate.low is not None else FEW_NOTE)
 
 
 def _name(folder: Path, other: Path) -> str:
@@ -263,18 +257,6 @@ def _unlike(mine: Sequence[Mapping], theirs: Sequence[Mapping]) -> str | None:
 def _fields_that_differ(identity: str, other: Mapping[str, object]) -> str:
     mine = json.loads(identity)
     return ", ".join(key for key in sorted(mine.keys() | other.keys()) if mine.get(key) != other.get(key))
-
-
-def _row(
-    name: str,
-    estimate: stats.Estimate | None = None,
-    n: int | None = None,
-    p: float | None = None,
-    prompts_needed: int | None = None,
-    note: str | None = None,
-) -> dict[str, object]:
-    bounds = {key: getattr(estimate, key, None) for key in ("value", "low", "high")}
-    return {"name": name} | bounds | {"p": p, "p_holm": None, "n": n, "prompts_needed": prompts_needed, "note": note}
 
 
 @dataclass(frozen=True)
@@ -302,57 +284,58 @@ class Gate:
             )
         return cls(text, match[1], _BOUNDS[match[2] or ""], match[3], bound)
 
-    def check(self, rows: Sequence[Mapping[str, object]]) -> None:
+    def check(self, rows: Sequence[Compared]) -> None:
         """Raise a SpecbenchError if the condition holds (exit code `GATE`), or if the value is missing."""
-        named = [row for row in rows if row["name"] == self.name]
+        named = [row for row in rows if row.name == self.name]
         if not named:
-            raise unknown_name("number", self.name, {str(row["name"]) for row in rows})
+            raise unknown_name("number", self.name, {row.name for row in rows})
         for row in named:
-            value = row[self.field]
+            value = getattr(row.estimate, self.field, None)
             if value is None:
-                raise SpecbenchError(f"gate '{self.text}' cannot be evaluated: {row['note'] or f'no {self.field}'}")
+                raise SpecbenchError(f"gate '{self.text}' cannot be evaluated: {row.note or f'no {self.field}'}")
             if _SIGNS[self.sign](value, self.bound):
                 raise SpecbenchError(f"gate '{self.text}' failed: {self.name} = {value:.4g}", exit_code=GATE)
 
 
-def verdict(rows: Sequence[Mapping]) -> str:
+def verdict(rows: Sequence[Compared]) -> str:
     """What of the rows of `compare_runs` is real at the 5 % level, in one sentence."""
     said = {True: [], False: []}
-    tests = Counter(_question(row) for row in rows if row["p_holm"] is not None)
+    tests = Counter(_question(row) for row in rows if row.p_holm is not None)
     for row in rows:
-        if row["value"] is None or (row["name"] in _NAMES and row["name"] != "speedup"):
+        if row.value is None or (row.name in _NAMES and row.name != "speedup"):
             continue
-        real = is_real(row)
+        real = row.real
         said[real].append(_told(row) if real else _open(row, tests[_question(row)]))
     real = f"{'; '.join(said[True])}." if said[True] else ""
     open_ = f"No difference is shown in {', '.join(said[False])}." if said[False] else ""
     if said[True] or said[False]:
         return " ".join(filter(None, (real, open_)))
-    steps = next((row["value"] for row in rows if row["name"] == "step_ratio"), None)
+    steps = next((row.value for row in rows if row.name == "step_ratio"), None)
     if steps is None:
         return "Nothing could be compared."
     return f"Only steps could be compared: A takes {number(steps)} times as many as B."
 
 
-def _told(row: Mapping) -> str:
-    if row["name"] == "speedup":
-        way = "faster" if row["value"] > 1 else "slower"
+def _told(row: Compared) -> str:
+    if row.name == "speedup":
+        way = "faster" if row.value > 1 else "slower"
         return f"B is {way} than A: {_value(row)} times as fast{_interval(row)}"
-    return f"B scores {'higher' if row['value'] > 0 else 'lower'} in {row['name']}, by {_value(row)}{_interval(row)}"
+    return f"B scores {'higher' if row.value > 0 else 'lower'} in {row.name}, by {_value(row)}{_interval(row)}"
 
 
-def _open(row: Mapping, tests: int) -> str:
+def _open(row: Compared, tests: int) -> str:
     """A number that is not told apart, and why if its own interval leaves out "no difference"."""
-    name, none = ("speed", 1) if row["name"] == "speedup" else (row["name"], 0)
+    name, none = ("speed", 1) if row.name == "speedup" else (row.name, 0)
     corrected = ""
-    if row["low"] is not None and row["p_holm"] is not None and not row["low"] <= none <= row["high"]:
-        corrected = f"; p = {_p(row['p_holm'])}"
+    low, high = row.estimate.low, row.estimate.high
+    if low is not None and row.p_holm is not None and not low <= none <= high:
+        corrected = f"; p = {_p(row.p_holm)}"
         corrected += f" once corrected for {tests} scores" if name != "speed" and tests > 1 else ""
     return f"{name} ({_value(row)}{_interval(row)}{corrected})"
 
 
-def _interval(row: Mapping) -> str:
-    return "" if row["low"] is None else f" [{between(row['low'], row['high'], _digits(row))}]"
+def _interval(row: Compared) -> str:
+    return "" if row.estimate.low is None else f" [{between(row.estimate.low, row.estimate.high, _digits(row))}]"
 
 
 def directions(a: str, b: str) -> list[str]:
@@ -360,54 +343,54 @@ def directions(a: str, b: str) -> list[str]:
     return [f"A (baseline): {a}", f"B: {b}", "Speeds are B's over A's, scores B's minus A's; ↑: more is better for B."]
 
 
-def comparison_lines(rows: Sequence[Mapping]) -> list[tuple[str, ...]]:
+def comparison_lines(rows: Sequence[Compared]) -> list[tuple[str, ...]]:
     """One line per compared number, in the order of `HEADINGS`; rows without a value are left to `reasons`."""
     return [
         (
             _title(row),
             _value(row),
             _bounds(row),
-            _p(row["p_holm"]),
-            str(row["n"] or MISSING),
-            f"{row['prompts_needed']:,}" if row["prompts_needed"] else MISSING,
+            _p(row.p_holm),
+            str(row.n or MISSING),
+            f"{row.prompts_needed:,}" if row.prompts_needed else MISSING,
         )
         for row in rows
-        if row["value"] is not None and _title(row)
+        if row.value is not None and _title(row)
     ]
 
 
-def reasons(rows: Sequence[Mapping]) -> list[str]:
+def reasons(rows: Sequence[Compared]) -> list[str]:
     """Why numbers are missing or restricted, and what the last column means."""
     said: dict[str, list[str]] = {}
     for row in rows:
-        if row["note"] and _title(row):
-            said.setdefault(row["note"], []).append(_title(row))
+        if row.note and _title(row):
+            said.setdefault(row.note, []).append(_title(row))
     needed = (
         f"Prompts needed: to detect a change of {100 * CHANGE:g} % of the speed-up, or of A's score, with 80 % power."
     )
     return [
         *(f"{'; '.join(names)}: {note}." for note, names in said.items()),
-        *([needed] if any(row["prompts_needed"] for row in rows) else []),
+        *([needed] if any(row.prompts_needed for row in rows) else []),
     ]
 
 
-def _title(row: Mapping) -> str:
-    return _NAMES.get(row["name"], f"{row['name']} {'↓' if lower_is_better(row['name']) else '↑'}")
+def _title(row: Compared) -> str:
+    return _NAMES.get(row.name, f"{row.name} {'↓' if lower_is_better(row.name) else '↑'}")
 
 
-def _value(row: Mapping) -> str:
-    whole = row["name"].endswith("_ms") and row["value"] >= 100
-    return number(row["value"], 0 if whole else 2) if row["name"] in _NAMES else f"{row['value']:+,.3f}"
+def _value(row: Compared) -> str:
+    whole = row.name.endswith("_ms") and row.value >= 100
+    return number(row.value, 0 if whole else 2) if row.name in _NAMES else f"{row.value:+,.3f}"
 
 
-def _bounds(row: Mapping) -> str:
-    if row["low"] is not None:
-        return between(row["low"], row["high"], _digits(row))
-    return TOO_FEW if FEW_NOTE in (row["note"] or "") else MISSING
+def _bounds(row: Compared) -> str:
+    if row.estimate.low is not None:
+        return between(row.estimate.low, row.estimate.high, _digits(row))
+    return TOO_FEW if FEW_NOTE in (row.note or "") else MISSING
 
 
-def _digits(row: Mapping) -> int:
-    return 2 if row["name"] in _NAMES else 3
+def _digits(row: Compared) -> int:
+    return 2 if row.name in _NAMES else 3
 
 
 def _p(p: float | None) -> str:

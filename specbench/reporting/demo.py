@@ -8,6 +8,7 @@ from pathlib import Path
 from specbench.metrics import scoring
 from specbench.reporting.picture_figures import write_pictures
 from specbench.reporting.report_rows import report_rows
+from specbench.reporting.row import record
 from specbench.reporting.text_formats import render
 from specbench.runs.compiler import missing
 from specbench.runs.plan import Plan, make_plan
@@ -19,7 +20,7 @@ from specbench.system.torch_device import AUTO, chosen_device
 
 # The papers' distance threshold applies to another codebook; with this one it would leave clusters of one token.
 _GSD = "gsd:G=10,d=inf"
-DECODERS = ("ar", "jacobi", "sjd", _GSD)
+SHOWN = ("ar", "jacobi", "sjd", _GSD)
 _TUNED, _WINDOWS = "sjd", (4, 8, 16)
 """The decoder that chooses the window of all these, and the windows it chooses from."""
 _WITH_HEAD = "vertical:siblings=1"
@@ -45,7 +46,7 @@ def demo(
         reporter, score_reporter: receive progress; silent if None.
 
     Returns:
-        The report rows, as `report` does.
+        One dict per run, with the columns of `report`.
 
     Raises:
         SpecbenchError: an image failed, the run was interrupted, or `out` cannot be written.
@@ -56,15 +57,15 @@ def demo(
     window, own = (
         shared_window(_plan(flags | {"decoder": [name]}), _WINDOWS, reporter) for name in (_TUNED, _WITH_HEAD)
     )
-    decoders = [*DECODERS, f"{_WITH_HEAD},window={own}"]
+    decoders = [*SHOWN, f"{_WITH_HEAD},window={own}"]
     summary = run_plans(_plan(flags | {"decoder": decoders, "window": window}), reporter)
     if problem := summary.problem():
         raise problem
     scoring.score(summary.folders, reporter=score_reporter).check()
     rows = report_rows(summary.folders)
-    write_pictures({row["label"]: Path(row["folder"]) for row in rows}, out / PICTURE)
+    write_pictures({row.label: row.folder for row in rows}, out / PICTURE)
     (out / TABLES).write_text(render(rows, everything=True, explain=True))
-    return rows
+    return [record(row) for row in rows]
 
 
 def _plan(flags: Mapping[str, object]) -> Plan:

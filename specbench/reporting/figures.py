@@ -41,13 +41,13 @@ class Drawn(Figure):
 
 def figure_names(charts: Sequence[Chart]) -> dict[str, Chart]:
     """The charts by short names made of their titles; of several with one title, later ones are numbered."""
-    found: dict[str, Chart] = {}
+    named: dict[str, Chart] = {}
     for chart in charts:
         name = slug = re.sub(r"[^a-z0-9]+", "-", str(chart["title"]).lower()).strip("-")
-        while name in found:
+        while name in named:
             name = f"{slug}-{int(name.removeprefix(slug).strip('-') or 1) + 1}"
-        found[name] = chart
-    return found
+        named[name] = chart
+    return named
 
 
 def draw_chart(chart: Chart, fmt: str = "pdf", width: str = "column") -> bytes:
@@ -92,17 +92,17 @@ def saved(figure: Figure, fmt: str) -> bytes:
 
 def _places(chart: Chart) -> dict[str, list]:
     """The categories of an axis in their order: of x and y, and of y inside facets (pairs)."""
-    found: dict[str, list] = {}
+    places: dict[str, list] = {}
     for axis in ("x", "y"):
         scale = chart["scales"].get(axis, {})
         texts = [p.get(axis) for layer in chart["layers"] for p in layer["points"] if isinstance(p, Mapping)]
         texts = [text for text in texts if isinstance(text, str)]
         domain = scale.get("domain") or ()
         if texts:
-            found[axis] = list(dict.fromkeys([*(name for name in domain if isinstance(name, str)), *texts]))
+            places[axis] = list(dict.fromkeys([*(name for name in domain if isinstance(name, str)), *texts]))
     if facets := chart["scales"].get("fy", {}).get("domain"):
-        found["y"] = [(facet, row) for facet in facets for row in found["y"]]
-    return found
+        places["y"] = [(facet, row) for facet in facets for row in places["y"]]
+    return places
 
 
 def _place(point: Mapping, channel: str, places: Mapping[str, list]) -> Any:
@@ -148,7 +148,7 @@ def _draw_group(
         dash = ":" if layer["dash"] == DASH else look["dash"]
         axes.plot(at("x"), at("y"), color=colour, linestyle=dash, linewidth=1)
     elif mark == "interval":
-        across, up = ([one for one in points if one.get(end) is not None] for end in ("x1", "y1"))
+        across, up = ([point for point in points if point.get(end) is not None] for end in ("x1", "y1"))
         axes.hlines(at("y", across), at("x1", across), at("x2", across), color=colour, linewidth=0.9)
         axes.vlines(at("x", up), at("y1", up), at("y2", up), color=colour, linewidth=0.9)
     elif mark == "total":

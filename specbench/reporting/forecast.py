@@ -19,8 +19,8 @@ from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, EIGHT_BITS, EIGHT_BITS_GAIN, RANDOM, ModelFacts
 from specbench.models.network_sizes import Size, draft_weights, first_layer_weights
+from specbench.reporting.comparability import Run
 from specbench.reporting.marks import label
-from specbench.reporting.report_rows import Run
 from specbench.runs.memory_estimate import most_columns
 from specbench.specs.components import node_paths
 from specbench.specs.presets import DecoderSpec
@@ -61,7 +61,7 @@ class Accepted:
     @property
     def range(self) -> Range:
         """Lowest and highest tokens per step."""
-        known = [self.tokens_per_step, *(one.tokens_per_step for one in self.printed)]
+        known = [self.tokens_per_step, *(entry.tokens_per_step for entry in self.printed)]
         return min(known), max(known)
 
 
@@ -98,7 +98,7 @@ class ForecastSetting:
 
 def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
     """What the images of runs committed per forward."""
-    found = []
+    lengths = []
     for run in map(Run, folders):
         spec, name, tokens = run.info.spec, run.info.run_id, stats.tokens_per_step(run.rows)
         if RANDOM in spec.model:
@@ -109,8 +109,8 @@ def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
         spans = ["verify_ms", "host_ms", *["draft_ms"] * (spec.decoder.drafter not in HEADS)]
         timed = with_times(run.rows)
         beside = timed[spans].sum().sum() / timed["nfe"].sum() if spec.batch == 1 and len(timed) else None
-        found.append(Accepted(f"run {name}", spec.model, spec.decoder, label(spec.decoder), tokens, beside))
-    return found
+        lengths.append(Accepted(f"run {name}", spec.model, spec.decoder, label(spec.decoder), tokens, beside))
+    return lengths
 
 
 def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> list[dict[str, object]]:
@@ -123,40 +123,40 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
         smaller number), seconds of a batch's images together; `parts_ms` of the middle forward; `assumptions`, a
         sentence each.
     """
-    ar = next((one.overhead_ms for one in accepted if one.decoder.name == "ar"), None)
-    if setting.overhead_ms is None and (ar is None or any(one.overhead_ms is None for one in accepted)):
+    ar = next((length.overhead_ms for length in accepted if length.decoder.name == "ar"), None)
+    if setting.overhead_ms is None and (ar is None or any(length.overhead_ms is None for length in accepted)):
         raise SpecbenchError(
             "--overhead-ms run needs runs timed one image at a time, one of them of ar", "--overhead-ms LOW,HIGH"
         )
-    return [_row(one, setting, ar) for one in accepted]
+    return [_row(length, setting, ar) for length in accepted]
 
 
-def _row(one: Accepted, setting: ForecastSetting, ar_overhead: float | None) -> dict[str, object]:
+def _row(length: Accepted, setting: ForecastSetting, ar_overhead: float | None) -> dict[str, object]:
     model = setting.model
-    ends = [_numbers(one, setting, corner) for corner in _corners(one, setting, ar_overhead)]
-    assumed = _middle(one, setting, ar_overhead)
-    middle, columns = _numbers(one, setting, assumed), most_columns(one.decoder, model)
+    ends = [_numbers(length, setting, corner) for corner in _corners(length, setting, ar_overhead)]
+    assumed = _middle(length, setting, ar_overhead)
+    middle, columns = _numbers(length, setting, assumed), most_columns(length.decoder, model)
     slots = model.stream
     row: dict[str, object] = {
         "kind": FORECAST,
-        "source": one.source,
-        "decoder": one.decoder.name,
-        "label": one.label,
+        "source": length.source,
+        "decoder": length.decoder.name,
+        "label": length.label,
         "window": columns,
         "model": model.name,
         "device": setting.peak.name,
         "dtype": setting.dtype,
         "batch": setting.batch,
-        "tokens_per_step": one.tokens_per_step,
-        "tokens_per_step_low": one.range[0],
-        "tokens_per_step_high": one.range[1],
-        "nfe": model.stream / one.tokens_per_step,
+        "tokens_per_step": length.tokens_per_step,
+        "tokens_per_step_low": length.range[0],
+        "tokens_per_step_high": length.range[1],
+        "nfe": model.stream / length.tokens_per_step,
     }
     for name, value in middle.items():
-        found = [end[name] for end in ends]
-        row |= {name: value, f"{name}_low": min(found), f"{name}_high": max(found)}
+        values = [end[name] for end in ends]
+        row |= {name: value, f"{name}_low": min(values), f"{name}_high": max(values)}
     row["parts_ms"] = forward_ms(setting.forward(columns, slots=slots), setting.peak, assumed.reached)
-    return row | {"assumptions": assumptions(setting, [one])}
+    return row | {"assumptions": assumptions(setting, [length])}
 
 
 class Assumed(NamedTuple):
@@ -169,28 +169,28 @@ class Assumed(NamedTuple):
     tokens: float
 
 
-def _corners(one: Accepted, setting: ForecastSetting, ar: float | None) -> Iterator[Assumed]:
+def _corners(length: Accepted, setting: ForecastSetting, ar: float | None) -> Iterator[Assumed]:
     """The extremes of what is assumed; no decoder's step has less overhead than AR's."""
     if setting.overhead_ms is None:
-        overheads = [(one.overhead_ms, ar)]
+        overheads = [(length.overhead_ms, ar)]
     else:
         low, high = setting.overhead_ms
-        overheads = [(low, low), (high, high)] + [(high, low)] * (one.decoder.name != "ar")
-    ranges = setting.bandwidth, setting.flops, overheads, one.range
-    for bandwidth, flops, (own, ars), tokens in product(*ranges):
-        yield Assumed(Reached(bandwidth, flops), own, ars, tokens)
+        overheads = [(low, low), (high, high)] + [(high, low)] * (length.decoder.name != "ar")
+    ranges = setting.bandwidth, setting.flops, overheads, length.range
+    for bandwidth, flops, (overhead, ar_overhead), tokens in product(*ranges):
+        yield Assumed(Reached(bandwidth, flops), overhead, ar_overhead, tokens)
 
 
-def _middle(one: Accepted, setting: ForecastSetting, ar: float | None) -> Assumed:
+def _middle(length: Accepted, setting: ForecastSetting, ar: float | None) -> Assumed:
     shares = Reached(sum(setting.bandwidth) / 2, sum(setting.flops) / 2)
     if setting.overhead_ms is None:
-        return Assumed(shares, one.overhead_ms, ar, one.tokens_per_step)
-    return Assumed(shares, *[sum(setting.overhead_ms) / 2] * 2, one.tokens_per_step)
+        return Assumed(shares, length.overhead_ms, ar, length.tokens_per_step)
+    return Assumed(shares, *[sum(setting.overhead_ms) / 2] * 2, length.tokens_per_step)
 
 
-def _numbers(one: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[str, float]:
+def _numbers(length: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[str, float]:
     """The forecast under one set of assumptions."""
-    model, columns = setting.model, most_columns(one.decoder, setting.model)
+    model, columns = setting.model, most_columns(length.decoder, setting.model)
 
     def ms(forward: Forward) -> float:
         return sum(forward_ms(forward, setting.peak, assumed.reached).values())
@@ -201,10 +201,10 @@ def _numbers(one: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[
         ms(setting.forward(columns, slots=model.stream)),
     )
     rounds = 1.0  # of drafting, per forward
-    if one.decoder.drafter == "eagle-skips":
-        interval = dict(one.decoder.options)["interval"]
+    if length.decoder.drafter == "eagle-skips":
+        interval = dict(length.decoder.options)["interval"]
         rounds = interval / (interval - 1)
-    step = forward + rounds * sum(ms(level) for level in _drafting(one.decoder, setting)) + assumed.overhead
+    step = forward + rounds * sum(ms(level) for level in _drafting(length.decoder, setting)) + assumed.overhead
     seconds = (prefill + model.stream / assumed.tokens * step) / 1e3
     ar_seconds = (prefill + model.stream * (single + assumed.ar_overhead)) / 1e3
     return {
@@ -250,7 +250,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
     """Everything that a forecast rests on, a sentence each."""
     model, peak, size = setting.model, setting.peak, setting.size
     rows = "1 row" if setting.guidance == 1 else f"2 rows (guidance {setting.guidance:g})"
-    others = list(dict.fromkeys(one.model for one in accepted if one.model != model.name))
+    others = list(dict.fromkeys(length.model for length in accepted if length.model != model.name))
     if setting.overhead_ms is None:
         overhead = (
             "that of each run, on the machine where it was measured, which another device need not have, and of the AR "
@@ -280,16 +280,18 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
         lines.append("Products with weights take the time measured there for their number of columns, at that share.")
     else:
         lines.append("Steps are compiled: otherwise a GPU waits for the program, and they take several times as long.")
-    if any(one.decoder.drafter.startswith("eagle") for one in accepted):
+    if any(length.decoder.drafter.startswith("eagle") for length in accepted):
         lines.append("A draft head is one layer, a projection and the output matrix, run once for each level.")
-    if any(one.decoder.head_kind == "vertical" for one in accepted):
+    if any(length.decoder.head_kind == "vertical" for length in accepted):
         lines.append(
             "A vertical head is three small layers and the output matrix, run once for each draft, but for most of the "
             "first layer, which runs once for all (a window wider than an image row takes a few runs)."
         )
     if others:
         lines.append(f"Tokens per step were found on {', '.join(others)}, not on {model.name}.")
-        lines += _printed_sentences([one for one in accepted if one.decoder.name != "ar" and one.model != model.name])
+        lines += _printed_sentences(
+            [length for length in accepted if length.decoder.name != "ar" and length.model != model.name]
+        )
     if setting.batch > 1:
         lines.append("Rows of a batch that finish are refilled at once.")
     return lines
@@ -298,11 +300,11 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
 def _printed_sentences(accepted: Sequence[Accepted]) -> list[str]:
     """What papers print for decoders on other models than those that were measured."""
     lines = []
-    for name, printed in {one.label: one.printed for one in accepted if one.printed}.items():
+    for name, printed in {length.label: length.printed for length in accepted if length.printed}.items():
         low, high = (pick(printed, key=lambda entry: entry.tokens_per_step) for pick in (min, max))
         told = dict.fromkeys(f"{entry.tokens_per_step:.3g} on {entry.model} ({entry.source})" for entry in (low, high))
         lines.append(f"{name}: papers print {' to '.join(told)}; the ranges include these tokens per step.")
-    unknown = dict.fromkeys(one.decoder.name for one in accepted if not one.printed)
+    unknown = dict.fromkeys(length.decoder.name for length in accepted if not length.printed)
     if unknown:
         lines.append(f"No tokens per step on another model were read in a paper for {', '.join(unknown)}: no range.")
     return lines

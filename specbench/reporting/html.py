@@ -14,6 +14,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from markupsafe import Markup, escape
 from PIL import Image
 
 from specbench.metrics.catalog import unjudged
-from specbench.reporting import charts
+from specbench.reporting import charts, image_tiles
 from specbench.reporting.columns import (
     FASTEST,
     TOO_FEW,
@@ -31,23 +32,14 @@ from specbench.reporting.columns import (
     failed_audit,
     number,
     score_versions,
+    value_of,
     with_interval,
 )
-from specbench.reporting.compare import corrected, is_real, quality_rows
-from specbench.reporting.image_tiles import (
-    Tile,
-    category_means,
-    first_prompts,
-    mean_map,
-    origin_picture,
-    share_picture,
-    step_picture,
-    tiles,
-    values_per_image,
-)
+from specbench.reporting.compare import corrected, scores_beside
 from specbench.reporting.marks import Mark, Marks, marks_of
 from specbench.reporting.plot_data import lower_is_better, pareto, speed_by_prompt, step_data, sweeps
 from specbench.reporting.report_rows import report_rows
+from specbench.reporting.row import ReportRow, ShownScore
 from specbench.reporting.sections import (
     BOLD_RULE,
     Section,
@@ -81,24 +73,21 @@ def write_page(folders: Sequence[Path], path: Path, limit: int = PROMPTS) -> Pat
 
     Args:
         limit: number of prompts in each image gallery.
-
-    Raises:
-        SpecbenchError: a damaged run, or a file that cannot be written.
     """
     write_output(Path(path), page(report_rows(folders), limit).encode("utf-8", "backslashreplace"))
     return Path(path)
 
 
-def page(rows: Sequence[Mapping], limit: int = PROMPTS) -> str:
+def page(rows: Sequence[ReportRow], limit: int = PROMPTS) -> str:
     """Render the page of report rows; images and plot data are read from their run folders."""
-    found = sections(rows)
-    shown = [_section(section, limit) for section in found]
+    grouped = sections(rows)
+    shown = [_section(section, limit) for section in grouped]
     drawn = [chart for section in shown for chart in (*section["charts"], *section["folded_charts"])]
     return template("page.html.jinja").render(
         title=_title(rows),
         sections=shown,
         **scripts(drawn, "page.js"),
-        definitions=[text.partition(": ")[::2] for text in definitions(found)],
+        definitions=[text.partition(": ")[::2] for text in definitions(grouped)],
         circumstances=circumstances(rows),
         repeat=_repeat(rows),
         made=f"specbench {__version__}, {now()[:10]}",
@@ -106,23 +95,23 @@ def page(rows: Sequence[Mapping], limit: int = PROMPTS) -> str:
     )
 
 
-def _repeat(rows: Sequence[Mapping]) -> dict:
+def _repeat(rows: Sequence[ReportRow]) -> dict:
     """The table of the runs: what to type, with which options, where and under what versions they were decoded."""
     lines = []
     for row in rows:
-        folder = Path(row["folder"])
+        folder = row.folder
         info = read_info(folder)
-        options = ", ".join(f"{name}={plain(value)}" for name, value in row["options"].items()) or "-"
-        inline = ",".join([row["decoder"], *(f"{name}={plain(value)}" for name, value in row["options"].items())])
+        options = ", ".join(f"{name}={plain(value)}" for name, value in row.options.items()) or "-"
+        inline = ",".join([row.decoder, *(f"{name}={plain(value)}" for name, value in row.options.items())])
         command = info.command(inline.replace(",", ":", 1), folder.parent)
-        lines.append((row["label"], command, options, "; ".join(row["environment"]), str(folder)))
+        lines.append((row.label, command, options, "; ".join(row.environment), str(folder)))
     headings = ("decoder", "command", "options", "hardware and versions", "folder")
     return {"headings": headings, "rows": [[(cell, False) for cell in line] for line in lines]}
 
 
-def _title(rows: Sequence[Mapping]) -> str:
+def _title(rows: Sequence[ReportRow]) -> str:
     """What was compared: the decoders, AR last, and the models."""
-    decoders, models = (list(dict.fromkeys(str(row[name]) for row in rows)) for name in ("decoder", "model"))
+    decoders, models = (list(dict.fromkeys(getattr(row, name) for row in rows)) for name in ("decoder", "model"))
     others = [name for name in decoders if name != "ar"]
     some = others[:_NAMED] if len(others) > _NAMED + 1 else others
     more = f" and {len(others) - len(some)} more" if len(others) > len(some) else ""
@@ -130,10 +119,10 @@ def _title(rows: Sequence[Mapping]) -> str:
     return f"{', '.join(some)}{more}{against} on {', '.join(models)}"
 
 
-def page_charts(rows: Sequence[Mapping]) -> list[charts.Chart]:
+def page_charts(rows: Sequence[ReportRow]) -> list[charts.Chart]:
     """The charts of the page of these report rows, in its order."""
-    found = [_section(section, 0) for section in sections(rows)]
-    return [chart for one in found for name in ("charts", "folded_charts") for chart in one.get(name, ())]
+    shown = [_section(section, 0) for section in sections(rows)]
+    return [chart for section in shown for name in ("charts", "folded_charts") for chart in section.get(name, ())]
 
 
 def template(name: str) -> jinja2.Template:
@@ -176,10 +165,10 @@ def _script(name: str) -> str:
 
 def _section(section: Section, limit: int) -> dict:
     names = _names(section.runs)
-    by_decoder = marks_of(row["decoder"] for row in section.runs)
-    marks = {name: by_decoder[row["decoder"]] for name, row in names.items()}
-    accepted = {name: mean_map(Path(row["folder"]), "accepted") for name, row in names.items()}
-    values = {name: values_per_image(Path(row["folder"])) for name, row in names.items()}
+    by_decoder = marks_of(row.decoder for row in section.runs)
+    marks = {name: by_decoder[row.decoder] for name, row in names.items()}
+    accepted = {name: image_tiles.mean_map(row.folder, "accepted") for name, row in names.items()}
+    values = {name: image_tiles.values_per_image(row.folder) for name, row in names.items()}
     folded = [
         page_table(table.title or table.topic, table.columns, section.runs, table.remark)
         for table in section.tables
@@ -192,7 +181,7 @@ def _section(section: Section, limit: int) -> dict:
     has_intervals = not lacks_interval(section.runs, parts=False)
     by_category = []
     for metric in dict.fromkeys(metric for scored in values.values() for metric in scored):
-        means = category_means(values, metric)
+        means = image_tiles.category_means(values, metric)
         bounded = any(mean.low is not None for runs in means.values() for mean, _ in runs.values())
         by_category += [charts.categories_chart(metric, means, marks)] if len(means) > 1 and bounded else []
     return {
@@ -202,12 +191,12 @@ def _section(section: Section, limit: int) -> dict:
         "table": page_table("", section.first.columns, section.runs, best=True),
         "has_intervals": has_intervals,
         "marks": [marks[name] for name in names],
-        "legend": {row["decoder"]: by_decoder[row["decoder"]] for row in section.runs},
+        "legend": {row.decoder: by_decoder[row.decoder] for row in section.runs},
         "folded": folded + _differences(names),
         "charts": [*_quality_charts(names, marks), *_speed_charts(names, marks)],
         "folded_charts": [*by_category, *_step_charts(names, marks)],
         "maps": [
-            {"name": name, "picture": data_url(share_picture(shares))}
+            {"name": name, "picture": data_url(image_tiles.share_picture(shares))}
             for name, shares in accepted.items()
             if shares is not None
         ],
@@ -216,36 +205,40 @@ def _section(section: Section, limit: int) -> dict:
 
 
 def page_table(
-    title: str, columns: Sequence[ReportColumn], runs: Sequence[Mapping], remark: str | None = None, best: bool = False
+    title: str,
+    columns: Sequence[ReportColumn],
+    runs: Sequence[ReportRow],
+    remark: str | None = None,
+    best: bool = False,
 ) -> dict:
     """A table without empty columns; what all rows share stands below it. `best`: mark the best number of a column."""
-    if all(row["speedup_fastest"] in (None, row["speedup"]) for row in runs):
+    if all(value_of(row.speedup_fastest) in (None, value_of(row.over_ar.speedup)) for row in runs):
         columns = [column for column in columns if column is not FASTEST]  # it repeats the speed-up
-    cells, headings = [[column.cell(row) for column in columns] for row in runs], [one.heading for one in columns]
+    cells, headings = [[column.cell(row) for column in columns] for row in runs], [column.heading for column in columns]
     used = used_columns(cells, [place for place, heading in enumerate(headings) if heading in KEPT])
-    marked = bold_cells(runs, columns, cells) if best else [set()] * len(columns)
+    marked = bold_cells(runs, columns, cells) if best else [set()] * len(runs)
     return {
         "title": title,
         "remark": " ".join(filter(None, (f"{shared_cells(headings, cells, used)}.".lstrip("."), remark))),
         "headings": [columns[place].title.replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓") for place in used],
-        "rows": [[(row[place], number in marked[place]) for place in used] for number, row in enumerate(cells)],
+        "rows": [[(row[place], place in bold) for place in used] for row, bold in zip(cells, marked, strict=True)],
         "bold": BOLD_RULE if any(marked) else "",
     }
 
 
-def _headline(names: Mapping[str, Mapping], marks: Marks) -> dict:
+def _headline(names: Mapping[str, ReportRow], marks: Marks) -> dict:
     """The speed and up to two scores of each run as places on a line, in percent: lossless runs apart, the fastest
     first."""
     measures = [_speed(names), *_two_scores(names)]
-    spans = [_span((*found.values(), Estimate(ar, None, None))) for _, _, found, ar, _ in measures]
+    spans = [_span((*values.values(), Estimate(ar))) for _, _, values, ar, _ in measures]
     groups: dict[str, list] = {"lossless": [], "not lossless": []}
     for name in sorted(names, key=lambda name: -measures[0][2][name].value if name in measures[0][2] else math.inf):
         cells = []
-        for (_, digits, found, ar, few), span in zip(measures, spans, strict=True):
-            one = found.get(name)
-            places = [_percent(value, span) for value in (one.value, one.low, one.high, ar)] if one else []
-            cells.append(places and [*places, with_interval(one.value, one.low, one.high, digits, too_few=name in few)])
-        exact = names[name]["lossless"] and not failed_audit(names[name])
+        for (_, digits, values, ar, few), span in zip(measures, spans, strict=True):
+            number = values.get(name)
+            places = [_percent(value, span) for value in (number.value, number.low, number.high, ar)] if number else []
+            cells.append(places and [*places, with_interval(number, digits, too_few=name in few)])
+        exact = names[name].lossless and not failed_audit(names[name])
         groups["lossless" if exact else "not lossless"].append((name, marks[name], cells))
     return {"headings": [heading for heading, *_ in measures], "groups": {kind: g for kind, g in groups.items() if g}}
 
@@ -254,45 +247,43 @@ _Measure = tuple[str, int, dict[str, Estimate], float | None, set[str]]
 """Heading, digits, value by run, AR's value, and the runs of too few prompts for an interval."""
 
 
-def _speed(names: Mapping[str, Mapping]) -> _Measure:
+def _speed(names: Mapping[str, ReportRow]) -> _Measure:
     """The speed-up; without any, images per hour; else tokens per step."""
-    found = {n: Estimate(r["speedup"], r["speedup_low"], r["speedup_high"]) for n, r in names.items() if r["speedup"]}
-    # A baseline's own is 1 by definition, without an interval.
-    found |= {n: Estimate(1.0, None, None) for n in found if names[n]["baseline"] == names[n]["run_id"]}
-    if found:
-        few = {n for n in found if found[n].low is None and names[n]["baseline"] != names[n]["run_id"]}
-        return "speed-up ↑ [95 %]", 2, found, 1.0, few
-    key = "images_per_hour" if any(row["images_per_hour"] for row in names.values()) else "tokens_per_step"
-    values = {name: row[key] for name, row in names.items() if row[key] is not None}
-    ar = next((value for name, value in values.items() if names[name]["decoder"] == "ar"), None)
-    heading = "images per hour" if key == "images_per_hour" else "tokens per step"
-    return f"{heading} ↑", 2, {name: Estimate(value, None, None) for name, value in values.items()}, ar, set()
+    speeds = {name: row.over_ar.speedup for name, row in names.items() if value_of(row.over_ar.speedup)}
+    baselines = {name for name in speeds if names[name].over_ar.baseline == names[name].run_id}
+    speeds |= {name: Estimate(1.0) for name in baselines}  # 1 by definition, without an interval
+    if speeds:
+        few = {name for name in speeds if speeds[name].low is None} - baselines
+        return "speed-up ↑ [95 %]", 2, speeds, 1.0, few
+    key = "images_per_hour" if any(row.images_per_hour for row in names.values()) else "tokens_per_step"
+    rates = {name: replace(rate, low=None, high=None) for name, row in names.items() if (rate := row.number(key))}
+    ar = next((rate.value for name, rate in rates.items() if names[name].decoder == "ar"), None)
+    return f"{key.replace('_', ' ')} ↑", 2, rates, ar, set()
 
 
-def _two_scores(names: Mapping[str, Mapping]) -> list[_Measure]:
+def _two_scores(names: Mapping[str, ReportRow]) -> list[_Measure]:
     """The two scores that most runs have."""
-    found: dict[tuple[str, str], dict[str, Estimate]] = {}
-    few: dict[str, set[str]] = {}
+    by_version: dict[tuple[str, str], dict[str, ShownScore]] = {}
     for name, row in names.items():
-        for score in row["scores"]:
-            if ":" not in score["metric"]:
-                few.setdefault(score["metric"], set()).update([name] if score.get("too_few") else [])
-                estimate = Estimate(score["value"], score["low"], score["high"])
-                found.setdefault((score["metric"], score["fingerprint"]), {})[name] = estimate
-    ar = next((name for name, row in names.items() if row["decoder"] == "ar"), None)
-    most = sorted(found.items(), key=lambda pair: -len(pair[1]))[:2]
+        for score in row.scores:
+            if score.whole:
+                by_version.setdefault((score.metric, score.fingerprint), {})[name] = score
+    ar = next((name for name, row in names.items() if row.decoder == "ar"), None)
+    most = sorted(by_version.items(), key=lambda pair: -len(pair[1]))[:2]
     return [
         (
             f"{metric}{score_versions(metric, list(names.values()))[digest]} {'↓' if lower_is_better(metric) else '↑'}",
-            *(3, values, getattr(values.get(ar), "value", None), few[metric]),
+            *(3, {name: score.estimate for name, score in scores.items()}),
+            scores[ar].estimate.value if ar in scores else None,
+            {name for name, score in scores.items() if score.too_few},
         )
-        for (metric, digest), values in most
+        for (metric, digest), scores in most
     ]
 
 
-def _span(found: Iterable[Estimate]) -> tuple[float, float]:
-    every = [one for estimate in found for one in (estimate.value, estimate.low, estimate.high)]
-    known = [one for one in every if one is not None and math.isfinite(one)]
+def _span(estimates: Iterable[Estimate]) -> tuple[float, float]:
+    every = [number for estimate in estimates for number in (estimate.value, estimate.low, estimate.high)]
+    known = [number for number in every if number is not None and math.isfinite(number)]
     return (min(known), max(known)) if known else (0.0, 0.0)
 
 
@@ -302,82 +293,76 @@ def _percent(value: float | None, span: tuple[float, float]) -> float | None:
     return None if value is None else round(2 + 96 * share, 1)
 
 
-def _names(runs: Sequence[Mapping]) -> dict[str, Mapping]:
+def _names(runs: Sequence[ReportRow]) -> dict[str, ReportRow]:
     """Name the runs uniquely: the label, with window and run id where needed."""
-    names: dict[str, Mapping] = {}
-    labels = [row["label"] for row in runs]
+    names: dict[str, ReportRow] = {}
+    labels = [row.label for row in runs]
     for row in runs:
-        name = row["label"]
+        name = row.label
         if labels.count(name) > 1:
-            name = f"{name} W={row['options'].get('window', 1)}"
-        digest = row["run_id"].rpartition("-")[2]
+            name = f"{name} W={row.options.get('window', 1)}"
+        digest = row.run_id.rpartition("-")[2]
         short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
         names[short if short not in names else f"{short[: _LONGEST_NAME - 9]}… {digest[:8]}"] = row
     return names
 
 
-def _quality_charts(names: Mapping[str, Mapping], marks: Marks) -> list[charts.Chart]:
+def _quality_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Chart]:
     """Each score against speed."""
-    runs = [{**row, "label": name} for name, row in names.items()]
-    metrics = dict.fromkeys(s["metric"] for row in runs for s in row["scores"] if ":" not in s["metric"])
-    versions = [(metric, *one) for metric in metrics for one in score_versions(metric, runs).items()]
+    runs = [replace(row, label=name) for name, row in names.items()]
+    metrics = dict.fromkeys(score.metric for row in runs for score in row.scores if score.whole)
+    versions = [(metric, *version_of) for metric in metrics for version_of in score_versions(metric, runs).items()]
     fronts = {metric + version: pareto(runs, metric, digest) for metric, digest, version in versions}
     return [charts.pareto_chart(points, metric, marks) for metric, points in fronts.items() if len(points) > 1]
 
 
-def _speed_charts(names: Mapping[str, Mapping], marks: Marks) -> list[charts.Chart]:
+def _speed_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Chart]:
     """The parts of the speed-up, the speed-up of each prompt, and sweeps."""
-    timed = {name: row for name, row in names.items() if row["speedup"] is not None and row["decoder"] != "ar"}
+    timed = {name: row for name, row in names.items() if row.over_ar.speedup is not None and row.decoder != "ar"}
     if not timed:
         return []
     ratios = {
-        name: speed_by_prompt(Path(row["folder"]), Path(row["folder"]).parent / row["baseline"], MOST_POINTS)
+        name: speed_by_prompt(row.folder, row.folder.parent / row.over_ar.baseline, MOST_POINTS)
         for name, row in timed.items()
     }
-    total = {name: Estimate(row["speedup"], row["speedup_low"], row["speedup_high"]) for name, row in timed.items()}
-    found = [charts.parts_chart(timed), charts.prompts_chart(ratios, total, marks)]
-    own = {row["decoder"]: marks[name] for name, row in names.items()}
+    total = {name: row.over_ar.speedup for name, row in timed.items()}
+    drawn = [charts.parts_chart(timed), charts.prompts_chart(ratios, total, marks)]
+    by_decoder = {row.decoder: marks[name] for name, row in names.items()}
     for option, curves in sweeps(list(timed.values())).items():
-        found.append(charts.sweep_chart(option, curves, {name: own[name.split()[0]] for name in curves}))
-    return found
+        drawn.append(charts.sweep_chart(option, curves, {name: by_decoder[name.split()[0]] for name in curves}))
+    return drawn
 
 
-def _step_charts(names: Mapping[str, Mapping], marks: Marks) -> list[charts.Chart]:
+def _step_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Chart]:
     """Acceptance, time and log-probabilities of the steps."""
-    data = {name: step_data(Path(row["folder"])) for name, row in names.items()}
-    rates = {name: row["acceptance_by_offset"] for name, row in names.items() if row["acceptance"] is not None}
-    times = {name: found.step_ms for name, found in data.items() if found.step_ms}
-    logp = {name: found.logp for name, found in data.items() if found.logp is not None}
-    found = [charts.offsets_chart(rates, marks)] if rates else []
-    found += [charts.time_chart(times)] if times else []
-    return found + ([charts.logp_chart(logp, marks)] if logp else [])
+    data = {name: step_data(row.folder) for name, row in names.items()}
+    rates = {name: row.acceptance_by_offset for name, row in names.items() if row.acceptance is not None}
+    times = {name: drawn.step_ms for name, drawn in data.items() if drawn.step_ms}
+    logp = {name: drawn.logp for name, drawn in data.items() if drawn.logp is not None}
+    drawn = [charts.offsets_chart(rates, marks)] if rates else []
+    drawn += [charts.time_chart(times)] if times else []
+    return drawn + ([charts.logp_chart(logp, marks)] if logp else [])
 
 
-def _differences(names: Mapping[str, Mapping]) -> list[dict]:
+def _differences(names: Mapping[str, ReportRow]) -> list[dict]:
     """Paired score differences of every run from AR, corrected for each run: a table of the real ones, and a
     sentence about the others. Distances to reference images are left to `specbench score --against`, which has those.
     """
-    baselines = {row["baseline"] for row in names.values()} - {None}
-    baseline = next((row for row in names.values() if row["run_id"] in baselines), None)
-    found = [
-        {**difference, "run": name}
+    baselines = {row.over_ar.baseline for row in names.values()} - {None}
+    baseline = next((row for row in names.values() if row.run_id in baselines), None)
+    tested = [
+        (name, score)
         for name, row in names.items()
         if baseline is not None and row is not baseline
-        for difference in corrected(
-            quality_rows(
-                Path(baseline["folder"]), Path(row["folder"]), wanted=lambda metric: not lower_is_better(metric)
-            )
-        )
+        for score in corrected(scores_beside(baseline.folder, row.folder))
+        if score.p_holm is not None
     ]
-    tested = [row for row in found if row["p_holm"] is not None]
     if not tested:
         return []
-    real = [row for row in tested if is_real(row)]
-    least = min((row["p_holm"] for row in tested if row not in real), default=None)
+    real = [(name, score) for name, score in tested if score.real]
+    least = min((score.p_holm for _, score in tested if not score.real), default=None)
     headings = ("decoder", "score", "difference [95 %]", "p, corrected")
-    cells = (
-        (r["run"], r["name"], with_interval(r["value"], r["low"], r["high"], 3), f"{r['p_holm']:.4f}") for r in real
-    )
+    cells = ((name, score.name, with_interval(score.estimate, 3), f"{score.p_holm:.4f}") for name, score in real)
     said = f"{RULE} Of {counted(len(tested), 'score difference')}, {len(real) or 'none'} "
     said += "is real" if len(real) < 2 else "are real"
     said += "." if least is None else f"; the smallest p of the others is {number(least, 3)}."
@@ -391,10 +376,10 @@ def _differences(names: Mapping[str, Mapping]) -> list[dict]:
     ]
 
 
-def _gallery(names: Mapping[str, Mapping], marks: Marks, limit: int) -> dict:
-    folders = {name: Path(row["folder"]) for name, row in names.items()}
-    prompts = first_prompts(next(iter(folders.values())), limit)
-    columns = {name: tiles(folder, list(prompts)) for name, folder in folders.items()}
+def _gallery(names: Mapping[str, ReportRow], marks: Marks, limit: int) -> dict:
+    folders = {name: row.folder for name, row in names.items()}
+    prompts = image_tiles.first_prompts(next(iter(folders.values())), limit)
+    columns = {name: image_tiles.tiles(folder, list(prompts)) for name, folder in folders.items()}
     rows = [
         {
             "prompt": shown.text,
@@ -403,18 +388,18 @@ def _gallery(names: Mapping[str, Mapping], marks: Marks, limit: int) -> dict:
         }
         for prompt, shown in prompts.items()
     ]
-    most = max(row["n"] + row["failed"] for row in names.values())
+    most = max(row.n + row.failed for row in names.values())
     categories = list(dict.fromkeys(shown.category for shown in prompts.values() if shown.category))
     return {
         "rows": rows,
         "left_out": max(0, most - len(rows)),
         "columns": len(columns),
-        "unjudged": unjudged(score["metric"] for row in names.values() for score in row["scores"]),
+        "unjudged": unjudged(score.metric for row in names.values() for score in row.scores),
         "categories": categories if len(categories) > 1 else [],
     }
 
 
-def _shown(name: str, mark: Mark, tile: Tile | None) -> dict:
+def _shown(name: str, mark: Mark, tile: image_tiles.Tile | None) -> dict:
     if tile is None or tile.problem:
         return {"name": name, "mark": mark, "problem": tile.problem if tile else "not decoded", "facts": []}
     facts = [f"NFE {tile.nfe}"] if tile.nfe is not None else []
@@ -425,8 +410,8 @@ def _shown(name: str, mark: Mark, tile: Tile | None) -> dict:
         "mark": mark,
         "problem": None,
         "picture": _picture(tile.pixels),
-        "steps": tile.steps is not None and data_url(step_picture(tile.steps)),
-        "origins": tile.origins is not None and data_url(origin_picture(tile.origins)),
+        "steps": tile.steps is not None and data_url(image_tiles.step_picture(tile.steps)),
+        "origins": tile.origins is not None and data_url(image_tiles.origin_picture(tile.origins)),
         "facts": facts,
     }
 

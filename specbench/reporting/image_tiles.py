@@ -58,14 +58,14 @@ class Shown:
 
 def first_prompts(folder: Path, limit: int, sample: int = 0) -> dict[str, Shown]:
     """Read the prompts by prompt id of the first images of a run."""
-    found: dict[str, Shown] = {}
+    prompts: dict[str, Shown] = {}
     for piece in RunStore(folder).batches(["prompt", "category"]):
-        rows = piece.filter(pc.equal(piece["sample"], sample)).slice(0, limit - len(found))
+        rows = piece.filter(pc.equal(piece["sample"], sample)).slice(0, limit - len(prompts))
         columns = (rows[name].to_pylist() for name in ("prompt_id", "prompt", "category"))
-        found |= {prompt: Shown(text, category) for prompt, text, category in zip(*columns, strict=True)}
-        if len(found) >= limit:
+        prompts |= {prompt: Shown(text, category) for prompt, text, category in zip(*columns, strict=True)}
+        if len(prompts) >= limit:
             break
-    return found
+    return prompts
 
 
 def tiles(folder: Path, prompts: Sequence[str], sample: int = 0) -> dict[str, Tile]:
@@ -76,15 +76,15 @@ def tiles(folder: Path, prompts: Sequence[str], sample: int = 0) -> dict[str, Ti
 
 
 def _rows(folder: Path, prompts: Sequence[str], sample: int) -> pd.DataFrame:
-    found, missing = [], set(prompts)
+    pieces, missing = [], set(prompts)
     for piece in RunStore(folder).batches(_COLUMNS):
         here = pc.and_(pc.is_in(piece["prompt_id"], pa.array(prompts, pa.string())), pc.equal(piece["sample"], sample))
         rows = piece.filter(here).to_pandas()
-        found.append(rows)
+        pieces.append(rows)
         missing -= set(rows["prompt_id"])
         if not missing:
             break
-    return pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=[*KEY, *_COLUMNS])
+    return pd.concat(pieces, ignore_index=True) if pieces else pd.DataFrame(columns=[*KEY, *_COLUMNS])
 
 
 def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
@@ -108,12 +108,12 @@ def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
 
 def _scores(folder: Path, prompts: Sequence[str], sample: int) -> dict[str, dict[str, float]]:
     """Read per-image scores by prompt id and metric; metrics without per-image values are left out."""
-    found: dict[str, dict[str, float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for name, values in values_per_image(folder).items():
         shown = values[values["prompt_id"].isin(prompts) & (values["sample"] == sample)]
         for row in shown.itertuples(index=False):
-            found.setdefault(row.prompt_id, {})[name] = float(row.value)
-    return found
+            scores.setdefault(row.prompt_id, {})[name] = float(row.value)
+    return scores
 
 
 def sample_frame(folders: Sequence[Path]) -> pd.DataFrame:
@@ -141,7 +141,7 @@ def _sample_rows(folder: Path) -> pd.DataFrame:
 
 def values_per_image(folder: Path) -> dict[str, pd.DataFrame]:
     """By metric, `prompt_id, sample, category, value` of each scored image; other metrics are left out."""
-    found: dict[str, pd.DataFrame] = {}
+    by_metric: dict[str, pd.DataFrame] = {}
     for name in dict.fromkeys(row["metric"] for row in read_scores(folder) if ":" not in str(row["metric"])):
         if name not in metric_catalog.metric_names():
             continue
@@ -150,8 +150,8 @@ def values_per_image(folder: Path) -> dict[str, pd.DataFrame]:
         except SpecbenchError:  # the metric cannot be constructed on this machine
             continue
         if values is not None:
-            found[str(name)] = values.dropna(subset=["value"])
-    return found
+            by_metric[str(name)] = values.dropna(subset=["value"])
+    return by_metric
 
 
 def category_means(

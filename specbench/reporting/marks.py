@@ -48,14 +48,14 @@ def mark_of(decoder: str) -> Mark:
 
 def marks_of(decoders: Iterable[str]) -> dict[str, Mark]:
     """Marks of the decoders of a page by name: their own, but for a colour that another one has while some are free."""
-    found: dict[str, Mark] = {}
+    marks: dict[str, Mark] = {}
     named = sorted({*decoders}, key=_place)
     for decoder in named:
-        mark, taken = mark_of(decoder), [one.colour for one in found.values()]
+        mark, taken = mark_of(decoder), [other.colour for other in marks.values()]
         free = [colour for colour in PALETTE if colour not in taken]
         few = len({*named} - {"ar"}) <= len(PALETTE)
-        found[decoder] = replace(mark, colour=free[0]) if few and mark.colour in taken else mark
-    return found
+        marks[decoder] = replace(mark, colour=free[0]) if few and mark.colour in taken else mark
+    return marks
 
 
 def _place(decoder: str) -> int:
@@ -83,7 +83,7 @@ def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model:
         choices = {kind: value for kind, value in choices.items() if kind in origins}
         changed = {key: options[key] for key in options if not origins.get(key, "").startswith("default of ")}
     else:
-        stated = {key: one.value for key, one in published(name, model.partition("+")[0]).items()}
+        stated = {key: value.value for key, value in published(name, model.partition("+")[0]).items()}
         defaults = {kind: getattr(usual, kind) for kind in choices} | dict(usual.options) if usual else {}
         defaults |= stated
         choices = {kind: value for kind, value in choices.items() if value != defaults.get(kind)}

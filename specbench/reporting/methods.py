@@ -26,7 +26,7 @@ _SELF = (
 )
 
 
-def methods(folders: Sequence[Path]) -> tuple[str, str]:
+def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
     """A paragraph in LaTeX that says how runs were made, and the BibTeX entries that it cites.
 
     What `run.json` does not hold is not said; plug-in decoders have no entry.
@@ -35,7 +35,8 @@ def methods(folders: Sequence[Path]) -> tuple[str, str]:
     infos = [info for info in stored if info.spec.tokens_sha256 is None]
     theirs = [rf"\texttt{{{tex(info.spec.decoder.name)}}}" for info in stored if info.spec.tokens_sha256]
     if not infos:
-        raise SpecbenchError("--methods describes what specbench decoded", "these runs are tokens of other programs")
+        what = "a methods paragraph describes what specbench decoded"
+        raise SpecbenchError(what, "these runs are tokens of other programs")
     known = {info.spec.decoder.name: PRESETS.get(info.spec.decoder.name) for info in infos}
     papers = {name: _published(preset.paper) if preset else None for name, preset in known.items()}
     sentences = [
@@ -117,12 +118,14 @@ def _decoders(infos: Sequence[RunInfo], papers: Mapping[str, str | None]) -> Ite
     for name, several in alike.items():
         names = dict.fromkeys(option for options in several for option in options)
         values = {option: list(dict.fromkeys(options.get(option) for options in several)) for option in names}
-        if sum(len(found) > 1 for found in values.values()) > 1 or any(None in found for found in values.values()):
+        if sum(len(given) > 1 for given in values.values()) > 1 or any(None in given for given in values.values()):
             sets = [{option: [value] for option, value in options.items()} for options in several]
         else:
             sets = [values]
-        for one in sets:
-            said = ", ".join(tex(f"{option} = {_listed(sorted(found, key=natural))}") for option, found in one.items())
+        for chosen in sets:
+            said = ", ".join(
+                tex(f"{option} = {_listed(sorted(given, key=natural))}") for option, given in chosen.items()
+            )
             yield f"{name} ({said})" if said else name
 
 
@@ -166,16 +169,16 @@ def _statistics(infos: Sequence[RunInfo]) -> str:
 
 def _key(paper: str) -> str:
     """A citation key: the method's name or first words, and the year or number where it has one."""
-    found = _SOURCE.fullmatch(paper)
-    title = found["title"] if found else paper
-    number = (found["year"] or found["eprint"] or "") if found else ""
+    source = _SOURCE.fullmatch(paper)
+    title = source["title"] if source else paper
+    number = (source["year"] or source["eprint"] or "") if source else ""
     name = title.partition(":")[0].replace("+", "p")  # SJD++ is not SJD
     return re.sub(r"[^a-z0-9]+", "-", f"{name}-{number}".lower()).strip("-")[:60]
 
 
 def _entry(key: str, paper: str) -> str:
-    found = _SOURCE.fullmatch(paper)
-    fields: Mapping[str, str | None] = found.groupdict() if found else {"title": paper}
+    source = _SOURCE.fullmatch(paper)
+    fields: Mapping[str, str | None] = source.groupdict() if source else {"title": paper}
     fields = {name: value for name, value in fields.items() if value}
     if "author" in fields:
         fields["author"] = fields["author"].replace(" et al.", " and others")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -16,6 +16,7 @@ from specbench.reporting.figures import chart_figure, figure_names, saved
 from specbench.reporting.html import page_charts, page_table, template
 from specbench.reporting.picture_figures import find_grid, grid_figure
 from specbench.reporting.report_rows import report_rows
+from specbench.reporting.row import ReportRow
 from specbench.reporting.sections import sections
 from specbench.reporting.text_formats import report_arrow
 from specbench.store.schema import with_units
@@ -51,7 +52,7 @@ class PageCharts(PlotAccessor):
 class Report(pd.DataFrame):
     """Numbers of runs, see `specbench.report`; shown as the table of a paper. Parts of it are plain DataFrames."""
 
-    _rows: Sequence[Mapping] = ()
+    _rows: Sequence[ReportRow] = ()
 
     @property
     def _constructor(self) -> type[pd.DataFrame]:
@@ -59,8 +60,8 @@ class Report(pd.DataFrame):
 
     def _repr_html_(self) -> str:
         tables = [
-            (one.heading, page_table("", one.first.columns, one.runs, best=True), [*one.notes])
-            for one in sections(self._rows)
+            (section.heading, page_table("", section.first.columns, section.runs, best=True), [*section.notes])
+            for section in sections(self._rows)
         ]
         return template("cell.html.jinja").render(tables=tables)
 
@@ -79,7 +80,7 @@ class Report(pd.DataFrame):
             SpecbenchError: no such prompt, or an image that is missing or damaged.
         """
         words = [prompts] if isinstance(prompts, str) else prompts
-        folders = {str(row["label"]): Path(str(row["folder"])) for row in self._rows}
+        folders = {row.label: row.folder for row in self._rows}
         return grid_figure(find_grid(folders, ":".join(["pictures", ",".join(words)]).rstrip(":")), width)
 
 
@@ -90,6 +91,6 @@ def report_frame(folders: Sequence[Path], long: bool = False) -> pd.DataFrame:
     frame = with_units(table.to_pandas(), table.schema)
     if long:
         return frame
-    found = Report(frame)
-    found._rows, found.attrs = rows, frame.attrs
-    return found
+    shown = Report(frame)
+    shown._rows, shown.attrs = rows, frame.attrs
+    return shown

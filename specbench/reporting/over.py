@@ -15,10 +15,12 @@ from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.metrics.score_store import read_scores
 from specbench.reporting.columns import MISSING, number, with_interval
-from specbench.reporting.comparability import is_ar
+from specbench.reporting.comparability import Run, code_text, copies, is_ar, nearest_ar
 from specbench.reporting.compare import quality_rows
 from specbench.reporting.plot_data import lower_is_better
-from specbench.reporting.report_rows import Run, code_text, copies, nearest_ar, report_rows
+from specbench.reporting.report_rows import report_rows
+from specbench.reporting.row import ReportRow
+from specbench.reporting.text_formats import TextTable, plain_table
 from specbench.specs.options import plain
 from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.run_folders import runs_in, setting_texts
@@ -52,8 +54,8 @@ def over_seeds(folders: Sequence[Path]) -> list[dict[str, object]]:
         if (alike := [row for row in rows if row["decoder"] == decoder])
     }
     for row, runs in zip(rows, groups.values(), strict=True):
-        own = [str(copy) for copy, folder in left_out.items() if folder in {run.folder for run in runs}]
-        row |= {"copies": own} if own else {}
+        twice = [str(copy) for copy, folder in left_out.items() if folder in {run.folder for run in runs}]
+        row |= {"copies": twice} if twice else {}
         row["options"] = {name: row["options"].get(name) for name in swept[row["decoder"]]}
     return sorted(rows, key=lambda row: (row["decoder"] != "ar", str(row["model"]), str(row["decoder"])))
 
@@ -75,17 +77,17 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, object]:
             pairs.append(both.assign(top=both["latency_ms_base"], bottom=both["latency_ms"]))
     if pairs and all(map(len, pairs)):
         numbers["speedup"] = _number(pairs)
-        logs = [one.assign(top=np.log(one["top"] / one["bottom"]), bottom=1.0) for one in pairs]
-        found = {name: None if x is None else float(np.exp(x)) for name, x in _number(logs).items()}
-        numbers["speedup_geometric"] = found | {"spread": _spread(_values(logs, np.exp))}
+        logs = [seed.assign(top=np.log(seed["top"] / seed["bottom"]), bottom=1.0) for seed in pairs]
+        geometric = {name: None if x is None else float(np.exp(x)) for name, x in _number(logs).items()}
+        numbers["speedup_geometric"] = geometric | {"spread": _spread(_values(logs, np.exp))}
     scored = [{(row["metric"], row["fingerprint"]) for row in read_scores(run.folder)} for run in runs]
     common = sorted(set.intersection(*scored))
     for metric, fingerprint in common:
         values = [_image_values(feature_place(run.folder, f"{metric}-{fingerprint}")) for run in runs]
-        if ":" not in metric and all(one is not None and len(one) for one in values):
+        if ":" not in metric and all(seed is not None and len(seed) for seed in values):
             several = sum(name == metric for name, _ in common) > 1
             name = f"{metric} ({fingerprint})" if several else metric
-            numbers[name] = _number([one.assign(bottom=1.0) for one in values])
+            numbers[name] = _number([seed.assign(bottom=1.0) for seed in values])
     return {
         "model": spec.model,
         "decoder": spec.decoder.full_name,
@@ -103,7 +105,7 @@ def _image_values(place: Path) -> pd.DataFrame | None:
 
 
 def _values(seeds: Sequence[pd.DataFrame], scale=float) -> list[float]:
-    return [float(scale(one["top"].sum() / one["bottom"].sum())) for one in seeds]
+    return [float(scale(seed["top"].sum() / seed["bottom"].sum())) for seed in seeds]
 
 
 def _number(seeds: Sequence[pd.DataFrame]) -> dict[str, float | None]:
@@ -122,8 +124,8 @@ def _spread(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def over_table(rows: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells of the rows of `over_seeds`."""
+def over_table(rows: Sequence[Mapping]) -> TextTable:
+    """The rows of `over_seeds` as texts."""
     options = _names(rows)
     numbers = list(dict.fromkeys(name for row in rows for name in row["numbers"]))
     headings = {"nfe": "NFE", "speedup": "speed-up", "speedup_geometric": "geometric mean"}
@@ -133,16 +135,19 @@ def over_table(rows: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
         cells = [
             _cell(row["numbers"].get(name), 1 if name == "nfe" else 2 if name in headings else 3) for name in numbers
         ]
-        own = [plain(row["options"][name]) if row["options"].get(name) is not None else MISSING for name in options]
-        lines.append([str(row["decoder"]), *own, str(len(row["seeds"])), str(row["images"]), *cells])
-    return head, lines
+        options_of_row = [
+            plain(row["options"][name]) if row["options"].get(name) is not None else MISSING for name in options
+        ]
+        lines.append([str(row["decoder"]), *options_of_row, str(len(row["seeds"])), str(row["images"]), *cells])
+    return plain_table(head, lines)
 
 
-def _cell(found: Mapping | None, digits: int) -> str:
-    if found is None:
+def _cell(value: Mapping | None, digits: int) -> str:
+    if value is None:
         return MISSING
-    spread = "" if found["spread"] is None else f" ± {number(found['spread'], digits)}"
-    return with_interval(found["value"], found["low"], found["high"], digits, unit=spread, too_few=True)
+    spread = "" if value["spread"] is None else f" ± {number(value['spread'], digits)}"
+    estimate = stats.Estimate(value["value"], value["low"], value["high"])
+    return with_interval(estimate, digits, unit=spread, too_few=True)
 
 
 RULER_NOTE = (
@@ -159,27 +164,27 @@ def ruler_rows(folders: Sequence[Path]) -> list[dict[str, object]]:
     """One dict per decoder that is neither AR nor `replace`, and metric: `model, label, metric, share, low, high` (of
     the tokens; `low` and `high` None beyond the ruler) and `note`, why there is no share.
     """
-    rows, found = report_rows(folders), []
-    for setting in {str((row["model"], row["setting"])): None for row in rows}:
-        own = [row for row in rows if str((row["model"], row["setting"])) == setting]
-        base = next((row for row in own if row["decoder"] == "ar"), None)
-        rulers = [row for row in own if row["decoder"] == "replace"]
+    rows, damages = report_rows(folders), []
+    for setting in {str((row.model, row.setting)): None for row in rows}:
+        alike = [row for row in rows if str((row.model, row.setting)) == setting]
+        base = next((row for row in alike if row.decoder == "ar"), None)
+        rulers = [row for row in alike if row.decoder == "replace"]
         if base is None or not rulers:
             continue
         points: dict[str, list[DamagePoint]] = {}
         for row in rulers:
             for metric, loss in _losses(base, row).items():
-                points.setdefault(metric, []).append((float(row["options"]["share"]), *loss))
-        for row in own:
-            if row["decoder"] not in ("ar", "replace"):
+                points.setdefault(metric, []).append((float(row.options["share"]), *loss))
+        for row in alike:
+            if row.decoder not in ("ar", "replace"):
                 for metric, loss in _losses(base, row).items():
-                    named = {"model": row["model"], "label": row["label"], "metric": metric}
-                    found.append(named | damage(loss, points.get(metric, [])))
-    if not found:
+                    named = {"model": row.model, "label": row.label, "metric": metric}
+                    damages.append(named | damage(loss, points.get(metric, [])))
+    if not damages:
         what = "--ruler: no setting with AR, replace and another decoder that share a score with an interval"
         shares = "replace:share=0.01,replace:share=0.02,replace:share=0.05,replace:share=0.1,replace:share=0.2"
         raise SpecbenchError(what, f"specbench run --decoder ar,{shares} on the same prompts, then specbench score")
-    return found
+    return damages
 
 
 def damage(loss: tuple[float, float, float], points: Sequence[DamagePoint]) -> dict[str, object]:
@@ -201,26 +206,23 @@ def damage(loss: tuple[float, float, float], points: Sequence[DamagePoint]) -> d
     return {"share": share, "low": low_end, "high": high_end, "note": None}
 
 
-def _losses(base: Mapping, row: Mapping) -> dict[str, tuple[float, float, float]]:
+def _losses(base: ReportRow, row: ReportRow) -> dict[str, tuple[float, float, float]]:
     """Loss against AR by metric, with its interval; positive is worse."""
-    found = {}
-    for one in quality_rows(Path(base["folder"]), Path(row["folder"])):
-        if None not in (one["value"], one["low"], one["high"]):
-            values = one["value"], one["low"], one["high"]
-            worse = values if lower_is_better(str(one["name"])) else (-values[0], -values[2], -values[1])
-            found[str(one["name"])] = worse
-    return found
+    losses = {}
+    for score in quality_rows(base.folder, row.folder):
+        if score.estimate and None not in (values := (score.value, score.estimate.low, score.estimate.high)):
+            losses[score.name] = values if lower_is_better(score.name) else (-values[0], -values[2], -values[1])
+    return losses
 
 
-def ruler_table(rows: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
-    """Headings and cells: a line per decoder, a column per metric."""
+def ruler_table(rows: Sequence[Mapping]) -> TextTable:
+    """The rows of `ruler_rows` as texts: a line per decoder, a column per metric."""
     metrics = list(dict.fromkeys(str(row["metric"]) for row in rows))
     lines: dict[tuple, dict[str, str]] = {}
     for row in rows:
         lines.setdefault((row["model"], row["label"]), {})[row["metric"]] = _damage_cell(row)
-    return ["model", "decoder", *metrics], [
-        [*key, *(cells.get(metric, MISSING) for metric in metrics)] for key, cells in lines.items()
-    ]
+    cells = [[*key, *(cells.get(metric, MISSING) for metric in metrics)] for key, cells in lines.items()]
+    return plain_table(["model", "decoder", *metrics], cells)
 
 
 def _damage_cell(row: Mapping) -> str:

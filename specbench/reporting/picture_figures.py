@@ -1,4 +1,4 @@
-"""Figures of pictures (`specbench report --figure`): images of several runs for chosen prompts, and token maps."""
+"""Figures of pictures (`specbench figure`): images of several runs for chosen prompts, and token maps."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def find_grid(runs: Mapping[str, Path], name: str) -> Grid:
     start of an id or a part of a text."""
     kind, _, wanted = name.partition(":")
     if not runs:
-        raise SpecbenchError(f"--figure {kind}: there are no runs to show")
+        raise SpecbenchError(f"figure {kind}: there are no runs to show")
     return _images(runs, wanted) if kind == _GRID else _token_map(runs, kind)
 
 
@@ -61,12 +61,12 @@ def _images(runs: Mapping[str, Path], wanted: str) -> Grid:
     if wanted:
         texts = {key: shown.text for key, shown in known.items()}
         chosen = list(dict.fromkeys(_prompt(texts, word.strip()) for word in wanted.split(",")))
-    found = {label: tiles(folder, chosen) for label, folder in runs.items()}
-    pictures = [[one.pixels if (one := of.get(key)) else None for of in found.values()] for key in chosen]
+    of_runs = {label: tiles(folder, chosen) for label, folder in runs.items()}
+    pictures = [[tile.pixels if (tile := of.get(key)) else None for of in of_runs.values()] for key in chosen]
     numbers = [
         {"prompt_id": key, "prompt": known[key].text, "run": label, "steps": of[key].nfe}
         for key in chosen
-        for label, of in found.items()
+        for label, of in of_runs.items()
         if key in of
     ]
     return Grid(list(runs), [known[key].text for key in chosen], pictures, None, numbers)
@@ -75,7 +75,7 @@ def _images(runs: Mapping[str, Path], wanted: str) -> Grid:
 def _prompt(texts: Mapping[str, str], word: str) -> str:
     near = [key for key, text in texts.items() if key.startswith(word) or word in text]
     if not near:
-        raise SpecbenchError(f"--figure {_GRID}: no decoded prompt has '{word}' in its text or id")
+        raise SpecbenchError(f"figure {_GRID}: no decoded prompt has '{word}' in its text or id")
     return near[0]
 
 
@@ -84,7 +84,7 @@ def _token_map(runs: Mapping[str, Path], kind: str) -> Grid:
     maps = {label: shown for label, folder in runs.items() if (shown := mean_map(folder, quantity)) is not None}
     if not maps:
         needs = "run with --trace" if quantity.startswith("draft") else "a run with images of drafted tokens has it"
-        raise SpecbenchError(f"--figure {kind}: no run here has it", needs)
+        raise SpecbenchError(f"figure {kind}: no run here has it", needs)
     numbers = [
         {"run": label, "row": row, "column": column, "value": value}
         for label, shown in maps.items()
@@ -94,11 +94,7 @@ def _token_map(runs: Mapping[str, Path], kind: str) -> Grid:
 
 
 def write_pictures(runs: Mapping[str, Path], path: Path) -> Path:
-    """Write the pictures of the first prompts, one column for each of `runs` (folders by label), as a PNG file.
-
-    Raises:
-        SpecbenchError: no or damaged images, or a file that cannot be written.
-    """
+    """Write the pictures of the first prompts, one column for each of `runs` (folders by label), as a PNG file."""
     write_output(path, draw_grid(_images(runs, ""), "png", "page"))
     return path
 
@@ -113,7 +109,11 @@ def grid_figure(grid: Grid, width: str = "column") -> Drawn:
     inches = WIDTHS[width]
     side = inches / len(grid.columns)  # of a picture; a letter of size 6 is a twentieth of an inch wide
     height = side * len(grid.rows) + _LABEL + (2 * _LABEL if grid.bar else 0)
-    top = max((np.nanmax(one) for row in grid.pictures for one in row if one is not None), default=1) if grid.bar else 1
+    top = (
+        max((np.nanmax(picture) for row in grid.pictures for picture in row if picture is not None), default=1)
+        if grid.bar
+        else 1
+    )
     with mpl.rc_context(STYLE):
         figure = Drawn((inches, height), layout="constrained")
         held = figure.subplots(len(grid.rows), len(grid.columns), squeeze=False)

@@ -3,14 +3,15 @@ against speed with its Pareto front, and sweeps (runs of one decoder that differ
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow.compute as pc
 
-from specbench.reporting.report_rows import Run
+from specbench.reporting.comparability import Run
+from specbench.reporting.row import ReportRow
 from specbench.specs.options import plain
 from specbench.stats import Estimate
 from specbench.stats.speed import with_times
@@ -76,7 +77,7 @@ def lower_is_better(metric: str) -> bool:
     return metric.startswith(_DISTANCES)
 
 
-def pareto(runs: Sequence[Mapping], metric: str, fingerprint: str) -> list[Point]:
+def pareto(runs: Sequence[ReportRow], metric: str, fingerprint: str) -> list[Point]:
     """Build a point for each report row with a speed-up and this score, and mark Pareto-dominated points.
 
     A point is dominated by another that is faster and scores better, both with intervals that do not overlap. Without
@@ -84,10 +85,9 @@ def pareto(runs: Sequence[Mapping], metric: str, fingerprint: str) -> list[Point
     """
     points = []
     for row in runs:
-        named = [s for s in row["scores"] if (s["metric"], s["fingerprint"]) == (metric, fingerprint)]
-        if named and row["speedup"] is not None:
-            quality = Estimate(named[0]["value"], named[0]["low"], named[0]["high"])
-            points.append(Point(row["label"], row["run_id"], _speed(row), quality))
+        named = [score for score in row.scores if (score.metric, score.fingerprint) == (metric, fingerprint)]
+        if named and row.over_ar.speedup is not None:
+            points.append(Point(row.label, row.run_id, row.over_ar.speedup, named[0].estimate))
     sign = -1 if lower_is_better(metric) else 1
 
     def dominated(point: Point) -> str | None:
@@ -97,44 +97,42 @@ def pareto(runs: Sequence[Mapping], metric: str, fingerprint: str) -> list[Point
     return [replace(point, dominated_by=dominated(point)) for point in points]
 
 
-def _speed(row: Mapping) -> Estimate:
-    return Estimate(row["speedup"], row["speedup_low"], row["speedup_high"])
-
-
-def _above(one: Estimate, other: Estimate, sign: int) -> bool:
+def _above(estimate: Estimate, other: Estimate, sign: int) -> bool:
     """Whether the interval of `one` lies wholly above that of `other`, or below it where `sign` is -1."""
-    if one.low is None or other.low is None:
+    if estimate.low is None or other.low is None:
         return False
-    return one.low > other.high if sign > 0 else one.high < other.low
+    return estimate.low > other.high if sign > 0 else estimate.high < other.low
 
 
-def sweeps(rows: Sequence[Mapping]) -> dict[str, Sweep]:
+def sweeps(rows: Sequence[ReportRow]) -> dict[str, Sweep]:
     """By swept option and curve, (value, speed-up, step ratio) triples in the order of the values.
 
     A curve is a decoder with the options that its runs vary besides; runs without a speed-up are left out.
     """
-    timed = [row for row in rows if row["speedup"] is not None]
-    found: dict[str, Sweep] = {}
-    for decoder in dict.fromkeys(row["decoder"] for row in timed):
-        runs = [row for row in timed if row["decoder"] == decoder]
-        options = dict.fromkeys(name for row in runs for name in row["options"] if name not in _NO_SWEEP)
+    timed = [row for row in rows if row.over_ar.speedup is not None]
+    by_option: dict[str, Sweep] = {}
+    for decoder in dict.fromkeys(row.decoder for row in timed):
+        runs = [row for row in timed if row.decoder == decoder]
+        options = dict.fromkeys(name for row in runs for name in row.options if name not in _NO_SWEEP)
         varied = [name for name in options if len({_value(row, name) for row in runs}) > 1]
         for option in varied:
             for curve, members in _curves(decoder, runs, [name for name in varied if name != option]).items():
                 if len({_value(row, option) for row in members}) > 1:
-                    points = [(_value(row, option), _speed(row), row["step_ratio"]) for row in members]
-                    points.sort(key=lambda one: (0, one[0]) if isinstance(one[0], int | float) else (1, str(one[0])))
-                    found.setdefault(option, {})[curve] = points
-    return found
+                    points = [(_value(row, option), row.over_ar.speedup, row.over_ar.step_ratio) for row in members]
+                    points.sort(
+                        key=lambda point: (0, point[0]) if isinstance(point[0], int | float) else (1, str(point[0]))
+                    )
+                    by_option.setdefault(option, {})[curve] = points
+    return by_option
 
 
-def _value(row: Mapping, name: str) -> object:
-    return row["options"].get(name)
+def _value(row: ReportRow, name: str) -> object:
+    return row.options.get(name)
 
 
-def _curves(decoder: str, runs: Sequence[Mapping], others: Sequence[str]) -> dict[str, list[Mapping]]:
+def _curves(decoder: str, runs: Sequence[ReportRow], others: Sequence[str]) -> dict[str, list[ReportRow]]:
     """Runs that agree in the other varied options, by the decoder's name with these."""
-    curves: dict[str, list[Mapping]] = {}
+    curves: dict[str, list[ReportRow]] = {}
     for row in runs:
         name = " ".join([decoder, *(f"{other}={plain(_value(row, other))}" for other in others)])
         curves.setdefault(name, []).append(row)

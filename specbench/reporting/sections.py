@@ -31,6 +31,7 @@ from specbench.reporting.columns import (
     with_interval,
 )
 from specbench.reporting.compare import MARKED, marks, real_differences
+from specbench.reporting.row import Compared, ReportRow
 from specbench.stats import RULE
 from specbench.store.run_folders import same_but_for_threads
 
@@ -57,7 +58,7 @@ class Section:
     `notes`: a few lines below the first table; `circumstances` has all; `machines`: what decoded, in words."""
 
     heading: str
-    runs: Sequence[Mapping]
+    runs: Sequence[ReportRow]
     first: ReportTable
     tables: Sequence[ReportTable]
     answer: Sequence[str] = ()
@@ -69,22 +70,22 @@ class Section:
         return (self.first, *self.tables) if everything else (self.first,)
 
 
-def sections(rows: Sequence[Mapping]) -> list[Section]:
+def sections(rows: Sequence[ReportRow]) -> list[Section]:
     """Group the rows of `report_rows` by model and setting."""
-    groups = groupby(rows, key=lambda row: (row["model"], json.dumps(row["setting"], sort_keys=True)))
-    found = [_section(list(group)) for _, group in groups]
-    return [replace(one, heading=_told_apart(one, found)) for one in found]
+    groups = groupby(rows, key=lambda row: (row.model, json.dumps(row.setting, sort_keys=True)))
+    grouped = [_section(list(group)) for _, group in groups]
+    return [replace(section, heading=_told_apart(section, grouped)) for section in grouped]
 
 
 def _told_apart(section: Section, others: Sequence[Section]) -> str:
     """Its heading, with the settings in which sections of the same heading differ, as an edited list of prompts. Which
     prompts of it were drawn tells no lists apart."""
     plain = _heading(section.runs, drawn=False)
-    alike = [one.runs[0]["setting"] for one in others if _heading(one.runs, drawn=False) == plain]
-    own, edited = section.runs[0]["setting"], section.runs[0].get("model_edited", "")
-    apart = [name for name in own if any(one.get(name) != own[name] for one in alike)]
+    alike = [other.runs[0].setting for other in others if _heading(other.runs, drawn=False) == plain]
+    setting_here, edited = section.runs[0].setting, section.runs[0].model_edited or ""
+    apart = [name for name in setting_here if any(setting.get(name) != setting_here[name] for setting in alike)]
     known = {"prompts_sha256": "prompt file", "weights_sha256": "weights", "model_code": f"model {edited}, code"}
-    return ", ".join([section.heading, *(f"{known.get(name, name)} {str(own[name])[:8]}" for name in apart)])
+    return ", ".join([section.heading, *(f"{known.get(name, name)} {str(setting_here[name])[:8]}" for name in apart)])
 
 
 BOLD_RULE = f"Bold: the best value of its column, where its difference from AR is real. {RULE}"
@@ -92,52 +93,53 @@ _LEADING = re.compile(r"-?[\d,]*\.?\d+")
 
 
 def bold_cells(
-    runs: Sequence[Mapping], columns: Sequence[ReportColumn], cells: Sequence[Sequence[str]]
+    runs: Sequence[ReportRow], columns: Sequence[ReportColumn], cells: Sequence[Sequence[str]]
 ) -> list[set[int]]:
-    """By column, the rows whose cell is bold, see `BOLD_RULE`."""
-    real, found = [real_differences(row) for row in runs], []
-    for column, texts in zip(columns, zip(*cells, strict=True), strict=True):
+    """By row, the places of its bold cells, see `BOLD_RULE`."""
+    real, bold = [real_differences(row.run_id, row.folder, row.over_ar) for row in runs], [set() for _ in runs]
+    for place, column in enumerate(columns):
         name = "speedup" if column.heading.startswith("speed-up") else column.heading.partition(" (")[0]
-        values = {
-            place: float(m[0].replace(",", "")) for place, cell in enumerate(texts) if (m := _LEADING.match(cell))
-        }
+        numbers = [_LEADING.match(line[place]) for line in cells]
+        values = {number: float(m[0].replace(",", "")) for number, m in enumerate(numbers) if m}
         top = max(values.values(), key=lambda value: column.better * value, default=None)
-        found.append(
-            {place for place, value in values.items() if column.better and value == top and name in real[place]}
-        )
-    return found
+        for number, value in values.items():
+            if column.better and value == top and name in real[number]:
+                bold[number].add(place)
+    return bold
 
 
 _MOST_NOTES = 3
 
 
-def _notes(runs: Sequence[Mapping], remark: str | None) -> list[str]:
+def _notes(runs: Sequence[ReportRow], remark: str | None) -> list[str]:
     """What must be known to read the first table, in at most `_MOST_NOTES` lines."""
-    over = [row["pairs"] for row in runs if row["speedup"] is not None and row["speedup_note"]]
+    over = [row.over_ar.pairs for row in runs if row.over_ar.speedup is not None and row.over_ar.speedup_note]
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
     common = [f"The speed-up is over the {images} images in common with AR."] if over else []
     few = [FEW_PROMPTS] if lacks_interval(runs, parts=False) else []
-    wrong = ["A roofline is wrong: specbench report --all"] if any(row.get("roofline_note") for row in runs) else []
-    found = [*common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
-    left = len(found) - _MOST_NOTES
-    return found if left <= 0 else [*found[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
+    wrong = ["A roofline is wrong: specbench report --all"] if any(row.roofline_note for row in runs) else []
+    lines = [*common, *few, *captions_cut(runs), *([remark] if remark else []), *wrong]
+    left = len(lines) - _MOST_NOTES
+    return lines if left <= 0 else [*lines[: _MOST_NOTES - 1], f"{left + 1} more notes: specbench report --all"]
 
 
-def with_columns(found: Sequence[Section], names: Sequence[str]) -> list[Section]:
+def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Section]:
     """The sections with one table each: the decoder, then the named columns in their order. `names`: headings, in any
     case and without "[95 %]", or their short names."""
-    found = list(found)
+    grouped = list(grouped)
     # Of columns of one name the first, which is the shortest; of decoders the last, which is without its window.
-    every = ([column for one in section.shown(True) for column in one.columns] for section in found)
-    order = ([*columns[::-1], *(one for one in columns if one.heading == DECODER.heading)] for columns in every)
-    known = [{one.heading.lower().removesuffix(" [95 %]"): one for one in columns} for columns in order]
+    every = ([column for table in section.shown(True) for column in table.columns] for section in grouped)
+    order = (
+        [*columns[::-1], *(column for column in columns if column.heading == DECODER.heading)] for columns in every
+    )
+    known = [{column.heading.lower().removesuffix(" [95 %]"): column for column in columns} for columns in order]
     short = [_short_names(columns) | columns for columns in known]
     wanted = [name.strip().lower() for name in names if name.strip().lower() != DECODER.heading]
     for name in wanted:
         if not any(name in columns for columns in short):
             raise unknown_name("column", name, dict.fromkeys(name for columns in known for name in columns))
     shown = []
-    for section, columns in zip(found, short, strict=True):
+    for section, columns in zip(grouped, short, strict=True):
         # A chosen baseline: every choice keeps it.
         over = (heading for heading in columns if heading.startswith("over "))
         kept = [columns[name] for name in (DECODER.heading.lower(), *wanted, *over) if name in columns]
@@ -156,11 +158,11 @@ def _short_names(columns: Mapping[str, ReportColumn]) -> dict[str, ReportColumn]
 _FORMER = {"nfe": "steps", "latency s": "latency"}  # Further names of columns, by their headings
 
 
-def definitions(found: Sequence[Section], everything: bool = True) -> list[str]:
+def definitions(shown: Sequence[Section], everything: bool = True) -> list[str]:
     """List the definitions of the columns of the first tables, or of all, each once."""
     columns = {
         column.heading: column
-        for section in found
+        for section in shown
         for table in section.shown(everything)
         if table.title is None
         for column in table.columns
@@ -169,26 +171,28 @@ def definitions(found: Sequence[Section], everything: bool = True) -> list[str]:
     return [*(text for column in columns.values() if (text := column.definition())), *([READING] * everything)]
 
 
-def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True) -> list[str]:
+def circumstances(rows: Sequence[ReportRow], parts: bool = True, load: bool = True) -> list[str]:
     """List what was left out, machines, versions, roofline inputs and load averages of the rows. `parts`: whether the
     parts of metrics are shown; `load`: whether load averages are said."""
-    machines = dict.fromkeys(line for row in rows for line in row["environment"])
+    machines = dict.fromkeys(line for row in rows for line in row.environment)
     floors = dict.fromkeys(
         f"Roofline of {floor['device']}: {floor['bytes_per_s'] / 1e9:,.1f} GB/s, {floor['flops'] / 1e12:,.3g} TFLOP/s "
         f"({floor['source']})."
         for row in rows
-        if (floor := row["floor"])
+        if (floor := row.floor)
     )
     same = ("model", "decoder", "label", "options")
-    parts_of_one = same_but_for_threads({r["run_id"]: {**r["setting"], **{k: r[k] for k in same}} for r in rows})
-    wrong = dict.fromkeys(f"Roofline: {row['roofline_note']}." for row in rows if row.get("roofline_note"))
+    parts_of_one = same_but_for_threads(
+        {row.run_id: {**row.setting, **{name: getattr(row, name) for name in same}} for row in rows}
+    )
+    wrong = dict.fromkeys(f"Roofline: {row.roofline_note}." for row in rows if row.roofline_note)
     few = [FEW_PROMPTS] if lacks_interval(rows, parts) else []
-    light = any(f"+{EIGHT_BITS}" in row["model"] for row in rows)
+    light = any(f"+{EIGHT_BITS}" in row.model for row in rows)
     return (
         few
         + captions_cut(rows)
         + [f"Measured on {line}." for line in machines]
-        + list(dict.fromkeys(f"Steps: {row['steps']}." for row in rows if tells_steps(row)))
+        + list(dict.fromkeys(f"Steps: {row.steps}." for row in rows if tells_steps(row)))
         + list(floors)
         + list(wrong)
         + ([f"--dtype {EIGHT_BITS} {EIGHT_BITS_GAIN}; its roofline counts one byte a weight."] if light else [])
@@ -196,34 +200,32 @@ def circumstances(rows: Sequence[Mapping], parts: bool = True, load: bool = True
     )
 
 
-def captions_cut(rows: Sequence[Mapping]) -> list[str]:
+def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
     """How many captions each model did not read to the end, by its run with the most."""
-    cut = sorted((row for row in rows if "captions_cut" in row), key=lambda row: row["captions_cut"])
+    cut = sorted((row for row in rows if row.captions_cut), key=lambda row: row.captions_cut)
     return [
-        f"{model} read only the beginning of the captions of {row['captions_cut']:,} of {row['n']:,} images."
-        for model, row in {row["model"]: row for row in cut}.items()
+        f"{model} read only the beginning of the captions of {row.captions_cut:,} of {row.n:,} images."
+        for model, row in {row.model: row for row in cut}.items()
     ]
 
 
-def tells_steps(row: Mapping) -> bool:
+def tells_steps(row: ReportRow) -> bool:
     """Whether a report says how the steps of a run ran: not of the usual eager ones on a CPU."""
-    return row["steps"] != "eager" or row["setting"]["device"] != "cpu"
+    return row.steps != "eager" or row.setting["device"] != "cpu"
 
 
-def lacks_interval(rows: Sequence[Mapping], parts: bool = True) -> bool:
+def lacks_interval(rows: Sequence[ReportRow], parts: bool = True) -> bool:
     """Whether an interval was left out, because it is of too few prompts."""
-    speed = any(row["speedup"] is not None and row["speedup_low"] is None for row in rows)
-    return speed or any(
-        score.get("too_few") for row in rows for score in row["scores"] if parts or ":" not in score["metric"]
-    )
+    speed = any(row.over_ar.speedup is not None and row.over_ar.speedup.low is None for row in rows)
+    return speed or any(score.too_few for row in rows for score in row.scores if parts or score.whole)
 
 
-def _section(runs: list[Mapping]) -> Section:
-    speed = THROUGHPUT if runs[0]["setting"]["batch"] > 1 else SPEED
-    traced = TRACED if any(row["draft_tv"] is not None for row in runs) else ()
-    audited = AUDIT if any(row.get("audit") for row in runs) else ()
+def _section(runs: list[ReportRow]) -> Section:
+    speed = THROUGHPUT if runs[0].setting["batch"] > 1 else SPEED
+    traced = TRACED if any(row.draft_tv is not None for row in runs) else ()
+    audited = AUDIT if any(row.audit for row in runs) else ()
     quality = (*QUALITY, *audited, *traced, *score_columns(runs))
-    noted = dict.fromkeys((s["note"], s["metric"]) for row in runs for s in row["scores"] if s.get("note"))
+    noted = dict.fromkeys((score.note, score.metric) for row in runs for score in row.scores if score.note)
     metrics = {note: ", ".join(name for other, name in noted if other == note) for note, _ in noted}
     remarks = [f"{names}: {note}." for note, names in metrics.items()]
     parts = part_columns(runs).items()
@@ -232,79 +234,78 @@ def _section(runs: list[Mapping]) -> Section:
         ReportTable(quality, remark=" ".join(remarks) or None, topic="Quality, every column"),
         *(
             [ReportTable(DRAFTS, topic="Drafting")]
-            if any("head" in row["options"] or row["theorem2_bound"] for row in runs)
+            if any("head" in row.options or row.theorem2_bound for row in runs)
             else ()
         ),
         ReportTable(TAILS, topic="Tails: median, 95th percentile, slowest category"),
-        *([ReportTable(STAGES, topic="Second stage")] if any("stage2_nfe" in row for row in runs) else ()),
+        *([ReportTable(STAGES, topic="Second stage")] if any(row.stage2_nfe is not None for row in runs) else ()),
         *(ReportTable((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
     first = ReportTable(first_columns(runs))
-    if any("against" in row for row in runs):
+    if any(row.against for row in runs):
         first, *tables = (replace(table, columns=_against(table.columns, runs)) for table in (first, *tables))
     notes = _notes(runs, " ".join(remarks) or None)
-    machines = dict.fromkeys(line.partition(", python ")[0] for row in runs for line in row["environment"])
+    machines = dict.fromkeys(line.partition(", python ")[0] for row in runs for line in row.environment)
     return Section(_heading(runs), runs, first, tables, answer(runs), notes, " and ".join(machines))
 
 
-def _against(columns: Sequence[ReportColumn], runs: Sequence[Mapping]) -> list[ReportColumn]:
+def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list[ReportColumn]:
     """The columns with marks on scores that differ from the baseline's, and the speed-up over it."""
-    base = next(row["against"]["baseline"] for row in runs if "against" in row)
+    base = next(row.against.baseline for row in runs if row.against)
 
-    def numbers(row: Mapping) -> Mapping:
-        return row["against"]["numbers"] if "against" in row else {}
+    def numbers(row: ReportRow) -> Mapping[str, Compared]:
+        return row.against.numbers if row.against else {}
 
     def marked(column: ReportColumn) -> ReportColumn:
         name = column.heading.partition(" (")[0]
         return replace(column, cell=lambda row: column.cell(row) + marks(numbers(row)).get(name, ""))
 
-    def over(row: Mapping) -> str:
-        found = numbers(row).get("speedup")
-        if not found or found["value"] is None:
+    def over(row: ReportRow) -> str:
+        speed = numbers(row).get("speedup")
+        if not speed or speed.value is None:
             return MISSING
-        shown = with_interval(found["value"], found["low"], found["high"], unit="x", too_few=True)
-        return shown + marks(numbers(row)).get("speedup", "")
+        return with_interval(speed.estimate, unit="x", too_few=True) + marks(numbers(row)).get("speedup", "")
 
     scored = {name for row in runs for name in numbers(row)}
 
-    found: list[ReportColumn] = []
+    with_marks: list[ReportColumn] = []
     for column in columns:
         by_metric = column.heading.partition(" (")[0] in scored
-        found.append(marked(column) if by_metric else column)
+        with_marks.append(marked(column) if by_metric else column)
         if column.heading.startswith("speed-up"):
             meaning = f"Over: latency of {base} over that of the run. {MARKED}"
-            found.append(ReportColumn(f"over {base} [95 %]", over, meaning, 1))
-    return found
+            with_marks.append(ReportColumn(f"over {base} [95 %]", over, meaning, 1))
+    return with_marks
 
 
-def _heading(runs: Sequence[Mapping], drawn: bool = True) -> str:
+def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     row = runs[0]
-    setting = row["setting"]
+    setting = row.setting
     sampling = setting["sampling"]
-    drafting = [run for run in runs if run["decoder"] != "ar"]  # a baseline has fewer prompts
-    which = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.get("drawn", ())))
+    drafting = [run for run in runs if run.decoder != "ar"]  # a baseline has fewer prompts
+    which = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.drawn or ()))
     parts = [f"prompts {setting['prompts']}" + (f" ({which})" if which and drawn else ""), f"seed {setting['seed']}"]
     parts += [f"guidance {sampling['guidance']:g}", f"temperature {sampling['temperature']:g}"]
     parts += [f"top-k {sampling['top_k']}" if sampling["top_k"] else "no top-k"]
     threads = setting.get("threads")
     parts += [f"top-p {sampling['top_p']:g}"] if sampling["top_p"] < 1 else []
-    parts += [row["processors"]] if row.get("processors") else []
+    parts += [row.processors] if row.processors else []
     named = {"entropy_scale": "entropy scale", "min_p": "min-p", "top_n_sigma": "top-n-sigma"}
     parts += [f"{text} {sampling[name]:g}" for name, text in named.items() if sampling.get(name)]
     parts += [
         setting["dtype"],
         setting["device"],
         *([f"{threads} thread{'s' * (threads != 1)}"] if threads else []),
-        *(dict.fromkeys(row["steps"].partition(" ")[0] for row in runs if tells_steps(row))),
+        *(dict.fromkeys(row.steps.partition(" ")[0] for row in runs if tells_steps(row))),
         f"batch {setting['batch']}",
     ]
-    source = f" from {row['source']}" if row.get("source") else ""
-    return f"{row['model']}{source}: {', '.join(parts)}"
+    source = f" from {row.source}" if row.source else ""
+    return f"{row.model}{source}: {', '.join(parts)}"
 
 
-def _load(rows: Sequence[Mapping]) -> list[str]:
+def _load(rows: Sequence[ReportRow]) -> list[str]:
     """Format the range of load averages; other load makes latencies noisy."""
-    known = [load for row in rows for load in row["load"] if isinstance(load, int | float)]
+    known = [load for row in rows for load in row.load if isinstance(load, int | float)]
     if not known:
         return []
     span = f"{min(known):.1f}" if min(known) == max(known) else f"{min(known):.1f} to {max(known):.1f}"

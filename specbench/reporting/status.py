@@ -12,8 +12,9 @@ from rich.console import Group
 
 from specbench import stats
 from specbench.reporting.columns import MISSING, TOO_FEW, between, number
+from specbench.reporting.comparability import Run, code_text, with_ar_runs
 from specbench.reporting.marks import label, window_of
-from specbench.reporting.report_rows import Run, against_ar, code_text, with_ar_runs
+from specbench.reporting.report_rows import over_ar
 from specbench.store.merge_shards import incomplete_shards
 from specbench.store.run_folders import SHARDS, find_runs, runs_in, shards_in
 from specbench.store.run_info import RunInfo
@@ -55,12 +56,12 @@ def _merged(rows: Sequence[dict], lacking: str) -> list[dict]:
     """The rows without those of shards whose images are in a merged run, which is done where no shard is `lacking`."""
     shown = []
     for row in rows:
-        own = [one for one in rows if one["part"] and one["run_id"] == row["run_id"]]
-        whole = next((one["images"] for one in rows if not one["part"] and one["run_id"] == row["run_id"]), 0)
-        total = sum(one["images"] for one in own)
+        shards = [other for other in rows if other["part"] and other["run_id"] == row["run_id"]]
+        whole = next((other["images"] for other in rows if not other["part"] and other["run_id"] == row["run_id"]), 0)
+        total = sum(other["images"] for other in shards)
         if row["part"] and 0 < total <= whole and row["silent_s"] is None:
             continue
-        if own and not row["part"] and whole <= total:
+        if shards and not row["part"] and whole <= total:
             state = lacking or ("done" if whole == total else "shards not merged")
             row = row | {"wanted": None if lacking else total, "state": state}
         shown.append(row)
@@ -69,14 +70,15 @@ def _merged(rows: Sequence[dict], lacking: str) -> list[dict]:
 
 def status_of(folders: Sequence[Path]) -> list[dict]:
     """`status` of these run folders; those that nothing was written to yet are left out."""
-    found = with_ar_runs(folder for folder in folders if folder in runs_in(folder.parent))
-    return [_status(*one) for one in found.values()]
+    runs = with_ar_runs(folder for folder in folders if folder in runs_in(folder.parent))
+    return [_status(run, ar_runs) for run, ar_runs in runs.values()]
 
 
 def _status(run: Run, ar_runs: Sequence[Run]) -> dict:
     info, rows = run.info, run.rows
     call, options = info.invocations[-1], dict(info.spec.decoder.options)
-    against = against_ar(run, ar_runs, cache(lambda ar: stats.speed_up(rows, ar.rows)))
+    over = over_ar(run, ar_runs, cache(lambda ar: stats.speed_up(rows, ar.rows)))
+    speed = over.speedup or stats.Estimate(None)
     silent_s = _now() - _written(run.folder) if call.finished_at is None else None
     edited = [code_text(info)] if info.spec.decoder_code else []
     left = max((call.wanted or 0) - len(rows), 0)
@@ -91,7 +93,10 @@ def _status(run: Run, ar_runs: Sequence[Run]) -> dict:
         "wanted": call.wanted,
         "failed": run.failed,
         "tokens_per_second": stats.tokens_per_second(rows),
-        **{name: against[name] for name in ("speedup", "speedup_low", "speedup_high", "eager_ar")},
+        "speedup": speed.value,
+        "speedup_low": speed.low,
+        "speedup_high": speed.high,
+        "eager_ar": over.eager_ar,
         "seconds_left": _seconds_left(run, left),
         "silent_s": silent_s,
         "state": _state(info, rows, left, silent_s),

@@ -35,6 +35,7 @@ from specbench.reporting.columns import (
 )
 from specbench.reporting.image_tiles import tiles
 from specbench.reporting.report_rows import report_rows
+from specbench.reporting.row import ReportRow, record
 from specbench.reporting.sections import circumstances, definitions, sections
 from specbench.specs.presets import PRESETS
 from specbench.store.run_info import decoder_json, describe_point
@@ -51,13 +52,13 @@ _CHOICES = ("drafter", "init", "verifier", "residual", "refine")
 
 
 def report_view(
-    rows: Sequence[Mapping], width: int, explain: bool = False, everything: bool = False, printed: Sequence[str] = ()
+    rows: Sequence[ReportRow], width: int, explain: bool = False, everything: bool = False, printed: Sequence[str] = ()
 ) -> Group:
     """Lay out the rows of `report_rows` in `width` characters, with definitions (`explain`), with the tables behind the
     first one and all notes (`everything`), and with lines of what papers print for the same cells (`printed`)."""
     parts: list[RenderableType] = []
-    found = sections(rows)
-    for section in found:
+    grouped = sections(rows)
+    for section in grouped:
         heading = "; ".join(filter(None, (section.heading, section.machines)))
         parts += [*([Text()] if parts else []), Text(one_line(heading), style="bold")]
         parts += [*(Text(one_line(sentence)) for sentence in section.answer), Text()] if section.answer else []
@@ -67,39 +68,44 @@ def report_view(
             parts += [Text(one_line(table.remark), style="dim")] if table.remark else []
             parts += [Text()] if everything else []
         parts += [] if everything else [Text(one_line(note), style="dim") for note in section.notes]
-    below = [*(definitions(found, everything) if explain else ()), *(circumstances(rows) if everything else ())]
+    below = [*(definitions(grouped, everything) if explain else ()), *(circumstances(rows) if everything else ())]
     texts = [*(Text(one_line(text)) for text in printed), *(Text(one_line(text), style="dim") for text in below)]
     return Group(*parts, *texts, *([] if below else [Text(_MORE, style="dim")]))
 
 
-def first_table(runs: Sequence[Mapping], width: int) -> Group:
+def first_table(runs: Sequence[ReportRow], width: int) -> Group:
     """The first table of a report: one line per run; what all runs share stands in one line below."""
     return _table(first_columns(runs), runs, width)
 
 
-def narrow_table(runs: Sequence[Mapping], width: int) -> Group:
+def narrow_table(runs: Sequence[ReportRow], width: int) -> Group:
     """The essential columns of `first_table`, with the scores that stand beside them."""
     every, shown = first_columns(runs), [*_ESSENTIAL]
     for column in score_columns(runs):
-        cells = [[one.cell(row) for one in every if one.heading in (*shown, column.heading)] for row in runs]
-        headings = [one.title for one in every if one.heading in (*shown, column.heading)]
+        cells = [
+            [candidate.cell(row) for candidate in every if candidate.heading in (*shown, column.heading)]
+            for row in runs
+        ]
+        headings = [candidate.title for candidate in every if candidate.heading in (*shown, column.heading)]
         shown += [column.heading] if panel_count(headings, cells, width) == 1 else []
     return _table([column for column in every if column.heading in shown], runs, width)
 
 
-def _table(columns: Sequence[ReportColumn], runs: Sequence[Mapping], width: int) -> Group:
+def _table(columns: Sequence[ReportColumn], runs: Sequence[ReportRow], width: int) -> Group:
     cells = [[column.cell(row) for column in columns] for row in runs]
     kept = [place for place, column in enumerate(columns) if column.heading in KEPT]
     right = [place for place, column in enumerate(columns) if column.heading not in _LEFT]
     return fitted_distinct([column.title for column in columns], cells, width, kept, right)
 
 
-def run_view(card: Mapping) -> RenderableType:
-    """Lay out what `specbench.reporting.terminal.card` returns."""
-    decoder, row = card["decoder"], card["numbers"]
-    audited = AUDIT if row.get("audit") else ()
+def run_view(folder: Path) -> RenderableType:
+    """Lay out what `card` returns of a run."""
+    (row,) = report_rows([folder])
+    card = _card(folder, row)
+    decoder = card["decoder"]
+    audited = AUDIT if row.audit else ()
     columns = (
-        *(THROUGHPUT if row["setting"]["batch"] > 1 else SPEED)[3:],
+        *(THROUGHPUT if row.setting["batch"] > 1 else SPEED)[3:],
         *QUALITY[3:],
         *audited,
         *score_columns([row]),
@@ -108,8 +114,8 @@ def run_view(card: Mapping) -> RenderableType:
     for metric, parts in part_columns([row]).items():
         numbers += [(f"{metric} {part.heading}", part.cell(row)) for part in parts]
     numbers += [("remark", sentence) for sentence in disturbances([row])]
-    numbers += [("roofline", row["roofline_note"])] if row["roofline_note"] else []
-    exactness = "lossless" if decoder["lossless"] else "another program" if row.get("imported") else "not lossless"
+    numbers += [("roofline", row.roofline_note)] if row.roofline_note else []
+    exactness = "lossless" if decoder["lossless"] else "another program" if row.imported else "not lossless"
     exactness = f"declared lossless, {FAILED_AUDIT}" if failed_audit(row) else exactness
     origins = card["origins"]
     return Group(
@@ -129,7 +135,7 @@ def run_view(card: Mapping) -> RenderableType:
         _block(
             "options", [(name, _with_origin(value, origins.get(name))) for name, value in decoder["options"].items()]
         ),
-        _block("setting", _setting(card)),
+        _block("setting", _setting(card, row)),
         _block("numbers", numbers),
         _block("decoder statistics, mean over images", _numbers(card["facts"])),
         _block(
@@ -140,20 +146,20 @@ def run_view(card: Mapping) -> RenderableType:
     )
 
 
-def _setting(card: Mapping) -> Iterator[tuple[str, str]]:
+def _setting(card: Mapping, row: ReportRow) -> Iterator[tuple[str, str]]:
     origins = card["origins"]
     yield "model", card["model"]
     if card["source"]:
         yield "source", card["source"]
     if card["processors"]:
         yield "processors", card["processors"]
-    yield "steps", card["numbers"]["steps"]
+    yield "steps", row.steps
     for name, value in card["setting"].items():
         items = value.items() if isinstance(value, Mapping) else [(name, value)]
         for key, item in items:
             yield key, _with_origin(item, origins.get(key.replace("_", "-")))
         if name == "prompts":
-            yield from (("prompts drawn", text) for text in card["numbers"].get("drawn", ()))
+            yield from (("prompts drawn", text) for text in row.drawn or ())
 
 
 def _with_origin(value: object, origin: str | None) -> str:
@@ -210,12 +216,16 @@ def card(folder: Path) -> dict:
     `invocations` (each with `started_at, finished_at, environment`), `images, failed` (counts), `errors` (count by
     message), `facts` (means of the decoder's per-image statistics) and `numbers` (the report row).
     """
+    (row,) = report_rows([Path(folder)])
+    return _card(folder, row) | {"numbers": record(row)}
+
+
+def _card(folder: Path, row: ReportRow) -> dict:
     store = RunStore(folder)
     info = store.info()
     preset = PRESETS.get(info.spec.decoder.name)
     rows = store.samples(["status", "error", "facts"])
     decoded = rows[rows["status"] == "ok"]
-    (numbers,) = report_rows([Path(folder)])
     facts = read_facts(pa.array(decoded["facts"], pa.string())).to_pandas().mean()
     return {
         "run_id": info.run_id,
@@ -225,7 +235,7 @@ def card(folder: Path) -> dict:
         "processors": info.processors_text,
         "decoder": decoder_json(info.spec.decoder),
         "method": f"{preset.paper}: {preset.equation}" if preset and preset.paper != "-" else None,
-        "setting": numbers["setting"],
+        "setting": row.setting,
         "origins": info.origins or {},
         "window_curve": info.window_curve,
         "invocations": [
@@ -236,7 +246,6 @@ def card(folder: Path) -> dict:
         "failed": len(rows) - len(decoded),
         "errors": {str(error): int(times) for error, times in rows["error"].value_counts().items()},
         "facts": {name: None if pd.isna(mean) else float(mean) for name, mean in facts.items()},
-        "numbers": numbers,
     }
 
 
@@ -281,15 +290,15 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
         raise SpecbenchError(f"--sample {sample}: this run has no such sample", f"its samples are 0 to {highest}")
     prompt = prompt.encode("utf-8", "replace").decode()  # typed bytes that are no text match nothing
     ids, texts, folded = names["prompt_id"], names["prompt"], prompt.casefold()
-    for found in (ids == prompt, ids.str.startswith(prompt), texts.str.casefold().str.contains(folded, regex=False)):
-        if found.any():
+    for matches in (ids == prompt, ids.str.startswith(prompt), texts.str.casefold().str.contains(folded, regex=False)):
+        if matches.any():
             break
     else:
         some = ", ".join(map(one_line, ids.head(_MOST_NAMED)))
         raise SpecbenchError(
             f"no prompt of this run matches '{prompt}'", f"give an id or words of its text; ids: {some}"
         )
-    chosen = ids[found].to_list()
+    chosen = ids[matches].to_list()
     if len(chosen) > 1:
         shown = ", ".join(map(one_line, chosen[:_MOST_NAMED]))
         raise SpecbenchError(f"prompt '{prompt}' is ambiguous", f"{len(chosen)} prompts match, for example {shown}")
@@ -302,6 +311,8 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
 
 def _image_numbers(rows: pd.DataFrame) -> dict[str, object]:
     tokens = stats.token_stats(rows)
-    own = ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "acceptance", "acceptance_by_offset", "top1")
+    of_image = ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "acceptance", "acceptance_by_offset", "top1")
     shared = ("logp_mean", "logp_std", "perplexity", "nll_gap")
-    return {name: getattr(stats, name)(rows) for name in own} | {name: getattr(tokens, name, None) for name in shared}
+    return {name: getattr(stats, name)(rows) for name in of_image} | {
+        name: getattr(tokens, name, None) for name in shared
+    }

@@ -7,14 +7,19 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError, read_name
+from specbench.reporting.columns import ReportColumn
 from specbench.reporting.compare import HEADINGS, comparison_lines, real_differences, verdict
+from specbench.reporting.row import Compared, ReportRow, record
 from specbench.reporting.sections import (
     BOLD_RULE,
+    ReportTable,
     Section,
     bold_cells,
     circumstances,
@@ -22,84 +27,112 @@ from specbench.reporting.sections import (
     sections,
     with_columns,
 )
+from specbench.stats import Estimate
+from specbench.store.image_scores import parquet_bytes
 from specbench.store.schema import LONG_REPORT, OWNER, REPORT, column_facts
 from specbench.system.console import one_line, printable, used_columns
-from specbench.system.json_values import nonfinite_as_null
+from specbench.system.json_values import json_text, nonfinite_as_null
 
 REPORT_SCHEMA = 2  # Raised where a key of a report row is removed or changes its meaning; new keys do not raise it
 LATEX_NEEDS = "% needs \\usepackage{booktabs}\n"
 
 
-def render(
-    rows: Sequence[Mapping],
-    fmt: str = "markdown",
-    columns: Sequence[str] = (),
-    notes: bool = False,
-    caption: str | None = None,
-    everything: bool = False,
-    explain: bool = False,
-    label: str | None = None,
-) -> str:
-    """Format the rows of `report_rows` in one of `FORMATS`.
+@dataclass(frozen=True)
+class ReportOptions:
+    """What a report of runs shows; formats for programs have all of it."""
 
-    Args:
-        columns: of markdown and LaTeX, the only ones, see `specbench.reporting.sections.with_columns`.
-        notes: whether LaTeX has the answer, definitions and machines below its tables.
-        caption: of the tables in LaTeX, in place of the model and setting.
-        everything: whether markdown and LaTeX have all tables and notes, not only the first.
-        explain: whether markdown has the definition of each column.
-        label: of the first table in LaTeX; by default, it has a number made of the runs.
-    """
-    fmt = read_name("format", fmt, FORMATS)
-    if fmt in ("markdown", "latex"):
-        found = with_columns(sections(rows), columns) if columns else sections(rows)
-        if fmt == "markdown":
-            return markdown(rows, found, everything, explain)
-        return to_latex(rows, found, notes, caption, everything, label)
-    if columns:
+    columns: Sequence[str] = ()  # of markdown and LaTeX, the only ones, see `specbench.reporting.sections.with_columns`
+    notes: bool = False  # LaTeX: the answer, definitions and machines below the tables
+    caption: str | None = None  # LaTeX: in place of the model and setting
+    everything: bool = False  # markdown and LaTeX: all tables and notes, not only the first
+    explain: bool = False  # markdown: the definition of each column
+    label: str | None = None  # LaTeX: of the first table; by default, it has a number made of the runs
+    long: bool = False  # csv, json and parquet: a row per run and number
+
+
+def render(rows: Sequence[ReportRow], fmt: str = "markdown", **options: object) -> str | bytes:
+    """Format the rows of `report_rows` in one of `FORMATS`; `options` as of `ReportOptions`."""
+    fmt, shown = read_name("format", fmt, FORMATS), ReportOptions(**options)
+    if shown.columns and fmt not in ("markdown", "latex"):
         raise SpecbenchError(f"--columns: {fmt} has all of them", "choose columns of markdown or latex")
-    return FORMATS[fmt](rows)
+    return FORMATS[fmt](rows, shown)
 
 
-def markdown(rows: Sequence[Mapping], found: Sequence[Section], everything: bool = False, explain: bool = False) -> str:
+def _chosen(rows: Sequence[ReportRow], options: ReportOptions) -> list[Section]:
+    return with_columns(sections(rows), options.columns) if options.columns else sections(rows)
+
+
+def markdown(rows: Sequence[ReportRow], options: ReportOptions) -> str:
     """Format as markdown: by setting, what the runs say, the first table or all, and notes."""
-    blocks = []
-    for section in found:
+    blocks, everything, grouped = [], options.everything, _chosen(rows, options)
+    for section in grouped:
         blocks.append(f"### {_prose(section.heading)}")
         blocks.append("\n".join(f"- {_prose(text)}" for text in section.answer))
         for table in section.shown(everything):
             blocks += [f"{escape(table.title)}:"] if table.title else []
-            cells = [[column.cell(row) for column in table.columns] for row in section.runs]
-            used = _used(section, cells)
-            kept = [[row[place] for place in used] for row in cells]
-            blocks.append(markdown_lines([table.columns[place].title for place in used], kept))
+            columns, cells = _used(section, table)
+            blocks.append(markdown_lines(plain_table([column.title for column in columns], cells)))
             blocks += [_prose(table.remark)] if table.remark else []
         below = [*section.notes, *([f"Measured on {section.machines}."] if section.machines else [])]
         blocks += [_prose(text) for text in below] if not everything else []
-    blocks.append("\n".join(f"- {_prose(text)}" for text in definitions(found, everything)) if explain else "")
+    said = definitions(grouped, everything) if options.explain else ()
+    blocks.append("\n".join(f"- {_prose(text)}" for text in said))
     blocks.append("\n".join(_prose(text) for text in circumstances(rows)) if everything else "")
     return "\n\n".join(block for block in blocks if block) + "\n"
 
 
-def _used(section: Section, cells: Sequence[Sequence[str]]) -> Sequence[int]:
-    """Places of the columns that are not empty, or of all that were chosen."""
-    every = range(len(cells[0]))
-    return used_columns(cells, every) if section.tables else every
+def _used(section: Section, table: ReportTable) -> tuple[list[ReportColumn], list[list[str]]]:
+    """The columns that are not empty, or all that were chosen, and their cells."""
+    cells = [[column.cell(row) for column in table.columns] for row in section.runs]
+    every = range(len(table.columns))
+    used = used_columns(cells, every) if section.tables else every
+    return [table.columns[place] for place in used], [[line[place] for place in used] for line in cells]
 
 
-def markdown_lines(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """A markdown table: the first column left, the others right."""
-    lines = [
-        " | ".join(map(escape, headings)),
-        " | ".join("---" if index == 0 else "---:" for index in range(len(headings))),
-        *(" | ".join(map(escape, row)) for row in cells),
-    ]
-    return "\n".join(f"| {line} |" for line in lines)
+class TextLine(NamedTuple):
+    """A line of a table of texts: its cells, and the places of the bold ones."""
+
+    cells: Sequence[str]
+    bold: Container[int] = ()
 
 
-def to_csv(rows: Sequence[Mapping]) -> str:
+@dataclass(frozen=True)
+class TextTable:
+    """A table of texts, whatever its format: lines in groups with a name or none. `labels`: how many columns at the
+    left name a line."""
+
+    headings: Sequence[str]
+    groups: Sequence[tuple[str | None, Sequence[TextLine]]]
+    labels: int = 1
+
+    @property
+    def lines(self) -> list[TextLine]:
+        """The lines of all groups."""
+        return [line for _, lines in self.groups for line in lines]
+
+
+def plain_table(
+    headings: Sequence[str], cells: Sequence[Sequence[str]], bold: Sequence[Container[int]] = ()
+) -> TextTable:
+    """A table of one group. `bold`: by line, the places of its bold cells; of none, if empty."""
+    return TextTable(headings, [(None, list(map(TextLine, cells, bold or [()] * len(cells))))])
+
+
+def markdown_lines(table: TextTable) -> str:
+    """The table as markdown: labels left, the others right, names of groups bold."""
+    rows = [list(map(escape, table.headings))]
+    rows.append(["---" if place < table.labels else "---:" for place in range(len(table.headings))])
+    for group, lines in table.groups:
+        if group:
+            rows.append([f"**{escape(group)}**", *[""] * (len(table.headings) - 1)])
+        for cells, bold in lines:
+            rows.append([f"**{escape(cell)}**" if at in bold else escape(cell) for at, cell in enumerate(cells)])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def to_csv(rows: Sequence[ReportRow], options: ReportOptions) -> str:
     """Format as CSV: one line per run, one column per score, nested values as JSON."""
-    return csv_text([_flat(row) for row in _judged(rows)])
+    return csv_text(long_rows(rows) if options.long else [_flat(row) for row in _records(rows)])
 
 
 def csv_text(rows: Sequence[Mapping]) -> str:
@@ -112,50 +145,50 @@ def csv_text(rows: Sequence[Mapping]) -> str:
     return text.getvalue()
 
 
-def to_json(rows: Sequence[Mapping]) -> str:
+def to_json(rows: Sequence[ReportRow], options: ReportOptions) -> str:
     """Format as one JSON array of objects that carry `schema`, the version of their keys; missing and non-finite
     numbers are null."""
-    return json_text([{"schema": REPORT_SCHEMA, **row} for row in _judged(rows)])
+    return json_text(long_rows(rows) if options.long else [{"schema": REPORT_SCHEMA, **row} for row in _records(rows)])
 
 
-def _judged(rows: Sequence[Mapping]) -> list[dict]:
-    """The rows with the verdicts that tables and sentences show, under `real`."""
-    return [{**row, "real": sorted(real_differences(row))} for row in rows]
+def to_parquet(rows: Sequence[ReportRow], options: ReportOptions) -> bytes:
+    """Format as parquet, see `report_arrow`."""
+    return parquet_bytes(report_arrow(rows, options.long))
 
 
-def json_text(rows: Sequence[Mapping]) -> str:
-    """Rows as one JSON array; missing and non-finite numbers are null."""
-    return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+def to_html(rows: Sequence[ReportRow], options: ReportOptions) -> bytes:
+    """Format as a page, see `specbench.reporting.html`."""
+    from specbench.reporting.html import page  # brings jinja2 and matplotlib
+
+    return page(rows).encode("utf-8", "backslashreplace")
 
 
-def to_latex(
-    rows: Sequence[Mapping],
-    found: Sequence[Section],
-    notes: bool = False,
-    caption: str | None = None,
-    everything: bool = False,
-    label: str | None = None,
-) -> str:
-    """Format as LaTeX: a booktabs `table` for the first table of each section, or for all, with `notes` definitions
-    after them; bold as of `BOLD_RULE`."""
-    tables = [(section, table) for section in found for table in section.shown(everything)]
+def _records(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
+    """The rows as plain values, with the verdicts that tables and sentences show, under `real`."""
+    real = (sorted(real_differences(row.run_id, row.folder, row.over_ar)) for row in rows)
+    return [record(replace(row, real=names)) for row, names in zip(rows, real, strict=True)]
+
+
+def to_latex(rows: Sequence[ReportRow], options: ReportOptions) -> str:
+    """Format as LaTeX: a booktabs `table` for the first table of each section, or for all, with notes after them; bold
+    as of `BOLD_RULE`."""
+    grouped = _chosen(rows, options)
+    tables = [(section, table) for section in grouped for table in section.shown(options.everything)]
     floats, marked = [], False
-    label = latex_label(label, *(str(row["run_id"]) for row in rows))
+    label = latex_label(options.label, *(row.run_id for row in rows))
     for place, (section, table) in enumerate(tables, 1):
-        heading = caption or section.heading
-        cells = [[column.cell(row) for column in table.columns] for row in section.runs]
-        columns = [table.columns[place] for place in _used(section, cells)]
-        shown = [[column.cell(row) for row in section.runs] for column in columns]
-        best = bold_cells(section.runs, columns, list(zip(*shown, strict=True)))
-        marked = marked or any(best)
-        headings, text = [column.title for column in columns], f"{table.title}; {heading}"
-        lines = list(zip(*shown, strict=True))
-        own = label if place == 1 else f"{label}-{place}"
-        floats.append(latex_table(headings, lines, text if table.title else heading, own, best))
-    answers = "".join(f"{tex(sentence)}\n\n" for section in found for sentence in section.answer)
-    below = answers + "\n\n".join(map(tex, (*definitions(found), *circumstances(rows, load=False)))) + "\n"
+        heading = options.caption or section.heading
+        columns, cells = _used(section, table)
+        bold = bold_cells(section.runs, columns, cells)
+        marked = marked or any(bold)
+        shown = plain_table([column.title for column in columns], cells, bold)
+        caption = f"{table.title}; {heading}" if table.title else heading
+        floats.append(latex_table(shown, caption, label if place == 1 else f"{label}-{place}"))
+    answers = "".join(f"{tex(sentence)}\n\n" for section in grouped for sentence in section.answer)
+    below = answers + "\n\n".join(map(tex, (*definitions(grouped), *circumstances(rows, load=False)))) + "\n"
     said = f"% {BOLD_RULE}\n" if marked else ""
-    return LATEX_NEEDS + said + "\n".join(floats) + (f"\n{{\\footnotesize\n{below}\n}}\n" if notes else "")
+    notes = f"\n{{\\footnotesize\n{below}\n}}\n" if options.notes else ""
+    return LATEX_NEEDS + said + "\n".join(floats) + notes
 
 
 def latex_label(name: str | None, *content: str) -> str:
@@ -164,48 +197,40 @@ def latex_label(name: str | None, *content: str) -> str:
     return "tab:" + (re.sub(r"[^\w-]+", "-", name) if name else f"specbench-{number:06d}")
 
 
-def comparison_latex(rows: Sequence[Mapping], a: str, b: str, label: str | None = None) -> str:
+def comparison_latex(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
     """The compared numbers as a booktabs `table`, with the verdict as its caption."""
     caption = f"{b} (B) compared with {a} (A). {verdict(rows)}"
-    return LATEX_NEEDS + latex_table(HEADINGS, comparison_lines(rows), caption, latex_label(label, a, b))
+    table = plain_table(HEADINGS, comparison_lines(rows))
+    return LATEX_NEEDS + latex_table(table, caption, latex_label(label, a, b))
 
 
 _COLUMN, _PAGE, _CHARACTER, _GAP = 229, 469, 4.5, 8
 """Points: width of a column and of the text of a two-column article, of a character of \\small, and between columns."""
 
 
-def latex_room(lines: Sequence[Sequence[str]]) -> tuple[str, str]:
-    """The environment and the size of letters in which a table of these cells fits a two-column page."""
-    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+def latex_table(table: TextTable, caption: str, label: str, wide: bool = False) -> str:
+    """A float with a booktabs `tabular`: labels left, the others right. Its environment and the size of its letters are
+    those in which it fits a two-column page; the environment is that of two columns if `wide`."""
+    widths = [max(map(len, texts)) for texts in zip(table.headings, *(line.cells for line in table.lines), strict=True)]
     points = sum(widths) * _CHARACTER + (len(widths) - 1) * _GAP
-    return ("table" if points <= _COLUMN else "table*"), (r"\small" if points <= _PAGE else r"\footnotesize")
-
-
-def latex_table(
-    headings: Sequence[str], lines: Sequence[Sequence[str]], caption: str, label: str, bold: Sequence[set[int]] = ()
-) -> str:
-    """A `table` with a booktabs `tabular`: texts left in the first column, right in the others. `bold`: by column, the
-    places of its bold cells."""
-    bold = bold or [set()] * len(headings)
-    head = " & ".join(map(tex, headings)) + r" \\"
-    body = [
-        " & ".join(
-            rf"\textbf{{{tex(cell)}}}" if place in best else tex(cell) for cell, best in zip(line, bold, strict=True)
-        )
-        + r" \\"
-        for place, line in enumerate(lines)
-    ]
-    kind, size = latex_room([headings, *lines])
+    kind, size = "table*" if wide or points > _COLUMN else "table", r"\small" if points <= _PAGE else r"\footnotesize"
+    body = []
+    for group, lines in table.groups:
+        body.append(r"\midrule")
+        if group:
+            body.append(rf"\multicolumn{{{len(widths)}}}{{l}}{{\textit{{{tex(group)}}}}} \\")
+        for cells, bold in lines:
+            texts = (rf"\textbf{{{tex(cell)}}}" if at in bold else tex(cell) for at, cell in enumerate(cells))
+            body.append(" & ".join(texts) + r" \\")
     return "\n".join(
         (
             rf"\begin{{{kind}}}",
             rf"\caption{{{tex(caption)}}}",
             rf"\label{{{label}}}",
             rf"\centering{size}\setlength{{\tabcolsep}}{{4pt}}",
-            rf"\begin{{tabular}}{{@{{}}l{'r' * (len(headings) - 1)}@{{}}}}",
+            rf"\begin{{tabular}}{{@{{}}{'l' * table.labels}{'r' * (len(widths) - table.labels)}@{{}}}}",
             r"\toprule",
-            head,
-            r"\midrule",
+            " & ".join(map(tex, table.headings)) + r" \\",
             *body,
             r"\bottomrule",
             r"\end{tabular}",
@@ -215,14 +240,22 @@ def latex_table(
     )
 
 
-FORMATS: dict[str, Callable[..., str]] = {"markdown": markdown, "csv": to_csv, "json": to_json, "latex": to_latex}
+FORMATS: dict[str, Callable[[Sequence[ReportRow], ReportOptions], str | bytes]] = {
+    "markdown": markdown,
+    "csv": to_csv,
+    "latex": to_latex,
+    "json": to_json,
+    "html": to_html,
+    "parquet": to_parquet,
+}
+"""Writer of each format."""
 
 
-def report_arrow(rows: Sequence[Mapping], long: bool = False) -> pa.Table:
+def report_arrow(rows: Sequence[ReportRow], long: bool = False) -> pa.Table:
     """Report rows as a table of `specbench.store.schema.REPORT`, or of `LONG_REPORT`, a row per run and number."""
     if long:
         return pa.Table.from_pylist(long_rows(rows), schema=LONG_REPORT)
-    rows = _judged(rows)
+    rows = _records(rows)
     texts = [field.name for field in REPORT if pa.types.is_string(field.type)]
     nested = [{name: _json(row.get(name)) for name in texts} for row in rows]
     return pa.Table.from_pylist([{**row, **made} for row, made in zip(rows, nested, strict=True)], schema=REPORT)
@@ -234,26 +267,21 @@ def _json(value: object) -> object:
     return json.dumps(nonfinite_as_null(value), sort_keys=True, ensure_ascii=False)
 
 
-_OVER_PAIRS = ("speedup", "speedup_p", "step_ratio", "window_cost", "overhead", "speedup_e2e")
-"""Numbers over the images in common with AR."""
-
-
-def long_rows(rows: Sequence[Mapping]) -> list[dict[str, object]]:
+def long_rows(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
     """The numbers and scores of report rows, a row for each, with the columns of `LONG_REPORT`."""
     units = {name: known["unit"] for name, known in column_facts(REPORT).items()}
     names = [field.name for field in REPORT if pa.types.is_floating(field.type)]
-    found = []
+    numbers = []
     for row in rows:
-        about = {name: row[name] for name in ("label", *OWNER)}
+        about = {name: getattr(row, name) for name in ("label", *OWNER)}
         for name in (name for name in names if not name.endswith(("_low", "_high"))):
-            low, high = row["intervals"].get(name) or (row.get(f"{name}_low"), row.get(f"{name}_high"))
-            n = row["pairs"] if name in _OVER_PAIRS else row["n"]
-            found.append({**about, "number": name, "value": row.get(name), "low": low, "high": high, "n": n,
-                          "unit": units[name]})  # fmt: skip
-        for score in row["scores"]:
-            kept = {name: score[name] for name in ("fingerprint", "value", "low", "high", "n")}
-            found.append({**about, "number": score["metric"], **kept, "unit": ""})
-    return found
+            bounds = vars(row.number(name) or Estimate(None))
+            n = row.over_ar.pairs if name in vars(row.over_ar) else row.n
+            numbers.append({**about, "number": name, **bounds, "n": n, "unit": units[name]})
+        for score in row.scores:
+            kept = {name: score.stored[name] for name in ("fingerprint", "value", "low", "high", "n")}
+            numbers.append({**about, "number": score.metric, **kept, "unit": ""})
+    return numbers
 
 
 def _flat(row: Mapping) -> dict[str, object]:

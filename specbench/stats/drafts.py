@@ -126,14 +126,14 @@ def _offsets(step: np.ndarray) -> np.ndarray:
 
 def _offset_totals(counts: pd.Series) -> np.ndarray:
     """Sum Arrow lists by window offset; lists may differ in length or be missing."""
-    found = []
+    totals_of_chunks = []
     for lists in _chunks(counts):
         lengths = pc.list_value_length(lists).drop_null().to_numpy()
         offsets = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
-        found.append(np.bincount(offsets, pc.list_flatten(lists).to_numpy()).astype(np.int64))
-    totals = np.zeros(max(map(len, found), default=0), np.int64)
-    for some in found:
-        totals[: len(some)] += some
+        totals_of_chunks.append(np.bincount(offsets, pc.list_flatten(lists).to_numpy()).astype(np.int64))
+    totals = np.zeros(max(map(len, totals_of_chunks), default=0), np.int64)
+    for chunk in totals_of_chunks:
+        totals[: len(chunk)] += chunk
     return totals
 
 

@@ -94,8 +94,8 @@ def part_seconds(work: Work, peak: Peak, reached: Reached) -> float:
 def product_rate(products: Mapping[int, float], columns: float) -> float:
     """FLOP/s of a product of `columns`, interpolated between measured ones in logarithms; the nearest outside them."""
     known = sorted(products)
-    below = max((one for one in known if one <= columns), default=known[0])
-    above = min((one for one in known if one >= columns), default=known[-1])
+    below = max((width for width in known if width <= columns), default=known[0])
+    above = min((width for width in known if width >= columns), default=known[-1])
     if above <= below:
         return products[below]
     share = math.log(columns / below) / math.log(above / below)

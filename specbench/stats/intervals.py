@@ -38,8 +38,8 @@ class Estimate:
     """Value with its 95 % confidence interval; `low` and `high` are None if n is too small."""
 
     value: float
-    low: float | None
-    high: float | None
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def ratio_of_totals(
     totals = totals.groupby(_keys(cluster), sort=False).sum().to_numpy()
     value = float(totals[:, 0].sum() / totals[:, 1].sum())
     if len(totals) < 2:
-        return Estimate(value, None, None)
+        return Estimate(value)
     return Estimate(value, *(_delta_t(totals) if len(totals) < FEW_UNITS else _bootstrap(totals, seed)))
 
 
@@ -109,8 +109,8 @@ def _bootstrap(totals: np.ndarray, seed: int) -> tuple[float, float]:
 
 def mean_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
     """Mean with its 95 % confidence interval: Student's t over clusters; none below two clusters."""
-    found = mean_difference(values, clusters)
-    return Estimate(found.value, found.low, found.high)
+    mean = mean_difference(values, clusters)
+    return Estimate(mean.value, mean.low, mean.high)
 
 
 def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
@@ -119,7 +119,7 @@ def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -
     values = np.asarray(values, dtype=np.float64)
     share, error, prompts = clustered_mean(values, clusters)
     if error is None:
-        return Estimate(share, None, None)
+        return Estimate(share)
     n = min(float(len(values)), share * (1 - share) / error**2) if error > 0 else float(prompts)
     z = float(ndtri(UPPER_QUANTILE))
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
@@ -131,7 +131,7 @@ def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
     """Unweighted mean of independent estimates, with the MOVER interval."""
     value = float(np.mean([part.value for part in parts]))
     if any(part.low is None for part in parts):
-        return Estimate(value, None, None)
+        return Estimate(value)
     below = math.sqrt(sum((part.value - part.low) ** 2 for part in parts)) / len(parts)
     above = math.sqrt(sum((part.high - part.value) ** 2 for part in parts)) / len(parts)
     return Estimate(value, value - below, value + above)
@@ -149,11 +149,11 @@ def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: 
     return Difference(value, value - half, value + half, p, error * math.sqrt(n), n)
 
 
-def difference_to_show(found: Difference) -> Difference:
+def difference_to_show(difference: Difference) -> Difference:
     """The difference as tables show it: without interval and p-value if those are of fewer than `FEW_UNITS` prompts."""
-    if found.prompts is None or found.prompts >= FEW_UNITS:
-        return found
-    return replace(without_few(found, found.prompts), p=None)
+    if difference.prompts is None or difference.prompts >= FEW_UNITS:
+        return difference
+    return replace(without_few(difference, difference.prompts), p=None)
 
 
 def speed_difference(pairs: pd.DataFrame) -> Difference:

@@ -55,15 +55,15 @@ def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
         logp = interval("logp_mean", rows)
         if logp is None:
             return None
-        return Estimate(*(None if one is None else float(np.exp(-one)) for one in (logp.value, logp.high, logp.low)))
-    found = _influences(name, rows)
-    if found is None:
+        return Estimate(*(None if mean is None else float(np.exp(-mean)) for mean in (logp.value, logp.high, logp.low)))
+    influences = _influences(name, rows)
+    if influences is None:
         return None
-    value, gaps = found
+    value, gaps = influences
     if not math.isfinite(value):
-        return Estimate(value, None, None)
-    one = mean_difference(gaps, rows.loc[gaps.index, "prompt_id"], value)
-    return Estimate(one.value, one.low, one.high)
+        return Estimate(value)
+    mean = mean_difference(gaps, rows.loc[gaps.index, "prompt_id"], value)
+    return Estimate(mean.value, mean.low, mean.high)
 
 
 def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Difference | None:

@@ -89,11 +89,7 @@ class RosenblattResult:
 
 
 def audit_tokens(tokens: Tokens, level: float = LEVEL) -> RosenblattResult:
-    """Test a run.
-
-    Raises:
-        ValueError: too few tokens for any test.
-    """
+    """Test a run."""
     tests = list(all_tests(tokens))
     if not tests:
         raise ValueError(f"fewer than {FEWEST} tokens")
@@ -132,16 +128,16 @@ def all_tests(tokens: Tokens) -> Iterator[Test]:
 
 def groupings(tokens: Tokens) -> dict[str, tuple[Sequence[str], np.ndarray]]:
     """By kind, the groups' names and [K, M] the number of each token's group; each is a function of the past."""
-    found = {"all": ([""], np.zeros(tokens.entropy.shape, int))}
+    groups = {"all": ([""], np.zeros(tokens.entropy.shape, int))}
     if tokens.place is not None:
-        found["place"] = (_names(PLACES, whole=True), np.searchsorted(PLACES, tokens.place, side="right") - 1)
+        groups["place"] = (_names(PLACES, whole=True), np.searchsorted(PLACES, tokens.place, side="right") - 1)
     # Rounding may put the entropy of a one-hot p just below 0.
-    found["entropy"] = (_names(ENTROPIES), np.searchsorted(ENTROPIES, np.maximum(tokens.entropy, 0), side="right") - 1)
+    groups["entropy"] = (_names(ENTROPIES), np.searchsorted(ENTROPIES, np.maximum(tokens.entropy, 0), side="right") - 1)
     length = tokens.entropy.shape[1]
     bounds = np.arange(_PARTS) * length // _PARTS
     part = np.searchsorted(bounds, np.arange(length), side="right") - 1
-    found["part"] = (_names(bounds.tolist(), whole=True), np.broadcast_to(part, tokens.entropy.shape))
-    return found
+    groups["part"] = (_names(bounds.tolist(), whole=True), np.broadcast_to(part, tokens.entropy.shape))
+    return groups
 
 
 def uniform_distance(values: np.ndarray) -> tuple[float, float, int]:
@@ -221,9 +217,9 @@ def detectable(tokens: Tokens, level: float) -> float:
     return (float(kolmogi(level)) + NormalDist().inv_cdf(_POWER) * 0.5 * math.sqrt(factor)) / math.sqrt(n)
 
 
-def _correlation(order: str, kind: str, group: str, one: np.ndarray, other: np.ndarray) -> Iterator[Test]:
+def _correlation(order: str, kind: str, group: str, first: np.ndarray, second: np.ndarray) -> Iterator[Test]:
     """Products of centred pairs: mean 0 and variance 1/144 each, uncorrelated, if the values are independent."""
-    products = (one - 0.5) * (other - 0.5)
+    products = (first - 0.5) * (second - 0.5)
     products = products[~np.isnan(products)]
     if len(products) >= FEWEST:
         correlation = 12 * float(products.mean())

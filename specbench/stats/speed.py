@@ -230,9 +230,9 @@ def _least_favourable(rows: pd.DataFrame, values: pd.Series, sign: int) -> tuple
     if "category" not in rows or (means := values.groupby(rows["category"]).mean().dropna()).size < 2:
         return None
     name = (sign * means).idxmax()
-    own = values[rows["category"] == name].dropna()
-    prompts = rows.loc[own.index, "prompt_id"]
-    return str(name), without_few(mean_interval(own, prompts), prompts.nunique())
+    worst = values[rows["category"] == name].dropna()
+    prompts = rows.loc[worst.index, "prompt_id"]
+    return str(name), without_few(mean_interval(worst, prompts), prompts.nunique())
 
 
 def with_times(rows: pd.DataFrame) -> pd.DataFrame:
@@ -242,8 +242,8 @@ def with_times(rows: pd.DataFrame) -> pd.DataFrame:
 
 def mean(values: pd.Series) -> float | None:
     """Mean of the non-missing values; None if there are none."""
-    found = values.mean()
-    return None if pd.isna(found) else float(found)
+    value = values.mean()
+    return None if pd.isna(value) else float(value)
 
 
 def ratio_or_none(top: float, bottom: float) -> float | None:

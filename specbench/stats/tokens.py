@@ -67,8 +67,8 @@ def logp_std(rows: pd.DataFrame) -> float | None:
     n, mean = rows["free_tokens"].sum(), logp_mean(rows)
     if n < 2 or not math.isfinite(mean):
         return None
-    own = rows["logp_sum"] / rows["free_tokens"].clip(lower=1)
-    between = (rows["free_tokens"] * (own - mean) ** 2).sum()
+    of_image = rows["logp_sum"] / rows["free_tokens"].clip(lower=1)
+    between = (rows["free_tokens"] * (of_image - mean) ** 2).sum()
     return math.sqrt((rows["logp_spread"].sum() + between) / (n - 1))
 
 
@@ -85,8 +85,8 @@ def image_perplexities(rows: pd.DataFrame) -> pd.Series:
 def image_perplexity(rows: pd.DataFrame) -> float | None:
     """Perplexity per image: exp of minus the mean log p of an image's free tokens, mean over images; never below the
     pooled perplexity of images of one length."""
-    found = image_perplexities(rows).mean()
-    return None if pd.isna(found) else float(found)
+    mean = image_perplexities(rows).mean()
+    return None if pd.isna(mean) else float(mean)
 
 
 def perplexity(rows: pd.DataFrame) -> float | None:

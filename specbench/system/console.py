@@ -194,8 +194,9 @@ def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, r
     panels = []
     # A first column that wraps more may leave room for all others beside it.
     narrow = range(first, max(least[0], _NARROWEST) - 1, -1)
-    first = min(narrow or [first], key=lambda wide: (len(_packed(wanted, width - wide - _GAP)), -wide))
-    for chosen in _packed(wanted, width - first - _GAP):
+    first = min(narrow or [first], key=lambda wide: (len(packed(wanted[1:], width - wide - _GAP)), -wide))
+    for run in packed(wanted[1:], width - first - _GAP):
+        chosen = [1 + place for place in run]
         widths = _widened(chosen, least, most, wanted, width - first - _GAP, headings)
         panels.append(_panel(headings, cells, [0, *chosen], [first, *widths], right))
     if len(headings) == 1:
@@ -207,7 +208,7 @@ def panel_count(headings: Sequence[str], rows: Sequence[Sequence[str]], width: i
     """Into how many panels `fitted` cuts these rows."""
     cells = [[one_line(text) for text in row] for row in rows]
     _, _, wanted, first = _measured(headings, cells, width)
-    return len(_packed(wanted, width - first - _GAP))
+    return len(packed(wanted[1:], width - first - _GAP))
 
 
 def _measured(
@@ -274,11 +275,11 @@ def _print_line(console: Console, line: str) -> None:
     console.print(text)
 
 
-def _packed(wanted: Sequence[int], room: int) -> list[list[int]]:
-    """Columns after the first in runs whose widths fit into `room`; a column that is too wide stands alone."""
+def packed(wanted: Sequence[int], room: int) -> list[list[int]]:
+    """Columns in runs whose widths fit into `room`; a column that is too wide stands alone."""
     runs: list[list[int]] = []
-    for place in range(1, len(wanted)):
-        if runs and sum(wanted[other] + _GAP for other in runs[-1]) + wanted[place] <= room:
+    for place, width in enumerate(wanted):
+        if runs and sum(wanted[other] + _GAP for other in runs[-1]) + width <= room:
             runs[-1].append(place)
         else:
             runs.append([place])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 MAX_DEPTH = 64  # Levels of nesting; Python's own writers and many others fail at a thousand
 
@@ -27,6 +27,11 @@ def parse_json(text: str | bytes) -> object:
         if not level:
             return value
     raise ValueError(f"nested more than {MAX_DEPTH} deep")
+
+
+def json_text(rows: Iterable[Mapping]) -> str:
+    """Rows as one JSON array; missing and non-finite numbers are null, other types text."""
+    return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 
 def _items(value: dict | list) -> list:

@@ -314,7 +314,7 @@ def test_doctor_reports_a_ready_machine(there):
 def test_the_demo_leaves_a_table_and_a_picture(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(demo, "DECODERS", ("ar", "sjd"))
+    monkeypatch.setattr(demo, "SHOWN", ("ar", "sjd"))
     monkeypatch.setattr(demo, "shared_window", lambda *given: 16)
     outcome = cli("demo", "--limit", "1", "--compile", "off")
     assert outcome.code == 0, outcome.err

@@ -203,7 +203,7 @@ COMMANDS = {
     "ls": "specbench list", "models": "specbench list models", "model list": "specbench list models",
     "list-models": "specbench list models", "datasets": "specbench list prompts",
     "list benchmarks": "specbench list tables", "prompts list": "specbench list prompts", "eval": "specbench score",
-    "evaluate": "specbench score", "generate": "specbench run", "plot": "specbench report", "html": "specbench report",
+    "evaluate": "specbench score", "generate": "specbench run", "plot": "specbench figure", "html": "specbench report",
 }  # fmt: skip
 
 

@@ -216,7 +216,7 @@ def test_two_scorers_do_not_mix(tmp_path):
     with writing(folder, [feature_parts(folder, metric)]), pytest.raises(SpecbenchError, match="being scored"):
         scoring.score([folder], DETECTOR).check()
     with writing(folder, [feature_parts(folder, metric)]):
-        assert report_rows([folder])[0]["scores"] == [], "reading needs no lock"
+        assert report_rows([folder])[0].scores == [], "reading needs no lock"
 
 
 def test_prompts_without_a_scene_are_left_out_or_refused_by_name(tmp_path):
@@ -364,9 +364,9 @@ def test_an_edited_metric_is_another_score_told_in_words_and_paired_without_its_
     assert page.count("mine (edited 01 Jan ") >= 4, "the first table and the numbers above it"
     sys.modules.pop("edited_metric")
     (tmp_path / "edited_metric.py").unlink()
-    found = [row for row in compare_runs(*runs) if row["name"] == "mine"]
-    assert [row["value"] for row in found] == [0, 0] and {row["n"] for row in found} == {8}
-    assert all(row["note"].startswith("edited 01 Jan ") for row in found)
+    found = [row for row in compare_runs(*runs) if row.name == "mine"]
+    assert [row.value for row in found] == [0, 0] and {row.n for row in found} == {8}
+    assert all(row.note.startswith("edited 01 Jan ") for row in found)
     checked = [row for row in verify(tmp_path / "o") if row["check"] == "score"]
     assert len(checked) == 4 and {row["status"] for row in checked} == {"ok"}
 

@@ -5,11 +5,14 @@ from types import SimpleNamespace
 
 import pandas as pd
 import pytest
+from synthetic import bare_row
 
 from specbench.papers.cells import Cell, Measured, column_fingerprint, make_cell
 from specbench.papers.formats import _exactly, _value
 from specbench.papers.join import _expected
 from specbench.papers.table import SCORE, Column, PrintedNumber, Row
+from specbench.reporting.row import ShownScore, Stalled
+from specbench.stats import Estimate
 
 FID = Column("fid", f"{SCORE}fid[pytorch-fid]", "FID", "fid[pytorch-fid]", 2, "lower", 1.0, {})
 
@@ -18,7 +21,7 @@ def score(n: int, expected: int | None, metric: str = "fid[pytorch-fid]") -> Mea
     found = {"metric": metric, "fingerprint": "f", "value": 243.7, "low": 200.0, "high": 290.0, "n": n}
     return Measured(
         SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(n)})),
-        {"n": n, "scores": [found]},
+        bare_row(n=n, scores=[ShownScore.of(found)]),
         None,
         (),
         None,
@@ -43,7 +46,8 @@ def test_a_distance_of_fewer_images_has_no_difference(printed):
 
 def test_an_interval_of_few_images_is_not_printed(printed):
     few = score(3, 5000)
-    few.row["scores"][0] |= {"low": None, "high": None, "too_few": True}  # as `scores_to_show` has it
+    stored = few.row.scores[0].stored | {"low": None, "high": None, "too_few": True}  # as `scores_to_show` has it
+    few.row.scores[0] = ShownScore.of(stored)
     cell = make_cell(printed, FID, few, None, "f")
     assert _value(FID, cell, True) == "243.70 [too few]" and cell.low is cell.high is None
     assert "too few" not in _value(FID, Cell(None, None, value=1.0, low=0.5, high=1.5, n=8), True)
@@ -51,8 +55,9 @@ def test_an_interval_of_few_images_is_not_printed(printed):
 
 def test_of_two_versions_of_a_metric_a_column_has_the_one_edited_last():
     both = score(9, 9)
-    both.row["scores"][0]["edited"] = "2026-11-27T09:00:00+00:00"
-    both.row["scores"].append(both.row["scores"][0] | {"fingerprint": "e", "edited": "2026-11-27T10:00:00+00:00"})
+    [first] = both.row.scores
+    edits = {"f": "2026-11-27T09:00:00+00:00", "e": "2026-11-27T10:00:00+00:00"}
+    both.row.scores[:] = [replace(first, fingerprint=name, edited=edited) for name, edited in edits.items()]
     assert column_fingerprint(FID, [both]) == "e" and column_fingerprint(FID, [both, score(9, 9)]) == "f"
 
 
@@ -78,13 +83,11 @@ def test_a_stalled_image_is_named_at_the_latency():
     row = SimpleNamespace(notes={}, paper={}, spread={}, hardware=None, bold=())
     times = [300.0] * 8 + [8000.0]
     run = SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(9), "latency_ms": times}))
-    found = {
-        "n": 9, "scores": [], "latency_ms": 1155.6, "latency_p50_ms": 300.0, "speedup": None, "step_ratio": None,
-        "speedup_note": None, "intervals": {}, "stalled": {"images": 1, "slowest_ms": 8000.0},
-    }  # fmt: skip
+    mean, median = (Estimate(ms, None, None) for ms in (1155.6, 300.0))
+    found = bare_row(n=9, latency_ms=mean, latency_p50_ms=median, stalled=Stalled(1, 8000.0))
     cell = make_cell(row, latency, Measured(run, found, None, (), None, 9), None, None)
     assert any(
         "1 of 9 images stalled, the slowest took 8.00 s where the median is 0.30 s" in note for note in cell.notes
     )
-    calm = Measured(run, found | {"stalled": None}, None, (), None, 9)
+    calm = Measured(run, replace(found, stalled=None), None, (), None, 9)
     assert not any("stalled" in note for note in make_cell(row, latency, calm, None, None).notes)

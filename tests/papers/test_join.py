@@ -19,15 +19,14 @@ from specbench.errors import SpecbenchError
 from specbench.papers.cells import Measured, make_cell, same_hardware
 from specbench.papers.html_page import figure_curves
 from specbench.papers.join import PaperTable, join, with_baseline
-from specbench.papers.render import TABLE_FORMATS, render_tables
+from specbench.papers.render import TABLE_FORMATS, render_tables, terminal
 from specbench.papers.table import Column
 from specbench.papers.table_files import read_table
-from specbench.papers.terminal import terminal
 from specbench.prompts import Prompt, Request, text_id
 from specbench.reporting.charts import Curve, figure_chart
 from specbench.reporting.columns import between
-from specbench.reporting.comparability import mismatched_fields
-from specbench.reporting.report_rows import Run, report_row
+from specbench.reporting.comparability import Run, mismatched_fields
+from specbench.reporting.report_rows import report_row
 from specbench.stats import Estimate
 from specbench.store.run_info import RunInfo, read_info
 from specbench.store.run_store import RunStore, write_audit
@@ -196,7 +195,7 @@ def test_the_interval_of_the_gap_knows_how_few_images_it_has(tmp_path):
     measured = Measured(Run(tmp_path / SJD.run_id), row, None, (), None)
     found = make_cell(TABLE.rows[1], column, measured, None, None)
     t_of_seven_degrees = 2.3646242515928
-    assert found.high - found.value == pytest.approx(t_of_seven_degrees * row["nll_gap_se"])
+    assert found.high - found.value == pytest.approx(t_of_seven_degrees * row.nll_gap_se)
 
 
 def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):

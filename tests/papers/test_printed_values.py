@@ -7,13 +7,14 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from synthetic import bare_row
 
 from specbench import prompts
 from specbench.metrics import catalog as metric_catalog
 from specbench.models.catalog import find_model
 from specbench.papers import table_files
+from specbench.papers.forecasts import printed_beside
 from specbench.papers.join import join
-from specbench.papers.printed import printed_beside
 from specbench.papers.table import Table
 from specbench.reporting.marks import label as row_label
 from specbench.runs.decoder_args import plan_decoders
@@ -152,7 +153,7 @@ def test_a_report_is_told_what_papers_print_for_its_cells():
     def row(name, model, options):
         (planned,) = plan_decoders([name], merge(run_settings(), {"model": model}, env={}))
         found = dict(planned.spec.options)
-        return {"decoder": planned.spec.name, "model": model, "options": found | options, "label": name}
+        return bare_row(decoder=planned.spec.name, model=model, options=found | options, label=name)
 
     [own] = printed_beside([row("gsd:G=50", "lumina", {})])  # two other tables repeat it
     assert own == (

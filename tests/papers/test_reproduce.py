@@ -19,11 +19,9 @@ from specbench.decoding.generation import SPANS
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import Settings
 from specbench.papers import planned_cells, reproduce
-from specbench.papers.estimate import estimate, total
 from specbench.papers.formats import table_markdown
-from specbench.papers.other_model import with_bundled_scores
-from specbench.papers.planned_cells import find_measured, wanted_fields
-from specbench.papers.reproduce import measured_table
+from specbench.papers.planned_cells import find_measured, wanted_fields, with_bundled_scores
+from specbench.papers.reproduce import estimate, measured_table, total
 from specbench.papers.table_files import load_table, table_names
 from specbench.reporting.comparability import mismatched_fields
 from specbench.runs.decoder_args import plan_decoders

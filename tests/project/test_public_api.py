@@ -13,9 +13,11 @@ from specbench import api, cli
 
 FUNCTIONS = [name for name in specbench.__all__ if not name.startswith("_") and name != "SpecbenchError"]
 OF_COMMAND = {
+    "figure": "report",  # its frame has `.plot()` and `.images()`
     "import": "import_results",
     "list": "available",
     "merge": "merge_runs",
+    "methods": "methods_paragraph",
     "prompts show": "show_prompts",
 }
 

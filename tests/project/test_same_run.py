@@ -58,8 +58,9 @@ def observed(monkeypatch, out: Path, spec: RunSpec, change) -> str:
     change(info)
     (place / "run.json").write_text(json.dumps(info))
     rows, after = report(out)
-    if rows[1]["speedup"] is None:
-        assert rows[1]["speedup_note"].startswith("differs from AR in "), rows[1]["speedup_note"]
+    over = rows[1].over_ar
+    if over.speedup is None:
+        assert over.speedup_note.startswith("differs from AR in "), over.speedup_note
         return "no speed-up"
     return "ignored" if after == before else "told"
 
@@ -103,7 +104,7 @@ def test_the_other_inputs_have_the_stated_effects(tmp_path, monkeypatch):
     found = {"commits": observed(monkeypatch, tmp_path / "a", SJD, change)}
     place = tmp_path / "a" / SJD.run_id
     shutil.copytree(place, place.parent / "copy")
-    found["a copy of a run's folder"] = "told" if report(tmp_path / "a")[0][1].get("copies") else "ignored"
+    found["a copy of a run's folder"] = "told" if report(tmp_path / "a")[0][1].copies else "ignored"
 
     mine = [Prompt("1", "a cat"), Prompt("2", "a dog")]
     same = build_prompt_set("mine", mine).sha256 == build_prompt_set("mine", mine[::-1]).sha256

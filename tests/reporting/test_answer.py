@@ -1,24 +1,36 @@
 """The answer of a report: what its sentences claim follows from intervals, audits and the machine's state."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
+from synthetic import bare_row
 
 from specbench.reporting.answer import _gaps, answer
 from specbench.reporting.columns import DECODER
 from specbench.reporting.compare import verdict
+from specbench.reporting.row import Compared, OverAR, Quoted, ShownAudit, ShownScore, Stalled
+from specbench.stats import Estimate
 
 
-def row(label, speedup=None, low=None, high=None, lossless=True, **more):
-    base = {
-        "run_id": f"m-{label}", "folder": f"nowhere/m-{label}", "decoder": label, "label": label, "lossless": lossless,
-        "options": {"window": 16}, "speedup": speedup, "speedup_low": low, "speedup_high": high, "pairs": 9, "n": 9,
-        "baseline": "m-ar", "window_cost": 1.0, "step_ratio": 2.0, "overhead": 1.25, "speedup_note": None,
-        "speedup_p": None if low is None else 0.4 if low <= 1 <= high else 0.01,
-        "latency_ms": 400.0, "latency_p50_ms": 300.0, "stalled": None, "disturbed": None,
-    }  # fmt: skip
-    base |= more
-    names = ("speedup", "speedup_low", "speedup_high", "speedup_p", "pairs")
-    quoted = {name: base[name] for name in names} | {"ar_run": "m-ar", "ar": "float32, 1 thread", "eager_ar": None}
-    return {"quoted": None if base["speedup"] is None else quoted} | base
+def row(label, speedup=None, low=None, high=None, lossless=True, quoted=None, window_cost=1.0, p=None, **more):
+    p = p if p or low is None else 0.4 if low <= 1 <= high else 0.01
+    total = None if speedup is None else Estimate(speedup, low, high)
+    over = OverAR(total, p, 2.0, window_cost, 1.25, None, 9, "m-ar")
+    quoted = quoted or (total and Quoted(total, p, 9, "m-ar", "float32, 1 thread", None))
+    usual = {"run_id": f"m-{label}", "folder": Path(f"nowhere/m-{label}"), "options": {"window": 16}, "n": 9}
+    usual |= {"latency_ms": Estimate(400.0, None, None), "latency_p50_ms": Estimate(300.0, None, None)}
+    usual |= {"model": "m"}
+    return bare_row(**usual | {"decoder": label, "label": label, "lossless": lossless, "over_ar": over,
+                               "quoted": quoted} | more)  # fmt: skip
+
+
+def audit(verdict):
+    return ShownAudit(verdict, True, None, None, None, 9, False, True)
+
+
+def score(metric, **more):
+    return ShownScore.of({"metric": metric, "fingerprint": "f", "value": 1.0, "low": None, "high": None, "n": 9} | more)
 
 
 AR = row("ar", 1.0, 1.0, 1.0, options={})
@@ -38,18 +50,19 @@ def test_faster_is_said_only_where_the_test_shows_it(value, low, high, said):
 
 
 def test_a_headline_is_over_the_fastest_ar_and_says_what_an_eager_one_was():
-    quoted = row("sjd", 0.55, 0.46, 0.65)["quoted"]
-    faster = quoted | {"ar_run": "m-ar-compiled", "ar": "float32, 1 thread, compiled"}
+    quoted = row("sjd", 0.55, 0.46, 0.65).quoted
+    faster = replace(quoted, ar_run="m-ar-compiled", ar="float32, 1 thread, compiled")
     found = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=faster)])[0]
     assert found.startswith("No lossless decoder is faster than the fastest AR (float32, 1 thread, compiled): the best")
     assert "reaches 0.55 [0.46–0.65] of its speed" in found, "the interval is that of the quoted number"
-    eager = quoted | {"speedup": 1.3, "eager_ar": "AR is not compiled here: compile before you quote this"}
+    said = "AR is not compiled here: compile before you quote this"
+    eager = replace(quoted, speedup=Estimate(1.3, 0.46, 0.65), eager_ar=said)
     found = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=eager)])[0]
     assert found.endswith("; AR is not compiled here: compile before you quote this.")
 
 
 def test_the_report_calls_a_decoder_faster_only_where_compare_does():
-    found = answer([AR, row("sjd", 1.26, 1.03, 1.56, speedup_p=0.0744)])[0]
+    found = answer([AR, row("sjd", 1.26, 1.03, 1.56, p=0.0744)])[0]
     assert found.startswith("No lossless decoder is shown to be faster than AR: the best, sjd (window 16), is at 1.26")
     assert "[1.03–1.56, p = 0.074]" in found, "the interval alone would say more"
 
@@ -93,25 +106,25 @@ def test_a_lossy_decoder_that_is_no_faster_is_not_called_the_fastest():
 
 def test_unequal_windows_are_told_but_not_those_of_a_sweep():
     rows = [row("sjd", 1.3, 1.2, 1.4), row("sjd++", 1.6, 1.5, 1.7, lossless=False)]
-    rows[1]["options"] = {"window": 96}
+    rows[1] = replace(rows[1], options={"window": 96})
     assert "Windows differ: sjd 16, sjd++ 96. --window N gives all of them the same." in answer([AR, *rows])
     assert not any("Windows differ" in text for text in answer([AR, *rows, row("sjd++", 1.1, 1.0, 1.2)]))
 
 
 def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
-    def rows(*_, **__):
-        same = {"name": "clip", "value": 0.0, "low": 0.0, "high": 0.0, "p": 1.0, "n": 9, "prompts_needed": None}
-        return [same, same | {"name": "aesthetic", "value": 0.1, "low": -0.1, "high": 0.3, "p": 0.4}]
+    def rows(*_):
+        same = Compared("clip", Estimate(0.0, 0.0, 0.0), 1.0, None, 9)
+        return [same, Compared("aesthetic", Estimate(0.1, -0.1, 0.3), 0.4, None, 9)]
 
-    monkeypatch.setattr("specbench.reporting.answer.quality_rows", rows)
-    scored = AR | {"scores": [{"metric": "aesthetic", "prompts_needed": 321}, {"metric": "fid", "prompts_needed": 9}]}
+    monkeypatch.setattr("specbench.reporting.answer.scores_beside", rows)
+    scored = replace(AR, scores=[score("aesthetic", prompts_needed=321), score("fid", prompts_needed=9)])
     found = answer([scored, row("predictive", 1.3, 1.2, 1.4)])
     assert "predictive (window 16) has AR's own scores, image by image, in clip." in found
     assert any("aesthetic [" in text and "clip" not in text for text in found)
 
 
 def test_a_failed_audit_takes_the_title():
-    cheat = row("cheat", 2.0, 1.9, 2.1, audit={"failed": True, "verdict": "deviates"})
+    cheat = row("cheat", 2.0, 1.9, 2.1, audit=audit("deviates"))
     found = answer([AR, row("sjd", 1.3, 1.2, 1.4), cheat])
     assert found[0].startswith("sjd") and "NOT LOSSLESS" in found[1]
 
@@ -122,47 +135,44 @@ def test_a_window_that_is_not_free_says_what_a_free_one_would_bring():
 
 
 def test_the_machine_is_remarked_upon():
-    found = answer([AR | {"stalled": {"images": 1, "slowest_ms": 8000.0}, "disturbed": 1.8}])
+    found = answer([replace(AR, stalled=Stalled(1, 8000.0), disturbed=1.8)])
     assert "1 of 9 images stalled" in found[0] and "8.00 s" in found[0] and "0.30 s" in found[0]
     assert "took up to 1.8 of the cores: repeat" in found[1]
-    stalls = [
-        AR | {"label": name, "stalled": {"images": 1, "slowest_ms": ms}}
-        for name, ms in zip("abc", (1, 9, 2), strict=True)
-    ]
+    stalls = [replace(AR, label=name, stalled=Stalled(1, ms)) for name, ms in zip("abc", (1, 9, 2), strict=True)]
     [said] = answer(stalls)
     assert said.startswith("b: 1 of 9 images stalled") and said.endswith("2 other decoders' images stalled, too.")
-    [said] = answer([AR | {"gpu_disturbed": ["the driver held the GPU's clock back (heat) in 2 of 9 readings"]}])
+    [said] = answer([replace(AR, gpu_disturbed=["the driver held the GPU's clock back (heat) in 2 of 9 readings"])])
     assert "clock back (heat) in 2 of 9 readings" in said
 
 
 def test_the_verdict_needs_the_corrected_p_value():
-    speed = {"name": "speedup", "value": 1.3, "low": 1.1, "high": 1.5, "p": 0.03, "p_holm": 0.04}
-    score = {"name": "clip", "value": -0.1, "low": -0.2, "high": -0.01, "p": 0.04, "p_holm": 0.08}
+    speed = Compared("speedup", Estimate(1.3, 1.1, 1.5), 0.03, 0.04)
+    score = Compared("clip", Estimate(-0.1, -0.2, -0.01), 0.04, 0.08)
     said = verdict([speed, score])
     assert said.startswith("B is faster than A: 1.30") and "No difference is shown in clip (-0.100" in said
-    assert verdict([speed | {"p_holm": 0.06}]).startswith("No difference is shown in speed")
-    assert verdict([{**speed, "value": None}]) == "Nothing could be compared."
+    assert verdict([replace(speed, p_holm=0.06)]).startswith("No difference is shown in speed")
+    assert verdict([replace(speed, estimate=None)]) == "Nothing could be compared."
 
 
 @pytest.mark.parametrize(("folder", "out"), [("results", ""), ("my runs", " --out 'my runs'")])
 def test_the_command_that_scores_names_the_folder_of_the_runs(folder, out):
-    of_lumina = {"model": "lumina", "setting": {"prompts": "parti"}, "scores": [{"metric": "hpsv2[v2.1]"}]}
-    (said,) = answer([row("ar", 1.0, options={}, folder=f"{folder}/lumina-ar-0", **of_lumina)])
+    of_lumina = {"model": "lumina", "setting": {"prompts": "parti"}, "scores": [score("hpsv2[v2.1]")]}
+    (said,) = answer([row("ar", 1.0, options={}, folder=Path(folder, "lumina-ar-0"), **of_lumina)])
     assert said == f"Not scored by clip[b16+299]; to score them: specbench score{out}"
 
 
 def test_a_gap_beyond_its_error_is_one_of_so_many_looked_at():
     def row(label, gap, **other):
-        row = {"label": label, "lossless": True, "options": {}, "nll_gap": gap, "nll_gap_se": 0.006, "n": 8}
-        return row | other
+        usual = {"label": label, "lossless": True, "nll_gap": gap and Estimate(gap, None, None), "n": 8}
+        return bare_row(**usual | {"nll_gap_se": 0.006} | other)
 
     rows = [row("ar", 0.001), row("sjd", -0.015), row("gsd", 0.4, lossless=False), row("eagle", None, nll_gap_se=None)]
     (said,) = _gaps(rows)
     assert "1 of 2 lossless decoders: sjd (-0.015 ± 0.006)" in said and _gaps(rows[:1]) == []
-    assert _gaps([one | {"n": 7} for one in rows]) == [], "an error from so few images says nothing"
+    assert _gaps([replace(one, n=7) for one in rows]) == [], "an error from so few images says nothing"
 
 
 def test_a_lossy_decoder_that_fails_its_audit_is_labelled_by_the_verdict():
-    failed = {"failed": True, "verdict": "recorded p is not the model's"}
+    failed = audit("recorded p is not the model's")
     assert DECODER.cell(row("gsd", lossless=False, audit=failed)) == "gsd (recorded p is not the model's)"
     assert "NOT LOSSLESS" in DECODER.cell(row("sjd", audit=failed))

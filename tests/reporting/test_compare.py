@@ -20,21 +20,20 @@ from specbench.metrics import scoring
 from specbench.metrics.base import PerImageMetric
 from specbench.prompts import Prompt, Request
 from specbench.reporting import html, render, report_rows
+from specbench.reporting.comparability import Run
 from specbench.reporting.compare import (
     FEW_NOTE,
-    FIELDS,
     OTHER_CAPTIONS,
     Gate,
     compare_runs,
     comparison_lines,
     corrected,
-    is_real,
     real_differences,
     verdict,
 )
 from specbench.reporting.image_tiles import ACCEPTED, DRAWN, commit_steps, grid_of, origins
 from specbench.reporting.over import over_seeds
-from specbench.reporting.report_rows import Run
+from specbench.reporting.row import Compared
 from specbench.reporting.sections import BOLD_RULE, sections
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
@@ -86,8 +85,9 @@ def runs(tmp_path) -> tuple[Path, Path]:
     )
 
 
-def named(rows: list[dict]) -> dict[str, dict]:
-    return {row["name"]: row for row in rows}
+def named(rows: list) -> dict[str, dict]:
+    records = [row if isinstance(row, dict) else row.record for row in rows]
+    return {row["name"]: row for row in records}
 
 
 def test_images_of_other_captions_are_not_common(tmp_path):
@@ -102,15 +102,15 @@ def test_images_of_other_captions_are_not_common(tmp_path):
     assert (row["value"], row["n"]) == (10, 7), "the edited caption is no pair"
     shown = sections(report_rows([a, b, c]))
     assert len({section.heading for section in shown}) == 3 and "prompt file 22222222" in shown[1].heading
-    rows = [row | {"drawn": [f"first {place} of 9"]} for place, row in enumerate(report_rows([b, c]))]
+    rows = [replace(row, drawn=[f"first {place} of 9"]) for place, row in enumerate(report_rows([b, c]))]
     assert all("prompt file" in section.heading for section in sections(rows)), "of which other prompts were drawn"
 
 
 def test_a_folder_copied_beside_itself_counts_once(runs):
     copy = shutil.copytree(runs[1], runs[1].parent / f"{runs[1].name} copy")
     rows = report_rows([copy, *runs])
-    assert [row["n"] for row in rows] == [8, 8] and rows[1]["folder"] == str(runs[1])
-    assert rows[1]["copies"] == [str(copy)]
+    assert [row.n for row in rows] == [8, 8] and rows[1].folder == runs[1]
+    assert rows[1].copies == [str(copy)]
     [_, once] = over_seeds([copy, *runs])
     assert (once["images"], once["seeds"], once["copies"]) == (8, [SJD.seed], [str(copy)])
     edited = synthetic.folder(runs[1].parent, replace(SJD, prompts_sha256="2" * 64), synthetic.sjd(8))
@@ -129,9 +129,12 @@ def test_seeds_are_pooled_over_scores_of_the_same_fingerprint(runs, monkeypatch)
 
 def test_bold_follows_the_verdict_of_compare_in_latex_and_on_the_page(runs, tmp_path):
     rows = report_rows(runs)
-    real = {name for name, row in named(compare_runs(*runs)).items() if is_real(row)}
-    assert real == {"brightness"} == real_differences(rows[1]) and not real_differences(rows[0])
-    assert rows[1]["speedup"] > 1 and rows[1]["speedup_p"] > 0.05, "a best speed-up that shows nothing is not bold"
+    real = {row.name for row in compare_runs(*runs) if row.real}
+    other, own = (real_differences(row.run_id, row.folder, row.over_ar) for row in rows[::-1])
+    assert real == {"brightness"} == other and not own
+    assert rows[1].over_ar.speedup.value > 1 and rows[1].over_ar.speedup_p > 0.05, (
+        "a best speed-up that shows nothing is not bold"
+    )
     assert [row["real"] for row in json.loads(render(rows, "json"))] == [[], ["brightness"]]
     latex, page = render(rows, "latex"), html.page(rows)
     assert latex.count("\\textbf") == 1 and BOLD_RULE in latex and BOLD_RULE.partition(":")[0] in page
@@ -168,17 +171,17 @@ def test_scores_are_paired_and_p_values_corrected_together(runs):
     expected = stats.mean_difference(gaps, range(8))
     assert (found["value"], found["low"], found["p"]) == pytest.approx((expected.value, expected.low, expected.p))
     assert found["p_holm"] == found["p"] and rows["speedup"]["p_holm"] == rows["speedup"]["p"], "one test each"
-    two = corrected([row | {"p": p} for row, p in ((rows["speedup"], 0.04), (found, 0.03), (found, 0.04))])
-    assert [row["p_holm"] for row in two] == [0.04, 0.06, 0.06], "the speed-up is a test of its own"
-    two = corrected([found | {"p": 0.04}, found | {"name": "fid[clean]", "p": 0.5}])
-    assert [row["p_holm"] for row in two] == [0.04, 0.5], "as in a report, which has no distances"
+    speed, score = (Compared(name) for name in ("speedup", "brightness"))
+    two = corrected([replace(row, p=p) for row, p in ((speed, 0.04), (score, 0.03), (score, 0.04))])
+    assert [row.p_holm for row in two] == [0.04, 0.06, 0.06], "the speed-up is a test of its own"
+    two = corrected([replace(score, p=0.04), Compared("fid[clean]", p=0.5)])
+    assert [row.p_holm for row in two] == [0.04, 0.5], "as in a report, which has no distances"
     assert found["prompts_needed"] == stats.prompts_needed(np.std(gaps, ddof=1), 0.02 * 900 / 8)
-    assert all(tuple(row) == FIELDS for row in rows.values())
 
 
 def test_an_interval_that_says_more_than_the_corrected_p_is_explained():
     def row(name, value, low, high, p):
-        return dict.fromkeys(FIELDS) | {"name": name, "value": value, "low": low, "high": high, "p_holm": p}
+        return Compared(name, stats.Estimate(value, low, high), p_holm=p)
 
     rows = [row("speedup", 1.4, 1.1, 1.8, 0.054), row("brightness", -0.1, -0.2, 0.1, 0.3)]
     said = verdict(rows)
@@ -191,10 +194,12 @@ def test_an_interval_that_says_more_than_the_corrected_p_is_explained():
 def test_few_prompts_give_values_without_intervals_and_p_values(runs, tmp_path):
     a = pictured(tmp_path / "few", AR, synthetic.ar(7), range(7))
     b = pictured(tmp_path / "few", SJD, synthetic.sjd(7), range(1, 8))
-    rows = named(compare_runs(a, b))
+    rows = {row.name: row for row in compare_runs(a, b)}
     for name in ("speedup", "speedup_reverse", "brightness"):
-        assert rows[name]["value"] and rows[name]["low"] is rows[name]["high"] is rows[name]["p_holm"] is None
-        assert FEW_NOTE in rows[name]["note"] and ("too few" in line for line in comparison_lines([rows[name]]))
+        row = rows[name]
+        assert row.value and row.estimate.low is row.estimate.high is row.p_holm is None
+        assert FEW_NOTE in row.note
+    assert all("too few" in line for line in comparison_lines([rows["speedup"], rows["brightness"]]))
     assert named(compare_runs(*runs))["speedup"]["low"], "eight prompts are enough"
 
 
@@ -225,7 +230,7 @@ def test_steps_are_compared_where_times_cannot_be(tmp_path, change, compared):
     b = pictured(tmp_path, changed(SJD, **change), synthetic.sjd(3), (2, 4, 6))
     rows = compare_runs(a, b)
     steps = named(rows)["step_ratio"]
-    alone = verdict([row for row in rows if row["name"] != "brightness"])
+    alone = verdict([row for row in rows if row.name != "brightness"])
     assert alone.startswith("Only steps could be" if compared else "Nothing could be")
     expected = stats.nfe(Run(a).rows) / stats.nfe(Run(b).rows)
     assert steps["value"] == (pytest.approx(expected) if compared else None) and steps["n"] == (3 if compared else None)
@@ -275,7 +280,7 @@ def test_a_gate_that_cannot_be_evaluated_does_not_pass(runs, cli, tmp_path, cond
 
 
 def test_every_comparison_sign_of_a_gate_is_strict_or_not_as_written():
-    row = [{"name": "x", "value": 2.0, "low": 1.0, "high": 3.0, "note": None}]
+    row = [Compared("x", stats.Estimate(2.0, 1.0, 3.0))]
     signs = {"x<2": False, "x<=2": True, "x>2": False, "x>=2": True, "x.low<2": True, "x.high<2": False}
     for text, fails in signs.items():
         if fails:

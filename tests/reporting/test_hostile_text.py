@@ -21,12 +21,12 @@ from rich.console import Console
 from specbench.cli.output import print_table
 from specbench.papers.join import join
 from specbench.papers.render import render_tables as render_paper
+from specbench.papers.render import terminal
 from specbench.papers.table_files import read_table
-from specbench.papers.terminal import terminal
 from specbench.prompts import Request
 from specbench.reporting import render, report_rows
 from specbench.reporting.html import write_page
-from specbench.reporting.terminal import card, run_view
+from specbench.reporting.terminal import run_view
 from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.runner import run
 from specbench.specs.run_spec import RunSpec
@@ -142,7 +142,7 @@ def test_html_has_the_tags_of_a_harmless_page_and_no_others(everything, tmp_path
 def test_a_terminal_shows_the_letters_and_obeys_none(hostile):
     screen = Console(file=io.StringIO(), force_terminal=True, width=200, color_system="truecolor")
     for folder in find_runs(hostile):
-        screen.print(run_view(card(folder)))
+        screen.print(run_view(folder))
     shown = re.sub(r"\x1b\[[0-9;]*m", "", screen.file.getvalue())
     assert not ESCAPES.search(shown.replace("\r", ""))
     assert "[bold red]markup[/bold red]" in shown and "]8;" not in shown

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import synthetic
-from synthetic import AR, SJD, generation
+from synthetic import AR, SJD, bare_row, generation
 
 from specbench.papers.html_page import tables_page
 from specbench.papers.join import join
@@ -25,7 +25,9 @@ from specbench.prompts import Request
 from specbench.reporting.html import breakable, write_page
 from specbench.reporting.marks import marks_of
 from specbench.reporting.plot_data import pareto, sweeps
+from specbench.reporting.row import OverAR, ShownScore
 from specbench.specs.presets import PRESETS
+from specbench.stats import Estimate
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, failed_row, sample_row
@@ -317,10 +319,10 @@ def test_the_command_prints_the_path(tmp_path, cli):
 
 def test_a_run_is_dominated_only_where_the_intervals_say_so():
     def row(label, speed, value, half):
-        score = {"metric": "fid[x]", "fingerprint": "f", "value": value}
+        score = {"metric": "fid[x]", "fingerprint": "f", "value": value, "n": 9}
         score |= {"low": None, "high": None} if half is None else {"low": value - half, "high": value + half}
-        return {"label": label, "run_id": label, "speedup": speed, "speedup_low": speed and speed - 0.1,
-                "speedup_high": speed and speed + 0.1, "scores": [score]}  # fmt: skip
+        total = speed and Estimate(speed, speed - 0.1, speed + 0.1)
+        return bare_row(label=label, run_id=label, over_ar=OverAR(total), scores=[ShownScore.of(score)])
 
     rows = [row("ar", 1.0, 20.0, 0.5), row("slow", 0.7, 22.0, 0.5), row("unsure", 0.7, 20.9, 0.5),
             row("near", 0.9, 22.0, 0.5), row("unknown", 0.5, 30.0, None), row("fast", 2.0, 25.0, 0.5),
@@ -328,14 +330,14 @@ def test_a_run_is_dominated_only_where_the_intervals_say_so():
     found = {point.label: point.dominated_by for point in pareto(rows, "fid[x]", "f")}
     assert found == {"ar": None, "slow": "ar", "unsure": None, "near": None, "unknown": None, "fast": None}
     higher = {point.label: point.dominated_by for point in pareto(
-        [r | {"scores": [s | {"metric": "clip[x]"} for s in r["scores"]]} for r in rows], "clip[x]", "f")}  # fmt: skip
+        [replace(row, scores=[replace(row.scores[0], metric="clip[x]")]) for row in rows], "clip[x]", "f")}  # fmt: skip
     assert higher["ar"] == "fast" and higher["slow"] == "fast" and higher["unknown"] is None
 
 
 def test_sweeps_are_runs_that_differ_in_one_option():
     def row(decoder, speed, **options):
-        return {"decoder": decoder, "options": options, "speedup": speed, "speedup_low": None, "speedup_high": None,
-                "step_ratio": 2.0}  # fmt: skip
+        over = OverAR(speed and Estimate(speed, None, None), step_ratio=2.0)
+        return bare_row(decoder=decoder, options=options, over_ar=over)
 
     rows = [row("ar", 1.0), row("sjd", 1.5, window=16), row("sjd", 1.2, window=4), row("gsd", 1.4, window=16, G=3),
             row("gsd", 1.3, window=16, G=10), row("gsd", None, window=4, G=3)]  # fmt: skip

@@ -259,7 +259,9 @@ def test_a_packed_file_writes_nowhere_else(tmp_path, cli, name, monkeypatch):
 def test_seeds_methods_figures_and_a_data_set(here, cli):
     rows = json.loads(cli("report", "--over", "seed", "--json").out)
     assert {row["decoder"] for row in rows} == {"ar", "sjd"} and rows[0]["numbers"]["speedup"]["value"] == 1
-    said = cli("report", "--methods").out
+    said = cli("methods").out
+    former = cli("report", "--methods")
+    assert former.out == said and "a command now: specbench methods" in former.err
     info = read_info(next(Path("results").glob("shapes-ar-*")))
     [sampling] = _samplings([info, replace(info, spec=replace(info.spec, seed=7)), info])
     assert sampling.endswith(f", seeds {info.spec.seed} and 7") and said.count("Sampling used") == 1
@@ -267,7 +269,7 @@ def test_seeds_methods_figures_and_a_data_set(here, cli):
         r"\cite{accelerating-auto-regressive-text-to-image-generation-with-t}" in said and "Speculative Jacobi" in said
     )
     for fmt, first in (("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")):
-        assert cli("report", "--figure", "time-per-step", "--to", f"f.{fmt}").code == 0
+        assert cli("figure", "time-per-step", "--to", f"f.{fmt}").code == 0
         assert Path(f"f.{fmt}").read_bytes().startswith(first) and "target forward" in Path("f.csv").read_text()
     assert b"FontFile2" in Path("f.pdf").read_bytes(), "fonts are embedded"
     assert cli("export", "dataset", "shapes-ar", "--to", "ds").code == 0
@@ -277,7 +279,7 @@ def test_seeds_methods_figures_and_a_data_set(here, cli):
 
 def test_each_method_is_cited_by_its_own_key_and_none_is_made_of_this_project(here, cli):
     cli("run", "--decoder", "sjd,sjd++,vertical", "--limit", "1", "--threads", "1", "--out", "cited")
-    said = cli("report", "--methods", "--out", "cited").out
+    said = cli("methods", "--out", "cited").out
     keys = re.findall(r"@\w+\{([^,]+),", said)
     kinds = set(re.findall(r"@(\w+)\{", said))
     assert kinds <= {"inproceedings", "misc"}, "plain knows no @software"
@@ -295,9 +297,9 @@ def test_tables_and_figures_compile(here, cli):
     cli("report", "mine.toml", "--baseline", "ar", "--to", "gsd.tex")
     choice = ["--columns", "steps,speedup", "--baseline", "ar", "--caption", "50 % & more_"]
     cli("report", *choice, "--to", "ours.tex")
-    cli("report", "--methods", "--to", "methods.tex")
+    cli("methods", "--to", "methods.tex")
     for name in ("the-parts-of-the-speed-up", "map-of-entropy", "pictures"):
-        assert cli("report", "--figure", name, "--to", "parts.pdf").code == 0
+        assert cli("figure", name, "--to", "parts.pdf").code == 0
     texts = {name: Path(f"{name}.tex").read_text() for name in ("gsd", "ours", "methods")}
     assert {name: list(latex_problems(text)) for name, text in texts.items()} == {name: [] for name in texts}
     labels = re.findall(r"label{(.*?)}", texts["ours"] + texts["gsd"] + cli("report", "--format", "latex").out)

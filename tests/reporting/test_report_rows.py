@@ -16,6 +16,7 @@ from specbench.reporting.compare import compare_runs
 from specbench.reporting.forecast import accepted_lengths
 from specbench.reporting.marks import label, window_of
 from specbench.reporting.plot_data import speed_by_prompt, step_data
+from specbench.reporting.row import record
 from specbench.reporting.status import status_of
 from specbench.reporting.terminal import card
 from specbench.specs.components import columns_fed
@@ -28,8 +29,8 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def rows_of(out: Path, decoder: str | None = None) -> list[dict]:
-    rows = report_rows(find_runs(out))
-    return [row for row in rows if decoder in (None, row["decoder"])]
+    """Report rows as writers of data print them."""
+    return [record(row) for row in report_rows(find_runs(out)) if decoder in (None, row.decoder)]
 
 
 @pytest.fixture
@@ -87,7 +88,8 @@ def test_siblings_and_paths_are_fed_too():
 def test_a_costly_window_is_explained_before_the_table(results):
     text = render(report_rows(find_runs(results)))
     assert "A target forward of 3 tokens takes 1.50 times as long" in text
-    free = [row | {"window_cost": 1.0} for row in report_rows(find_runs(results))]
+    rows = report_rows(find_runs(results))
+    free = [replace(row, over_ar=replace(row.over_ar, window_cost=1.0)) for row in rows]
     assert "A target forward of" not in render(free)
 
 
@@ -113,7 +115,8 @@ def test_runs_whose_images_share_the_device_report_no_latency(tmp_path, shared, 
     assert row["speedup"] is None and row["latency_ms"] is None
     assert row["speedup_note"] == f"{how}: latency is not measured"
     assert "batch" not in shared or row["throughput"] > 0
-    assert "batch" not in shared or ("images per hour" in render([row]) and "latency ms" not in render([row]))
+    text = render(report_rows(find_runs(tmp_path, [changed(SJD, **shared).run_id])))
+    assert "batch" not in shared or ("images per hour" in text and "latency ms" not in text)
 
 
 def test_without_ar_the_cell_says_so(tmp_path):
@@ -125,8 +128,8 @@ def test_without_ar_the_cell_says_so(tmp_path):
 def test_the_baseline_is_found_though_only_one_run_is_asked_for(tmp_path):
     folder(tmp_path, AR, ar())
     folder(tmp_path, SJD, sjd())
-    row = report_rows(find_runs(tmp_path, [SJD.run_id]))[0]
-    assert row["baseline"] == AR.run_id and row["speedup"] == pytest.approx(3 * 45 / 122)
+    [row] = report_rows(find_runs(tmp_path, [SJD.run_id]))
+    assert row.over_ar.baseline == AR.run_id and row.over_ar.speedup.value == pytest.approx(3 * 45 / 122)
 
 
 def test_the_fastest_ar_configuration_is_found(tmp_path):
@@ -154,7 +157,7 @@ def test_an_eager_ar_far_above_its_roofline_is_told_wherever_a_speed_up_stands(t
     assert note is None if said is None else said in note and "--compile on" in note
     [state] = [row for row in status_of(find_runs(tmp_path)) if row["decoder"] == "sjd"]
     [total, *_] = compare_runs(*find_runs(tmp_path, [AR.run_id, SJD.run_id]))
-    assert state["eager_ar"] == note and ("not compiled" in total["note"]) is bool(note)
+    assert state["eager_ar"] == note and ("not compiled" in total.note) is bool(note)
 
 
 def test_partly_shared_images_are_compared_and_counted(tmp_path):
@@ -196,7 +199,7 @@ def test_a_run_without_any_decoded_image_is_a_row_of_missing_numbers(tmp_path):
     folder(tmp_path, SJD, [None, None])
     row = rows_of(tmp_path)[0]
     assert (row["n"], row["failed"], row["nfe"], row["perplexity"], row["latency_ms"]) == (0, 2, None, None, None)
-    assert "| 0 (+2 failed) |" in render([row])
+    assert "| 0 (+2 failed) |" in render(report_rows(find_runs(tmp_path)))
 
 
 def test_a_card_tells_a_run_apart(tmp_path):
@@ -248,4 +251,4 @@ def test_times_under_other_versions_than_most_are_left_out_and_said(tmp_path):
     [here], [there] = accepted_lengths([place]), accepted_lengths([alone])
     assert here.overhead_ms == there.overhead_ms
     said = "sjd (window 3): 2 of 10 images were decoded under python 3.11, torch 2.10.0, not python 3.11, torch 2.9.0"
-    assert any(said in sentence for sentence in answer(rows_of(tmp_path)))
+    assert any(said in sentence for sentence in answer(report_rows(find_runs(tmp_path))))

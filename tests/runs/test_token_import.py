@@ -73,7 +73,7 @@ def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
         ("report", folder, "--all", "--explain"),
         ("report", folder, "--html", tmp_path / "page.html"),
         ("report", folder, "--long", "--to", tmp_path / "long.parquet"),
-        ("report", folder, "--figure", "pictures", "--to", tmp_path / "pictures.png"),
+        ("figure", "pictures", folder, "--to", tmp_path / "pictures.png"),
         ("show", folder),
         ("status", "--out", out),
         ("export", "dataset", folder, "--to", tmp_path / "dataset"),
@@ -81,7 +81,7 @@ def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
         outcome = cli(*command)
         assert outcome.code == 0, f"{command}: {outcome.err}"
         assert not re.search(r"\bnan\b", outcome.out, re.IGNORECASE), command
-    assert "these runs are tokens of other programs" in cli("report", folder, "--methods").err
+    assert "these runs are tokens of other programs" in cli("methods", folder).err
 
 
 @pytest.mark.parametrize(

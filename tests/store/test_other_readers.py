@@ -16,6 +16,7 @@ from drawn import drawn_run
 from specbench.metrics import scoring
 from specbench.metrics.score_store import read_scores
 from specbench.reporting.report_rows import report_rows
+from specbench.reporting.row import record
 from specbench.reporting.text_formats import report_arrow
 from specbench.store.image_scores import ImageScores, parquet_bytes
 from specbench.store.merge_shards import merge_runs
@@ -91,13 +92,13 @@ def test_files_of_two_kinds_are_in_folders_of_their_own(out):
 def test_a_report_has_the_same_types_whatever_its_values(tmp_path):
     run = drawn_run(tmp_path, n=1)
     rows = report_rows([run])
-    assert set(rows[0]) <= set(REPORT.names)
+    assert set(record(rows[0])) <= set(REPORT.names)
     for long, schema in ((False, REPORT), (True, LONG_REPORT)):
         written = pq.read_table(pa.BufferReader(parquet_bytes(report_arrow(rows, long))))
         assert written.schema.equals(schema)
     [nfe] = [row for row in written.to_pylist() if row["number"] == "nfe"]
     assert nfe == {"label": "sjd", "run_id": run.name, "model": "enumerable", "decoder": "sjd", "number": "nfe",
-                   "fingerprint": None, "value": rows[0]["nfe"], "low": None, "high": None, "n": 1,
+                   "fingerprint": None, "value": rows[0].nfe.value, "low": None, "high": None, "n": 1,
                    "unit": "forwards"}  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ import tiny
 from specbench import stats
 from specbench.decoding.generation import ORDERS, Generation
 from specbench.prompts import Prompt, Request
+from specbench.reporting.row import OverAR, ReportRow
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_store import RunStore
 from specbench.store.schema import SAMPLES, base_row, failed_row, sample_row
@@ -117,3 +118,10 @@ def changed(spec: RunSpec, **fields: object) -> RunSpec:
 
 SJD = tiny.spec("sjd")
 AR = tiny.spec("ar")
+
+
+def bare_row(**values) -> ReportRow:
+    """A report row with these values and no others."""
+    none = dict.fromkeys((one.name for one in fields(ReportRow)), None)
+    empty = {"options": {}, "scores": [], "beside_ar": {}, "load": [], "environment": [], "over_ar": OverAR()}
+    return ReportRow(**none | empty | values)

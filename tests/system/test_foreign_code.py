@@ -203,13 +203,13 @@ def test_an_edited_decoder_and_an_edited_model_are_other_runs(place, cli):
     old = next(name for name in first if "power" in name)
     assert "the code of power has changed (power)" in said and f"of before stay in {old}" in " ".join(said.split())
     rows = report_rows(find_runs("o"))
-    assert [row["n"] for row in rows if row["decoder"] == "ar"] == [2]
-    labels = [row["label"] for row in rows if row["decoder"] == "power"]
+    assert [row.n for row in rows if row.decoder == "ar"] == [2]
+    labels = [row.label for row in rows if row.decoder == "power"]
     assert len(set(labels)) == 2 and all(label.startswith("power, edited ") for label in labels)
     (place / "power.py").unlink()
     sys.modules.pop("power")
     del PRESETS["power"]
-    assert [row["label"] for row in report_rows(find_runs("o")) if row["decoder"] == "power"] == labels
+    assert [row.label for row in report_rows(find_runs("o")) if row.decoder == "power"] == labels
 
     copy("power.py", place)
     (place / "greys.json").write_text((place / "greys.json").read_text() + " ")
@@ -226,6 +226,6 @@ def test_rows_whose_code_was_edited_in_the_same_minute_are_told_apart(tmp_path):
         held = json.loads((place / "run.json").read_text())
         (place / "run.json").write_text(json.dumps(held | {"code": at}))
     folder(tmp_path, tiny.spec("sjd"), sjd(2))
-    labels = sorted(row["label"] for row in report_rows(find_runs(tmp_path)))
+    labels = sorted(row.label for row in report_rows(find_runs(tmp_path)))
     assert len(labels) == 3 and labels[0] == "sjd, code not recorded"
     assert labels[1].endswith(", code 111111") and labels[2].endswith(", code 222222")

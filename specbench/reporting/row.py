@@ -1,0 +1,271 @@
+"""A row of a report: values and estimates, which stay that until a writer prints them.
+
+Numbers are named after the function of `specbench.stats` that defines them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+
+from specbench.stats import MEANS, Difference, Estimate
+from specbench.stats.intervals import Judged
+
+
+@dataclass(frozen=True)
+class ShownScore:
+    """A stored score of a run; `too_few`: its interval is left out, because it is of too few prompts."""
+
+    metric: str
+    fingerprint: str
+    estimate: Estimate
+    n: int
+    too_few: bool
+    prompts_needed: int | None
+    note: str | None
+    edited: str | None  # when the code of a plug-in metric was
+    stored: Mapping[str, object]  # all of it, as writers of data print it
+
+    @classmethod
+    def of(cls, stored: Mapping) -> ShownScore:
+        """A score from a row of `specbench.metrics.score_store.scores_to_show`."""
+        few, needed = stored.get("too_few", False), stored.get("prompts_needed")
+        return cls(
+            stored["metric"], stored["fingerprint"], Estimate(stored["value"], stored["low"], stored["high"]),
+            stored["n"], few, needed, stored.get("note"), stored.get("edited"), stored,
+        )  # fmt: skip
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is of a metric, not of a part of one."""
+        return ":" not in self.metric
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A number of two runs compared, see `specbench.reporting.compare.compare_runs`."""
+
+    name: str
+    estimate: Estimate | None = None
+    p: float | None = None
+    p_holm: float | None = None
+    n: int | None = None
+    prompts_needed: int | None = None
+    note: str | None = None
+
+    @property
+    def value(self) -> float | None:
+        return self.estimate and self.estimate.value
+
+    @property
+    def real(self) -> bool:
+        """Whether it shows a difference, by `specbench.stats.RULE`."""
+        return Judged(self.p_holm).real
+
+    @property
+    def record(self) -> dict[str, object]:
+        """Its plain values, for writers of data."""
+        bounds = {part: getattr(self.estimate, part, None) for part in _ENDS.values()}
+        others = ("p", "p_holm", "n", "prompts_needed", "note")
+        return {"name": self.name} | bounds | {name: getattr(self, name) for name in others}
+
+
+@dataclass(frozen=True)
+class Against:
+    """Numbers of a run compared with those of a baseline that the reader chose, by name."""
+
+    baseline: str  # its label
+    numbers: Mapping[str, Compared]
+
+
+@dataclass(frozen=True)
+class OverAR:
+    """A run compared with the AR run that is most like it; without a speed-up, `speedup_note` says why."""
+
+    speedup: Estimate | None = None
+    speedup_p: float | None = None
+    step_ratio: float | None = None
+    window_cost: float | None = None
+    overhead: float | None = None
+    speedup_e2e: float | None = None
+    pairs: int | None = None  # images that both decoded
+    baseline: str | None = None  # run id of AR
+    eager_ar: str | None = None  # what must be said of an AR that was not compiled
+    speedup_note: str | None = None
+
+
+@dataclass(frozen=True)
+class Quoted:
+    """The speed-up that a sentence may quote: over the fastest AR in the run's own number format."""
+
+    speedup: Estimate
+    speedup_p: float | None
+    pairs: int
+    ar_run: str
+    ar: str  # its number format, threads, and whether it was compiled
+    eager_ar: str | None
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """Images that took much longer than the others, see `specbench.stats.stalled`."""
+
+    images: int
+    slowest_ms: float
+
+
+@dataclass(frozen=True)
+class ShownAudit:
+    """The stored audit of a run in short, see `specbench.checks.run_audit.audit_run`."""
+
+    verdict: str
+    failed: bool
+    tv: Estimate | None
+    p_value: float | None
+    detectable: float | None
+    images: int
+    recomputed: bool
+    current: bool  # whether it is of the images that the run has now
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportRow:
+    """What reports know of a run. An interval is missing below `FEW_UNITS` prompts; a field with a default is not among
+    the keys of `record` where it has none."""
+
+    run_id: str
+    folder: Path
+    model: str
+    source: str | None  # of a checkpoint that is not the official one
+    processors: str | None  # logits processors of the checkpoint
+    decoder: str
+    label: str
+    lossless: bool
+    imported: str | None = None  # digest of the tokens that another program drew
+    options: Mapping[str, object]
+    setting: Mapping[str, object]  # see `setting`
+    steps: str  # how the steps ran: eager, compiled
+    n: int  # decoded images
+    failed: int
+    nfe: Estimate | None
+    tokens_per_step: Estimate | None
+    step_compression: Estimate | None
+    latency_ms: Estimate | None
+    stalled: Stalled | None
+    disturbed: float | None  # needed cores that other processes took on average
+    gpu_disturbed: Sequence[str] | None = None
+    latency_e2e_ms: Estimate | None
+    latency_p50_ms: Estimate | None
+    latency_p95_ms: Estimate | None
+    tokens_per_step_p50: Estimate | None
+    tokens_per_step_p95: Estimate | None
+    slowest_category_ms: Estimate | None
+    fewest_tokens_per_step: Estimate | None
+    slowest_category: str | None
+    fewest_tokens_category: str | None
+    step_ms: Estimate | None
+    throughput: float | None
+    images_per_hour: float | None
+    over_floor: float | None
+    roofline_note: str | None  # why there is no roofline ratio
+    floor: Mapping | None  # inputs of the roofline
+    over_ar: OverAR
+    speedup_fastest: Estimate | None  # over the fastest comparable AR configuration
+    fastest_ar: str | None
+    quoted: Quoted | None
+    acceptance: Estimate | None
+    acceptance_by_offset: Sequence[float | None] | None
+    rounds: float | None
+    acceptance_length: Estimate | None
+    draft_ms: float | None
+    acceptance_by_sibling: Sequence[float | None] | None
+    draft_tv_by_depth: Sequence[float | None] | None
+    theorem2_bound: float | None
+    top1: Estimate | None
+    # draft_tv, draft_tv_by_offset, draft_top1: of traced runs
+    draft_tv: float | None
+    draft_tv_by_offset: Sequence[float | None] | None
+    draft_top1: float | None
+    logp_mean: Estimate | None
+    logp_std: float | None
+    entropy_mean: Estimate | None
+    perplexity: Estimate | None
+    image_perplexity: Estimate | None
+    nll_gap: Estimate | None
+    nll_gap_se: float | None
+    zero_probability: int | None
+    beside_ar: Mapping[str, Difference]  # token statistics minus AR's, with corrected p-values
+    scores: Sequence[ShownScore]
+    audit: ShownAudit | None = None
+    drawn: Sequence[str] | None = None  # which prompts of the set
+    model_edited: str | None = None  # when the code of a plug-in model was
+    untimed: Mapping[str, int] | None = None  # images without times, by the versions that decoded them
+    versions: str | None = None  # those of the others
+    # stage2_nfe, stage2_acceptance, stage2_ms, both_stages_ms: of models with a second stage
+    stage2_nfe: float | None = None
+    stage2_acceptance: float | None = None
+    stage2_ms: float | None = None
+    both_stages_ms: float | None = None
+    captions_cut: int | None = None  # images whose caption the model did not read to the end
+    one_by_one: int | None = None  # images in smaller batches than asked for
+    load: Sequence[float | None]
+    environment: Sequence[str]
+    copies: Sequence[str] | None = None  # folders with a copy of the run, which are left out
+    against: Against | None = None
+    real: Sequence[str] | None = None  # names of the numbers that differ from AR's
+
+    def number(self, name: str) -> Estimate | None:
+        """A number of the run by its name, with or without an interval."""
+        for holder in (self, self.over_ar):
+            if (value := getattr(holder, name, None)) is not None:
+                return value if isinstance(value, Estimate) else Estimate(value)
+        return None
+
+
+_ENDS = {"": "value", "_low": "low", "_high": "high"}
+_RARE = {one.name for one in fields(ReportRow) if one.default is None}
+_BOUNDED = {
+    one.name
+    for kind in (ReportRow, OverAR, Quoted, ShownAudit)
+    for one in fields(kind)
+    if str(one.type).startswith("Estimate") and one.name not in MEANS
+}
+"""Estimates of which value and bounds are three keys; the bounds of means are under `intervals`."""
+
+
+def record(row: ReportRow) -> dict[str, object]:
+    """The row as plain values by the keys of `specbench.store.schema.REPORT`, for writers of data."""
+    known = {name: value for name, value in vars(row).items() if value is not None or name not in _RARE}
+    means = {name: row.number(name) for name in MEANS}
+    bounds = {name: [mean.low, mean.high] for name, mean in means.items() if mean and mean.low is not None}
+    first = list(known).index("beside_ar")
+    return _plain(dict(list(known.items())[:first])) | {"intervals": bounds} | _plain(dict(list(known.items())[first:]))
+
+
+def _plain(fields_of: Mapping[str, object]) -> dict[str, object]:
+    """Fields as plain values by key."""
+    plain: dict[str, object] = {}
+    for name, value in fields_of.items():
+        if name in _BOUNDED:
+            plain |= {name + end: getattr(value, part, None) for end, part in _ENDS.items()}
+        elif isinstance(value, OverAR):
+            plain |= _plain(vars(value))
+        elif name == "scores":
+            plain[name] = [score.stored for score in value]
+        elif name == "beside_ar":
+            plain[name] = {key: _difference(difference) for key, difference in value.items()}
+        elif name == "numbers":
+            plain[name] = {key: number.record for key, number in value.items()}
+        elif isinstance(value, Estimate):
+            plain[name] = value.value
+        elif is_dataclass(value):
+            plain[name] = _plain(vars(value))
+        else:
+            plain[name] = str(value) if isinstance(value, Path) else value
+    return plain
+
+
+def _difference(difference: Difference) -> dict[str, object]:
+    kept = ("value", "low", "high", "p")
+    return {name: getattr(difference, name) for name in kept} | {"real": Judged(difference.p).real}
