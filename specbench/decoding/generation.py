@@ -27,37 +27,10 @@ The last two are NaN in slots without a tested draft, `u_qq` also where the draf
 
 @dataclass
 class Generation:
-    """One decoded image and its measurements. N stream slots, window W.
+    """One decoded image and its measurements, as columns of its row: docs/results-format.md explains them. N stream
+    slots, window W."""
 
-    Attributes:
-        tokens: [N] int32 stream tokens, forced grammar tokens included.
-        forced: [N] bool, True where the grammar forces the token; such slots are left out of statistics.
-        logp: [N] float32 log p of the committed token under the processed target distribution (guidance, temperature,
-            top-k, top-p) given its final prefix; -inf if a lossy decoder committed a token outside its support.
-        entropy: [N] float32 entropy of that distribution, in nats.
-        top1: [N] float32 its largest probability.
-        committed_step: [N] int32, 1-based target forward that committed the slot.
-        nfe: target forwards after prefill (a guidance pair counts once).
-        prefills: prefill forwards.
-        drafted, tested, accepted: [W] int64, by window offset: drafts that existed, that were tested (all earlier ones
-            accepted), that were accepted. Forced slots are not counted.
-        facts: extra per-image numbers. `rounds`: target forwards that had drafts to verify. `draft_tv_d`: total
-            variation between p and q at depth d of a step, estimated from the first drafts tested there.
-            `theorem2_bound`: Cool-SD's bound on the distance to the exact image distribution, summed over the image,
-            assuming the optimal residual. `sibling_j_tested`, `sibling_j_accepted`: number of j-th siblings tested, and
-            the share accepted. `stage2_nfe`, `stage2_ms`, `stage2_tested`, `stage2_accepted`: of a second stage, see
-            `specbench.decoding.loop.second_stage_facts`. `caption_tokens_cut`: tokens of the caption that the model did
-            not read. Others are means over the drafts tested, for example of the cluster size.
-        spans_ms: milliseconds by span name; when `batch` > 1, each is divided by `batch`.
-        batch: rows decoded together.
-        uniforms: [N] float32 u_i of the Rosenblatt transform (`specbench.decoding.uniforms`) by order, see `ORDERS`;
-            an order is absent where no slot has it.
-        draft_tv: [N] float32 total variation between p and the q of the draft tested in the slot, NaN where none was;
-            None unless traced.
-        draft_top1: [N] float32 largest probability of that q, likewise.
-        image: uint8 [3, H, W] pixels, once rendered.
-    """
-
+    # tokens, forced, logp, entropy, top1, committed_step: [N]
     tokens: np.ndarray = field(repr=False)
     forced: np.ndarray = field(repr=False)
     logp: np.ndarray = field(repr=False)
@@ -66,16 +39,20 @@ class Generation:
     committed_step: np.ndarray = field(repr=False)
     nfe: int
     prefills: int
+    # drafted, tested, accepted: [W]
     drafted: np.ndarray = field(repr=False)
     tested: np.ndarray = field(repr=False)
     accepted: np.ndarray = field(repr=False)
-    spans_ms: dict[str, float]
+    spans_ms: dict[str, float]  # milliseconds by span name, divided by `batch`
     batch: int
     facts: dict[str, float] = field(default_factory=dict)
+    # [N] u_i of the Rosenblatt transform by order, see `ORDERS`; an order is absent where no slot has it
     uniforms: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
+    # draft_tv, draft_top1: [N] total variation between p and the q of the draft tested in the slot, NaN where none was,
+    # and largest probability of that q; None unless traced
     draft_tv: np.ndarray | None = field(default=None, repr=False)
     draft_top1: np.ndarray | None = field(default=None, repr=False)
-    image: np.ndarray | None = field(default=None, repr=False)
+    image: np.ndarray | None = field(default=None, repr=False)  # uint8 [3, H, W] pixels, once rendered
 
     def save(self, path: str | Path) -> Path:
         """Write the picture as a PNG file, and return its path."""

@@ -40,13 +40,17 @@ def refined_from(refinement: Refinement, p: Tensor, tests: DraftTests) -> Tensor
     return distribution(p, tests) if distribution else None
 
 
-class Resample:
-    """Resample every slot from p (SJD)."""
+class KeptTail:
+    """What refinements have in common that keep the tail and need no facts of the model."""
 
     keeps_tail = True
 
     def __init__(self, context: Context):
         pass
+
+
+class Resample(KeptTail):
+    """Resample every slot from p (SJD)."""
 
     def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
         held = kept(p)
@@ -81,17 +85,12 @@ class StaleReuse(Reuse):
         return torch.cat([torch.where(self._kept(tests)[..., None], tests.q, p[:, :drafts]), p[:, drafts:]], dim=1)
 
 
-class Couple:
+class Couple(KeptTail):
     """Maximal coupling: keep the draft with probability min(1, p/q), else draw from [p - q]+ (SCD; SJD-PAC's AC).
 
     A slot without a draft is drawn from p. The coin is shared with the verifier, whose outcome affects unrefined slots
     only.
     """
-
-    keeps_tail = True
-
-    def __init__(self, context: Context):
-        pass
 
     def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
         held, drafts = kept(p), tests.draft.shape[1]
@@ -103,13 +102,8 @@ class Couple:
         return _keep(tests.draft, tests.drafted & keep, other)
 
 
-class Gumbel:
+class Gumbel(KeptTail):
     """Gumbel coupling: exponential race of p with fixed noise per stream slot (SCD; predictive sampling)."""
-
-    keeps_tail = True
-
-    def __init__(self, context: Context):
-        pass
 
     def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
         return noise.run_race(p, positions, Stream.TOKEN)
