@@ -105,7 +105,7 @@ class Matrix:
             passed, output = done.returncode == 0, done.stdout
         except (OSError, subprocess.TimeoutExpired) as error:
             passed, output = False, str(error)
-        lines = [line for line in output.splitlines() if line.strip()]
+        lines = [line for line in output.splitlines() if line.strip() and not line.startswith("WARNING: ")]
         seconds = round(time.perf_counter() - start, 1)
         last = lines[-1].strip()[:300] if lines else ""
         self.rows.append({"python": self.python, "step": name, "passed": passed, "seconds": seconds, "last_line": last})

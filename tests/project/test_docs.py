@@ -97,6 +97,18 @@ def test_every_make_target_in_it_exists(page):
     assert named <= targets
 
 
+def test_the_way_of_an_image_names_functions_that_exist():
+    text = TEXT["docs/architecture.md"]
+    stops = re.findall(r"^\| \d+ \| `([\w/.]+)` \| (.*?) \|", text, re.MULTILINE)
+    assert len(stops) == 10
+    for file, functions in stops:
+        source = (ROOT / "specbench" / file).read_text()
+        for name in re.findall(r"(\w+)`", functions):
+            assert f"def {name}(" in source, (file, name)
+    for path in re.findall(r"`((?:\w+/)+\w+\.\w+)`", text):
+        assert (ROOT / path).exists() or (ROOT / "specbench" / path).exists(), path
+
+
 def test_every_command_has_help():
     for name, command in refresh_docs._commands():
         assert command.help, name
