@@ -47,7 +47,7 @@ def score(box: Path) -> None:
 def scores(box: Path) -> dict:
     """Features by image, and the run's numbers."""
     found: dict = {}
-    for folder in (path for path in box.glob("results/*/scores/*") if path.is_dir()):
+    for folder in box.glob("results/*/image_scores/*"):
         for row in pd.read_parquet(folder).to_dict("records"):
             found.setdefault(("image", row["prompt_id"], row["sample"]), []).append(str(row))
     for path in box.glob("results/*/scores/*.parquet"):
