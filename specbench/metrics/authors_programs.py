@@ -76,10 +76,10 @@ def answer_request(request: dict) -> dict:
     name = request["package"]
     program, others = PROGRAMS[name]
     try:
-        found = {"versions": {package: importlib.metadata.version(package) for package in (name, *others)}}
+        answer = {"versions": {package: importlib.metadata.version(package) for package in (name, *others)}}
         if request.get("versions_only"):
-            return found | (_weights(request["hub"]) if "hub" in request else {})
-        return found | program(request)
+            return answer | (_weights(request["hub"]) if "hub" in request else {})
+        return answer | program(request)
     except importlib.metadata.PackageNotFoundError as error:
         return {"missing": error.name}
     except Exception as error:

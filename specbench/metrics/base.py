@@ -113,7 +113,7 @@ class Metric:
 
         files = [(checkpoints.problem(name), checkpoints.CHECKPOINTS[name].hint()) for name in self.checkpoints]
         folders = [checkpoints.hub_problem(repository) for repository in self.repositories.values()]
-        return self.missing_packages() + [one for one in (*files, *folders) if one and one[0]]
+        return self.missing_packages() + [problem for problem in (*files, *folders) if problem and problem[0]]
 
     def missing_packages(self) -> list[tuple[str, str]]:
         """List missing packages: the part of `missing` that cannot be downloaded."""
@@ -149,7 +149,7 @@ class Metric:
         from specbench.metrics import published_weights
 
         folders = map(published_weights.missing_folder, self.repositories.values())
-        return [one for one in (*folders, *map(published_weights.missing_file, self.checkpoints)) if one]
+        return [download for download in (*folders, *map(published_weights.missing_file, self.checkpoints)) if download]
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         """Tell whether images of a prompt can be scored; class labels and codes are no captions."""
@@ -218,7 +218,7 @@ def part_scores(
 ) -> list[Score]:
     """Scores "name:part", means of `column` of the rows that have each value of the column `by`."""
     parts = rows.groupby(by, sort=True, dropna=False)
-    return [Score(f"{name}:{part}", interval(own[column], own["prompt_id"]), len(own)) for part, own in parts]
+    return [Score(f"{name}:{part}", interval(group[column], group["prompt_id"]), len(group)) for part, group in parts]
 
 
 def column_difference(

@@ -149,7 +149,7 @@ class BlipVqa(CategoryMetric):
         answers: list[list[float]] = [[] for _ in samples]
         for number, answer in zip([number for number, _ in asked], self._answers(seen, asked), strict=True):
             answers[number].append(round(answer, 4))
-        return [{"value": math.prod(found)} for found in answers]
+        return [{"value": math.prod(values)} for values in answers]
 
     def _answers(self, seen: Tensor, asked: Sequence[tuple[int, list[int]]]) -> list[float]:
         """Answers in the order of `asked`; questions of one length go together, so that none is padded."""
@@ -159,7 +159,7 @@ class BlipVqa(CategoryMetric):
         answers = [0.0] * len(asked)
         for places in by_length.values():
             ids = torch.tensor([asked[place][1] for place in places], device=seen.device)
-            found = self.network(seen[[asked[place][0] for place in places]], ids)
-            for place, answer in zip(places, found.tolist(), strict=True):
+            probabilities = self.network(seen[[asked[place][0] for place in places]], ids)
+            for place, answer in zip(places, probabilities.tolist(), strict=True):
                 answers[place] = answer
         return answers

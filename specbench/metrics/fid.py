@@ -193,7 +193,7 @@ class Fid(Metric):
             "coverage": Estimate(float(neighbours.covered.mean()), None, None),
         }
         sizes = f"k = {K_NEAREST}, {n} images, {m} reference images; other sizes do not compare"
-        return [Score(f"{name}[{self.variant}]", one, n, sizes) for name, one in estimates.items()]
+        return [Score(f"{name}[{self.variant}]", value, n, sizes) for name, value in estimates.items()]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return fid_difference(features, baseline, self._reference)

@@ -258,25 +258,27 @@ class OfficialTiif(Metric):
         if not path.is_file():
             raise SpecbenchError(f"{path} is missing", "run the program on all images of the export")
         with blaming(path, "is not a result of TIIF-Bench's program ({})"):
-            found = parse_json(_text(path))
-            if not isinstance(found, dict):
+            content = parse_json(_text(path))
+            if not isinstance(content, dict):
                 raise ValueError("no object")
-            wanted, given = ([str(one).strip().lower() for one in found[key]] for key in ("gt_answers", "model_pred"))
+            keys = ("gt_answers", "model_pred")
+            wanted, given = ([str(answer).strip().lower() for answer in content[key]] for key in keys)
             if not wanted or len(wanted) != len(given) or {*wanted, *given} - {"yes", "no"}:
                 raise ValueError("gt_answers and model_pred are lists of yes and no, equally long")
-        right = sum(one == other for one, other in zip(wanted, given, strict=True))
+        right = sum(answer == other for answer, other in zip(wanted, given, strict=True))
         return {"right": right, "questions": len(wanted), "long": length == "long"}
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        found = []
+        results = []
         for length in _LENGTHS:
             rows = statistics[statistics["long"] == (length == "long")]
             group = rows["category"].map({kind: name for name, kinds in _TIIF_GROUPS.items() for kind in kinds.split()})
             if len(rows):
-                found.append(self._score(f"{self.name}:{length}", rows, group))
+                results.append(self._score(f"{self.name}:{length}", rows, group))
                 parts = rows.groupby(group, sort=False)
-                found += [self._score(f"{self.name}:{length} {name}", own, group[own.index]) for name, own in parts]
-        return found
+                for name, part in parts:
+                    results.append(self._score(f"{self.name}:{length} {name}", part, group[part.index]))
+        return results
 
     @staticmethod
     def _score(name: str, rows: pd.DataFrame, group: pd.Series) -> Score:

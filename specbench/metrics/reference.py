@@ -46,7 +46,8 @@ class ReferenceImages:
         """The image files."""
         if self.statistics:
             raise SpecbenchError(f"{self.own} holds statistics (mu, sigma), not images", "--reference DIR, of images")
-        folders = [one for one in sorted(self.folder.glob("[!.]*")) if one.is_dir()]  # one a category, as MJHQ-30K's
+        # One a category, as MJHQ-30K's.
+        folders = [place for place in sorted(self.folder.glob("[!.]*")) if place.is_dir()]
         return [picture for folder in folders for picture in pictures_in(folder)] or pictures_in(self.folder)
 
     def missing(self) -> list[tuple[str, str]]:

@@ -155,7 +155,7 @@ class Plan:
 
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """Files of the decoder's draft head; None without one."""
-        return own_head(self.model, decoder, lambda *own: find_head(*own, download))
+        return own_head(self.model, decoder, lambda *given: find_head(*given, download))
 
 
 def _digest(code: Code | None) -> str | None:

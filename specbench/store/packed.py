@@ -159,7 +159,8 @@ def _manifest(path: Path, archive: zipfile.ZipFile) -> Mapping[str, object]:
         about = parse_json(archive.read(MANIFEST))
         if not isinstance(about, dict) or about.get("specbench_pack") != PACK_VERSION:
             raise ValueError(f"not of version {PACK_VERSION}")
-        if not isinstance(files := about.get("files"), dict) or not all(isinstance(one, str) for one in files.values()):
+        files = about.get("files")
+        if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
             raise ValueError("'files' are not digests by name")
     except (*_DAMAGED, KeyError) as error:
         raise SpecbenchError(f"{path} is not a packed file: {MANIFEST}: {error}", "specbench pack writes one") from None

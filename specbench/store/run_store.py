@@ -257,8 +257,8 @@ class RunStore:
             decoded = rows.select(gaps).filter(pc.equal(rows["status"], "ok"))
             wrong += [name for name in gaps if decoded[name].null_count]
             steps = [rows[name].filter(pc.equal(rows["status"], "ok")) for name in _STEPS if name in rows.column_names]
-            unlike = (pc.not_equal(one.is_null(), steps[0].is_null()) for one in steps)
-            wrong += ["nfe"] * any(pc.any(one).as_py() for one in unlike)
+            unlike = (pc.not_equal(step.is_null(), steps[0].is_null()) for step in steps)
+            wrong += ["nfe"] * any(pc.any(step).as_py() for step in unlike)
         for name, pattern in _PATTERNS.items():
             if name in rows.column_names:
                 fitting = pc.match_substring_regex(pc.drop_null(rows[name]), pattern)

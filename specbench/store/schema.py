@@ -84,7 +84,7 @@ itself fills in `OWNER`. For what older versions lack see `run_info.SCHEMA_VERSI
 keeps; an image's row is the one with the `started_at` of its sample row."""
 
 
-TABLES = {one.metadata[b"specbench.kind"].decode(): one for one in (*FILE_KINDS.values(), IMAGE_TABLE)}
+TABLES = {kind.metadata[b"specbench.kind"].decode(): kind for kind in (*FILE_KINDS.values(), IMAGE_TABLE)}
 """Declared tables by name, whether they are files or not."""
 
 

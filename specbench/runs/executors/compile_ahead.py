@@ -37,8 +37,8 @@ def compiled_ahead(
         count = 0
     crew: dict[RunSpec, subprocess.Popen] = {}
     for part in range(count):
-        own = unknown[part::count]
-        crew |= dict.fromkeys(own, _start(load, warm, own, texts))
+        some = unknown[part::count]
+        crew |= dict.fromkeys(some, _start(load, warm, some, texts))
 
     def wait(spec: RunSpec) -> None:
         while spec in crew and crew[spec].poll() is None and not _mark(spec).exists():

@@ -209,7 +209,7 @@ def _decode(
         failure = copy(error)
     except (Exception, SystemExit) as error:  # any failure of an image becomes its row
         check_alive(model.device, error)
-        of_plugin = f" at {found}" if (found := foreign_place(error)) else ""
+        of_plugin = f" at {place}" if (place := foreign_place(error)) else ""
         failure = SpecbenchError(f"{type(error).__name__}{of_plugin}: {error}")
     # After the error, whose traceback holds the tensors of the batch.
     if is_out_of_memory(failure):

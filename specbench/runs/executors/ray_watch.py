@@ -24,13 +24,13 @@ def watch(driver: int) -> subprocess.Popen:
 def session_processes(driver: int) -> list[int]:
     """Processes that have a file of the driver's Ray session open; none where there is no /proc."""
     session = re.compile(rf"/session_[0-9_-]+_{driver}/")
-    found = []
+    processes = []
     for entry in filter(str.isdecimal, os.listdir("/proc") if os.path.isdir("/proc") else ()):
         with suppress(OSError):  # ended meanwhile, or somebody else's
             handles = f"/proc/{entry}/fd"
             if any(session.search(_target(f"{handles}/{handle}")) for handle in os.listdir(handles)):
-                found.append(int(entry))
-    return [process for process in found if process not in (driver, os.getpid())]
+                processes.append(int(entry))
+    return [process for process in processes if process not in (driver, os.getpid())]
 
 
 def _target(link: str) -> str:
