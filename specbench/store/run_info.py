@@ -24,7 +24,9 @@ from specbench.system.json_values import nonfinite_as_text, parse_json
 RUN_JSON = "run.json"
 _MAX_BYTES = 2**26  # A description grows by a few kilobytes with each invocation
 SCHEMA_VERSION = 6
-"""Version of everything specbench stores: `run.json`, sample rows, traces, scores."""
+"""Version of everything specbench stores. Version 2 added the sample columns `attempts` and `machine`, version 3 the
+columns of the Rosenblatt transform (`u_id`, `u_p`, `u_pq`, `u_qq`), version 4 `image_sha256`, version 5 the owner of
+every row, and one schema for the scores of all metrics; version 6 renamed what is in `FORMER_NAMES`."""
 FORMER_NAMES = {"latency_ms": "ar_ms", "latency_e2e_ms": "e2e_ms"}  # Names of columns before schema version 6
 OLDEST_VERSION = 1  # Oldest readable version; the next run that writes to the folder upgrades its files
 
