@@ -66,11 +66,9 @@ def read_geneval(folder: Path) -> list[Prompt]:
     """Read the GenEval prompts in file order. `meta` has the official `include` and `exclude` clauses (objects, counts,
     colours and positions that an image must have), and `line`, the number by which the official evaluator identifies
     the prompt."""
-    lines = (folder / "evaluation_metadata.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [(number, json.loads(line)) for number, line in enumerate(lines) if line.strip()]
     return [
-        Prompt(f"{row['tag']}-{text_id(row['prompt'])}", row["prompt"], row["tag"], {"line": number} | _clauses(row))
-        for number, row in rows
+        Prompt(f"{row['tag']}-{text_id(row['prompt'])}", row["prompt"], row["tag"], {"line": line} | _clauses(row))
+        for line, row in enumerate(_json_lines(folder / "evaluation_metadata.jsonl"))
     ]
 
 
@@ -142,7 +140,6 @@ def _question(row: Mapping[str, str]) -> dict[str, object]:
 def read_geneval2(folder: Path) -> list[Prompt]:
     """Read the prompts of GenEval 2 in file order, by their number of atoms. `meta` has `vqa_list` (questions with
     their answers), `skills` (what each of them tests), and `line`."""
-    lines = (folder / "geneval2_data.jsonl").read_text(encoding="utf-8").splitlines()
     return [
         Prompt(
             f"{number:03d}",
@@ -150,7 +147,7 @@ def read_geneval2(folder: Path) -> list[Prompt]:
             f"{row['atom_count']} atoms",
             {"line": number, "vqa_list": row["vqa_list"], "skills": row["skills"]},
         )
-        for number, row in enumerate(map(json.loads, lines))
+        for number, row in enumerate(_json_lines(folder / "geneval2_data.jsonl"))
     ]
 
 
@@ -173,12 +170,10 @@ def read_oneig(folder: Path) -> list[Prompt]:
 
 def read_longtext_bench(folder: Path) -> list[Prompt]:
     """Read the English prompts of LongText-Bench in file order; `meta` has the texts to show, and their kind."""
-    lines = (folder / "text_prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    rows = [json.loads(line) for line in lines if line.strip()]
+    rows = _json_lines(folder / "text_prompts.jsonl")
+    about = ("text", "length")
     return [
-        Prompt(
-            f"{row['prompt_id']:03d}", row["prompt"], row["category"], {"text": row["text"], "length": row["length"]}
-        )
+        Prompt(f"{row['prompt_id']:03d}", row["prompt"], row["category"], {name: row[name] for name in about})
         for row in rows
     ]
 
@@ -200,7 +195,7 @@ def read_tiif(folder: Path) -> list[Prompt]:
             {"line": line, "length": length},
         )
         for file in sorted(folder.glob("*_prompts.jsonl"))
-        for line, row in enumerate(map(json.loads, _lines(file)))
+        for line, row in enumerate(_json_lines(file))
         for length in ("short", "long")
     ]
 
@@ -212,6 +207,10 @@ def counts(text: str, names: Mapping[str, str]) -> dict[str, int]:
     for number, word in re.findall(rf"\b({'|'.join(_NUMBERS)}) ({words})\b", text.lower()):
         numbers[names[word]] = numbers.get(names[word], 0) + _NUMBERS[number]
     return numbers
+
+
+def _json_lines(path: Path) -> list[dict]:
+    return [json.loads(line) for line in _lines(path)]
 
 
 def _lines(path: Path) -> list[str]:

@@ -92,4 +92,4 @@ def columns_fed(options: Mapping[str, object]) -> int:
     window = int(str(options.get("window", 1)))
     if "paths" in options:
         return 1 + int(str(options["paths"])) * (window - 1)
-    return window + (int(str(options.get("siblings", 1))) - 1) * min(int(str(options.get("depth", 0))), window - 1)
+    return window + (int(str(options.get("siblings", 1))) - 1) * min(int(str(options.get("depth", window))), window - 1)

@@ -60,6 +60,7 @@ LOSSLESS = [
     ("sjd-block", {}),
     ("eagle-block", {}),
     ("eagle-gbv", {}),
+    ("adt-tree", {"siblings": 3}),
     ("preview", {}),
     ("vertical", {}),
     ("vertical", {"siblings": 1, "refine": "restart", "verifier": "block"}),

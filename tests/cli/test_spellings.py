@@ -77,6 +77,8 @@ PROMPTS = {
     "dpg-bench": "DPGBench, DPG, Dense Prompt Graph",
     "oneig": "OneIG, OneIG-Bench",
     "longtext-bench": "LongText-Bench",
+    "tiif": "TIIF-Bench",
+    "coco-30k": "COCO 30K",
     "imagenet": "ImageNet-1k, ILSVRC2012",
 }
 TABLES = {

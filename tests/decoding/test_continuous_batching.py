@@ -45,6 +45,7 @@ WHOLE_BATCHES = {
     "pjd-residual",
     "eagle-block",
     "eagle-gbv",
+    "adt-tree",
     "pathexplore",
 }
 

@@ -11,7 +11,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics.base import Settings
 from specbench.metrics.distances import Gaussian, frechet_distance
 from specbench.metrics.fid import Fid, fid_difference
-from specbench.metrics.reference import feature_matrix, read_statistics
+from specbench.metrics.reference import ReferenceImages, feature_matrix, read_statistics
 from specbench.metrics.shapes import ShapesFrechet
 
 GOOD = [np.arange(4.0, dtype=np.float32), np.ones(4, np.float32)]
@@ -108,6 +108,14 @@ def test_a_file_that_holds_no_statistics_is_refused_in_one_line(tmp_path, held, 
     with pytest.raises(SpecbenchError, match=f"is not a file of statistics .*: .*{said}") as caught:
         read_statistics(path)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
+
+
+def test_a_reference_may_have_its_images_in_folders_of_categories(tmp_path):
+    for name in ("plants", "logo"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.png").touch()
+    pictures = ReferenceImages(Settings(reference=tmp_path)).pictures
+    assert [path.parent.name for path in pictures] == ["logo", "plants"]
 
 
 def test_statistics_of_another_network_are_refused(tmp_path):

@@ -192,6 +192,9 @@ def test_a_json_file_is_a_list_of_objects_or_of_texts(tmp_path):
     ]
     path.write_text('["a red circle", "a blue square"]')
     assert [prompt.text for prompt in load_prompts(path).prompts] == ["a red circle", "a blue square"]
+    path.write_text('{"126c": {"category": "plants", "prompt": "a garden"}}')  # meta_data.json of MJHQ-30K
+    (garden,) = load_prompts(path).prompts
+    assert (garden.id, garden.text, garden.category) == ("126c", "a garden", "plants")
     for text in ('{"a": 1}', "[1]", "[", '[{"text": "a", "text": "b"}]', "[" * 1000 + "]" * 1000):
         path.write_text(text)
         with pytest.raises(SpecbenchError, match=r"p\.json' is not"):

@@ -81,7 +81,7 @@ def test_the_window_is_the_number_of_tokens_per_forward():
 
 
 def test_siblings_and_paths_are_fed_too():
-    fed = {"ar": 1, "sjd": 16, "eagle": 26, "scd-mc": 64, "sjd-pac": 72, "eagle-gbv": 25, "pathexplore": 31}
+    fed = {"ar": 1, "sjd": 16, "eagle": 26, "scd-mc": 64, "sjd-pac": 72, "eagle-gbv": 25, "adt-tree": 49}
     assert {name: columns_fed(dict(resolve(name).options)) for name in fed} == fed
 
 

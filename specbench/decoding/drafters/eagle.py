@@ -73,7 +73,7 @@ class Eagle:
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
         news, whole = self._news, self._tree
-        tree = chain(1) if news is None else pruned(whole, width - 1)
+        tree = chain(1) if news is None else self._tree_of(width - 1)
         positions = committed[:, None] + routes(tree, committed.device).depth
         tokens = torch.zeros_like(positions)
         tokens[:, :1] = self._batch.tokens.gather(1, (committed[:, None] - 1).clamp(min=0))
@@ -88,6 +88,10 @@ class Eagle:
             levels = tree_levels(tree, self._batch.target.vocab, committed.device)
             call(Eagle._draft, self, levels, tokens, q, positions, news, readable, step)
         return Proposal(tokens, positions, q[:, :-1] if tree.is_chain else q, tree, len(whole.parents))
+
+    def _tree_of(self, depth: int) -> Tree:
+        """The tree of a step that has room for `depth` drafts."""
+        return pruned(self._tree, depth)
 
     def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
         features = features_at(self._batch.session.features, verification.columns)
@@ -107,7 +111,7 @@ class Eagle:
         """Draw the draft tokens and record their q, one depth at a time, after the tokens of the last step."""
         batch, features, proposed = self._batch, self._learn(news, readable)[:, None], []
         slots = positions[:, tree.inner]
-        race = batch.noise.race(slots, Stream.SIBLING, step * len(self._tree.parents) + tree.inner)
+        race = batch.noise.race(slots, Stream.SIBLING, step * len(self._tree.parents) + self._addresses(tree))
         branches = self._cache.branches(tree, slots, positions[:, :1])
         for depth, level in enumerate(tree.levels):
             if depth:
@@ -118,6 +122,10 @@ class Eagle:
             proposed.append(p)
         q[:, tree.inner] = torch.cat(proposed, 1)
 
+    def _addresses(self, tree: TreeLevels) -> Tensor:
+        """[k] number of each inner column in the noise of a step."""
+        return tree.inner
+
     def _head_logits(self, features: Tensor) -> Tensor:
         """Guided logits [B, n, v_image] of the head's features [R, n, d]."""
         return self._batch.session.logits(features)
@@ -125,6 +133,58 @@ class Eagle:
     def _draw_children(self, p: Tensor, race: Tensor, level: TreeLevel, slots: Tensor, step: Tensor) -> Tensor:
         """Children [B, m] of a level's columns, siblings without replacement, from p [B, n, V] and its race."""
         return (p / race).topk(level.most, dim=-1).indices.flatten(1)[:, level.drawn]
+
+
+class AdjacentEagle(Eagle):
+    """EAGLE-1 drafter whose tree follows what was accepted in the slots before (ADT-Tree).
+
+    The tree is a chain of first children, each with siblings that have no children. Where half of the chain was
+    accepted the next tree is one draft deeper and one sibling narrower, elsewhere the reverse. Each row has a shape of
+    its own: of a batch's tree, which holds all of them, it leaves out the rest. A shape depends on earlier steps only.
+    """
+
+    def __init__(self, context: Context, init: Init | None, window: int, siblings: int, head: str):
+        super().__init__(context, init, "chain", head)
+        self._tree = comb(window - 1, siblings)
+        self.window, self.columns = window, len(self._tree.parents)
+        self._most = window - 1, siblings
+
+    def begin(self, batch: Batch) -> None:
+        super().begin(batch)
+        self._shape = torch.tensor(self._most, device=batch.tokens.device).add(1).div(2, rounding_mode="floor")
+        self._shape = self._shape.expand(len(batch.tokens), 2)  # [B, 2] depth and width
+
+    def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
+        proposal = super().propose(committed, width, step)
+        tables = routes(proposal.tree, committed.device)
+        deep = tables.depth[: proposal.q.shape[1]] >= self._shape[:, :1]
+        first = proposal.tokens[:, torch.arange(len(tables.peer), device=committed.device) - tables.peer]
+        tokens = torch.where(tables.peer < self._shape[:, 1:], proposal.tokens, first)  # again: no draft
+        return proposal._replace(tokens=tokens, q=proposal.q.masked_fill(deep[..., None], 0.0))
+
+    def _tree_of(self, depth: int) -> Tree:
+        deepest, widest = to_host(self._shape.amax(0))
+        return comb(min(depth, deepest), widest)
+
+    def _addresses(self, tree: TreeLevels) -> Tensor:
+        return torch.arange(len(tree.inner), device=tree.inner.device)  # whatever the width
+
+    def observe(self, verification: Verification, positions: Tensor, shift: Tensor, keep_tail: bool) -> None:
+        super().observe(verification, positions, shift, keep_tail)
+        if verification.tokens.shape[1] > 1:
+            enough = 2 * verification.first[:, None] >= self._shape[:, :1]
+            change = torch.where(enough, 1, -1) * self._shape.new_tensor([1, -1])
+            self._shape = (self._shape + change).clamp(min=1).minimum(self._shape.new_tensor(self._most))
+
+
+@lru_cache
+def comb(depth: int, siblings: int) -> Tree:
+    """A chain of `depth` first children, each with its siblings after it."""
+    if depth < 1:
+        return chain(1)
+    return Tree(
+        (-1, *(0 if not level else 1 + (level - 1) * siblings for level in range(depth) for _ in range(siblings)))
+    )
 
 
 class Branches(NamedTuple):
