@@ -42,20 +42,12 @@ MAX_RESULTS_BYTES = 2**30
 _GENEVAL_TEXTS = ("filename", "prompt", "reason", "details")
 _ANSWER = {"question_id", "answer"}
 _LENGTHS = ("short", "long")
-_TIIF_GROUPS: Mapping[str, str] = {
-    "attribute": "shape+color color+texture texture+color shape+texture",
-    "relation": "2d_spatial_relation 3d_spatial_relation action+2d action+3d",
-    "reasoning": "numeracy negation differentiation comparison",
-    "attribute+relation": "action+color action+texture color+2d color+3d shape+2d shape+3d texture+2d texture+3d",
-    "attribute+reasoning": "numeracy+color numeracy+texture comparison+color comparison+texture "
-    "differentiation+color differentiation+texture negation+color negation+texture",
-    "relation+reasoning": "numeracy+2d numeracy+3d comparison+2d comparison+3d "
-    "differentiation+2d differentiation+3d negation+2d negation+3d",
-    "text": "text",
-    "style": "style",
-    "real-world": "real_world",
+_TIIF_PARTS: Mapping[str, str] = {
+    **dict.fromkeys(("color", "shape", "texture"), "attribute"),
+    **dict.fromkeys(("2d", "3d", "action", "2d_spatial_relation", "3d_spatial_relation"), "relation"),
+    **dict.fromkeys(("numeracy", "negation", "differentiation", "comparison"), "reasoning"),
 }
-"""The nine groups of TIIF-Bench's kinds, whose mean its program prints."""
+"""What the parts of a kind of TIIF-Bench ("action+2d") test; by these its program groups the kinds into nine."""
 _GENEVAL_PLACE = re.compile(r"([0-9]{1,9})/samples/([0-9]{1,9})\.png$")
 
 RESULTS: Mapping[str, str] = {
@@ -272,7 +264,9 @@ class OfficialTiif(Metric):
         results = []
         for length in _LENGTHS:
             rows = statistics[statistics["long"] == (length == "long")]
-            group = rows["category"].map({kind: name for name, kinds in _TIIF_GROUPS.items() for kind in kinds.split()})
+            group = rows["category"].map(
+                lambda kind: "+".join(sorted({_TIIF_PARTS.get(x, x) for x in kind.split("+")}))
+            )
             if len(rows):
                 results.append(self._score(f"{self.name}:{length}", rows, group))
                 parts = rows.groupby(group, sort=False)

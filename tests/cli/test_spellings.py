@@ -126,7 +126,7 @@ def test_at_a_name_of_something_else_nothing_is_guessed(read, typed):
     )
 
 
-@pytest.mark.parametrize("typed", ["DrawBench", "MJHQ-30K", "COCO-30K", "coco2014", "HPDv2", "all"])
+@pytest.mark.parametrize("typed", ["DrawBench", "MJHQ-30K", "coco2014", "HPDv2", "all"])
 def test_at_other_prompt_sets_nothing_is_guessed(typed, cli):
     outcome = cli("run", "--dry-run", "--prompts", typed)
     assert outcome.code == 2 and "specbench list prompts" in outcome.err and "did you mean" not in outcome.err

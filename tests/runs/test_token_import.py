@@ -1,16 +1,20 @@
 """Tokens of other programs: formats, kinds of ids, refusals with the slot, and the run that comes of them."""
 
 import json
+import os
 import re
+from importlib import import_module
 from pathlib import Path
 
 import checkpoints.janus
+import checkpoints.llamagen
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
 from tiny_llama import Tiny
+from transformers import AutoTokenizer, T5EncoderModel
 
 from specbench import api
 from specbench.errors import BAD_INPUT, GATE, SpecbenchError
@@ -172,3 +176,38 @@ def test_the_lines_for_transformers_draw_samples_of_the_model_and_a_fault_in_the
         line = "import tokens --model janus --weights janus --scale tiny --dtype float32 --from tokens.jsonl"
         folder = cli(*line.split(), "--program", "transformers").out.strip()
         assert verdict in cli("audit", "--run", folder).err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "AUTHORS_CODE" not in os.environ, reason="AUTHORS_CODE does not name the folder of ZipAR's repository"
+)
+@pytest.mark.parametrize(("loop", "verdict"), [("generate", "consistent with"), ("generate_zipar", "no samples of")])
+def test_released_loops_of_llamagen_come_out_as_they_should(loop, verdict, tmp_path, cli, monkeypatch):
+    """LlamaGen's own draws samples of the model, that of ZipAR does not: its rows see no whole row above."""
+    tiny = checkpoints.llamagen
+    tiny.write(tmp_path, "t2i_XL_stage1_256.pt")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(Path(os.environ["AUTHORS_CODE"]) / "ZipAR" / "LlamaGen-ZipAR")
+    gpt = import_module("autoregressive.models.gpt")
+    sizes = {"dim": tiny.WIDTH, "n_layer": tiny.LAYERS, "n_head": 2, "multiple_of": tiny.INNER}
+    sizes |= {"caption_dim": tiny.TEXT, "vocab_size": tiny.CODES, "block_size": 16, "cls_token_num": tiny.CAPTION}
+    model = gpt.Transformer(gpt.ModelArgs(**sizes, ffn_dim_multiplier=0.1, model_type="t2i"))
+    model.load_state_dict(torch.load("t2i_XL_stage1_256.pt", weights_only=False)["model"])
+    model.eval().zipar_window_size = 2
+    tokenizer, text = AutoTokenizer.from_pretrained("flan-t5-xl"), T5EncoderModel.from_pretrained("flan-t5-xl")
+    page = (Path(__file__).parents[2] / "docs" / "tokens.md").read_text()
+    exec(next(one for one in page.split("```python\n") if "def keep" in one).partition("```")[0], globals())
+    prompts = [f"a cat on mat {number}" for number in range(60)]
+    generate = keep(import_module(f"autoregressive.models.{loop}").generate, iter(prompts), 16)  # noqa: F821
+    torch.manual_seed(1)
+    for prompt in prompts:
+        read = tokenizer(prompt, max_length=120, padding="max_length", return_tensors="pt")
+        with torch.no_grad():
+            caption, mask = text(**read).last_hidden_state, read["attention_mask"]
+        caption, mask = caption.roll(-int(mask.sum()), 1), mask.flip(-1)
+        model.reset_zipar()
+        generate(model, caption * mask[..., None], 16, mask, cfg_scale=7.5, top_k=20)
+    line = "import tokens --model llamagen --weights . --scale tiny --dtype float32 --from tokens.jsonl --top-k 20"
+    folder = cli(*line.split(), "--cfg", "7.5", "--program", "LlamaGen").out.strip()
+    assert verdict in cli("audit", "--run", folder).err
