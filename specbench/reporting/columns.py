@@ -98,12 +98,13 @@ def _plain(key: str, digits: int, unit: str = "") -> Callable[[ReportRow], str]:
     return cell
 
 
-def _mean(key: str, digits: int) -> Callable[[ReportRow], str]:
-    """A mean with its interval, where there are enough prompts for one."""
+def _mean(key: str, digits: int, category: str = "") -> Callable[[ReportRow], str]:
+    """A number with its interval, where there is one; after the category that it is of, where this field names one."""
 
     def cell(row: ReportRow) -> str:
-        mean = row.number(key)
-        return with_interval(mean, 0 if mean and mean.value >= 1000 else digits)
+        mean, name = row.number(key), category and getattr(row, category)
+        text = with_interval(mean, 0 if mean and mean.value >= 1000 else digits)
+        return f"{name}: {text}" if name else text
 
     return cell
 
@@ -325,26 +326,18 @@ DRAFTS = (
 """Columns of decoders with a draft head or relaxed acceptance."""
 
 
-def _tail(key: str, digits: int, category: str = "") -> Callable[[ReportRow], str]:
-    def cell(row: ReportRow) -> str:
-        text, name = with_interval(row.number(key), digits), category and getattr(row, category)
-        return f"{name}: {text}" if name else text
-
-    return cell
-
-
 TAILS = (
     DECODER,
-    ReportColumn("latency p50 [95 %]", _tail("latency_p50_ms", 0), stats.latency_p50_ms, -1),
-    ReportColumn("latency p95 [95 %]", _tail("latency_p95_ms", 0), stats.latency_p95_ms, -1),
+    ReportColumn("latency p50 [95 %]", _mean("latency_p50_ms", 0), stats.latency_p50_ms, -1),
+    ReportColumn("latency p95 [95 %]", _mean("latency_p95_ms", 0), stats.latency_p95_ms, -1),
     ReportColumn(
-        "slowest category [95 %]", _tail("slowest_category_ms", 0, "slowest_category"), stats.slowest_category
+        "slowest category [95 %]", _mean("slowest_category_ms", 0, "slowest_category"), stats.slowest_category
     ),
-    ReportColumn("tokens per step p50 [95 %]", _tail("tokens_per_step_p50", 2), stats.tokens_per_step_p50, 1),
-    ReportColumn("tokens per step p95 [95 %]", _tail("tokens_per_step_p95", 2), stats.tokens_per_step_p95, 1),
+    ReportColumn("tokens per step p50 [95 %]", _mean("tokens_per_step_p50", 2), stats.tokens_per_step_p50, 1),
+    ReportColumn("tokens per step p95 [95 %]", _mean("tokens_per_step_p95", 2), stats.tokens_per_step_p95, 1),
     ReportColumn(
         "its slowest category [95 %]",
-        _tail("fewest_tokens_per_step", 2, "fewest_tokens_category"),
+        _mean("fewest_tokens_per_step", 2, "fewest_tokens_category"),
         stats.fewest_tokens_category,
     ),
 )
