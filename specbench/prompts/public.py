@@ -1,24 +1,20 @@
 """Public prompt sets: manifest (`prompts/manifest.toml`), download and reading.
 
 Files are stored as published in `<cache>/prompts/<set>`; digests are verified after the download and before each read.
-Of an archive only the wanted files are downloaded, where the server sends parts of it.
 """
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shutil
 import tomllib
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import IO
 from urllib.parse import quote
 
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
@@ -26,16 +22,12 @@ from specbench.prompts.prompt_set import Prompt
 from specbench.prompts.public_files import READERS
 from specbench.system.digests import cache_folder
 from specbench.system.downloads import (
-    BLOCK_BYTES,
     Download,
-    NoRanges,
     Progress,
     Remote,
-    RemoteFile,
     fetch_file,
     matches,
     mismatch,
-    offline,
 )
 from specbench.system.files import check_regular, data_folder
 
@@ -80,6 +72,8 @@ class PublicSet:
     @property
     def download_size(self) -> int | None:
         """Bytes to download; None if the publisher states no sizes."""
+        if self.archive and not os.environ.get(MIRROR):
+            return self.archive.size
         sizes = [remote.size for remote in self.files.values()]
         return None if None in sizes else sum(sizes)
 
@@ -167,11 +161,9 @@ def fetch_set(entry: PublicSet, progress: Progress | None = None, forbidden: boo
     if entry.archive is None or os.environ.get(MIRROR):
         for name, remote in entry.files.items():
             fetch_file(_mirrored(entry, remote, name), entry.folder / name, progress, forbidden)
-    elif any(not _is_right(entry, name) for name in entry.files) and (
-        forbidden or offline() or not _unpack_remote(entry, entry.archive, progress)
-    ):
+    elif any(not _is_right(entry, name) for name in entry.files):
         local = fetch_file(entry.archive, entry.folder / "archive.zip", progress, forbidden)
-        _unpack(entry, local, local)
+        _unpack(entry, local)
         local.unlink()
     return entry.folder
 
@@ -182,16 +174,6 @@ def _mirrored(entry: PublicSet, remote: Remote, name: str) -> Remote:
     return replace(remote, url=f"{mirror.rstrip('/')}/{entry.name}/{quote(name)}") if mirror else remote
 
 
-def _unpack_remote(entry: PublicSet, archive: Remote, progress: Progress | None) -> bool:
-    """Download only the wanted files of an archive; False where its server sends no parts, or not of this archive."""
-    try:
-        with io.BufferedReader(RemoteFile(archive, progress), BLOCK_BYTES) as file:
-            _unpack(entry, file, archive.url)
-    except (NoRanges, zipfile.BadZipFile, zlib.error, EOFError, KeyError):
-        return False
-    return True
-
-
 def adopt_set(entry: PublicSet, source: Path) -> Path:
     """Import a set from a local copy (archive, file, or folder with the files), verified by digest."""
     if source.exists() and not source.is_dir():
@@ -199,7 +181,7 @@ def adopt_set(entry: PublicSet, source: Path) -> Path:
     candidates = [path for path in sorted(source.rglob("*")) if path.is_file()] if source.is_dir() else [source]
     if entry.archive is not None and len(candidates) == 1 and zipfile.is_zipfile(candidates[0]):
         _require_right(entry.archive, candidates[0])
-        _unpack(entry, candidates[0], candidates[0])
+        _unpack(entry, candidates[0])
         return entry.folder
     by_name = {path.name: path for path in reversed(candidates)}
     for name, remote in entry.files.items():
@@ -271,7 +253,7 @@ def _writing(folder: Path) -> Iterator[None]:
         raise SpecbenchError(f"cannot write to {folder}: {error.strerror or error}", "", FAILURE) from error
 
 
-def _unpack(entry: PublicSet, archive: Path | IO[bytes], name_of_archive: object) -> None:
+def _unpack(entry: PublicSet, archive: Path) -> None:
     """Extract the files of a set; zipfile checks their CRC, and the manifest their digest."""
     with _writing(entry.folder), zipfile.ZipFile(archive) as content:
         for name, remote in entry.files.items():
@@ -280,7 +262,7 @@ def _unpack(entry: PublicSet, archive: Path | IO[bytes], name_of_archive: object
             part.write_bytes(content.read(remote.url) if as_long else b"")
             if not matches(part, remote):
                 part.unlink()
-                raise SpecbenchError(f"{name_of_archive}: {remote.url} in it is not the expected file")
+                raise SpecbenchError(f"{archive}: {remote.url} in it is not the expected file")
             os.replace(part, entry.folder / name)
 
 

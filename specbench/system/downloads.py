@@ -1,4 +1,4 @@
-"""Published files over the network: resumable downloads verified by digest, and reads of parts.
+"""Published files over the network: resumable downloads verified by digest.
 
 A download of a single file uses TLS, is written to `<target>.part`, is aborted above its expected size, and is renamed
 only after its digest was verified, so a file under its final name is complete and correct. In offline mode there is
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import http.client
-import io
 import os
 import re
 import shutil
@@ -41,8 +40,6 @@ DOWNLOAD_ATTEMPTS = 4
 PAUSE_S = 1.0
 PATIENCE_S = 10
 """Longest wait that a server may ask for without the user being told at once."""
-BLOCK_BYTES = 1 << 18
-"""Bytes of a remote file to ask for at once, at least."""
 HUB = "https://huggingface.co"
 OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _CHUNK = 1 << 20
@@ -209,66 +206,6 @@ def fetch_file(remote: Remote, target: Path, progress: Progress | None = None, f
     return target
 
 
-class RemoteFile(io.RawIOBase):
-    """A published file of known size, read through HTTP ranges at the positions that are asked for.
-
-    Raises:
-        NoRanges: from a read, see there.
-        SpecbenchError: not found, or unreachable after `DOWNLOAD_ATTEMPTS` tries without a byte.
-    """
-
-    def __init__(self, remote: Remote, progress: Progress | None = None):
-        if remote.size is None:
-            raise NoRanges
-        self._remote, self._size, self._progress = remote, remote.size, progress
-        self._place = self._received = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        self._place = max(0, start + offset)
-        return self._place
-
-    def readinto(self, buffer) -> int:
-        stop = min(self._place + len(buffer), self._size)
-        content = _tried(self._remote, lambda: self._range(self._place, stop)) if stop > self._place else b""
-        buffer[: len(content)] = content
-        self._place += len(content)
-        self._received += len(content)
-        if content and self._progress:
-            self._progress(self._received, None)
-        return len(content)
-
-    def _range(self, start: int, stop: int) -> bytes:
-        """The bytes of one request, of which there may be fewer than wanted."""
-        try:
-            opened = _open_url(self._remote.url, {"Range": f"bytes={start}-{stop - 1}"})
-        except urllib.error.HTTPError as error:
-            if error.code == 416:  # the file ends before
-                raise NoRanges from None
-            raise
-        with opened as response:
-            sent = response.headers.get("Content-Range")
-            if response.status != 206 or sent != f"bytes {start}-{stop - 1}/{self._size}":
-                raise NoRanges
-            try:
-                content = response.read(stop - start)
-            except http.client.IncompleteRead as error:
-                content = error.partial
-        if not content:
-            raise ConnectionError("cut off before a byte")
-        return content
-
-
-class NoRanges(Exception):
-    """The server does not send parts of this file, or has a file of another size."""
-
-
 def matches(path: Path, remote: Remote) -> bool:
     """Whether a local file has the published size and digest."""
     if remote.size is not None and path.stat().st_size != remote.size:
@@ -333,7 +270,7 @@ def is_on(variable: str, env: Mapping[str, str] | None = None) -> bool:
 def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
     """Download the rest of `part` and verify it; restart once if a resumed file does not verify."""
     resumed = part.exists()
-    _tried(remote, lambda: _stream(remote, part, progress), lambda: part.stat().st_size if part.exists() else 0)
+    _receive(remote, part, progress)
     if matches(part, remote):
         return
     problem = mismatch(part, remote)
@@ -343,16 +280,16 @@ def _complete(remote: Remote, part: Path, progress: Progress | None) -> None:
     _complete(remote, part, progress)  # the partial file may have belonged to another version
 
 
-def _tried(remote: Remote, request: Callable[[], K], held: Callable[[], int] = lambda: 0) -> K:
-    """Repeat a request until it is not cut off, or `DOWNLOAD_ATTEMPTS` in a row have added no bytes to those `held`."""
+def _receive(remote: Remote, part: Path, progress: Progress | None) -> None:
+    """Request the rest of `part` until all of it is here, or `DOWNLOAD_ATTEMPTS` in a row have added no bytes."""
     idle = 0
     while True:
-        before = held()
+        before = part.stat().st_size if part.exists() else 0
         try:
-            return request()
+            return _stream(remote, part, progress)
         except _TRANSIENT as error:
             reason = _transient_reason(remote, error)
-        idle = 0 if held() > before else idle + 1
+        idle = 0 if part.exists() and part.stat().st_size > before else idle + 1
         if idle == DOWNLOAD_ATTEMPTS:
             raise SpecbenchError(f"{remote.place}: {reason}", f"run the same command again, {remote.by_hand}", FAILURE)
         time.sleep(PAUSE_S * max(1, idle))

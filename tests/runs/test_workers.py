@@ -1,13 +1,12 @@
 """However many workers decode, and whichever of them die, the rows are those of a single process.
 
-It concerns several modules: executors.ray_workers, ray_cluster, ray_watch and local.
+It concerns several modules: executors.ray_workers, ray_cluster and local.
 """
 
 import json
 import random
 import signal
 import subprocess
-import sys
 import threading
 from collections import Counter
 from contextlib import closing
@@ -20,7 +19,6 @@ from specbench.errors import FAILURE, MISSING_PREREQUISITE, PARTIAL, SpecbenchEr
 from specbench.prompts import requests_for
 from specbench.runs.executors import local, ray_cluster
 from specbench.runs.executors.local import Chunk, decode_chunk
-from specbench.runs.executors.ray_watch import session_processes, watch
 from specbench.runs.executors.ray_workers import ATTEMPTS, RESTARTS, WorkerLost, WorkerPool
 from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run
@@ -169,7 +167,6 @@ def test_what_cannot_be_decoded_is_said_once_and_not_tried_forever(tmp_path, mon
 
 def test_ctrl_c_finishes_what_is_being_decoded(tmp_path, single):
     import os
-    import signal
 
     class Impatient(Reporter):
         def row(self, run_id, row):
@@ -190,30 +187,6 @@ def test_a_finished_run_typed_again_is_done_and_starts_no_workers(tmp_path, sing
     summary = run(WorkerPool(lambda: pytest.fail("workers were started")), SPECS, REQUESTS, tmp_path)
     assert (summary.resumed, summary.done, summary.problem()) == (24, 0, None)
     assert contents(tmp_path) == single
-
-
-def test_what_a_killed_driver_leaves_of_ray_is_ended_and_nothing_else(tmp_path):
-    code = "import sys, time; log = open(sys.argv[1], 'w'); print('up', flush=True); time.sleep(60)"
-
-    def agent(driver: int) -> subprocess.Popen:
-        folder = tmp_path / f"session_2026-01-01_00-00-00_000000_{driver}"
-        folder.mkdir()
-        agent = subprocess.Popen([sys.executable, "-c", code, folder / "agent.out"], stdout=subprocess.PIPE)
-        assert agent.stdout.readline() == b"up\n"
-        return agent
-
-    driver = subprocess.Popen(["sleep", "60"])
-    ours, other = agent(driver.pid), agent(10**9)
-    try:
-        assert session_processes(driver.pid) == [ours.pid]
-        watching = watch(driver.pid)
-        watching.stdin.close()  # as the end of the process that holds the other end does
-        assert ours.wait(30) == -signal.SIGKILL and other.poll() is None and driver.poll() is None
-    finally:
-        for process in (driver, ours, other):
-            process.kill()
-            process.wait()
-        watching.wait(30)
 
 
 def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):

@@ -16,7 +16,6 @@ from stored_rows import contents
 
 from specbench.decoding.verification.lantern import neighbour_table
 from specbench.errors import SpecbenchError
-from specbench.metrics.export_folder import export_folder
 from specbench.prompts import requests_for
 from specbench.runs.runner import run
 from specbench.system import digests, files
@@ -138,29 +137,6 @@ def test_only_a_full_disk_is_to_be_freed(tmp_path, monkeypatch, number):
     with pytest.raises(SpecbenchError, match=os.strerror(number)) as caught:
         files.write_atomically(tmp_path / "x", b"x")
     assert ("free some space" in caught.value.try_this) == (number in (errno.ENOSPC, errno.EDQUOT))
-
-
-@pytest.mark.parametrize("leftover", [False, True])
-def test_an_export_into_a_mounted_folder_fills_it(tmp_path, monkeypatch, leftover):
-    """A mount cannot be replaced by another folder; the operating system says that it is busy."""
-    volume, honest = tmp_path / "volume", os.rename
-    (volume / ".volume.tmp" / "half").mkdir(parents=True) if leftover else volume.mkdir()
-
-    def rename(source, target):
-        if os.fspath(target) == os.fspath(volume):
-            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-        honest(source, target)
-
-    monkeypatch.setattr(os, "rename", rename)
-    with pytest.raises(ZeroDivisionError), export_folder(volume) as folder:
-        folder.write(b"x", "images", "one.png")
-        raise ZeroDivisionError
-    assert not list(volume.iterdir())
-    with export_folder(volume) as folder:
-        folder.write(b"x", "images", "one.png")
-        assert not (volume / "images").exists()
-    assert [path.relative_to(volume).as_posix() for path in volume.rglob("*.*")] == ["images/one.png"]
-    assert list(tmp_path.iterdir()) == [volume]
 
 
 def test_a_digest_that_takes_time_is_told_once(tmp_path, monkeypatch, capsys):

@@ -18,7 +18,6 @@ from specbench.models.interface import ImageModel
 from specbench.prompts import Request
 from specbench.runs.executors.local import Chunk, DecodedChunk, Tell, decode_chunk, warm_up
 from specbench.runs.executors.ray_cluster import import_ray, no_cluster
-from specbench.runs.executors.ray_watch import watch
 from specbench.runs.run_progress import Reporter
 from specbench.specs.run_spec import RunSpec
 from specbench.store.schema import base_row, failed_row
@@ -150,7 +149,6 @@ class RayWorkers:
         self._ray = import_ray()
         self._load = self._ray.cloudpickle.dumps(load)
         self._path = [os.path.abspath(folder) for folder in sys.path]
-        self._watch = None if address else watch(os.getpid())
         try:
             self._connect(address, size)
             self._options = {"num_cpus": 1, "num_gpus": int(gpu), "max_restarts": 0, "max_task_retries": 0}
@@ -208,8 +206,6 @@ class RayWorkers:
             with suppress(Exception):
                 self._ray.kill(actor)
         self._ray.shutdown()
-        if self._watch is not None:
-            self._watch.stdin.close()
 
     def _start(self):
         return self._ray.remote(**self._options)(Worker).remote(self._load, self._path)
