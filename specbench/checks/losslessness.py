@@ -30,7 +30,7 @@ from specbench.checks.enumerable_model import image_index
 from specbench.decoding.build import build
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
-from specbench.decoding.loop import decode_tokens
+from specbench.decoding.loop import Decoding, decode_tokens
 from specbench.errors import SpecbenchError
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.prompts import Request
@@ -280,7 +280,7 @@ def stream_tokens(
         return _own_tokens(decoder, model, requests, setting.sampling, seed)
     spec = in_window(decoder, setting.window)
     if not setting.rows:
-        return decode_tokens(model, requests, spec, setting.sampling, seed, setting.trace).cpu().numpy()
+        return decode_tokens(Decoding(model, spec, setting.sampling, seed, setting.trace), requests).cpu().numpy()
     images = decode_each(model, requests, setting.rows, spec, setting.sampling, seed, setting.trace, measure=False)
     tokens = dict(images)
     return np.stack([tokens[request] for request in requests])

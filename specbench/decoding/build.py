@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import keyword
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from specbench.decoding.verification.refinement import Refinement
 from specbench.models.interface import ImageModel
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import DecoderSpec
-from specbench.system.plugins import naming_plugin
+from specbench.system.plugins import load_object, naming_plugin
 
 
 class Method(NamedTuple):
@@ -23,12 +22,6 @@ class Method(NamedTuple):
     verifier: Verifier
     refinement: Refinement
     loop: type[DecodeLoop]  # class of the loop that runs it
-
-
-def load_target(target: str) -> object:
-    """Import the object named "module:attribute"."""
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def is_built_in(decoder: DecoderSpec) -> bool:
@@ -45,13 +38,13 @@ def build(decoder: DecoderSpec, model: ImageModel) -> Method:
         given = dict(decoder.options)
         options = {_parameter(o.name): given.get(o.name, o.default) for o in component.options}
         with naming_plugin(kind, getattr(decoder, kind), component.target):
-            return load_target(component.target)(*arguments, **options)
+            return load_object(component.target)(*arguments, **options)
 
-    residual = load_target(CHOICES["residual"][decoder.residual].target)
+    residual = load_object(CHOICES["residual"][decoder.residual].target)
     context = Context(model.layout, model.codebook, model.device, residual, model=model)
     drafter = part("drafter", context, part("init", context))
     context = replace(context, drafts=drafter.window - 1)
-    loop = load_target(CHOICES["drafter"][decoder.drafter].loop)
+    loop = load_object(CHOICES["drafter"][decoder.drafter].loop)
     return Method(drafter, part("verifier", context), part("refine", context), loop)
 
 

@@ -60,17 +60,17 @@ def decode_each(
             rendered.
         watch: called with the committed tokens of the images in work after each step.
     """
-    waiting = iter(requests)
+    waiting, how = iter(requests), Decoding(model, decoder, sampling, seed, trace)
     if refills(build(decoder, model)):
         kind = ContinuousBatch if measure else TokenBatch
-        yield from kind(Decoding(model, decoder, sampling, seed, trace), waiting, rows, watch).run()
+        yield from kind(how, waiting, rows, watch).run()
         return
     while batch := list(islice(waiting, rows)):
         rare = len(batch) < rows
         if measure:
             done = decode(model, batch, decoder, sampling, seed, trace=trace, rare=rare, watch=watch)
         else:
-            done = decode_tokens(model, batch, decoder, sampling, seed, trace, rare).cpu().numpy()
+            done = decode_tokens(how, batch, rare).cpu().numpy()
         yield from zip(batch, done, strict=True)
 
 

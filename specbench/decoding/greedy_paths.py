@@ -24,13 +24,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from specbench.decoding.draft_tree import chain, first_drafts_by_depth
+from specbench.decoding.draft_tree import chain
 from specbench.decoding.drafters.eagle import Eagle, TreeLevel
 from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.interfaces import Context, Proposal
 from specbench.decoding.loop import Loop
 from specbench.decoding.noise import Stream
-from specbench.decoding.recorded_step import RecordedStep
 from specbench.decoding.sampling import at
 from specbench.decoding.verification.chain_verification import verify_chain
 from specbench.models.interface import Tree
@@ -103,14 +102,9 @@ class GreedyPathLoop(Loop):
         best, columns = self._best_chain(p, proposal, width)
         p_path = p[torch.arange(len(p), device=p.device)[:, None], columns]
         verified = verify_chain(p_path, best, self._verifier, self._refinement, self._noise, self.steps)
-        positions = best.positions
-        self.tokens.scatter_(1, positions, verified.tokens)
-        if proposal.branches:
-            self.session.keep(columns[:, 1:], positions[:, 1:])
-        shift = (verified.first + 1).minimum(self._length - self.committed)
-        by_depth = first_drafts_by_depth(best.tree, p.device)
-        self.recorder.step(RecordedStep(verified, best, None, by_depth, positions, self.steps))
-        self._drafter.observe(verified._replace(columns=columns), positions, shift, self._refinement.keeps_tail)
+        shift = self._commit_chain(verified, best, columns if proposal.branches else None)
+        verified = verified._replace(columns=columns)
+        self._drafter.observe(verified, best.positions, shift, self._refinement.keeps_tail)
         self.committed = self.committed + shift
 
     def _best_chain(self, p: Tensor, proposal: Proposal, width: int) -> tuple[Proposal, Tensor]:

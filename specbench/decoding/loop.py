@@ -52,13 +52,13 @@ _LAST_SLOTS = 8  # Slots at the end of an image that a warm-up decodes, with win
 
 
 class Decoding(NamedTuple):
-    """How images are decoded; the fields are explained at `decode`."""
+    """How images are decoded."""
 
     model: ImageModel
     decoder: DecoderSpec
     sampling: Sampling
-    seed: int
-    trace: bool = False
+    seed: int  # random seed of the run; with prompt id and sample it determines an image's noise
+    trace: bool = False  # whether to record `Generation.draft_tv` and `draft_top1`; their time is in no span
 
 
 @torch.inference_mode()
@@ -76,9 +76,8 @@ def decode(
     """Decode `requests` as one batch.
 
     Args:
-        seed: random seed of the run; with prompt id and sample it determines an image's noise.
+        decoder, sampling, seed, trace: see `Decoding`.
         render: whether to decode the tokens into pixels.
-        trace: whether to record `Generation.draft_tv` and `draft_top1`; their time is in no span.
         rare: whether batches of this size are too few to compile the decoder for.
         watch: called with the committed tokens after each step, see `DecodeLoop.run`.
 
@@ -111,39 +110,24 @@ def decode(
 
 
 @torch.inference_mode()
-def decode_tokens(
-    model: ImageModel,
-    requests: Sequence[Request],
-    decoder: DecoderSpec,
-    sampling: Sampling,
-    seed: int,
-    trace: bool = False,
-    rare: bool = False,
-) -> Tensor:
+def decode_tokens(how: Decoding, requests: Sequence[Request], rare: bool = False) -> Tensor:
     """Stream tokens [B, N] of `requests`, decoded as one batch by the steps of `decode`, without measurements.
 
     With `trace`, the steps are recorded and traced all the same.
     """
-    loop = begin(Decoding(model, decoder, sampling, seed, trace), requests, Spans(model.device), rare)
-    if not trace:
+    loop = begin(how, requests, Spans(how.model.device), rare)
+    if not how.trace:
         loop.recorder = NoRecorder()
     for _ in loop.run():
         pass
-    return loop.tokens[:, : model.layout.length]
+    return loop.tokens[:, : how.model.layout.length]
 
 
 @torch.inference_mode()
-def warm_up_steps(
-    model: ImageModel,
-    requests: Sequence[Request],
-    decoder: DecoderSpec,
-    sampling: Sampling,
-    seed: int,
-    render: bool = True,
-) -> Iterator[int]:
+def warm_up_steps(how: Decoding, requests: Sequence[Request], render: bool = True) -> Iterator[int]:
     """Run the steps that compile, allocate or load what an image needs, at most `WARM_UP_STEPS`; yields their number
     after each. `render`: whether to decode tokens into pixels at the end."""
-    batch = Decoding(model, decoder, sampling, seed), requests, Spans(model.device)
+    model, batch = how.model, (how, requests, Spans(how.model.device))
     loop, done = begin(*batch), 0
     slots = loop.warm_up_slots()
     for slot in slots:
@@ -156,9 +140,10 @@ def warm_up_steps(
     tokens, every = loop.tokens[:, : model.layout.length], torch.arange(len(requests), device=model.device)
     loop.recorder.rows(every, tokens, np.array(model.layout.forced) >= 0, [{}] * len(requests))
     if isinstance(model, StagedModel):
-        yield from warm_up_steps(*second_stage(model, tokens, requests, decoder), seed, render)
+        second, asked, *others = second_stage(model, tokens, requests, how.decoder)
+        yield from warm_up_steps(Decoding(second, *others, how.seed), asked, render)
     elif render:
-        drawn(model, tokens, requests, decoder, seed)
+        drawn(model, tokens, requests, how.decoder, how.seed)
 
 
 def drawn(
@@ -346,6 +331,16 @@ class Loop:
         self.tokens.scatter_(1, positions, verified.tokens)
         self.recorder.step(RecordedStep(verified, proposal, tables, by_depth, positions, step))
         return verified, positions, (verified.first + 1).minimum(self._length - committed)
+
+    def _commit_chain(self, verified: Verification, tested: Proposal, columns: Tensor | None) -> Tensor:
+        """Store and record the outcome of one path of a tree, `tested` as a chain, at `columns` [B, T] of a forward
+        with branches; return the number of tokens [B] to commit."""
+        self.tokens.scatter_(1, tested.positions, verified.tokens)
+        if columns is not None:
+            self.session.keep(columns[:, 1:], tested.positions[:, 1:])
+        by_depth = first_drafts_by_depth(tested.tree, self.tokens.device)
+        self.recorder.step(RecordedStep(verified, tested, None, by_depth, tested.positions, self.steps))
+        return (verified.first + 1).minimum(self._length - self.committed)
 
     def _judged(self, p: Tensor, proposal: Proposal, tables: Routes | None, step: Tensor) -> Verification:
         """The outcome of the drafts' tests, given the target distributions p of all columns."""

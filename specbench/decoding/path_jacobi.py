@@ -15,12 +15,11 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from specbench.decoding.draft_tree import chain, first_drafts_by_depth
+from specbench.decoding.draft_tree import chain
 from specbench.decoding.drafters.jacobi import Jacobi
 from specbench.decoding.drafters.token_init import Init
 from specbench.decoding.interfaces import Batch, Context, Proposal, Verification
 from specbench.decoding.loop import Loop
-from specbench.decoding.recorded_step import RecordedStep
 from specbench.decoding.verification.chain_verification import verify_chain
 from specbench.models.interface import Tree
 
@@ -107,12 +106,7 @@ class PathLoop(Loop):
             *(field[rows] for field in verified[:6]), {name: fact[rows] for name, fact in verified.facts.items()}
         )
         positions = self.committed[:, None] + torch.arange(width, device=device)
-        self.tokens.scatter_(1, positions, chosen.tokens)
-        if proposal.branches:
-            self.session.keep(columns[path][:, 1:], positions[:, 1:])
-        shift = (chosen.first + 1).minimum(self._length - self.committed)
         tested = chains._replace(tokens=chains.tokens[rows], positions=positions, q=chains.q[rows], earlier=None)
-        by_depth = first_drafts_by_depth(chains.tree, device)
-        self.recorder.step(RecordedStep(chosen, tested, None, by_depth, positions, self.steps))
+        shift = self._commit_chain(chosen, tested, columns[path] if proposal.branches else None)
         drafter.observe_paths(verified, chosen, positions, shift, self._refinement.keeps_tail)
         self.committed = self.committed + shift

@@ -13,7 +13,7 @@ import torch
 from compilable import needs_compiler
 from torch.utils._pytree import tree_leaves
 
-from specbench.decoding.loop import WARM_UP_STEPS, decode, warm_up_steps
+from specbench.decoding.loop import WARM_UP_STEPS, Decoding, decode, warm_up_steps
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.compiled_forward import CompiledStep
 from specbench.models.transformer.kv_cache import whole_parts
@@ -67,7 +67,7 @@ def test_no_image_has_a_step_of_a_shape_that_the_warm_up_has_not_met(shapes, nam
     model.compile()
     model._compiled_steps = {SAMPLING.guidance: CompiledStep(model, SAMPLING.guidance, True, {})}
     for text in (PROMPTS[-1], PROMPTS[0]):
-        steps = list(warm_up_steps(model, [Request(text, "warm-up")], decoder, SAMPLING, 0))
+        steps = list(warm_up_steps(Decoding(model, decoder, SAMPLING, 0), [Request(text, "warm-up")]))
         assert len(steps) <= WARM_UP_STEPS < model.layout.length and steps == list(range(1, len(steps) + 1))
     met = set(shapes)
     assert ("prefill", None) in met

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
-from specbench.decoding.loop import WARM_UP_STEPS, decode, warm_up_steps
+from specbench.decoding.loop import WARM_UP_STEPS, Decoding, decode, warm_up_steps
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.interface import CompilableModel, CuttingModel, ImageModel
 from specbench.models.transformer.compilation import compile_facts
@@ -98,8 +98,8 @@ def warm_up(
             request, shared = Request(text, WARM_UP_ID), spec is specs[0]
             wait(spec)
             try:
-                given = model, [request] * spec.batch, spec.decoder, spec.sampling, spec.seed
-                for done in warm_up_steps(*given, render=shared):
+                how = Decoding(model, spec.decoder, spec.sampling, spec.seed)
+                for done in warm_up_steps(how, [request] * spec.batch, render=shared):
                     if keep is None:
                         tell(what, done, WARM_UP_STEPS)
             except SpecbenchError as error:
