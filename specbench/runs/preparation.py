@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,16 +45,8 @@ from specbench.system.monitor import MachineMonitor, others_at_work
 @contextmanager
 def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, ImageModel | None]]:
     """Load the plan's model here, or start its workers; yields the executor, and the model if it is in this process."""
-    load = functools.partial(
-        _load_in_worker,
-        plan.model,
-        plan.device,
-        plan.dtype,
-        plan.threads,
-        plan.compiled,
-        plan.workers.references,
-        model_code(plan.model),
-    )
+    given = plan.model, plan.device, plan.dtype, plan.threads, plan.compiled
+    load = functools.partial(_load_in_worker, plan.workers.references, model_code(plan.model), *given)
     where = f"{plan.model.name} ({plan.dtype}, {plan.device})"
     if not plan.workers.elsewhere:
         on_gpu = plan.device.startswith("cuda") and torch.cuda.is_available()
@@ -90,22 +83,14 @@ def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int
     return loaded
 
 
-def _load_in_worker(
-    model: ModelFacts,
-    device: str,
-    dtype: str | None,
-    threads: int,
-    compiled: bool,
-    references: Sequence[str],
-    code: Code | None,
-) -> ImageModel:
-    """Load the model in a process that may not have imported the plan's own decoders yet, and must have its code."""
+def _load_in_worker(references: Sequence[str], code: Code | None, model: ModelFacts, *given: Any) -> ImageModel:
+    """`load_for_run` in a process that may not have imported the plan's own decoders yet, and must have its code."""
     add_plugin_decoders()
     plugins.search_current_folder()
     for reference in references:
         decoder_name(reference)
     require_code(f"model '{model.name}'", code and code.digest, model_code(model))
-    return load_for_run(model, device, dtype, threads, compiled)
+    return load_for_run(model, *given)
 
 
 def work_of(
@@ -311,14 +296,12 @@ def decode_loaded(
     names = {*SAMPLING_SETTINGS.values(), "decoder", *(one.name for one in decoder_settings())}
     flags = {name.replace("_", "-"): value for name, value in settings.items()} | {"decoder": decoder}
     values = merge([one for one in run_settings() if one.name in names], flags, env={}) | {"model": Value("", "none")}
-    plain = SimpleNamespace(name=model.name, guided=True, v_image=model.layout.v_image, sampling=_plain_sampling)
+    plain = SimpleNamespace(
+        name=model.name, guided=True, v_image=model.layout.v_image, sampling=lambda: Sampling(guidance=1.0)
+    )
     texts, planned = [prompts] if isinstance(prompts, str) else list(prompts), _one_decoder(values)
     images = _decoded(model, texts, planned, plan_sampling(plain, values), seed, trace)
     return images[0] if isinstance(prompts, str) else images
-
-
-def _plain_sampling() -> Sampling:
-    return Sampling(guidance=1.0)
 
 
 def _one_decoder(values: Mapping[str, Value]) -> DecoderSpec:
