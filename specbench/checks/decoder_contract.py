@@ -75,7 +75,6 @@ class ContractChecks:
         self._requests = [Request(_TEXTS[n % 2], f"prompt {n % 2}", n // 2) for n in range(6)]
 
     def all(self, samples: int) -> Iterator[tuple[str, Callable[[], Finding]]]:
-        """Names and tests."""
         yield "exactness", lambda: self.exactness(samples)
         yield "counters", self.counters
         yield "log-probabilities", self.log_probabilities
@@ -266,7 +265,6 @@ class ContractChecks:
 
 
 def _raise_first(decoded: Sequence) -> None:
-    """Raise the error of the first image that failed."""
     for image in decoded:
         if isinstance(image, SpecbenchError):
             raise image

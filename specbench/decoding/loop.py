@@ -212,7 +212,6 @@ def begin(how: Decoding, requests: Sequence[Request], spans: Spans, rare: bool =
 
 
 def noise_keys(requests: Sequence[Request], seed: int) -> list[int]:
-    """Noise key of each image."""
     return [row_key(seed, request.prompt_id, request.sample) for request in requests]
 
 
@@ -367,7 +366,6 @@ class CommittedBounds:
 
     @property
     def done(self) -> bool:
-        """Whether every row is complete."""
         return self.behind >= self._length
 
     def step(self, committed: Tensor) -> None:

@@ -67,7 +67,6 @@ class RowJacobiLoop(ImageRowLoop):
     """Decode loop of all rows of each image; `tokens` holds drafts too."""
 
     def __init__(self, method: Method, *given: Any):
-        """See `ImageRowLoop`."""
         super().__init__(method, *given)
         self._verifier, self._refinement = method.verifier, method.refinement
         images, device = len(self.tokens), self.tokens.device

@@ -75,7 +75,6 @@ class ZipARLoop(ImageRowLoop):
     """Decode loop that processes several image rows of each image in parallel: one column per active row."""
 
     def __init__(self, method: Method, *given: Any):
-        """See `ImageRowLoop`."""
         super().__init__(method, *given)
         vocab = self._target.vocab if self._plan.adaptive else 0
         self._guess = torch.full_like(self.count, -1)

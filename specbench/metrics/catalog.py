@@ -280,10 +280,8 @@ def metric_summary(name: str) -> str:
 
 
 def find_protocol(name: str) -> tuple[str, ...]:
-    """List the metrics of a protocol."""
     return PROTOCOLS[read_name("protocol", name, PROTOCOLS)]
 
 
 def with_protocol(metrics: Sequence[str], protocol: str | None) -> list[str]:
-    """Metrics by name and those of a protocol, each once."""
     return list(dict.fromkeys([*metrics, *(find_protocol(protocol) if protocol else ())]))

@@ -43,7 +43,6 @@ class ReferenceImages:
 
     @property
     def pictures(self) -> list[Path]:
-        """The image files."""
         if self.statistics:
             raise SpecbenchError(f"{self.own} holds statistics (mu, sigma), not images", "--reference DIR, of images")
         # One a category, as MJHQ-30K's.
@@ -51,7 +50,6 @@ class ReferenceImages:
         return [picture for folder in folders for picture in pictures_in(folder)] or pictures_in(self.folder)
 
     def missing(self) -> list[tuple[str, str]]:
-        """As `Metric.missing`."""
         if self.folder.is_dir() or self.statistics:
             return []
         return [("COCO's images are not on this disk", "specbench fetch coco --images, or --reference DIR")]

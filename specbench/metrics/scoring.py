@@ -257,7 +257,6 @@ def _unfit(images: Images, metric: Metric) -> ScoreOutcome:
 
 
 def run_images(folder: Path) -> Images:
-    """List the images of a run."""
     store = RunStore(folder)
     info = store.info()
     if RANDOM in info.spec.model:

@@ -88,7 +88,6 @@ class ModelInfo(ModelFacts):
         return 2 * sum(path.stat().st_size for path in self.weights)
 
     def load(self, device: str, dtype: str | None = None) -> ImageModel:
-        """The model, ready to decode."""
         import torch  # not for `list models`
 
         make = plugins.load_object(self.target, f"model {self.name}")
@@ -126,7 +125,6 @@ class ModelInfo(ModelFacts):
         return (self.config, *self.weights)
 
     def weights_sha256(self) -> str:
-        """Digest of the weights, the same that the loaded model carries."""
         digest = hashlib.sha256()
         for path in self.weights:
             digest.update(path.read_bytes())

@@ -88,11 +88,9 @@ class CheckpointFiles:
     paths: tuple[Path, ...]
 
     def named(self, name: str) -> Path:
-        """The file of that name."""
         return next(path for path in self.paths if path.name == name)
 
     def holds(self, name: str) -> bool:
-        """Whether there is a file of that name."""
         return any(path.name == name for path in self.paths)
 
     def only(self, *names: str) -> CheckpointFiles:
@@ -100,7 +98,6 @@ class CheckpointFiles:
         return CheckpointFiles(self.source, tuple(path for path in self.paths if any(map(path.match, names))))
 
     def ending(self, *suffixes: str) -> tuple[Path, ...]:
-        """The files with one of these suffixes."""
         return tuple(path for path in self.paths if path.suffix in suffixes)
 
     @property

@@ -194,7 +194,6 @@ class HubModel(ModelFacts):
         return self.tokens + self.grid[0] * self.row_ends
 
     def require_weights(self) -> None:
-        """Raise a SpecbenchError with exit code 5 for files that are not on this disk and may not be downloaded."""
         if self.choice.eight_bits:
             require_torchao()
         try:
@@ -205,7 +204,6 @@ class HubModel(ModelFacts):
             self._wanted.require_known()
 
     def absent(self) -> list[Source]:
-        """The parts whose files are not on this disk."""
         return [part.source for part in self._wanted.absent()]
 
     def downloads(self) -> list[Download]:
@@ -254,7 +252,6 @@ class HubModel(ModelFacts):
         return None if self.choice.tiny else super().size
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
-        """Weights, image decoder and text encoder in memory."""
         itemsize, in_eight_bits = BYTES[dtype or self.dtype], self.network.trunk * self.choice.eight_bits
         return self.parameters * itemsize - in_eight_bits * (itemsize - 1) + self.other_bytes
 
@@ -323,12 +320,10 @@ class HubModel(ModelFacts):
         return () if self.choice.random else self._wanted.locate(download=False)
 
     def fetch(self) -> tuple[CheckpointFiles, ...]:
-        """Local files, downloaded if necessary."""
         return () if self.choice.random else self._wanted.locate(download=True)
 
     @property
     def sources(self) -> list[Source]:
-        """The files of all its layouts."""
         return [source for layout in self._layouts for source in layout.sources]
 
     @property

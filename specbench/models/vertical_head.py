@@ -115,7 +115,6 @@ def vertical_head_for(model: ImageModel, path: str) -> VerticalHead:
 
 
 def new_vertical_head(width: int, hidden: int, seed: int) -> VerticalHead:
-    """An untrained head."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return VerticalHead(width, hidden)

@@ -53,7 +53,6 @@ class PlannedDecoder:
 
 
 def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
-    """Copy of the decoder with another window."""
     return replace(decoder, options=tuple(sorted((dict(decoder.options) | {"window": window}).items())))
 
 

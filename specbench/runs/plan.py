@@ -88,14 +88,12 @@ class Plan:
         return given if decoder.first is None else given | {"samples": 1, "limit": min(decoder.first, len(self.chosen))}
 
     def drawn_of(self, decoder: PlannedDecoder) -> str | None:
-        """`drawn` of one decoder's images."""
         if decoder.first is None or decoder.first >= len(self.chosen):
             return self.drawn
         return f"first {decoder.first}" + (f" of {self.drawn}" if self.drawn else "")
 
     @property
     def images(self) -> int:
-        """Number of `requests`."""
         number, shards = self.shard
         return len(range(number - 1, len(self.chosen) * self.samples, shards))
 
@@ -113,7 +111,6 @@ class Plan:
         return [request for request in self.requests if request.prompt_id in first and request.sample == 0]
 
     def images_of(self, decoder: PlannedDecoder) -> int:
-        """Number of `requests_of`."""
         return self.images if decoder.first is None else len(self.requests_of(decoder))
 
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:

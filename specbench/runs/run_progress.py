@@ -67,7 +67,6 @@ class RunSummary:
         return None
 
     def add(self, other: RunSummary) -> None:
-        """Add the counts of another call."""
         self.folders = [*dict.fromkeys([*self.folders, *other.folders])]
         self.total, self.resumed = self.total + other.total, self.resumed + other.resumed
         self.done, self.failed = self.done + other.done, self.failed + other.failed

@@ -57,7 +57,6 @@ class Setting(Option):
 
     @property
     def value_unset(self) -> object:
-        """Value when it is not set."""
         if self.many:
             return split_list(str(self.default))
         return None if self.unset else self.default
@@ -88,12 +87,10 @@ class Value:
 
     @property
     def given(self) -> bool:
-        """Whether the user set it."""
         return not self.origin.startswith(("default", "left to"))
 
 
 def plain_values(values: Mapping[str, Value]) -> dict[str, Any]:
-    """Values of settings without their origins."""
     return {name: held.value for name, held in values.items()}
 
 
@@ -258,7 +255,6 @@ def _settings_of(_presets: tuple, _components: tuple) -> tuple[Setting, ...]:
 
 
 def run_settings() -> tuple[Setting, ...]:
-    """List every setting of `specbench run`."""
     return (*_WORK, *_WORKERS, *_MODEL, *_SAMPLING, *decoder_settings(), *_OUTPUT)
 
 

@@ -135,7 +135,6 @@ def load_user_object(reference: str, kind: str) -> object:
 
 
 def search_current_folder() -> None:
-    """Let imports find modules in the current folder."""
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 

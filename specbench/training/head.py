@@ -67,7 +67,6 @@ class HeadPlan:
 
     @property
     def steps(self) -> int:
-        """Number of training steps."""
         return self.epochs * (self.images // self.batch)
 
 
@@ -325,6 +324,5 @@ KINDS = {
 
 
 def head_kind(name: str) -> HeadKind:
-    """The kind of head with this name, or a SpecbenchError."""
     name = read_name("kind of draft head", name, KINDS)
     return KINDS[name]

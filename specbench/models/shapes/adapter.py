@@ -50,11 +50,9 @@ class ShapesModel(TransformerModel):
         return self._network.head.weight, self._network.head.bias
 
     def own_head(self) -> EagleHead:
-        """The shipped draft head."""
         return load_head(head_in(shapes.WEIGHTS / "eagle"))
 
     def own_vertical_head(self) -> VerticalHead:
-        """The shipped vertical head."""
         return load_vertical_head(head_in(shapes.WEIGHTS / "vertical"))
 
     def draft_data(self, count: int, seed: int) -> tuple[tuple[str, ...], Tensor]:

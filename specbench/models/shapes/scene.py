@@ -98,7 +98,6 @@ class SceneRequest:
 
     @staticmethod
     def from_json(data: dict) -> SceneRequest:
-        """The inverse of `to_json`."""
         clauses = tuple(Clause(o["shape"], o.get("color"), o.get("count", 1)) for o in data["objects"])
         relations = tuple((r[0], int(r[1]), int(r[2])) for r in data.get("relations", ()))
         return SceneRequest(clauses, relations, data.get("texture"))

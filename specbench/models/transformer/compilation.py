@@ -47,7 +47,6 @@ class Compiled:
         self._call = torch.compile(copied, fullgraph=True, dynamic=dynamic, options=options)
 
     def __call__(self, *args: object) -> object:
-        """Call the function."""
         before, start = _graphs(), time.perf_counter()
         try:
             result = self._call(*args)
@@ -112,7 +111,6 @@ class CompiledForms:
 
     @property
     def forms(self) -> int:
-        """Number of compiled forms."""
         return sum(compiled.forms for compiled in self.all_compiled())
 
 

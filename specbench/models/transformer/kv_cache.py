@@ -93,7 +93,6 @@ class PositionLayer(CacheLayerMixin):
         self.values[rows, :, :slots] = other.values
 
     def grow(self, slots: int) -> None:
-        """Append `slots` slots."""
         self._capacity += slots
         self._hold(*(torch.nn.functional.pad(buffer, (0, 0, 0, slots)) for buffer in (self.keys, self.values)))
 
@@ -181,17 +180,14 @@ class PositionCache(Cache):
         return held.copy_(value)
 
     def move(self, source: Tensor, target: Tensor) -> None:
-        """Copy entries between slots in every layer; see `PositionLayer.move`."""
         for layer in self.layers:
             layer.move(source, target)
 
     def put(self, rows: Tensor, other: PositionCache) -> None:
-        """Copy the rows of `other` to `rows` [R']; see `PositionLayer.put`."""
         for layer, source in zip(self.layers, other.layers, strict=True):
             if source.is_initialized:
                 layer.put(rows, source)
 
     def grow(self, slots: int) -> None:
-        """Append `slots` slots per row."""
         for layer in self.layers:
             layer.grow(slots)

@@ -36,19 +36,17 @@ class Prefix:
     ids: Tensor | None = None
 
     def conditional(self) -> Prefix:
-        """The conditional rows only."""
         rows = len(self.embeds) // 2
         return self.take(range(rows))
 
     def take(self, rows: Sequence[int]) -> Prefix:
-        """Some of the rows."""
         rows = list(rows)
         shift, ids = (None if tensor is None else tensor[rows] for tensor in (self.shift, self.ids))
         return Prefix([self.embeds[row] for row in rows], tuple(tensor[rows] for tensor in self.state), shift, ids)
 
 
 class TransformerModel:
-    """Base of the adapters; see `specbench.models.interface.ImageModel` for the other attributes."""
+    """Base of the adapters; see `specbench.models.interface` for the attributes and methods that models share."""
 
     name: str
     layout: TokenLayout
@@ -99,7 +97,6 @@ class TransformerModel:
 
     @property
     def feature_size(self) -> int:
-        """Width of the hidden states that `head` reads."""
         return self.backbone.config.hidden_size
 
     def token_table(self) -> Tensor:
@@ -107,7 +104,6 @@ class TransformerModel:
         return self.backbone.get_input_embeddings().weight
 
     def table_ids(self, tokens: Tensor) -> Tensor:
-        """Map stream tokens to ids of a draft head's token table."""
         return tokens
 
     def draft_prompt(self, prompt: DraftPrompt, state: tuple[Tensor, ...]) -> DraftPrompt:
@@ -115,15 +111,12 @@ class TransformerModel:
         return prompt
 
     def own_head(self) -> nn.Module | None:
-        """Load the draft head that comes with the model; None if there is none."""
         return None
 
     def own_vertical_head(self) -> nn.Module | None:
-        """Load the vertical draft head that comes with the model; None if there is none."""
         return None
 
     def adopt_head(self, head: nn.Module) -> nn.Module:
-        """Adapt a loaded draft head to this model."""
         return head
 
     def draft_data(self, count: int, seed: int) -> tuple[Sequence[str], Tensor] | None:
@@ -144,7 +137,6 @@ class TransformerModel:
 
     @property
     def compiles(self) -> bool:
-        """Whether sessions run compiled."""
         return self._compiled_steps is not None
 
     def compiled_step(self, guidance: float) -> CompiledStep | None:
@@ -168,8 +160,6 @@ class TransformerModel:
         return cache
 
     def call_for(self, key: Hashable, rows: int) -> Call:
-        """`call` for the functions of a decoder and sampling, `key`, on batches of `rows` images; eager without
-        `compile`."""
         if not self.compiles or self._forwards_alone:
             return call_eager
         key = key, rows, self.device, self.dtype
@@ -179,7 +169,6 @@ class TransformerModel:
 
     @contextmanager
     def forwards_alone(self) -> Iterator[None]:
-        """Within it the functions of a decoder run eagerly, and only the target's forwards compiled."""
         self._forwards_alone = True
         try:
             yield
@@ -188,7 +177,6 @@ class TransformerModel:
 
     @property
     def compiled(self) -> list[CompiledStep | CompiledFunctions]:
-        """All functions compiled so far."""
         if not self.compiles:
             return []
         return [*self._compiled_steps.values(), *self._compiled_functions.values()]
@@ -242,7 +230,6 @@ class TransformerSession:
         self._prefix = replace(self._prefix, state=tuple(held))
 
     def _capacity(self) -> int:
-        """Slots of the cache."""
         return self._room(self._scratch + self._columns)
 
     def _room(self, slots: int) -> int:

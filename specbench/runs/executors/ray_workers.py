@@ -191,13 +191,11 @@ class RayWorkers:
         return outcome
 
     def replace(self, worker: int) -> None:
-        """Start a new process for a lost worker."""
         with suppress(Exception):  # usually dead already
             self._ray.kill(self._actors[worker])
         self._actors[worker] = self._start()
 
     def pids(self) -> list[int]:
-        """Process ids of the running workers."""
         return self._ray.get([actor.pid.remote() for actor in self._actors])
 
     def close(self) -> None:
