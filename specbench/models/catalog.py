@@ -139,7 +139,6 @@ class ModelInfo(ModelFacts):
         return Sampling(**{name: given[name] for name in Sampling.__dataclass_fields__ if name in given})
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Reject the first prompt that the model cannot encode."""
         if self.prompt_check is None:
             return
         check = plugins.load_object(self.prompt_check, "prompt check")

@@ -339,7 +339,6 @@ class HubModel(ModelFacts):
         return tuple(path for part in self.find() for path in part.paths)
 
     def weights_sha256(self) -> str:
-        """Digest of all its files, the same that the loaded model carries."""
         if self.choice.random:
             return hashlib.sha256(self.name.encode()).hexdigest()
         return digest(self.find())

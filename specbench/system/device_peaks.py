@@ -61,7 +61,8 @@ def find_peak(device: str, dtype: str, threads: int) -> Peak | None:
     if name in KNOWN:
         return known_peak(name, dtype)
     kept = remembered(_MEASURED).get(_key(name, dtype, threads if device == "cpu" else 0))
-    rates = kept and [_by_number(kept.get(part, {})) for part in ("bytes_per_s", "products")]
+    parts = kept and [kept.get(part, {}) for part in ("bytes_per_s", "products")]
+    rates = kept and [{int(number): rate for number, rate in part.items()} for part in parts]
     return kept and Peak(name, rates[0], kept["flops"], kept["source"], rates[1])
 
 
@@ -205,7 +206,3 @@ def _best(call: Callable[[], object], wait: Callable[[], None], seconds: float =
 
 def _key(name: str, dtype: str, threads: int) -> str:
     return ", ".join([name, dtype, *([f"{threads} threads"] if threads else [])])
-
-
-def _by_number(rates: dict[str, float]) -> dict[int, float]:
-    return {int(number): rate for number, rate in rates.items()}

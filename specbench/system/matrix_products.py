@@ -129,11 +129,8 @@ def join_products(network: nn.Module) -> None:
     for names in _TOGETHER:
         for module in [module for module in network.modules() if hasattr(module, names[0])]:
             layers = [getattr(module, name, None) for name in names]
-            if all(_is_plain(layer) for layer in layers) and len({layer.bias is None for layer in layers}) == 1:
+            plain = all(type(layer) is nn.Linear and type(layer.weight) is nn.Parameter for layer in layers)
+            if plain and len({layer.bias is None for layer in layers}) == 1:
                 joined = _Joined(layers, latest)
                 for number, name in enumerate(names):
                     setattr(module, name, _Part(joined, number))
-
-
-def _is_plain(layer: nn.Module | None) -> bool:
-    return type(layer) is nn.Linear and type(layer.weight) is nn.Parameter

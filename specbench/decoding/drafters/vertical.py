@@ -156,7 +156,6 @@ class Vertical(JacobiTree):
         return drafted
 
     def _head_logits(self, features: Tensor) -> Tensor:
-        """Guided logits [B, n, v_image] of the head's features [R, n, d]."""
         return self._batch.session.logits(features)
 
     def _mixed(self, slots: Tensor, known: Tensor) -> Tensor:
@@ -171,13 +170,10 @@ class Vertical(JacobiTree):
 
     def _mixed_before(self, tokens: Tensor) -> Tensor:
         """`VerticalHead.mixed_before` [R, n, h] of `tokens` [B, n]."""
+        ids = self._model.table_ids(self._twice(tokens))
         if self._known_before is None:
-            return self._head.mixed_before(self._word(tokens))
-        return self._known_before[self._model.table_ids(self._twice(tokens))]
-
-    def _word(self, tokens: Tensor) -> Tensor:
-        """Embeddings [R, n, d] of `tokens` [B, n]."""
-        return self._table[self._model.table_ids(self._twice(tokens))]
+            return self._head.mixed_before(self._table[ids])
+        return self._known_before[ids]
 
     def _twice(self, columns: Tensor) -> Tensor:
         """[B, K] to [R, K]."""

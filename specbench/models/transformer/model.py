@@ -314,11 +314,9 @@ class TransformerSession:
         return columns if len(columns) == len(self._last) else torch.cat([columns, columns])
 
     def logits(self, features: Tensor) -> Tensor:
-        """Guided logits [B, T, v_image] of features [R, T, d], the target's or a draft head's."""
         return guide(self._model.head(features).float(), self._guidance)
 
     def reduced_head(self, ids: Tensor) -> OutputRows:
-        """The head on image ids [B, K]."""
         weight, bias = self._model.output_matrix()
         return OutputRows(self._model.before_output, self._guidance, weight[ids], None if bias is None else bias[ids])
 
