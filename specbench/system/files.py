@@ -1,7 +1,7 @@
 """Files on disk: atomic writes, locks between processes, reads of foreign or damaged files, and where data files lie.
 
-File systems of the network or of user space may lack locks or the syncing of folders; work goes on there, after one
-warning per process that says what is not guaranteed.
+File systems of the network or of user space may lack locks or the syncing of folders; work goes on there, after a
+warning, once per process, that says what is not guaranteed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_NAME_BYTES = 255  # Of a file or folder, by the file systems of Linux
 STDOUT = ("-", "/dev/stdout")  # Paths of output that mean stdout
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PROBE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not wait for a writer
-_warned = False
+_warned: set[str] = set()  # What was said to be missing
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -113,8 +113,7 @@ def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> i
             if error.errno not in _LACKING:
                 os.close(handle)
                 raise
-            power = [] if _syncs(path.parent) else ["the last results may be lost in a power failure"]
-            _warn(path.parent, "two commands that write here at once are not kept apart", *power)
+            _warn(path.parent, "file locks: two commands that write here at once are not kept apart")
         if path.exists() and os.path.samestat(os.fstat(handle), path.stat()):
             break
         os.close(handle)  # the previous owner removed the file between open and lock
@@ -252,22 +251,10 @@ def _sync(handle: int, folder: Path) -> None:
     except OSError as error:
         if error.errno not in _LACKING:
             raise
-        _warn(folder, "the last results may be lost in a power failure")
+        _warn(folder, "syncing: the last results may be lost in a power failure")
 
 
-def _syncs(folder: Path) -> bool:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
-    return True
-
-
-def _warn(folder: Path, *missing: str) -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warn(f"the file system of {folder} lacks file locks or syncing: {', and '.join(missing)}")
+def _warn(folder: Path, missing: str) -> None:
+    if missing not in _warned:
+        _warned.add(missing)
+        warn(f"the file system of {folder} lacks {missing}")
