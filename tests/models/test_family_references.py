@@ -8,7 +8,7 @@ import pytest
 import torch
 from checkpoints import ALIKE, AUTHORS, WRITERS
 
-from specbench.decoding.loop import decode_tokens
+from specbench.decoding.loop import Decoding, decode_tokens
 from specbench.models.catalog import load_model
 from specbench.models.facts import ModelChoice
 from specbench.models.families import vq_decoder
@@ -72,7 +72,8 @@ def test_ragged_windows_with_rollback_equal_the_uncached_forward(loaded):
 
 def greedy(model, decoder: str, **options) -> list[list[int]]:
     requests = [Request(text, text) for text in TEXTS]
-    return decode_tokens(model, requests, resolve(decoder, options), Sampling(guidance=3.0, top_k=1), seed=0).tolist()
+    how = Decoding(model, resolve(decoder, options), Sampling(guidance=3.0, top_k=1), 0)
+    return decode_tokens(how, requests).tolist()
 
 
 def test_greedy_windows_give_the_ar_tokens(loaded):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from checkpoints import llamagen
 
-from specbench.decoding.loop import decode_tokens
+from specbench.decoding.loop import Decoding, decode_tokens
 from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics.catalog import default_metrics
 from specbench.metrics.clip import Clip
@@ -59,9 +59,9 @@ def test_every_decoder_decodes_it(loaded):
     model = loaded[-1]
     requests = [Request("3", "3"), Request("999", "999")]
     greedy = Sampling(guidance=2.0, top_k=1)
-    ar = decode_tokens(model, requests, resolve("ar"), greedy, seed=0).tolist()
+    ar = decode_tokens(Decoding(model, resolve("ar"), greedy, 0), requests).tolist()
     for name in ("sjd", "gsd", "jacobi", "scd-mc", "zipar", "pjd"):
-        found = decode_tokens(model, requests, resolve(name), greedy, seed=0)
+        found = decode_tokens(Decoding(model, resolve(name), greedy, 0), requests)
         assert found.shape == (2, 16)
         assert name in ("zipar", "pjd") or not resolve(name).lossless or found.tolist() == ar, name
 

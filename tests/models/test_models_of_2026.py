@@ -17,7 +17,7 @@ import torch
 from checkpoints import INFO, chameleon, configured, loaded, write
 from transformers import GlmImageForConditionalGeneration, GlmImageProcessor
 
-from specbench.decoding.loop import decode_tokens
+from specbench.decoding.loop import Decoding, decode_tokens
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import load_model, recorded_model
 from specbench.models.facts import ModelChoice
@@ -124,7 +124,8 @@ def test_glm_image_draws_the_tokens_of_its_own_generate(tmp_path):
             temperature=None, **given,
         )[0, ids.shape[1] :].tolist()  # fmt: skip
         network.model.rope_deltas = None
-        ours = decode_tokens(model, [Request(text, "a")], resolve("sjd", {"window": 4}), Sampling(1.0, top_k=1), 0)
+        how = Decoding(model, resolve("sjd", {"window": 4}), Sampling(1.0, top_k=1), 0)
+        ours = decode_tokens(how, [Request(text, "a")])
         ended = checkpoints.glm.END in drawn
         assert len(drawn) == 22 or ended
         assert ours[0].tolist()[: len(drawn)] == drawn

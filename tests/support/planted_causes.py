@@ -7,7 +7,7 @@ import pandas as pd
 import torch
 
 from specbench.checks.teacher_forced import teacher_forced_values
-from specbench.decoding.loop import decode_tokens
+from specbench.decoding.loop import Decoding, decode_tokens
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
@@ -25,7 +25,7 @@ SETTINGS = {
 def drawn(model, texts, sampling: Sampling, seed: int = 5) -> np.ndarray:
     """[K, N] tokens of one image of each text."""
     requests = [Request(text, f"p{number}") for number, text in enumerate(texts)]
-    return np.stack([one.numpy() for one in decode_tokens(model, requests, resolve("ar"), sampling, seed)])
+    return np.stack([one.numpy() for one in decode_tokens(Decoding(model, resolve("ar"), sampling, seed), requests)])
 
 
 def as_rows(model, texts, tokens) -> pd.DataFrame:

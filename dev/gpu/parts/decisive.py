@@ -10,7 +10,7 @@ from timing import CAPTION, timed_decode
 
 from parts.claims import Outcome, claim
 from parts.scales import AIM, SIDE, Scale, filtered, floor_ms, has_graphs, random_llama
-from specbench.decoding.loop import warm_up_steps
+from specbench.decoding.loop import Decoding, warm_up_steps
 from specbench.models.transformer import model as transformer_model
 from specbench.models.transformer.compilation import compile_facts
 from specbench.prompts import Request
@@ -52,7 +52,7 @@ def _compiled_llama(device: str, scale: Scale) -> RandomLlama:
 def _image(model: RandomLlama, decoder: DecoderSpec, scale: Scale) -> dict:
     """Time one image after a warm-up."""
     sampling = filtered(scale)
-    for _ in warm_up_steps(model, [Request(CAPTION, "gpu")], decoder, sampling, 0, render=False):
+    for _ in warm_up_steps(Decoding(model, decoder, sampling, 0), [Request(CAPTION, "gpu")], render=False):
         pass
     facts = compile_facts(model.compiled, model.device)
     row = timed_decode(model, decoder, sampling, 1)
