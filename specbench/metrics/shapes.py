@@ -100,8 +100,7 @@ class ShapesClip(CosineMetric):
             **super().identity(),
         }
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return read_request(meta) is not None
+    accepts = ShapesDetector.accepts
 
     @cached_property
     def network(self) -> torch.nn.Module:
@@ -127,8 +126,7 @@ class ShapesFrechet(Metric):
         folder = self.settings.reference
         return {**self.feature_identity(), **(ReferenceImages(self.settings).identity if folder else _rendered())}
 
-    def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
-        return read_request(meta) is not None
+    accepts = ShapesDetector.accepts
 
     @cached_property
     def network(self) -> torch.nn.Module:

@@ -45,9 +45,8 @@ class RunSpec:
     files, None for decoders without one; `decoder_code` and `model_code` are digests of code that is not specbench's
     (`specbench.system.foreign_code`). `mode` is "throughput" if images decoded one at a time shared the machine with
     other workers, so that no latency is measured, else None. `compiled` is True where the target's steps were compiled,
-    else None. `tokens_sha256` is the digest of the file that another program's tokens came from.
-    The generated ids, their order and the workers are not part of it: rows are addressed by (prompt id,
-    sample).
+    else None. `tokens_sha256` is the digest of the file that another program's tokens came from. The generated ids,
+    their order and the workers are not part of it: rows are addressed by (prompt id, sample).
     """
 
     model: str
