@@ -47,8 +47,8 @@ def compare(out: Path) -> dict:
     for one, other in itertools.combinations(NAMES, 2):
         found = stats.speed_difference(stats.paired(rows[one], rows[other]))
         pairs[f"{one} {other}"] = vars(stats.difference_to_show(found))
-    for found, verdict in zip(pairs.values(), stats.verdicts([one["p"] for one in pairs.values()]), strict=True):
-        found |= {"p_holm": verdict.p, "real": verdict.real}  # all pairs together answer one question
+    for found, p in zip(pairs.values(), stats.holm([one["p"] for one in pairs.values()]), strict=True):
+        found |= {"p_holm": p, "real": stats.is_real(p)}  # all pairs together answer one question
     return {
         "version": __version__,
         "images": min(map(len, rows.values())),

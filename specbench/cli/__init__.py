@@ -10,11 +10,12 @@ import importlib
 import logging
 import os
 import re
+import shlex
 import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +32,7 @@ _UsageError = typer.BadParameter.__mro__[1]
 _DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY = "--debug", "--no-color", "--no-progress", "--pinned-only"
 _ANYWHERE = (_DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY)  # Switches that are allowed anywhere on the command line
 _OF_COMPLETION = ("--show-completion", "--install-completion")  # Options with which typer ends the program itself
+_LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # Variables in which bash, and zsh and fish, hand over the command line
 _BRIEF = ("report", "figure", "methods", "compare", "show", "list")
 """Commands that mostly import, which makes many objects and next to no garbage."""
 _COLLECT_AFTER = 100_000
@@ -200,12 +202,20 @@ def _as_named(arguments: Sequence[str]) -> list[str]:
 def _app_of(arguments: Sequence[str]) -> typer.Typer:
     """The commands of the module that a command line needs, or the index where it begins with no command."""
     if COMPLETION in os.environ:
-        from specbench.cli.completion import command_completed  # only where a shell asks
-
         named = command_completed(os.environ)
         return build_app(named) if named in COMMANDS else build_index()
     named = next(iter(arguments), None)
     return build_app(named, root_options=False) if named in COMMANDS else build_index()
+
+
+def command_completed(environment: Mapping[str, str]) -> str | None:
+    """Name of the command whose line a shell asks to complete; None while it is being typed."""
+    line = next((environment[name] for name in _LINES if environment.get(name)), "")
+    try:
+        words = shlex.split(line)
+    except ValueError:  # an open quotation mark
+        words = line.split()
+    return words[1] if len(words) > 2 or (len(words) == 2 and line[-1:].isspace()) else None
 
 
 def _fail(error: SpecbenchError, debug: bool) -> int:
@@ -255,18 +265,7 @@ def _option_meant(option: str, context: Any) -> str:
         return advice
     if near := names.guess(option, [*options, "--help"]):
         return f"did you mean '{near}'?"
-    others = [name for name in COMMANDS if name != command and option in _options_of(name)]
-    if others and option.startswith("--"):
-        return f"it is one of {', '.join(f'specbench {name}' for name in others[:3])}"
     return f"see '{path} --help{' all' if command == 'run' else ''}'"
-
-
-def _options_of(command: str) -> list[str]:
-    """The options of another command, under the names of other programs too."""
-    app = build_app(command, root_options=False)
-    group = typer.main.get_command(app)
-    chosen = group.commands[command] if command in getattr(group, "commands", {}) else group
-    return [name for parameter in chosen.params for name in parameter.opts]
 
 
 def _extra_argument(words: Sequence[str], arguments: Sequence[str]) -> SpecbenchError:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from specbench.cli import completion
 from specbench.cli import options as opt
 from specbench.cli.commands import help_of
 from specbench.cli.output import print_json, write_or_print
@@ -30,11 +29,7 @@ _HELP = help_of(
     "--model replaces the paper's model: specbench bench gsd-1 --model shapes --limit 16 runs on a laptop.",
 )
 _SETTINGS = tuple(setting for setting in run_settings() if setting.name in OPEN_IN_TABLES)
-_Table = opt.argument(
-    "NAME",
-    "A table or figure, see 'specbench list tables', or a file of yours (FILE.toml).",
-    complete=completion.tables,
-)
+_Table = opt.argument("NAME", "A table or figure, see 'specbench list tables', or a file of yours (FILE.toml).")
 
 
 def add_to(app: typer.Typer) -> None:
@@ -173,7 +168,7 @@ def print_tables(
 def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) -> None:
     from specbench.cli.run import print_dry_run
     from specbench.papers.planned_cells import plan_table
-    from specbench.papers.reproduce import estimate, run_lines, scoring_needs, seeds_together, total
+    from specbench.papers.reproduce import estimate, run_lines, seeds_together, total
 
     planned = plan_table(table, flags)
     rows = estimate(table, planned, flags.get("model"))
@@ -181,9 +176,6 @@ def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) ->
         print_json(rows)
     else:
         print_dry_run(seeds_together(rows), first=("rows",), notes=("chosen",))
-        lacking = [] if flags.get("model") else scoring_needs(table)
-        if lacking:
-            print("\nTo score (specbench fetch brings it):", *lacking, sep="\n")
         print("\nThe same images, without scores and table:", *run_lines(planned), sep="\n")
         console.say(total(rows))
     if all(row["problem"] for row in rows):

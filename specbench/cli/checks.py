@@ -9,7 +9,6 @@ from itertools import count
 
 import typer
 
-from specbench.cli import completion
 from specbench.cli import options as opt
 from specbench.cli.commands import help_of
 from specbench.cli.output import print_json, print_table
@@ -35,7 +34,6 @@ _StoredRuns = opt.option(
     "RUN",
     "Audit stored runs instead: run ids, prefixes of run ids, or run folders.",
     list[str] | None,
-    complete=completion.runs,
 )
 _Recompute = opt.switch("--recompute", "With --run: recompute p, teacher-forced.")
 _RunWeights = opt.option("--weights", "DIR|OWNER/NAME", "With --recompute: the run's checkpoint, if not official.")

@@ -90,13 +90,13 @@ class _PlainSwitches:
 def _as_here(args: Sequence[str], flags: Sequence[str]) -> list[str]:
     """The arguments with the options of other programs by the names that they have here."""
     ends = args.index("--") if "--" in args else len(args)
-    return [_one_as_here(word, flags) for word in args[:ends]] + list(args[ends:])
-
-
-def _one_as_here(word: str, flags: Sequence[str]) -> str:
-    name, equals, value = word.partition("=")
-    meant = names.option(name, flags) if name.startswith("--") else None
-    return f"{meant}{equals}{value}" if meant and meant.startswith("--") else word
+    words = list(args)
+    for place, word in enumerate(args[:ends]):
+        name, equals, value = word.partition("=")
+        meant = names.option(name, flags) if name.startswith("--") else None
+        if meant and meant.startswith("--"):
+            words[place] = f"{meant}{equals}{value}"
+    return words
 
 
 def _as_switches(args: Sequence[str], off: Mapping[str, str]) -> list[str]:

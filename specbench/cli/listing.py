@@ -10,7 +10,6 @@ from textwrap import wrap
 import typer
 from rich.text import Text
 
-from specbench.cli import completion
 from specbench.cli.commands import CommandLine, help_of
 from specbench.cli.options import (
     Json,
@@ -38,18 +37,16 @@ _COLUMNS = {
     "runs": ("name", "model", "source", "decoder", "differs", "prompts", "seed", "images"),
 }
 """Columns shown of each kind; --json has them all."""
-_Kind = argument("WHAT", f"One of {', '.join(_COLUMNS)}.", complete=completion.of(*_COLUMNS))
+_Kind = argument("WHAT", f"One of {', '.join(_COLUMNS)}.")
 
-_Name = argument(
-    "NAME", "A decoder: list its options, with value and source.", str | None, complete=completion.decoders
-)
+_Name = argument("NAME", "A decoder: list its options, with value and source.", str | None)
 _Model = model_option("Model that the decoder's options are for.", kind=str)
 _FETCH = help_of(
     "fetch",
     "A model, a table of a paper (its models, prompts and metrics), a prompt set, a metric, or a repository or file of "
     "weights that one of these reads. 'run', 'bench' and 'score' download what they lack by themselves.",
 )
-_Names = argument("NAME", "What to download.", list[str] | None, show_default=False, complete=completion.fetchable)
+_Names = argument("NAME", "What to download.", list[str] | None, show_default=False)
 _From = option("--from", "PATH", "Import this local copy of a prompt set, or with --images of its images.", Path | None)
 _Images = switch("--images", "With a prompt set: its reference images too.")
 _Scores = switch("--scores", "With a model: the networks of the metrics of its images too.")
@@ -139,7 +136,7 @@ def fetch(
         print(folder)
 
 
-_NameOrFile = argument("NAME|FILE", "Prompt set, or file with prompts.", complete=completion.prompt_sets)
+_NameOrFile = argument("NAME|FILE", "Prompt set, or file with prompts.")
 
 
 @flags((COLUMN, *DRAWN))

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from specbench.cli import completion
 from specbench.errors import SpecbenchError, read_name
 from specbench.runs.settings import Setting
 from specbench.specs.options import Option, plain
@@ -26,16 +25,12 @@ from specbench.system import console
 TABLE_FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 _TO_FILES = ("html", "parquet")  # Formats that are not for a terminal
 OUTPUT: dict[str, Any] = {"show_envvar": False, "rich_help_panel": "Output"}
-_RUN = "Run id, prefix of a run id, or run folder."
-_RUNS = "Run ids, prefixes of run ids, or run folders."
 _DECODERS = "Decoder names, or plug-ins as package.module:Name."
 
 
-def option(
-    name: str, metavar: str, help: str, kind: Any = str | None, complete: completion.Complete | None = None, **more: Any
-) -> Any:
+def option(name: str, metavar: str, help: str, kind: Any = str | None, **more: Any) -> Any:
     """An option with the placeholder of its value; further arguments as for `typer.Option`."""
-    return Annotated[kind, typer.Option(name, metavar=metavar, help=help, autocompletion=complete, **more)]
+    return Annotated[kind, typer.Option(name, metavar=metavar, help=help, **more)]
 
 
 def switch(name: str, help: str, *short: str, **more: Any) -> Any:
@@ -43,17 +38,17 @@ def switch(name: str, help: str, *short: str, **more: Any) -> Any:
     return Annotated[bool, typer.Option(name, *short, help=help, **more)]
 
 
-def argument(metavar: str, help: str, kind: Any = str, complete: completion.Complete | None = None, **more: Any) -> Any:
+def argument(metavar: str, help: str, kind: Any = str, **more: Any) -> Any:
     """A word of a command; further arguments as for `typer.Argument`."""
-    return Annotated[kind, typer.Argument(metavar=metavar, help=help, autocompletion=complete, **more)]
+    return Annotated[kind, typer.Argument(metavar=metavar, help=help, **more)]
 
 
 def model_option(help: str, **more: Any) -> Any:
-    return option("--model", "NAME", help, complete=completion.models, **more)
+    return option("--model", "NAME", help, **more)
 
 
 def metric_option(help: str, kind: Any = list[str] | None) -> Any:
-    return option("--metric", "NAME", help, kind, complete=completion.metrics)
+    return option("--metric", "NAME", help, kind)
 
 
 _PROTOCOLS = ("sjd", "cool-sd", "zipar", "mulo-sd", "fid-50k")
@@ -62,25 +57,19 @@ _PROTOCOLS = ("sjd", "cool-sd", "zipar", "mulo-sd", "fid-50k")
 def protocol_option(what: str) -> Any:
     """`what` a protocol's metrics are for; their names follow."""
     named = f"{what} of a paper: {', '.join(_PROTOCOLS[:-1])} or {_PROTOCOLS[-1]}."
-    return option("--protocol", "NAME", named, complete=completion.of(*_PROTOCOLS))
+    return option("--protocol", "NAME", named)
 
 
 def prompts_option(help: str, **more: Any) -> Any:
-    return option("--prompts", "SET|FILE", help, complete=completion.prompt_sets, **more)
+    return option("--prompts", "SET|FILE", help, **more)
 
 
 def decoders_argument(show_default: str) -> Any:
-    kind = list[str] | None
-    return argument("DECODER", _DECODERS, kind, show_default=show_default, complete=completion.decoders)
+    return argument("DECODER", _DECODERS, list[str] | None, show_default=show_default)
 
 
-def runs_argument(metavar: str = "RUN", help: str = _RUNS, with_tables: bool = False) -> Any:
-    names = completion.runs_or_tables if with_tables else completion.runs
-    return argument(metavar, help, list[str] | None, show_default="all runs", complete=names)
-
-
-def run_argument(metavar: str = "RUN", help: str = _RUN) -> Any:
-    return argument(metavar, help, complete=completion.runs)
+def runs_argument(metavar: str = "RUN", help: str = "Run ids, prefixes of run ids, or run folders.") -> Any:
+    return argument(metavar, help, list[str] | None, show_default="all runs")
 
 
 def dry_run_switch(**more: Any) -> Any:
@@ -90,7 +79,7 @@ def dry_run_switch(**more: Any) -> Any:
 
 def format_option(formats: tuple[str, ...], usual: str = "markdown") -> Any:
     text, by_ending = f"One of {', '.join(formats)}.", f"by the ending of --to, else {usual}"
-    return option("--format", "NAME", text, complete=completion.of(*formats), show_default=by_ending)
+    return option("--format", "NAME", text, show_default=by_ending)
 
 
 def require_ending(flag: str, path: Path, *endings: str) -> None:
@@ -120,7 +109,7 @@ def chosen_format(fmt: str | None, to: Path | None, as_json: bool, formats: tupl
 
 
 Runs = runs_argument()
-Run = run_argument()
+Run = argument("RUN", "Run id, prefix of a run id, or run folder.")
 Reference = option(
     "--reference", "DIR|FILE", "Images, or their mu, sigma (.npz).", Path | None, show_default="COCO's images"
 )
@@ -130,7 +119,6 @@ OwnRows = option(
     "DECODER|RUN,...",
     "Add rows to a table: of decoders, with the settings of its SJD, and of stored runs; may be repeated.",
     list[str] | None,
-    complete=completion.decoders,
 )
 Baseline = option("--baseline", "ROW", "Add speed-ups over this row, and mark what differs from it.")
 Caption = option("--caption", "TEXT", "LaTeX: the caption of the tables.")
@@ -187,7 +175,6 @@ def _parameter(name: str, setting: Setting, default: str | None) -> inspect.Para
         metavar=setting.metavar,
         rich_help_panel=setting.panel,
         show_default=False,
-        autocompletion=completion.of_setting(setting),
     )
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option])
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
-from specbench.cli import completion
 from specbench.cli import options as opt
 from specbench.cli.commands import help_of
 from specbench.cli.output import markdown_table, write_or_print
@@ -44,17 +43,12 @@ _Long = opt.switch("--long", "Write one row per run and number, with interval an
 _All = opt.switch("--all", "Print every number of a run, in the tables behind the first one.")
 _TableModel = opt.model_option("Model to report instead of the table's model.", show_default="the table's")
 _TablePrompts = opt.prompts_option("Prompts to report instead of the table's prompts.", show_default="the table's")
-_Over = opt.option(
-    "--over",
-    "seed",
-    "One row for runs that differ in the seed alone, with swept options as columns.",
-    complete=completion.of("seed"),
-)
+_Over = opt.option("--over", "seed", "One row for runs that differ in the seed alone, with swept options as columns.")
 _Ruler = opt.switch(
     "--ruler", "Score losses as the share of tokens replaced at random that loses as much, by runs of replace."
 )
 _FIGURE_FORMATS, _WIDTHS = ("pdf", "svg", "png"), ("column", "page")
-_Width = opt.option("--width", "KIND", "Width of a paper's column or page.", str, complete=completion.of(*_WIDTHS))
+_Width = opt.option("--width", "KIND", "Width of a paper's column or page.", str)
 # Commands of their own now; these flags go with the next version.
 _FormerFigure = opt.option("--figure", "NAME", "See specbench figure.", hidden=True)
 _FormerWidth = opt.option("--width", "KIND", "See specbench figure.", str, hidden=True)
@@ -62,7 +56,7 @@ _FormerMethods = opt.switch("--methods", "See specbench methods.", hidden=True)
 
 
 def report(
-    runs: opt.runs_argument(with_tables=True) = None,
+    runs: opt.Runs = None,
     fmt: opt.format_option(opt.TABLE_FORMATS) = None,
     html: _Page = None,
     everything: _All = False,
@@ -165,7 +159,7 @@ def _print_report(
 
 def figure(
     name: opt.argument("NAME", "Chart, map of tokens, or pictures."),
-    runs: opt.runs_argument(with_tables=True) = None,
+    runs: opt.Runs = None,
     fmt: opt.format_option(_FIGURE_FORMATS, "pdf") = None,
     to: opt.To = None,
     width: _Width = "column",
@@ -247,8 +241,8 @@ _FailIf = opt.option(
 
 
 def compare(
-    run_a: opt.run_argument("RUN_A", "Baseline run: run id, prefix of a run id, or run folder."),
-    run_b: opt.run_argument("RUN_B", "Run to compare with the baseline."),
+    run_a: opt.argument("RUN_A", "Baseline run: run id, prefix of a run id, or run folder."),
+    run_b: opt.argument("RUN_B", "Run to compare with the baseline."),
     fail_if: _FailIf = None,
     reference: opt.Reference = None,
     fmt: opt.format_option(_COMPARE_FORMATS) = None,

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import typer
 
-from specbench.cli import completion
 from specbench.cli import options as opt
 from specbench.cli.commands import help_of
 from specbench.cli.output import print_json, print_table
@@ -47,11 +46,8 @@ _Layout = opt.option(
     "NAME",
     f"Names of the files of --images: {', '.join(_LAYOUTS)}.",
     show_default="the one that fits",
-    complete=completion.of(*_LAYOUTS),
 )
-_Against = opt.option(
-    "--against", "RUN", "Print paired score differences from this run instead.", complete=completion.runs
-)
+_Against = opt.option("--against", "RUN", "Print paired score differences from this run instead.")
 _Python = opt.option(
     "--python",
     "FILE",

@@ -9,7 +9,6 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from specbench.cli import completion
 from specbench.cli.commands import help_of
 from specbench.cli.options import Json, Out, Quiet, Run, Runs, argument, flags, option, require_ending, switch
 from specbench.cli.output import print_json, print_table, print_written
@@ -33,24 +32,10 @@ _TOKENS = "tokens"
 _SETTINGS = tuple(replace(one, panel="Tokens") for one in run_settings() if one.name in OF_TOKENS)
 
 _Shards = argument("DIR", "Results folders of shards.", list[Path] | None, show_default="every shard-*-of-* in --out")
-_Prompt = argument(
-    "PROMPT",
-    "Prompt id, prefix of an id, or words of the prompt.",
-    str | None,
-    show_default="the run",
-    complete=completion.prompt_ids,
-)
-_Benchmark = argument(
-    "BENCHMARK", f"One of {', '.join(_BENCHMARKS)}, or tokens.", complete=completion.of(*_BENCHMARKS, _TOKENS)
-)
-_Layout = argument(
-    "LAYOUT",
-    f"One of {', '.join(_BENCHMARKS)}, or dataset: a folder for Hugging Face's datasets.",
-    complete=completion.of(*_BENCHMARKS, "dataset"),
-)
-_Imported = argument(
-    "RUN", "Run that the results are of.", str | None, show_default="none, of tokens", complete=completion.runs
-)
+_Prompt = argument("PROMPT", "Prompt id, prefix of an id, or words of the prompt.", str | None, show_default="the run")
+_Benchmark = argument("BENCHMARK", f"One of {', '.join(_BENCHMARKS)}, or tokens.")
+_Layout = argument("LAYOUT", f"One of {', '.join(_BENCHMARKS)}, or dataset: a folder for Hugging Face's datasets.")
+_Imported = argument("RUN", "Run that the results are of.", str | None, show_default="none, of tokens")
 _Results = option(
     "--from",
     "PATH",
@@ -127,16 +112,17 @@ def show(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    from specbench.reporting.terminal import card, image_card, image_view, run_view
+    from specbench import api
+    from specbench.reporting.terminal import image_view, run_view
     from specbench.store.run_folders import find_runs
 
-    folders = find_runs(out, [run])
-    if prompt is not None and len(folders) > 1:
-        raise SpecbenchError(f"'{run}' matches {len(folders)} runs", "name the run of the image")
-    screen = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
     if json:
-        return print_json(map(card, folders) if prompt is None else [image_card(folders[0], prompt, sample)])
-    for view in map(run_view, folders) if prompt is None else [image_view(image_card(folders[0], prompt, sample))]:
+        return print_json(api.show(run, prompt, sample, out))
+    views = (
+        map(run_view, find_runs(out, run)) if prompt is None else map(image_view, api.show(run, prompt, sample, out))
+    )
+    screen = Console(highlight=False, width=None if sys.stdout.isatty() else _PLAIN_WIDTH)
+    for view in views:
         with screen.capture() as text:
             screen.print(view)
         print("\n".join(line.rstrip() for line in text.get().splitlines()))

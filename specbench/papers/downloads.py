@@ -46,7 +46,8 @@ def fetch(
         SpecbenchError: an unknown name, a disk that is too small, or something that cannot be had.
     """
     wanted = [lacking for name in names for lacking in downloads_of(name, images)]
-    metrics = [*metrics, *(metric for name in names if scores and name in models() for metric in _scored_by(name))]
+    for model in (name for name in names if scores and name in models()):
+        metrics = [*metrics, *metric_catalog.default_metrics(model, prompts.default_prompts(model))]
     wanted += metric_catalog.downloads(metric_catalog.with_protocol(metrics, protocol), Settings())
     return [
         {
@@ -58,11 +59,6 @@ def fetch(
         }
         for download in fetch_all(wanted)
     ]
-
-
-def _scored_by(model: str) -> list[str]:
-    """The metrics that score a model's images by default."""
-    return metric_catalog.default_metrics(model, prompts.default_prompts(model))
 
 
 def downloads_of(name: str, images: bool = False) -> list[Download]:
@@ -83,14 +79,10 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
         return [found for source in sources[name] if (found := WantedFiles(source).missing())]
     if name in (networks := _networks()):
         return metric_catalog.downloads(networks[name][:1], Settings())
-    unknown = unknown_name("thing to fetch", name, fetchable())
+    known = [*models(), *table_names(), *public_sets(), *metric_catalog.metric_names()]
+    unknown = unknown_name("thing to fetch", name, known)
     guess = unknown.try_this.partition("valid:")[0].strip()
     raise SpecbenchError(unknown.what, f"{guess} see: specbench list --help".strip())
-
-
-def fetchable() -> list[str]:
-    """List the names of models, tables, public prompt sets and metrics."""
-    return [*models(), *table_names(), *public_sets(), *metric_catalog.metric_names()]
 
 
 def table_downloads(table: Table) -> list[Download]:

@@ -1,7 +1,4 @@
-"""The items there are to choose from, as rows: models, decoders, metrics, prompt sets, papers' tables, runs. No torch.
-
-It stands with the tables, the topmost of the packages whose items it lists.
-"""
+"""What there is to choose from, as rows: models, decoders, metrics, prompt sets, papers' tables, runs. No torch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Reproduce a paper's table: plan, run, score and join its cells (`specbench bench`), or join the runs that a results
-folder already holds, without planning or running anything.
-
-A cell's settings come from the table; flags win over it, as for a small model in the place of the paper's. With such a
-model, rows that run the same here are merged, headings say only what is still true, and bundled metrics are added.
-"""
+folder already holds, without planning or running anything. For settings see `specbench.papers.planned_cells`."""
 
 from __future__ import annotations
 
@@ -292,20 +288,6 @@ def _words(name: str, value: object) -> list[str]:
     if isinstance(value, bool):
         return [f"--{name}"] * value
     return [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else plain(value)]
-
-
-def scoring_needs(table: Table) -> list[str]:
-    """What the metrics of a table lack on this disk, networks and reference images, a line each."""
-    from specbench.metrics import catalog  # brings pandas
-
-    lines = []
-    for name in table.metrics():
-        try:
-            missing = ", ".join(download.name for download in catalog.downloads([name]))
-        except SpecbenchError as problem:
-            missing = str(problem)
-        lines += [f"{name} lacks {missing}"] if missing else []
-    return lines
 
 
 def total(rows: Sequence[Mapping]) -> str:

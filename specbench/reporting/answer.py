@@ -15,7 +15,7 @@ from specbench.reporting.compare import CHANGE, corrected, scores_beside
 from specbench.reporting.marks import window_of
 from specbench.reporting.row import Compared, ReportRow
 from specbench.specs.components import columns_fed
-from specbench.stats.intervals import FEW_UNITS, verdicts
+from specbench.stats.intervals import FEW_UNITS, is_real
 from specbench.store.run_info import read_info
 from specbench.system.monitor import BUSY_CORES
 
@@ -277,4 +277,4 @@ def _interval(row: ReportRow) -> str:
 
 def _real(row: ReportRow) -> bool:
     """Whether the run's speed differs from AR's, by `specbench.stats.RULE`."""
-    return verdicts([row.quoted.speedup_p])[0].real
+    return is_real(row.quoted.speedup_p)

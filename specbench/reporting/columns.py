@@ -14,7 +14,7 @@ from specbench.reporting.marks import window_of
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.row import ReportRow, Stalled
 from specbench.stats import Estimate
-from specbench.stats.intervals import FEW_UNITS, Judged
+from specbench.stats.intervals import FEW_UNITS, is_real
 from specbench.system.foreign_code import edited_text
 
 MISSING = "-"
@@ -116,7 +116,7 @@ def _beside_ar(key: str, digits: int) -> Callable[[ReportRow], str]:
         difference = row.beside_ar.get(key)
         if not difference:
             return MISSING
-        text = with_interval(difference, digits, MARK if Judged(difference.p).real else "")
+        text = with_interval(difference, digits, MARK if is_real(difference.p) else "")
         return f"+{text}" if difference.value > 0 else text
 
     return cell

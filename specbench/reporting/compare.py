@@ -57,7 +57,7 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None, may_be_one:
 
     `speedup` is B over A, `speedup_reverse` A over B, followed by the factors of `speedup` and the latencies per image,
     `latency_a_ms, median_a_ms, latency_b_ms, median_b_ms`, of runs that have them; other names are metrics.
-    `p` is the two-sided p-value of no difference, `p_holm` its correction (`specbench.stats.verdicts`),
+    `p` is the two-sided p-value of no difference, `p_holm` its correction (`specbench.stats.holm`),
     `prompts_needed` the number of prompts needed to detect a change of 2 % (of the speed-up, or of A's score). Values
     that cannot be compared are None, with the reason in `note`.
     """
@@ -109,8 +109,8 @@ def corrected(rows: Sequence[Compared]) -> list[Compared]:
     p_values: dict[str, list[float | None]] = {}
     for row in rows:
         p_values.setdefault(_question(row), []).append(row.p)
-    judged = {question: iter(stats.verdicts(tests)) for question, tests in p_values.items()}
-    return [replace(row, p_holm=next(judged[_question(row)]).p) for row in rows]
+    judged = {question: iter(stats.holm(tests)) for question, tests in p_values.items()}
+    return [replace(row, p_holm=next(judged[_question(row)])) for row in rows]
 
 
 def _question(row: Compared) -> str:

@@ -19,7 +19,6 @@ from specbench.reporting.charts import DASH, Chart
 from specbench.reporting.text_formats import csv_text
 
 WIDTHS = {"column": 3.25, "page": 6.75}  # Inches of a column and of the text of a two-column page
-FIGURE_FORMATS = ("pdf", "svg", "png")
 STYLE = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
     "legend.fontsize": 7, "pdf.fonttype": 42, "svg.fonttype": "none", "axes.spines.top": False,
@@ -51,7 +50,7 @@ def figure_names(charts: Sequence[Chart]) -> dict[str, Chart]:
 
 
 def draw_chart(chart: Chart, fmt: str = "pdf", width: str = "column") -> bytes:
-    """The file of `chart_figure`; `fmt` is one of `FIGURE_FORMATS`."""
+    """The file of `chart_figure`; `fmt` is pdf, svg or png."""
     return saved(chart_figure(chart, width), fmt)
 
 

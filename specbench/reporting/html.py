@@ -68,20 +68,16 @@ _EXACT_SIDE = 128  # Images up to this size are embedded losslessly; larger ones
 _NAMED = 4  # Decoders named in the title
 
 
-def write_page(folders: Sequence[Path], path: Path, limit: int = PROMPTS) -> Path:
-    """Write the report page of these runs.
-
-    Args:
-        limit: number of prompts in each image gallery.
-    """
-    write_output(Path(path), page(report_rows(folders), limit).encode("utf-8", "backslashreplace"))
-    return Path(path)
+def write_page(folders: Sequence[Path], path: Path) -> Path:
+    """Write the report page of these runs."""
+    write_output(path, page(report_rows(folders)).encode("utf-8", "backslashreplace"))
+    return path
 
 
-def page(rows: Sequence[ReportRow], limit: int = PROMPTS) -> str:
+def page(rows: Sequence[ReportRow]) -> str:
     """Render the page of report rows; images and plot data are read from their run folders."""
     grouped = sections(rows)
-    shown = [_section(section, limit) for section in grouped]
+    shown = [_section(section, PROMPTS) for section in grouped]
     drawn = [chart for section in shown for chart in (*section["charts"], *section["folded_charts"])]
     return template("page.html.jinja").render(
         title=_title(rows),

@@ -40,7 +40,6 @@ class Tile:
     problem: str | None = None  # reason for a missing image
     pixels: np.ndarray | None = None  # uint8 [H, W, 3]
     nfe: int | None = None  # target forwards; None if nobody counted them
-    step_compression: float | None = None
     latency_ms: float | None = None
     # steps, origins: see `specbench.reporting.image_tiles`; None if the token grid is unknown
     steps: np.ndarray | None = None
@@ -98,7 +97,6 @@ def _tile(folder: Path, row, scores: Mapping[str, float]) -> Tile:
     return Tile(
         pixels=pixels,
         nfe=int(row.nfe) if counted else None,
-        step_compression=len(row.forced) / row.nfe if counted and row.nfe else None,
         latency_ms=None if pd.isna(row.latency_ms) else float(row.latency_ms),
         steps=commit_steps(row.committed_step, row.forced, grid) if grid else None,
         origins=origins(row.committed_step, row.forced, row.accepted, grid) if grid else None,

@@ -114,11 +114,11 @@ def sweeps(rows: Sequence[ReportRow]) -> dict[str, Sweep]:
     for decoder in dict.fromkeys(row.decoder for row in timed):
         runs = [row for row in timed if row.decoder == decoder]
         options = dict.fromkeys(name for row in runs for name in row.options if name not in _NO_SWEEP)
-        varied = [name for name in options if len({_value(row, name) for row in runs}) > 1]
+        varied = [name for name in options if len({row.options.get(name) for row in runs}) > 1]
         for option in varied:
             for curve, members in _curves(decoder, runs, [name for name in varied if name != option]).items():
-                if len({_value(row, option) for row in members}) > 1:
-                    points = [(_value(row, option), row.over_ar.speedup, row.over_ar.step_ratio) for row in members]
+                if len({row.options.get(option) for row in members}) > 1:
+                    points = [(row.options.get(option), row.over_ar.speedup, row.over_ar.step_ratio) for row in members]
                     points.sort(
                         key=lambda point: (0, point[0]) if isinstance(point[0], int | float) else (1, str(point[0]))
                     )
@@ -126,14 +126,10 @@ def sweeps(rows: Sequence[ReportRow]) -> dict[str, Sweep]:
     return by_option
 
 
-def _value(row: ReportRow, name: str) -> object:
-    return row.options.get(name)
-
-
 def _curves(decoder: str, runs: Sequence[ReportRow], others: Sequence[str]) -> dict[str, list[ReportRow]]:
     """Runs that agree in the other varied options, by the decoder's name with these."""
     curves: dict[str, list[ReportRow]] = {}
     for row in runs:
-        name = " ".join([decoder, *(f"{other}={plain(_value(row, other))}" for other in others)])
+        name = " ".join([decoder, *(f"{other}={plain(row.options.get(other))}" for other in others)])
         curves.setdefault(name, []).append(row)
     return curves

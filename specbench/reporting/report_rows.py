@@ -158,11 +158,8 @@ def _beside_ar(run: Run, ar_runs: Sequence[Run]) -> dict[str, Difference]:
     ar = max(alike, key=lambda run: len(run.rows))
     differences = {name: stats.difference_from(name, run.rows, ar.rows) for name in stats.TOKEN_MEANS}
     shown = {name: stats.difference_to_show(difference) for name, difference in differences.items() if difference}
-    judged = stats.verdicts([difference.p for difference in shown.values()])
-    return {
-        name: replace(difference, p=verdict.p)
-        for (name, difference), verdict in zip(shown.items(), judged, strict=True)
-    }
+    corrected = stats.holm([difference.p for difference in shown.values()])
+    return {name: replace(shown[name], p=p) for name, p in zip(shown, corrected, strict=True)}
 
 
 def stalled_images(rows: pd.DataFrame) -> Stalled | None:

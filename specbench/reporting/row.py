@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 from specbench.stats import MEANS, Difference, Estimate
-from specbench.stats.intervals import Judged
+from specbench.stats.intervals import is_real
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Compared:
     @property
     def real(self) -> bool:
         """Whether it shows a difference, by `specbench.stats.RULE`."""
-        return Judged(self.p_holm).real
+        return is_real(self.p_holm)
 
     @property
     def record(self) -> dict[str, object]:
@@ -268,4 +268,4 @@ def _plain(fields_of: Mapping[str, object]) -> dict[str, object]:
 
 def _difference(difference: Difference) -> dict[str, object]:
     kept = ("value", "low", "high", "p")
-    return {name: getattr(difference, name) for name in kept} | {"real": Judged(difference.p).real}
+    return {name: getattr(difference, name) for name in kept} | {"real": is_real(difference.p)}

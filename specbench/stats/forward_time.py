@@ -78,17 +78,14 @@ def forward_ms(forward: Forward, peak: Peak, reached: Reached) -> dict[str, floa
     Where products were measured by number of columns, they take the place of both for the weights.
     """
     work = forward_work(forward)
-    spent = {name: 1e3 * part_seconds(part, peak, reached) for name, part in work.items()}
+    spent = {}
+    for name, part in work.items():
+        moving = part.bytes / (peak.bandwidth(int(part.bytes)) * reached.bandwidth)
+        spent[name] = 1e3 * max(moving, part.flops / (peak.flops * reached.flops))
     if peak.products:
         rate = product_rate(peak.products, forward.rows * forward.columns)
         spent["weights"] = 1e3 * work["weights"].flops / (rate * reached.flops)
     return spent
-
-
-def part_seconds(work: Work, peak: Peak, reached: Reached) -> float:
-    """Seconds of one part: the larger of memory time and arithmetic time."""
-    moved = work.bytes / (peak.bandwidth(int(work.bytes)) * reached.bandwidth)
-    return max(moved, work.flops / (peak.flops * reached.flops))
 
 
 def product_rate(products: Mapping[int, float], columns: float) -> float:

@@ -30,7 +30,7 @@ RULE = (
     f"prompts (at least {FEW_UNITS}). The speed-up is one test; the scores are corrected together (Holm), and so are "
     "distances to reference images, and log p and entropy."
 )
-"""What `verdicts` does, in words: the one rule behind every sentence and mark."""
+"""What `is_real` applies, in words: the one rule behind every sentence and mark."""
 
 
 @dataclass(frozen=True)
@@ -182,22 +182,10 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-@dataclass(frozen=True)
-class Judged:
-    """Whether a paired difference is real, by its Holm-corrected p-value; None where there is no test."""
-
-    p: float | None
-
-    @property
-    def real(self) -> bool:
-        return self.p is not None and self.p < SIGNIFICANT
-
-
-def verdicts(p_values: Sequence[float | None]) -> list[Judged]:
-    """Judge the tests of one pair of runs that answer one question, see `RULE`. `p_values`: of `Difference`s as
-    `difference_to_show` leaves them: all scores of the pair, or all its token statistics, or its speed-up alone. What
-    other runs stand in the same table changes nothing."""
-    return [Judged(p) for p in holm(p_values)]
+def is_real(p: float | None) -> bool:
+    """Whether a difference is real by its p-value, corrected by `holm` over the tests of one pair of runs that answer
+    one question, see `RULE`: all its scores, or all its token statistics, or its speed-up alone."""
+    return p is not None and p < SIGNIFICANT
 
 
 def prompts_needed(spread: float | None, change: float) -> int | None:

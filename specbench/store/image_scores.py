@@ -99,7 +99,7 @@ def rewrite_older(run: Path) -> None:
     handle = take_lock(run / "scores" / ".lock", f"{run} is being scored by another process")
     damaged = ("is damaged: not readable as scores", "delete it and score again")
     try:
-        for folder in _folders(run, "scores"):
+        for folder in (path for path in files_named(run / "scores", "*") if path.is_dir()):
             metric, _, fingerprint = folder.name.rpartition("-")
             for part in files_named(folder, "*.parquet")[:1]:
                 with blaming(part, *damaged):
@@ -123,10 +123,6 @@ def parquet_bytes(table: pa.Table) -> bytes:
     sink = io.BytesIO()
     pq.write_table(table, sink)
     return sink.getvalue()
-
-
-def _folders(run: Path, place: str) -> list[Path]:
-    return [path for path in files_named(run / place, "*") if path.is_dir()]
 
 
 def feature_place(run: Path, name: str) -> Path:

@@ -110,12 +110,11 @@ def test_holm_is_the_closed_bonferroni_test():
 
 
 def test_a_verdict_is_the_corrected_p_value_below_the_level_and_none_without_a_test():
-    found = stats.verdicts([0.03, None, 0.04, 0.001])
-    assert [one.p for one in found] == pytest.approx([0.06, None, 0.06, 0.003])
-    assert [one.real for one in found] == [False, False, False, True]
-    assert stats.verdicts([0.03])[0].real and not stats.verdicts([0.05])[0].real
+    found = stats.holm([0.03, None, 0.04, 0.001])
+    assert found == pytest.approx([0.06, None, 0.06, 0.003])
+    assert [stats.is_real(p) for p in (*found, 0.03, 0.05)] == [False, False, False, True, True, False]
     few = stats.difference_to_show(stats.mean_difference([1.0, 1.1, 1.2], list("abc")))
-    assert not stats.verdicts([few.p])[0].real, "three prompts are too few"
+    assert not stats.is_real(few.p), "three prompts are too few"
 
 
 @pytest.mark.parametrize(("spread", "change"), [(0.1, 0.02), (0.5, 0.3), (0.01, 0.02)])
