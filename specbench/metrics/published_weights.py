@@ -4,18 +4,20 @@ checked against its digest every time before anything in it is loaded. Of folder
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.checkpoint_files import Source, WantedFiles, read_json
 from specbench.models.hub_downloads import DIGESTS, REVISIONS, is_pinned_only, on_hub_endpoint
+from specbench.system import console
 from specbench.system.digests import cache_folder, digest_of, sha256_of
 from specbench.system.downloads import (
     HUB,
     Download,
+    Progress,
     Remote,
     fetch_all,
     fetch_file,
@@ -55,6 +57,7 @@ class Checkpoint:
         return self.path.is_file() and matches(self.path, self.remote)
 
     def hint(self) -> str:
+        """Tell how to get the file."""
         return f"specbench fetch {self.file}"
 
 
@@ -82,12 +85,21 @@ def missing_file(name: str, forbidden: bool = False) -> Download | None:
         what = f"{wanted.file} has no published digest, and --pinned-only allows no such file"
         raise SpecbenchError(what, f"put it into {wanted.path.parent}", MISSING_PREREQUISITE)
     remote = replace(on_hub_endpoint(wanted.remote), by_hand=f"or put it into {wanted.path.parent}")
+
+    def get(progress: Progress) -> None:
+        try:
+            fetch_file(remote, wanted.path, progress)
+        except SpecbenchError as error:
+            newest = re.sub("/resolve/[0-9a-f]{40}/", "/resolve/main/", remote.url)
+            if newest == remote.url or not wanted.digest or " 404" not in error.what:
+                raise
+            console.say(f"{wanted.file}: its commit is unknown to the hub; main's file is taken if it is the same")
+            fetch_file(replace(remote, url=newest), wanted.path, progress)
+
     part, size = wanted.path.with_name(f"{wanted.file}.part"), size_of(remote)
     if size is not None and part.is_file():
         size = max(0, size - part.stat().st_size)
-    return Download(
-        wanted.file, (wanted.file,), size, wanted.licence, wanted.path.parent, partial(fetch_file, remote, wanted.path)
-    )
+    return Download(wanted.file, (wanted.file,), size, wanted.licence, wanted.path.parent, get)
 
 
 def require_weights_file(name: str, forbidden: bool = False) -> Path:

@@ -64,7 +64,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_output(path: Path, data: bytes) -> None:
     """Write `data` where the user said: atomically to a file, through a symbolic link to the file behind it, as it is
-    into a device or a pipe, and for "-" to stdout.
+    into a device, a pipe or a file that is mounted by itself, and for "-" to stdout.
 
     Raises:
         SpecbenchError: the file cannot be written.
@@ -75,7 +75,11 @@ def write_output(path: Path, data: bytes) -> None:
         return
     place = Path(os.path.realpath(path))
     if place.is_file() or not os.path.lexists(place):  # links in a circle are there, and cannot be opened
-        return write_atomically(place, data)
+        try:
+            return write_atomically(place, data)
+        except SpecbenchError as error:  # a mounted file cannot be replaced by another
+            if error.__cause__.errno != errno.EBUSY:
+                raise
     try:
         with open(path, "wb") as file:
             file.write(data)

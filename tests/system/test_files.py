@@ -89,7 +89,7 @@ def test_many_writers_of_one_file_and_nobody_reads_a_part(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
-def test_output_goes_where_the_user_said(tmp_path, capfdbinary):
+def test_output_goes_where_the_user_said(tmp_path, monkeypatch, capfdbinary):
     files.write_output(tmp_path / "new" / "x", b"new")
     (link := tmp_path / "link").symlink_to(tmp_path / "new" / "x")
     files.write_output(link, b"linked")
@@ -104,6 +104,13 @@ def test_output_goes_where_the_user_said(tmp_path, capfdbinary):
     with pytest.raises(SpecbenchError, match="cannot write"):
         files.write_output(circle, b"x")
     assert circle.is_symlink()
+
+    def busy(*_):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    monkeypatch.setattr(os, "replace", busy)
+    files.write_output(link, b"mounted")
+    assert link.read_bytes() == b"mounted" and len(list((tmp_path / "new").iterdir())) == 1
     with pytest.raises(SpecbenchError, match="cannot write"):
         files.write_output(tmp_path, b"a folder")
     assert capfdbinary.readouterr().out == b"out out "
