@@ -265,7 +265,18 @@ def _option_meant(option: str, context: Any) -> str:
         return advice
     if near := names.guess(option, [*options, "--help"]):
         return f"did you mean '{near}'?"
+    others = [name for name in COMMANDS if name != command and option in _options_of(name)]
+    if others and option.startswith("--"):
+        return f"it is one of {', '.join(f'specbench {name}' for name in others[:3])}"
     return f"see '{path} --help{' all' if command == 'run' else ''}'"
+
+
+def _options_of(command: str) -> list[str]:
+    """The options of another command, under the names of other programs too."""
+    app = build_app(command, root_options=False)
+    group = typer.main.get_command(app)
+    chosen = group.commands[command] if command in getattr(group, "commands", {}) else group
+    return [name for parameter in chosen.params for name in parameter.opts]
 
 
 def _extra_argument(words: Sequence[str], arguments: Sequence[str]) -> SpecbenchError:

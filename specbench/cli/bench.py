@@ -168,7 +168,7 @@ def print_tables(
 def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) -> None:
     from specbench.cli.run import print_dry_run
     from specbench.papers.planned_cells import plan_table
-    from specbench.papers.reproduce import estimate, run_lines, seeds_together, total
+    from specbench.papers.reproduce import estimate, run_lines, scoring_needs, seeds_together, total
 
     planned = plan_table(table, flags)
     rows = estimate(table, planned, flags.get("model"))
@@ -176,6 +176,9 @@ def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) ->
         print_json(rows)
     else:
         print_dry_run(seeds_together(rows), first=("rows",), notes=("chosen",))
+        lacking = [] if flags.get("model") else scoring_needs(table)
+        if lacking:
+            print("\nTo score (specbench fetch brings it):", *lacking, sep="\n")
         print("\nThe same images, without scores and table:", *run_lines(planned), sep="\n")
         console.say(total(rows))
     if all(row["problem"] for row in rows):

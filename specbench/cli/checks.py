@@ -44,7 +44,7 @@ _Target = opt.option(
     "For runs of --dtype int8wo: recompute p with the same weights in this number format (float32, bfloat16 or "
     "float16), so that tv says how far the two targets are apart at least.",
 )
-_TestedPrompts = opt.prompts_option("Test this prompt set, and use its prompts for the model and the metric.")
+_TestedPrompts = opt.prompts_option("Set or file whose prompts the tests of the model and the metric use.")
 _ContractSamples = opt.option("--samples", "N", "Images for losslessness.", int, min=10_000)
 
 
@@ -330,8 +330,8 @@ _CHECK_HELP = help_of(
     "name with optional inline options (gsd:G=50), or a plug-in as package.module:NAME. The exit code is 4 "
     "if a test fails.",
     "--model tests that logits do not depend on how forwards are cut up: windows, rejected drafts, batches, "
-    "refilled rows. --metric tests that features depend on their image alone, --prompts that no caption stands "
-    "twice. All of them take names or package.module:NAME.",
+    "refilled rows. --metric tests that features depend on their image alone. "
+    "All of them take names or package.module:NAME.",
 )
 
 
@@ -344,8 +344,8 @@ def check(
     quiet: opt.Quiet = False,
     json: opt.Json = False,
 ) -> None:
-    if not (decoders or model or metric or prompts):
-        raise SpecbenchError("nothing to check", "name decoders, or --model, --metric or --prompts")
+    if not (decoders or model or metric):
+        raise SpecbenchError("nothing to check", "name decoders, or --model or --metric")
     require_decoders(decoders or ())
     from specbench.checks.contracts import check_all
     from specbench.checks.findings import FAILED

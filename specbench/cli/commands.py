@@ -44,7 +44,7 @@ COMMANDS = {
     "fetch": ("listing", "Download models, prompts and metrics beforehand; complete files are kept after a cut."),
     "doctor": ("checks", "Check whether this machine is ready to run, and print how to fix problems."),
     "audit": ("checks", "Measure whether a decoder is lossless."),
-    "check": ("checks", "Run the conformance tests on a decoder, a model, a metric or a prompt set."),
+    "check": ("checks", "Run the conformance tests on a decoder, a model or a metric."),
     "train-head": ("heads", "Train a draft head for a model, and print its folder."),
     "check-head": ("heads", "Measure the total variation between draft head and target by draft depth."),
     "demo": (

@@ -290,6 +290,18 @@ def _words(name: str, value: object) -> list[str]:
     return [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else plain(value)]
 
 
+def scoring_needs(table: Table) -> list[str]:
+    """What the metrics of a table lack on this disk, networks and reference images, a line each."""
+    lines = []
+    for name in table.metrics():
+        try:
+            missing = ", ".join(download.name for download in metric_catalog.downloads([name]))
+        except SpecbenchError as problem:
+            missing = str(problem)
+        lines += [f"{name} lacks {missing}"] if missing else []
+    return lines
+
+
 def total(rows: Sequence[Mapping]) -> str:
     """Total cost in one sentence; rows of one run count once."""
     blocked = sum(row["problem"] is not None for row in rows)

@@ -1,4 +1,4 @@
-"""`check` tests models, metrics and prompt sets of a user, and finds what is planted in them."""
+"""`check` tests models and metrics of a user, and finds what is planted in them."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-from specbench.checks.contracts import prompt_findings
 from specbench.checks.metric_contract import MetricChecks, metric_findings
 from specbench.checks.model_contract import ModelChecks, model_findings
 from specbench.metrics.base import PerImageMetric, Sample
@@ -34,8 +33,8 @@ def failed(findings) -> set[str]:
 def test_the_examples_of_the_guide_and_the_embedded_parts_pass(greys):
     for findings in (
         model_findings(greys, "toy_plugin:PROMPTS"), metric_findings("toy_plugin.contrast:Contrast"),
-        metric_findings("toy_plugin.variety:Variety"), prompt_findings("toy_plugin:PROMPTS", greys),
-        model_findings("shapes"), metric_findings("shapes-detector"), prompt_findings("shapes", "shapes"),
+        metric_findings("toy_plugin.variety:Variety"),
+        model_findings("shapes"), metric_findings("shapes-detector"),
     ):  # fmt: skip
         assert not failed(findings) and findings, findings
 
@@ -115,14 +114,5 @@ def test_a_metric_that_breaks_its_promises_is_found():
     assert Ranked.columns == {"value": pa.float32()}
 
 
-@pytest.fixture
-def repeated(tmp_path) -> Path:
-    path = tmp_path / "mine.csv"
-    path.write_text("id,text\na,a red circle\nb,a blue square\nc,a red circle\n")
-    return path
-
-
-def test_the_command_says_what_failed(cli, repeated):
-    outcome = cli("check", "--prompts", repeated)
-    assert outcome.code == 4 and "captions of" in outcome.err
+def test_the_command_names_what_it_cannot_check(cli):
     assert cli("check").code == 2 and cli("check", "--metric", "nowhere:Metric").code == 2

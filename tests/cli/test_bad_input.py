@@ -71,6 +71,7 @@ BAD = [
     ("run --decoder ar sjd gsd --limit 1", "flags only", "specbench run --decoder ar,sjd,gsd)"),
     ("run --hlep", "unknown option '--hlep'", "did you mean '--help'"),
     ("run --metric fid", "unknown option '--metric'", "specbench score --metric"),
+    ("score --window 4", "unknown option '--window'", "it is one of specbench run"),
     ("score clip", "unknown run 'clip'", "score --metric clip"),
     ("bench gsd", "unknown table 'gsd'", "gsd-1, gsd-2"),
     ("run janus", "flags only", "specbench run --model janus"),
