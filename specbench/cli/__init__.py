@@ -131,6 +131,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app = _app_of(arguments)
         code = app(arguments, standalone_mode=False, prog_name="specbench")
         signals.look()
+        if code == 1 and arguments[0].partition("=")[0] in _OF_COMPLETION:  # typer has told what it lacks
+            code = BAD_INPUT
         if code == INTERRUPTED:  # typer's own answer to Ctrl-C
             raise KeyboardInterrupt
     except SpecbenchError as error:

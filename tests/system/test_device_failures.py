@@ -149,7 +149,7 @@ def test_metrics_that_do_not_fit_are_one_line(tmp_path, monkeypatch):
     with pytest.raises(
         SpecbenchError, match=r"^scoring by shapes-clip does not fit into the memory of cpu: "
     ) as caught:
-        score(list(tmp_path.iterdir()), ["shapes-clip"])
+        score(list(tmp_path.iterdir()), ["shapes-clip"]).check()
     assert "fewer metrics" in caught.value.try_this
 
 

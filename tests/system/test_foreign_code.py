@@ -135,6 +135,7 @@ def typed(cell: str, number: int, monkeypatch) -> None:
     exec(compile(cell, name, "exec"), vars(module))
 
 
+@pytest.mark.slow
 def test_a_decoder_of_a_cell_runs_without_a_file_and_its_source_is_part_of_the_run(place, monkeypatch):
     monkeypatch.setattr("specbench.specs.presets._defined", set())
     monkeypatch.setitem(VERIFIERS, "soft", VERIFIERS["exact"])  # taken out after the test
