@@ -3,6 +3,9 @@ folder already holds, without planning or running anything. For settings see `sp
 
 from __future__ import annotations
 
+import json
+import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -14,28 +17,29 @@ from typing import TYPE_CHECKING
 from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.papers.join import PaperTable, join
-from specbench.papers.planned_cells import PlannedCell, as_run_here, find_measured, plan_table, resolve_cells
-from specbench.papers.table import CellSettings, Table, with_runs
+from specbench.papers.planned_cells import (
+    PlannedCell,
+    as_run_here,
+    find_measured,
+    plan_table,
+    resolve_cells,
+    with_model,
+    without_replaced_choices,
+)
+from specbench.papers.table import CellSettings, Row, Table, with_runs
 from specbench.prompts import load_prompts
 from specbench.prompts.public import missing_set
-from specbench.runs.plan import Plan, together
+from specbench.runs.dry_run import ON_DISK, ROW, outlooks
+from specbench.runs.plan import Plan, Shared, together
+from specbench.specs.options import plain
 from specbench.store.run_folders import run_folder
+from specbench.system.console import duration
 from specbench.system.downloads import Download, fetch_all, fetch_what_can_be_had, offline
 
 if TYPE_CHECKING:
     from specbench.metrics.base import Settings
     from specbench.metrics.scoring import ScoreReporter
     from specbench.runs.run_progress import Reporter
-import json
-import math
-import shlex
-
-from specbench.papers.planned_cells import with_model, without_replaced_choices
-from specbench.papers.table import Row
-from specbench.runs.dry_run import ON_DISK, ROW, outlooks
-from specbench.runs.plan import Shared
-from specbench.specs.options import plain
-from specbench.system.console import duration
 
 Warn = Callable[[str], None]
 
@@ -284,7 +288,7 @@ _ELSEWHERE, _SUMS = ("decoder", "seed", "quiet", "json"), ("images", "done", "se
 
 
 def _words(name: str, value: object) -> list[str]:
-    """A setting as it is typed; a switch that is off is not."""
+    """A setting as it is typed; nothing for a flag that is not set."""
     if isinstance(value, bool):
         return [f"--{name}"] * value
     return [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else plain(value)]

@@ -258,8 +258,9 @@ def _untimed(rows: Sequence[ReportRow], timed: Sequence[Mapping]) -> list[str]:
         return []
     reasons = dict.fromkeys(re.sub(r"\s+", " ", str(row.over_ar.speedup_note)) for row in missing)
     said = [f"No speed-up can be given: {'; '.join(reasons)}."]
-    if all(row.over_ar.baseline is None for row in missing):
-        folder = missing[0].folder
+    decoded = [row for row in missing if not row.imported]  # AR here has no times to compare with another program's
+    if decoded and all(row.over_ar.baseline is None for row in missing):
+        folder = decoded[0].folder
         if all(reason.startswith("differs") for reason in reasons) and any(row.decoder == "ar" for row in rows):
             return [*said, "To compare: decode both in one command, with another --out."]  # AR is stored already
         said.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")

@@ -224,12 +224,12 @@ class ReportRow:
 
 
 _ENDS = {"": "value", "_low": "low", "_high": "high"}
-_RARE = {one.name for one in fields(ReportRow) if one.default is None}
+_RARE = {field.name for field in fields(ReportRow) if field.default is None}
 _BOUNDED = {
-    one.name
+    field.name
     for kind in (ReportRow, OverAR, Quoted, ShownAudit)
-    for one in fields(kind)
-    if str(one.type).startswith("Estimate") and one.name not in MEANS
+    for field in fields(kind)
+    if str(field.type).startswith("Estimate") and field.name not in MEANS
 }
 """Estimates of which value and bounds are three keys; the bounds of means are under `intervals`."""
 

@@ -32,7 +32,6 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from itertools import chain
 
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
@@ -83,7 +82,9 @@ def footprint(
     number, distribution = BYTES[dtype], 4 * model.v_image
     rows, columns = 1 if sampling.guidance == 1 else 2, most_columns(decoder, model)
     weights, width = model.fixed_bytes(dtype), network.width * number
-    memory = Counter(chain.from_iterable(part.memory for part in decoder.components))
+    memory: Counter[str] = Counter()
+    for part in decoder.components:
+        memory.update(part.memory)
     weights += table_bytes(columns) * memory["tables"]
     if decoder.head_kind == "eagle":
         kv += kv // network.layers

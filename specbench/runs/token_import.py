@@ -76,8 +76,10 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
         threads=0,
         tokens_sha256=hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest(),
     )
-    with blaming(path, "has a seed, log p or seconds that cannot be one ({})"):
-        images = [_image(columns, row, requests[row], image, loaded.layout) for row, image in enumerate(tokens)]
+    images = []
+    for row, image in enumerate(tokens):
+        with blaming(path, f"image {row + 1} has a seed, log p or seconds that cannot be one ({{}})"):
+            images.append(_image(columns, row, requests[row], image, loaded.layout))
     source = model.source_facts and model.source_facts | {"sha256": loaded.weights_sha256}
     facts = {"origins": {}, "source": source, "commits": model.commits, "file_digests": model.file_digests}
     where = {"versions": {}, "git": {}, "hardware": {"cpu": f"unknown machine of {spec.decoder.name}"}}
@@ -149,9 +151,11 @@ def _columns(path: Path) -> dict[str, list]:
         raise SpecbenchError(f"{path}: unknown suffix '{path.suffix}'", f"valid: {', '.join(readers)}")
     with blaming(path, "cannot be read as images' tokens ({})"):
         held = read(path)
+    lengths = set(map(len, held.values()))
     if missing := [name for name in _COLUMNS[:2] if name not in held]:
-        raise SpecbenchError(f"{path} has no column '{missing[0]}'", f"columns: {', '.join(_COLUMNS)}")
-    if len({len(column) for column in held.values()}) != 1 or not len(held["prompt"]):
+        what = f"has no column '{missing[0]}'" if any(lengths) else f"holds none of the columns {', '.join(_COLUMNS)}"
+        raise SpecbenchError(f"{path} {what}", "'prompt' and 'tokens' are needed, an entry an image")
+    if len(lengths) != 1 or not any(lengths):
         raise SpecbenchError(f"{path} holds no images, or columns of different lengths")
     return held
 
@@ -210,12 +214,12 @@ def _image(columns: Mapping[str, list], row: int, request: Request, tokens: np.n
     if logp is not None:
         slots = np.arange(len(tokens)) if len(logp) == len(tokens) else np.array(layout.free_slots())
         if len(logp) != len(slots):
-            raise ValueError(f"image {row + 1}: {len(logp)} log p of {len(slots)} tokens")
+            raise ValueError(f"{len(logp)} log p of {len(slots)} tokens")
         whole[slots] = logp
     if (whole > 0).any() or not 0 < float(1 if seconds is None else seconds) < 1e9:
-        raise ValueError(f"image {row + 1}: log p above 0, or no seconds")
+        raise ValueError("log p above 0, or no seconds")
     if not 0 <= int(seed or 0) <= MAX_SEED:
-        raise ValueError(f"image {row + 1}: seed {seed}")
+        raise ValueError(f"seed {seed}")
     return _Image(request, int(seed or 0), tokens, whole, None if seconds is None else float(seconds))
 
 

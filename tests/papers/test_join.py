@@ -15,6 +15,7 @@ import tiny
 from rich.console import Console
 from synthetic import AR, INVOCATION, SJD, ar, changed, folder, generation, sjd
 
+from specbench.cli import options
 from specbench.errors import SpecbenchError
 from specbench.papers.cells import Measured, make_cell, same_hardware
 from specbench.papers.html_page import figure_curves
@@ -23,6 +24,7 @@ from specbench.papers.render import TABLE_FORMATS, render_tables, terminal
 from specbench.papers.table import Column
 from specbench.papers.table_files import read_table
 from specbench.prompts import Prompt, Request, text_id
+from specbench.reporting import FORMATS
 from specbench.reporting.charts import Curve, figure_chart
 from specbench.reporting.columns import between
 from specbench.reporting.comparability import Run, mismatched_fields
@@ -319,7 +321,8 @@ def test_several_tables_go_into_one_text_or_are_refused(joined):
             render_tables([joined] * 2, fmt)
     with pytest.raises(SpecbenchError, match="unknown format 'xls'"):
         render_tables([joined], "xls")
-    assert set(TABLE_FORMATS) == {*SUFFIXES, "parquet"}
+    # a format that only some know is refused after its table is decoded
+    assert {*TABLE_FORMATS} == {*SUFFIXES, "parquet"} == {*FORMATS} == {*options.TABLE_FORMATS}
 
 
 def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):

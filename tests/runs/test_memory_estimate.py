@@ -20,6 +20,7 @@ from specbench.models.transformer.kv_cache import PositionLayer
 from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
 from specbench.prompts import Request
 from specbench.runs import memory_estimate
+from specbench.specs.components import CHOICES
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
@@ -64,6 +65,11 @@ def test_the_cache_is_predicted_within_a_tenth(name, guidance, device, monkeypat
         decode(model, requests, decoder, sampling, 0)
     need = memory_estimate.footprint(find_model("shapes"), decoder, sampling, "float32", device)
     assert 2 * need.cache == pytest.approx(sum(held), rel=0.1)
+
+
+def test_components_state_what_is_counted():
+    counted = {"tables", "slot_distributions", "slot_features", "slot_drafts", "neighbours", "kept", "temporary"}
+    assert {need for kinds in CHOICES.values() for part in kinds.values() for need in part.memory} == counted
 
 
 def test_drafts_in_several_image_rows_keep_a_distribution_per_slot():

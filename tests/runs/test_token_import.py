@@ -64,7 +64,8 @@ def test_tokens_become_a_run_with_pictures_scores_report_and_verdict(suffix, our
     assert row["latency_ms"] == 1500
     if suffix == "jsonl":
         assert cli("score", folder, "--metric", "shapes-clip").code == 0
-        assert "theirs" in cli("report", folder).out
+        told = cli("report", folder).out
+        assert "theirs" in told and "To add AR" not in told, "AR has no times to compare with theirs"
         # once more: nothing is stored twice
         assert imported(cli, path, "--prompts", "shapes", "--out", out).out.strip() == folder
 
@@ -97,11 +98,11 @@ def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
         ({"tokens": None}, "image 1: tokens are no list of whole numbers"),
         ({"prompt": "a red dog"}, "image 1: 'a red dog' is no prompt of 'shapes'"),
         ({"prompt": 5}, "image 1: its prompt is no text"),
-        ({"logp": [0.1] * 256}, "has a seed, log p or seconds that cannot be one"),
+        ({"logp": [0.1] * 256}, "image 1 has a seed, log p or seconds that cannot be one"),
         ({"logp": [-1.0]}, "1 log p of 256 tokens"),
-        ({"logp": -1.0}, "has a seed, log p or seconds that cannot be one"),
-        ({"seed": 2**70}, "image 1: seed 1180591620717411303424"),
-        ({"seconds": "soon"}, "has a seed, log p or seconds that cannot be one"),
+        ({"logp": -1.0}, "image 1 has a seed, log p or seconds that cannot be one"),
+        ({"seed": 2**70}, "image 1 has a seed, log p or seconds that cannot be one (seed 1180591620717411303424)"),
+        ({"seconds": "soon"}, "image 1 has a seed, log p or seconds that cannot be one"),
     ],
 )
 def test_what_is_no_image_is_told_in_one_line(change, told, ours, tmp_path, cli):
@@ -112,12 +113,22 @@ def test_what_is_no_image_is_told_in_one_line(change, told, ours, tmp_path, cli)
     assert told in outcome.err
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"prompt": "x"}\n', "[1]\n", '{"tokens": [1]}'])
-def test_a_file_without_images_is_told_in_one_line(content, tmp_path, cli):
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "holds none of the columns prompt, tokens"),
+        ("{", "cannot be read"),
+        ('{"prompt": "x"}\n', "has no column 'tokens'"),
+        ("[1]\n", "cannot be read"),
+        ('{"tokens": [1]}', "has no column 'prompt'"),
+    ],
+)
+def test_a_file_without_images_is_told_in_one_line(content, told, tmp_path, cli):
     path = tmp_path / "t.jsonl"
     path.write_text(content)
     outcome = imported(cli, path, "--out", tmp_path)
     assert outcome.code == BAD_INPUT and outcome.err.count("\n") == 1 and "t.jsonl" in outcome.err
+    assert told in outcome.err
 
 
 class OwnIds(Tiny):
