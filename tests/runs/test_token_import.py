@@ -119,7 +119,7 @@ def test_what_is_no_image_is_told_in_one_line(change, told, ours, tmp_path, cli)
         ("", "holds none of the columns prompt, tokens"),
         ("{", "cannot be read"),
         ('{"prompt": "x"}\n', "has no column 'tokens'"),
-        ("[1]\n", "cannot be read"),
+        ("[1]\n", "holds none of the columns"),
         ('{"tokens": [1]}', "has no column 'prompt'"),
     ],
 )
