@@ -50,9 +50,8 @@ def speedups(path: Path, rows: Iterable[ReportRow]) -> None:
             parts += [
                 _text(start - 12, y + 5, row.label.split(",")[0], "end"),
                 f'<path stroke="{mark.colour}" stroke-width="2" d="M{low:.1f} {y}H{high:.1f}"/>',
-                f'<circle fill="{mark.colour}" cx="{middle:.1f}" cy="{y}" r="5"/>'
-                if mark.symbol == "circle"
-                else f'<rect fill="{mark.colour}" x="{middle - 5:.1f}" y="{y - 5}" width="10" height="10"/>',
+                f'<text style="fill:{mark.colour}" text-anchor="middle" x="{middle:.1f}" y="{y + 5}">'
+                f"{mark.glyph}</text>",
                 _text(high + 10, y + 5, f"{speed.value:.2f}"),
                 _text(664, y + 5, f"{row.tokens_per_step.value:.1f}", "end"),
             ]
