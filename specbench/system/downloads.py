@@ -241,7 +241,7 @@ def require_certificates() -> None:
     """Refuse an SSL_CERT_FILE that holds no certificates, with which no server could be verified."""
     if path := os.environ.get("SSL_CERT_FILE"):
         try:
-            _read_certificates(path, os.stat(path).st_mtime_ns)
+            _read_certificates(path)
         except OSError as error:
             reason = "no certificates in it" if isinstance(error, ssl.SSLError) else error.strerror
             fix = "name your CA bundle; 'python -m certifi' prints one"
@@ -249,7 +249,7 @@ def require_certificates() -> None:
 
 
 @functools.cache
-def _read_certificates(path: str, changed_ns: int) -> None:
+def _read_certificates(path: str) -> None:
     """Read a file of certificates, once for all downloads that a plan checks: it takes 20 ms."""
     ssl.create_default_context(cafile=path)
 
