@@ -50,6 +50,10 @@ def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
 
 
+BRANCHING = {"tree", "siblings", "paths"}
+"""Options of which one makes drafts branch; `eagle-paths.paths` verifies one path of several."""
+
+
 def _is_chain(option: str) -> Callable[[Mapping[str, object]], bool]:
     """The rule that a chain's `option` is 1, or, as a tree, has first children only."""
     if option == "tree":
@@ -59,8 +63,8 @@ def _is_chain(option: str) -> Callable[[Mapping[str, object]], bool]:
 
 def _component(entry: Mapping[str, Any], options: Mapping[str, Option]) -> Component:
     given = _tuples(entry) | {"options": tuple(options[name] for name in entry.get("options", ()))}
-    if rule := given.pop("chain_if", ""):
-        given["is_chain"] = _is_chain(rule)
+    for branching in BRANCHING & set(entry.get("options", ())):
+        given["is_chain"] = _is_chain(branching)
     for place in ("target", "loop"):
         if place in given:
             given[place] = f"specbench.decoding.{given[place]}"

@@ -176,7 +176,7 @@ def test_drafts_that_were_looked_at_must_not_be_kept(refine):
 @pytest.mark.parametrize(
     ("name", "options"),
     [("sjd-pac", {"verifier": "block", "refine": "resample"}), ("eagle", {"verifier": "block"}),
-     ("eagle-block", {"tree": "0 1"})],
+     ("eagle-block", {"tree": "0 1"}), ("adt-tree", {"verifier": "block"})],
 )  # fmt: skip
 def test_branches_are_refused(name, options):
     with pytest.raises(SpecbenchError, match="verifies a chain"):
