@@ -333,7 +333,7 @@ def export(benchmark: str, run: str, to: str | Path, out: str | Path = "results"
     """Write a run's images in the layout of an official benchmark program (`specbench export`).
 
     Args:
-        benchmark: "geneval", "t2i-compbench", "dpg-bench" or "tiif".
+        benchmark: "geneval", "t2i-compbench", "dpg-bench", "tiif", "cvtg-2k" or "dataset".
         run: a run id, a unique beginning of one, or a folder.
         to: an empty or new folder.
 

@@ -39,7 +39,7 @@ _COLUMNS = {
 """Columns shown of each kind; --json has them all."""
 _Kind = argument("WHAT", f"One of {', '.join(_COLUMNS)}.")
 
-_Name = argument("NAME", "A decoder: list its options, with value and source.", str | None)
+_Name = argument("NAME", "This one alone; of a decoder its options, with value and source.", str | None)
 _Model = model_option("Model that the decoder's options are for.", kind=str)
 _FETCH = help_of(
     "fetch",
@@ -72,7 +72,11 @@ def list_things(
     rows = available(kind, out, console.warn, name, model)
     if json:
         return print_json(rows)
-    if name is not None:
+    if name is not None and kind == "prompts":
+        print_table(rows, ("name", "prompts", "on_disk", "summary", "licence", "page"))
+        what = "Its prompts: specbench prompts show" if rows[0]["on_disk"] else "Not on this disk: specbench fetch"
+        return console.say(f"{what} {rows[0]['name']}")
+    if name is not None and kind == "decoders":
         from specbench.specs.presets import PRESETS, decoder_name
 
         known = PRESETS.get(decoder_name(name.partition(":")[0]))

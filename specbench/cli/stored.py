@@ -28,13 +28,14 @@ _MERGE_HELP = help_of(
 )
 _PLAIN_WIDTH = 120  # Characters of a card's lines where there is no terminal
 _BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif")
+_LAYOUTS = (*_BENCHMARKS, "cvtg-2k", "dataset")
 _TOKENS = "tokens"
 _SETTINGS = tuple(replace(one, panel="Tokens") for one in run_settings() if one.name in OF_TOKENS)
 
 _Shards = argument("DIR", "Results folders of shards.", list[Path] | None, show_default="every shard-*-of-* in --out")
 _Prompt = argument("PROMPT", "Prompt id, prefix of an id, or words of the prompt.", str | None, show_default="the run")
 _Benchmark = argument("BENCHMARK", f"One of {', '.join(_BENCHMARKS)}, or tokens.")
-_Layout = argument("LAYOUT", f"One of {', '.join(_BENCHMARKS)}, or dataset: a folder for Hugging Face's datasets.")
+_Layout = argument("LAYOUT", f"One of {', '.join(_LAYOUTS)} (a folder for Hugging Face's datasets).")
 _Imported = argument("RUN", "Run that the results are of.", str | None, show_default="none, of tokens")
 _Results = option(
     "--from",
@@ -136,7 +137,7 @@ def export(
 ) -> None:
     from specbench import api
 
-    benchmark = read_name("benchmark", benchmark, (*_BENCHMARKS, "dataset"))
+    benchmark = read_name("benchmark", benchmark, _LAYOUTS)
     count = api.export(benchmark, run, to, out)
     console.say(f"{console.counted(count, 'image')}, in the layout of {benchmark}")
     print(to)

@@ -144,6 +144,12 @@ def tiif_files(rows: Sequence[_Row]) -> Files:
         yield row.png(), row.category, f"sample-{row.sample}", f"{row.meta['length']}_description", f"{row.line}.png"
 
 
+def cvtg_2k_files(rows: Sequence[_Row]) -> Files:
+    """Folders of images for the official program, one a sample: `sample-0/CVTG/2/<line>.png`."""
+    for row in rows:
+        yield row.png(), f"sample-{row.sample}", *row.category.rsplit("-", 1), f"{row.line}.png"
+
+
 def dpg_bench_files(rows: Sequence[_Row]) -> Files:
     """Files for the released program, see `dpg_bench.grid_files`."""
     _check_lines(rows)
@@ -331,11 +337,12 @@ _LAYOUTS: Mapping[str, tuple[str, Callable[[str, Mapping], bool], Callable[[Sequ
     ),
     "dpg-bench": ("DPG-Bench", lambda _, meta: {"questions", "line"} <= meta.keys(), dpg_bench_files),
     "tiif": ("TIIF-Bench", lambda *about: _of_tiif(*about), tiif_files),
+    "cvtg-2k": ("CVTG-2K", lambda kind, meta: str(kind).startswith("CVTG-") and "line" in meta, cvtg_2k_files),
     "dataset": ("any", lambda *_: True, dataset_files),
 }
 """By what is exported: whose prompts they are, whether a prompt of a category with some metadata is one, and files."""
-BENCHMARKS = tuple(_LAYOUTS)[:-1]
-"""Those with results to import; `dataset` is the layout of Hugging Face's `datasets`, for images of any prompts."""
+BENCHMARKS = tuple(_LAYOUTS)[:-2]
+"""Those with results to import, of single images; `dataset` is that of Hugging Face's `datasets`, for any prompts."""
 
 
 def _of_tiif(kind: str | None, meta: Mapping) -> bool:

@@ -66,8 +66,8 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
     if name in models():
         prompt_set = prompts.default_prompts(name)
         return find_model(name).downloads() + (missing_set(prompt_set) if prompt_set else [])
-    if name in prompts.prompt_set_names():
-        return missing_set(name) + (missing_set(name, images=True) if images else [])
+    if (named := prompts.set_name(name)) in prompts.prompt_set_names():
+        return missing_set(named) + (missing_set(named, images=True) if images else [])
     if is_table(name):
         return table_downloads(load_table(name))
     if name in metric_catalog.metric_names():

@@ -32,7 +32,8 @@ def available(
         kind: "models", "decoders", "metrics", "prompts", "tables" or "runs".
         out: the results folder whose runs are listed.
         warn: called with a line for each damaged run.
-        name: a decoder, whose options on `model` are listed instead.
+        name: a decoder, whose options on `model` are listed instead, or another item, which is listed alone (a
+            prompt set with its categories).
 
     Returns:
         One dict per item, with its `name` first; of a decoder one per option (`name, value, source`) and per setting
@@ -42,11 +43,16 @@ def available(
         SpecbenchError: an unknown kind, decoder or model.
     """
     kind = kind_named(kind)
-    if name is not None:
-        if kind != "decoders":
-            raise SpecbenchError(f"list {kind} {name}: only decoders are listed one by one", f"specbench list {kind}")
+    if name is not None and kind == "decoders":
         return _option_rows(name, model)
-    return run_rows(Path(out), warn) if kind == "runs" else _ROWS[kind]()
+    rows = run_rows(Path(out), warn) if kind == "runs" else _ROWS[kind]()
+    if name is None:
+        return rows
+    from specbench.prompts import set_name
+
+    named = ("prompt set", set_name(name)) if kind == "prompts" else (kind.removesuffix("s"), name)
+    one = read_name(*named, [str(row["name"]) for row in rows])
+    return [row for row in rows if row["name"] == one or str(row["name"]).startswith(f"{one}/")]
 
 
 def kind_named(typed: str) -> str:

@@ -27,6 +27,11 @@ def set_name(typed: str) -> str:
     """Name of the prompt set that is meant; what is none, or exists as a file, stays as typed."""
     if typed in prompt_set_names() or os.path.exists(typed):
         return typed
+    if names.folded(typed).startswith("mjhq"):
+        raise SpecbenchError(
+            "MJHQ-30K is not downloaded: its publisher states no digest to check it by",
+            "bring its list and name that: --prompts meta_data.json",
+        )
     known, sets = prompt_set_names(), public.public_sets()
     facts = {name: [sets[name].summary.partition(":")[0]] for name in known if name in sets}
     whole, slash, part = typed.partition("/")

@@ -183,12 +183,13 @@ def adopt_set(entry: PublicSet, source: Path) -> Path:
         _require_right(entry.archive, candidates[0])
         _unpack(entry, candidates[0])
         return entry.folder
-    by_name = {path.name: path for path in reversed(candidates)}
+    by_path = {f"/{path.as_posix()}".lower(): path for path in candidates}
     for name, remote in entry.files.items():
-        path = source if len(entry.files) == 1 and not source.is_dir() else by_name.get(name)
+        fitting = (path for place, path in by_path.items() if place.endswith(f"/{name}".lower()))
+        path = source if len(entry.files) == 1 and not source.is_dir() else next(fitting, None)
         if path is not None:
             _require_right(remote, path)
-            with _writing(entry.folder):
+            with _writing((entry.folder / name).parent):
                 part = shutil.copyfile(path, entry.folder / f"{name}.part")
                 os.replace(part, entry.folder / name)
         elif not _is_right(entry, name):

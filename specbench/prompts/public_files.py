@@ -200,6 +200,17 @@ def read_tiif(folder: Path) -> list[Prompt]:
     ]
 
 
+def read_cvtg_2k(folder: Path) -> list[Prompt]:
+    """Read the prompts of CVTG-2K by its files, whose folder and number of texts are the category; `meta` has `line`,
+    the index in the file."""
+    return [
+        Prompt(f"{kind}-{row['index']:03d}", row["prompt"], kind, {"line": row["index"]})
+        for file in sorted(folder.glob("CVTG*/[2-5].json"))
+        for kind in [f"{file.parent.name}-{file.stem}"]
+        for row in json.loads(file.read_text(encoding="utf-8"))["data_list"]
+    ]
+
+
 def counts(text: str, names: Mapping[str, str]) -> dict[str, int]:
     """Count the objects requested by a numeracy prompt; `names` maps each singular and plural noun to its singular."""
     words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
@@ -231,5 +242,6 @@ READERS = {
     "longtext-bench": read_longtext_bench,
     "coco-30k": read_coco_30k,
     "tiif": read_tiif,
+    "cvtg-2k": read_cvtg_2k,
 }
 """By the name of a public set, the function that reads its prompts from the folder of its files."""

@@ -75,8 +75,9 @@ PROMPTS = {
     "t2i-compbench": "T2I-CompBench, T2I-CompBench++",
     "t2i-compbench/color": "t2i_compbench/color",
     "dpg-bench": "DPGBench, DPG, Dense Prompt Graph",
-    "oneig": "OneIG, OneIG-Bench",
-    "longtext-bench": "LongText-Bench",
+    "oneig": "OneIG, OneIG-Bench, OneIG-Benchmark",
+    "longtext-bench": "LongText-Bench, LongText",
+    "cvtg-2k": "CVTG-2K, CVTG",
     "tiif": "TIIF-Bench",
     "coco-30k": "COCO 30K",
     "imagenet": "ImageNet-1k, ILSVRC2012",
@@ -126,7 +127,7 @@ def test_at_a_name_of_something_else_nothing_is_guessed(read, typed):
     )
 
 
-@pytest.mark.parametrize("typed", ["DrawBench", "MJHQ-30K", "coco2014", "HPDv2", "all"])
+@pytest.mark.parametrize("typed", ["DrawBench", "coco2014", "HPDv2", "all"])
 def test_at_other_prompt_sets_nothing_is_guessed(typed, cli):
     outcome = cli("run", "--dry-run", "--prompts", typed)
     assert outcome.code == 2 and "specbench list prompts" in outcome.err and "did you mean" not in outcome.err

@@ -127,6 +127,13 @@ def test_compbench_results_of_another_form_are_refused(tmp_path, cli, rows):
     refused(cli("import", "t2i-compbench", run, "--from", tmp_path / "out"), *problems)
 
 
+def test_cvtg_goes_out_in_its_layout(tmp_path, cli):
+    kinds, to = ("CVTG-2", "CVTG-Style-5"), tmp_path / "out"
+    run = a_run(tmp_path, *(Prompt(kind, "a sign", kind, {"line": 7}) for kind in kinds))
+    assert cli("export", "cvtg-2k", run, "--to", to).code == 0
+    assert files(to) == {"sample-0/CVTG/2/7.png", "sample-0/CVTG-Style/5/7.png"}
+
+
 def test_tiif_goes_out_in_its_layout_and_answers_come_back_as_its_program_counts_them(tmp_path, cli):
     """Two kinds of one group count the same, whatever their questions; those of a kind are pooled."""
     right = {("color+2d", 0): [1, 1, 1, 0], ("color+2d", 1): [0, 0], ("color+3d", 0): [1], ("text", 0): [1, 0]}

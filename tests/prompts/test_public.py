@@ -14,7 +14,14 @@ from specbench.system.digests import digest_of
 
 REAL = os.environ.get("PROMPT_DATA_FOLDER")
 COUNTS = {"coco": 5000, "parti": 1632, "geneval": 553, "geneval2": 800, "dpg-bench": 1065, "t2i-compbench": 2400}
-COUNTS |= {"coco-train": 118_287, "oneig": 1120, "longtext-bench": 160, "coco-30k": 30_000, "tiif": 554}
+COUNTS |= {
+    "coco-train": 118_287,
+    "oneig": 1120,
+    "longtext-bench": 160,
+    "coco-30k": 30_000,
+    "tiif": 554,
+    "cvtg-2k": 2000,
+}
 real_files = pytest.mark.skipif(not REAL, reason="PROMPT_DATA_FOLDER does not name a folder of the published files")
 
 
@@ -84,6 +91,13 @@ def test_sets_of_2026_keep_their_ids_categories_and_texts(tmp_path):
     assert (cat.id, cat.text) == ("000000000009", "a cat, asleep")
     assert (last.id, last.text, last.category) == ("action+2d-01-long", "a grey cat right", "action+2d")
     assert last.meta == {"line": 1, "length": "long"}
+    plain, styled = read("cvtg-2k", tmp_path)
+    assert (plain.id, plain.category, styled.id, styled.meta) == (
+        "CVTG-2-000",
+        "CVTG-2",
+        "CVTG-Style-2-000",
+        {"line": 0},
+    )
 
 
 def test_geneval_keeps_the_clauses_and_the_official_line(tmp_path):
@@ -169,6 +183,21 @@ def test_every_set_is_listed_before_it_is_fetched(cli):
     assert sum(row["prompts"] for name, row in rows.items() if name.startswith("t2i-compbench/")) == 2400
 
 
+@pytest.mark.parametrize(
+    ("typed", "rows", "told"),
+    [("OneIG", 6, "Not on this disk: specbench fetch oneig"), ("shapes", 1, "specbench prompts show shapes")],
+)
+def test_a_set_is_listed_alone_with_its_categories_and_the_next_command(typed, rows, told, cli):
+    outcome = cli("list", "prompts", typed)
+    assert outcome.code == 0 and outcome.out.count("\n") == 2 + rows and told in outcome.err
+
+
+@pytest.mark.parametrize("command", ["list prompts", "prompts show", "fetch"])
+def test_what_a_name_that_is_no_set_means_is_told_by_every_command(command, cli):
+    assert "did you mean 'tiif'" in cli(*command.split(), "tif").err
+    assert "--prompts meta_data.json" in cli(*command.split(), "MJHQ-30K").err
+
+
 @real_files
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_real_files_have_the_published_counts_and_digests(name):
@@ -180,7 +209,7 @@ def test_the_real_files_have_the_published_counts_and_digests(name):
 
 
 @real_files
-@pytest.mark.parametrize("name", ["parti", "geneval", "t2i-compbench"])
+@pytest.mark.parametrize("name", ["parti", "geneval", "t2i-compbench", "cvtg-2k"])
 def test_every_category_has_the_prompts_that_its_manifest_says(name):
     found = public.public_sets()[name]
     public.adopt_set(found, Path(REAL) / name)

@@ -51,6 +51,7 @@ TIIF = [
     {"type": "action+2d", "short_description": f"a cat {verb}", "long_description": f"a grey cat {verb}"}
     for verb in ("left", "right")
 ]
+CVTG = {"data_list": [{"index": 0, "prompt": "a sign 'OPEN' and a cup 'TEA'", "carrier_list": ["sign", "cup"]}]}
 COCO_30K = 'image_id,source,prompt,evaluation_seed\n000000000009,coco-30k,"a cat, asleep\n",41337\n'
 CATEGORIES = ("color", "shape", "texture", "spatial", "3d_spatial", "numeracy", "non_spatial", "complex")
 
@@ -75,6 +76,8 @@ def files(name: str) -> dict[str, bytes]:
         return {"text_prompts.jsonl": json.dumps(LONGTEXT).encode()}
     if name == "tiif":
         return {"action+2d_prompts.jsonl": "\n".join(map(json.dumps, TIIF)).encode()}
+    if name == "cvtg-2k":
+        return {f"{folder}/2.json": json.dumps(CVTG).encode() for folder in ("CVTG", "CVTG-Style")}
     content = {f"{category}_val.txt": f"a {category} cup\r\ntwo cups ".encode() for category in CATEGORIES}
     kinds = {"spatial": "a complex cup", "action": "two cups", "spatialaction": ""}
     content["new_objects.txt"] = b"cup - cups\nmouse - mice"
@@ -88,14 +91,14 @@ def digest(content: bytes) -> str:
 def public_set(name: str, base: str = "http://127.0.0.1:9") -> PublicSet:
     """The manifest entry of the small set, published under `base`."""
     counts = {"coco": 2, "parti": 3, "geneval": 2, "geneval2": 1, "dpg-bench": 2, "t2i-compbench": 16}
-    counts |= {"coco-train": 2, "oneig": 1, "longtext-bench": 1, "coco-30k": 1, "tiif": 4}
+    counts |= {"coco-train": 2, "oneig": 1, "longtext-bench": 1, "coco-30k": 1, "tiif": 4, "cvtg-2k": 2}
     remotes = {file: Remote(f"{base}/{file}", digest(content)) for file, content in files(name).items()}
     categories = dict.fromkeys(CATEGORIES, 2) if name == "t2i-compbench" else {}
     return PublicSet(name, "", counts[name], "CC BY 4.0", "", remotes, categories=categories)
 
 
 def write(name: str, folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     for file, content in files(name).items():
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(content)
     return folder
