@@ -171,8 +171,7 @@ def revisions(page: Path, argument: str) -> str:
     """The hub repositories that models and metrics are downloaded from, each with its pinned commit."""
     users: dict[str, list[str]] = {}
     for model in MODELS:
-        layouts = (source for layout in model.also for source in layout.sources)
-        for source in (model.source, *model.companions, *layouts):
+        for source in model.checkpoint.sources:
             users.setdefault(source.repo, []).append(f"`{model.name}`")
     for repo, metric in HUB_METRICS.items():
         users.setdefault(repo, []).append(metric)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,31 +28,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelInfo(ModelFacts):
-    """A model with its files at known paths."""
+    """A model with its files at known paths. Its `target` is called as `function(device: str, dtype: torch.dtype)` and
+    returns an `ImageModel`; quantised ones are a `TransformerModel`."""
 
-    name: str
-    summary: str
-    target: str  # "module:function" called as `function(device: str, dtype: torch.dtype)`, returning an `ImageModel`
-    resolution: tuple[int, int]  # image height and width in pixels
-    tokens: int  # image tokens of one image, without the tokens that the grammar forces
+    resolution: tuple[int, int]
+    tokens: int
     licence: str
     # JSON file with `network.codes`, the image vocabulary, and `sampling`, the default `Sampling`'s fields
     config: Path
     weights: tuple[Path, ...] = ()  # files that must be there before it can be loaded
-    dtype: str = "float32"  # number format it is meant to run in
-    # folders of the draft heads it brings along, by kind
-    heads: Mapping[str, Path] = field(default_factory=dict, hash=False)
+    _: KW_ONLY
     prompt_check: str | None = None  # optional "module:function" raising ValueError for a text the model cannot read
     parameters: int | None = None
     hub_id: str | None = None
     forced_slots: int = 0  # stream slots of one image whose tokens the grammar forces, such as row ends
-    slot_numbers: int = 0  # numbers that are held per row and stream slot to embed image tokens with
-    # float32 numbers per pixel alive at once while images are decoded, a whole batch of them together
-    pixel_numbers: int = 0
-    eight_bits: bool = False  # matrices of the layers in eight bits, of models that are a `TransformerModel`
 
     renders_together = True
-    guided = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.config, Path):
@@ -67,7 +58,7 @@ class ModelInfo(ModelFacts):
         if choice.weights or choice.revision or choice.random or choice.tiny or choice.size:
             what = f"model '{self.name}' has one set of weights and one size"
             raise SpecbenchError(what, "omit --weights, --revision, --random-weights, --scale and --size")
-        return replace(self, name=choice.name(self.name), eight_bits=choice.eight_bits) if choice.eight_bits else self
+        return replace(self, name=choice.name(self.name), choice=choice) if choice.eight_bits else self
 
     @property
     def network(self) -> NetworkSize | None:
@@ -105,24 +96,20 @@ class ModelInfo(ModelFacts):
             quantise_network(loaded.backbone)
         return loaded
 
-    @property
-    def ready(self) -> bool:
-        return all(path.is_file() for path in (self.config, *self.weights))
-
     def require_weights(self) -> None:
         if self.eight_bits:
             require_torchao()
-        for path in (self.config, *self.weights):
-            if not path.is_file():
-                raise SpecbenchError(
-                    f"model '{self.name}' is not on this disk: {path} is missing",
-                    "reinstall specbench; a checkout makes the weights with 'make train-shapes'",
-                    MISSING_PREREQUISITE,
-                )
+        self.files()
 
     def files(self) -> tuple[Path, ...]:
-        self.require_weights()
-        return (self.config, *self.weights)
+        paths = self.config, *self.weights
+        if missing := [path for path in paths if not path.is_file()]:
+            raise SpecbenchError(
+                f"model '{self.name}' is not on this disk: {missing[0]} is missing",
+                "reinstall specbench; a checkout makes the weights with 'make train-shapes'",
+                MISSING_PREREQUISITE,
+            )
+        return paths
 
     def weights_sha256(self) -> str:
         digest = hashlib.sha256()
@@ -154,7 +141,7 @@ class ModelInfo(ModelFacts):
     def _content(self) -> Mapping:
         with plugins.naming_plugin("model", self.name, self.target):
             if not self.config.is_file():
-                self.require_weights()
+                self.files()
             content = json.loads(self.config.read_text())
             content["network"]["codes"]
         return content
@@ -283,7 +270,7 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
     if isinstance(info, HubModel):
         from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
 
-        return load(info, device, dtype or info.dtype, info.fetch())
+        return load(info, device, dtype or info.dtype, info.checkpoint.fetch())
     return info.load(device, dtype)
 
 
@@ -294,4 +281,4 @@ def check_model(info: ModelFacts) -> None:
     elif not info.choice.random:
         from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
 
-        load(info, "meta", info.dtype, info.find())
+        load(info, "meta", info.dtype, info.checkpoint.find())

@@ -20,6 +20,15 @@ from specbench.system.files import files_named, read_error, read_regular
 from specbench.system.json_values import parse_json
 
 INDEX = "model.safetensors.index.json"
+_MARKS = (
+    "config.json",
+    "adapter_config.json",
+    "params.json",
+    "models/7b/params.json",
+    INDEX,
+    "vision_language_encoder/config.json",
+)
+"""Small files that suffice to recognise a repository."""
 MAX_JSON_BYTES = 2**28
 MAX_LAYERS = 1000
 """Layers of a network that a configuration may ask for; building one takes minutes from some 100,000 on."""
@@ -134,31 +143,42 @@ class WantedFiles:
     """The files of a source as a user asks for them."""
 
     source: Source
-    # a folder, or a hub id that takes the place of the main source's; None for the source's own
-    weights: str | None = None
+    weights: str | None = None  # a folder, or a hub id that takes the place of the source's; None for the source's own
     revision: str | None = None  # of the hub repository
-    # whether `weights` and `revision` are about this source; a companion is looked for inside the folder and beside it
-    main: bool = True
+    beside: Path | None = None  # folder of a language model, in which and beside which a companion is looked for first
+
+    @property
+    def repo(self) -> str:
+        """Repository to look in, unless `weights` is a folder."""
+        return self.weights or self.source.repo
+
+    def folder(self, download: bool = False) -> Path | None:
+        """The folder `weights`, or the repository's snapshot in the hub's cache, with `download` after fetching the
+        small files that tell its layout; None where it is not on this disk."""
+        if folder := local_folder(self.weights):
+            return folder
+        snapshot = cached_snapshot(self.repo, self.revision)
+        if download and not (snapshot and any((snapshot / name).is_file() for name in _MARKS)):
+            fetch_all([self._download((), _MARKS)])
+            snapshot = cached_snapshot(self.repo, self.revision)
+        return snapshot
 
     def find(self) -> CheckpointFiles:
         """The files on this disk; a SpecbenchError with exit code 5 names the first missing one, where to get it and
         under which licence."""
-        source, folder = self.source, local_folder(self.weights)
-        if folder and self.main:
-            return _in_folder(source, folder)
-        if folder:
+        source, beside = self.source, self.beside
+        if beside:
             for name in source.beside:
-                if (folder / name).is_file():
-                    return CheckpointFiles(source, (folder / name,))
-            if place := _companion_folder(source, folder):
+                if (beside / name).is_file():
+                    return CheckpointFiles(source, (beside / name,))
+            if place := _companion_folder(source, beside):
                 return _in_folder(source, place)
-        repo, revision = self.hub_place
-        snapshot = cached_snapshot(repo, revision)
-        if snapshot is None:
-            beside = f", nor {source.beside[0]} in {folder}" if folder and source.beside else ""
-            called = f"{repo} at {revision}" if revision else repo
-            raise _missing(source, f"{called} is not on this disk{beside}", repo, revision)
-        return _in_folder(source, snapshot, repo)
+        folder = self.folder()
+        if folder is None:
+            nor = f", nor {source.beside[0]} in {beside}" if beside and source.beside else ""
+            called = f"{self.repo} at {self.revision}" if self.revision else self.repo
+            raise _missing(source, f"{called} is not on this disk{nor}", self.repo, self.revision)
+        return _in_folder(source, folder, None if local_folder(self.weights) else self.repo)
 
     def fetch(self) -> CheckpointFiles:
         """Like `find`, after downloading what is missing; a SpecbenchError also for a file in the hub's cache that has
@@ -174,18 +194,13 @@ class WantedFiles:
         try:
             self.find()
         except SpecbenchError:
-            folder = local_folder(self.weights)
-            if folder and (self.main or _companion_folder(self.source, folder)):
+            if local_folder(self.weights) or (self.beside and _companion_folder(self.source, self.beside)):
                 raise
-            repo, revision = self.hub_place
-            licence = self.source.licence_of(repo)
-            return repository_download(repo, revision, self.source.files, licence, self.source.optional)
+            return self._download(self.source.files, self.source.optional)
         return None
 
-    @property
-    def hub_place(self) -> tuple[str, str | None]:
-        """Repository and revision to look in."""
-        return (self.weights or self.source.repo, self.revision) if self.main else (self.source.repo, None)
+    def _download(self, files: Sequence[str], optional: Sequence[str]) -> Download:
+        return repository_download(self.repo, self.revision, files, self.source.licence_of(self.repo), optional)
 
 
 def local_folder(weights: str | None) -> Path | None:
@@ -211,11 +226,6 @@ def _snapshot_in(folder: Path) -> Path:
     if len(snapshots) == 1 and snapshots[0].is_dir():
         return snapshots[0]
     raise SpecbenchError(f"--weights {folder} holds no single snapshot", f"name one of {folder / 'snapshots'}")
-
-
-def is_folder(weights: str) -> bool:
-    """Whether `--weights` names a folder, as opposed to a hub repository."""
-    return local_folder(weights) is not None
 
 
 def read_json(source: Source, path: Path) -> dict[str, object]:

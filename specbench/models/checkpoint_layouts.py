@@ -11,21 +11,12 @@ from typing import Any
 from specbench.errors import SpecbenchError
 from specbench.models import network_sizes as sizes
 from specbench.models.checkpoint_files import INDEX, MAX_JSON_BYTES, CheckpointFiles, Source, WantedFiles, local_folder
-from specbench.models.hub_downloads import cached_snapshot, repository_download, require_permission
-from specbench.system.downloads import Download, fetch_all
+from specbench.models.facts import ModelChoice
+from specbench.models.hub_downloads import require_permission
+from specbench.system.digests import sha256_of
+from specbench.system.downloads import Download, offline
 from specbench.system.files import read_regular
 from specbench.system.json_values import parse_json
-
-_MARKS = (
-    "config.json",
-    "adapter_config.json",
-    "params.json",
-    "models/7b/params.json",
-    INDEX,
-    "vision_language_encoder/config.json",
-)
-"""Small files that suffice to recognise a repository."""
-
 
 _CHAMELEON_WORDS = 65_536
 
@@ -175,31 +166,33 @@ def _refuse_unread(folder: Path, weights: str, family: str) -> None:
     raise SpecbenchError(f"--weights {weights} {what}", fix)
 
 
-def find_marks(source: Source, repo: str, revision: str | None, download: bool) -> Path | None:
-    """Snapshot of a hub repository with the small files that identify it; None where it is not on this disk."""
-    snapshot = cached_snapshot(repo, revision)
-    if download and not (snapshot and any((snapshot / name).is_file() for name in _MARKS)):
-        fetch_all([repository_download(repo, revision, (), source.licence_of(repo), _MARKS)])
-        snapshot = cached_snapshot(repo, revision)
-    return snapshot
-
-
 @dataclass(frozen=True)
 class ModelFiles:
     """The files of a model as a user asks for them."""
 
     model: str  # its name, for messages
-    family: str  # whose layouts these are; the first is the one that is used by default
-    layouts: tuple[Layout, ...]
-    weights: str | None  # a folder or a hub id that takes the place of the first layout's language model
-    revision: str | None  # of the hub repository
+    layouts: tuple[Layout, ...]  # those that they may have; the first is the default, and has the family's name
+    choice: ModelChoice
 
-    def locate(self, download: bool) -> tuple[CheckpointFiles, ...]:
-        """All files, the language model's first, with `download` after fetching what is not on this disk."""
-        return tuple(part.fetch() if download else part.find() for part in self._parts(download))
+    @property
+    def official(self) -> bool:
+        """Whether the official checkpoint is asked for."""
+        return self.choice.weights in (None, self._main.source.repo) and not self.choice.revision
+
+    def folder(self, download: bool = False) -> Path | None:
+        """Folder of a checkpoint that is not the official one, with its small files at least; None without one."""
+        return None if self.official else self._main.folder(download)
+
+    def find(self) -> tuple[CheckpointFiles, ...]:
+        """All files, the language model's first; none for random weights. Nothing is downloaded."""
+        return tuple(part.find() for part in self._parts())
+
+    def fetch(self) -> tuple[CheckpointFiles, ...]:
+        """The same, after downloading what is not on this disk."""
+        return tuple(part.fetch() for part in self._parts(download=True))
 
     def missing(self) -> list[Download]:
-        """What `locate` would download; errors as there."""
+        """What `fetch` would download; errors as there."""
         return [download for part in self._parts(download=True) if (download := part.missing())]
 
     def absent(self) -> list[WantedFiles]:
@@ -211,38 +204,74 @@ class ModelFiles:
             except SpecbenchError:
                 return False
 
-        return [part for part in self._parts(download=False) if not here(part)]
+        return [part for part in self._parts() if not here(part)]
 
     def require_known(self) -> None:
-        """Check that every file is on this disk or may be downloaded; errors as of `locate`."""
-        for part in self.absent():
-            require_permission(part.hub_place[0], self.revision if part.main else None)
+        """Check that every file is on this disk or may be downloaded; errors as of `fetch`."""
+        try:
+            self.find()
+        except SpecbenchError:
+            if offline() or local_folder(self.choice.weights):
+                raise
+            for part in self.absent():
+                require_permission(part.repo, part.revision)
 
-    def _parts(self, download: bool) -> list[WantedFiles]:
+    def facts(self, weights_sha256: str) -> dict[str, object]:
+        """See `specbench.models.facts.ModelFacts.file_facts`; a repository's revision is the commit on this disk."""
+        parts, choice, source = self.find(), self.choice, None
+        if not self.official:
+            folder = self.folder()
+            in_cache = folder is not None and local_folder(choice.weights) is None
+            source = {
+                "weights": choice.weights or self._main.source.repo,
+                "revision": folder.name if in_cache else choice.revision,
+                "layout": recognise(folder) if folder else None,
+                "sha256": weights_sha256,
+            }
+        return {
+            "source": source,
+            "commits": {repo: commit for files in parts for repo, commit in files.commits.items()},
+            "file_digests": {
+                f"{next(iter(files.commits), path.parent.name)}/{path.name}": sha256_of(path)
+                for files in parts
+                for path in files.paths
+            },
+        }
+
+    @property
+    def _main(self) -> WantedFiles:
+        return WantedFiles(self.layouts[0].sources[0], self.choice.weights, self.choice.revision)
+
+    @property
+    def sources(self) -> list[Source]:
+        """The sources of every layout, as on the hub."""
+        return [source for layout in self.layouts for source in layout.sources]
+
+    def _parts(self, download: bool = False) -> list[WantedFiles]:
+        if self.choice.random:
+            return []
         main, *companions = self._layout(download).sources
-        others = [WantedFiles(source, self.weights, main=False) for source in companions]
-        return [WantedFiles(main, self.weights, self.revision), *others]
+        beside = local_folder(self.choice.weights)
+        return [replace(self._main, source=main), *(WantedFiles(source, beside=beside) for source in companions)]
 
     def _layout(self, download: bool) -> Layout:
-        if self.weights is None:
-            return self.layouts[0]
-        folder = local_folder(self.weights)
-        if folder is None:
+        usual, weights = self.layouts[0], self.choice.weights
+        if weights is None:
+            return usual
+        if local_folder(weights) is None:
             for layout in self.layouts:
-                if layout.sources[0].repo == self.weights:
+                if layout.sources[0].repo == weights:
                     return layout
-            download = download and len(self.layouts) > 1
-            folder = find_marks(self.layouts[0].sources[0], self.weights, self.revision, download)
-        main = self.layouts[0]
-        if folder and all((folder / name).is_file() for name in main.sources[0].files):
-            return main  # its files by name, though others' may lie beside them
-        if folder:
-            _refuse_unread(folder, self.weights, self.family)
-        name = recognise(folder) if folder else None
-        if name and self.family not in (LAYOUTS[name].family, *LAYOUTS[name].shared):
-            what = f"--weights {self.weights}: holds {LAYOUTS[name].what}, not '{self.model}'"
+        folder = self._main.folder(download and len(self.layouts) > 1)
+        if folder is None or all((folder / name).is_file() for name in usual.sources[0].files):
+            return usual  # its files by name, though others' may lie beside them
+        family = usual.name
+        _refuse_unread(folder, weights, family)
+        name = recognise(folder)
+        if name and family not in (LAYOUTS[name].family, *LAYOUTS[name].shared):
+            what = f"--weights {weights}: holds {LAYOUTS[name].what}, not '{self.model}'"
             raise SpecbenchError(what, f"use --model {LAYOUTS[name].models}")
-        return next((layout for layout in self.layouts if layout.name == name), self.layouts[0])
+        return next((layout for layout in self.layouts if layout.name == name), usual)
 
 
 _FACTS = (
@@ -331,10 +360,8 @@ def _llamagen_size(files: CheckpointFiles, named: sizes.NetworkSize) -> sizes.Ne
     from specbench.models.checkpoint_loading import read_tensors  # imports torch
 
     tensors = read_tensors(files)
-    codes, width = tensors["output.weight"].shape
-    layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
-    inner = len(tensors["layers.0.feed_forward.w1.weight"])
-    shape = codes, width, inner, layers, width // sizes.llamagen_head(tensors, named)
+    codes, width, inner, layers, head = sizes.llamagen_shape(tensors, named)
+    shape = codes, width, inner, layers, width // head
     if (classes := tensors.get("cls_embedding.embedding_table.weight")) is not None:
         return sizes.llamagen_class(*shape, len(classes) - 1)
     caption, text_width = tensors["cls_embedding.uncond_embedding"].shape

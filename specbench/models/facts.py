@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.network_sizes import NetworkSize, Size
@@ -99,28 +99,39 @@ _ENDINGS = {
 """Endings of a model's name in records, by what they record of a `ModelChoice`, in their order."""
 
 
-class ModelFacts(Protocol):
-    """A model before it is loaded; `ModelInfo` and `HubModel` implement it."""
+class _Derived:
+    """Facts that a subclass of `ModelFacts` is given, or derives from what it is given."""
 
-    name: str  # in records and on the command line
-    # summary, licence: for people
-    summary: str
-    licence: str
+    licence: str  # for people
     hub_id: str | None  # the hub repository of the weights; None for bundled ones
-    parameters: int | None  # of the language model; None if not counted
-    dtype: str  # the number format the model is meant to run in
     resolution: tuple[int, int]  # image height and width in pixels
-    tokens: int  # image tokens of one image
+    tokens: int  # image tokens of one image, without those that the grammar forces
     stream: int  # stream slots of one image, forced tokens included
     v_image: int  # size of the image vocabulary
-    network: NetworkSize | None  # sizes of the network; None if not known
-    eight_bits: bool  # whether the matrices of its layers are in eight bits
-    heads: Mapping[str, Path]  # folders of bundled draft heads, by kind
-    slot_numbers: int  # numbers held per row and stream slot to embed image tokens with
-    pixel_numbers: int  # float32 numbers per pixel alive at once while an image is rendered
+    network: NetworkSize | None  # sizes of the language model; None if not known
+    parameters: int | None  # of the language model; None if not counted
     renders_together: bool  # whether a batch is rendered at once
-    guided: bool  # whether it has an unconditional prompt, as guidance needs it
-    ready: bool  # whether all files are on this disk
+
+
+@dataclass(frozen=True)
+class ModelFacts(_Derived):
+    """The facts of a model, and what can be asked of its files before it is loaded; subclasses say where these are."""
+
+    name: str  # in records and on the command line
+    summary: str  # for people
+    target: str  # "module:function" that loads it
+    _: KW_ONLY
+    dtype: str = "float32"  # the number format it is meant to run in
+    guided: bool = True  # whether it has an unconditional prompt, as guidance needs it
+    heads: Mapping[str, Path] = field(default_factory=dict, hash=False)  # folders of bundled draft heads, by kind
+    slot_numbers: int = 0  # numbers held per row and stream slot to embed image tokens with
+    pixel_numbers: int = 0  # float32 numbers per pixel alive at once while an image, or a whole batch, is rendered
+    choice: ModelChoice = AS_PUBLISHED  # checkpoint, size and prompts that were chosen
+
+    @property
+    def eight_bits(self) -> bool:
+        """Whether the matrices of its layers are in eight bits."""
+        return self.choice.eight_bits
 
     @property
     def layers(self) -> int:
@@ -133,19 +144,18 @@ class ModelFacts(Protocol):
         return self.network and self.network.size(self.v_image, self.eight_bits)
 
     @property
-    def source_facts(self) -> dict[str, object] | None:
-        """Weights, revision and layout of a checkpoint that is not the official one; None for the official one."""
-        return None
-
-    @property
-    def commits(self) -> dict[str, str]:
-        """Commits of the hub repositories that its files come from, by repository; none for bundled models."""
-        return {}
+    def ready(self) -> bool:
+        """Whether all files are on this disk."""
+        try:
+            self.files()
+        except SpecbenchError:
+            return False
+        return True
 
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelFacts:
         """This model as chosen; a SpecbenchError if it cannot be. `download` permits fetching the small files that tell
         the size of other weights."""
-        ...
+        raise NotImplementedError
 
     @property
     def size_note(self) -> str | None:
@@ -158,11 +168,11 @@ class ModelFacts(Protocol):
 
     def sampling(self) -> Sampling:
         """The official sampling settings."""
-        ...
+        raise NotImplementedError
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
         """Raise a SpecbenchError for the first prompt the model cannot read."""
-        ...
+        raise NotImplementedError
 
     def captions_cut(self, captions: Iterable[str]) -> tuple[int | None, int] | None:
         """Count the captions longer than what it reads (None before its files are here), and give that number of
@@ -171,12 +181,12 @@ class ModelFacts(Protocol):
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
         """Bytes of weights, image decoder and text encoder in memory."""
-        ...
+        raise NotImplementedError
 
-    @property
-    def file_digests(self) -> dict[str, str]:
-        """SHA-256 of every file, by folder and name; none for bundled models."""
-        return {}
+    def file_facts(self, weights_sha256: str) -> dict[str, object]:
+        """Fields of `run.json`: `source`, of a checkpoint that is not the official one its weights, revision, layout
+        and digest; `commits` of the hub repositories, by repository; SHA-256 of every file, by folder and name."""
+        return {"source": None, "commits": {}, "file_digests": {}}
 
     def downloads(self) -> list[Download]:
         """What of its files this disk lacks and the hub has; a SpecbenchError if something cannot be had."""
@@ -184,15 +194,15 @@ class ModelFacts(Protocol):
 
     def require_weights(self) -> None:
         """Raise a SpecbenchError with exit code 5 that names a missing file which may not be downloaded."""
-        ...
+        raise NotImplementedError
 
     def files(self) -> tuple[Path, ...]:
         """The files on this disk; a SpecbenchError with exit code 5 where one is missing."""
-        ...
+        raise NotImplementedError
 
     def weights_sha256(self) -> str:
         """Digest of all files, equal to the loaded model's."""
-        ...
+        raise NotImplementedError
 
     def step_bytes(self, dtype: str | None = None) -> int | None:
         """Weight bytes that one forward reads, however wide its window; None if not counted."""

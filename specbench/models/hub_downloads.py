@@ -133,49 +133,56 @@ def repository_download(
     named = revision or _chosen(repo)
     wanted = named or REVISIONS.get(repo, "main")
     asked = named or _commit_here(repo, wanted)
-    from huggingface_hub import HfApi, constants, errors, try_to_load_from_cache
-
     with _explained(repo, wanted):
-        ask = partial(HfApi().model_info, repo, files_metadata=True)
-        try:
-            unknown, info = "", ask(revision=asked)
-        except errors.RevisionNotFoundError:
-            if named or asked == "main":
-                raise
-            unknown = f"{repo}: the hub does not know commit {asked[:12]}"
-            if is_pinned_only():
-                fix = f"name one: {_VARIABLE}={repo}@COMMIT"
-                raise SpecbenchError(
-                    f"{unknown}, and --pinned-only allows no other", fix, MISSING_PREREQUISITE
-                ) from None
-            info = ask(revision="main")
-        stated = _stated(info, "" if unknown else asked)
+        commit, stated, note = _ask_hub(repo, asked, required=named is not None)
     files = [name for pattern in optional for name in _named(stated, pattern)]
     for group in groups:
         names = next((names for pattern in group.split("|") if (names := _named(stated, pattern))), [])
         if not names:
-            raise SpecbenchError(f"{repo} at {info.sha[:12]} has no {group.replace('|', ' or ')}", "", FAILURE)
+            raise SpecbenchError(f"{repo} at {commit[:12]} has no {group.replace('|', ' or ')}", "", FAILURE)
         files += names
-    lacking = [name for name in files if not isinstance(try_to_load_from_cache(repo, name, revision=info.sha), str)]
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    lacking = [name for name in files if not isinstance(try_to_load_from_cache(repo, name, revision=commit), str)]
     storage = _storage(repo)
     size = sum(stated[name].size or 0 for name in lacking)
 
     def get(progress: Progress) -> None:
         from huggingface_hub import snapshot_download
 
-        if unknown:
-            console.say(f"{unknown}; main is used, at {info.sha[:12]}")
+        if note:
+            console.say(note)
         _remove_abandoned(storage)
         patterns = [glob.escape(name) for name in files]
-        receive = partial(snapshot_download, repo, revision=info.sha, allow_patterns=patterns)
+        receive = partial(snapshot_download, repo, revision=commit, allow_patterns=patterns)
         with _explained(repo, wanted):
             folder = Path(_watched(storage, size, progress, receive))
             _refuse_altered(repo, folder, {name: stated[name] for name in files})
-            if wanted != info.sha:  # what the client notes for a branch, only once the files are right
+            if wanted != commit:  # what the client notes for a branch, only once the files are right
                 (ref := storage / "refs" / wanted).parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(ref, info.sha.encode())
+                write_atomically(ref, commit.encode())
 
-    return Download(repo, tuple(files), size, licence, Path(constants.HF_HUB_CACHE), get, info.sha)
+    return Download(repo, tuple(files), size, licence, Path(constants.HF_HUB_CACHE), get, commit)
+
+
+def _ask_hub(repo: str, revision: str, required: bool) -> tuple[str, dict[str, Remote], str]:
+    """The commit of a revision now, its files, and a note where it is that of `main`, since the hub does not know a
+    revision that is not `required`."""
+    from huggingface_hub import HfApi, errors
+
+    ask = partial(HfApi().model_info, repo, files_metadata=True)
+    try:
+        info = ask(revision=revision)
+        return info.sha, _stated(info, revision), ""
+    except errors.RevisionNotFoundError:
+        if required or revision == "main":
+            raise
+    unknown = f"{repo}: the hub does not know commit {revision[:12]}"
+    if is_pinned_only():
+        fix = f"name one: {_VARIABLE}={repo}@COMMIT"
+        raise SpecbenchError(f"{unknown}, and --pinned-only allows no other", fix, MISSING_PREREQUISITE)
+    info = ask(revision="main")
+    return info.sha, _stated(info, ""), f"{unknown}; main is used, at {info.sha[:12]}"
 
 
 def _stated(info: ModelInfo, asked: str) -> dict[str, Remote]:

@@ -11,18 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from specbench.errors import SpecbenchError
-from specbench.models.checkpoint_files import CheckpointFiles, Source, is_folder, local_folder, read_json
-from specbench.models.checkpoint_layouts import Layout, ModelFiles, find_marks, recognise, stored_size
-from specbench.models.facts import AS_PUBLISHED, BYTES, TINY_BEFORE, TINY_GRID, ModelChoice, ModelFacts, require_torchao
+from specbench.models.checkpoint_files import CheckpointFiles, Source, local_folder, read_json
+from specbench.models.checkpoint_layouts import Layout, ModelFiles, stored_size
+from specbench.models.facts import BYTES, TINY_BEFORE, TINY_GRID, ModelChoice, ModelFacts, require_torchao
 from specbench.models.network_sizes import MAKERS, NetworkSize, Size
 from specbench.specs.options import parse_size
 from specbench.specs.run_spec import Sampling
-from specbench.system.digests import sha256_of
-from specbench.system.downloads import Download, offline
+from specbench.system.downloads import Download
 
 if TYPE_CHECKING:
     from specbench.prompts import Prompt
@@ -62,27 +60,23 @@ class Sizes:
         return height, width
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HubModel(ModelFacts):
-    """A model whose weights are published elsewhere."""
+    """A model whose weights are published elsewhere. Its `target` is called with a
+    `specbench.models.families.base.LoadRequest`."""
 
-    name: str
-    summary: str
-    family: str  # its own name is that of its first layout, `specbench.models.checkpoint_layouts.LAYOUTS`
-    target: str  # "module:function" called with a `specbench.models.families.base.LoadRequest`
+    v_image: int
+    network: NetworkSize
+    family: str  # also the name of its first layout
     source: Source  # the language model's files
     grid: tuple[int, int]  # image tokens, height and width
-    v_image: int  # image vocabulary
     defaults: Sampling  # the official sampling
-    network: NetworkSize  # sizes of the language model
     other_bytes: int  # image decoder and text encoder in memory
-    pixel_numbers: int  # float32 numbers per pixel alive at once while an image is decoded, one after the other
     companions: tuple[Source, ...] = ()  # other required files: tokenizer, text encoder, image decoder
     also: tuple[Layout, ...] = ()  # the other layouts that `weights` may have
     patch: int = 16  # pixels per image token, each way
     row_ends: bool = False  # whether the grammar closes every row with a forced token
     sizes: Sizes | None = None  # image sizes besides that of `grid`; None if there are none
-    guided: bool = True  # whether it has an unconditional prompt, as guidance needs it
     # tokens of a caption that it reads; 0 where all. Its module then has a `caption_tokenizer` and `tokens_cut`.
     caption_tokens: int = 0
     classes: int = 0  # number of class labels, which are the prompts; 0 where these are texts
@@ -93,10 +87,10 @@ class HubModel(ModelFacts):
     codes: int = 0
     # gives the grids before the last one in the stream from its height and width
     before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
-    dtype: str = "bfloat16"
-    choice: ModelChoice = AS_PUBLISHED  # checkpoint, size and prompts that were chosen
     # False for another checkpoint none of whose files here tells its size, which `network` then is not
     size_known: bool = True
+
+    renders_together = False
 
     def configured(self, choice: ModelChoice, download: bool = False) -> HubModel:
         """Copy with other weights or size; the name states any deviation from the official model.
@@ -106,7 +100,7 @@ class HubModel(ModelFacts):
         """
         if choice.random and (choice.weights or choice.revision):
             raise SpecbenchError("--random-weights excludes --weights and --revision")
-        if choice.revision and choice.weights and is_folder(choice.weights):
+        if choice.revision and local_folder(choice.weights):
             raise SpecbenchError(
                 f"--revision {choice.revision}: --weights {choice.weights} is a folder, not a hub repository"
             )
@@ -140,9 +134,9 @@ class HubModel(ModelFacts):
 
         LlamaGen has no configuration, so that the size of another hub repository is unknown before its download.
         """
-        if self.choice.tiny or self.choice.random or self._is_official:
+        if self.choice.tiny or self.choice.random or self.checkpoint.official:
             return self
-        folder = self._other_folder(download)
+        folder = self.checkpoint.folder(download)
         size = folder and stored_size(self.family, self.network, folder, self.source)
         if size not in (None, self.network):
             alike = [model.name for model in MODELS if (model.family, model.network) == (self.family, size)]
@@ -151,17 +145,9 @@ class HubModel(ModelFacts):
                 raise SpecbenchError(what, f"use --model {min(alike, key=len)}")
         return replace(self, network=size or self.network, size_known=size is not None)
 
-    heads = MappingProxyType[str, Path]({})  # No family includes a draft head
-    slot_numbers = 0  # Families embed image tokens by tables alone
-    renders_together = False
-
     @property
     def parameters(self) -> int:
         return self.network.parameters
-
-    @property
-    def eight_bits(self) -> bool:
-        return self.choice.eight_bits
 
     @property
     def licence(self) -> str:
@@ -193,21 +179,19 @@ class HubModel(ModelFacts):
     def stream(self) -> int:
         return self.tokens + self.grid[0] * self.row_ends
 
-    def require_weights(self) -> None:
-        if self.choice.eight_bits:
-            require_torchao()
-        try:
-            self.find()
-        except SpecbenchError:
-            if offline() or self._is_folder:
-                raise
-            self._wanted.require_known()
+    @property
+    def checkpoint(self) -> ModelFiles:
+        """Its files, in any layout that they may have."""
+        layouts = Layout(self.family, (self.source, *self.companions)), *self.also
+        return ModelFiles(self.name, layouts, self.choice)
 
-    def absent(self) -> list[Source]:
-        return [part.source for part in self._wanted.absent()]
+    def require_weights(self) -> None:
+        if self.eight_bits:
+            require_torchao()
+        self.checkpoint.require_known()
 
     def downloads(self) -> list[Download]:
-        return [] if self.choice.random else self._wanted.missing()
+        return self.checkpoint.missing()
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
         """Accepts any text; of a model by class, the number of a class; of a second stage, codes, which no other model
@@ -236,7 +220,7 @@ class HubModel(ModelFacts):
         if not long or not self.ready:
             return (None if long else 0), self.caption_tokens
         family = importlib.import_module(self.target.partition(":")[0])
-        tokenizer = family.caption_tokenizer(self.find())
+        tokenizer = family.caption_tokenizer(self.checkpoint.find())
         return sum(family.tokens_cut(tokenizer, text) > 0 for text in long), self.caption_tokens
 
     def sampling(self) -> Sampling:
@@ -244,7 +228,7 @@ class HubModel(ModelFacts):
         settings, that of the file, once it is here."""
         if self.guided or self.second or self.choice.random or not self.ready:
             return self.defaults
-        return read_sampling(self.find()[0], self.defaults)
+        return read_sampling(self.checkpoint.find()[0], self.defaults)
 
     @property
     def size(self) -> Size | None:
@@ -257,91 +241,22 @@ class HubModel(ModelFacts):
 
     @property
     def size_note(self) -> str | None:
-        if self.size_known or self._is_folder:
+        if self.size_known or local_folder(self.choice.weights):
             return None
         at = f" at {self.choice.revision}" if self.choice.revision else ""
         repo = f"{self.choice.weights or self.source.repo}{at}"
         return f"the size of {repo} is unknown before its download; memory and windows are planned for {self.summary}"
 
-    @property
-    def source_facts(self) -> dict[str, object] | None:
-        """Weights, revision and layout of a checkpoint that is not the official one, for `run.json`.
-
-        The revision of a hub repository is that of the snapshot on this disk, a commit.
-        """
-        folder = self._other_folder(download=False)
-        if folder is None and self._is_official:
-            return None
-        in_cache = folder is not None and not self._is_folder
-        return {
-            "weights": self.choice.weights or self.source.repo,
-            "revision": folder.name if in_cache else self.choice.revision,
-            "layout": recognise(folder) if folder else None,
-        }
-
-    @property
-    def commits(self) -> dict[str, str]:
-        return {repo: commit for files in self.find() for repo, commit in files.commits.items()}
-
-    @property
-    def file_digests(self) -> dict[str, str]:
-        return {
-            f"{next(iter(files.commits), path.parent.name)}/{path.name}": sha256_of(path)
-            for files in self.find()
-            for path in files.paths
-        }
-
-    @property
-    def _is_official(self) -> bool:
-        return self.choice.weights in (None, self.source.repo) and not self.choice.revision
-
-    @property
-    def _is_folder(self) -> bool:
-        return self.choice.weights is not None and is_folder(self.choice.weights)
-
-    def _other_folder(self, download: bool) -> Path | None:
-        """Folder of a checkpoint that is not the official one, with its small files at least; None without one."""
-        if self._is_official:
-            return None
-        if self._is_folder:
-            return local_folder(self.choice.weights)
-        return find_marks(self.source, self.choice.weights or self.source.repo, self.choice.revision, download)
-
-    @property
-    def ready(self) -> bool:
-        try:
-            self.find()
-        except SpecbenchError:
-            return False
-        return True
-
-    def find(self) -> tuple[CheckpointFiles, ...]:
-        """Find the local files, the language model's first; none for random weights. Nothing is downloaded."""
-        return () if self.choice.random else self._wanted.locate(download=False)
-
-    def fetch(self) -> tuple[CheckpointFiles, ...]:
-        return () if self.choice.random else self._wanted.locate(download=True)
-
-    @property
-    def sources(self) -> list[Source]:
-        return [source for layout in self._layouts for source in layout.sources]
-
-    @property
-    def _layouts(self) -> tuple[Layout, ...]:
-        """Every layout its files may have, the default first."""
-        return (Layout(self.family, (self.source, *self.companions)), *self.also)
-
-    @property
-    def _wanted(self) -> ModelFiles:
-        return ModelFiles(self.name, self.family, self._layouts, self.choice.weights, self.choice.revision)
+    def file_facts(self, weights_sha256: str) -> dict[str, object]:
+        return self.checkpoint.facts(weights_sha256)
 
     def files(self) -> tuple[Path, ...]:
-        return tuple(path for part in self.find() for path in part.paths)
+        return tuple(path for part in self.checkpoint.find() for path in part.paths)
 
     def weights_sha256(self) -> str:
         if self.choice.random:
             return hashlib.sha256(self.name.encode()).hexdigest()
-        return digest(self.find())
+        return digest(self.checkpoint.find())
 
 
 def codes_in(text: str) -> list[int]:
@@ -415,6 +330,7 @@ def _model(
         sizes=sizes,
         second=tuple(second),
         before=_glm_preview if "before" in entry else None,
+        dtype="bfloat16",
         defaults=Sampling(**entry["sampling"]),
         network=MAKERS[entry["family"]](**entry["network"]),
         other_bytes=sum(other) if isinstance(other, list) else other,

@@ -74,14 +74,14 @@ class NetworkSize:
 
     @property
     def query_width(self) -> int:
-        return self.heads * self.one_head
+        return self.heads * self.head_size
 
     @property
     def key_width(self) -> int:
-        return self.kv_heads * self.one_head
+        return self.kv_heads * self.head_size
 
     @property
-    def one_head(self) -> int:
+    def head_size(self) -> int:
         return self.head_width or self.width // self.heads
 
     @property
@@ -89,7 +89,7 @@ class NetworkSize:
         """Parameters of a layer."""
         attention = 2 * self.width * (self.query_width + self.key_width)
         layer = attention + 3 * self.width * self.inner + 2 * self.width + self.layer_extra
-        return layer + self.head_norms * self.one_head
+        return layer + self.head_norms * self.head_size
 
     @property
     def moved(self) -> int:
@@ -160,13 +160,16 @@ _LLAMAGEN_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 32
 """Attention heads of the authors' sizes by width: their tensors do not tell."""
 
 
-def llamagen_head(tensors: Mapping, named: NetworkSize) -> int:
-    """Width of a head in LlamaGen's tensors, by their rotary table, else by the authors' size of this width, else by
-    the `named` model."""
+def llamagen_shape(tensors: Mapping, named: NetworkSize) -> tuple[int, int, int, int, int]:
+    """Codes, width, width of a feed-forward layer, layers and width of a head in LlamaGen's tensors; of the last tells
+    their rotary table, else the authors' size of this width, else the `named` model."""
+    codes, width = tensors["output.weight"].shape
+    inner = len(tensors["layers.0.feed_forward.w1.weight"])
+    layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
     if (table := tensors.get("freqs_cis")) is not None:
-        return 2 * table.shape[1]
-    width = tensors["output.weight"].shape[1]
-    return width // _LLAMAGEN_HEADS[width] if width in _LLAMAGEN_HEADS else named.one_head
+        return codes, width, inner, layers, 2 * table.shape[1]
+    head = width // _LLAMAGEN_HEADS[width] if width in _LLAMAGEN_HEADS else named.head_size
+    return codes, width, inner, layers, head
 
 
 def llamagen(

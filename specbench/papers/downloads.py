@@ -106,7 +106,7 @@ def _sources() -> dict[str, list[Source]]:
     sources: dict[str, list[Source]] = {}
     for model in models().values():
         if isinstance(model, HubModel):
-            for source in model.sources:
+            for source in model.checkpoint.sources:
                 if source not in sources.setdefault(source.repo, []):
                     sources[source.repo].append(source)
     sources |= {source.repo: [source] for source in PUBLISHED_HEADS.values()}

@@ -90,10 +90,9 @@ def naming_all(error: SpecbenchError, model: ModelFacts, prompts: str) -> Specbe
 def _of_model(model: ModelFacts) -> list[Need]:
     if not isinstance(model, HubModel) or model.choice.random or model.choice.weights or model.choice.revision:
         return []
-    sources = model.absent()
     sizes = {0: model.parameters * BYTES[model.dtype], **({1: model.other_bytes} if len(model.companions) == 1 else {})}
     places = {source: place for place, source in enumerate((model.source, *model.companions))}
     return [
         Need(wanted.what.removeprefix("the "), wanted.repo, sizes.get(places.get(wanted, -1)), wanted.licence, True)
-        for wanted in sources
+        for wanted in (part.source for part in model.checkpoint.absent())
     ]

@@ -104,7 +104,6 @@ def work_of(
     facts = {}
     # The files that loading downloaded may tell sizes and a revision that were unknown while planning.
     for plan in (replace(plan, model=plan.model.as_stored()) for plan in plans):
-        source = plan.model.source_facts and plan.model.source_facts | {"sha256": weights_sha256}
         memory, processors = plan.memory and dict(plan.memory), logits_processors(plan.model)
         for name, value in processors.items():
             said = f"{name.replace('_', ' ')} {value:g} from {GENERATION_CONFIG} is part of the target distribution"
@@ -119,9 +118,9 @@ def work_of(
             if len(requests) <= len(already):
                 continue
             wanted[spec.run_id] = spec, requests
-            fields = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory, "source": source}
-            fields |= {"commits": plan.model.commits, "file_digests": plan.model.file_digests}
+            fields = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory}
             fields |= {"processors": processors, "drawn": plan.drawn_of(planned), "asked": plan.asked_of(planned)}
+            fields |= plan.model.file_facts(weights_sha256)
             codes = {"decoder": decoder_code(decoder), "model": model_code(plan.model)}
             fields |= {"code": {kind: code.to_json() for kind, code in codes.items() if code}}
             facts[spec.run_id] = {name: value for name, value in fields.items() if value}

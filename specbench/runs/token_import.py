@@ -80,8 +80,7 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
     for row, image in enumerate(tokens):
         with blaming(path, f"image {row + 1} has a seed, log p or seconds that cannot be one ({{}})"):
             images.append(_image(columns, row, requests[row], image, loaded.layout))
-    source = model.source_facts and model.source_facts | {"sha256": loaded.weights_sha256}
-    facts = {"origins": {}, "source": source, "commits": model.commits, "file_digests": model.file_digests}
+    facts = {"origins": {}, **model.file_facts(loaded.weights_sha256)}
     where = {"versions": {}, "git": {}, "hardware": {"cpu": f"unknown machine of {spec.decoder.name}"}}
     store = RunStore(run_folder(out, spec))
     with store.lock(spec):

@@ -115,7 +115,7 @@ def test_a_folder_of_the_hubs_cache_is_read_at_its_snapshot(written, tmp_path):
         info.files()
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("abc")
-    assert info.commits == {"me/mine": "abc"}
+    assert info.file_facts("")["commits"] == {"me/mine": "abc"}
 
 
 def test_the_user_is_believed_where_two_families_look_alike(copied):

@@ -115,11 +115,11 @@ def test_a_folder_of_several_models_is_read_for_the_one_that_was_asked_for(tmp_p
 
     small, large = network("b"), network("3b")
     assert (small.width, small.heads) == (128, 2)
-    assert (large.width, large.heads, large.one_head) == (3200, 32, 100), "as published, not 50 heads of 64"
+    assert (large.width, large.heads, large.head_size) == (3200, 32, 100), "as published, not 50 heads of 64"
     torch.save({"model": wide | {"freqs_cis": torch.zeros(577, 20, 2)}}, tmp_path / "c2i_3B_384.pt")
-    assert network("3b").one_head == 40, "the file's own rotary table"
+    assert network("3b").head_size == 40, "the file's own rotary table"
     (tmp_path / "c2i_3B_384.pt").rename(tmp_path / "c2i_B_384.pt")
-    assert network("b").one_head == 40
+    assert network("b").head_size == 40
     published = {f"{name}.weight": torch.zeros(1).expand(*shape) for name, shape in {
         "output": (16_384, 3200), "layers.23.feed_forward.w1": (1, 3200), "layers.0.feed_forward.w1": (8704, 3200),
         "cls_embedding.embedding_table": (1001, 3200)}.items()}  # fmt: skip

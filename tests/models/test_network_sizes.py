@@ -73,21 +73,23 @@ def test_a_hub_repository_is_planned_and_recorded_as_what_it_holds(in_cache):
     WRITERS["janus"](in_cache("me/small"))
     info = INFO["janus"].configured(ModelChoice(weights="me/small"))
     assert info.layers == 2 and info.size.weights < INFO["janus"].size.weights
-    assert info.commits == {"me/small": 40 * "c"}
-    assert info.source_facts == {"weights": "me/small", "revision": 40 * "c", "layout": "janus"}
+    facts = info.file_facts("5678")
+    assert facts["commits"] == {"me/small": 40 * "c"} and "me/small/config.json" in facts["file_digests"]
+    assert facts["source"] == {"weights": "me/small", "revision": 40 * "c", "layout": "janus", "sha256": "5678"}
     at_commit = INFO["janus"].configured(ModelChoice(weights="me/small", revision=40 * "c"))
-    assert at_commit.source_facts == info.source_facts and at_commit.network == info.network
+    assert at_commit.file_facts("5678") == facts and at_commit.network == info.network
     WRITERS["janus"](in_cache("deepseek-community/Janus-Pro-1B", 40 * "d"))
-    assert INFO["janus"].configured(ModelChoice(weights="deepseek-community/Janus-Pro-1B")).source_facts is None
+    official = INFO["janus"].configured(ModelChoice(weights="deepseek-community/Janus-Pro-1B"))
+    assert official.file_facts("5678")["source"] is None
     assert INFO["janus"].configured(ModelChoice(revision=40 * "d")).layers == 2
 
 
 def test_a_hub_repository_that_tells_no_size_is_said_to_be_of_unknown_size(in_cache, monkeypatch):
-    monkeypatch.setattr("specbench.models.hub_model.find_marks", lambda *_: None)
+    monkeypatch.setattr("specbench.models.checkpoint_files.WantedFiles.folder", lambda *_: None)
     info = INFO["llamagen"].configured(ModelChoice(weights="me/llamagen-3b"), download=True)
     assert info.network == INFO["llamagen"].network and "size of me/llamagen-3b is unknown" in info.size_note
     folder = in_cache("me/llamagen-3b")
-    monkeypatch.setattr("specbench.models.hub_model.find_marks", lambda *_: folder)
+    monkeypatch.setattr("specbench.models.checkpoint_files.WantedFiles.folder", lambda *_: folder)
     assert "unknown" in info.as_stored().size_note, "an empty snapshot tells nothing"
     WRITERS["llamagen"](folder)
     stored = info.as_stored()

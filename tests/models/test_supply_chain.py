@@ -19,7 +19,6 @@ from specbench.metrics.published_weights import CHECKPOINTS, require_weights_fil
 from specbench.models import hub_downloads
 from specbench.models.catalog import load_model
 from specbench.models.checkpoint_files import CheckpointFiles, Source, WantedFiles
-from specbench.models.checkpoint_layouts import find_marks
 from specbench.models.facts import ModelChoice
 from specbench.system import digests, downloads
 
@@ -65,7 +64,7 @@ def test_where_only_pinned_commits_are_allowed_nothing_else_is_downloaded(monkey
     for attempt in (
         lambda: WantedFiles(SOURCE).fetch(),
         lambda: WantedFiles(SOURCE, "me/tuned").fetch(),
-        lambda: find_marks(SOURCE, "me/tuned", None, download=True),
+        lambda: WantedFiles(SOURCE, "me/tuned").folder(download=True),
         lambda: published_weights.hub_folder("owner/name"),
         lambda: INFO["emu3"].require_weights(),
         lambda: (

@@ -26,7 +26,7 @@ def logits_processors(info: ModelFacts) -> dict[str, float]:
     this disk."""
     if not isinstance(info, HubModel) or info.choice.random or GENERATION_CONFIG not in info.source.optional:
         return {}
-    penalty = read_repetition_penalty(info.find()[0])
+    penalty = read_repetition_penalty(info.checkpoint.find()[0])
     return {} if penalty == 1.0 else {"repetition_penalty": penalty}
 
 

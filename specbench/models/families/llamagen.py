@@ -28,7 +28,7 @@ from specbench.models.draft_head import EagleHead
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 from specbench.models.interface import DraftPrompt, TokenLayout
-from specbench.models.network_sizes import llamagen_head
+from specbench.models.network_sizes import NetworkSize, llamagen_shape
 from specbench.models.transformer.model import Prefix
 
 CAPTION = 120  # Positions that the caption takes, padding included
@@ -172,10 +172,8 @@ def load(request: LoadRequest) -> LlamaGen:
         return _random(request)
     files, text_files = request.files
     language, image = files.only("t2i_*.pt"), files.only(VQ_FILE)
-    tensors, head = converted(request, language, "uncond_embedding")
-    network = stored.build_network(
-        Network, stored_config(tensors, language, head), tensors["uncond_embedding"].shape[-1]
-    )
+    tensors, config = converted(request, language, "uncond_embedding")
+    network = stored.build_network(Network, config, tensors["uncond_embedding"].shape[-1])
     request.fill(network, tensors, language)
     encoder = stored.build_network(T5EncoderModel, stored.read_model_config(text_files, T5Config), files=text_files)
     text_tensors = stored.drop(stored.read_tensors(text_files), ["decoder.", "lm_head."])
@@ -185,7 +183,7 @@ def load(request: LoadRequest) -> LlamaGen:
 
 
 def _random(request: LoadRequest) -> LlamaGen:
-    config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.one_head)
+    config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.head_size)
     text_config = T5Config(**request.sized(_T5_XL, _TINY_T5))
     network = request.randomise(stored.build_network(Network, config, text_config.d_model))
     encoder = stored.randomise(stored.build_network(T5EncoderModel, text_config), request.device, _text_dtype(request))
@@ -229,18 +227,18 @@ class ClassNetwork(nn.Module):
 
 def load_by_class(request: LoadRequest) -> LlamaGenClass:
     if not request.files:
-        config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.one_head)
+        config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.head_size)
         network = request.randomise(stored.build_network(ClassNetwork, config, request.info.classes))
         settings = request.sized(vq_decoder.LLAMAGEN_VQ, vq_decoder.TINY_VQ)
         decoder = vq_decoder.random_taming(settings, normalise=True, attention=True, device=request.device)
         return LlamaGenClass(request, network, decoder)
     [files] = request.files
     language, image = files.only("c2i_*.pt"), files.only("vq_ds16_c2i.pt")
-    tensors, head = converted(request, language, "embedding_table.weight")
+    tensors, config = converted(request, language, "embedding_table.weight")
     classes = len(tensors["embedding_table.weight"]) - 1
     if classes != request.info.classes:
         raise language.refusal(f" has {classes} classes, {request.info.name} has {request.info.classes}")
-    network = stored.build_network(ClassNetwork, stored_config(tensors, language, head), classes)
+    network = stored.build_network(ClassNetwork, config, classes)
     request.fill(network, tensors, language)
     decoder = vq_decoder.load_llamagen_vq(stored.read_tensors(image), image, request.device)
     return LlamaGenClass(request, network, decoder)
@@ -275,28 +273,18 @@ def llama_config(sizes: Mapping[str, int], head: int) -> LlamaConfig:
     return LlamaConfig(**sizes, rms_norm_eps=1e-5)
 
 
-def stored_config(tensors: Mapping[str, Tensor], files: CheckpointFiles, head: int) -> LlamaConfig:
-    """The architecture that converted tensors were made with."""
-    try:
-        vocabulary, width = tensors["output.weight"].shape
-        inner = len(tensors["model.layers.0.mlp.gate_proj.weight"])
-    except KeyError as error:
-        raise files.refusal(f" lacks {error}") from None
-    layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
-    sizes = {"hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": vocabulary}
-    return llama_config(sizes, head)
-
-
 _NAMES = stored.META_NAMES | {"cls_embedding.cap_proj.": "", "cls_embedding.": ""}
 
 
-def converted(request: LoadRequest, files: CheckpointFiles, condition: str) -> tuple[dict[str, Tensor], int]:
-    """The tensors of a file as of `convert`, and the width of their heads."""
+def converted(request: LoadRequest, files: CheckpointFiles, condition: str) -> tuple[dict[str, Tensor], LlamaConfig]:
+    """The tensors of a file as of `convert`, and the architecture that they were made with."""
     tensors = stored.read_tensors(files)
-    if "output.weight" not in tensors:
-        raise files.refusal(" lacks 'output.weight'")
-    head = llamagen_head(tensors, request.info.network)
-    return convert(stored.drop(tensors, ["freqs_cis"]), files, condition, head), head
+    try:
+        codes, width, inner, layers, head = llamagen_shape(tensors, request.info.network)
+    except KeyError as error:
+        raise files.refusal(f" lacks {error}") from None
+    size = NetworkSize(codes, width, inner, layers, width // head, width // head)
+    return convert(stored.drop(tensors, ["freqs_cis"]), files, condition, head), llama_config(size.config(), head)
 
 
 def convert(tensors: Mapping[str, Tensor], files: CheckpointFiles, condition: str, head: int) -> dict[str, Tensor]:

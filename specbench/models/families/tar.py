@@ -24,7 +24,7 @@ from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.facts import TINY_GRID
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
-from specbench.models.families.llamagen import TINY_SIZES, converted, llama_config, stored_config
+from specbench.models.families.llamagen import TINY_SIZES, converted, llama_config
 from specbench.models.families.simplear import QWEN, TINY_QWEN, SimpleAR, load_qwen
 from specbench.models.hub_model import codes_in
 from specbench.models.transformer.compiled_forward import CompiledStep
@@ -187,7 +187,7 @@ class CodeFeatures(nn.Module):
 def load_detokenizer(request: LoadRequest) -> TarDetokenizer:
     if not request.files:
         settings = request.sized(_FEATURES, _TINY_FEATURES)
-        config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.one_head)
+        config = llama_config(request.sized_network({}, TINY_SIZES), request.info.network.head_size)
         shape = settings["hidden_size"], math.prod(CODE_GRID) + request.info.stream - 1
         network = request.randomise(stored.build_network(PositionedNetwork, config, *shape))
         shape = request.info.codes, settings["num_channels"]
@@ -198,10 +198,10 @@ def load_detokenizer(request: LoadRequest) -> TarDetokenizer:
         return TarDetokenizer(request, network, features, decoder)
     files, image = request.files
     language, tokenizer = files.only("ar_dtok_*.pth"), files.only("ta_tok.pth")
-    tensors, head = converted(request, language, "clip_proj.weight")
+    tensors, config = converted(request, language, "clip_proj.weight")
     if "abs_pe" not in tensors:
         raise language.refusal(" lacks 'abs_pe'")
-    config, arguments = stored_config(tensors, language, head), stored.read_arguments(language)
+    arguments = stored.read_arguments(language)
     config.rms_norm_eps = arguments.get("norm_eps", config.rms_norm_eps)
     heads = config.num_attention_heads
     if any(arguments.get(name) not in (None, heads) for name in ("n_head", "n_kv_head")):
