@@ -6,16 +6,14 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rich.box import MARKDOWN
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from specbench.specs.options import plain
 from specbench.system import console
-from specbench.system.console import fitted_distinct, one_line
 from specbench.system.files import STDOUT
 from specbench.system.json_values import json_text
+from specbench.system.text_tables import distinct_columns, markdown_table, plain_table, terminal_table
 
 
 def print_json(rows: Iterable[Mapping]) -> None:
@@ -45,17 +43,17 @@ def print_table(
 ) -> None:
     """Print rows as a table on stdout: fitted to the width of a terminal, without empty columns, but for those `kept`;
     elsewhere as markdown, or fitted to the width `elsewhere`."""
+    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
+    table = plain_table([column.replace("_", " ") for column in columns], cells)
     if not (console.is_terminal() or elsewhere):
-        return print(markdown_table(rows, columns))
+        return print(markdown_table(table, aligned=True))
     width = console.stdout().width if console.is_terminal() else elsewhere
     values = {column: [row.get(column) for row in rows] for column in columns}
     texts = {name for name, held in values.items() if not all(isinstance(value, int | float | None) for value in held)}
     texts |= {name for name, held in values.items() if any(isinstance(value, bool) for value in held)}
-    cells = [[_cell(row.get(column)) for column in columns] for row in rows]
-    headings = [column.replace("_", " ") for column in columns]
-    stay = [0, *(columns.index(name) for name in kept)]
-    right = [place for place, column in enumerate(columns) if column not in texts]
-    Console(highlight=False, width=width).print(fitted_distinct(headings, cells, width, stay, right=right))
+    table = distinct_columns(table, [name.replace("_", " ") for name in (columns[0], *kept)])
+    left = [name.replace("_", " ") for name in texts]
+    Console(highlight=False, width=width).print(terminal_table(table, width, left))
 
 
 def print_line(line: str) -> None:
@@ -64,20 +62,6 @@ def print_line(line: str) -> None:
         console.stdout().print(Text(line))
     else:
         print(line)
-
-
-def markdown_table(rows: Sequence[dict], columns: Sequence[str]) -> str:
-    """Rows as a table in markdown."""
-    table = Table(box=MARKDOWN, header_style="bold", padding=(0, 1), pad_edge=True)
-    for column in columns:
-        table.add_column(column.replace("_", " "), overflow="fold")
-    for row in rows:
-        cells = (one_line(_cell(row.get(column))) for column in columns)
-        table.add_row(*(Text(cell.replace("|", "\\|")) for cell in cells))
-    screen = Console(width=1000)
-    with screen.capture() as text:
-        screen.print(table)
-    return text.get().strip()
 
 
 def _cell(value: object) -> str:

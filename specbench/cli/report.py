@@ -10,12 +10,12 @@ from rich.text import Text
 
 from specbench.cli import options as opt
 from specbench.cli.commands import help_of
-from specbench.cli.output import markdown_table, write_or_print
+from specbench.cli.output import write_or_print
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.settings import split_list
 from specbench.system import console
-from specbench.system.console import fitted
 from specbench.system.json_values import json_text
+from specbench.system.text_tables import latex_label, latex_table, markdown_table, plain_table, terminal_table
 
 _REPORT = help_of(
     "report",
@@ -216,18 +216,17 @@ def _report_over(over: str | None, runs: Sequence[str], out: str, fmt: str, to: 
     if over not in (None, "seed") or fmt not in ("markdown", "latex", "json"):
         raise SpecbenchError("--over takes seed; it and --ruler take the formats markdown, latex and json")
     from specbench.reporting import over as several
-    from specbench.reporting.text_formats import latex_label, latex_table, markdown_lines
     from specbench.store.run_folders import find_runs
 
     rows = (several.over_seeds if over else several.ruler_rows)(find_runs(out, runs))
     if fmt == "json":
         return write_or_print(json_text(rows), to)
     table = (several.over_table if over else several.ruler_table)(rows)
-    note = several.NOTE if over else several.RULER_NOTE
     if fmt == "latex":
-        return write_or_print(latex_table(table, note, latex_label(to and to.stem, str(table.lines))), to)
+        texts = (cell.text for row in table.rows for cell in row)
+        return write_or_print(latex_table(table, latex_label(to and to.stem, *texts)), to)
     copied = "".join(f" {copy} is a copy and left out." for row in rows for copy in row.get("copies", ()))
-    write_or_print(f"{markdown_lines(table)}\n\n{note}{copied}\n", to)
+    write_or_print(f"{markdown_table(table)}\n\n{table.title}{copied}\n", to)
 
 
 _COMPARE_FORMATS = ("markdown", "latex", "json")
@@ -269,18 +268,18 @@ def compare(
     a, b = find_run(out, run_a), find_run(out, run_b)
     rows = compare_runs(a, b, Settings(reference=reference, offline=True))
     named = [_described(folder) for folder in (a, b)]
+    table = plain_table(HEADINGS, comparison_lines(rows))
     if fmt == "json":
         write_or_print(json_text(row.record for row in rows), to)
     elif fmt == "latex":
         write_or_print(comparison_latex(rows, *named, to and to.stem), to)
     elif to or not console.is_terminal():
         said = "\n".join(f"- {line}" for line in (*directions(*named), verdict(rows), *reasons(rows)))
-        table = [dict(zip(HEADINGS, line, strict=True)) for line in comparison_lines(rows)]
-        write_or_print(f"{said}\n\n{markdown_table(table, HEADINGS)}\n", to)
+        write_or_print(f"{said}\n\n{markdown_table(table, aligned=True)}\n", to)
     else:
         screen, (*which, signs) = console.stdout(), directions(*named)
         screen.print(*map(Text, which), Text(verdict(rows), style="bold"), Text(), sep="\n")
-        screen.print(fitted(HEADINGS, comparison_lines(rows), screen.width, right=range(1, len(HEADINGS))))
+        screen.print(terminal_table(table, screen.width))
         screen.print(*(Text(line, style="dim") for line in (signs, *reasons(rows))), sep="\n")
     for gate in gates:
         gate.check(rows)

@@ -17,20 +17,19 @@ from specbench.papers.cells import OVER_BASELINE, Cell
 from specbench.papers.join import Line, PaperTable, definition, plain_name
 from specbench.papers.table import SCORE, Column
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
-from specbench.reporting.text_formats import (
-    LATEX_NEEDS,
-    TextLine,
-    TextTable,
-    csv_text,
-    escape,
-    inert,
-    latex_label,
-    latex_table,
-    markdown_lines,
-    tex,
-)
+from specbench.reporting.text_formats import csv_text, inert
 from specbench.stats import RULE
 from specbench.store.image_scores import parquet_bytes
+from specbench.system.text_tables import (
+    LATEX_NEEDS,
+    TextCell,
+    TextTable,
+    escape,
+    latex_label,
+    latex_table,
+    markdown_table,
+    tex,
+)
 
 PAPER, HERE, OWN, INTERVAL, DIFFERENCE = "paper", "here", "own", "95 %", "diff."
 OWN_ROWS = f"Rows marked {OWN} are not the paper's: they were added here, and measured like the others."
@@ -44,19 +43,21 @@ _NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
 
 
 def text_table(joined: PaperTable, footnoted: bool = True, intervals_apart: bool = False) -> TextTable:
-    """The joined table as texts, whatever its format, see `row_texts`."""
+    """The joined table as texts, whatever its format, see `row_texts`; footnotes, definitions and notes below."""
     headings = ["", "", *map(heading, joined.table.columns)]
     groups = [
         (group, [line for row in members for line in row_texts(joined, row, intervals_apart, footnoted)])
         for group, members in by_group(joined.lines)
     ]
-    return TextTable(headings, groups, labels=2)
+    table = TextTable(headings, groups, labels=2, title=joined.heading)
+    return replace(table, notes=_below(joined, table.marked))
 
 
 def table_markdown(joined: PaperTable) -> str:
     """Format as markdown: heading, table, footnotes, definitions, notes."""
-    notes = "\n".join(f"- {escape(text)}" for text in below(joined))
-    return f"### {escape(joined.heading)}\n\n{markdown_lines(text_table(joined))}\n\n{notes}\n"
+    table = text_table(joined)
+    notes = "\n".join(f"- {escape(text)}" for text in table.notes)
+    return f"### {escape(table.title)}\n\n{markdown_table(table)}\n\n{notes}\n"
 
 
 def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
@@ -88,10 +89,11 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
 
 def table_latex(joined: PaperTable, notes: bool = False) -> str:
     """Format as a booktabs `tabular` in a `table*`; with `notes`, footnotes and notes follow it."""
-    foot = "\n\n".join(tex(text) for text in below(joined))
+    table = text_table(joined, notes)
     with_model = "" if joined.table.whole else latex_label(None, *joined.table.notes).removeprefix("tab:specbench")
-    table = latex_table(text_table(joined, notes), joined.heading, f"tab:{joined.table.name}{with_model}", wide=True)
-    return LATEX_NEEDS + table + (f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else "")
+    written = LATEX_NEEDS + latex_table(table, f"tab:{joined.table.name}{with_model}", wide=True)
+    foot = "\n\n".join(map(tex, table.notes))
+    return written + (f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else "")
 
 
 def table_csv(joined: PaperTable) -> str:
@@ -104,7 +106,7 @@ def table_parquet(joined: PaperTable) -> bytes:
     rows = flat(joined)
     fields = [(name, _arrow(name)) for name in rows[0]]
     about = {"specbench.table": joined.table.name, "specbench.heading": joined.heading}
-    about["specbench.notes"] = "\n".join(below(joined))
+    about["specbench.notes"] = "\n".join(text_table(joined).notes)
     return parquet_bytes(pa.Table.from_pylist(rows, schema=pa.schema(fields, metadata=about)))
 
 
@@ -148,7 +150,9 @@ def by_group(lines: Sequence[Line]) -> Iterator[tuple[str | None, list[Line]]]:
     return ((group, list(members)) for group, members in groupby(lines, key=attrgetter("group")))
 
 
-def row_texts(joined: PaperTable, line: Line, intervals_apart: bool = False, footnoted: bool = True) -> list[TextLine]:
+def row_texts(
+    joined: PaperTable, line: Line, intervals_apart: bool = False, footnoted: bool = True
+) -> list[list[TextCell]]:
     """The lines of a row: label (in the first alone), kind of value, a text for each column. Lines without values are
     omitted, of a row without any the printed one is kept."""
     notes, columns = joined.footnotes if footnoted else (), joined.table.columns
@@ -174,12 +178,17 @@ def row_texts(joined: PaperTable, line: Line, intervals_apart: bool = False, foo
     if part and PAPER not in shown:
         labels[HERE] = f"{label}, {part}"
     bold = {
-        PAPER: {place for place, (_, cell) in enumerate(cells, 2) if cell.bold},
-        HERE: {at for at, column in enumerate(columns, 2) if line in _best_measured(joined, line.group, column)},
+        PAPER: [cell.bold for _, cell in cells],
+        HERE: [line in _best_measured(joined, line.group, column) for column in columns],
     }
-    named = {kind: OWN if line.own and kind == HERE else kind for kind in shown}
+    unmarked = [False] * len(cells)
     return [
-        TextLine((labels.get(kind, ""), named[kind], *values), bold.get(kind, ())) for kind, values in shown.items()
+        [
+            TextCell(labels.get(kind, "")),
+            TextCell(OWN if line.own and kind == HERE else kind),
+            *map(TextCell, values, bold.get(kind, unmarked)),
+        ]
+        for kind, values in shown.items()
     ]
 
 
@@ -193,11 +202,10 @@ def _best_measured(joined: PaperTable, group: str | None, column: Column) -> lis
     return [line for line, cell in known if cell.value == top and cell.real]
 
 
-def below(joined: PaperTable) -> list[str]:
-    """Footnotes, definitions and notes below the table, one line each."""
+def _below(joined: PaperTable, bold: bool) -> list[str]:
+    """Footnotes, definitions and notes below the table, one line each. `bold`: whether a cell is."""
     notes = [f"{_superscript(place)} {text}" for place, text in enumerate(joined.footnotes, 1)]
     marked = any(cell.outside for line in joined.lines for cell in line.cells.values())
-    bold = any(text.bold for text in text_table(joined).lines)
     few = any(cell.too_few for line in joined.lines for cell in line.cells.values())
     added = any(line.own for line in joined.lines) and joined.table.paper
     legend = [text for text, said in ((OWN_ROWS, added), (LEGEND, marked), (BOLD, bold), (FEW_PROMPTS, few)) if said]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 
 from specbench.papers.cells import Cell
-from specbench.papers.formats import below, by_group, heading, row_texts
+from specbench.papers.formats import by_group, row_texts, text_table
 from specbench.papers.join import Line, PaperTable
 from specbench.papers.table import Row
 from specbench.reporting import charts
@@ -40,12 +40,13 @@ def _shown(joined: PaperTable) -> dict:
     if joined.table.maps and not maps:
         names = ", ".join(_MAP_NAMES[name] for name in joined.table.maps)
         undrawn.append(f"No map of {names}: the paper's is a picture without numbers, and no run here has it.")
+    table = text_table(joined)
     return {
         "name": joined.table.name,
-        "heading": joined.heading,
-        "columns": [heading(column) for column in joined.table.columns],
+        "heading": table.title,
+        "columns": table.headings[table.labels :],
         "groups": [(group, [row_texts(joined, line) for line in lines]) for group, lines in by_group(joined.lines)],
-        "notes": below(joined),
+        "notes": table.notes,
         "charts": figure_charts(joined),
         "undrawn": undrawn,
         "maps": maps,

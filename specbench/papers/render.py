@@ -3,11 +3,10 @@ panels below."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from rich.console import Console, Group
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from specbench.errors import SpecbenchError, read_name
@@ -15,7 +14,6 @@ from specbench.papers.formats import (
     HERE,
     OWN,
     PAPER,
-    below,
     records,
     table_csv,
     table_latex,
@@ -24,12 +22,11 @@ from specbench.papers.formats import (
     text_table,
 )
 from specbench.papers.join import PaperTable
-from specbench.reporting.text_formats import TextTable
-from specbench.system.console import packed
 from specbench.system.json_values import json_text
+from specbench.system.text_tables import COLUMN_GAP, TextCell, TextTable, packed, panel
 
 TABLE_FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
-_GAP, _KIND, _LONGEST_LABEL = 2, 6, 32
+_KIND, _LONGEST_LABEL = 6, 32
 
 
 def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown", notes: bool = False) -> str | bytes:
@@ -53,35 +50,29 @@ def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown", notes: bo
 def terminal(joined: PaperTable, console: Console) -> Group:
     """What to print on a console of any width."""
     table = text_table(joined, intervals_apart=True)
-    labels = [*(line.cells[0] for line in table.lines), *(group for group, _ in table.groups if group)]
+    labels = [*(row[0].text for row in table.rows), *(group for group, _ in table.groups if group)]
     headings = table.headings[table.labels :]
     widths = [
-        max(*(len(line.cells[place]) for line in table.lines), *(len(word) for word in heading.split()))
+        max(*(len(row[place].text) for row in table.rows), *(len(word) for word in heading.split()))
         for place, heading in enumerate(headings, table.labels)
     ]
     longest = max(map(len, labels))
-    whole = longest + _KIND + 2 * _GAP + sum(width + _GAP for width in widths)
+    whole = longest + _KIND + 2 * COLUMN_GAP + sum(width + COLUMN_GAP for width in widths)
     label = longest if whole <= console.width else min(longest, _LONGEST_LABEL)
-    panels = [
-        _panel(table, {table.labels + place: widths[place] for place in chosen}, label)
-        for chosen in packed(widths, console.width - label - _KIND - 2 * _GAP)
-    ]
-    return Group(Text(joined.heading, style="bold"), Text(), *panels, *map(Text, below(joined)))
+    panels = []
+    for chosen in packed(widths, console.width - label - _KIND - 2 * COLUMN_GAP):
+        shown = {table.labels + place: widths[place] for place in chosen}
+        drawn = panel(table.headings, {0: label, 1: _KIND, **shown}, _rows(table, shown), right=shown, dim=(1,))
+        panels.append(Padding(drawn, (0, 0, 1, 0)))
+    return Group(Text(table.title, style="bold"), Text(), *panels, *map(Text, table.notes))
 
 
-def _panel(table: TextTable, widths: Mapping[int, int], label: int) -> Padding:
-    """The labels, in this width, and the columns at these places."""
-    panel = Table(box=None, header_style="bold", padding=(0, _GAP, 0, 0), pad_edge=False)
-    panel.add_column("", width=label, overflow="fold")
-    panel.add_column("", width=_KIND, style="dim")
-    for place, width in widths.items():
-        panel.add_column(table.headings[place], width=width, justify="right", overflow="fold")
-    for group, lines in table.groups:
+def _rows(table: TextTable, places: Collection[int]) -> Iterator[tuple[Sequence[TextCell], str | None]]:
+    """The printed lines, and the others that have a text at these places, each with its style."""
+    for group, rows in table.groups:
         if group:
-            panel.add_row(Text(group, style="italic"))
-        for cells, bold in lines:
-            if cells[1] == PAPER or any(cells[place] for place in widths):
-                texts = (Text(cells[place], style="bold" if place in bold else "") for place in widths)
-                style = "cyan" if cells[1] in (HERE, OWN) else None
-                panel.add_row(Text(cells[0]), cells[1], *texts, style=style)
-    return Padding(panel, (0, 0, 1, 0))
+            yield [TextCell(group)], "italic"
+        for row in rows:
+            kind = row[1].text
+            if kind == PAPER or any(row[place].text for place in places):
+                yield row, "cyan" if kind in (HERE, OWN) else None

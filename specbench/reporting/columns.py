@@ -31,12 +31,19 @@ class ReportColumn:
     cell: Callable[[ReportRow], str]  # formats a report row as text
     source: Callable | str | None = None  # function whose docstring defines the number, or the definition
     better: int = 0  # 1 if a higher number is better, -1 if a lower one is, 0 if neither
+    tested: str = ""  # name of its number where a difference from AR is tested: "speedup" or a metric
+    value: Callable[[ReportRow], float | None] = lambda row: None  # that number as printed
 
     @property
     def title(self) -> str:
         """The heading with an arrow to the better side."""
         name, bracket, interval = self.heading.partition(" [")
         return f"{name}{('', ' ↑', ' ↓')[self.better]}{bracket}{interval}"
+
+    def best(self, rows: Sequence[ReportRow]) -> float:
+        """The best of its numbers as printed; not a number without any."""
+        values = [value for row in rows if (value := self.value(row)) is not None and math.isfinite(value)]
+        return max(values, key=lambda value: self.better * value, default=math.nan)
 
     def definition(self) -> str | None:
         """Definition on one line under the column's own heading: the text, or the first paragraph of the docstring."""
@@ -149,6 +156,10 @@ def _speedup(row: ReportRow) -> str:
         return f"{number(over.speedup.value)}x"  # 1 by definition, so without an interval
     cell = with_interval(over.speedup, unit="x", too_few=True)
     return f"{cell}, {over.speedup_note}" if over.speedup_note else cell
+
+
+def _printed_speedup(row: ReportRow) -> float | None:
+    return row.over_ar.speedup and round(row.over_ar.speedup.value, 2)
 
 
 def _short_speedup(row: ReportRow) -> str:
@@ -272,7 +283,7 @@ SPEED = (
     ReportColumn("tokens per step [95 %]", _mean("tokens_per_step", 2), stats.tokens_per_step, 1),
     ReportColumn("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
     ReportColumn("overhead", _plain("overhead", 2, "x"), stats.overhead),
-    ReportColumn("speed-up [95 %]", _speedup, stats.speedup, 1),
+    ReportColumn("speed-up [95 %]", _speedup, stats.speedup, 1, "speedup", _printed_speedup),
     FASTEST,
     ReportColumn("step ms [95 %]", _mean("step_ms", 2), stats.step_ms, -1),
     ReportColumn("latency ms [95 %]", _mean("latency_ms", 1), stats.latency_ms, -1),
@@ -307,7 +318,7 @@ FIRST = (
     IMAGES,
     NFE,
     ReportColumn("latency s", _seconds, _LATENCY, -1),
-    ReportColumn("speed-up [95 %]", _short_speedup, stats.speedup, 1),
+    ReportColumn("speed-up [95 %]", _short_speedup, stats.speedup, 1, "speedup", _printed_speedup),
     TOKENS_PER_STEP,
     IMAGES_PER_HOUR,
 )
@@ -400,7 +411,7 @@ def part_columns(rows: Sequence[ReportRow]) -> dict[str, list[ReportColumn]]:
 def _columns_of(name: str, heading: str, rows: Sequence[ReportRow], definition: str | None) -> list[ReportColumn]:
     better = -1 if lower_is_better(name) else 1
     return [
-        ReportColumn(f"{heading}{version}", _score_cell(name, digest), definition, better)
+        ReportColumn(f"{heading}{version}", _score_cell(name, digest), definition, better, name, _score(name, digest))
         for digest, version in score_versions(name, rows).items()
     ]
 
@@ -416,13 +427,20 @@ def score_versions(name: str, rows: Sequence[ReportRow]) -> dict[str, str]:
 
 def _score_cell(name: str, fingerprint: str) -> Callable[[ReportRow], str]:
     def cell(row: ReportRow) -> str:
-        for score in row.scores:
-            if (score.metric, score.fingerprint) == (name, fingerprint):
-                some = "" if not score.whole or score.n == row.n else f" (n={score.n})"
-                return with_interval(score.estimate, 3, too_few=score.too_few) + some
-        return MISSING
+        if (score := row.score(name, fingerprint)) is None:
+            return MISSING
+        some = "" if not score.whole or score.n == row.n else f" (n={score.n})"
+        return with_interval(score.estimate, 3, too_few=score.too_few) + some
 
     return cell
+
+
+def _score(name: str, fingerprint: str) -> Callable[[ReportRow], float | None]:
+    def value(row: ReportRow) -> float | None:
+        score = row.score(name, fingerprint)
+        return None if score is None or score.estimate.value is None else round(score.estimate.value, 3)
+
+    return value
 
 
 _OF_PROPORTIONS = ("geneval", "shapes-detector")  # Metrics that are means of `specbench.stats.proportion_interval`

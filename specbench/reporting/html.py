@@ -28,7 +28,6 @@ from specbench.reporting import charts, image_tiles
 from specbench.reporting.columns import (
     FASTEST,
     TOO_FEW,
-    ReportColumn,
     failed_audit,
     number,
     score_versions,
@@ -42,8 +41,8 @@ from specbench.reporting.report_rows import report_rows
 from specbench.reporting.row import ReportRow, ShownScore
 from specbench.reporting.sections import (
     BOLD_RULE,
+    ReportTable,
     Section,
-    bold_cells,
     circumstances,
     definitions,
     lacks_interval,
@@ -53,10 +52,11 @@ from specbench.reporting.terminal import KEPT
 from specbench.specs.options import plain
 from specbench.stats import RULE, Estimate
 from specbench.store.run_info import read_info
-from specbench.system.console import counted, shared_cells, used_columns
+from specbench.system.console import counted
 from specbench.system.environment import now
 from specbench.system.files import write_output
 from specbench.system.json_values import nonfinite_as_null
+from specbench.system.text_tables import TextTable, distinct_columns, plain_table
 from specbench.system.version import __version__
 
 PROMPTS = 12  # Number of prompts in the image gallery
@@ -91,7 +91,7 @@ def page(rows: Sequence[ReportRow]) -> str:
     )
 
 
-def _repeat(rows: Sequence[ReportRow]) -> dict:
+def _repeat(rows: Sequence[ReportRow]) -> TextTable:
     """The table of the runs: what to type, with which options, where and under what versions they were decoded."""
     lines = []
     for row in rows:
@@ -101,8 +101,7 @@ def _repeat(rows: Sequence[ReportRow]) -> dict:
         inline = ",".join([row.decoder, *(f"{name}={plain(value)}" for name, value in row.options.items())])
         command = info.command(inline.replace(",", ":", 1), folder.parent)
         lines.append((row.label, command, options, "; ".join(row.environment), str(folder)))
-    headings = ("decoder", "command", "options", "hardware and versions", "folder")
-    return {"headings": headings, "rows": [[(cell, False) for cell in line] for line in lines]}
+    return plain_table(("decoder", "command", "options", "hardware and versions", "folder"), lines)
 
 
 def _title(rows: Sequence[ReportRow]) -> str:
@@ -127,7 +126,7 @@ def template(name: str) -> jinja2.Template:
         loader=jinja2.PackageLoader("specbench.reporting"), autoescape=True, undefined=jinja2.StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.globals["numbers"] = charts.numbers
+    environment.globals |= {"numbers": charts.numbers, "bold_rule": BOLD_RULE}
     environment.filters["breakable"] = breakable
     return environment.get_template(name)
 
@@ -166,10 +165,10 @@ def _section(section: Section, limit: int) -> dict:
     accepted = {name: image_tiles.mean_map(row.folder, "accepted") for name, row in names.items()}
     values = {name: image_tiles.values_per_image(row.folder) for name, row in names.items()}
     folded = [
-        page_table(table.title or table.topic, table.columns, section.runs, table.remark)
+        page_table(table, section.runs)
         for table in section.tables
         # Of the parts of a metric only those of enough images to say something about one.
-        if table.title is None
+        if not table.title
         or any(
             "[" in cell and TOO_FEW not in cell for row in section.runs for cell in (c.cell(row) for c in table.columns)
         )
@@ -184,7 +183,7 @@ def _section(section: Section, limit: int) -> dict:
         "heading": section.heading,
         "answer": section.answer,
         "headline": _headline(names, marks),
-        "table": page_table("", section.first.columns, section.runs, best=True),
+        "table": page_table(section.first, section.runs, best=True),
         "has_intervals": has_intervals,
         "marks": [marks[name] for name in names],
         "legend": {row.decoder: by_decoder[row.decoder] for row in section.runs},
@@ -200,26 +199,16 @@ def _section(section: Section, limit: int) -> dict:
     }
 
 
-def page_table(
-    title: str,
-    columns: Sequence[ReportColumn],
-    runs: Sequence[ReportRow],
-    remark: str | None = None,
-    best: bool = False,
-) -> dict:
-    """A table without empty columns; what all rows share stands below it. `best`: mark the best number of a column."""
+def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False) -> TextTable:
+    """The table without empty columns; what all rows share stands below it. `best`: bold as of `BOLD_RULE`."""
+    columns = table.columns
     if all(value_of(row.speedup_fastest) in (None, value_of(row.over_ar.speedup)) for row in runs):
         columns = [column for column in columns if column is not FASTEST]  # it repeats the speed-up
-    cells, headings = [[column.cell(row) for column in columns] for row in runs], [column.heading for column in columns]
-    used = used_columns(cells, [place for place, heading in enumerate(headings) if heading in KEPT])
-    marked = bold_cells(runs, columns, cells) if best else [set()] * len(runs)
-    return {
-        "title": title,
-        "remark": " ".join(filter(None, (f"{shared_cells(headings, cells, used)}.".lstrip("."), remark))),
-        "headings": [columns[place].title.replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓") for place in used],
-        "rows": [[(row[place], place in bold) for place in used] for row, bold in zip(cells, marked, strict=True)],
-        "bold": BOLD_RULE if any(marked) else "",
-    }
+    texts = replace(table, columns=columns, title=table.title or table.topic).texts(runs, best)
+    texts = distinct_columns(replace(texts, headings=[column.heading for column in columns]), KEPT)
+    titles = {column.heading: column.title.replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓") for column in columns}
+    notes = [f"{text.rstrip('.')}." for text in texts.notes]
+    return replace(texts, headings=[titles[heading] for heading in texts.headings], notes=notes)
 
 
 def _headline(names: Mapping[str, ReportRow], marks: Marks) -> dict:
@@ -340,7 +329,7 @@ def _step_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Ch
     return drawn + ([charts.logp_chart(logp, marks)] if logp else [])
 
 
-def _differences(names: Mapping[str, ReportRow]) -> list[dict]:
+def _differences(names: Mapping[str, ReportRow]) -> list[TextTable]:
     """Paired score differences of every run from AR, corrected for each run: a table of the real ones, and a
     sentence about the others. Distances to reference images are left to `specbench score --against`, which has those.
     """
@@ -362,14 +351,7 @@ def _differences(names: Mapping[str, ReportRow]) -> list[dict]:
     said = f"{RULE} Of {counted(len(tested), 'score difference')}, {len(real) or 'none'} "
     said += "is real" if len(real) < 2 else "are real"
     said += "." if least is None else f"; the smallest p of the others is {number(least, 3)}."
-    return [
-        {
-            "title": "Score differences from AR",
-            "remark": said,
-            "headings": headings if real else (),
-            "rows": [[(cell, False) for cell in row] for row in cells],
-        }
-    ]
+    return [plain_table(headings if real else (), cells, "Score differences from AR", [said])]
 
 
 def _gallery(names: Mapping[str, ReportRow], marks: Marks, limit: int) -> dict:

@@ -10,11 +10,11 @@ from pathlib import Path
 from specbench.errors import SpecbenchError
 from specbench.metrics.score_store import read_scores
 from specbench.reporting.marks import natural
-from specbench.reporting.text_formats import tex
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, resolve
 from specbench.stats.intervals import FEW_UNITS
 from specbench.store.run_info import RunInfo, read_info
+from specbench.system.text_tables import tex
 
 _SOURCE = re.compile(
     r"(?P<author>[^,]+), (?P<title>.+?)(?:, (?P<booktitle>[A-Z][\w-]+) (?P<year>\d{4}))?"

@@ -60,7 +60,7 @@ class Report(pd.DataFrame):
 
     def _repr_html_(self) -> str:
         tables = [
-            (section.heading, page_table("", section.first.columns, section.runs, best=True), [*section.notes])
+            (section.heading, page_table(section.first, section.runs, best=True), [*section.notes])
             for section in sections(self._rows)
         ]
         return template("cell.html.jinja").render(tables=tables)

@@ -20,11 +20,11 @@ from specbench.reporting.compare import quality_rows
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.row import ReportRow
-from specbench.reporting.text_formats import TextTable, plain_table
 from specbench.specs.options import plain
 from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.run_folders import runs_in, setting_texts
 from specbench.store.run_info import identity_json
+from specbench.system.text_tables import TextTable, plain_table
 
 NOTE = (
     "Runs that differ in the seed alone are one row. Value: over the images of all seeds; ±: standard deviation of the "
@@ -139,7 +139,7 @@ def over_table(rows: Sequence[Mapping]) -> TextTable:
             plain(row["options"][name]) if row["options"].get(name) is not None else MISSING for name in options
         ]
         lines.append([str(row["decoder"]), *options_of_row, str(len(row["seeds"])), str(row["images"]), *cells])
-    return plain_table(head, lines)
+    return plain_table(head, lines, NOTE)
 
 
 def _cell(value: Mapping | None, digits: int) -> str:
@@ -222,7 +222,7 @@ def ruler_table(rows: Sequence[Mapping]) -> TextTable:
     for row in rows:
         lines.setdefault((row["model"], row["label"]), {})[row["metric"]] = _damage_cell(row)
     cells = [[*key, *(cells.get(metric, MISSING) for metric in metrics)] for key, cells in lines.items()]
-    return plain_table(["model", "decoder", *metrics], cells)
+    return plain_table(["model", "decoder", *metrics], cells, RULER_NOTE)
 
 
 def _damage_cell(row: Mapping) -> str:

@@ -222,6 +222,11 @@ class ReportRow:
                 return value if isinstance(value, Estimate) else Estimate(value)
         return None
 
+    def score(self, metric: str, fingerprint: str) -> ShownScore | None:
+        return next(
+            (score for score in self.scores if (score.metric, score.fingerprint) == (metric, fingerprint)), None
+        )
+
 
 _ENDS = {"": "value", "_low": "low", "_high": "high"}
 _RARE = {field.name for field in fields(ReportRow) if field.default is None}

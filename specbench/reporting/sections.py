@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -34,11 +33,15 @@ from specbench.reporting.compare import MARKED, marks, real_differences
 from specbench.reporting.row import Compared, ReportRow
 from specbench.stats import RULE
 from specbench.store.run_folders import same_but_for_threads
+from specbench.system.text_tables import TextCell, TextTable, plain_table
 
 READING = (
     "speed-up = tokens per step / (window cost x overhead), "
     "with the tokens per step relative to AR over the same images."
 )
+
+
+BOLD_RULE = f"Bold: the best value of its column, where its difference from AR is real. {RULE}"
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,21 @@ class ReportTable:
     its tables, calls one without a title by its `topic`."""
 
     columns: Sequence[ReportColumn]
-    title: str | None = None
-    remark: str | None = None
+    title: str = ""
+    remark: str = ""
     topic: str = ""
+
+    def texts(self, runs: Sequence[ReportRow], best: bool = False) -> TextTable:
+        """The table of these runs. `best`: bold as of `BOLD_RULE`."""
+        real = [real_differences(row.run_id, row.folder, row.over_ar) if best else () for row in runs]
+        columns = []
+        for column in self.columns:
+            top = column.best(runs)
+            bold = [column.tested in names and column.value(row) == top for row, names in zip(runs, real, strict=True)]
+            columns.append(map(TextCell, map(column.cell, runs), bold))
+        rows = zip(*columns, strict=True)
+        notes = [self.remark] if self.remark else []
+        return plain_table([column.title for column in self.columns], rows, self.title, notes)
 
 
 @dataclass(frozen=True)
@@ -88,30 +103,10 @@ def _told_apart(section: Section, others: Sequence[Section]) -> str:
     return ", ".join([section.heading, *(f"{known.get(name, name)} {str(setting_here[name])[:8]}" for name in apart)])
 
 
-BOLD_RULE = f"Bold: the best value of its column, where its difference from AR is real. {RULE}"
-_LEADING = re.compile(r"-?[\d,]*\.?\d+")
-
-
-def bold_cells(
-    runs: Sequence[ReportRow], columns: Sequence[ReportColumn], cells: Sequence[Sequence[str]]
-) -> list[set[int]]:
-    """By row, the places of its bold cells, see `BOLD_RULE`."""
-    real, bold = [real_differences(row.run_id, row.folder, row.over_ar) for row in runs], [set() for _ in runs]
-    for place, column in enumerate(columns):
-        name = "speedup" if column.heading.startswith("speed-up") else column.heading.partition(" (")[0]
-        numbers = [_LEADING.match(line[place]) for line in cells]
-        values = {number: float(m[0].replace(",", "")) for number, m in enumerate(numbers) if m}
-        top = max(values.values(), key=lambda value: column.better * value, default=None)
-        for number, value in values.items():
-            if column.better and value == top and name in real[number]:
-                bold[number].add(place)
-    return bold
-
-
 _MOST_NOTES = 3
 
 
-def _notes(runs: Sequence[ReportRow], remark: str | None) -> list[str]:
+def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
     """What must be known to read the first table, in at most `_MOST_NOTES` lines."""
     over = [row.over_ar.pairs for row in runs if row.over_ar.speedup is not None and row.over_ar.speedup_note]
     images = " to ".join(map(str, dict.fromkeys((min(over), max(over))))) if over else ""
@@ -164,7 +159,7 @@ def definitions(shown: Sequence[Section], everything: bool = True) -> list[str]:
         column.heading: column
         for section in shown
         for table in section.shown(everything)
-        if table.title is None
+        if not table.title
         for column in table.columns
         if any(column.cell(row) != MISSING for row in section.runs)
     }
@@ -231,7 +226,7 @@ def _section(runs: list[ReportRow]) -> Section:
     parts = part_columns(runs).items()
     tables = [
         ReportTable(speed, topic="Speed, every column"),
-        ReportTable(quality, remark=" ".join(remarks) or None, topic="Quality, every column"),
+        ReportTable(quality, remark=" ".join(remarks), topic="Quality, every column"),
         *(
             [ReportTable(DRAFTS, topic="Drafting")]
             if any("head" in row.options or row.theorem2_bound for row in runs)
@@ -244,7 +239,7 @@ def _section(runs: list[ReportRow]) -> Section:
     first = ReportTable(first_columns(runs))
     if any(row.against for row in runs):
         first, *tables = (replace(table, columns=_against(table.columns, runs)) for table in (first, *tables))
-    notes = _notes(runs, " ".join(remarks) or None)
+    notes = _notes(runs, " ".join(remarks))
     machines = dict.fromkeys(line.partition(", python ")[0] for row in runs for line in row.environment)
     return Section(_heading(runs), runs, first, tables, answer(runs), notes, " and ".join(machines))
 
@@ -257,8 +252,7 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
         return row.against.numbers if row.against else {}
 
     def marked(column: ReportColumn) -> ReportColumn:
-        name = column.heading.partition(" (")[0]
-        return replace(column, cell=lambda row: column.cell(row) + marks(numbers(row)).get(name, ""))
+        return replace(column, cell=lambda row: column.cell(row) + marks(numbers(row)).get(column.tested, ""))
 
     def over(row: ReportRow) -> str:
         speed = numbers(row).get("speedup")
@@ -266,13 +260,10 @@ def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list
             return MISSING
         return with_interval(speed.estimate, unit="x", too_few=True) + marks(numbers(row)).get("speedup", "")
 
-    scored = {name for row in runs for name in numbers(row)}
-
     with_marks: list[ReportColumn] = []
     for column in columns:
-        by_metric = column.heading.partition(" (")[0] in scored
-        with_marks.append(marked(column) if by_metric else column)
-        if column.heading.startswith("speed-up"):
+        with_marks.append(column if column.tested in ("", "speedup") else marked(column))
+        if column.tested == "speedup":
             meaning = f"Over: latency of {base} over that of the run. {MARKED}"
             with_marks.append(ReportColumn(f"over {base} [95 %]", over, meaning, 1))
     return with_marks

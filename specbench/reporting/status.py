@@ -18,7 +18,8 @@ from specbench.reporting.report_rows import over_ar
 from specbench.store.merge_shards import incomplete_shards
 from specbench.store.run_folders import SHARDS, find_runs, runs_in, shards_in
 from specbench.store.run_info import RunInfo
-from specbench.system.console import duration, fitted_distinct
+from specbench.system.console import duration
+from specbench.system.text_tables import distinct_columns, plain_table, terminal_table
 
 _SILENT_S, _SILENT_IMAGES = 60.0, 10
 """A run is silent where nothing was written for this time, and for the time of so many images."""
@@ -135,10 +136,12 @@ def status_table(rows: Sequence[Mapping], width: int) -> Group:
     """The rows of `status` as a table for a terminal of this width."""
     lines = [list(status_line(row).values()) for row in rows]
     cells = [[MISSING if cell is None else str(cell) for cell in line] for line in lines]
-    kept = [STATUS_COLUMNS.index(name) for name in ("decoder", "images", "state")]
-    table = fitted_distinct(STATUS_COLUMNS, cells, width, kept, right=range(3, len(STATUS_COLUMNS) - 1))
+    table = distinct_columns(plain_table(STATUS_COLUMNS, cells), ("decoder", "images", "state"))
     quoted = (row["eager_ar"] for row in rows if row["speedup"] is not None and row["decoder"] != "ar")
-    return Group(table, *(f"{said}." for said in dict.fromkeys(quoted) if said))
+    return Group(
+        terminal_table(table, width, (*STATUS_COLUMNS[:3], STATUS_COLUMNS[-1])),
+        *(f"{said}." for said in dict.fromkeys(quoted) if said),
+    )
 
 
 def status_line(row: Mapping) -> dict[str, object]:

@@ -26,7 +26,6 @@ from specbench.reporting.columns import (
     QUALITY,
     SPEED,
     THROUGHPUT,
-    ReportColumn,
     failed_audit,
     first_columns,
     number,
@@ -36,15 +35,16 @@ from specbench.reporting.columns import (
 from specbench.reporting.image_tiles import tiles
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.row import ReportRow, record
-from specbench.reporting.sections import circumstances, definitions, sections
+from specbench.reporting.sections import ReportTable, circumstances, definitions, sections
 from specbench.specs.presets import PRESETS
 from specbench.store.run_info import decoder_json, describe_point
 from specbench.store.run_store import RunStore
 from specbench.store.schema import SAMPLES, read_facts
-from specbench.system.console import fitted_distinct, one_line, panel_count
+from specbench.system.console import one_line
+from specbench.system.text_tables import distinct_columns, panel_count, terminal_table
 
 _MORE = "specbench report --all: every number; --explain: what the columns mean"
-_LEFT = ("decoder", "lossless", "audit")
+_LEFT = ("lossless", "audit")
 KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")  # Columns that are shown even if all rows agree
 _ESSENTIAL = ("decoder", "NFE", "latency s", "speed-up [95 %]", "lossless")
 """Columns of the demonstration, and as many scores as stand beside them."""
@@ -63,9 +63,7 @@ def report_view(
         parts += [*([Text()] if parts else []), Text(one_line(heading), style="bold")]
         parts += [*(Text(one_line(sentence)) for sentence in section.answer), Text()] if section.answer else []
         for table in section.shown(everything):
-            parts += [Text(f"{one_line(table.title)}:")] if table.title else []
-            parts += [_table(table.columns, section.runs, width)]
-            parts += [Text(one_line(table.remark), style="dim")] if table.remark else []
+            parts += [_table(table, section.runs, width)]
             parts += [Text()] if everything else []
         parts += [] if everything else [Text(one_line(note), style="dim") for note in section.notes]
     below = [*(definitions(grouped, everything) if explain else ()), *(circumstances(rows) if everything else ())]
@@ -75,27 +73,26 @@ def report_view(
 
 def first_table(runs: Sequence[ReportRow], width: int) -> Group:
     """The first table of a report: one line per run; what all runs share stands in one line below."""
-    return _table(first_columns(runs), runs, width)
+    return _table(ReportTable(first_columns(runs)), runs, width)
 
 
 def narrow_table(runs: Sequence[ReportRow], width: int) -> Group:
     """The essential columns of `first_table`, with the scores that stand beside them."""
-    every, shown = first_columns(runs), [*_ESSENTIAL]
+    shown = [*_ESSENTIAL]
+
+    def table() -> ReportTable:
+        return ReportTable([column for column in first_columns(runs) if column.heading in shown])
+
     for column in score_columns(runs):
-        cells = [
-            [candidate.cell(row) for candidate in every if candidate.heading in (*shown, column.heading)]
-            for row in runs
-        ]
-        headings = [candidate.title for candidate in every if candidate.heading in (*shown, column.heading)]
-        shown += [column.heading] if panel_count(headings, cells, width) == 1 else []
-    return _table([column for column in every if column.heading in shown], runs, width)
+        shown.append(column.heading)
+        if panel_count(table().texts(runs), width) > 1:
+            shown.pop()
+    return _table(table(), runs, width)
 
 
-def _table(columns: Sequence[ReportColumn], runs: Sequence[ReportRow], width: int) -> Group:
-    cells = [[column.cell(row) for column in columns] for row in runs]
-    kept = [place for place, column in enumerate(columns) if column.heading in KEPT]
-    right = [place for place, column in enumerate(columns) if column.heading not in _LEFT]
-    return fitted_distinct([column.title for column in columns], cells, width, kept, right)
+def _table(table: ReportTable, runs: Sequence[ReportRow], width: int) -> Group:
+    kept = [column.title for column in table.columns if column.heading in KEPT]
+    return terminal_table(distinct_columns(table.texts(runs), kept), width, _LEFT)
 
 
 def run_view(folder: Path) -> RenderableType:

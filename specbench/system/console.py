@@ -1,4 +1,4 @@
-"""Console output: notes and errors on stderr, results alone on stdout, tables fitted to a terminal's width.
+"""Console output: notes and errors on stderr, results alone on stdout.
 
 Colour follows the terminal and the variables NO_COLOR, FORCE_COLOR and TERM=dumb.
 """
@@ -12,12 +12,10 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from rich.console import Console, Group
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from specbench.errors import SpecbenchError
@@ -25,9 +23,6 @@ from specbench.errors import SpecbenchError
 LINE_EVERY_S = 10.0
 _WARNING = "warning: "
 _progress = {"shown": True}
-_NO_CELL = "-"
-_GAP = 2
-_WHOLE, _NARROWEST = 28, 12  # Table cells up to this width are not wrapped while another panel can be opened
 
 
 class _LossyStream(io.TextIOWrapper):
@@ -180,88 +175,6 @@ def one_line(text: str, limit: int = 2000) -> str:
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."
 
 
-def fitted(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, right: Sequence[int] = ()) -> Group:
-    """Lay out rows of texts: cells wrap between words only, the columns that do not fit stand in a panel below.
-
-    Each panel repeats the first column; rows without a further text stand in the first.
-
-    Args:
-        width: of the terminal, in characters.
-        right: indices of the columns aligned right.
-    """
-    headings, cells = [one_line(text) for text in headings], [[one_line(text) for text in row] for row in rows]
-    least, most, wanted, first = _measured(headings, cells, width)
-    panels = []
-    # A first column that wraps more may leave room for all others beside it.
-    narrow = range(first, max(least[0], _NARROWEST) - 1, -1)
-    first = min(narrow or [first], key=lambda wide: (len(packed(wanted[1:], width - wide - _GAP)), -wide))
-    for run in packed(wanted[1:], width - first - _GAP):
-        chosen = [1 + place for place in run]
-        widths = _widened(chosen, least, most, wanted, width - first - _GAP, headings)
-        panels.append(_panel(headings, cells, [0, *chosen], [first, *widths], right))
-    if len(headings) == 1:
-        panels = [_panel(headings, cells, [0], [first], right)]
-    return Group(*(Padding(panel, (0, 0, 0 if panel is panels[-1] else 1, 0)) for panel in panels))
-
-
-def panel_count(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
-    """Into how many panels `fitted` cuts these rows."""
-    cells = [[one_line(text) for text in row] for row in rows]
-    _, _, wanted, first = _measured(headings, cells, width)
-    return len(packed(wanted[1:], width - first - _GAP))
-
-
-def _measured(
-    headings: Sequence[str], cells: Sequence[Sequence[str]], width: int
-) -> tuple[list[int], list[int], list[int], int]:
-    """Widths of each column: the least, that of unwrapped cells, the one wanted; and that of the first column."""
-    columns = [[heading, *(row[place] for row in cells)] for place, heading in enumerate(headings)]
-    least = [min(width, max(len(word) for text in column for word in (*text.split(), ""))) for column in columns]
-    most = [max(map(len, (*column[1:], *column[0].split()))) for column in columns]
-    most = [max(pair) for pair in zip(least, most, strict=True)]
-    wanted = [max(small, min(large, _WHOLE)) for small, large in zip(least, most, strict=True)]
-    first = min(wanted[0], max(least[0], width // 2))
-    return least, most, wanted, max(first, min(most[0], width - sum(most[1:]) - _GAP * (len(most) - 1)))
-
-
-def fitted_distinct(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], width: int, kept: Sequence[int], right: Sequence[int]
-) -> Group:
-    """`fitted` without the columns that are empty; what all of several rows share stands in one line below. `kept`:
-    indices of columns that stay if they are constant."""
-    shown = used_columns(rows, kept)
-    alike = shared_cells(headings, rows, shown)
-    table = fitted(
-        [headings[place] for place in shown],
-        [[row[place] for place in shown] for row in rows],
-        width,
-        right=[index for index, place in enumerate(shown) if place in right],
-    )
-    return Group(table, *([Text(alike, style="dim")] if alike else []))
-
-
-def shared_cells(headings: Sequence[str], rows: Sequence[Sequence[str]], shown: Sequence[int]) -> str:
-    """What all rows share in the columns that are not `shown`, in one line; "" if nothing."""
-    alike = [
-        f"{heading} {rows[0][place]}"
-        for place, heading in enumerate(headings)
-        if rows and place not in shown and rows[0][place] not in ("", _NO_CELL)
-    ]
-    return f"In every row: {', '.join(alike)}" if alike else ""
-
-
-def used_columns(rows: Sequence[Sequence[str]], kept: Sequence[int]) -> list[int]:
-    """Indices of the columns that say something: not empty in every row, nor the same in all of several rows. `kept`:
-    indices of columns that stay if they are constant."""
-    places = []
-    for place in range(len(rows[0]) if rows else 0):
-        texts = {row[place] for row in rows}
-        constant = len(texts) == 1 and len(rows) > 1 and place not in kept
-        if texts not in ({_NO_CELL}, {""}) and not constant:
-            places.append(place)
-    return places
-
-
 def _print_line(console: Console, line: str) -> None:
     """Print a line, on a terminal broken between words.
 
@@ -273,59 +186,3 @@ def _print_line(console: Console, line: str) -> None:
     text = Text(line)
     text.stylize("yellow", 0, len(_WARNING) if line.startswith(_WARNING) else 0)
     console.print(text)
-
-
-def packed(wanted: Sequence[int], room: int) -> list[list[int]]:
-    """Columns in runs whose widths fit into `room`; a column that is too wide stands alone."""
-    runs: list[list[int]] = []
-    for place, width in enumerate(wanted):
-        if runs and sum(wanted[other] + _GAP for other in runs[-1]) + width <= room:
-            runs[-1].append(place)
-        else:
-            runs.append([place])
-    return runs
-
-
-def _widened(
-    chosen: Sequence[int],
-    least: Sequence[int],
-    most: Sequence[int],
-    wanted: Sequence[int],
-    room: int,
-    headings: Sequence[str],
-) -> list[int]:
-    """Widths of one panel's columns: unused `room` goes to the cells that would otherwise wrap, then to headings of
-    more than two lines."""
-    widths = {place: min(wanted[place], max(room, least[place])) for place in chosen}
-    spare = room - sum(widths.values()) - _GAP * (len(chosen) - 1)
-    for place in sorted(chosen, key=lambda place: most[place]):
-        more = min(max(spare, 0), most[place] - widths[place])
-        widths[place] += more
-        spare -= more
-    for place in chosen:
-        more = max(0, _two_lines(headings[place]) - widths[place])
-        widths[place] += more if more <= spare else 0
-        spare -= more if more <= spare else 0
-    return [widths[place] for place in chosen]
-
-
-def _two_lines(heading: str) -> int:
-    """Width at which a heading takes two lines."""
-    words = heading.split()
-    cuts = [(" ".join(words[:place]), " ".join(words[place:])) for place in range(len(words))]
-    return min((max(map(len, cut)) for cut in cuts), default=0)
-
-
-def _panel(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], chosen: Sequence[int], widths: Sequence[int], right
-) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, _GAP, 0, 0), pad_edge=False)
-    for place, width in zip(chosen, widths, strict=True):
-        justify = "right" if place in right else "left"
-        heading = headings[place] if len(headings[place]) <= width else headings[place].replace(" [", "\n[")
-        table.add_column(Text(heading), width=width, justify=justify, overflow="fold", vertical="top")
-    first_panel = len(chosen) == 1 or 1 in chosen
-    for row in rows:
-        if first_panel or any(row[place] not in ("", _NO_CELL) for place in chosen[1:]):
-            table.add_row(*(Text(row[place]) for place in chosen))
-    return table

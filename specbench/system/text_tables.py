@@ -1,0 +1,284 @@
+"""Tables of texts: one document, and a writer of it for markdown, for LaTeX and for terminals."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from specbench.system.console import one_line, printable
+
+LATEX_NEEDS = "% needs \\usepackage{booktabs}\n"
+_NO_CELL = "-"
+COLUMN_GAP = 2
+_WHOLE, _NARROWEST = 28, 12  # Table cells up to this width are not wrapped while another panel can be opened
+
+
+class TextCell(NamedTuple):
+    """A cell of a table of texts."""
+
+    text: str
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of texts, whatever its format: rows of cells in groups with a name or none, and notes below. `labels`:
+    how many columns at the left name a row."""
+
+    headings: Sequence[str]
+    groups: Sequence[tuple[str | None, Sequence[Sequence[TextCell]]]]
+    labels: int = 1
+    title: str = ""
+    notes: Sequence[str] = ()
+
+    @property
+    def rows(self) -> list[Sequence[TextCell]]:
+        """The rows of all groups."""
+        return [row for _, rows in self.groups for row in rows]
+
+    @property
+    def marked(self) -> bool:
+        """Whether a cell is bold."""
+        return any(cell.bold for row in self.rows for cell in row)
+
+
+def plain_table(
+    headings: Sequence[str], rows: Iterable[Iterable[str | TextCell]], title: str = "", notes: Sequence[str] = ()
+) -> TextTable:
+    """A table of one group."""
+    cells = [[cell if isinstance(cell, TextCell) else TextCell(cell) for cell in row] for row in rows]
+    return TextTable(headings, [(None, cells)], title=title, notes=notes)
+
+
+def distinct_columns(table: TextTable, kept: Container[str]) -> TextTable:
+    """A table of one group without the columns that are empty; what all of several rows share is said in its first
+    note. `kept`: headings of columns that stay if they are constant."""
+    rows, used, shared = table.rows, [], []
+    if not rows:
+        return table
+    for place, heading in enumerate(table.headings):
+        texts = {row[place].text for row in rows}
+        if texts in ({_NO_CELL}, {""}):
+            continue
+        if len(texts) > 1 or len(rows) == 1 or heading in kept:
+            used.append(place)
+        else:
+            shared.append(f"{heading} {rows[0][place].text}")
+    return replace(
+        table,
+        headings=[table.headings[place] for place in used],
+        groups=[(None, [[row[place] for place in used] for row in rows])],
+        notes=[*([f"In every row: {', '.join(shared)}"] if shared else ()), *table.notes],
+    )
+
+
+def markdown_table(table: TextTable, aligned: bool = False) -> str:
+    """The rows as markdown: labels left, the others right, names of groups bold. `aligned`: columns of one width, to be
+    read as text."""
+    write = _aligned if aligned else escape
+    rows = [list(map(write, table.headings))]
+    for group, lines in table.groups:
+        if group:
+            rows.append([f"**{write(group)}**", *[""] * (len(table.headings) - 1)])
+        rows += [[f"**{write(cell.text)}**" if cell.bold else write(cell.text) for cell in line] for line in lines]
+    if aligned:
+        widths = [max(map(cell_len, texts)) for texts in zip(*rows, strict=True)]
+        rows = [[set_cell_size(text, width) for text, width in zip(row, widths, strict=True)] for row in rows]
+        rule = f"|{'|'.join('-' * (width + 2) for width in widths)}|"
+    else:
+        rule = f"| {' | '.join('---' if at < table.labels else '---:' for at in range(len(table.headings)))} |"
+    first, *others = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join((first, rule, *others))
+
+
+def _aligned(text: str) -> str:
+    return one_line(text).replace("|", "\\|")
+
+
+def escape(text: str) -> str:
+    """Escape text for a cell of a markdown table."""
+    return prose(str(text).replace("\\", "\\\\").replace("|", "\\|"))
+
+
+def prose(text: str) -> str:
+    """Escape text for one line of markdown outside tables, HTML tags included."""
+    return " ".join(printable(str(text)).split()).replace("<", "&lt;")
+
+
+_COLUMN, _PAGE, _CHARACTER, _POINTS = 229, 469, 4.5, 8
+"""Points: width of a column and of the text of a two-column article, of a character of \\small, and between columns."""
+
+
+def latex_table(table: TextTable, label: str, wide: bool = False) -> str:
+    """A float with a booktabs `tabular` and the title as caption: labels left, the others right. Its environment and
+    the size of its letters are those in which it fits a two-column page; the environment is that of two columns if
+    `wide`."""
+    texts = [table.headings, *([cell.text for cell in row] for row in table.rows)]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    points = sum(widths) * _CHARACTER + (len(widths) - 1) * _POINTS
+    kind, size = "table*" if wide or points > _COLUMN else "table", r"\small" if points <= _PAGE else r"\footnotesize"
+    body = []
+    for group, rows in table.groups:
+        body.append(r"\midrule")
+        if group:
+            body.append(rf"\multicolumn{{{len(widths)}}}{{l}}{{\textit{{{tex(group)}}}}} \\")
+        for row in rows:
+            body.append(" & ".join(rf"\textbf{{{tex(text)}}}" if bold else tex(text) for text, bold in row) + r" \\")
+    return "\n".join(
+        (
+            rf"\begin{{{kind}}}",
+            rf"\caption{{{tex(table.title)}}}",
+            rf"\label{{{label}}}",
+            rf"\centering{size}\setlength{{\tabcolsep}}{{4pt}}",
+            rf"\begin{{tabular}}{{@{{}}{'l' * table.labels}{'r' * (len(widths) - table.labels)}@{{}}}}",
+            r"\toprule",
+            " & ".join(map(tex, table.headings)) + r" \\",
+            *body,
+            r"\bottomrule",
+            r"\end{tabular}",
+            rf"\end{{{kind}}}",
+            "",
+        )
+    )
+
+
+def latex_label(name: str | None, *content: str) -> str:
+    """Label of a table by its name, else by a number of its content: two tables of a paper have different ones."""
+    number = int(hashlib.sha256("\n".join(content).encode()).hexdigest(), 16) % 10**6
+    return "tab:" + (re.sub(r"[^\w-]+", "-", name) if name else f"specbench-{number:06d}")
+
+
+_TEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "[": "{[}",
+    "]": "{]}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "–": "--",
+    **{sign: rf"\textsuperscript{{{digit}}}" for digit, sign in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")},
+    "†": r"\textsuperscript{\dag}",
+    "±": r"$\pm$",
+    "≥": r"$\geq$",
+    "×": r"$\times$",
+}
+
+
+def tex(text: str) -> str:
+    """Escape text for LaTeX."""
+    return "".join(_TEX.get(character, character) for character in one_line(text))
+
+
+def terminal_table(table: TextTable, width: int, left: Container[str] = ()) -> Group:
+    """Lay out for a terminal of `width` characters: cells wrap between words only, the columns that do not fit stand in
+    a panel below. Each panel repeats the first column; rows without a further text stand in the first. `left`: headings
+    of columns aligned left, besides the first."""
+    headings = [one_line(text) for text in table.headings]
+    rows = [[cell._replace(text=one_line(cell.text)) for cell in row] for row in table.rows]
+    least, most, wanted, first = _measured(headings, rows, width)
+    # A first column that wraps more may leave room for all others beside it.
+    narrow = range(first, max(least[0], _NARROWEST) - 1, -1)
+    first = min(narrow or [first], key=lambda wide: (len(packed(wanted[1:], width - wide - COLUMN_GAP)), -wide))
+    panels = []
+    for run in packed(wanted[1:], width - first - COLUMN_GAP) or [[]]:
+        chosen = [1 + place for place in run]
+        widths = _widened(chosen, least, most, wanted, width - first - COLUMN_GAP, headings)
+        shown = [row for row in rows if not panels or any(row[place].text not in ("", _NO_CELL) for place in chosen)]
+        places = dict(zip((0, *chosen), (first, *widths), strict=True))
+        right = [place for place in chosen if headings[place] not in left]
+        panels.append(panel(headings, places, ((row, None) for row in shown), right))
+    spaced = (Padding(panel, (0, 0, 0 if panel is panels[-1] else 1, 0)) for panel in panels)
+    said = (Text(one_line(text), style="dim") for text in table.notes)
+    return Group(*([Text(f"{one_line(table.title)}:")] if table.title else ()), *spaced, *said)
+
+
+def panel(
+    headings: Sequence[str],
+    widths: Mapping[int, int],
+    rows: Iterable[tuple[Sequence[TextCell], str | None]],
+    right: Container[int],
+    dim: Container[int] = (),
+) -> Table:
+    """The columns at some places in these widths, rows with their style."""
+    drawn = Table(box=None, header_style="bold", padding=(0, COLUMN_GAP, 0, 0), pad_edge=False)
+    for place, width in widths.items():
+        heading = headings[place] if len(headings[place]) <= width else headings[place].replace(" [", "\n[")
+        justify, style = "right" if place in right else "left", "dim" if place in dim else ""
+        drawn.add_column(Text(heading), width=width, justify=justify, overflow="fold", style=style)
+    for row, style in rows:
+        cells = (row[place] for place in widths if place < len(row))
+        drawn.add_row(*(Text(text, style="bold" if bold else "") for text, bold in cells), style=style)
+    return drawn
+
+
+def panel_count(table: TextTable, width: int) -> int:
+    """Into how many panels `terminal_table` cuts the table."""
+    _, _, wanted, first = _measured(table.headings, table.rows, width)
+    return len(packed(wanted[1:], width - first - COLUMN_GAP))
+
+
+def packed(wanted: Sequence[int], room: int) -> list[list[int]]:
+    """Columns in runs whose widths fit into `room`; a column that is too wide stands alone."""
+    runs: list[list[int]] = []
+    for place, width in enumerate(wanted):
+        if runs and sum(wanted[other] + COLUMN_GAP for other in runs[-1]) + width <= room:
+            runs[-1].append(place)
+        else:
+            runs.append([place])
+    return runs
+
+
+def _measured(
+    headings: Sequence[str], rows: Sequence[Sequence[TextCell]], width: int
+) -> tuple[list[int], list[int], list[int], int]:
+    """Widths of each column: the least, that of unwrapped cells, the one wanted; and that of the first column."""
+    columns = [[heading, *(row[place].text for row in rows)] for place, heading in enumerate(headings)]
+    least = [min(width, max(len(word) for text in column for word in (*text.split(), ""))) for column in columns]
+    most = [max(map(len, (*column[1:], *column[0].split()))) for column in columns]
+    most = [max(pair) for pair in zip(least, most, strict=True)]
+    wanted = [max(small, min(large, _WHOLE)) for small, large in zip(least, most, strict=True)]
+    first = min(wanted[0], max(least[0], width // 2))
+    return least, most, wanted, max(first, min(most[0], width - sum(most[1:]) - COLUMN_GAP * (len(most) - 1)))
+
+
+def _widened(
+    chosen: Sequence[int],
+    least: Sequence[int],
+    most: Sequence[int],
+    wanted: Sequence[int],
+    room: int,
+    headings: Sequence[str],
+) -> list[int]:
+    """Widths of one panel's columns: unused `room` goes to the cells that would otherwise wrap, then to headings of
+    more than two lines."""
+    widths = {place: min(wanted[place], max(room, least[place])) for place in chosen}
+    spare = room - sum(widths.values()) - COLUMN_GAP * (len(chosen) - 1)
+    for place in sorted(chosen, key=lambda place: most[place]):
+        more = min(max(spare, 0), most[place] - widths[place])
+        widths[place] += more
+        spare -= more
+    for place in chosen:
+        more = max(0, _two_lines(headings[place]) - widths[place])
+        widths[place] += more if more <= spare else 0
+        spare -= more if more <= spare else 0
+    return [widths[place] for place in chosen]
+
+
+def _two_lines(heading: str) -> int:
+    """Width at which a heading takes two lines."""
+    words = heading.split()
+    cuts = [(" ".join(words[:place]), " ".join(words[place:])) for place in range(len(words))]
+    return min((max(map(len, cut)) for cut in cuts), default=0)

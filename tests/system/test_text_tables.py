@@ -1,0 +1,76 @@
+"""Tables of texts: a mark is bold in every format; terminals keep identifiers whole, further panels repeat names."""
+
+import pytest
+from rich.console import Console
+
+from specbench.system.text_tables import (
+    TextCell,
+    distinct_columns,
+    latex_table,
+    markdown_table,
+    plain_table,
+    terminal_table,
+)
+
+HEADINGS = ("name", "hub id", "licence", "value")
+ROWS = [
+    ("lumina-1024", "Alpha-VLLM/Lumina-mGPT-7B-1024", "Chameleon research licence, non-commercial", "1.5"),
+    ("emu3", "BAAI/Emu3-Gen-hf", "Apache-2.0", "22.25"),
+]
+
+
+@pytest.mark.parametrize("width", [45, 80, 120, 200])
+def test_identifiers_stay_whole(width):
+    console = Console(width=width, highlight=False)
+    with console.capture() as text:
+        console.print(terminal_table(plain_table(HEADINGS, ROWS), width, left=HEADINGS[:3]))
+    lines = text.get().splitlines()
+    assert max(map(len, lines)) <= width
+    for row in ROWS:
+        assert all(any(word in line for line in lines) for cell in row for word in cell.split())
+    panels = sum(line.startswith("name") for line in lines)
+    assert panels == sum(line.startswith("lumina-1024") for line in lines) and (panels == 1) == (width >= 80)
+
+
+def test_a_further_panel_has_no_empty_rows():
+    table = plain_table(("name", "value", "fix"), [("a", "1", "-"), ("b", "2", "a-long-command-to-type")])
+    console = Console(width=30, highlight=False)
+    with console.capture() as text:
+        console.print(terminal_table(table, 30))
+    assert text.get().split() == ["name", "value", "a", "1", "b", "2", "name", "fix", "b", "a-long-command-to-type"]
+
+
+def test_empty_and_constant_columns_say_nothing():
+    headings, rows = ("name", "note", "images", "value"), [("a", "-", "4", "1"), ("b", "-", "4", "2")]
+    table = plain_table(headings, rows)
+    assert distinct_columns(table, kept=["name", "images"]).headings == ["name", "images", "value"]
+    alone = distinct_columns(plain_table(headings, rows[:1]), kept=[])
+    assert alone.headings == ["name", "images", "value"], "of one row nothing is constant"
+    assert not distinct_columns(plain_table(headings, []), kept=[]).rows
+    console = Console(width=60, highlight=False)
+    with console.capture() as text:
+        console.print(terminal_table(distinct_columns(table, kept=["name"]), 60))
+    shown = text.get()
+    assert "In every row: images 4" in shown and "note" not in shown and shown.split()[:2] == ["name", "value"]
+
+
+def test_the_first_column_does_not_wrap_where_all_columns_fit():
+    name = "peak of cpu, bfloat16, 1 thread on this machine"
+    console = Console(width=80, highlight=False)
+    with console.capture() as text:
+        console.print(terminal_table(plain_table(("name", "status"), [(name, "ok"), ("python", "missing")]), 80))
+    assert name in text.get()
+
+
+def test_a_mark_of_a_cell_is_bold_in_every_format():
+    table = plain_table(("run", "score"), [("a|b", TextCell("0.9", bold=True)), ("c", "0.8")], "Scores")
+    assert table.marked
+    assert markdown_table(table).splitlines()[2:] == ["| a\\|b | **0.9** |", "| c | 0.8 |"]
+    assert markdown_table(table, aligned=True).splitlines()[1:] == [
+        "|------|---------|", "| a\\|b | **0.9** |", "| c    | 0.8     |",
+    ]  # fmt: skip
+    assert r"a\textbar{}b & \textbf{0.9} \\" in latex_table(table, "tab:x")
+    console = Console(width=40, highlight=False, force_terminal=True, color_system="standard")
+    with console.capture() as text:
+        console.print(terminal_table(table, 40))
+    assert "\x1b[1m  0.9\x1b[0m" in text.get() and text.get().startswith("Scores:")
