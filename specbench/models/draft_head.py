@@ -28,7 +28,7 @@ from transformers.models.chameleon.modeling_chameleon import ChameleonDecoderLay
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
 from specbench.models.checkpoint_loading import renew_rotary
-from specbench.models.draft_head_files import find_head, no_own_head, published_head
+from specbench.models.draft_head_files import HeadFiles, no_head, published_head
 from specbench.models.interface import DraftHeadModel, ImageModel
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_directly
@@ -151,13 +151,13 @@ class HeadLoading(NamedTuple, Generic[Head]):
                 f"model '{model.name}' cannot be used with a draft head", "choose a decoder without one"
             )
         path = path or self.published(model.name)
-        files = find_head(path, model.name, None, download=True) if path else None
+        files = HeadFiles(path, model.name).fetch() if path else None
         source = (_identity(files) if files else "own", model.device, model.dtype)
         kept = _LATEST.setdefault(model, {})
         if self not in kept or kept[self][0] != source:
             head = self.load(files) if files else self.own(model)
             if head is None:
-                raise no_own_head(model.name)
+                raise no_head(model.name)
             kept[self] = source, self._fitted(head, model, path)
         return kept[self][1]
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
@@ -36,23 +37,58 @@ def published_head(model: str, kind: str = "eagle") -> str:
     return known.repo if known else ""
 
 
-def find_head(given: str, model: str, folder: Path | None, download: bool = False) -> CheckpointFiles:
-    """Find the files of the head `given`, a folder or hub id, or of `folder` if that is empty.
+@dataclass(frozen=True)
+class HeadFiles:
+    """The files of a draft head as a user asks for them."""
 
-    Args:
-        model: name of the target, for messages.
-        own: folder of the target's own head, if any.
-        download: whether a hub repository that is not on this disk may be downloaded.
-    """
-    if not given and folder is None:
-        raise no_own_head(model)
-    if not given or not _is_hub_id(given):
-        return head_in(Path(given).expanduser() if given else folder)
-    known = WantedFiles(_known(given))
-    return head_in((known.fetch() if download else known.find()).named(CONFIG).parent)
+    given: str  # a folder or hub id; empty for the head that comes with the model
+    model: str  # name of the target, for messages
+    bundled: Path | None = None  # folder of the head that comes with the model
+
+    def find(self) -> CheckpointFiles:
+        """The files on this disk; a SpecbenchError with exit code 5 where they are not."""
+        return self._located(WantedFiles.find)
+
+    def fetch(self) -> CheckpointFiles:
+        """The same, after downloading a hub repository that is not on this disk."""
+        return self._located(WantedFiles.fetch)
+
+    def require(self) -> None:
+        """Raise the error of `find` unless the head can be downloaded."""
+        try:
+            self.find()
+        except SpecbenchError:
+            if not self._on_hub:
+                raise
+            require_permission(self.given, None)
+
+    def missing(self) -> Download | None:
+        """What `fetch` downloads; None for a folder, and for what is on this disk."""
+        return self._wanted.missing() if self._on_hub else None
+
+    def _located(self, locate: Callable[[WantedFiles], CheckpointFiles]) -> CheckpointFiles:
+        if self._on_hub:
+            return head_in(locate(self._wanted).named(CONFIG).parent)
+        folder = Path(self.given).expanduser() if self.given else self.bundled
+        if folder is None:
+            raise no_head(self.model)
+        return head_in(folder)
+
+    @property
+    def _wanted(self) -> WantedFiles:
+        known = (source for source in PUBLISHED_HEADS.values() if source.repo == self.given)
+        return WantedFiles(next(known, _source(self.given)))
+
+    @property
+    def _on_hub(self) -> bool:
+        """Whether OWNER/NAME is meant, not a folder, nor a mistyped path in a folder that is here."""
+        given = self.given
+        named = given.count("/") == 1 and not given.startswith((".", "/", "~")) and not Path(given).is_dir()
+        published = {source.repo for source in PUBLISHED_HEADS.values()}
+        return named and (given in published or not Path(given).parent.is_dir())
 
 
-def no_own_head(model: str) -> SpecbenchError:
+def no_head(model: str) -> SpecbenchError:
     """The error for a model without a draft head; `model` may carry what was added to its name."""
     name = model.partition("+")[0]
     return SpecbenchError(
@@ -60,31 +96,6 @@ def no_own_head(model: str) -> SpecbenchError:
         f"pass one with --head FOLDER, or train one with 'specbench train-head --model {name}'",
         MISSING_PREREQUISITE,
     )
-
-
-def require_head(given: str, model: str, folder: Path | None) -> None:
-    """Raise the error of `find_head` unless the head can be downloaded."""
-    try:
-        find_head(given, model, folder)
-    except SpecbenchError:
-        if not _is_hub_id(given):
-            raise
-        require_permission(given, None)
-
-
-def missing_head(given: str) -> Download | None:
-    """What `find_head` downloads; None for a folder, and for what is on this disk."""
-    return WantedFiles(_known(given)).missing() if _is_hub_id(given) else None
-
-
-def _known(repo: str) -> Source:
-    return next((source for source in PUBLISHED_HEADS.values() if source.repo == repo), _source(repo))
-
-
-def _is_hub_id(given: str) -> bool:
-    """Whether OWNER/NAME is meant, not a folder, nor a mistyped one in a folder that is here."""
-    named = given.count("/") == 1 and not given.startswith((".", "/", "~")) and not Path(given).is_dir()
-    return named and (given in {source.repo for source in PUBLISHED_HEADS.values()} or not Path(given).parent.is_dir())
 
 
 def head_in(folder: Path) -> CheckpointFiles:

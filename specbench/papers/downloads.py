@@ -12,14 +12,14 @@ from specbench.metrics.base import Settings
 from specbench.metrics.published_weights import CHECKPOINTS, missing_file
 from specbench.models.catalog import find_model, models
 from specbench.models.checkpoint_files import Source, WantedFiles
-from specbench.models.draft_head_files import PUBLISHED_HEADS, missing_head
+from specbench.models.draft_head_files import PUBLISHED_HEADS
 from specbench.models.hub_model import HubModel
 from specbench.papers.planned_cells import resolve_cells
 from specbench.papers.table import Table
 from specbench.papers.table_files import is_table, load_table, table_names
 from specbench.prompts.public import missing_set, public_sets
 from specbench.runs.decoder_args import plan_decoders
-from specbench.runs.plan import own_head, plan_model
+from specbench.runs.plan import head_files, plan_model
 from specbench.system.downloads import Download, fetch_all
 
 
@@ -93,11 +93,11 @@ def table_downloads(table: Table) -> list[Download]:
     for model in dict.fromkeys(plan_model(values) for values in cells):
         wanted += model.downloads()
     heads = dict.fromkeys(
-        own_head(plan_model(values), need.spec, lambda given, *_: given)
+        head_files(plan_model(values), planned.spec)
         for values in cells
-        for need in plan_decoders(values["decoder"].value, values)
+        for planned in plan_decoders(values["decoder"].value, values)
     )
-    wanted += [need for head in heads if head and (need := missing_head(head))]
+    wanted += [need for head in heads if head and (need := head.missing())]
     return wanted + metric_catalog.downloads(table.metrics(), Settings())
 
 

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,14 +16,13 @@ import pyarrow.compute as pc
 from specbench.decoding.generation import SPANS
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import check_model
-from specbench.models.draft_head_files import find_head
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.prompts import downloadable, public_names
 from specbench.prompts.public import missing_set
 from specbench.runs.decoder_args import PlannedDecoder
 from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.memory_estimate import footprint, free_memory
-from specbench.runs.plan import SAMPLING_SETTINGS, Plan, Problems, Shared, draft_plan, own_head, plan_drawing
+from specbench.runs.plan import SAMPLING_SETTINGS, Plan, Problems, Shared, draft_plan, head_files, plan_drawing
 from specbench.runs.settings import Value
 from specbench.specs.run_spec import RunSpec
 from specbench.stats.forward_time import Forward, Reached, forward_ms
@@ -159,7 +157,7 @@ def _outlook(
         "memory_gib": None if bytes_needed is None else float(f"{bytes_needed / 2**30:.3g}"),
         "captions": cut,
         "weights": _where(model.files),
-        "head": _where(partial(own_head, model, planned.spec, find_head)) if "head" in options else None,
+        "head": _where(head.find) if (head := head_files(model, planned.spec)) else None,
         "obstacles": [str(error) for error in obstacles],
     }
     return Outlook(row, obstacles, spec, plan.out)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model, model_code
 from specbench.models.checkpoint_files import CheckpointFiles
-from specbench.models.draft_head_files import find_head, missing_head, published_head, require_head
+from specbench.models.draft_head_files import HeadFiles, published_head
 from specbench.models.facts import EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.models.hub_model import RELEASED, HubModel
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
@@ -147,25 +147,25 @@ class Plan:
 
     def missing_heads(self) -> list[Download]:
         """Those of `downloads` that are draft heads."""
-        heads = [own_head(self.model, planned.spec, lambda given, *_: missing_head(given)) for planned in self.decoders]
-        return [head for head in dict.fromkeys(heads) if head]
+        heads = [head_files(self.model, planned.spec) for planned in self.decoders]
+        return [need for head in dict.fromkeys(heads) if head and (need := head.missing())]
 
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """Files of the decoder's draft head; None without one."""
-        return own_head(self.model, decoder, lambda *given: find_head(*given, download))
+        head = head_files(self.model, decoder)
+        return head and (head.fetch() if download else head.find())
 
 
 def _digest(code: Code | None) -> str | None:
     return code and code.digest
 
 
-def own_head(model: ModelFacts, decoder: DecoderSpec, find: Callable) -> Any:
-    """What `find` (of `specbench.models.draft_head_files`) finds of the decoder's draft head, the given one, the
-    model's own or its published one; None without one."""
-    given, own = dict(decoder.options).get("head"), model.heads.get(decoder.head_kind)
+def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
+    """The decoder's draft head, the given one, the model's or its published one; None without one."""
+    given, bundled = dict(decoder.options).get("head"), model.heads.get(decoder.head_kind)
     if given is None:
         return None
-    return find(given or ("" if own else published_head(model.name, decoder.head_kind)), model.name, own)
+    return HeadFiles(given or ("" if bundled else published_head(model.name, decoder.head_kind)), model.name, bundled)
 
 
 class Shared:
@@ -225,7 +225,8 @@ def draft_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Pla
     prompts, chosen = problems.check("prompts", _draw, *images, shared) or (None, ())
     problems.check("weights", model.require_weights)
     for planned in decoders:
-        problems.check(planned, own_head, model, planned.spec, require_head)
+        if head := head_files(model, planned.spec):
+            problems.check(planned, head.require)
     captions = (model, *named, drawing)
     problems.check("captions", shared.once, captions, lambda: model.check_prompts(chosen))
     problems.check("out", shared.once, ("out", out), lambda: check_writable(out))

@@ -16,7 +16,7 @@ from draft_heads import write_head
 
 from specbench.errors import SpecbenchError
 from specbench.models.draft_head import load_head
-from specbench.models.draft_head_files import PUBLISHED_HEADS, find_head, head_in, published_head
+from specbench.models.draft_head_files import PUBLISHED_HEADS, HeadFiles, head_in, published_head
 from specbench.models.families.llamagen import LlamaGen
 from specbench.papers.planned_cells import head_of
 
@@ -30,7 +30,7 @@ def test_each_published_head_is_known_by_its_model():
         published_head("llamagen+random+tiny") == published_head("janus") == published_head("lumina", "vertical") == ""
     )
     with pytest.raises(SpecbenchError, match="sihwanpark/LANTERN-Lumina-mGPT-7B-768 is not on this disk") as error:
-        find_head(published_head("lumina"), "lumina", None)
+        HeadFiles(published_head("lumina"), "lumina").find()
     assert error.value.try_this == "specbench fetch sihwanpark/LANTERN-Lumina-mGPT-7B-768"
     assert PUBLISHED_HEADS["lumina"].licence == "Apache-2.0"
 
