@@ -187,7 +187,7 @@ def find_model(name: str) -> ModelFacts:
     """Find a model by name, or import it as "package.module:NAME"; the SpecbenchError for an unknown name suggests the
     nearest one."""
     if plugins.is_reference(name):
-        return _own_model(name)
+        return _users_model(name)
     return models()[model_name(name)]
 
 
@@ -198,14 +198,14 @@ def model_name(typed: str) -> str:
         return read_name("model", typed, models(), also)
     fitting = _by_words(typed.rpartition("/")[2])
     if "/" in typed:
-        own = fitting[0] if len(fitting) == 1 else "NAME"
-        hint = f"a checkpoint goes with the model of its architecture: --model {own} --weights {typed}"
+        model = fitting[0] if len(fitting) == 1 else "NAME"
+        hint = f"a checkpoint goes with the model of its architecture: --model {model} --weights {typed}"
         raise SpecbenchError(f"unknown model '{typed}'", hint)
     return read_name("model", typed, models(), found=fitting)
 
 
 def _repositories(model: ModelFacts) -> list[str]:
-    """Ids of a model's own repositories on the hub, and their names without the owner."""
+    """Ids of a model's repositories on the hub, and their names without the owner."""
     sources = [model.source, *(layout.sources[0] for layout in model.also)] if isinstance(model, HubModel) else []
     return [text for source in sources for text in (source.repo, source.repo.rpartition("/")[2])]
 
@@ -217,12 +217,12 @@ def _by_words(typed: str) -> list[str]:
         for name, model in models().items()
     }
     families = {name: getattr(model, "target", name) for name, model in models().items()}
-    found = names.by_words(typed, facts, families)
-    return [name for name in found if names.folded(typed).startswith(re.split("[^a-z]", name)[0])]
+    fitting = names.by_words(typed, facts, families)
+    return [name for name in fitting if names.folded(typed).startswith(re.split("[^a-z]", name)[0])]
 
 
-def _own_model(reference: str) -> ModelFacts:
-    """A model of the user, known by its own name from then on."""
+def _users_model(reference: str) -> ModelFacts:
+    """A model of the user, known by its name from then on."""
     model = plugins.load_user_object(reference, "model")
     if not isinstance(model, ModelInfo | HubModel):
         raise SpecbenchError(f"model '{reference}' is a {type(model).__name__}, not a specbench ModelInfo")
@@ -236,7 +236,7 @@ def _own_model(reference: str) -> ModelFacts:
     return model
 
 
-_references: dict[str, str] = {}  # Where the models of plug-ins and of the user's own modules are defined, by name
+_references: dict[str, str] = {}  # Where the models of plug-ins and of the user's modules are defined, by name
 
 
 def model_code(model: ModelFacts) -> Code | None:
@@ -258,7 +258,7 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
 
     Args:
         model: a name, or the facts of a model, which may have been configured.
-        dtype: "float32", "bfloat16" or "float16"; the model's own if None.
+        dtype: "float32", "bfloat16" or "float16"; the model's if None.
 
     Raises:
         SpecbenchError: unknown name; exit code 5 when its weights or the device are missing.

@@ -49,8 +49,8 @@ class Source:
     files: tuple[str, ...]  # glob patterns that must each match; "a|b" takes b where nothing matches a
     licence: str  # under which they may be used
     beside: tuple[str, ...] = ()  # files in a `--weights` folder that serve instead, relative paths
-    note: str = ""  # one more thing to know before getting them
-    # folders of a `--weights` folder that hold its files, besides the one named like the repository
+    note: str = ""  # what else to know before getting them
+    # folders of a `--weights` folder that hold its files, besides the folder named like the repository
     folders: tuple[str, ...] = ()
     optional: tuple[str, ...] = ()  # files that are read where they exist
 
@@ -143,7 +143,7 @@ class WantedFiles:
     """The files of a source as a user asks for them."""
 
     source: Source
-    weights: str | None = None  # a folder, or a hub id that takes the place of the source's; None for the source's own
+    weights: str | None = None  # a folder, or a hub id that takes the place of the source's; None for the source's
     revision: str | None = None  # of the hub repository
     beside: Path | None = None  # folder of a language model, in which and beside which a companion is looked for first
 

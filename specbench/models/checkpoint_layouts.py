@@ -37,7 +37,7 @@ class LayoutMark:
     models: str  # names for `--model`
     what: str  # for messages
     test: Callable[[Path], bool]  # whether a folder is of this layout
-    # other families that pass the test where a copy lacks their own mark: there the user knows better
+    # other families that pass the test where a copy lacks their mark: there the user knows better
     shared: tuple[str, ...] = ()
 
 
@@ -274,15 +274,6 @@ class ModelFiles:
         return next((layout for layout in self.layouts if layout.name == name), usual)
 
 
-_FACTS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-)
-"""Names of the sizes in a configuration, in the order of a maker's arguments."""
 _EMU3, _QWEN = (184_622, 4096, 14_336, 32, 32, 8), (151_936, 4096, 22_016, 32, 32)
 _CHAMELEON = (_CHAMELEON_WORDS, 4096, 11_008, 32, 32)
 _DEFAULTS = {
@@ -299,7 +290,7 @@ _HEAD_WIDTHS = {"liquid": 256, "emu35": 128}
 def default_sizes(family: str) -> dict[str, int]:
     """`_DEFAULTS` by the names of a configuration."""
     widths = {"head_dim": _HEAD_WIDTHS[family]} if family in _HEAD_WIDTHS else {}
-    return dict(zip(_FACTS, _DEFAULTS[family], strict=False)) | widths
+    return dict(zip(sizes.SIZES, _DEFAULTS[family], strict=False)) | widths
 
 
 _DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError)
@@ -312,7 +303,7 @@ def stored_size(
     """The size of the checkpoint in `folder`; None where its files do not tell: whoever loads it says why.
 
     Args:
-        source: of LlamaGen, whose first file is the model's own, in a folder that may hold several models.
+        source: of LlamaGen, whose first file alone is this model's, in a folder that may hold several models.
     """
     try:
         if source and family.startswith("llamagen"):
@@ -333,11 +324,11 @@ def _configured_size(family: str, folder: Path) -> sizes.NetworkSize:
     held = _json_object(next((path for path in map(folder.joinpath, CONFIGS) if path.is_file()), folder / CONFIGS[0]))
     text = held.get("text_config", held.get("language_config", held))
     usual = default_sizes(family)
-    given = {name: value for name, value in (usual | text).items() if name in _FACTS}
+    given = {name: value for name, value in (usual | text).items() if name in sizes.SIZES}
     given.setdefault("num_key_value_heads", given["num_attention_heads"])
     if min(map(int, given.values())) < 1 or given["hidden_size"] % given["num_attention_heads"]:
         raise ValueError("sizes that make no network")
-    size = sizes.MAKERS[family](*(int(given[name]) for name in _FACTS))
+    size = sizes.network_size(family, *(int(given[name]) for name in sizes.SIZES))
     if family == "tar" and not text.get("tie_word_embeddings"):
         size = replace(size, head_rows=size.words)
     head = text.get("head_dim") or usual.get("head_dim", 0)
@@ -351,8 +342,8 @@ def _meta_size(held: Mapping) -> sizes.NetworkSize:
     wanted = int(params.get("ffn_dim_multiplier", 1) * int(8 * width / 3))
     unit = params.get("multiple_of", 256)
     inner = unit * -(-wanted // unit)
-    words = params.get("vocab_size", _CHAMELEON_WORDS)
-    return sizes.chameleon(words, width, inner, params["n_layers"], heads, params.get("n_kv_heads") or heads)
+    words, kv_heads = params.get("vocab_size", _CHAMELEON_WORDS), params.get("n_kv_heads") or heads
+    return sizes.network_size("anole", words, width, inner, params["n_layers"], heads, kv_heads)
 
 
 def _llamagen_size(files: CheckpointFiles, named: sizes.NetworkSize) -> sizes.NetworkSize:
@@ -361,8 +352,8 @@ def _llamagen_size(files: CheckpointFiles, named: sizes.NetworkSize) -> sizes.Ne
 
     tensors = read_tensors(files)
     codes, width, inner, layers, head = sizes.llamagen_shape(tensors, named)
-    shape = codes, width, inner, layers, width // head
+    shape = codes, width, inner, layers, width // head, width // head
     if (classes := tensors.get("cls_embedding.embedding_table.weight")) is not None:
-        return sizes.llamagen_class(*shape, len(classes) - 1)
+        return sizes.network_size("llamagen_class", *shape, classes=len(classes) - 1)
     caption, text_width = tensors["cls_embedding.uncond_embedding"].shape
-    return sizes.llamagen(*shape, text_width, caption)
+    return sizes.network_size("llamagen", *shape, text_width=text_width, caption=caption)

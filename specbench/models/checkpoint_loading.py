@@ -140,7 +140,7 @@ def build_network(
     kind: Callable[..., nn.Module], *arguments: object, files: CheckpointFiles | None = None
 ) -> nn.Module:
     """A network without memory: its parameters are to be assigned by `fill` or drawn by `randomise`. `files`: where its
-    configuration was read; one that makes no network is then a damaged file."""
+    configuration was read; what makes no network is then a damaged file."""
     try:
         with torch.device("meta"):
             return kind(*arguments)
@@ -163,7 +163,7 @@ def fill(
 
     Args:
         tensors: exactly the network's parameters; shared ones may be left out.
-        found: the files they come from, for messages.
+        files: where they come from, for messages.
         device: "meta" leaves the values in their files, after all checks.
         eight_bits: store the matrices of layers so, see `quantise`.
     """

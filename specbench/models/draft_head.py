@@ -1,6 +1,6 @@
 """EAGLE-1's draft head (Li et al., ICML 2024, arXiv 2401.15077): one layer that extrapolates a target's features.
 
-A feature f_t is the target's last hidden state, the one its output matrix reads. Element t pairs it with the token that
+A feature f_t is the target's last hidden state, which its output matrix reads. Element t pairs it with the token that
 followed, and the layer's output stands for the next feature:
 
     input_t = W [e(x_{t+1}); f_t] + b        f^_{t+1} = layer(input_1 .. input_t)        logits = target.head(f^_{t+1})
@@ -124,9 +124,9 @@ _LATEST: WeakKeyDictionary[ImageModel, dict[object, tuple[object, nn.Module]]] =
 
 
 def head_for(model: ImageModel, path: str) -> EagleHead:
-    """Load the head `path` (a folder or hub id), or the model's own one if that is empty, ready to draft for `model`.
+    """Load the head `path` (a folder or hub id), or the model's if that is empty, ready to draft for `model`.
 
-    The latest one is cached, and loaded again when its files or the model's device or dtype have changed.
+    The latest head is cached, and loaded again when its files or the model's device or dtype have changed.
     """
     return _EAGLE.ready(model, path)
 
@@ -135,7 +135,7 @@ class HeadLoading(NamedTuple, Generic[Head]):
     """What loading differs in between kinds of heads."""
 
     able: type  # protocol of the models that such a head can draft for
-    own: Callable[[Any], Head | None]  # the head that comes with a model, None if none does
+    bundled: Callable[[Any], Head | None]  # the head that comes with a model, None if none does
     load: Callable[[CheckpointFiles], Head]  # reads a head's files
     width: Callable[[Head], int]  # size of the features that a head reads
     # checks a head against a model, and suits it to the model
@@ -144,18 +144,18 @@ class HeadLoading(NamedTuple, Generic[Head]):
     published: Callable[[str], str] = lambda model: ""
 
     def ready(self, model: ImageModel, path: str) -> Head:
-        """Load the head `path`, or if that is empty the published or the model's own one, ready for `model`; the one
-        used last is kept."""
+        """Load the head `path`, or if that is empty the published or the model's, ready for `model`; the head used
+        last is kept."""
         if not isinstance(model, self.able):
             raise SpecbenchError(
                 f"model '{model.name}' cannot be used with a draft head", "choose a decoder without one"
             )
         path = path or self.published(model.name)
         files = HeadFiles(path, model.name).fetch() if path else None
-        source = (_identity(files) if files else "own", model.device, model.dtype)
+        source = (_identity(files) if files else "bundled", model.device, model.dtype)
         kept = _LATEST.setdefault(model, {})
         if self not in kept or kept[self][0] != source:
-            head = self.load(files) if files else self.own(model)
+            head = self.load(files) if files else self.bundled(model)
             if head is None:
                 raise no_head(model.name)
             kept[self] = source, self._fitted(head, model, path)

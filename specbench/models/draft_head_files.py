@@ -1,4 +1,4 @@
-"""Files of a draft head: a folder, a hub repository, or a model's own. No torch here."""
+"""Files of a draft head: a folder, a hub repository, or part of a model. No torch here."""
 
 from __future__ import annotations
 

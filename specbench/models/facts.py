@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # Bytes of one number by dtype
 EIGHT_BITS = "int8wo"
-"""Value of `--dtype` for matrices in eight bits; activations and all other weights keep the model's own dtype."""
+"""Value of `--dtype` for matrices in eight bits; activations and all other weights keep the model's dtype."""
 EIGHT_BITS_GAIN = "saves memory, not time"
-"""What eight bits do: torchao's product writes the matrix in the model's own dtype before it is read."""
+"""What eight bits do: torchao's product writes the matrix in the model's dtype before it is read."""
 DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
 
 
 RANDOM = "+random"  # Part of the name of every model with random weights, and so of all records of its runs
 TINY_GRID, TINY_BEFORE = (4, 4), (2, 3)
-"""Grid of an image at tiny scale, and the one before it in models that have a preview."""
+"""Grid of an image at tiny scale, and the grid before it in models that have a preview."""
 
 
 def require_torchao() -> None:
@@ -52,7 +52,7 @@ class ModelChoice:
     prompt_form: str = "official"
     # "official" for a constant scale, or "released" for what the family's code makes of it
     guidance_schedule: str = "official"
-    size: str | None = None  # WIDTHxHEIGHT in pixels; the model's own if None
+    size: str | None = None  # WIDTHxHEIGHT in pixels; the model's if None
     # matrices of the layers in eight bits: another target, whose logits are not those of 16 bits
     eight_bits: bool = False
 

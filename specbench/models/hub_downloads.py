@@ -58,7 +58,7 @@ _ADDRESS = re.compile(r"https?://([^\s/@]+@)?(\w[\w.-]*|\[[\da-fA-F:.]+\])(:\d{1
 
 
 def on_hub_endpoint(remote: Remote) -> Remote:
-    """The same file of the mirror that HF_ENDPOINT names, if it is one of the Hugging Face hub."""
+    """The same file of the mirror that HF_ENDPOINT names, if it is a file of the Hugging Face hub."""
     hub = remote.url.startswith(f"{HUB}/")
     return replace(remote, url=remote.url.replace(HUB, hub_endpoint(), 1)) if hub else remote
 
@@ -92,7 +92,7 @@ def _chosen(repo: str) -> str | None:
 
 
 def cached_snapshot(repo: str, revision: str | None) -> Path | None:
-    """Folder of a repository's commit in the hub's cache, with those of its files that are here; None without one."""
+    """Folder of a repository's commit in the hub's cache, with those of its files that are here; None if absent."""
     commit = _commit_here(repo, revision or _chosen(repo) or REVISIONS.get(repo, "main"))
     folder = _storage(repo) / "snapshots" / commit
     return folder if _COMMIT.fullmatch(commit) and folder.is_dir() else None
@@ -221,7 +221,7 @@ def refuse_changed(paths: Iterable[Path]) -> None:
 
 
 def _named(names: Iterable[str], pattern: str) -> list[str]:
-    """The names of a pattern, in its own folder alone."""
+    """The names of a pattern, in its folder alone."""
     return [name for name in matching(names, pattern) if name.count("/") == pattern.count("/")]
 
 
@@ -236,7 +236,7 @@ def _remove_abandoned(storage: Path) -> None:
 
 
 def require_permission(repo: str, revision: str | None) -> None:
-    """Refuse a download offline, and one at a commit that nobody has named where only named ones are allowed."""
+    """Refuse a download offline, and at a commit that nobody has named where only named commits are allowed."""
     hub_endpoint()
     require_certificates()
     if offline():
@@ -254,7 +254,7 @@ def _explained(repo: str, revision: str) -> Iterator[None]:
 
     try:
         hooks = get_session().event_hooks["response"]
-    except Exception as error:  # of the client's own kinds
+    except Exception as error:  # of the client's kinds
         raise SpecbenchError(f"HTTP_PROXY, HTTPS_PROXY or ALL_PROXY: {error}"[:160], "correct or unset it") from None
     if _refuse_long_waits not in hooks:
         hooks.append(_refuse_long_waits)
@@ -338,8 +338,8 @@ def _behind(error: BaseException) -> list[BaseException]:
 
 
 def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[], str]) -> str:
-    """Call `receive` in a thread of its own, so that Ctrl-C does not wait for it, and tell meanwhile how many bytes
-    have arrived in a repository's folder, whichever process receives them; the client's own bars are hidden."""
+    """Call `receive` in a thread, so that Ctrl-C does not wait for it, and tell meanwhile how many bytes
+    have arrived in a repository's folder, whichever process receives them; the client's bars are hidden."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     def held() -> int:

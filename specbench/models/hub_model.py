@@ -17,7 +17,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, local_folder, read_json
 from specbench.models.checkpoint_layouts import Layout, ModelFiles, stored_size
 from specbench.models.facts import BYTES, TINY_BEFORE, TINY_GRID, ModelChoice, ModelFacts, require_torchao
-from specbench.models.network_sizes import MAKERS, NetworkSize, Size
+from specbench.models.network_sizes import NetworkSize, Size, network_size
 from specbench.specs.options import parse_size
 from specbench.specs.run_spec import Sampling
 from specbench.system.downloads import Download
@@ -266,7 +266,7 @@ def codes_in(text: str) -> list[int]:
 
 def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
     """What `generate` of transformers samples by with these files: their generation settings, and where those say
-    nothing, its own."""
+    nothing, those of transformers."""
     if not files.holds("generation_config.json"):
         return defaults
     path, usual = files.named("generation_config.json"), {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
@@ -332,7 +332,7 @@ def _model(
         before=_glm_preview if "before" in entry else None,
         dtype="bfloat16",
         defaults=Sampling(**entry["sampling"]),
-        network=MAKERS[entry["family"]](**entry["network"]),
+        network=network_size(entry["family"], **entry["network"]),
         other_bytes=sum(other) if isinstance(other, list) else other,
         **{field: entry[field] for field in _PLAIN if field in entry},
     )

@@ -1,7 +1,7 @@
 """The interface between decoders and text-to-image models: token layout, draft tree, session, model.
 
 Coordinates are *stream* coordinates: slot 0 is the first token after the prompt. A column of a forward names the slot
-it predicts; the token it consumes is the one at the slot before (for slot 0, the prompt's last element).
+it predicts; the token it consumes is that of the slot before (for slot 0, the prompt's last element).
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """[T, T] bool, True where the second column is the first one or an ancestor of it."""
+        """[T, T] bool, True where the second column is the first or an ancestor of it."""
         sees = torch.eye(len(self.parents), dtype=torch.bool, device="cpu")
         for column, parent in enumerate(self.parents[1:], start=1):
             sees[column] |= sees[parent]
@@ -166,7 +166,7 @@ class Session(Protocol):
         """Compute guided logits over the image vocabulary.
 
         Args:
-            tokens: [B, T] stream token each column consumes: the one at slot `positions - 1`.
+            tokens: [B, T] stream token each column consumes: that of slot `positions - 1`.
             positions: [B, T] stream slot each column predicts, per row consecutive (plus the depth, for a tree); slot
                 0 consumes the prompt's last element and ignores its entry of `tokens`. Rows near their end may name
                 slots past the last one: their logits are never read.
@@ -205,7 +205,7 @@ class FeatureSession(Session, Protocol):
         ...
 
     def logits(self, features: Tensor) -> Tensor:
-        """Guided logits [B, T, v_image] of features [R, T, d], the target's own or a head's."""
+        """Guided logits [B, T, v_image] of features [R, T, d], the target's or a head's."""
         ...
 
     def reduced_head(self, ids: Tensor) -> Any:
@@ -270,13 +270,13 @@ class ImageModel(Protocol):
 
 @runtime_checkable
 class StagedModel(Protocol):
-    """A model whose tokens become the prompt of another one, which draws the pictures."""
+    """A model whose tokens become the prompt of a second model, which draws the pictures."""
 
-    second: ImageModel  # the other one
-    second_sampling: Sampling  # its sampling
+    second: ImageModel
+    second_sampling: Sampling
 
     def second_text(self, text: str, tokens: Sequence[int]) -> str:
-        """Prompt of the other one, for a prompt and the stream tokens [N] of its image."""
+        """Prompt of the second model, for a prompt and the stream tokens [N] of its image."""
         ...
 
 

@@ -3,14 +3,25 @@ operations of a forward. No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 _BLOCK = 256  # Slots of a block of a KV cache
 _LARGEST_VERTICAL_LAYER = 1024
 """Most hidden units of a vertical draft head: each draft reads most layers again, so that they have to stay small
 beside the target."""
 _VERTICAL_INPUTS = 6  # Features and embeddings that a vertical draft head looks at
+
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+"""transformers' names of the first six fields of `NetworkSize`, in their order."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ class NetworkSize:
     extra: int = 0
     step_extra: int = 0
     head_rows: int = 0  # rows of the output matrix that are stored; 0 where it shares the token table
-    image_rows: int = 0  # image tokens with a table of their own, beside the one of `words`
+    image_rows: int = 0  # image tokens with a second table, beside that of `words`
 
     @property
     def table(self) -> int:
@@ -62,15 +73,9 @@ class NetworkSize:
         return self.words + self.image_rows
 
     def config(self) -> dict[str, int]:
-        """The sizes under transformers' names, in the order of the arguments."""
-        return {
-            "vocab_size": self.words,
-            "hidden_size": self.width,
-            "intermediate_size": self.inner,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-        } | ({"head_dim": self.head_width} if self.head_width else {})
+        """The sizes under transformers' names."""
+        sizes = self.words, self.width, self.inner, self.layers, self.heads, self.kv_heads
+        return dict(zip(SIZES, sizes, strict=True)) | ({"head_dim": self.head_width} if self.head_width else {})
 
     @property
     def query_width(self) -> int:
@@ -150,12 +155,6 @@ def draft_weights(width: int) -> int:
     return 2 * width * hidden + hidden**2
 
 
-def chameleon(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> NetworkSize:
-    """Chameleon: every head of queries and keys has a norm with bias."""
-    norms = 2 * (heads + kv_heads) * (width // heads)
-    return NetworkSize(words, width, inner, layers, heads, kv_heads, layer_extra=norms, head_rows=words)
-
-
 _LLAMAGEN_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
 """Attention heads of the authors' sizes by width: their tensors do not tell."""
 
@@ -172,73 +171,68 @@ def llamagen_shape(tensors: Mapping, named: NetworkSize) -> tuple[int, int, int,
     return codes, width, inner, layers, head
 
 
-def llamagen(
-    codes: int, width: int, inner: int, layers: int, heads: int, text_width: int = 2048, caption: int = 120
+def network_size(
+    family: str, words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, **more: int
 ) -> NetworkSize:
+    """The size of a family's network, by the numbers in `families/models.toml` or in a configuration; `more` are those
+    that only this family has."""
+    size = NetworkSize(words, width, inner, layers, heads, kv_heads)
+    return replace(size, **_BESIDES[family](size, **more))
+
+
+def _chameleon(size: NetworkSize) -> dict[str, int]:
+    """Chameleon: every head of queries and keys has a norm with bias."""
+    return {"layer_extra": 2 * (size.heads + size.kv_heads) * size.head_size, "head_rows": size.words}
+
+
+def _llamagen(size: NetworkSize, text_width: int = 2048, caption: int = 120) -> dict[str, int]:
     """LlamaGen: a caption projection, and learned vectors of the unconditional caption."""
-    caption_parameters = (text_width + width) * width + caption * text_width
-    return NetworkSize(codes, width, inner, layers, heads, heads, extra=caption_parameters, head_rows=codes)
+    projection = (text_width + size.width) * size.width
+    return {"extra": projection + caption * text_width, "head_rows": size.words}
 
 
-def llamagen_class(codes: int, width: int, inner: int, layers: int, heads: int, classes: int = 1000) -> NetworkSize:
+def _llamagen_class(size: NetworkSize, classes: int = 1000) -> dict[str, int]:
     """LlamaGen by class: learned vectors of the classes and of none."""
-    return NetworkSize(codes, width, inner, layers, heads, heads, extra=(classes + 1) * width, head_rows=codes)
+    return {"extra": (classes + 1) * size.width, "head_rows": size.words}
 
 
-def janus(
-    words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, codes: int = 16_384
-) -> NetworkSize:
+def _janus(size: NetworkSize, codes: int = 16_384) -> dict[str, int]:
     """Janus-Pro: image tokens have a table of eight numbers each, an aligner of two layers and a head of two."""
-    table, aligner = 8 * codes, (8 + 1) * width + (width + 1) * width
-    head = (width + 1) * width + codes
-    return NetworkSize(
-        words,
-        width,
-        inner,
-        layers,
-        heads,
-        kv_heads,
-        extra=table + aligner + head + codes * width,
-        step_extra=aligner + head,
-        image_rows=codes,
-    )
+    table, aligner = 8 * codes, (8 + 1) * size.width + (size.width + 1) * size.width
+    head = (size.width + 1) * size.width + codes
+    extra = table + aligner + head + codes * size.width
+    return {"extra": extra, "step_extra": aligner + head, "image_rows": codes}
 
 
-def tar_detokenizer(
-    image_tokens: int, width: int, layers: int, heads: int, features: int = 1152, codes: int = 729
-) -> NetworkSize:
+def _tar_detokenizer(size: NetworkSize, image_tokens: int, features: int = 1152, codes: int = 729) -> dict[str, int]:
     """Tar's de-tokenizer, a LlamaGen with a projection of features and a vector for each position."""
-    extra = (features + 1 + codes + image_tokens - 1) * width
-    inner = 256 * -(-(8 * width // 3) // 256)
-    return NetworkSize(16_384, width, inner, layers, heads, heads, extra=extra, head_rows=16_384)
+    return {"extra": (features + 1 + codes + image_tokens - 1) * size.width, "head_rows": size.words}
 
 
-def qwen(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, head_rows: int = 0) -> NetworkSize:
+def _qwen(size: NetworkSize, head_rows: int = 0) -> dict[str, int]:
     """Qwen2 (SimpleAR, Tar): queries, keys and values have biases; mostly the head shares the token table."""
-    biases = width + 2 * kv_heads * (width // heads)
-    return NetworkSize(words, width, inner, layers, heads, kv_heads, layer_extra=biases, head_rows=head_rows)
+    return {"layer_extra": size.query_width + 2 * size.key_width, "head_rows": head_rows}
 
 
-def emu3(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> NetworkSize:
+def _emu3(size: NetworkSize) -> dict[str, int]:
     """Emu3: nothing besides the matrices; the head is stored."""
-    return NetworkSize(words, width, inner, layers, heads, kv_heads, head_rows=words)
+    return {"head_rows": size.words}
 
 
-def glm(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, codes: int = 16_512) -> NetworkSize:
-    """GLM-Image: four norms a layer, queries, keys and values with biases, and a head of its own for image tokens."""
-    more = width + 2 * kv_heads * (width // heads) + 2 * width
-    return NetworkSize(words, width, inner, layers, heads, kv_heads, layer_extra=more, head_rows=codes)
+def _emu35(size: NetworkSize) -> dict[str, int]:
+    """Emu3.5: as Emu3, with a norm that all heads of the queries share, and another for the keys; heads of 128."""
+    return {"head_width": 128, "head_norms": 2, "head_rows": size.words}
 
 
-def emu35(words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int) -> NetworkSize:
-    """Emu3.5: as Emu3, with a norm that all heads of the queries share and one for the keys; heads of 128."""
-    return NetworkSize(words, width, inner, layers, heads, kv_heads, 128, head_norms=2, head_rows=words)
+def _glm(size: NetworkSize, codes: int = 16_512) -> dict[str, int]:
+    """GLM-Image: four norms a layer, queries, keys and values with biases, and a head for image tokens alone."""
+    return {"layer_extra": size.query_width + 2 * size.key_width + 2 * size.width, "head_rows": codes}
 
 
-MAKERS = {
-    **dict.fromkeys(("anole", "lumina", "lumina2"), chameleon),
-    **dict.fromkeys(("simplear", "tar"), qwen),
-    **{"llamagen": llamagen, "llamagen_class": llamagen_class, "tar_dtok": tar_detokenizer},
-    **{"janus": janus, "emu3": emu3, "liquid": NetworkSize, "glm": glm, "emu35": emu35},
+_BESIDES: Mapping[str, Callable[..., dict[str, int]]] = {
+    **dict.fromkeys(("anole", "lumina", "lumina2"), _chameleon),
+    **dict.fromkeys(("simplear", "tar"), _qwen),
+    **{"llamagen": _llamagen, "llamagen_class": _llamagen_class, "tar_dtok": _tar_detokenizer},
+    **{"janus": _janus, "emu3": _emu3, "glm": _glm, "emu35": _emu35, "liquid": lambda size, **more: more},
 }
-"""What makes the size of a family's network of the numbers in `families/models.toml` or in a configuration."""
+"""What a family's network has besides the six sizes of every network."""

@@ -28,7 +28,7 @@ from specbench.system.json_values import parse_json
 from specbench.system.matrix_products import linear_output, product
 
 KIND = "vertical"
-DEPTHS = 64  # Distances from the first uncommitted slot that have a bias of their own; larger ones share the last
+DEPTHS = 64  # Distances from the first uncommitted slot that have a bias each; larger distances share the last
 _FEATURES = _TOKENS = 3
 
 
@@ -110,7 +110,7 @@ def embedded(table: Tensor, ids: Tensor, places: Tensor, exists: Tensor) -> Tens
 
 
 def vertical_head_for(model: ImageModel, path: str) -> VerticalHead:
-    """Load the vertical head in folder or hub id `path`, or the model's own one if that is empty, for `model`."""
+    """Load the vertical head in folder or hub id `path`, or the model's if that is empty, for `model`."""
     return _VERTICAL.ready(model, path)
 
 

@@ -71,7 +71,7 @@ def fetch_prompts(
         The folder of the files.
 
     Raises:
-        SpecbenchError: no such set, one that needs no download, or files that differ from the published ones.
+        SpecbenchError: no such set, a set that needs no download, or files that differ from the published ones.
     """
     chosen = downloadable(name)
     source = Path(source) if source else None
@@ -83,8 +83,8 @@ def fetch_prompts(
 
 
 def default_prompts(model: str) -> str | None:
-    """The prompt set of a model's name if there is one, class labels for models by class, none for a second stage,
-    whose prompts are the images of a first one, else PartiPrompts."""
+    """The prompt set of a model's name, class labels for models by class, none for a second stage, whose prompts are
+    the images of a first stage, else PartiPrompts."""
     if model.startswith("tar-dtok"):
         return None
     if model.startswith("llamagen-c2i"):
@@ -101,7 +101,7 @@ def fetched_prompts(name_or_path: str | Path, column: str | None = None) -> Prom
 
 def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptSet:
     """Load a prompt set by name, from a file in the format of its suffix, from stdin ("-"), or as
-    "package.module:NAME", a path of one. `column`: the one of a file that holds the texts."""
+    "package.module:NAME", a path of a file. `column`: the column of a file that holds the texts."""
     name = set_name(str(name_or_path))
     if column and name in prompt_set_names():
         raise SpecbenchError(f"--prompt-column {column}: '{name}' is a prompt set, whose columns are known", "omit it")

@@ -44,7 +44,7 @@ class PromptSet:
 class Drawing:
     """Selection of prompts, applied in the order of the attributes (all where empty); the rest keep their order in the
     file. `sample`: a random sample of this size, by the ids alone, so that it is the same for every decoder and order
-    of the file, and a larger one contains a smaller one."""
+    of the file, and a larger sample contains a smaller one."""
 
     ids: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
@@ -156,7 +156,7 @@ def content_sha256(prompts: Sequence[Prompt]) -> str:
 
 
 def text_id(text: str) -> str:
-    """Compute the id of a prompt without one: a hash of its text."""
+    """Compute the id of a prompt that has none: a hash of its text."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -109,7 +109,7 @@ def public_names() -> list[str]:
 
 
 def find(name: str) -> tuple[PublicSet, str | None]:
-    """Find the set of a name of `names()`, and the category if the name has one."""
+    """Find the set of a name of `names()`, and the category if the name ends with it."""
     base, _, category = name.partition("/")
     return public_sets()[base], category or None
 

@@ -1,9 +1,9 @@
 """Readers of prompt files: text, JSON, JSONL, CSV, TSV, parquet, all of them also as .gz.
 
 Text files have one prompt per line. The other formats need a column `text`, `prompt` or `caption`, in any case and in
-the plural too where none is called so exactly, or the one that is named; `id` (or `prompt_id`) and `category` are
+the plural too where none is called so exactly, or the column that is named; `id` (or `prompt_id`) and `category` are
 optional, and every other column becomes metadata. A JSON file holds one list, of objects with such keys or of texts,
-an object of these by id, or COCO's captions. Files of public sets are read as their own readers read them.
+an object of these by id, or COCO's captions. Files of public sets are read by the readers of those sets.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
 
 
 def _suffix(path: Path) -> str:
-    """Ending of a file, of a compressed one that of its content."""
+    """Ending of a file, of a compressed file that of its content."""
     return (Path(path.stem) if path.suffix.lower() == ".gz" else path).suffix.lower()
 
 
@@ -332,7 +332,7 @@ _READERS = {
 
 TEXT_KEYS = ("text", "prompt", "caption")
 _BY_MEANING = ("prompt", "text", "caption")
-"""Text columns from the one that is meant for generation to the one that describes."""
+"""Text columns, those that are meant for generation before those that describe."""
 ID_KEYS = ("id", "prompt_id")
 OUR_COLUMNS = (*TEXT_KEYS, *ID_KEYS, "category", "meta")
 """Columns that the header of a CSV or TSV file may name in any case."""
@@ -340,7 +340,7 @@ _ID_TYPES = (str, int, type(None))
 
 
 class TableFile(NamedTuple):
-    """A file with columns; `column` is the one that was named, `said` what had to be decided."""
+    """A file with columns; `column` is the column that was named, `said` what had to be decided."""
 
     path: Path
     column: str | None

@@ -76,7 +76,7 @@ def train(
     """Train a head for `model` and store it in `out`; an interrupted training in `out` is resumed.
 
     Args:
-        data: run folder with the target's own images; the model's training data if None.
+        data: run folder with the target's images; the model's training data if None.
         tell: called as `tell(stage, done, total, note)`.
     """
     tell = tell or (lambda *_: None)
@@ -100,7 +100,7 @@ def train(
 
 
 class HeadTrainer:
-    """Training in a folder; resumes from its checkpoint if there is one."""
+    """Training in a folder; resumes from its checkpoint if there is any."""
 
     def __init__(self, model: TransformerModel, store: FeatureStore, plan: HeadPlan, work: Path):
         self._model, self._store, self._plan, self._work = model, store, plan, work
@@ -204,7 +204,7 @@ def check_head(
 
     Args:
         model: the target.
-        head: folder or hub id of the head; the model's own if empty.
+        head: folder or hub id of the head; the model's if empty.
         data: run folder with images of the target; the model's training data if None.
         images, depths: images to evaluate, and draft depths.
         seed: of the selection of images.
@@ -240,7 +240,7 @@ class HeadKind(NamedTuple):
     # `losses(model, head, batch, draw)` is the loss of a batch, with its parts, by name
     losses: Callable[[TransformerModel, nn.Module, Examples, torch.Generator], dict[str, Tensor]]
     save: Callable[[nn.Module, Path, dict], None]  # `save(head, folder, extra)` stores a head with further facts
-    # `load(model, path)` is the head in a folder or hub id, the model's own if `path` is empty
+    # `load(model, path)` is the head in a folder or hub id, the model's if `path` is empty
     load: Callable[[TransformerModel, str], nn.Module]
     # `distances(model, head, images, sampling, depths)` is its total variation to the target by depth
     distances: Callable[..., list[dict[str, object]]]

@@ -17,12 +17,12 @@ from specbench.metrics.clip import Clip
 from specbench.metrics.fid import bicubic256
 from specbench.models.catalog import find_model, load_model
 from specbench.models.facts import ModelChoice
-from specbench.models.network_sizes import llamagen_class
+from specbench.models.network_sizes import network_size
 from specbench.prompts import Prompt, Request, default_prompts, load_prompts
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
-WIDE = llamagen_class(512, 200, 48, 2, 2)
+WIDE = network_size("llamagen_class", 512, 200, 48, 2, 2, 2)
 """A network with heads of 100, as 3B has them."""
 
 

@@ -1,5 +1,5 @@
 """What the families with official checkpoints share on top of the transformer core: prompts of token ids, image tokens
-that are words of the language model's own vocabulary, a sliced head, and how a family is loaded.
+that are words of the language model's vocabulary, a sliced head, and how a family is loaded.
 
 transformers' classes are the networks. Written by hand, because it has nothing that fits, are image heads and decoders
 that it hides or lacks, the way from authors' tensors into its classes, rotations over grids, and all prompts, since the
@@ -99,7 +99,7 @@ class FamilyModel(TransformerModel):
         decoder: image tokens to pixels.
     """
 
-    # special tokens that its prompts are written with. A tokenizer without one would spell it in letters.
+    # special tokens that its prompts are written with; a tokenizer without them would spell them in letters.
     marks: tuple[str, ...] = ()
 
     def __init__(
@@ -133,7 +133,7 @@ class FamilyModel(TransformerModel):
         words: int,
         decoder: vq_decoder.ImageDecoder,
     ) -> Self:
-        """A model whose image tokens follow the tokenizer's own `words`, as many as the head has rows left."""
+        """A model whose image tokens follow the tokenizer's `words`, as many as the head has rows left."""
         head = network.lm_head.weight[words:]
         return cls(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)
 

@@ -51,7 +51,7 @@ class Trunk(NamedTuple):
 
 
 def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: Mapping[str, int] = SPECIALS_1) -> Trunk:
-    """The language model; its tokenizer is the one of the last source that has one.
+    """The language model; its tokenizer is that of the last source with a tokenizer.
 
     Args:
         image_ids: vocabulary ids of the image tokens, where a checkpoint's `vocabulary_map` does not list them.
@@ -128,7 +128,7 @@ def random_decoder(request: LoadRequest) -> vq_decoder.TamingDecoder:
 
 class Anole(FamilyModel):
     """Chameleon with its image head restored. The official script mixes three rows; for a prompt of text only, its
-    image-conditioned row equals the unconditional one, which leaves plain guidance."""
+    image-conditioned row equals the unconditional row, which leaves plain guidance."""
 
     marks = START, END_OF_TURN, BEGIN_IMAGE
 
@@ -183,10 +183,10 @@ def load_lumina(request: LoadRequest) -> Lumina:
 
 
 class Lumina2(Lumina):
-    """Chameleon's architecture trained from scratch on a vocabulary of its own, with MoVQGAN's image decoder.
+    """Chameleon's architecture trained from scratch on another vocabulary, with MoVQGAN's image decoder.
 
     The first token is the tokenizer's begin-of-text, or its end-of-text where it has none. The official code raises
-    every guidance scale below 4 to 4, and lets one above fall back to 4; `--guidance-schedule released` does the same.
+    every guidance scale below 4 to 4, and lets larger ones fall to 4; `--guidance-schedule released` does the same.
     At 4, the readme's scale, both are constant.
     """
 

@@ -2,7 +2,7 @@
 
 Published as a TorchScript archive of a network over time, height and width. A clip of one frame is padded with copies
 of it, so the taps of every convolution over time act on the same values and are added up; attention over time has one
-value to attend to; of the frames that the inverse wavelet transform makes, the last one is kept. What remains is a
+value to attend to; of the frames that the inverse wavelet transform makes, the last is kept. What remains is a
 network of images with the published tensors.
 """
 

@@ -1,7 +1,7 @@
 """Emu3-Gen 8B (720 px) on transformers' `Emu3ForCausalLM` and `Emu3VQVAE`, and Emu3.5-Image 34B. Every row is closed by
-an end-of-line token; the last one of Emu3.5 by the end of the image.
+an end-of-line token; the last row of Emu3.5 by the end of the image.
 
-Two layouts of Emu3 are read: BAAI's own (Emu3-Gen and Emu3-VisionTokenizer), and the one converted for transformers.
+Two layouts of Emu3 are read: BAAI's (Emu3-Gen and Emu3-VisionTokenizer), and that converted for transformers.
 Prompts are split and normalised as the authors' tokenizer does it, though the conversion's `tokenizer.json` does not.
 """
 
@@ -65,7 +65,7 @@ _VQ_35 = vq_decoder.CHAMELEON_VQ | {"num_embeddings": 131_072, "num_res_blocks":
 
 
 class Emu3(FamilyModel):
-    """The unconditional prompt is the official negative one, with the same beginning of the image."""
+    """The unconditional prompt is the official negative prompt, with the same beginning of the image."""
 
     marks = START, BEGIN_IMAGE, IMAGE_TOKENS
 
@@ -168,8 +168,8 @@ def ranked_tokenizer(files: CheckpointFiles, words: int) -> Tokenizer:
 
 
 def ranked_bpe(ranks: Mapping[bytes, int], specials: Mapping[str, int]) -> Tokenizer:
-    """Byte-pair encoding that splits texts as Qwen's does. tiktoken stores ranks of byte strings, a lower one being
-    merged first, and no merges: every pair of strings that makes a third one is one.
+    """Byte-pair encoding that splits texts as Qwen's does. tiktoken stores ranks of byte strings, a lower rank being
+    merged first, and no merges: every pair of strings that makes a third string is a merge.
 
     Args:
         ranks: token bytes to id.

@@ -42,7 +42,7 @@ class GridsRotary(nn.Module):
     the same three times.
 
     Args:
-        rotary: the network's own, which takes positions [3, R, T].
+        rotary: the network's, which takes positions [3, R, T].
     """
 
     def __init__(self, rotary: nn.Module, layout: TokenLayout):

@@ -1,6 +1,6 @@
-"""Janus-Pro 1B and 7B (384 px): transformers' `JanusModel`, with image tokens embedded and predicted by own layers.
+"""Janus-Pro 1B and 7B (384 px): transformers' `JanusModel`, whose image tokens have layers beside those of words.
 
-Two layouts are read: deepseek-ai's own, and the one converted for transformers. The vision tower, the text head and the
+Two layouts are read: deepseek-ai's, and that converted for transformers. The vision tower, the text head and the
 encoding half of the image tokenizer serve image understanding only and are not loaded.
 
 Difference from the official script: guidance and softmax are computed in float32 instead of bfloat16.
@@ -22,7 +22,7 @@ from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 
 BEGIN_IMAGE = "<begin_of_image>"
-PUBLISHED_TYPE = "multi_modality"  # `model_type` of deepseek-ai's own configuration
+PUBLISHED_TYPE = "multi_modality"  # `model_type` of deepseek-ai's configuration
 UNUSED = ("lm_head.", "vision_model.", "aligner.", "vqmodel.encoder.", "vqmodel.quant_conv.")
 
 _SPECIALS = {"<｜begin▁of▁sentence｜>": 100_000, "<｜▁pad▁｜>": 100_002, BEGIN_IMAGE: 100_016}
@@ -50,7 +50,7 @@ class Janus(FamilyModel):
         return ids, [number if number in self._kept else self._pad for number in ids]
 
     def token_table(self) -> Tensor:
-        """Words, then image tokens, which Janus embeds by a network of their own."""
+        """Words, then image tokens, which Janus embeds by another network."""
         codes = torch.arange(self.layout.v_image, device=self.device)
         return torch.cat([self.backbone.embed_tokens.weight, self.embed(codes, codes, ())])
 

@@ -1,6 +1,6 @@
 """LlamaGen XL text-to-image (256 and 512 px), and LlamaGen by class: official pickles into transformers' `LlamaModel`.
 
-Hand-written, and why: the conversion of the weights (the published layout is the authors' own), the rotary table over
+Hand-written, and why: the conversion of the weights (the published layout is the authors'), the rotary table over
 rows and columns of the grid (transformers has none like it), and the cleaning of captions, which FLAN-T5 XL then reads.
 Difference from the official code: rotation happens in the model's number format instead of float32.
 """
@@ -72,7 +72,7 @@ class LlamaGen(FamilyModel):
     def encode(self, prompts: Sequence[str]) -> Prefix:
         """Captions without their padding: it is masked everywhere, so only the positions have to count it.
 
-        The unconditional rows take the learned vectors at the places where the caption's own stand.
+        The unconditional rows take the learned vectors at the places where the caption's stand.
         """
         captions = []
         for text in prompts:

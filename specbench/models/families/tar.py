@@ -1,7 +1,7 @@
 """Tar 1.5B and 7B: transformers' `Qwen2ForCausalLM` whose vocabulary ends with TA-Tok's 65536 codes. They are the
 prompt of a second language model, the de-tokenizer, which draws the picture.
 
-The official script lets the first one write text and an end between codes, leaves those out and fills up with code 0;
+The official script lets the first stage write text and an end between codes, leaves those out and fills up with code 0;
 here only codes can be sampled. A repetition penalty in `generation_config.json`, which its `generate` applies beside
 the script's temperature, top-k and top-p, is part of the target. There is no guidance.
 """

@@ -194,7 +194,7 @@ class MovqDecoder:
 
 
 def spatial_norm(norm: Emu3VQVAESpatialNorm, hidden: Tensor, latents: Tensor) -> Tensor:
-    """Its own forward, in slices of channels: three maps of the picture's size less are alive at once."""
+    """Its forward, in slices of channels: three maps of the picture's size less are alive at once."""
     normed, size = norm.norm_layer(hidden), hidden.shape[-2:]
     scale, shift = norm.conv_y(latents), norm.conv_b(latents)  # before they are enlarged, which repeats pixels
     for start in range(0, normed.shape[1], _SLICE):

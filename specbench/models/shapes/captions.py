@@ -99,7 +99,7 @@ def caption(request: SceneRequest) -> str:
 
 
 def parse(text: str) -> SceneRequest:
-    """The request a caption means: objects joined by "and" or a relation, the subject of which is the first one."""
+    """The request a caption means: objects joined by "and" or a relation, the subject of which comes first."""
     rest, texture = words(text), None
     if rest[-1] in TEXTURES:
         texture = rest.pop()

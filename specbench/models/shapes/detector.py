@@ -24,7 +24,7 @@ _PALETTE = np.array([RGB[name] for name in COLORS], np.float32)
 
 @dataclass(frozen=True)
 class Detection:
-    """One object found."""
+    """An object in a picture."""
 
     shape: str
     color: str
@@ -42,7 +42,7 @@ class Judgement:
     correct: bool  # the image satisfies the whole request
     shape: bool  # every named shape is there
     color: bool | None  # every named color is there, on whatever shape
-    bound: bool | None  # every named color is there on its own shape
+    bound: bool | None  # every named color is there on its shape
     count: bool  # every clause has its exact number (several objects) or at least one
     position: bool | None  # every relation holds between found objects
 
@@ -67,7 +67,7 @@ def detect(image: np.ndarray) -> list[Detection]:
 
 
 def connected(mask: np.ndarray) -> np.ndarray:
-    """Labels of the 4-connected patches of a mask, int [H, W]; 0 outside, each patch has its own positive label."""
+    """Labels of the 4-connected patches of a mask, int [H, W]; 0 outside, each patch has another positive label."""
     labels = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
     while True:
         grown = labels.copy()

@@ -87,7 +87,7 @@ class ShapesNetwork(nn.Module):
         return total + self.mix_out(F.silu(self.mix_in(total)))
 
     def prefix_embeds(self, ids: Tensor) -> Tensor:
-        """Inputs of the caption slots, [R, 16] to [R, 16, d]; the output at the last one predicts image token 0."""
+        """Inputs of the caption slots, [R, 16] to [R, 16, d]; the output at the last slot predicts image token 0."""
         embeds = self.llama.embed_tokens(ids + self.codes) + self.place(objects_before(ids))
         start = self.slot_embeds(ids)[:, :1]
         return torch.cat([embeds[:, :-1], embeds[:, -1:] + start], dim=1)
@@ -102,8 +102,8 @@ class ShapesNetwork(nn.Module):
 
         Args:
             tokens: [R, W] image tokens consumed.
-            slots: [R, W] the image token that each input predicts, one past its own place; past the end, where
-                nothing is left to predict, the last one's embedding is used.
+            slots: [R, W] the image token that each input predicts, one past its place; past the end, where
+                nothing is left to predict, the last place's embedding is used.
             slot_embeds: [R, 256, d] from `slot_embeds`.
 
         Returns:
@@ -128,7 +128,7 @@ class ShapesNetwork(nn.Module):
 
 
 def objects_before(ids: Tensor) -> Tensor:
-    """How many objects a caption has named before each of its words, int [R, 16]: 0 for all words of the first one."""
+    """How many objects a caption has named before each of its words, int [R, 16]: 0 for those of the first object."""
     named = _is(ids, SHAPES)
     return (named.cumsum(1) - named.long()).clamp(max=MAX_COUNT)
 

@@ -242,7 +242,7 @@ def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
 
 
 def in_reading_order(scene: Scene) -> Scene | None:
-    """`scene` with its objects in reading order; None if one of them stands left of an earlier one."""
+    """`scene` with its objects in reading order; None if an object stands left of an earlier object."""
     items = sorted(scene.items, key=_corner)
     if any(_clearly("left", later, items[i]) for j, later in enumerate(items) for i in range(j)):
         return None

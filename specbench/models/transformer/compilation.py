@@ -67,7 +67,7 @@ def compiled_folder() -> Path:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # imports Inductor
 
     named = os.environ.get(_FOLDER)
-    if named not in (None, default_cache_dir()):  # Inductor sets its own when it is imported
+    if named not in (None, default_cache_dir()):  # Inductor sets the default when it is imported
         return Path(named)
     return cache_folder() / "compiled" / f"torch-{torch.__version__}"
 
@@ -86,8 +86,8 @@ def _graphs() -> int:
 
 
 def graph_bytes() -> int | None:
-    """GPU memory of captured CUDA graphs, which torch keeps in memory pools of their own; None where its allocator was
-    replaced by one without such an account."""
+    """GPU memory of captured CUDA graphs, which torch keeps in separate memory pools; None where its allocator was
+    replaced by another without such an account."""
     try:
         segments = torch.cuda.memory_snapshot()
     except RuntimeError:  # cudaMallocAsync

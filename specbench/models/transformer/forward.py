@@ -49,7 +49,7 @@ class ForwardInputs(NamedTuple):
     state: tuple[Tensor, ...]  # tensors with which the model embeds tokens
 
     def widened(self, width: int) -> ForwardInputs:
-        """Pad to `width` columns by repeating the last one, which does not change the others' results."""
+        """Pad to `width` columns by repeating the last column, which does not change the others' results."""
         if width == self.tokens.shape[1]:
             return self
         column = torch.arange(width, device=self.tokens.device).clamp(max=self.tokens.shape[1] - 1)
@@ -75,7 +75,7 @@ def last_hidden_state(
 ) -> Tensor:
     """Last hidden states [R, T, d] of input embeddings [R, T, d]; mask [R, 1, T, S] bool.
 
-    The layers of a Llama are called directly, because the checks and wrappers of its own forward take a quarter of a
+    The layers of a Llama are called directly, because the checks and wrappers of its forward take a quarter of a
     small model's step.
     """
     if type(backbone) is not LlamaModel or not runs_directly(backbone.layers[0], embeds, mask):

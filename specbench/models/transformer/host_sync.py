@@ -1,6 +1,6 @@
 """Device-to-host synchronisation (host sync): all reads of device numbers by the host while a batch is decoded.
 
-In a sync the host waits for all work queued on a GPU. Decode steps use bounds or one of the copies below instead.
+In a sync the host waits for all work queued on a GPU. Decode steps use bounds or the copies below instead.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class AsyncHostCopy:
 
 
 class LaggingHostCopy:
-    """Host copy of a changing tensor: current on a CPU; on a GPU the one that the call before started, so that the
+    """Host copy of a changing tensor: current on a CPU; on a GPU the copy that the call before started, so that the
     device has a step to work on while the host waits for it."""
 
     def __init__(self) -> None:
         self._pending: _Copy | None = None
 
     def take(self, numbers: Tensor, when: int) -> tuple[list[int], int] | None:
-        """Start a copy of `numbers` [n]; returns the one of the call before and its `when`, None in the first call."""
+        """Start a copy of `numbers` [n]; returns that of the call before and its `when`, None in the first call."""
         if not numbers.is_cuda:
             return to_host(numbers), when
         before, self._pending = self._pending, _started(numbers, when)

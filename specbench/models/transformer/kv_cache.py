@@ -171,7 +171,7 @@ class PositionCache(Cache):
         return [(layer.keys, layer.values) for layer in self.layers]
 
     def hold(self, name: str, value: Tensor) -> Tensor:
-        """Copy a tensor of the session to where an earlier one of its shape was, if there was one: what moves is copied
+        """Copy a tensor of the session to where an earlier tensor of its shape was, if any: what moves is copied
         anew for each replay of a graph."""
         held = self._held.get(name)
         if held is None or (held.shape, held.dtype, held.device) != (value.shape, value.dtype, value.device):

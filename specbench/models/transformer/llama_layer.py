@@ -1,4 +1,4 @@
-"""One decoder layer of a Llama with fewer calls than transformers' own, and the same results: bit for bit, but for
+"""One decoder layer of a Llama with fewer calls than transformers' layer, and the same results: bit for bit, but for
 the products with few hidden states on a CPU (`specbench.system.matrix_products`).
 
 A small model's forward takes as long as its calls, many of which are no arithmetic: keyword arguments, checks and
@@ -65,7 +65,7 @@ def use_grouped_attention(backbone: nn.Module) -> None:
 
 
 def runs_directly(layer: nn.Module, hidden: Tensor, mask: Tensor | None) -> bool:
-    """Whether `run_layer` can take the place of the layer's own forward: a Llama's layer in inference, without need of
+    """Whether `run_layer` can take the place of the layer's forward: a Llama's layer in inference, without need of
     a causal mask."""
     if type(layer) is not LlamaDecoderLayer or not uses_sdpa(layer.self_attn.config):
         return False
@@ -103,7 +103,7 @@ def _rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def _norm(norm: nn.Module, hidden: Tensor) -> Tensor:
-    # Other devices and dtypes have kernels of their own for this, which round differently.
+    # Other devices and dtypes have other kernels for this, which round differently.
     if type(norm) is LlamaRMSNorm and hidden.device.type == "cpu" and hidden.dtype == torch.float32:
         return nn.functional.rms_norm(hidden, norm.weight.shape, norm.weight, norm.variance_epsilon)
     return norm(hidden)

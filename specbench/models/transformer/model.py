@@ -149,8 +149,8 @@ class TransformerModel:
         return self._compiled_steps[guidance]
 
     def lend_cache(self, session: TransformerSession, rows: int, slots: int) -> PositionCache:
-        """An empty cache for a compiled session: the one that an earlier session of the same shape has left, if there
-        is one, since captured graphs write to its addresses."""
+        """An empty cache for a compiled session: that which an earlier session of the same shape has left, if any,
+        since captured graphs write to its addresses."""
         cache, self._spare_cache = self._spare_cache, None
         if cache is None or not cache.fits(rows, slots, self.device, self.dtype):
             cache = PositionCache(self.backbone.config.num_hidden_layers, slots)
@@ -270,7 +270,7 @@ class TransformerSession:
 
     def part_starts(self) -> list[int]:
         """Stream slots from which the widest forward reads one more part of the cache; none where it reads any number.
-        In a batch, rows that are ahead of the slowest one may read a part earlier."""
+        In a batch, rows that are ahead of the slowest may read a part earlier."""
         if self._readable(1) == 1:
             return []
         last, part = max(to_host(self._last[:, 0])), len(self._index) // PARTS
