@@ -149,7 +149,7 @@ def dry_run(sweep: Mapping[str, Sequence[object]] | None = None, **settings: obj
     from specbench.runs.dry_run import distinct_outlooks  # brings pandas
 
     values = merge(run_settings(), _flags(settings), env={})
-    return [dict(outlook.row) for outlook in distinct_outlooks(sweep_values(values, _flags(sweep or {})))]
+    return [outlook.row for outlook in distinct_outlooks(sweep_values(values, _flags(sweep or {})))]
 
 
 def bench(

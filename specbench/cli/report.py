@@ -215,18 +215,23 @@ def _report_over(over: str | None, runs: Sequence[str], out: str, fmt: str, to: 
     """Print runs over their seeds, or without these the damage that their losses are like."""
     if over not in (None, "seed") or fmt not in ("markdown", "latex", "json"):
         raise SpecbenchError("--over takes seed; it and --ruler take the formats markdown, latex and json")
-    from specbench.reporting import over as several
+    from specbench.reporting.over import over_seeds, over_table, ruler_rows, ruler_table
     from specbench.store.run_folders import find_runs
 
-    rows = (several.over_seeds if over else several.ruler_rows)(find_runs(out, runs))
+    folders = find_runs(out, runs)
+    if over:
+        rows = over_seeds(folders)
+        table, records = over_table(rows), [row.record for row in rows]
+        copies = [f" {copy} is a copy and left out." for row in rows for copy in row.copies]
+    else:
+        rows = ruler_rows(folders)
+        table, records, copies = ruler_table(rows), list(map(vars, rows)), []
     if fmt == "json":
-        return write_or_print(json_text(rows), to)
-    table = (several.over_table if over else several.ruler_table)(rows)
+        return write_or_print(json_text(records), to)
     if fmt == "latex":
         texts = (cell.text for row in table.rows for cell in row)
         return write_or_print(latex_table(table, latex_label(to and to.stem, *texts)), to)
-    copied = "".join(f" {copy} is a copy and left out." for row in rows for copy in row.get("copies", ()))
-    write_or_print(f"{markdown_table(table)}\n\n{table.title}{copied}\n", to)
+    write_or_print(f"{markdown_table(table)}\n\n{table.title}{''.join(copies)}\n", to)
 
 
 _COMPARE_FORMATS = ("markdown", "latex", "json")

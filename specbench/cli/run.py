@@ -173,7 +173,7 @@ def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
     problem = obstacle(outlooks)
     if problem is None:
         check_effects(values, axes, shared)
-    rows = [dict(outlook.row) for outlook in outlooks]
+    rows = [outlook.row for outlook in outlooks]
     if as_json:
         print_json(rows)
     elif problem is None or problem.try_this == LISTED or problem.exit_code == MISSING_PREREQUISITE:

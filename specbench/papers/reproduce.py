@@ -29,7 +29,7 @@ from specbench.papers.planned_cells import (
 from specbench.papers.table import CellSettings, Row, Table, with_runs
 from specbench.prompts import load_prompts
 from specbench.prompts.public import missing_set
-from specbench.runs.dry_run import ON_DISK, ROW, outlooks
+from specbench.runs.dry_run import ON_DISK, Outlook, outlooks
 from specbench.runs.plan import Plan, Shared, together
 from specbench.specs.options import plain
 from specbench.store.run_folders import run_folder
@@ -338,13 +338,10 @@ def _rows_of(table: Table) -> dict[CellSettings, list[Row]]:
 def _row(cell: PlannedCell, rows: Sequence[Row], shared: Shared) -> dict[str, object]:
     about = {"rows": ", ".join(dict.fromkeys(row.label for row in rows))}
     about |= {"chosen": list(dict.fromkeys(text for row in rows for text in row.chosen))}
-    problem, outlook = cell.problem, None
+    named = {name: getattr(cell.settings, name) for name in ("model", "decoder", "prompts")}
     try:
-        outlook = outlooks(cell.values, shared)[0].row if cell.values else None
-    except SpecbenchError as error:
-        problem = error
-    if outlook is None:  # refused settings: little more than the reason
-        known = {name: getattr(cell.settings, name) for name in ("model", "decoder", "prompts")}
-        outlook = dict.fromkeys(ROW) | known | {"obstacles": [str(problem)]}
-    first = next(iter(outlook["obstacles"]), None)
-    return about | dict(outlook) | {"on_disk": outlook["weights"] == ON_DISK, "problem": first}
+        outlook = outlooks(cell.values, shared)[0] if cell.values else Outlook(**named, obstacles=(cell.problem,))
+    except SpecbenchError as error:  # refused settings: little more than the reason
+        outlook = Outlook(**named, obstacles=(error,))
+    first = next(iter(map(str, outlook.obstacles)), None)
+    return about | outlook.row | {"on_disk": outlook.weights == ON_DISK, "problem": first}

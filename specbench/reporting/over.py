@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -33,53 +34,69 @@ NOTE = (
 )
 
 
-def over_seeds(folders: Sequence[Path]) -> list[dict[str, object]]:
-    """One dict per group of runs: `model, decoder, options` (with settings; those in which runs of its decoder differ),
-    `seeds, images, copies` (folders with a copy of a run, which are left out), and by name of a number `value, spread,
-    low, high`; raises a SpecbenchError for a damaged run."""
+@dataclass(frozen=True)
+class Pooled:
+    """A number over all seeds; `spread`: standard deviation of the seeds' own."""
+
+    value: float | None
+    spread: float | None
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class SeedsRow:
+    """Runs that differ in the seed alone."""
+
+    model: str
+    decoder: str
+    options: Mapping[str, object]  # and settings; only those in which runs of its decoder differ
+    seeds: Sequence[int]
+    images: int
+    numbers: Mapping[str, Pooled]
+    copies: Sequence[str] = ()  # folders with a copy of a run, which are left out
+
+    @property
+    def record(self) -> dict[str, object]:
+        """Its plain values, for writers of data."""
+        return {name: value for name, value in asdict(self).items() if value or name != "copies"}
+
+
+def over_seeds(folders: Sequence[Path]) -> list[SeedsRow]:
+    """Pool runs over their seeds; raises a SpecbenchError for a damaged run."""
     groups: dict[str, list[Run]] = {}
     every = [Run(folder) for folder in folders]
     left_out = copies(every)
     for run in (run for run in every if run.folder not in left_out):
         same = {name: value for name, value in identity_json(run.info.spec).items() if name != "seed"}
         groups.setdefault(json.dumps(same, sort_keys=True), []).append(run)
-    baselines = [
-        run for place in dict.fromkeys(folder.parent for folder in folders) for run in map(Run, runs_in(place))
-        if is_ar(run.info)
-    ]  # fmt: skip
-    rows = [_row(sorted(alike, key=lambda run: run.info.spec.seed), baselines) for alike in groups.values()]
-    swept = {
-        decoder: [name for name in _names(alike) if len({plain(row["options"].get(name)) for row in alike}) > 1]
-        for decoder in dict.fromkeys(row["decoder"] for row in rows)
-        if (alike := [row for row in rows if row["decoder"] == decoder])
-    }
-    for row, runs in zip(rows, groups.values(), strict=True):
-        twice = [str(copy) for copy, folder in left_out.items() if folder in {run.folder for run in runs}]
-        row |= {"copies": twice} if twice else {}
-        row["options"] = {name: row["options"].get(name) for name in swept[row["decoder"]]}
-    return sorted(rows, key=lambda row: (row["decoder"] != "ar", str(row["model"]), str(row["decoder"])))
+    places = dict.fromkeys(folder.parent for folder in folders)
+    baselines = [run for place in places for run in map(Run, runs_in(place)) if is_ar(run.info)]
+    rows = []
+    for runs in groups.values():
+        originals = {run.folder for run in runs}
+        row = _row(sorted(runs, key=lambda run: run.info.spec.seed), baselines)
+        rows.append(replace(row, copies=[str(copy) for copy, folder in left_out.items() if folder in originals]))
+    swept: dict[str, list[str]] = {}
+    for decoder in dict.fromkeys(row.decoder for row in rows):
+        alike = [row for row in rows if row.decoder == decoder]
+        swept[decoder] = [
+            name for name in _option_names(alike) if len({plain(row.options.get(name)) for row in alike}) > 1
+        ]
+    rows = [replace(row, options={name: row.options.get(name) for name in swept[row.decoder]}) for row in rows]
+    return sorted(rows, key=lambda row: (row.decoder != "ar", row.model, row.decoder))
 
 
-def _names(rows: Sequence[Mapping]) -> list[str]:
-    return list(dict.fromkeys(name for row in rows for name in row["options"]))
+def _option_names(rows: Sequence[SeedsRow]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row.options))
 
 
-def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, object]:
+def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
     spec = runs[0].info.spec
     settings = {name: text for name, text in setting_texts(spec).items() if name not in ("seed", "decoder-code")}
     settings |= {"code": code_text(runs[0].info)} if spec.decoder_code else {}
-    numbers = {"nfe": _number([run.rows.assign(top=run.rows["nfe"], bottom=1.0) for run in runs])}
-    pairs = []
-    for run in runs:
-        nearest = nearest_ar(run, baselines)
-        if nearest and not nearest[0]:
-            both = stats.paired(run.rows, nearest[1].rows).dropna(subset=["latency_ms", "latency_ms_base"])
-            pairs.append(both.assign(top=both["latency_ms_base"], bottom=both["latency_ms"]))
-    if pairs and all(map(len, pairs)):
-        numbers["speedup"] = _number(pairs)
-        logs = [seed.assign(top=np.log(seed["top"] / seed["bottom"]), bottom=1.0) for seed in pairs]
-        geometric = {name: None if x is None else float(np.exp(x)) for name, x in _number(logs).items()}
-        numbers["speedup_geometric"] = geometric | {"spread": _spread(_values(logs, np.exp))}
+    numbers = {"nfe": _pooled([run.rows.assign(top=run.rows["nfe"], bottom=1.0) for run in runs])}
+    numbers |= _speedups(runs, baselines)
     scored = [{(row["metric"], row["fingerprint"]) for row in read_scores(run.folder)} for run in runs]
     common = sorted(set.intersection(*scored))
     for metric, fingerprint in common:
@@ -87,15 +104,25 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, object]:
         if ":" not in metric and all(seed is not None and len(seed) for seed in values):
             several = sum(name == metric for name, _ in common) > 1
             name = f"{metric} ({fingerprint})" if several else metric
-            numbers[name] = _number([seed.assign(bottom=1.0) for seed in values])
-    return {
-        "model": spec.model,
-        "decoder": spec.decoder.full_name,
-        "options": settings | dict(spec.decoder.options),
-        "seeds": [run.info.spec.seed for run in runs],
-        "images": sum(len(run.rows) for run in runs),
-        "numbers": numbers,
-    }
+            numbers[name] = _pooled([seed.assign(bottom=1.0) for seed in values])
+    options, seeds = settings | dict(spec.decoder.options), [run.info.spec.seed for run in runs]
+    return SeedsRow(spec.model, spec.decoder.full_name, options, seeds, sum(len(run.rows) for run in runs), numbers)
+
+
+def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled]:
+    """The speed-up over AR and its geometric mean; none where a run has no images in common with a comparable AR."""
+    pairs = []
+    for run in runs:
+        nearest = nearest_ar(run, baselines)
+        if nearest and not nearest[0]:
+            both = stats.paired(run.rows, nearest[1].rows).dropna(subset=["latency_ms", "latency_ms_base"])
+            pairs.append(both.assign(top=both["latency_ms_base"], bottom=both["latency_ms"]))
+    if not pairs or not all(map(len, pairs)):
+        return {}
+    logs = [seed.assign(top=np.log(seed["top"] / seed["bottom"]), bottom=1.0) for seed in pairs]
+    geometric = {name: None if x is None else float(np.exp(x)) for name, x in vars(_pooled(logs)).items()}
+    spread = _spread(_values(logs, np.exp))
+    return {"speedup": _pooled(pairs), "speedup_geometric": replace(Pooled(**geometric), spread=spread)}
 
 
 def _image_values(place: Path) -> pd.DataFrame | None:
@@ -108,8 +135,8 @@ def _values(seeds: Sequence[pd.DataFrame], scale=float) -> list[float]:
     return [float(scale(seed["top"].sum() / seed["bottom"].sum())) for seed in seeds]
 
 
-def _number(seeds: Sequence[pd.DataFrame]) -> dict[str, float | None]:
-    """The ratio of the sums of `top` and `bottom` over all seeds; `spread`: of the seeds' own ratios."""
+def _pooled(seeds: Sequence[pd.DataFrame]) -> Pooled:
+    """The ratio of the sums of `top` and `bottom` over all seeds."""
     every = pd.concat(seeds)
     signed = (every["top"] < 0).any()  # a bootstrap of sums does for both; a mean of logarithms may be negative
     if signed or (every["bottom"] == 1.0).all():
@@ -117,36 +144,34 @@ def _number(seeds: Sequence[pd.DataFrame]) -> dict[str, float | None]:
     else:
         estimate = stats.ratio_of_totals(every["top"], every["bottom"], every["prompt_id"])
     estimate = stats.without_few(estimate, every["prompt_id"].nunique())
-    return {"value": estimate.value, "spread": _spread(_values(seeds)), "low": estimate.low, "high": estimate.high}
+    return Pooled(estimate.value, _spread(_values(seeds)), estimate.low, estimate.high)
 
 
 def _spread(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
-def over_table(rows: Sequence[Mapping]) -> TextTable:
+def over_table(rows: Sequence[SeedsRow]) -> TextTable:
     """The rows of `over_seeds` as texts."""
-    options = _names(rows)
-    numbers = list(dict.fromkeys(name for row in rows for name in row["numbers"]))
-    headings = {"nfe": "NFE", "speedup": "speed-up", "speedup_geometric": "geometric mean"}
-    head = ["decoder", *options, "seeds", "images", *(headings.get(name, name) for name in numbers)]
+    options = _option_names(rows)
+    numbers = list(dict.fromkeys(name for row in rows for name in row.numbers))
+    named = {"nfe": "NFE", "speedup": "speed-up", "speedup_geometric": "geometric mean"}
+    digits = {name: 1 if name == "nfe" else 2 if name in named else 3 for name in numbers}
     lines = []
     for row in rows:
-        cells = [
-            _cell(row["numbers"].get(name), 1 if name == "nfe" else 2 if name in headings else 3) for name in numbers
-        ]
-        options_of_row = [
-            plain(row["options"][name]) if row["options"].get(name) is not None else MISSING for name in options
-        ]
-        lines.append([str(row["decoder"]), *options_of_row, str(len(row["seeds"])), str(row["images"]), *cells])
-    return plain_table(head, lines, NOTE)
+        chosen = [MISSING if row.options.get(name) is None else plain(row.options[name]) for name in options]
+        cells = [_cell(row.numbers.get(name), digits[name]) for name in numbers]
+        lines.append([row.decoder, *chosen, str(len(row.seeds)), str(row.images), *cells])
+    return plain_table(
+        ["decoder", *options, "seeds", "images", *(named.get(name, name) for name in numbers)], lines, NOTE
+    )
 
 
-def _cell(value: Mapping | None, digits: int) -> str:
-    if value is None:
+def _cell(pooled: Pooled | None, digits: int) -> str:
+    if pooled is None:
         return MISSING
-    spread = "" if value["spread"] is None else f" ± {number(value['spread'], digits)}"
-    estimate = stats.Estimate(value["value"], value["low"], value["high"])
+    spread = "" if pooled.spread is None else f" ± {number(pooled.spread, digits)}"
+    estimate = stats.Estimate(pooled.value, pooled.low, pooled.high)
     return with_interval(estimate, digits, unit=spread, too_few=True)
 
 
@@ -155,15 +180,26 @@ RULER_NOTE = (
     "decoder replace that loses as much, both against AR on the same prompts; its 95 % interval holds those of both "
     "losses. A metric does not see damage where the loss does not grow with the share, or is not real at the largest."
 )
-_UNSEEN = "does not see it"
 DamagePoint = tuple[float, float, float, float]
 """A share of replaced tokens, and the loss of a metric with its interval."""
 
 
-def ruler_rows(folders: Sequence[Path]) -> list[dict[str, object]]:
-    """One dict per decoder that is neither AR nor `replace`, and metric: `model, label, metric, share, low, high` (of
-    the tokens; `low` and `high` None beyond the ruler) and `note`, why there is no share.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    """A loss of a run as the share of the tokens that, replaced at random, costs as much; a bound beyond the ruler is
+    None."""
+
+    model: str = ""
+    label: str = ""
+    metric: str = ""
+    share: float | None = None
+    low: float | None = None
+    high: float | None = None
+    note: str | None = None  # why there is no share
+
+
+def ruler_rows(folders: Sequence[Path]) -> list[Damage]:
+    """The losses of each run that is neither AR nor `replace`, by metric."""
     rows, damages = report_rows(folders), []
     for setting in {str((row.model, row.setting)): None for row in rows}:
         alike = [row for row in rows if str((row.model, row.setting)) == setting]
@@ -178,8 +214,8 @@ def ruler_rows(folders: Sequence[Path]) -> list[dict[str, object]]:
         for row in alike:
             if row.decoder not in ("ar", "replace"):
                 for metric, loss in _losses(base, row).items():
-                    named = {"model": row.model, "label": row.label, "metric": metric}
-                    damages.append(named | damage(loss, points.get(metric, [])))
+                    measured = damage(loss, points.get(metric, []))
+                    damages.append(replace(measured, model=row.model, label=row.label, metric=metric))
     if not damages:
         what = "--ruler: no setting with AR, replace and another decoder that share a score with an interval"
         shares = "replace:share=0.01,replace:share=0.02,replace:share=0.05,replace:share=0.1,replace:share=0.2"
@@ -187,23 +223,21 @@ def ruler_rows(folders: Sequence[Path]) -> list[dict[str, object]]:
     return damages
 
 
-def damage(loss: tuple[float, float, float], points: Sequence[DamagePoint]) -> dict[str, object]:
+def damage(loss: tuple[float, float, float], points: Sequence[DamagePoint]) -> Damage:
     """The share of replaced tokens that loses as much; `points` need not be sorted."""
-    none = {"share": None, "low": None, "high": None}
     shares, value, low, high = (np.array(column) for column in zip((0.0, 0.0, 0.0, 0.0), *sorted(points), strict=True))
     if len(points) < 2:
-        return none | {"note": "fewer than two shares of replace"}
+        return Damage(note="fewer than two shares of replace")
     if (np.diff(value) <= 0).any() or low[-1] <= 0:
-        return none | {"note": _UNSEEN}
+        return Damage(note="does not see it")
     # The ends: the least loss on the steepest ruler, the largest on the flattest.
     steep, flat = np.maximum.accumulate(high), np.maximum.accumulate(low)
     ends = np.interp(max(0.0, loss[1]), steep, shares), np.interp(loss[2], flat, shares)
     beyond = [loss[1] > steep[-1], loss[2] > flat[-1]]
     if loss[0] > value[-1]:
-        return none | {"low": float(ends[0]), "note": f"more than {shares[-1]:.0%}"}
+        return Damage(low=float(ends[0]), note=f"more than {shares[-1]:.0%}")
     low_end, high_end = (None if out else float(end) for end, out in zip(ends, beyond, strict=True))
-    share = float(np.interp(max(0.0, loss[0]), value, shares))
-    return {"share": share, "low": low_end, "high": high_end, "note": None}
+    return Damage(share=float(np.interp(max(0.0, loss[0]), value, shares)), low=low_end, high=high_end)
 
 
 def _losses(base: ReportRow, row: ReportRow) -> dict[str, tuple[float, float, float]]:
@@ -215,18 +249,18 @@ def _losses(base: ReportRow, row: ReportRow) -> dict[str, tuple[float, float, fl
     return losses
 
 
-def ruler_table(rows: Sequence[Mapping]) -> TextTable:
+def ruler_table(rows: Sequence[Damage]) -> TextTable:
     """The rows of `ruler_rows` as texts: a line per decoder, a column per metric."""
-    metrics = list(dict.fromkeys(str(row["metric"]) for row in rows))
-    lines: dict[tuple, dict[str, str]] = {}
+    metrics = list(dict.fromkeys(row.metric for row in rows))
+    lines: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
-        lines.setdefault((row["model"], row["label"]), {})[row["metric"]] = _damage_cell(row)
+        lines.setdefault((row.model, row.label), {})[row.metric] = _damage_cell(row)
     cells = [[*key, *(cells.get(metric, MISSING) for metric in metrics)] for key, cells in lines.items()]
     return plain_table(["model", "decoder", *metrics], cells, RULER_NOTE)
 
 
-def _damage_cell(row: Mapping) -> str:
-    if row["share"] is None:
-        return row["note"]
-    low, high = ("..." if row[name] is None else f"{100 * row[name]:.1f}" for name in ("low", "high"))
-    return f"{100 * row['share']:.1f} % [{low}, {high}]"
+def _damage_cell(row: Damage) -> str:
+    if row.share is None:
+        return row.note
+    low, high = ("..." if bound is None else f"{100 * bound:.1f}" for bound in (row.low, row.high))
+    return f"{100 * row.share:.1f} % [{low}, {high}]"

@@ -7,7 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from specbench.runs.executors.ray_cluster import require_ray
 from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, Problems, Shared, draft_plan, head_files, plan_drawing
 from specbench.runs.settings import Value
-from specbench.specs.run_spec import RunSpec
+from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.stats.forward_time import Forward, Reached, forward_ms
 from specbench.store.run_folders import find_runs_like, run_folder
 from specbench.store.run_store import RunStore
@@ -40,30 +40,51 @@ ROW = (
     "obstacles",
 )  # fmt: skip
 """Keys of `Outlook.row`."""
-_BYTES_PER_PIXEL, _BYTES_PER_TOKEN, _BYTES_PER_ROW = 3, 32, 4096
-"""Upper bound per image: an incompressible PNG and the lists of its row."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What one run would be."""
+    """What one run would be; None where unknown yet."""
 
-    # the keys of `ROW`, None where unknown yet: `seconds` for the missing images (from stored rows of the same run,
-    # else of the same model, decoder and device), `megabytes` on disk at most, `memory_gib` as estimated, `captions`
-    # see `caption_note`, `weights` and `head` "on disk" or what brings them, `obstacles` a line each
-    row: Mapping[str, object]
+    run_id: str | None = None
+    model: str
+    decoder: str
+    options: Mapping[str, object] | None = None
+    lossless: bool | None = None
+    sampling: Sampling | None = None
+    prompts: str | None
+    samples: int | None = None
+    seed: int | None = None
+    batch: int | str | None = None
+    dtype: str | None = None
+    device: str | None = None
+    images: int | None = None
+    done: int | None = None  # images that are stored
+    seconds: float | None = None  # for the others: from stored rows of the run, else of its model, decoder and device
+    megabytes: float | None = None  # on disk at most
+    memory_gib: float | None = None  # as estimated
+    captions: str | None = None  # see `caption_note`
+    # weights, head: "on disk" or what brings them
+    weights: str | None = None
+    head: str | None = None
     # what must be installed or changed before it can run; downloads that it begins with are none
     obstacles: tuple[SpecbenchError, ...]
     spec: RunSpec | None = None  # where the run id is known; its folder is in `out`
     out: Path = Path()
 
+    @property
+    def row(self) -> dict[str, object]:
+        """Its values by the keys of `ROW`, obstacles as texts."""
+        values = vars(self) | {name: getattr(self.sampling, name, None) for name in SAMPLING_SETTINGS}
+        return {name: values[name] for name in ROW} | {"obstacles": list(map(str, self.obstacles))}
+
     def of_seed(self, seed: int) -> Outlook | None:
         """The same run with another seed; None where one of them is stored."""
         spec = self.spec and replace(self.spec, seed=seed)
         folder = spec and run_folder(self.out, spec)
-        if self.row["done"] or (folder and folder.is_dir()):
+        if self.done or (folder and folder.is_dir()):
             return None
-        return replace(self, row={**self.row, "run_id": folder and folder.name, "seed": seed}, spec=spec)
+        return replace(self, run_id=folder and folder.name, seed=seed, spec=spec)
 
 
 def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[Outlook]:
@@ -119,48 +140,51 @@ def _outlook(
     shared: Shared,
 ) -> Outlook:
     model, device, out = plan.model, plan.device, Path(plan.settings["out"].value)
-    options, known = dict(planned.spec.options), not plan.problems
-    requests = plan.requests_of(planned) if known else ()
-    images = len(requests) if known else _expected_images(plan.settings, planned.first)
-    spec = None
+    options, known, spec = dict(planned.spec.options), not plan.problems, None
     with suppress(SpecbenchError):  # its draft head is not on disk
         spec = plan.spec(planned.spec, digest) if known and digest and not planned.auto_window else None
-    run_id = spec and run_folder(plan.out, spec).name
-    there = run_id is not None and (plan.out / run_id).is_dir()
-    stored = RunStore(plan.out / run_id).completed(plan.trace) if there else set()
-    done = len(stored & {request.key for request in requests}) if stored else 0
-    alike = out, model.name, planned.spec.name, device
-    pace = seconds_per_image(*alike, run_id) if done else None
-    pace = pace or shared.once(alike, lambda: seconds_per_image(*alike))
-    need = footprint(model, planned.spec, plan.sampling, plan.dtype, device)
-    height, width = model.resolution
-    size = height * width * _BYTES_PER_PIXEL + model.tokens * _BYTES_PER_TOKEN + _BYTES_PER_ROW
+    folder = spec and run_folder(plan.out, spec)
+    requests = plan.requests_of(planned) if known else ()
+    stored = RunStore(folder).completed(plan.trace) if folder and folder.is_dir() else set()
+    done = len(stored & {request.key for request in requests})
+    images = len(requests) if known else _expected_images(plan.settings, planned.first)
     missing = None if images is None else images - done
-    megabytes = None if missing is None else size * missing / 1e6
-    bytes_needed = need.total(plan.batch if isinstance(plan.batch, int) else 1) if need else None
+    alike = out, model.name, planned.spec.name, device
+    pace = seconds_per_image(*alike, folder.name) if done else None
+    pace = pace or shared.once(alike, lambda: seconds_per_image(*alike))
+    megabytes = None if missing is None else _image_bytes(model) * missing / 1e6
+    need = footprint(model, planned.spec, plan.sampling, plan.dtype, device)
+    memory = need.total(plan.batch if isinstance(plan.batch, int) else 1) if need else None
     free = shared.once(("free", device), lambda: free_memory(device)) if need else None
-    obstacles = (*problems, *_too_large(bytes_needed, free, device), *_too_full(megabytes, out))
-    row = {
-        "run_id": run_id,
-        "model": model.name,
-        "decoder": planned.spec.name,
-        "options": planned.chosen | options | ({"window": "auto"} if planned.auto_window else {}),
-        "lossless": planned.spec.lossless,
-        **asdict(plan.sampling),
-        "prompts": plan.prompts.name if known else plan.settings["prompts"].value,
+    head = head_files(model, planned.spec)
+    return Outlook(
+        run_id=folder and folder.name,
+        model=model.name,
+        decoder=planned.spec.name,
+        options=planned.chosen | options | ({"window": "auto"} if planned.auto_window else {}),
+        lossless=planned.spec.lossless,
+        sampling=plan.sampling,
+        prompts=plan.prompts.name if known else plan.settings["prompts"].value,
+        device=device,
         **{name: getattr(plan, name) for name in ("samples", "seed", "batch", "dtype")},
-        "device": device,
-        "images": images,
-        "done": done,
-        "seconds": None if pace is None or missing is None else pace * missing,
-        "megabytes": megabytes,
-        "memory_gib": None if bytes_needed is None else float(f"{bytes_needed / 2**30:.3g}"),
-        "captions": cut,
-        "weights": _where(model.files),
-        "head": _where(head.find) if (head := head_files(model, planned.spec)) else None,
-        "obstacles": [str(error) for error in obstacles],
-    }
-    return Outlook(row, obstacles, spec, plan.out)
+        images=images,
+        done=done,
+        seconds=None if pace is None or missing is None else pace * missing,
+        megabytes=megabytes,
+        memory_gib=None if memory is None else float(f"{memory / 2**30:.3g}"),
+        captions=cut,
+        weights=_where(model.files),
+        head=head and _where(head.find),
+        obstacles=(*problems, *_too_large(memory, free, device), *_too_full(megabytes, out)),
+        spec=spec,
+        out=plan.out,
+    )
+
+
+def _image_bytes(model: ModelFacts) -> int:
+    """Upper bound of an image on disk: an incompressible PNG and the lists of its row."""
+    height, width = model.resolution
+    return height * width * 3 + model.tokens * 32 + 4096
 
 
 def _expected_images(values: Mapping[str, Value], first: int | None) -> int | None:

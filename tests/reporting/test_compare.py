@@ -112,9 +112,9 @@ def test_a_folder_copied_beside_itself_counts_once(runs):
     assert [row.n for row in rows] == [8, 8] and rows[1].folder == runs[1]
     assert rows[1].copies == [str(copy)]
     [_, once] = over_seeds([copy, *runs])
-    assert (once["images"], once["seeds"], once["copies"]) == (8, [SJD.seed], [str(copy)])
+    assert (once.images, once.seeds, once.copies) == (8, [SJD.seed], [str(copy)])
     edited = synthetic.folder(runs[1].parent, replace(SJD, prompts_sha256="2" * 64), synthetic.sjd(8))
-    assert {row["options"].get("prompt-file") for row in over_seeds([*runs, edited])} == {None, "11111111", "22222222"}
+    assert {row.options.get("prompt-file") for row in over_seeds([*runs, edited])} == {None, "11111111", "22222222"}
 
 
 def test_seeds_are_pooled_over_scores_of_the_same_fingerprint(runs, monkeypatch):
@@ -122,9 +122,9 @@ def test_seeds_are_pooled_over_scores_of_the_same_fingerprint(runs, monkeypatch)
     monkeypatch.setattr(Brightness, "identity", lambda self: {"version": "edited"})
     scoring.score([second], ["brightness"])
     [_, pooled] = over_seeds([*runs, second])
-    assert pooled["numbers"]["brightness"]["value"] == pytest.approx((np.mean(SJD_VALUES) + 3.5) / 2)
+    assert pooled.numbers["brightness"].value == pytest.approx((np.mean(SJD_VALUES) + 3.5) / 2)
     scoring.score(runs, ["brightness"])
-    assert sum(name.startswith("brightness (") for name in over_seeds([*runs, second])[1]["numbers"]) == 2
+    assert sum(name.startswith("brightness (") for name in over_seeds([*runs, second])[1].numbers) == 2
 
 
 def test_bold_follows_the_verdict_of_compare_in_latex_and_on_the_page(runs, tmp_path):

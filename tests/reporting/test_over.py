@@ -2,26 +2,26 @@
 
 import pytest
 
-from specbench.reporting.over import damage
+from specbench.reporting.over import Damage, damage
 
 RULER = [(0.01, 0.5, 0.4, 0.6), (0.05, 2.0, 1.8, 2.2), (0.02, 1.0, 0.8, 1.2)]
 
 
 def test_a_loss_is_the_share_that_loses_as_much_with_both_intervals():
-    found = damage((1.5, 1.2, 1.8), RULER)
-    assert found["share"] == pytest.approx(0.035) and found["note"] is None
+    measured = damage((1.5, 1.2, 1.8), RULER)
+    assert measured.share == pytest.approx(0.035) and measured.note is None
     # Where the least loss meets the ruler's upper ends, and the largest its lower ones.
-    assert (found["low"], found["high"]) == (pytest.approx(0.02), pytest.approx(0.05))
+    assert (measured.low, measured.high) == (pytest.approx(0.02), pytest.approx(0.05))
 
 
 def test_a_gain_is_no_damage():
-    found = damage((-0.3, -0.5, -0.1), RULER)
-    assert (found["share"], found["low"], found["high"]) == (0.0, 0.0, 0.0)
+    measured = damage((-0.3, -0.5, -0.1), RULER)
+    assert (measured.share, measured.low, measured.high) == (0.0, 0.0, 0.0)
 
 
 def test_a_loss_beyond_the_ruler_is_said():
-    assert damage((3.0, 2.5, 3.5), RULER)["note"] == "more than 5%"
-    assert damage((1.9, 1.5, 2.5), RULER)["high"] is None
+    assert damage((3.0, 2.5, 3.5), RULER).note == "more than 5%"
+    assert damage((1.9, 1.5, 2.5), RULER).high is None
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,11 @@ def test_a_loss_beyond_the_ruler_is_said():
     ids=["not growing", "not real"],
 )
 def test_a_metric_that_does_not_see_damage_has_no_ruler(points):
-    assert damage((0.3, 0.2, 0.4), points) == {"share": None, "low": None, "high": None, "note": "does not see it"}
+    assert damage((0.3, 0.2, 0.4), points) == Damage(note="does not see it")
 
 
 def test_one_share_is_no_ruler():
-    assert "fewer than two" in damage((0.3, 0.2, 0.4), RULER[:1])["note"]
+    assert "fewer than two" in damage((0.3, 0.2, 0.4), RULER[:1]).note
 
 
 def test_without_replace_the_command_says_what_to_run(tmp_path, cli):
