@@ -230,47 +230,45 @@ class ReportRow:
 
 _ENDS = {"": "value", "_low": "low", "_high": "high"}
 _RARE = {field.name for field in fields(ReportRow) if field.default is None}
-_BOUNDED = {
-    field.name
-    for kind in (ReportRow, OverAR, Quoted, ShownAudit)
-    for field in fields(kind)
-    if str(field.type).startswith("Estimate") and field.name not in MEANS
-}
-"""Estimates of which value and bounds are three keys; the bounds of means are under `intervals`."""
 
 
 def record(row: ReportRow) -> dict[str, object]:
     """The row as plain values by the keys of `specbench.store.schema.REPORT`, for writers of data."""
-    known = {name: value for name, value in vars(row).items() if value is not None or name not in _RARE}
+    known = {name: value for name, value in _by_key(row).items() if value is not None or name not in _RARE}
     means = {name: row.number(name) for name in MEANS}
     bounds = {name: [mean.low, mean.high] for name, mean in means.items() if mean and mean.low is not None}
-    first = list(known).index("beside_ar")
-    return _plain(dict(list(known.items())[:first])) | {"intervals": bounds} | _plain(dict(list(known.items())[first:]))
+    place = list(known).index("beside_ar")
+    return dict([*list(known.items())[:place], ("intervals", bounds), *list(known.items())[place:]])
 
 
-def _plain(fields_of: Mapping[str, object]) -> dict[str, object]:
-    """Fields as plain values by key."""
+def _by_key(holder: object) -> dict[str, object]:
+    """Fields as plain values by key: of an estimate value and bounds are three keys, but for means, whose bounds are
+    under `intervals`."""
     plain: dict[str, object] = {}
-    for name, value in fields_of.items():
-        if name in _BOUNDED:
-            plain |= {name + end: getattr(value, part, None) for end, part in _ENDS.items()}
-        elif isinstance(value, OverAR):
-            plain |= _plain(vars(value))
-        elif name == "scores":
-            plain[name] = [score.stored for score in value]
-        elif name == "beside_ar":
-            plain[name] = {key: _difference(difference) for key, difference in value.items()}
-        elif name == "numbers":
-            plain[name] = {key: number.record for key, number in value.items()}
-        elif isinstance(value, Estimate):
-            plain[name] = value.value
-        elif is_dataclass(value):
-            plain[name] = _plain(vars(value))
+    for field in fields(holder):
+        value = getattr(holder, field.name)
+        if str(field.type).startswith("Estimate") and field.name not in MEANS:
+            plain |= {field.name + end: getattr(value, part, None) for end, part in _ENDS.items()}
         else:
-            plain[name] = str(value) if isinstance(value, Path) else value
+            plain |= _by_key(value) if isinstance(value, OverAR) else {field.name: _plain(value)}
     return plain
 
 
-def _difference(difference: Difference) -> dict[str, object]:
-    kept = ("value", "low", "high", "p")
-    return {name: getattr(difference, name) for name in kept} | {"real": is_real(difference.p)}
+def _plain(value: object) -> object:
+    """A value as writers of data print it, by its type."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    if isinstance(value, ShownScore):
+        return value.stored
+    if isinstance(value, Compared):
+        return value.record
+    if isinstance(value, Difference):
+        kept = {name: getattr(value, name) for name in ("value", "low", "high", "p")}
+        return kept | {"real": is_real(value.p)}
+    if isinstance(value, Estimate):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    return _by_key(value) if is_dataclass(value) else value
