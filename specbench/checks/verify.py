@@ -24,6 +24,7 @@ from specbench.metrics.base import MEAN_OF_IMAGES, Settings, made_score
 from specbench.metrics.score_store import image_features, read_scores
 from specbench.models.catalog import load_model
 from specbench.models.interface import StagedModel
+from specbench.prompts.loading import load_prompts, prompt_set_names
 from specbench.reporting.comparability import Run
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.terminal import card
@@ -36,6 +37,7 @@ from specbench.store.schema import AR_SPANS, SAMPLES
 from specbench.store.token_sums import LISTS, SUMS, token_sums
 from specbench.system.console import counted, one_line
 from specbench.system.device_peaks import KNOWN
+from specbench.system.plugins import plugins
 
 OK, WRONG, OPEN = "ok", "WRONG", "not checked"
 _CLOSE = 1e-5
@@ -84,7 +86,17 @@ def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[s
     def drawing(run: Path) -> Iterator[tuple[str, str, str]]:
         yield "drawing", *_drawing(run, device)
 
-    checks = (_identity, _facts, _pictures, _scores, _latencies, _report, tokens, *([drawing] if recompute else []))
+    checks = (
+        _identity,
+        _prompts,
+        _facts,
+        _pictures,
+        _scores,
+        _latencies,
+        _report,
+        tokens,
+        *([drawing] if recompute else []),
+    )
     rows = []
     for run, check in itertools.product(runs, checks):
         try:
@@ -111,15 +123,39 @@ def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
     yield "rows", OK, f"{len(rows)} image{'s' * (len(rows) != 1)}"
 
 
+def _prompts(run: Path) -> Iterator[tuple[str, str, str]]:
+    """Seeds are the run's, and captions those of its set, where that is on this disk."""
+    spec, rows = RunStore(run).info().spec, RunStore(run).samples(["prompt", "seed"])
+    if (rows["seed"] != spec.seed).any():
+        yield "prompts", WRONG, f"rows of another seed than {spec.seed}"
+    if spec.prompts not in prompt_set_names() or spec.prompts in plugins("prompts"):
+        yield "prompts", OPEN, "they are no set of specbench's, so their captions are not known"
+        return
+    try:
+        known = load_prompts(spec.prompts)
+    except SpecbenchError as error:
+        yield "prompts", OPEN, str(error)
+        return
+    if known.sha256 != spec.prompts_sha256:
+        yield "prompts", OPEN, f"the set {spec.prompts} on this disk is another one"
+        return
+    captions = {prompt.id: prompt.text for prompt in known.prompts}
+    other = int((rows["prompt_id"].map(captions) != rows["prompt"]).sum())
+    said = f"{counted(other, 'caption')} unlike the set's" if other else f"as in the set {spec.prompts}"
+    yield "prompts", WRONG if other else OK, said
+
+
 def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
     """What a row says of its image agrees: steps, log p and entropy, drafts, and times."""
     wrong: Counter[str] = Counter()
-    lossless = RunStore(run).info().spec.decoder.lossless
+    decoder = RunStore(run).info().spec.decoder
     for piece in RunStore(run).batches([*SAMPLES.names, *SUMS.names]):
         rows, again = piece.to_pandas(), token_sums(piece.select(LISTS)).to_pandas()
         summed = np.isclose(rows[SUMS.names], again, equal_nan=True).all(axis=1)
         for row in rows.assign(summed=summed)[rows["status"] == "ok"].to_dict("records"):
-            wrong.update(_contradictions(row, bool(lossless)))
+            wrong.update(_contradictions(row, bool(decoder.lossless)))
+            if decoder.drafter == "none" and np.any(row["drafted"]):
+                wrong["drafts of a decoder without any"] += 1
     if not wrong:
         yield "facts", OK, "steps, log p, entropy, drafts and times agree with each other"
     for text, count in wrong.items():

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from specbench.errors import FAILURE, SpecbenchError
@@ -122,6 +123,8 @@ class ParquetLog:
         wanted = self._with_key(columns)
         with ExitStack() as stack:
             parts = self._open_all(stack)
+            for part in parts:
+                part.check_owner()
             kept = _last_of_each([part.read(self._with_key(())) for part in parts])
             first = 0
             for table in chain.from_iterable(self._batches(part, wanted, size) for part in parts):
@@ -236,6 +239,18 @@ class ParquetFile:
 
     def __exit__(self, *_) -> None:
         self._file.close()
+
+    def check_owner(self) -> None:
+        """Refuse rows of another run: a part that was moved between folders is whole, and still not of this one."""
+        owner = self._owner()
+        if owner.get("model") is None or "run_id" not in self._file.schema_arrow.names:  # images that no run made
+            return
+        run_id = owner["run_id"]
+        with blaming(self._path, *_DAMAGED):
+            others = set(pc.unique(self._file.read(columns=["run_id"])["run_id"]).to_pylist()) - {run_id}
+        if others:
+            what = f"{self._path} holds rows of the run {min(map(str, others))}, not of {run_id}"
+            raise SpecbenchError(what, "put it back into that run's folder, or delete it and run again")
 
     def read(self, wanted: pa.Schema) -> pa.Table:
         with blaming(self._path, *_DAMAGED):

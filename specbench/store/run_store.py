@@ -186,7 +186,8 @@ class RunStore:
         return read_info(self.folder)
 
     def _owner(self) -> dict[str, str]:
-        self._known_owner = self._known_owner or self.info().owner
+        if (self.folder / RUN_JSON).exists():
+            self._known_owner = self._known_owner or self.info().owner
         return self._known_owner
 
     def unfinished(self) -> bool:

@@ -194,18 +194,21 @@ def reversed_tokens(row):
             "latency_e2e_ms is not the sum of its spans",
         ),
         (lambda row: {"u_p": [2.0] * len(row["u_p"])}, "facts", "are not between 0 and 1"),
+        (lambda row: {"seed": row["seed"] + 5}, "prompts", "rows of another seed than 0"),
+        (lambda row: {"prompt": "no caption"}, "prompts", "unlike the set's"),
         (reversed_tokens, "tokens", ""),
         (reversed_tokens, "drawing", "grey levels from what the tokens give"),
         (lambda row: {}, "drawing", "grey levels from what the tokens give"),
     ],
     ids=[
-        *("steps", "fewer", "more", "logp", "top1", "drafts", "latency", "e2e", "audited", "tokens", "drawn"),
+        *("steps", "fewer", "more", "logp", "top1", "drafts", "latency", "e2e", "audited", "seed", "caption"),
+        *("tokens", "drawn"),
         "pictures",
     ],
 )
 def test_verify_finds_facts_that_contradict_each_other(here, tmp_path, change, check, said):
     folder = shutil.copytree(next((here / "results").glob("shapes-sjd-*")), tmp_path / "run")
-    recompute = check != "facts"
+    recompute = check in ("tokens", "drawing")
     good = {row["check"]: row["status"] for row in verify(folder, recompute)}
     assert good.pop("settings") == "WRONG" and set(good.values()) <= {"ok", "not checked"}, "the folder's name alone"
     assert good["facts"] == "ok" and good.get("drawing", "ok") == "ok"
@@ -221,6 +224,29 @@ def test_verify_finds_facts_that_contradict_each_other(here, tmp_path, change, c
     ParquetLog(folder / "samples", SAMPLES, KEY).append(rows)
     found = [(row["check"], row["detail"]) for row in verify(folder, recompute) if row["status"] == "WRONG"]
     assert any(name == check and said in detail for name, detail in found), found
+
+
+def test_rows_of_another_run_are_none_of_this_one(here, tmp_path, cli):
+    ar, sjd = (
+        shutil.copytree(next((here / "results").glob(f"shapes-{name}-*")), tmp_path / name / "run")
+        for name in ("ar", "sjd")
+    )
+    shutil.rmtree(sjd / "samples")
+    shutil.copytree(ar / "samples", sjd / "samples")
+    said = f"holds rows of the run {RunStore(ar).info().run_id}, not of {RunStore(sjd).info().run_id}"
+    for command in (("report", sjd), ("verify", sjd), ("audit", "--run", sjd)):
+        refused = cli(*command)
+        assert refused.code and said in " ".join((refused.out + refused.err).split()), refused
+    rows = [
+        row
+        for piece in RunStore(next((here / "results").glob("shapes-sjd-*"))).batches(None)
+        for row in piece.to_pylist()
+    ]
+    shutil.rmtree(ar / "samples")
+    ParquetLog(ar / "samples", SAMPLES, KEY).append([row | RunStore(ar).info().owner for row in rows])
+    assert ("facts", f"{counted(len(rows), 'image')}: drafts of a decoder without any") in [
+        (row["check"], row["detail"]) for row in verify(ar)
+    ]
 
 
 def test_verify_finds_sums_that_are_not_those_of_the_tokens(here, tmp_path):
