@@ -151,7 +151,7 @@ class HeadLoading(NamedTuple, Generic[Head]):
                 f"model '{model.name}' cannot be used with a draft head", "choose a decoder without one"
             )
         path = path or self.published(model.name)
-        files = HeadFiles(path, model.name).fetch() if path else None
+        files = HeadFiles(path, model.name).find(download=True) if path else None
         source = (_identity(files) if files else "bundled", model.device, model.dtype)
         kept = _LATEST.setdefault(model, {})
         if self not in kept or kept[self][0] != source:

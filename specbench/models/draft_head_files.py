@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,13 +45,16 @@ class HeadFiles:
     model: str  # name of the target, for messages
     bundled: Path | None = None  # folder of the head that comes with the model
 
-    def find(self) -> CheckpointFiles:
-        """The files on this disk; a SpecbenchError with exit code 5 where they are not."""
-        return self._located(WantedFiles.find)
-
-    def fetch(self) -> CheckpointFiles:
-        """The same, after downloading a hub repository that is not on this disk."""
-        return self._located(WantedFiles.fetch)
+    def find(self, download: bool = False) -> CheckpointFiles:
+        """The files on this disk, with `download` after fetching those of a hub repository; a SpecbenchError with exit
+        code 5 where they are not."""
+        if self._on_hub:
+            files = self._wanted.fetch() if download else self._wanted.find()
+            return head_in(files.named(CONFIG).parent)
+        folder = Path(self.given).expanduser() if self.given else self.bundled
+        if folder is None:
+            raise no_head(self.model)
+        return head_in(folder)
 
     def require(self) -> None:
         """Raise the error of `find` unless the head can be downloaded."""
@@ -63,16 +66,8 @@ class HeadFiles:
             require_permission(self.given, None)
 
     def missing(self) -> Download | None:
-        """What `fetch` downloads; None for a folder, and for what is on this disk."""
+        """What `find` downloads; None for a folder, and for what is on this disk."""
         return self._wanted.missing() if self._on_hub else None
-
-    def _located(self, locate: Callable[[WantedFiles], CheckpointFiles]) -> CheckpointFiles:
-        if self._on_hub:
-            return head_in(locate(self._wanted).named(CONFIG).parent)
-        folder = Path(self.given).expanduser() if self.given else self.bundled
-        if folder is None:
-            raise no_head(self.model)
-        return head_in(folder)
 
     @property
     def _wanted(self) -> WantedFiles:

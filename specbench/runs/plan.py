@@ -153,7 +153,7 @@ class Plan:
     def head(self, decoder: DecoderSpec, download: bool = False) -> CheckpointFiles | None:
         """Files of the decoder's draft head; None without one."""
         head = head_files(self.model, decoder)
-        return head and (head.fetch() if download else head.find())
+        return head and head.find(download)
 
 
 def _digest(code: Code | None) -> str | None:
