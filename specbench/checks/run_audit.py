@@ -106,35 +106,23 @@ def audit_run(
             "float16") instead: how far is its target from that one?
 
     Returns:
-        A flat dict: `run_id, decoder, declared, verdict` (CONSISTENT, DEVIATES, IMPOSSIBLE or OTHERS, the last that
-        holds), `deviates` (so do tokens of probability 0), `failed` (it claims to be lossless and deviates, or what it
-        recorded is not the model's), `tv, tv_low, tv_high` (the lower bound on the mean total variation per token),
-        `p_value` (smallest, corrected), `level, order, kind, group` (of the test with the smallest p-value),
-        `place, entropy` (the place in the window and the range of entropy that deviate most, None where none does),
-        `detectable` (see `specbench.stats.rosenblatt.detectable`), `images, tokens, tests, by_order`, `recomputed`,
-        `target` (`dtype`, or None for the run's own), `unavailable` (orders without values), `fingerprint` (of the
-        rows, see `specbench.store.run_folders`), and where p was recomputed: `impossible_tokens, impossible_images,
-        impossible_by_rounding` (tokens of probability 0 given all tokens before them, the images with one, and in a run
-        of fewer bits how many are no verdict: all, if rounding explains them), `nll_gap, nll_gap_se` (of the possible
-        tokens, in nats), `agreement` (of recorded values with those recomputed, as of
-        `specbench.checks.teacher_forced.compare_recorded`; empty where the loop records none), `dtype` (in which
-        it was).
+        A flat dict: the keys of `_described`, `recomputed`, `target` (`dtype`, or None for the run's own),
+        `unavailable` (orders without values), `fingerprint` (of the rows), and of `_recomputed` where p was recomputed.
 
     Raises:
-        SpecbenchError: no decoded images, no recorded values, other weights than the run's; exit code 5 where the
-            model is not on this disk.
+        SpecbenchError: no decoded images, no recorded values, other weights than the run's, or no model on this disk.
     """
     folder = Path(folder)
-    store = RunStore(folder)
-    info, rows = store.info(), store.samples(_COLUMNS)
+    info, rows = RunStore(folder).info(), RunStore(folder).samples(_COLUMNS)
     rows = rows[rows["status"] == "ok"].sort_values(list(KEY), ignore_index=True)
     if rows.empty:
         raise SpecbenchError(f"run '{folder.name}' has no decoded images to audit")
+    checkpoint, foreign = checkpoint_of(info, weights, revision), info.spec.tokens_sha256 is not None
     facts: dict[str, object] = {}
     if dtype:
-        values, facts = _under_other_target(info, rows, *checkpoint_of(info, weights, revision), device, dtype)
-    elif recompute or info.spec.tokens_sha256:
-        values, facts = _recomputed(info.spec, rows, *checkpoint_of(info, weights, revision), device)
+        values, facts = _under_other_target(info, rows, *checkpoint, device, dtype)
+    elif recompute or foreign:
+        values, facts = _recomputed(info.spec, rows, *checkpoint, device)
     else:
         rows = _with_values(rows, folder)
         values = Values(_stacked(rows, PRINTED_ORDERS), np.stack(rows["entropy"]))
@@ -142,24 +130,31 @@ def audit_run(
         result = audit_tokens(_tokens(rows, values), level)
     except ValueError as error:
         raise SpecbenchError(f"run '{folder.name}': {error} to test", "decode more images") from None
-    described = _described(info, result) | {
-        "recomputed": recompute or dtype is not None or info.spec.tokens_sha256 is not None,
+    audit = _described(info, result) | {
+        "recomputed": recompute or dtype is not None or foreign,
         "target": dtype,
         "unavailable": [PRINTED_ORDERS[name] for name in PRINTED_ORDERS if name not in values.u],
         "fingerprint": images_fingerprint(rows),
         **facts,
     }
     if dtype:
-        return described | {"failed": False}  # it claims to be an exact sampler of its own target alone
-    if facts.get("impossible_tokens", 0) > facts.get("impossible_by_rounding", 0):
-        described |= {"verdict": IMPOSSIBLE, "deviates": True, "failed": described["declared"] != "lossy"}
-    if any(held["differs"] for held in facts.get("agreement", {}).values()):
-        described |= {"verdict": OTHERS, "failed": True}
-    if info.spec.tokens_sha256:
-        described |= _explained(info, rows, values, described, *checkpoint_of(info, weights, revision), device)
+        return audit | {"failed": False}  # it claims to be an exact sampler of its own target alone
+    audit |= _harder_verdict(audit)
+    if foreign:
+        audit |= _explained(info, rows, values, audit, *checkpoint, device)
     if keep:
-        write_audit(folder, described)
-    return described
+        write_audit(folder, audit)
+    return audit
+
+
+def _harder_verdict(audit: dict[str, object]) -> dict[str, object]:
+    """The verdict of what was recomputed, which stands above that of the tests; nothing where it has none."""
+    harder: dict[str, object] = {}
+    if audit.get("impossible_tokens", 0) > audit.get("impossible_by_rounding", 0):
+        harder = {"verdict": IMPOSSIBLE, "deviates": True, "failed": audit["declared"] != "lossy"}
+    if any(held["differs"] for held in audit.get("agreement", {}).values()):
+        harder |= {"verdict": OTHERS, "failed": True}
+    return harder
 
 
 def _explained(
@@ -225,6 +220,14 @@ def _tokens(rows: pd.DataFrame, values: Values) -> Tokens:
 
 
 def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
+    """The result as a flat dict.
+
+    `verdict`: CONSISTENT, DEVIATES, IMPOSSIBLE or OTHERS, the last that holds; `deviates`: so do tokens of probability
+    0; `failed`: it claims to be lossless and deviates, or what it recorded is not the model's; `tv, tv_low, tv_high`:
+    the lower bound on the mean total variation per token; `p_value`: the smallest, corrected; `order, kind, group`: of
+    the test with that p-value; `place, entropy`: the place in the window and the range of entropy that deviate most,
+    None where none does; `detectable`: see `specbench.stats.rosenblatt.detectable`.
+    """
     decoder, worst = info.spec.decoder, result.tests[0]
     return {
         "run_id": info.run_id,
@@ -282,7 +285,12 @@ def _place(steps: np.ndarray) -> np.ndarray | None:
 def _recomputed(
     spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str
 ) -> tuple[Values, dict[str, object]]:
-    """Values of a teacher-forced pass in the run's dtype, and what they say of the run (see `audit_run`).
+    """Values of a teacher-forced pass in the run's dtype, and what they say of the run.
+
+    `impossible_tokens, impossible_images`: tokens of probability 0 given all tokens before them, and the images with
+    one; `impossible_by_rounding`: how many of them are no verdict in a run of fewer bits: all, if rounding explains
+    them; `nll_gap, nll_gap_se`: of the possible tokens, in nats; `agreement`: of recorded values with those recomputed,
+    as of `compare_recorded`, empty where the loop records none; `dtype`: in which they were recomputed.
 
     Orders that need q are tested as recorded. Rounding moves p, most where guidance multiplies it, so that exact
     samples of a run of fewer bits are none of p recomputed in other shapes or in float32: their uniformity is tested by
@@ -322,7 +330,7 @@ def _under_other_target(
     info: RunInfo, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str, dtype: str
 ) -> tuple[Values, dict[str, object]]:
     """Values of a teacher-forced pass with the weights of a run in eight bits as they were before, and what they say of
-    the run (see `audit_run`)."""
+    the run (see `_recomputed`)."""
     spec = info.spec
     if dtype not in BYTES:
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(BYTES)}")

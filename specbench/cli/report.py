@@ -83,25 +83,19 @@ def report(
     from specbench.store.merge_shards import incomplete_shards
     from specbench.store.run_folders import shards_in
 
-    if html and str(html).startswith("--"):
-        raise SpecbenchError("--html: no file is named", "for example: specbench report --html page.html")
-    if html:
-        opt.require_ending("--html", html, ".html", ".htm")
     instead = {"--figure": figure_name, "--over": over, "--ruler": ruler, "--methods": methods_paragraph}
     shown = {
         "--html": html, "--all": everything, "--explain": explain, "--long": long, "--columns": columns,
         "--notes": notes, "--with": added, "--baseline": baseline, "--caption": caption,
     }  # fmt: skip
-    chosen = [name for name, given in instead.items() if given]
-    others = [name for name, given in shown.items() if given]
-    if chosen and len(chosen + others) > 1:
-        raise SpecbenchError(f"{chosen[0]} excludes {(chosen + others)[1]}", "two commands write both")
+    _check_outputs(html, *([name for name, given in flags.items() if given] for flags in (instead, shown)))
     of_tables = any(map(is_table, runs or ()))
-    if methods_paragraph and of_tables:
-        raise SpecbenchError("--methods describes runs, not a paper's table", "name the runs: specbench list runs")
     if figure_name:
         console.say("--figure is a command now: specbench figure NAME; the next version of report does not know it")
         return figure(figure_name, runs, fmt, to, width, model, prompts, out)
+    if methods_paragraph:
+        console.say("--methods is a command now: specbench methods; the next version of report does not know it")
+        return methods(runs, to, out)
     for text in incomplete_shards(shards_in(out)):
         console.warn(f"{text}: the tables lack their images")
     fmt = opt.chosen_format(fmt, to, json, opt.TABLE_FORMATS)
@@ -119,11 +113,18 @@ def report(
         raise SpecbenchError("--model, --prompts and --with require the name of a table", "see: specbench list tables")
     if over or ruler:
         return _report_over(over, runs or (), out, fmt, to)
-    if methods_paragraph:
-        console.say("--methods is a command now: specbench methods; the next version of report does not know it")
-        return methods(runs, to, out)
     layout |= {"everything": everything, "explain": explain, "long": long, "label": to and to.stem}
     _print_report(runs or (), out, fmt, to, html, baseline, layout)
+
+
+def _check_outputs(html: Path | None, instead: Sequence[str], shown: Sequence[str]) -> None:
+    """Refuse a page without a name, and flags of two outputs: those `instead` of the tables stand alone."""
+    if html and str(html).startswith("--"):
+        raise SpecbenchError("--html: no file is named", "for example: specbench report --html page.html")
+    if html:
+        opt.require_ending("--html", html, ".html", ".htm")
+    if instead and len(every := [*instead, *shown]) > 1:
+        raise SpecbenchError(f"{every[0]} excludes {every[1]}", "two commands write both")
 
 
 def _print_report(
@@ -204,7 +205,10 @@ def figure(
 
 def methods(runs: opt.Runs = None, to: opt.To = None, out: opt.Out = "results") -> None:
     from specbench import api
+    from specbench.papers.table_files import is_table
 
+    if any(map(is_table, runs or ())):
+        raise SpecbenchError("methods describes runs, not a paper's table", "name the runs: specbench list runs")
     paragraph, entries = api.methods_paragraph(runs or (), out)
     write_or_print(paragraph if to else f"{paragraph}\n{entries}", to)
     if to:

@@ -151,26 +151,19 @@ def score(
     given = [metrics] if isinstance(metrics, str | Metric) else metrics or ()
     required = [metric if isinstance(metric, Metric) else make(metric) for metric in given]
     added = [make(name) for name in (*where_they_fit, *(metric_catalog.find_protocol(protocol) if protocol else ()))]
+    defaults = (lambda model: metric_catalog.bundled_metrics()) if bundled_only else metric_catalog.default_metrics
+
+    def fitting_metrics(images: Images) -> dict[str, Metric]:
+        wanted = [*(required if named else map(make, defaults(images.model))), *added]
+        return {metric.name: metric for metric in wanted if why_unfit(images, metric) is None}
+
     shown, outcomes = _readable(runs)
-    fitting: list[dict[str, Metric]] = []
-    for images in shown:
-        defaults = metric_catalog.bundled_metrics() if bundled_only else metric_catalog.default_metrics(images.model)
-        wanted = [*(required if named else map(make, defaults)), *added]
-        fitting.append({metric.name: metric for metric in wanted if why_unfit(images, metric) is None})
-    unfit = [
-        [_unfit(images, metric) for metric in required if metric.name not in fits]
-        for images, fits in zip(shown, fitting, strict=True)
-    ]
-    if unfit and all(unfit):  # before anything is computed
-        raise unfit[0][0].problem
-    outcomes += chain(*unfit)
-    pairs = [(images, metric) for images, fits in zip(shown, fitting, strict=True) for metric in fits.values()]
-    for name in dict.fromkeys(metric.name for images, metric in pairs if _had_other_code(images, metric)):
-        kept = "it scores anew, and the scores of before stay in a column of their own"
-        reporter.note(f"the code of {name} has changed: {kept}")
-    lacking = _fetch(shown, fitting, settings, reporter)
-    left_out = not named and any(metric.name not in lacking for _, metric in pairs)
-    for images, fits in zip(shown, fitting, strict=True):
+    fitting = [(images, fitting_metrics(images)) for images in shown]
+    outcomes += _refused(fitting, required)
+    _tell_edited(fitting, reporter)
+    lacking = _fetch(fitting, settings, reporter)
+    left_out = not named and any(name not in lacking for _, fits in fitting for name in fits)
+    for images, fits in fitting:
         absent = {name: lacking[name] for name in fits if name in lacking}
         outcomes += [ScoreOutcome(images.name, name, problem=why, left_out=left_out) for name, why in absent.items()]
         outcomes += _score_images(images, [metric for name, metric in fits.items() if name not in absent], reporter)
@@ -206,11 +199,28 @@ def _score_images(images: Images, metrics: Sequence[Metric], reporter: ScoreRepo
             return [*failed, ScoreOutcome(images.name, problem=error)]
 
 
-def _fetch(
-    shown: Sequence[Images], fitting: Sequence[Mapping[str, Metric]], settings: Settings | None, reporter: ScoreReporter
-) -> dict[str, SpecbenchError]:
+_Fitting = Sequence[tuple[Images, Mapping[str, Metric]]]  # Images with the metrics that can score them, by name
+
+
+def _refused(fitting: _Fitting, required: Sequence[Metric]) -> list[ScoreOutcome]:
+    """The problems of required metrics that do not fit; raises the first where every run has one."""
+    unfit = [[_unfit(images, metric) for metric in required if metric.name not in fits] for images, fits in fitting]
+    if unfit and all(unfit):  # before anything is computed
+        raise unfit[0][0].problem
+    return [*chain(*unfit)]
+
+
+def _tell_edited(fitting: _Fitting, reporter: ScoreReporter) -> None:
+    """Note each metric whose code has changed since it scored some of the images."""
+    pairs = [(images, metric) for images, fits in fitting for metric in fits.values()]
+    for name in dict.fromkeys(metric.name for images, metric in pairs if _had_other_code(images, metric)):
+        kept = "it scores anew, and the scores of before stay in a column of their own"
+        reporter.note(f"the code of {name} has changed: {kept}")
+
+
+def _fetch(fitting: _Fitting, settings: Settings | None, reporter: ScoreReporter) -> dict[str, SpecbenchError]:
     """Download what metrics need, all together, after a line that says so; return why some cannot be had."""
-    metrics = {name: metric for fits in fitting for name, metric in fits.items()}
+    metrics = {name: metric for _, fits in fitting for name, metric in fits.items()}
     device = (settings or Settings()).device
     absent = {name: missing for name, metric in metrics.items() if (missing := metric.missing_packages())}
     if settings and settings.offline:
@@ -220,7 +230,7 @@ def _fetch(
 
     def announce(needed: Mapping[str, Sequence[Download]]) -> None:
         if needed:
-            reporter.note(f"scoring {counted(len(shown), 'run')} on {device}: {', '.join(needed)}")
+            reporter.note(f"scoring {counted(len(fitting), 'run')} on {device}: {', '.join(needed)}")
 
     return lacking | fetch_what_can_be_had({name: metric.downloads for name, metric in wanted.items()}, announce)
 
