@@ -24,7 +24,7 @@ def _by_each(meant: Mapping[str, str]) -> dict[str, str]:
 
 SYNONYMS: Mapping[str, Mapping[str, str]] = {kind: _by_each(meant) for kind, meant in _TABLES["synonyms"].items()}
 """What is meant by other names, by kind and name. Those of models are in their facts."""
-OPTIONS: Mapping[str, tuple[str, ...]] = {own: tuple(text.split(", ")) for own, text in _TABLES["options"].items()}
+OPTIONS: Mapping[str, tuple[str, ...]] = {name: tuple(text.split(", ")) for name, text in _TABLES["options"].items()}
 """Names of other programs that mean the same, by the option's own."""
 ADVICE: Mapping[str, str] = _by_each(_TABLES["advice"])  # What to type instead of options that have no other name here
 COMMANDS: Mapping[str, str] = _by_each(_TABLES["commands"])  # The command that does it, by what people type
@@ -63,10 +63,12 @@ def fitting(
     if not (wanted := folded(name)):
         return []
     synonym = {folded(other): known for other, known in SYNONYMS.get(kind, {}).items()}.get(wanted)
-    found = [known for known in valid if wanted in _spellings(known)] or [known for known in valid if known == synonym]
+    meant = [known for known in valid if wanted in _spellings(known)] or [known for known in valid if known == synonym]
     shorter = re.sub(_FILLING.get(kind, "$"), "", wanted)
-    found = found or (fitting(shorter, valid, kind) if shorter not in ("", wanted) else [])
-    return found or [known for known, names in (also or {}).items() if any(wanted in _spellings(one) for one in names)]
+    meant = meant or (fitting(shorter, valid, kind) if shorter not in ("", wanted) else [])
+    return meant or [
+        known for known, names in (also or {}).items() if any(wanted in _spellings(spelt) for spelt in names)
+    ]
 
 
 def by_words(name: str, facts: Mapping[str, Sequence[str]], families: Mapping[str, str]) -> list[str]:
@@ -78,16 +80,16 @@ def by_words(name: str, facts: Mapping[str, Sequence[str]], families: Mapping[st
         families: family of each name.
     """
     words = set(_words(name))
-    found = [
+    meant = [
         known
         for known, texts in facts.items()
-        if words and words <= {word for one in texts for word in _joined(_words(one))}
+        if words and words <= {word for text in texts for word in _joined(_words(text))}
     ]
     bare = words - _sizes(words)
-    found = [known for known in found if (title := set(_words(facts[known][0]))) - _sizes(title) == bare] or found
+    meant = [known for known in meant if (title := set(_words(facts[known][0]))) - _sizes(title) == bare] or meant
     kept = []
-    for family in dict.fromkeys(families[known] for known in found):
-        members = [known for known in found if families[known] == family]
+    for family in dict.fromkeys(families[known] for known in meant):
+        members = [known for known in meant if families[known] == family]
         base = min(members, key=len)
         kept += [base] if all(known.startswith(base) for known in members) else members
     return kept
@@ -108,36 +110,36 @@ def _words(text: str) -> list[str]:
     return [word.removesuffix(".0") for word in words]
 
 
-def option(typed: str, own: Iterable[str]) -> str | None:
-    """The option of `own` that another program's name or spelling of it means; None without one."""
-    own = list(own)
-    if typed in own:
+def option(typed: str, options: Iterable[str]) -> str | None:
+    """The option of `options` that another program's name or spelling of it means; None without one."""
+    options = list(options)
+    if typed in options:
         return typed
-    by_plain = {known.replace("_", "-").casefold(): known for known in own}
+    by_plain = {known.replace("_", "-").casefold(): known for known in options}
     wanted = typed.lstrip("-").replace("_", "-").casefold()
-    short = {folded(known): known for known in own}
+    short = {folded(known): known for known in options}
     for text in (wanted, "" if wanted in ADVICE else _bare(wanted)):
         for meant in (text, *(known for known, names in OPTIONS.items() if text in names)):
-            if found := by_plain.get(meant) or by_plain.get(f"--{meant}"):
-                return found
+            if flag := by_plain.get(meant) or by_plain.get(f"--{meant}"):
+                return flag
     return short.get(folded(typed)) if len(wanted) > 1 else None
 
 
 def _bare(option: str) -> str:
     """An option without the word for the kind of its value: "prompts" of "prompts-path", "" without one."""
-    bare, found, _ = option.rpartition("-")
-    return bare if option[len(bare) + 1 :] in ("path", "file", "dir", "folder", "name") and found else ""
+    bare, dash, _ = option.rpartition("-")
+    return bare if option[len(bare) + 1 :] in ("path", "file", "dir", "folder", "name") and dash else ""
 
 
 def size(text: str) -> str:
     """An image size as WIDTHxHEIGHT, of "512", "768*512" and "(768, 512)" too; other text unchanged."""
-    found = re.fullmatch(r"(\d+)\s*(?:px)?(?:\s*[x×X*, ]\s*(\d+)\s*(?:px)?)?", text.strip(" ()[]"))
-    return f"{found[1]}x{found[2] or found[1]}" if found else text
+    sides = re.fullmatch(r"(\d+)\s*(?:px)?(?:\s*[x×X*, ]\s*(\d+)\s*(?:px)?)?", text.strip(" ()[]"))
+    return f"{sides[1]}x{sides[2] or sides[1]}" if sides else text
 
 
-def command(words: Sequence[str], own: Iterable[str]) -> str | None:
+def command(words: Sequence[str], commands: Iterable[str]) -> str | None:
     """The command that does what typed words say, such as "models", "list-models" or "model list"; None for an unknown
-    one, and for the name of one of `own` commands."""
+    one, and for the name of one of `commands`."""
     first = words[0].casefold()
     bare = re.sub(r"^(list|ls|show)[-_]|[-_](list|ls)$", "", first)
     kinds = {kind: kind for kind in ("models", "decoders", "metrics", "prompts", "tables", "runs")}
@@ -145,7 +147,7 @@ def command(words: Sequence[str], own: Iterable[str]) -> str | None:
     thing = kinds.get(bare) or kinds.get(f"{bare}s")
     if thing and (bare != first or [word.casefold() for word in words[1:2]] in (["list"], ["ls"])):
         return f"list {thing}"
-    if fitting(first, own):
+    if fitting(first, commands):
         return None
     return COMMANDS.get(first) or (f"list {thing}" if thing else None)
 
@@ -162,18 +164,18 @@ def guess(name: str, valid: Iterable[str]) -> str | None:
     Near is one slip in four letters, two in eight; two neighbouring letters in each other's place are one; digits are
     never taken for others. Also near is the only name that begins with at least three typed letters.
     """
-    typed, found = folded(name), {}
+    typed, spellings = folded(name), {}
     for known in sorted(valid, reverse=True):
-        found[folded(known.partition("[")[0])] = known
-        found[folded(known)] = known
-    if not typed or not found:
+        spellings[folded(known.partition("[")[0])] = known
+        spellings[folded(known)] = known
+    if not typed or not spellings:
         return None
-    ranked = sorted((_slips(typed, known), known) for known in found)
+    ranked = sorted((_slips(typed, known), known) for known in spellings)
     least, best = ranked[0]
     allowed = 0 if len(typed) < 2 else 1 if len(typed) < 7 else 2
     if least <= allowed and _digits(typed) == _digits(best) and _likely(typed, best):
-        return found[best]
-    begun = {known.partition("[")[0]: known for spelt, known in found.items() if spelt.startswith(typed)}
+        return spellings[best]
+    begun = {known.partition("[")[0]: known for spelt, known in spellings.items() if spelt.startswith(typed)}
     return next(iter(begun.values())) if len(begun) == 1 and len(typed) > 2 else None
 
 
@@ -188,17 +190,17 @@ def _likely(typed: str, known: str) -> bool:
     return sorted(typed) == sorted(known) or re.sub(r"(.)\1", r"\1", typed) == re.sub(r"(.)\1", r"\1", known)
 
 
-def _slips(one: str, other: str) -> int:
+def _slips(typed: str, other: str) -> int:
     """Letters to insert, leave out, replace or swap with their neighbour (optimal string alignment)."""
-    if abs(len(one) - len(other)) > 2:
+    if abs(len(typed) - len(other)) > 2:
         return 9
     before: list[int] = []
     row = list(range(len(other) + 1))
-    for i, letter in enumerate(one, 1):
+    for i, letter in enumerate(typed, 1):
         above, before, row = before, row, [i]
         for j, wanted in enumerate(other, 1):
             cost = min(before[j] + 1, row[-1] + 1, before[j - 1] + (letter != wanted))
-            if i > 1 and j > 1 and letter == other[j - 2] and one[i - 2] == wanted:
+            if i > 1 and j > 1 and letter == other[j - 2] and typed[i - 2] == wanted:
                 cost = min(cost, above[j - 2] + 1)
             row.append(cost)
     return row[-1]

@@ -323,7 +323,7 @@ def wide_faults(
     if result.deviates:
         test = result.tests[0]
         wrong.append(f"tokens are no samples of p (p = {test.corrected:.1e}, {test.order}, {test.kind} {test.group})")
-    return [f"{dtype}: {one}" for one in wrong], result
+    return [f"{dtype}: {text}" for text in wrong], result
 
 
 @torch.inference_mode()

@@ -30,7 +30,7 @@ _PLAIN_WIDTH = 120  # Characters of a card's lines where there is no terminal
 _BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif")
 _LAYOUTS = (*_BENCHMARKS, "cvtg-2k", "dataset")
 _TOKENS = "tokens"
-_SETTINGS = tuple(replace(one, panel="Tokens") for one in run_settings() if one.name in OF_TOKENS)
+_SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings() if setting.name in OF_TOKENS)
 
 _Shards = argument("DIR", "Results folders of shards.", list[Path] | None, show_default="every shard-*-of-* in --out")
 _Prompt = argument("PROMPT", "Prompt id, prefix of an id, or words of the prompt.", str | None, show_default="the run")
@@ -72,15 +72,15 @@ def add_to(app: typer.Typer) -> None:
 
 
 def status(runs: Runs = None, out: Out = "results", quiet: Quiet = False, json: Json = False) -> None:
-    from specbench.reporting import status as found
+    from specbench.reporting import status as progress
 
-    rows = found.status(out, runs or ())
+    rows = progress.status(out, runs or ())
     if json:
         return print_json(rows)
     if console.is_terminal():
         screen = console.stdout()
-        return screen.print(found.status_table(rows, screen.width))
-    print_table([found.status_line(row) for row in rows], found.STATUS_COLUMNS)
+        return screen.print(progress.status_table(rows, screen.width))
+    print_table([progress.status_line(row) for row in rows], progress.STATUS_COLUMNS)
 
 
 def merge(folders: _Shards = None, out: Out = "results", quiet: Quiet = False, json: Json = False) -> None:

@@ -60,21 +60,21 @@ class Routes:
         self.peer = torch.tensor(peers, device=device)
         self.ancestors = tree.ancestors.float().to(device)
         self.in_trunk = torch.tensor(tree.in_trunk, device=device)
-        self.has_children = torch.tensor([bool(own) for own in children], device=device)
+        self.has_children = torch.tensor([bool(below) for below in children], device=device)
         self.parent = torch.tensor([0, *tree.parents[1:]], device=device)
-        by_rank = [[own[rank] for own in children if len(own) > rank] for rank in range(max(map(len, children)))]
+        by_rank = [[below[rank] for below in children if len(below) > rank] for rank in range(max(map(len, children)))]
         tested = [column for level in by_rank for column in level]
         parents = [tree.parents[column] for column in tested]
         self.first_parents = _index(parents[: len(by_rank[0])] if by_rank else [], device)
         self.levels: list[Level] = []
-        for before, own in pairwise(by_rank):
+        for before, later in pairwise(by_rank):
             siblings = {tree.parents[column]: column for column in before}
-            earlier = [siblings[tree.parents[column]] for column in own]
-            depth = torch.tensor([tree.depth[column] for column in own], device=device)
+            earlier = [siblings[tree.parents[column]] for column in later]
+            depth = torch.tensor([tree.depth[column] for column in later], device=device)
             within = _index([before.index(column) for column in earlier], device)
             self.levels.append(Level(within, torch.tensor(earlier, device=device), depth))
         depths = [tree.depth[column] for column in tested]
-        last_test = [max((tested.index(child) for child in own), default=0) for own in children]
+        last_test = [max((tested.index(child) for child in below), default=0) for below in children]
         ranks = [0] * len(children)
         for rank, level in enumerate(by_rank):
             for column in level:

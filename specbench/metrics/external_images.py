@@ -268,7 +268,7 @@ def _ranked(pairs: _Pairs) -> _Pairs:
     groups: defaultdict[str, list[tuple[int, Path]]] = defaultdict(list)
     for (name, number), path in pairs:
         groups[name].append((number, path))
-    return (((name, rank), path) for name, own in groups.items() for rank, (_, path) in enumerate(sorted(own)))
+    return (((name, rank), path) for name, ranked in groups.items() for rank, (_, path) in enumerate(sorted(ranked)))
 
 
 def _ids_by(name_of: Callable[[str], str], prompts: Sequence[Prompt]) -> dict[str, str]:

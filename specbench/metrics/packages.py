@@ -120,7 +120,7 @@ class PackageMetric(PerImageMetric):
             files = [str(Path(folder) / f"{place}.png") for place in range(len(samples))]
             for path, sample in zip(files, samples, strict=True):
                 Image.fromarray(sample.pixels).save(path)
-            answer = self._exchange({**request, "images": files, "captions": [one.prompt for one in samples]})
+            answer = self._exchange({**request, "images": files, "captions": [sample.prompt for sample in samples]})
         values = answer.get("values")
         if not isinstance(values, list) or len(values) != len(samples):
             raise SpecbenchError(f"{self.name}: {answer.get('error', 'no values')}", recipe(self.package), FAILURE)

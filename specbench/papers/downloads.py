@@ -74,9 +74,9 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
         return metric_catalog.downloads([name], Settings())
     files = {checkpoint.file: key for key, checkpoint in CHECKPOINTS.items()}
     if name in files:
-        return [found for found in [missing_file(files[name])] if found]
+        return [missing for missing in [missing_file(files[name])] if missing]
     if name in (sources := _sources()):
-        return [found for source in sources[name] if (found := WantedFiles(source).missing())]
+        return [missing for source in sources[name] if (missing := WantedFiles(source).missing())]
     if name in (networks := _networks()):
         return metric_catalog.downloads(networks[name][:1], Settings())
     known = [*models(), *table_names(), *public_sets(), *metric_catalog.metric_names()]

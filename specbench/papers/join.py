@@ -90,14 +90,14 @@ def join(table: Table, measured_in: Mapping[CellSettings, Path | str]) -> PaperT
     Args:
         measured_in: the run folder of each cell, or a short reason why there is none.
     """
-    every = [one for one in (*measured_in.values(), *(row.run for row in table.rows)) if isinstance(one, Path)]
+    every = [folder for folder in (*measured_in.values(), *(row.run for row in table.rows)) if isinstance(folder, Path)]
     read, joined = with_ar_runs(every), cache(lambda folders: runs_as_one([read[folder] for folder in folders]))
 
     @cache
     def asked_prompts(name: str, limit: int | None) -> Prompts | None:
         """Ids and texts of the prompts that a cell asks for; None where the set cannot be read here."""
         try:
-            return frozenset((one.id, one.text) for one in prompts.select(prompts.load_prompts(name), limit))
+            return frozenset((prompt.id, prompt.text) for prompt in prompts.select(prompts.load_prompts(name), limit))
         except SpecbenchError:
             return None
 
@@ -105,11 +105,11 @@ def join(table: Table, measured_in: Mapping[CellSettings, Path | str]) -> PaperT
         if row.run is not None:
             return Measured(*joined((row.run,)), (), None) if column.measurable else None
         settings = table.runs_of(row, column)
-        folders = dict.fromkeys(folder for one in settings if isinstance(folder := measured_in.get(one), Path))
+        folders = dict.fromkeys(folder for cell in settings if isinstance(folder := measured_in.get(cell), Path))
         return _measured(row, settings, joined(tuple(folders)), asked_prompts) if folders else None
 
     rows = [{column.name: measure(row, column) for column in table.columns} for row in table.rows]
-    used = [one for row in rows for one in row.values() if one is not None]
+    used = [measured for row in rows for measured in row.values() if measured is not None]
     fingerprints = {
         column.name: column_fingerprint(column, [row[column.name] for row in rows if row[column.name]])
         for column in table.columns
@@ -185,13 +185,13 @@ def _line(
     table: Table,
     row: Row,
     measured: Mapping[str, Measured | None],
-    found: Mapping[CellSettings, Path | str],
+    places: Mapping[CellSettings, Path | str],
     fingerprints: Mapping[str, str | None],
 ) -> Line:
     cells, missing = {}, {}
     for column in table.columns:
         reasons = (
-            [row.run] if row.run else [found.get(part, NOT_RUN) for part in table.runs_of(row, column)] or [NOT_RUN]
+            [row.run] if row.run else [places.get(part, NOT_RUN) for part in table.runs_of(row, column)] or [NOT_RUN]
         )
         why = row.not_runnable_reason or (None if any(isinstance(part, Path) for part in reasons) else reasons[0])
         if why and column.measurable:

@@ -51,8 +51,8 @@ def available(
     from specbench.prompts import set_name
 
     named = ("prompt set", set_name(name)) if kind == "prompts" else (kind.removesuffix("s"), name)
-    one = read_name(*named, [str(row["name"]) for row in rows])
-    return [row for row in rows if row["name"] == one or str(row["name"]).startswith(f"{one}/")]
+    shown = read_name(*named, [str(row["name"]) for row in rows])
+    return [row for row in rows if row["name"] == shown or str(row["name"]).startswith(f"{shown}/")]
 
 
 def kind_named(typed: str) -> str:

@@ -208,8 +208,8 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
         group = run.settings.decoder if table.axes else str(run.values["prompts"].value) if len(sets) > 1 else None
         shared = tuple(text for text in members[0].chosen if all(text in row.chosen for row in members))
         named = members[0].label if members[0].own else named
-        own = Row(named, group, members[0].settings, {}, {}, {}, None, None, shared, members[0].own)
-        rows.append(next((row for row in members if row.settings["model"] == model and not replaced(row)), own))
+        silent = Row(named, group, members[0].settings, {}, {}, {}, None, None, shared, members[0].own)
+        rows.append(next((row for row in members if row.settings["model"] == model and not replaced(row)), silent))
     groups = list(dict.fromkeys(row.group for row in rows))
     first = {row.settings["decoder"]: place for place, row in reversed(list(enumerate(rows)))}
 
@@ -221,10 +221,10 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     if all(row.paper for row in rows):
         return replace(table, rows=tuple(rows))
     models = " and ".join(dict.fromkeys(name for row in printed if (name := row.settings["model"]) != model))
-    left_out, own = len(table.rows) - len(printed), sum(row.own for row in printed)
+    left_out, added = len(table.rows) - len(printed), sum(row.own for row in printed)
     note = (
         f"With {model} in the place of {models or 'the model as printed'}, no value of the paper is comparable, so its "
-        f"rows have none; {len(printed) - own} rows of the paper are {len(rows) - sum(row.own for row in rows)} here"
+        f"rows have none; {len(printed) - added} rows of the paper are {len(rows) - sum(row.own for row in rows)} here"
         + (f", and {left_out} that cannot be run are left out." if left_out else ".")
     )
     return replace(table, rows=tuple(rows), notes=(note,), hardware=None, whole=False)

@@ -54,10 +54,10 @@ def demo(
     out, reporter = Path(out), reporter or Reporter()
     steps = "on" if compile == AUTO and missing(chosen_device(AUTO)) is None else compile
     flags = {"threads": THREADS, "limit": limit, "compile": steps, "out": str(out)}
-    window, own = (
+    window, head_window = (
         shared_window(_plan(flags | {"decoder": [name]}), _WINDOWS, reporter) for name in (_TUNED, _WITH_HEAD)
     )
-    decoders = [*SHOWN, f"{_WITH_HEAD},window={own}"]
+    decoders = [*SHOWN, f"{_WITH_HEAD},window={head_window}"]
     summary = run_plans(_plan(flags | {"decoder": decoders, "window": window}), reporter)
     if problem := summary.problem():
         raise problem

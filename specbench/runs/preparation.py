@@ -292,9 +292,10 @@ def decode_loaded(
         if layout is None or prompt_ids is None:
             raise SpecbenchError("decode: a network needs layout, image_ids and prompt_ids", "see docs/python.md")
         model = LoadedModel(model, layout, image_ids, prompt_ids, forced_ids, codebook, render)
-    names = {*SAMPLING_SETTINGS.values(), "decoder", *(one.name for one in decoder_settings())}
+    names = {*SAMPLING_SETTINGS.values(), "decoder", *(setting.name for setting in decoder_settings())}
     flags = {name.replace("_", "-"): value for name, value in settings.items()} | {"decoder": decoder}
-    values = merge([one for one in run_settings() if one.name in names], flags, env={}) | {"model": Value("", "none")}
+    known = [setting for setting in run_settings() if setting.name in names]
+    values = merge(known, flags, env={}) | {"model": Value("", "none")}
     plain = SimpleNamespace(
         name=model.name, guided=True, v_image=model.layout.v_image, sampling=lambda: Sampling(guidance=1.0)
     )

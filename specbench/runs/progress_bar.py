@@ -227,7 +227,7 @@ class ScoreProgress:
     def image(self, name: str, metric: str) -> None:
         if self._reporter is None:
             self._slowest = max(self._left, key=self._left.__getitem__)
-            busy = ", ".join(one for one, left in self._left.items() if left)
+            busy = ", ".join(name for name, left in self._left.items() if left)
             self._reporter = ProgressReporter(f"images of {name} by {busy}", quick_s=1.0)
             self._reporter.start(self._left[self._slowest], 0)
         if metric == self._slowest:

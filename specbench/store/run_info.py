@@ -229,7 +229,8 @@ class RunInfo:
             for call in self.invocations
         ]
         return [
-            ", ".join(f"{name} {own[name]}" for name in own if all(name in other for other in known)) for own in known
+            ", ".join(f"{name} {facts[name]}" for name in facts if all(name in other for other in known))
+            for facts in known
         ]
 
     @property

@@ -51,8 +51,8 @@ def sha256_of(path: Path) -> str:
 
 
 def _file_state(path: Path) -> str:
-    found = path.stat()
-    return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+    status = path.stat()
+    return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
 
 def cache_folder() -> Path:

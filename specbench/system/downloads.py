@@ -218,8 +218,8 @@ def mismatch(path: Path, remote: Remote) -> str:
     size = path.stat().st_size
     if remote.size is not None and size != remote.size:
         return f"{size:,} bytes instead of {remote.size:,}"
-    kind, _, found = _digest(path, remote).partition(":")
-    return f"its {kind} is {found[:16]}..., not {remote.digest.partition(':')[2][:16]}..."
+    kind, _, digest = _digest(path, remote).partition(":")
+    return f"its {kind} is {digest[:16]}..., not {remote.digest.partition(':')[2][:16]}..."
 
 
 def _digest(path: Path, remote: Remote) -> str:

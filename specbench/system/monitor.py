@@ -34,10 +34,10 @@ class MachineMonitor:
         list) and `gpu_others`, other processes computing on it.
         """
         seconds = max(time.perf_counter() - self._started, 1e-9)
-        busy, own = _busy_s(), time.process_time() - self._own
+        busy, ours = _busy_s(), time.process_time() - self._own
         facts: dict[str, object] = {"host": platform.node()}
         if busy is not None and self._busy is not None:
-            facts["other_cores"] = others = round(max(0.0, busy - self._busy - own) / seconds, 2)
+            facts["other_cores"] = others = round(max(0.0, busy - self._busy - ours) / seconds, 2)
             facts["taken_cores"] = round(max(0.0, others - max(0, len(_cores()) - self._needed)), 2)
         facts["cpu_mhz"] = _cpu_mhz()
         if self._gpu is not None:

@@ -42,7 +42,7 @@ class PluginError(SpecbenchError):
     """
 
     def __init__(self, who: str, error: BaseException, owner: str = ""):
-        where = f" ({found})" if (found := foreign_place(error)) else ""
+        where = f" ({place})" if (place := foreign_place(error)) else ""
         told = ": ".join(filter(None, (type(error).__name__, one_line(str(error), 200))))
         what = "ended the program" if isinstance(error, SystemExit) else f"raised {told}"
         advice = "its code is not specbench's, and can be mended there only"
