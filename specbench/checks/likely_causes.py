@@ -8,6 +8,7 @@ all alternatives over `LEVEL` is no chance. A parameter is estimated by maximum 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from specbench.models.facts import DTYPES
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import LEVEL
+from specbench.system import console
 
 _STUDIED, _STUDIED_TOKENS = 16, 4096
 _FLOOR = {"float32": 1e-6}
@@ -43,6 +45,7 @@ _DROP = 1.92
 _FAR, _IMPOSSIBLE = 5.0, 10.0
 """Standard errors beyond which a group deviates, and nats that a token of probability 0 counts."""
 _CLOSE = 5.0  # Nats within which another cause is named, too
+_PASSES = 30  # Times that all causes take that of the claim alone, on `shapes`
 _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "the image is transposed: tokens are in the order of columns": lambda grid: grid.reshape(grid.shape[::-1]).T,
     "the rows are mirrored": lambda grid: grid[:, ::-1],
@@ -80,7 +83,11 @@ def likely_causes(
         guided: whether the model has unconditional rows.
     """
     rows = rows.iloc[np.linspace(0, len(rows) - 1, studied(rows)).astype(int)]
-    study = _Study(load(dtype), rows, sampling, _FLOOR.get(dtype, _ROUNDED_FLOOR), guided)
+    model, began = load(dtype), time.monotonic()
+    study = _Study(model, rows, sampling, _FLOOR.get(dtype, _ROUNDED_FLOOR), guided)
+    if console.progress_shown():
+        about = console.duration(_PASSES * (time.monotonic() - began))
+        console.say(f"likely causes are sought in {console.counted(len(rows), 'image')}: about {about}")
     options = study.alternatives()
     ratios = study.likelihoods([setting for _, setting in options]) - study.claim
     others = study.prompts() | study.orders() | study.formats(load, dtype)

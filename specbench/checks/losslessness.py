@@ -179,7 +179,9 @@ def audit_verdict(p: float, detectable: float, declared: str | None, alone: int 
 def verdict_line(row: Mapping) -> str:
     """The verdict of a row of `audit_decoders`, with what images depend on, or the deviation it would have seen."""
     if row["verdict"] == LOSSY:
-        return LOSSY + "".join(f"; images of other {kind} are not independent" for kind in row["dependent"])
+        return f"{LOSSY} (p {row['p_value']:.2g})" + "".join(
+            f"; images of other {kind} are not independent" for kind in row["dependent"]
+        )
     seen = f"would have seen a total variation of {row['detectable_tv']:.3f}"
     if row["weakest_tv"]:
         seen += f", of {row['weakest_tv']:.3f} where least is seen: {row['weakest_setting']}"

@@ -40,7 +40,7 @@ PRINTED_ORDERS = {
     "u_qq": "q/q of the step before, descending",
 }
 """Printed names of the orders of the vocabulary; see `specbench.decoding.generation.ORDERS`."""
-CONSISTENT, DEVIATES = "consistent", "deviates"
+CONSISTENT, DEVIATES, UNLIKELY = "consistent", "deviates", "deviates by likelihood"
 IMPOSSIBLE = "impossible tokens"
 OTHERS = "recorded p is not the model's"
 CLAIMED = "the model's"  # What is claimed of tokens that another program has drawn
@@ -107,7 +107,8 @@ def audit_run(
 
     Returns:
         A flat dict: the keys of `_described`, `recomputed`, `target` (`dtype`, or None for the run's own),
-        `unavailable` (orders without values), `fingerprint` (of the rows), and of `_recomputed` where p was recomputed.
+        `unavailable` (orders without values), `fingerprint` (of the rows), of `_recomputed` where p was recomputed,
+        and of `_explained` for tokens of another program.
 
     Raises:
         SpecbenchError: no decoded images, no recorded values, other weights than the run's, or no model on this disk.
@@ -184,14 +185,14 @@ def _explained(
     claim = f"samples of {spec.model} at {', '.join(sampling)} ({audit['images']} images, {audit['tokens']:,} tokens)"
     if not causes and not audit["deviates"] and not audit["failed"]:
         unseen = f"a deviation of {audit['detectable']:.3f} per token would have been seen"
-        return {"causes": [], "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
+        return {"causes": [], "cause": None, "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
     place = concentrated(load_model(facts, device, spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
     why = named(causes, studied(rows)) if causes else "none of the usual ones"
-    verdict = {"verdict": DEVIATES} if audit["verdict"] == CONSISTENT else {}
+    verdict = {"verdict": UNLIKELY} if audit["verdict"] == CONSISTENT else {}
     sentence = f"no {claim}{where}; likely cause: {why}"
     told = [vars(cause) for cause in causes]
-    return verdict | {"deviates": True, "failed": True, "causes": told, "sentence": sentence}
+    return verdict | {"deviates": True, "failed": True, "causes": told, "cause": why, "sentence": sentence}
 
 
 def checkpoint_of(info: RunInfo, weights: str | None, revision: str | None) -> tuple[str | None, str | None]:

@@ -243,7 +243,9 @@ def audit_runs(
             for row in rows:
                 for line in notes(row):
                     console.say(f"{row['run_id']}: {line}")
-    if failed := [f"{row['run_id']} ({row['verdict']})" for row in rows if row["failed"]]:
+    causes = {row["run_id"]: f"; likely cause: {row['cause']}" for row in rows if row.get("cause")}
+    told = ((row["run_id"], f"{row['verdict']}: {decided_by(row)}") for row in rows if row["failed"])
+    if failed := [f"{name} ({why}{causes.get(name, '')})" for name, why in told]:
         raise SpecbenchError(
             f"tokens or records are not those of the model's distribution: {', '.join(failed)}",
             "the table and the lines above say what deviates most",
@@ -255,20 +257,33 @@ def _cells(row: Mapping) -> dict[str, object]:
     from specbench.reporting.columns import number, with_interval
     from specbench.stats import Estimate
 
-    deviates = row["p_value"] < row["level"]
     verdict = f"{row['verdict']} from {row['target']}" if row["target"] and row["deviates"] else row["verdict"]
     return {
         "run": row["run_id"],
         "declared": row["declared"],
         "verdict": verdict if row["recomputed"] else f"{verdict}, as recorded",
+        "decided by": decided_by(row),
         "tv at least": with_interval(Estimate(row["tv"], row["tv_low"], row["tv_high"]), 4),
-        "p_value": f"{row['p_value']:.2g}",
-        "order": row["order"] if deviates else "-",
         "place": row["place"] or "-",
         "entropy": row["entropy"] or "-",
         "detectable": number(row["detectable"], 4),
         "images": row["images"],
     }
+
+
+def decided_by(row: Mapping) -> str:
+    """The number that decides a verdict, in words."""
+    from specbench.checks.run_audit import IMPOSSIBLE, OTHERS
+
+    if row["verdict"] == OTHERS:
+        name, held = next((name, held) for name, held in row["agreement"].items() if held["differs"])
+        off = f"{held['beyond']:.2%} of the tokens" if held["rounding"] is None else f"{abs(held['mean']):.2g} a token"
+        return f"{name}: {off}"
+    if row["verdict"] == IMPOSSIBLE:
+        return f"{row['impossible_tokens']:,} tokens of probability 0"
+    if row["p_value"] < row["level"]:
+        return f"p {row['p_value']:.2g} by {row['order']}"
+    return f"{row['causes'][0]['nats']:,.0f} nats" if row.get("causes") else f"p {row['p_value']:.2g}"
 
 
 def notes(row: Mapping) -> list[str]:

@@ -178,7 +178,8 @@ def _cell(pooled: Pooled | None, digits: int) -> str:
 RULER_NOTE = (
     "As if so many percent of the tokens were replaced by one of the 100 most probable at random: the share of the "
     "decoder replace that loses as much, both against AR on the same prompts; its 95 % interval holds those of both "
-    "losses. A metric does not see damage where the loss does not grow with the share, or is not real at the largest."
+    "losses. A metric does not see damage where the loss falls beyond its intervals as the share grows, or is not real "
+    "at the largest."
 )
 DamagePoint = tuple[float, float, float, float]
 """A share of replaced tokens, and the loss of a metric with its interval."""
@@ -228,16 +229,29 @@ def damage(loss: tuple[float, float, float], points: Sequence[DamagePoint]) -> D
     shares, value, low, high = (np.array(column) for column in zip((0.0, 0.0, 0.0, 0.0), *sorted(points), strict=True))
     if len(points) < 2:
         return Damage(note="fewer than two shares of replace")
-    if (np.diff(value) <= 0).any() or low[-1] <= 0:
+    if (np.maximum.accumulate(low) > high).any() or low[-1] <= 0:
         return Damage(note="does not see it")
+    value = np.maximum(_growing(value), 0.0)
     # The ends: the least loss on the steepest ruler, the largest on the flattest.
     steep, flat = np.maximum.accumulate(high), np.maximum.accumulate(low)
-    ends = np.interp(max(0.0, loss[1]), steep, shares), np.interp(loss[2], flat, shares)
+    ends = _share(loss[1], steep, shares), np.interp(loss[2], flat, shares)
     beyond = [loss[1] > steep[-1], loss[2] > flat[-1]]
     if loss[0] > value[-1]:
         return Damage(low=float(ends[0]), note=f"more than {shares[-1]:.0%}")
     low_end, high_end = (None if out else float(end) for end, out in zip(ends, beyond, strict=True))
-    return Damage(share=float(np.interp(max(0.0, loss[0]), value, shares)), low=low_end, high=high_end)
+    return Damage(share=_share(loss[0], value, shares), low=low_end, high=high_end)
+
+
+def _growing(values: np.ndarray) -> np.ndarray:
+    """The values that do not fall and are nearest (isotonic regression)."""
+    each = range(len(values))
+    return np.array([max(min(values[i : k + 1].mean() for k in each[at:]) for i in each[: at + 1]) for at in each])
+
+
+def _share(loss: float, losses: np.ndarray, shares: np.ndarray) -> float:
+    """The least share that loses so much."""
+    steps, first = np.unique(losses, return_index=True)
+    return float(np.interp(loss, steps, shares[first]))
 
 
 def _losses(base: ReportRow, row: ReportRow) -> dict[str, tuple[float, float, float]]:
@@ -263,4 +277,4 @@ def _damage_cell(row: Damage) -> str:
     if row.share is None:
         return row.note
     low, high = ("..." if bound is None else f"{100 * bound:.1f}" for bound in (row.low, row.high))
-    return f"{100 * row.share:.1f} % [{low}, {high}]"
+    return f"as if {100 * row.share:.1f} % [{low}, {high}]"

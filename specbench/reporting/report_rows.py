@@ -55,7 +55,20 @@ def report_rows(folders: Sequence[Path]) -> list[ReportRow]:
     for run, ar_runs in runs.values():
         twice = [str(copy) for copy, folder in copied.items() if folder == run.folder]
         rows.append(replace(report_row(run, ar_runs), copies=twice or None))
-    return sorted(_with_versions(rows, [run.info for run, _ in runs.values()]), key=_order)
+    return sorted(_beside_ours(_with_versions(rows, [run.info for run, _ in runs.values()])), key=_order)
+
+
+_UNKNOWN = ("device", "threads", "seed", "batch", "mode", "compiled")  # Nobody told them of tokens that were imported
+
+
+def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
+    """The rows, those of imported tokens in the setting of the runs here whose prompts and sampling they share."""
+
+    def shared(row: ReportRow) -> str:
+        return json.dumps([row.model, {k: v for k, v in row.setting.items() if k not in (*_UNKNOWN, "prompts")}])
+
+    ours = {shared(row): row.setting for row in sorted(rows, key=lambda row: row.decoder == "ar") if not row.imported}
+    return [replace(row, setting=ours.get(shared(row), row.setting)) if row.imported else row for row in rows]
 
 
 def _with_versions(rows: Sequence[ReportRow], infos: Sequence[RunInfo]) -> list[ReportRow]:
@@ -217,10 +230,12 @@ _Over = Callable[[Run], stats.SpeedUp | None]  # Computes the speed-up over an A
 
 def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
     """Compare the run with the AR run that is most like it."""
-    spec = run.info.spec
+    spec, nearest = run.info.spec, nearest_ar(run, ar_runs)
     if spec.tokens_sha256:
-        return OverAR(speedup_note="theirs are other times")
-    nearest = nearest_ar(run, ar_runs)
+        apart = [name for name in (nearest or [()])[0] if name.split()[0] not in (*_UNKNOWN, "hardware", "versions")]
+        apart = ["the prompt set (import --prompts)" if "prompts_sha256" in name else name for name in apart]
+        why = f"; apart from AR, which differs in {', '.join(apart)}" if apart else ""
+        return OverAR(speedup_note=f"theirs are other times{why}")
     if nearest is None:
         return OverAR(speedup_note="no AR run")
     differing, ar = nearest

@@ -10,8 +10,17 @@ import pytest
 from planted_bugs import RECORDING_FAULTS, plant
 
 from specbench import api
-from specbench.checks.run_audit import CONSISTENT, IMPOSSIBLE, OTHERS, PRINTED_ORDERS, audit_run
+from specbench.checks.run_audit import (
+    CONSISTENT,
+    DEVIATES,
+    IMPOSSIBLE,
+    OTHERS,
+    PRINTED_ORDERS,
+    UNLIKELY,
+    audit_run,
+)
 from specbench.checks.teacher_forced import Rounding, Values, rounding_explains
+from specbench.cli.checks import decided_by
 from specbench.decoding.noise import Noise
 from specbench.decoding.sampling import Target
 from specbench.errors import BAD_INPUT, GATE, MISSING_PREREQUISITE, SpecbenchError
@@ -121,7 +130,7 @@ def test_a_run_that_records_another_p_than_the_models_is_a_verdict(fault, tmp_pa
     outcome = cli("audit", "--run", folder, "--recompute")
     assert outcome.code == GATE
     assert OTHERS in outcome.out
-    assert f"{folder.name} ({OTHERS})" in outcome.err
+    assert f"{folder.name} ({OTHERS}: " in outcome.err
     assert OTHERS in cli("report", folder).out
 
 
@@ -140,6 +149,23 @@ def test_bfloat16_does_not_hide_another_p(fault, decoder, changed, tmp_path, mon
         plant(patch, *fault)
         folder = decoded(tmp_path, decoder, **SAMPLED | {"dtype": "bfloat16"} | changed)
     assert audit_run(folder, recompute=True)["verdict"] == OTHERS
+
+
+@pytest.mark.parametrize(
+    ("verdict", "told"),
+    [
+        (CONSISTENT, "p 0.12"),
+        (UNLIKELY, "33 nats"),
+        (DEVIATES, "p 1e-05 by token id"),
+        (IMPOSSIBLE, "530 tokens of probability 0"),
+        (OTHERS, "log p: 2.00% of the tokens"),
+    ],
+)
+def test_the_number_that_decides_is_told(verdict, told):
+    held = {"differs": verdict == OTHERS, "rounding": None, "beyond": 0.02, "mean": 0.3}
+    row = {"verdict": verdict, "p_value": 1e-5 if verdict == DEVIATES else 0.12, "level": 0.001, "order": "token id"}
+    row |= {"causes": [{"nats": 33.2}] * (verdict == UNLIKELY), "impossible_tokens": 530, "agreement": {"log p": held}}
+    assert decided_by(row) == told
 
 
 def audit_of_changed(folder, monkeypatch, change):

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from importlib import import_module
 from pathlib import Path
 
@@ -27,7 +28,9 @@ def ours(tmp_path_factory):
     """A run of AR, as if another program had drawn it."""
     out = tmp_path_factory.mktemp("ours")
     (folder,) = api.run(decoder=["ar"], prompts="shapes", limit=4, batch=4, threads=1, quiet=True, out=out).folders
-    return RunStore(folder).samples()
+    rows = RunStore(folder).samples()
+    rows.attrs["folder"] = folder
+    return rows
 
 
 def as_rows(rows, **more):
@@ -64,8 +67,9 @@ def test_tokens_become_a_run_with_pictures_scores_report_and_verdict(suffix, our
     assert row["latency_ms"] == 1500
     if suffix == "jsonl":
         assert cli("score", folder, "--metric", "shapes-clip").code == 0
-        told = cli("report", folder).out
+        told = cli("report", folder, ours.attrs["folder"]).out
         assert "theirs" in told and "To add AR" not in told, "AR has no times to compare with theirs"
+        assert told.count("###") == 1, "of the same prompts and sampling: beside AR"
         # once more: nothing is stored twice
         assert imported(cli, path, "--prompts", "shapes", "--out", out).out.strip() == folder
 
@@ -74,6 +78,9 @@ def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
     """Nobody counted their steps, and no machine is known."""
     path, out = written(tmp_path / "tokens.jsonl", as_rows(ours)), tmp_path / "results"
     folder = imported(cli, path, "--out", out).out.strip()
+    shutil.copytree(ours.attrs["folder"], out / "ours")
+    told = cli("report", "--out", out).out
+    assert told.count("###") == 2 and "apart from AR, which differs in the prompt set (import --prompts)" in told
     for command in (
         ("report", folder, "--all", "--explain"),
         ("report", folder, "--html", tmp_path / "page.html"),
@@ -168,7 +175,8 @@ def test_tokens_of_our_own_are_consistent_in_a_sentence_and_those_of_another_cla
     assert found.code == 0 and json.loads(found.out)[0]["sentence"].startswith("consistent with samples of shapes")
     assert cli("verify", true).code == 0
     lie = cli("audit", "--run", false)
-    assert lie.code == GATE and "likely cause: guidance 1." in lie.err
+    assert lie.code == GATE and "likely cause: guidance 1." in lie.err.splitlines()[-1]
+    assert "likely causes are sought in 4 images: about" in lie.err
 
 
 @pytest.mark.slow
