@@ -223,7 +223,7 @@ def _tokens(rows: pd.DataFrame, values: Values) -> Tokens:
 def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
     """The result as a flat dict.
 
-    `verdict`: CONSISTENT, DEVIATES, IMPOSSIBLE or OTHERS, the last that holds; `deviates`: so do tokens of probability
+    `verdict`: CONSISTENT, UNLIKELY, DEVIATES, IMPOSSIBLE or OTHERS, the last that holds; `deviates`: so do tokens of p
     0; `failed`: it claims to be lossless and deviates, or what it recorded is not the model's; `tv, tv_low, tv_high`:
     the lower bound on the mean total variation per token; `p_value`: the smallest, corrected; `order, kind, group`: of
     the test with that p-value; `place, entropy`: the place in the window and the range of entropy that deviate most,

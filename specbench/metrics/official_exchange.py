@@ -51,9 +51,7 @@ _TIIF_PARTS: Mapping[str, str] = {
 _GENEVAL_PLACE = re.compile(r"([0-9]{1,9})/samples/([0-9]{1,9})\.png$")
 
 RESULTS: Mapping[str, str] = {
-    "color": "annotation_blip/vqa_result.json",
-    "shape": "annotation_blip/vqa_result.json",
-    "texture": "annotation_blip/vqa_result.json",
+    **dict.fromkeys(("color", "shape", "texture"), "annotation_blip/vqa_result.json"),
     "spatial": "labels/annotation_obj_detection_2d/vqa_result.json",
     "3d_spatial": "labels/annotation_obj_detection_3d/vqa_result.json",
     "numeracy": "annotation_num/vqa_result.json",
@@ -61,7 +59,6 @@ RESULTS: Mapping[str, str] = {
     "complex": "annotation_3_in_1/vqa_result.json",
 }
 """Where the official programs leave the results of a category, under the folder its images were exported to."""
-
 COMPLEX_PARTS: Mapping[str, str] = {
     "blip": RESULTS["color"],
     "clip": RESULTS["non_spatial"],
