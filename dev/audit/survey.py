@@ -198,23 +198,23 @@ def mutations(run: dict[str, set[tuple[str, str]]]) -> list[dict]:
                     last = getattr(node, "test", node).end_lineno
                     lines = [f"{path}:{line + added}" for line in range(node.lineno, last + 1)]
                     pairs = set().union(*(run.get(line, set()) for line in lines))
-                    one = {"module": module, "function": name, "number": number, "line": node.lineno + added}
+                    mutation = {"module": module, "function": name, "number": number, "line": node.lineno + added}
                     source = ast.unparse(getattr(node, "test", node))[:80]
-                    kinds[kind].append(one | {"kind": kind, "what": source, "pairs": sorted(pairs)})
+                    kinds[kind].append(mutation | {"kind": kind, "what": source, "pairs": sorted(pairs)})
                     number += 1
-    for found in kinds.values():
-        found.sort(key=lambda one: (one["module"], one["function"], one["number"]))
-        random.Random(0).shuffle(found)
+    for mutations in kinds.values():
+        mutations.sort(key=lambda mutation: (mutation["module"], mutation["function"], mutation["number"]))
+        random.Random(0).shuffle(mutations)
     turns = itertools.zip_longest(*(kinds[kind] for kind in sorted(kinds)))
-    return [one for turn in turns for one in turn if one]
+    return [mutation for turn in turns for mutation in turn if mutation]
 
 
-def plant(one: dict) -> None:
+def plant(mutation: dict) -> None:
     """Change the function for the rest of this process."""
-    function = dict(functions(one["module"]))[one["function"]]
+    function = dict(functions(mutation["module"]))[mutation["function"]]
     tree, nodes, _ = body_nodes(function)
     every = [change for node in nodes for _, change in changes(node)]
-    every[one["number"]]()
+    every[mutation["number"]]()
     tree.body[0].decorator_list = []
     made: dict[str, object] = {}
     source = "from __future__ import annotations\n" + ast.unparse(tree)
@@ -240,17 +240,17 @@ def few_tokens(decoder: str, setting: AuditSetting, images: int) -> np.ndarray:
 clean_tokens = cache(lambda decoder, setting: few_tokens(decoder, setting, FEW))
 
 
-def chosen_pairs(one: dict) -> list[tuple[str, AuditSetting]]:
+def chosen_pairs(mutation: dict) -> list[tuple[str, AuditSetting]]:
     """PAIRS pairs that run the mutation, of as many decoders and settings as possible."""
     settings = {setting.name: setting for setting in (*AUDIT_SETTINGS, *PROBES)}
-    left, used, found = list(map(tuple, one["pairs"])), Counter(), []
-    random.Random(one["number"]).shuffle(left)
-    while left and len(found) < PAIRS:
+    left, used, chosen = list(map(tuple, mutation["pairs"])), Counter(), []
+    random.Random(mutation["number"]).shuffle(left)
+    while left and len(chosen) < PAIRS:
         best = min(left, key=lambda pair: 2 * used[pair[1]] + used[pair[0]])
         left.remove(best)
         used.update(best)
-        found.append((best[0], settings[best[1]]))
-    return found
+        chosen.append((best[0], settings[best[1]]))
+    return chosen
 
 
 def alive(seconds: int = SECONDS) -> None:
@@ -260,7 +260,7 @@ def alive(seconds: int = SECONDS) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
 
 
-def try_one(one: dict, pairs: list[tuple[str, AuditSetting]]) -> Iterator[dict]:
+def try_one(mutation: dict, pairs: list[tuple[str, AuditSetting]]) -> Iterator[dict]:
     """Parts of the row, at first: crashed, identical, audit or survived."""
     differ = []
     for decoder, setting in pairs:
@@ -295,16 +295,16 @@ def largest(counts: list[Counts]) -> float:
     return max((total_variation([table])[0] for table in counts if table.total.sum() >= ENOUGH), default=0.0)
 
 
-def try_again(one: dict, pairs: list[tuple[str, AuditSetting]]) -> Iterator[dict]:
+def try_again(mutation: dict, pairs: list[tuple[str, AuditSetting]]) -> Iterator[dict]:
     """Parts of the row of a mutation that survived: check, the whole audit of its settings, probes, tests."""
-    decoder = Counter(pair.partition(", ")[0] for pair in one["differ"]).most_common(1)[0][0]
+    decoder = Counter(pair.partition(", ")[0] for pair in mutation["differ"]).most_common(1)[0][0]
     differ = []
     for setting in AUDIT_SETTINGS:
-        clean = clean_tokens(decoder, setting) if [decoder, setting.name] in one["pairs"] else None
+        clean = clean_tokens(decoder, setting) if [decoder, setting.name] in mutation["pairs"] else None
         if clean is not None and not np.array_equal(clean, few_tokens(decoder, setting, FEW)):
             differ.append((decoder, setting))
         yield {}
-    tv, part = one.get("tv", 0.0), {}
+    tv, part = mutation.get("tv", 0.0), {}
     for part in audited(differ, 1.0):
         tv = max(tv, part.get("tv", 0.0))
         yield part | {"tv": tv}
@@ -331,11 +331,11 @@ def try_again(one: dict, pairs: list[tuple[str, AuditSetting]]) -> Iterator[dict
         yield {"result": "tests", "by": by} if failed == 1 else {}
 
 
-def in_fork(pipe, attempt: Callable, one: dict, pairs: list[tuple[str, AuditSetting]]) -> None:
+def in_fork(pipe, attempt: Callable, mutation: dict, pairs: list[tuple[str, AuditSetting]]) -> None:
     alive()
     try:
-        plant(one)
-        for part in attempt(one, pairs):
+        plant(mutation)
+        for part in attempt(mutation, pairs):
             pipe.send(part)
             alive()
     except BaseException as error:
@@ -343,15 +343,15 @@ def in_fork(pipe, attempt: Callable, one: dict, pairs: list[tuple[str, AuditSett
     pipe.send({"done": True})
 
 
-def outcome(attempt: Callable, one: dict, row: dict) -> dict:
+def outcome(attempt: Callable, mutation: dict, row: dict) -> dict:
     """The row of one mutation after an attempt in a fork; `endless` where that ended without a result."""
-    pairs = chosen_pairs(one) if attempt is try_one else []
+    pairs = chosen_pairs(mutation) if attempt is try_one else []
     for pair in pairs:
         clean_tokens(*pair)
     start = time.time()
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe()
-    process = fork.Process(target=in_fork, args=(there, attempt, one | row, pairs))
+    process = fork.Process(target=in_fork, args=(there, attempt, mutation | row, pairs))
     process.start()
     there.close()
     while not row.get("done"):
@@ -384,17 +384,17 @@ def main() -> int:
     rows = {(row["module"], row["function"], row["number"]): row for row in read_rows(OUT)}
     if options.mutations:
         every = mutations(lines_run())
-        able = [one for one in every if one["pairs"]]
+        able = [mutation for mutation in every if mutation["pairs"]]
         print(f"{len(every)} possible mutations, {len(able)} in lines that lossless decoders run", flush=True)
         for attempt in (try_one, try_again):
-            for one in able[: options.mutations]:
-                key = (one["module"], one["function"], one["number"])
-                row = rows.get(key, {name: one[name] for name in one if name != "pairs"})
+            for mutation in able[: options.mutations]:
+                key = (mutation["module"], mutation["function"], mutation["number"])
+                row = rows.get(key, {name: mutation[name] for name in mutation if name != "pairs"})
                 if row.get("attempts", 0) >= 1 and (attempt is try_one or row["result"] != "survived"):
                     continue
                 if row.get("attempts", 0) >= 2:
                     continue
-                rows[key] = outcome(attempt, one, row) | {"attempts": row.get("attempts", 0) + 1}
+                rows[key] = outcome(attempt, mutation, row) | {"attempts": row.get("attempts", 0) + 1}
                 text = "".join(json.dumps(row) + "\n" for row in rows.values())
                 OUT.with_suffix(".new").write_text(text)
                 OUT.with_suffix(".new").replace(OUT)

@@ -72,33 +72,33 @@ def folder_of(runs, tmp_path):
 
 
 def test_a_lossless_run_is_consistent_and_says_how_much_it_could_have_seen(folder_of):
-    found = audit_run(folder_of("sjd"))
-    assert (found["verdict"], found["failed"], found["images"]) == ("consistent", False, IMAGES)
-    assert 0.03 < found["detectable"] < 0.2
-    assert set(found["by_order"]) == {
+    audit = audit_run(folder_of("sjd"))
+    assert (audit["verdict"], audit["failed"], audit["images"]) == ("consistent", False, IMAGES)
+    assert 0.03 < audit["detectable"] < 0.2
+    assert set(audit["by_order"]) == {
         *("token id", "p descending", "p/q descending", "q/q of the step before, descending"),
     }
 
 
 def test_a_lossy_run_deviates_with_order_place_and_bound(folder_of):
-    found = audit_run(folder_of("amplify"))
-    assert found["deviates"]
-    assert not found["failed"]  # it never claimed to be lossless
-    assert found["order"] == "p/q descending"
-    assert 0.005 < found["tv"] < found["tv_high"]
-    assert found["place"] or found["entropy"]
+    audit = audit_run(folder_of("amplify"))
+    assert audit["deviates"]
+    assert not audit["failed"]  # it never claimed to be lossless
+    assert audit["order"] == "p/q descending"
+    assert 0.005 < audit["tv"] < audit["tv_high"]
+    assert audit["place"] or audit["entropy"]
 
 
 def test_recomputed_values_are_those_recorded(folder_of):
     folder = folder_of("sjd")
-    found = audit_run(folder, recompute=True)
-    assert found["verdict"] == "consistent"
-    assert found["unavailable"] == []
-    assert set(found["agreement"]) == {"log p", "u by token id", "u by p descending", "entropy"}
-    for agreement in found["agreement"].values():
+    audit = audit_run(folder, recompute=True)
+    assert audit["verdict"] == "consistent"
+    assert audit["unavailable"] == []
+    assert set(audit["agreement"]) == {"log p", "u by token id", "u by p descending", "entropy"}
+    for agreement in audit["agreement"].values():
         assert agreement["mean"] < 1e-4
         assert agreement["beyond"] == 0
-    assert found["impossible_tokens"] == 0
+    assert audit["impossible_tokens"] == 0
 
 
 SAMPLED = {"limit": 2, "batch": 2, "cfg": 1.5, "temperature": 1.0, "top_k": 60, "top_p": 0.95}
@@ -116,10 +116,10 @@ SAMPLED = {"limit": 2, "batch": 2, "cfg": 1.5, "temperature": 1.0, "top_k": 60, 
 def test_rounding_is_no_verdict(decoder, changed, tmp_path):
     """Guidance of 7 multiplies the rounding of bfloat16 by 9: log p recomputed in other shapes is 0.1 nats off. Sharp
     sampling leaves most tokens as they are and makes another one the likeliest now and then."""
-    found = audit_run(decoded(tmp_path, decoder, **SAMPLED | {"dtype": "bfloat16"} | changed), recompute=True)
-    assert (found["verdict"], found["failed"]) == (CONSISTENT, False)
+    audit = audit_run(decoded(tmp_path, decoder, **SAMPLED | {"dtype": "bfloat16"} | changed), recompute=True)
+    assert (audit["verdict"], audit["failed"]) == (CONSISTENT, False)
     if "limit" in changed:
-        assert found["agreement"]["log p"]["mean"] > 0.02 and found["impossible_tokens"] > 0
+        assert audit["agreement"]["log p"]["mean"] > 0.02 and audit["impossible_tokens"] > 0
 
 
 @pytest.mark.parametrize("fault", RECORDING_FAULTS)
@@ -196,9 +196,9 @@ def test_an_image_without_records_does_not_keep_the_others_from_being_compared(f
         for name in ("u_id", "u_p", "logp", "entropy"):
             rows.at[0, name] = None
 
-    found = audit_of_changed(folder_of("sjd"), monkeypatch, forget)
-    assert set(found["agreement"]) == {"log p", "u by token id", "u by p descending", "entropy"}
-    assert not found["failed"]
+    audit = audit_of_changed(folder_of("sjd"), monkeypatch, forget)
+    assert set(audit["agreement"]) == {"log p", "u by token id", "u by p descending", "entropy"}
+    assert not audit["failed"]
 
 
 def test_recomputing_keeps_what_the_recorded_draft_distributions_show(folder_of):
@@ -257,9 +257,9 @@ def test_a_decoder_that_records_another_p_is_found_out_by_recomputing(folder_of,
     assert audit_run(folder)["verdict"] == "consistent"
     outcome = cli("audit", "--run", folder, "--recompute", "--json")
     assert outcome.code == GATE
-    (found,) = json.loads(outcome.out)
-    assert found["failed"]
-    assert found["agreement"]["u by p descending"]["beyond"] > 0.2
+    (audit,) = json.loads(outcome.out)
+    assert audit["failed"]
+    assert audit["agreement"]["u by p descending"]["beyond"] > 0.2
 
 
 def test_a_run_without_recorded_values_names_the_flag_that_helps(folder_of, cli):

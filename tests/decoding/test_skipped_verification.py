@@ -44,12 +44,12 @@ class Slow:
 
     def states(self, tokens):
         """Of the caption's row and the other one, hidden states of the prompt, then those that predict each slot."""
-        embed, found = self.model.backbone.embed_tokens, []
+        embed, states = self.model.backbone.embed_tokens, []
         for start in self.prefix.embeds:
             fed = torch.cat([start, embed(torch.tensor(tokens).long())])[None]
             hidden = self.model.backbone(inputs_embeds=fed, use_cache=False).last_hidden_state[0]
-            found.append((hidden[: len(start) - 1], hidden[len(start) - 1 :]))
-        return found
+            states.append((hidden[: len(start) - 1], hidden[len(start) - 1 :]))
+        return states
 
     def distribution(self, pair, slot):
         with_caption, without = map(self.model.head, pair)
@@ -173,8 +173,8 @@ def parse_paths(text):
 def test_images_are_those_of_a_slow_decoder(tree, layout, interval):
     model = mild(layout)
     spec = resolve("vvs", {"tree": tree, "interval": interval})
-    found = decode(model, [Request(text, text) for text in ("a", "bb")], spec, GUIDED, 0, render=False)
-    for text, row in zip(("a", "bb"), found, strict=True):
+    images = decode(model, [Request(text, text) for text in ("a", "bb")], spec, GUIDED, 0, render=False)
+    for text, row in zip(("a", "bb"), images, strict=True):
         tokens, forwards = Slow(model, text, tree, interval).image()
         assert row.tokens.tolist() == tokens
         assert row.nfe == forwards == row.committed_step.max()

@@ -133,9 +133,9 @@ def test_every_published_numeracy_prompt_asks_for_something():
         pytest.skip("PROMPT_DATA_FOLDER names no folder of the published prompts")
     from specbench.prompts.public_files import read_t2i_compbench
 
-    prompts = [found for found in read_t2i_compbench(Path(folder) / "t2i-compbench") if found.category == "numeracy"]
-    assert len(prompts) == 300 and all(found.meta["counts"] for found in prompts)
-    asked = {found.text: found.meta["counts"] for found in prompts}
+    prompts = [prompt for prompt in read_t2i_compbench(Path(folder) / "t2i-compbench") if prompt.category == "numeracy"]
+    assert len(prompts) == 300 and all(prompt.meta["counts"] for prompt in prompts)
+    asked = {prompt.text: prompt.meta["counts"] for prompt in prompts}
     assert asked["two boys"] == {"boy": 2}
     assert asked["two sheep, four dogs, three candles, and three bees created a warm atmosphere"] == {
         "sheep": 2, "dog": 4, "candle": 3, "bee": 3
@@ -242,10 +242,10 @@ def test_the_detector_sees_each_image_as_if_alone(tiny_owl, monkeypatch):
         (alone,) = detector([pixels], [asked])
         height, width = pixels.shape[:2]
         for name in asked:
-            assert [one.score for one in beside[name]] == pytest.approx([one.score for one in alone[name]], abs=1e-6)
-            assert np.allclose([one.box for one in beside[name]], [one.box for one in alone[name]], atol=1e-3)
+            assert [box.score for box in beside[name]] == pytest.approx([box.score for box in alone[name]], abs=1e-6)
+            assert np.allclose([box.box for box in beside[name]], [box.box for box in alone[name]], atol=1e-3)
             assert all(0 <= x1 <= x2 <= width and 0 <= y1 <= y2 <= height for x1, y1, x2, y2 in
-                       (one.box for one in beside[name]))  # fmt: skip
+                       (box.box for box in beside[name]))  # fmt: skip
             scores.append(round(beside[name][0].score, 5))
     assert len(set(scores)) == 3, "queries and images make a difference"
 
@@ -253,7 +253,7 @@ def test_the_detector_sees_each_image_as_if_alone(tiny_owl, monkeypatch):
 def test_the_detector_goes_in_as_transformers_does(tiny_owl):
     image = calibrated.images(1, 64, 64)[0]
     detector = Owl(tiny_owl, "cpu")
-    (found,) = detector([image], [["cat"]])
+    (boxes,) = detector([image], [["cat"]])
     ids = torch.tensor([[49406, 320, 1125, 539, 320, 2368, 49407] + [0] * 9])
     pixels = (torch.from_numpy(image).permute(2, 0, 1)[None] / 255 - torch.tensor(openclip.MEAN)[:, None, None]) / (
         torch.tensor(openclip.STD)[:, None, None]
@@ -262,9 +262,9 @@ def test_the_detector_goes_in_as_transformers_does(tiny_owl):
         output = detector.network(pixel_values=pixels, input_ids=ids, attention_mask=(ids > 0).long())
     best = output.logits.sigmoid().amax().item()
     assert (
-        found["cat"][0].score == pytest.approx(best, abs=1e-5)
+        boxes["cat"][0].score == pytest.approx(best, abs=1e-5)
         if best > compbench_detected.THRESHOLD
-        else not found["cat"]
+        else not boxes["cat"]
     )
     assert best > compbench_detected.THRESHOLD, "the comparison is not between nothings"
 

@@ -293,13 +293,13 @@ def test_preprocessing_of_another_result_has_another_version():
     functions |= {"squashed": squashed, "mask2former": geneval.mask2former_input}
     functions |= {"owlv2": compbench_detected.owlv2_input, "depth": compbench_detected.depth_input}
     sized = dict.fromkeys(("short_side_centre", "squashed", "owlv2"), (64,))
-    found = {}
+    scores = {}
     for name, function in functions.items():
         made = function(pixels, *sized.get(name, ()))
         made = np.asarray(made[0] if isinstance(made, tuple) else made, dtype=np.float64)
         weights = np.cos(np.arange(made.size)).reshape(made.shape)
-        found[name, getattr(function, "code_version", 1)] = float((made * weights).sum() / made.std())
-    assert found == pytest.approx(GOLDEN, abs=0.02)
+        scores[name, getattr(function, "code_version", 1)] = float((made * weights).sum() / made.std())
+    assert scores == pytest.approx(GOLDEN, abs=0.02)
 
 
 @pytest.mark.parametrize(
@@ -383,11 +383,11 @@ def test_fewer_images_than_the_reference_say_how_much_too_large_fid_is(published
     metric.reference_features = draw.normal(size=(60, 8)).astype(np.float32)
     metric.network = SimpleNamespace(unbiased_logits=lambda features: features)
     frame = pd.DataFrame({"prompt_id": [f"p{i}" for i in range(40)], "feature": list(draw.normal(size=(40, 8)))})
-    found = {score.name: score for score in metric.scores(frame)}
-    fid, limit = found["fid[clean]"].estimate.value, found["fid-infinity[clean]"].estimate
-    assert f"too large by about {fid - limit.value:.3g}" in found["fid[clean]"].note
-    assert "40 images are fewer than the 60" in found["fid[clean]"].note
-    assert "unbiased" in found["kid[clean]"].note and limit.low < limit.value < limit.high and limit.value < fid
+    scores = {score.name: score for score in metric.scores(frame)}
+    fid, limit = scores["fid[clean]"].estimate.value, scores["fid-infinity[clean]"].estimate
+    assert f"too large by about {fid - limit.value:.3g}" in scores["fid[clean]"].note
+    assert "40 images are fewer than the 60" in scores["fid[clean]"].note
+    assert "unbiased" in scores["kid[clean]"].note and limit.low < limit.value < limit.high and limit.value < fid
     metric.reference_features = metric.reference_features[:40]
     del metric._reference
     noted = {score.name for score in metric.scores(frame) if score.note}

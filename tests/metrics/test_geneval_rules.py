@@ -29,8 +29,8 @@ def at(x: float, y: float, width: float = 10, height: float = 10, score: float =
 
 @pytest.mark.parametrize(("tag", "threshold"), [("counting", 0.9), ("colors", 0.3), ("single_object", 0.3)])
 def test_a_score_counts_only_above_its_threshold(tag, threshold):
-    found = {"cow": [at(0, 0, score=threshold), at(1, 0, score=threshold + 1e-6)], "dog": [at(0, 0, score=0.1)]}
-    assert {name: len(kept) for name, kept in confident(found, tag).items()} == {"cow": 1}
+    boxes = {"cow": [at(0, 0, score=threshold), at(1, 0, score=threshold + 1e-6)], "dog": [at(0, 0, score=0.1)]}
+    assert {name: len(kept) for name, kept in confident(boxes, tag).items()} == {"cow": 1}
 
 
 def test_at_most_sixteen_objects_best_first():
@@ -135,13 +135,13 @@ def test_instances_have_the_extent_and_the_score_of_their_mask():
     masks = torch.full((2, 20, 24), -8.0)
     masks[0, 4:12, 6:16] = 8.0
     classes = torch.tensor([[0.0, 9.0, 0.0], [0.0, 0.0, 12.0]])
-    found = instances(classes, masks, {0: "cat", 1: "dog"}, (80, 96), (72, 80), (72, 80))
-    best = found[0]
+    segments = instances(classes, masks, {0: "cat", 1: "dog"}, (80, 96), (72, 80), (72, 80))
+    best = segments[0]
     assert best.label == "dog" and np.allclose(best.box, (24, 16, 64, 48), atol=1)
     inside = torch.nn.functional.interpolate(masks[None, :1], (80, 96), mode="bilinear")[0, 0, :72, :80]
     wanted = classes[0].softmax(0)[1] * inside.sigmoid()[inside > 0].mean()
     assert best.score == pytest.approx(wanted.item(), rel=1e-4)
-    assert len(found) == 2, "each query stands for every class; a query without a mask for none"
+    assert len(segments) == 2, "each query stands for every class; a query without a mask for none"
 
 
 @pytest.fixture
@@ -162,11 +162,11 @@ def tiny_detector(tmp_path):
 def test_detector_runs_from_a_checkpoint_folder(tiny_detector, monkeypatch):
     monkeypatch.setattr("specbench.metrics.geneval.SHORT", 96)
     labels = {number: f"class {number}" for number in range(80)} | geneval.RENAMED
-    (found,) = Mask2Former(tiny_detector, "cpu", labels)(calibrated.images(1, 60, 90))
-    assert 0 < len(found) <= 100 and all(one.mask.shape == (60, 90) for one in found)
-    for one in found:
-        x1, y1, x2, y2 = one.box
-        assert one.mask[y1:y2, x1:x2].sum() == one.mask.sum() > 0 and 0 < one.score < 1
+    (segments,) = Mask2Former(tiny_detector, "cpu", labels)(calibrated.images(1, 60, 90))
+    assert 0 < len(segments) <= 100 and all(segment.mask.shape == (60, 90) for segment in segments)
+    for segment in segments:
+        x1, y1, x2, y2 = segment.box
+        assert segment.mask[y1:y2, x1:x2].sum() == segment.mask.sum() > 0 and 0 < segment.score < 1
 
 
 def test_what_is_detected_does_not_depend_on_the_batch(tiny_detector, monkeypatch):
@@ -176,10 +176,13 @@ def test_what_is_detected_does_not_depend_on_the_batch(tiny_detector, monkeypatc
     together = detector(images)
     for pixels, beside in zip(images, together, strict=True):
         (alone,) = detector([pixels])
-        assert [one.label for one in beside] == [one.label for one in alone]
-        assert [one.score for one in beside] == pytest.approx([one.score for one in alone], rel=1e-5)
-        assert np.abs(np.array([one.box for one in beside]) - np.array([one.box for one in alone])).max() <= 1
-    assert len({round(found[0].score, 6) for found in together}) == 4
+        assert [segment.label for segment in beside] == [segment.label for segment in alone]
+        assert [segment.score for segment in beside] == pytest.approx([segment.score for segment in alone], rel=1e-5)
+        assert (
+            np.abs(np.array([segment.box for segment in beside]) - np.array([segment.box for segment in alone])).max()
+            <= 1
+        )
+    assert len({round(segments[0].score, 6) for segments in together}) == 4
 
 
 def test_metric_joins_detector_colours_and_rules(monkeypatch, tmp_path):

@@ -40,26 +40,28 @@ def small(monkeypatch):
 
 def read(name: str, tmp_path: Path) -> list:
     published.write(name, tmp_path / name)
-    found = published.public_set(name)
-    public.adopt_set(found, tmp_path / name)
-    return public.read_set(found)
+    public_set = published.public_set(name)
+    public.adopt_set(public_set, tmp_path / name)
+    return public.read_set(public_set)
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_a_copy_that_is_a_pipe_is_refused_instead_of_waited_for(name, tmp_path, monkeypatch):
-    found = public.public_sets()[name]
+    public_set = public.public_sets()[name]
     monkeypatch.setattr("zipfile.is_zipfile", lambda _: pytest.fail("it was opened"))
     monkeypatch.setattr("pathlib.Path.open", lambda *_, **__: pytest.fail("it was opened"))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(SpecbenchError, match="is not a regular file"):
-        public.adopt_set(found, tmp_path / "pipe")
+        public.adopt_set(public_set, tmp_path / "pipe")
 
 
 def test_coco_takes_the_longest_caption_first_of_equals_and_keeps_its_white_space(tmp_path):
     cat, tie = read("coco", tmp_path)
     assert (cat.id, cat.text, cat.meta["annotation"]) == ("000000000002", " a cat,\nasleep ", 2)
     assert (tie.id, tie.text, tie.meta["image"]) == ("000000000009", "the longest one.", "000000000009.jpg")
-    assert [one.meta for one in read("coco-train", tmp_path)] == [{"annotation": 2}, {"annotation": 3}], "none for FID"
+    assert [prompt.meta for prompt in read("coco-train", tmp_path)] == [{"annotation": 2}, {"annotation": 3}], (
+        "none for FID"
+    )
 
 
 def test_parti_keeps_quotes_and_over_long_prompts(tmp_path):
@@ -72,7 +74,7 @@ def test_parti_keeps_quotes_and_over_long_prompts(tmp_path):
 def test_dpg_bench_keeps_questions_with_their_parents_and_a_blob_id_is_a_digest(tmp_path):
     cup, dogs = read("dpg-bench", tmp_path)
     assert (cup.id, cup.text, cup.meta["line"], dogs.id) == ("0", "a red, ripe cup", 0, "partiprompts7")
-    assert [one["parents"] for one in dogs.meta["questions"]] == [[0], [0], [1, 2]]
+    assert [question["parents"] for question in dogs.meta["questions"]] == [[0], [0], [1, 2]]
     assert cup.meta["questions"][1]["question"] == "Is the cup, if any, red?"
     (tmp_path / "file").write_bytes(b"hello")  # git hash-object
     assert digest_of(tmp_path / "file", "git") == "git:b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0"
@@ -201,34 +203,34 @@ def test_what_a_name_that_is_no_set_means_is_told_by_every_command(command, cli)
 @real_files
 @pytest.mark.parametrize("name", COUNTS)
 def test_the_real_files_have_the_published_counts_and_digests(name):
-    found = public.public_sets()[name]
-    public.adopt_set(found, Path(REAL) / name)
+    public_set = public.public_sets()[name]
+    public.adopt_set(public_set, Path(REAL) / name)
     prompts = load_prompts(name).prompts
-    assert len(prompts) == len({prompt.id for prompt in prompts}) == COUNTS[name] == found.prompts
+    assert len(prompts) == len({prompt.id for prompt in prompts}) == COUNTS[name] == public_set.prompts
     assert not any("\r" in prompt.text for prompt in prompts)
 
 
 @real_files
 @pytest.mark.parametrize("name", ["parti", "geneval", "t2i-compbench", "cvtg-2k"])
 def test_every_category_has_the_prompts_that_its_manifest_says(name):
-    found = public.public_sets()[name]
-    public.adopt_set(found, Path(REAL) / name)
-    counted = {part: len(load_prompts(f"{name}/{part}").prompts) for part in found.categories}
-    assert counted == found.categories
+    public_set = public.public_sets()[name]
+    public.adopt_set(public_set, Path(REAL) / name)
+    counted = {part: len(load_prompts(f"{name}/{part}").prompts) for part in public_set.categories}
+    assert counted == public_set.categories
 
 
 def test_the_list_has_the_number_of_prompts_of_each_category_before_the_download(cli):
     rows = {row["name"]: row["prompts"] for row in json.loads(cli("list", "prompts", "--json").out)}
     assert (rows["parti/Animals"], rows["parti/Indoor Scenes"], rows["geneval/single_object"]) == (314, 40, 80)
-    for found in public.public_sets().values():
-        assert not found.categories or sum(found.categories.values()) == found.prompts, found.name
+    for public_set in public.public_sets().values():
+        assert not public_set.categories or sum(public_set.categories.values()) == public_set.prompts, public_set.name
 
 
 @real_files
 def test_each_compbench_category_has_300_and_complex_splits_58_212_30():
-    found = public.public_sets()["t2i-compbench"]
-    public.adopt_set(found, Path(REAL) / "t2i-compbench")
-    assert set(found.categories.values()) == {300}
+    public_set = public.public_sets()["t2i-compbench"]
+    public.adopt_set(public_set, Path(REAL) / "t2i-compbench")
+    assert set(public_set.categories.values()) == {300}
     kinds = [prompt.meta["kind"] for prompt in load_prompts("t2i-compbench/complex").prompts]
     assert [kinds.count(kind) for kind in ("spatial", "action", "spatialaction")] == [58, 212, 30]
 

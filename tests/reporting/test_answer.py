@@ -52,19 +52,19 @@ def test_faster_is_said_only_where_the_test_shows_it(value, low, high, said):
 def test_a_headline_is_over_the_fastest_ar_and_says_what_an_eager_one_was():
     quoted = row("sjd", 0.55, 0.46, 0.65).quoted
     faster = replace(quoted, ar_run="m-ar-compiled", ar="float32, 1 thread, compiled")
-    found = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=faster)])[0]
-    assert found.startswith("No lossless decoder is faster than the fastest AR (float32, 1 thread, compiled): the best")
-    assert "reaches 0.55 [0.46–0.65] of its speed" in found, "the interval is that of the quoted number"
+    text = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=faster)])[0]
+    assert text.startswith("No lossless decoder is faster than the fastest AR (float32, 1 thread, compiled): the best")
+    assert "reaches 0.55 [0.46–0.65] of its speed" in text, "the interval is that of the quoted number"
     said = "AR is not compiled here: compile before you quote this"
     eager = replace(quoted, speedup=Estimate(1.3, 0.46, 0.65), eager_ar=said)
-    found = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=eager)])[0]
-    assert found.endswith("; AR is not compiled here: compile before you quote this.")
+    text = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=eager)])[0]
+    assert text.endswith("; AR is not compiled here: compile before you quote this.")
 
 
 def test_the_report_calls_a_decoder_faster_only_where_compare_does():
-    found = answer([AR, row("sjd", 1.26, 1.03, 1.56, p=0.0744)])[0]
-    assert found.startswith("No lossless decoder is shown to be faster than AR: the best, sjd (window 16), is at 1.26")
-    assert "[1.03–1.56, p = 0.074]" in found, "the interval alone would say more"
+    text = answer([AR, row("sjd", 1.26, 1.03, 1.56, p=0.0744)])[0]
+    assert text.startswith("No lossless decoder is shown to be faster than AR: the best, sjd (window 16), is at 1.26")
+    assert "[1.03–1.56, p = 0.074]" in text, "the interval alone would say more"
 
 
 def test_a_copy_of_a_run_is_said():
@@ -80,28 +80,28 @@ def test_a_window_cheaper_than_a_token_is_no_headline():
 
 
 def test_ar_is_called_the_fastest_where_too_few_images_were_faster_with_it():
-    found = answer([AR, row("jacobi", 0.6), row("sjd", 0.8)])[0]
-    assert found.startswith("AR was the fastest lossless decoder; the next, sjd (window 16), ran 0.80 times as fast (9")
+    text = answer([AR, row("jacobi", 0.6), row("sjd", 0.8)])[0]
+    assert text.startswith("AR was the fastest lossless decoder; the next, sjd (window 16), ran 0.80 times as fast (9")
 
 
 def test_a_slower_decoder_that_is_shown_to_be_faster_than_ar_is_not_denied():
-    found = answer([AR, row("sjd", 1.14, 1.04, 1.23), row("predictive", 1.22, 0.96, 1.57)])[0]
-    assert "predictive (window 16) has the largest speed-up" in found and "not shown to be faster than AR" in found
-    assert "sjd (window 16) is: 1.14 [1.04–1.23]" in found and "No lossless decoder" not in found
+    text = answer([AR, row("sjd", 1.14, 1.04, 1.23), row("predictive", 1.22, 0.96, 1.57)])[0]
+    assert "predictive (window 16) has the largest speed-up" in text and "not shown to be faster than AR" in text
+    assert "sjd (window 16) is: 1.14 [1.04–1.23]" in text and "No lossless decoder" not in text
 
 
 def test_a_lossy_decoder_is_named_as_such_and_only_above_the_lossless_one():
     sjd = row("sjd", 1.3, 1.2, 1.4)
-    found = answer([AR, sjd, row("gsd", 1.6, 1.5, 1.7, lossless=False)])
-    assert found[0].startswith("sjd") and found[1] == "gsd (window 16) is lossy: 1.60 times as fast as AR [1.50–1.70]."
+    texts = answer([AR, sjd, row("gsd", 1.6, 1.5, 1.7, lossless=False)])
+    assert texts[0].startswith("sjd") and texts[1] == "gsd (window 16) is lossy: 1.60 times as fast as AR [1.50–1.70]."
     assert not any("gsd" in text for text in answer([AR, sjd, row("gsd", 1.2, 1.1, 1.3, lossless=False)]))
 
 
 def test_a_lossy_decoder_that_is_no_faster_is_not_called_the_fastest():
-    [found] = answer([AR, row("gsd", 0.7, 0.6, 0.8, lossless=False)])
-    assert found == "gsd (window 16) is lossy, and slower: 0.70 times as fast as AR [0.60–0.80]."
-    [found] = answer([AR, row("gsd", 1.1, 0.9, 1.3, lossless=False)])
-    assert found.startswith("gsd (window 16) is lossy, not shown to be faster: 1.10 times as fast as AR [")
+    [text] = answer([AR, row("gsd", 0.7, 0.6, 0.8, lossless=False)])
+    assert text == "gsd (window 16) is lossy, and slower: 0.70 times as fast as AR [0.60–0.80]."
+    [text] = answer([AR, row("gsd", 1.1, 0.9, 1.3, lossless=False)])
+    assert text.startswith("gsd (window 16) is lossy, not shown to be faster: 1.10 times as fast as AR [")
 
 
 def test_unequal_windows_are_told_but_not_those_of_a_sweep():
@@ -118,15 +118,15 @@ def test_scores_that_agree_image_by_image_are_no_open_question(monkeypatch):
 
     monkeypatch.setattr("specbench.reporting.answer.scores_beside", rows)
     scored = replace(AR, scores=[score("aesthetic", prompts_needed=321), score("fid", prompts_needed=9)])
-    found = answer([scored, row("predictive", 1.3, 1.2, 1.4)])
-    assert "predictive (window 16) has AR's own scores, image by image, in clip." in found
-    assert any("aesthetic [" in text and "clip" not in text for text in found)
+    texts = answer([scored, row("predictive", 1.3, 1.2, 1.4)])
+    assert "predictive (window 16) has AR's own scores, image by image, in clip." in texts
+    assert any("aesthetic [" in text and "clip" not in text for text in texts)
 
 
 def test_a_failed_audit_takes_the_title():
     cheat = row("cheat", 2.0, 1.9, 2.1, audit=audit("deviates"))
-    found = answer([AR, row("sjd", 1.3, 1.2, 1.4), cheat])
-    assert found[0].startswith("sjd") and "NOT LOSSLESS" in found[1]
+    texts = answer([AR, row("sjd", 1.3, 1.2, 1.4), cheat])
+    assert texts[0].startswith("sjd") and "NOT LOSSLESS" in texts[1]
 
 
 def test_a_window_that_is_not_free_says_what_a_free_one_would_bring():
@@ -135,9 +135,9 @@ def test_a_window_that_is_not_free_says_what_a_free_one_would_bring():
 
 
 def test_the_machine_is_remarked_upon():
-    found = answer([replace(AR, stalled=Stalled(1, 8000.0), disturbed=1.8)])
-    assert "1 of 9 images stalled" in found[0] and "8.00 s" in found[0] and "0.30 s" in found[0]
-    assert "took up to 1.8 of the cores: repeat" in found[1]
+    texts = answer([replace(AR, stalled=Stalled(1, 8000.0), disturbed=1.8)])
+    assert "1 of 9 images stalled" in texts[0] and "8.00 s" in texts[0] and "0.30 s" in texts[0]
+    assert "took up to 1.8 of the cores: repeat" in texts[1]
     stalls = [replace(AR, label=name, stalled=Stalled(1, ms)) for name, ms in zip("abc", (1, 9, 2), strict=True)]
     [said] = answer(stalls)
     assert said.startswith("b: 1 of 9 images stalled") and said.endswith("2 other decoders' images stalled, too.")

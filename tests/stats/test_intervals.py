@@ -24,7 +24,7 @@ def honest(hits: int, rate: float, runs: int = RUNS) -> bool:
 
 
 def covered(intervals_and_truths) -> int:
-    return sum(found.low <= truth <= found.high for found, truth in intervals_and_truths)
+    return sum(estimate.low <= truth <= estimate.high for estimate, truth in intervals_and_truths)
 
 
 @pytest.mark.parametrize("prompts", [2, 3, 5, 8, 40])
@@ -35,8 +35,8 @@ def test_the_speed_up_interval_covers_at_its_nominal_rate(prompts):
         base = draw.lognormal(0.0, 0.2, prompts)
         mine = base / 2 * draw.lognormal(0.0, 0.15, prompts)
         truth = 2 / math.exp(0.15**2 / 2)
-        found = stats.ratio_of_totals(base, mine, range(prompts), seed)
-        hits += found.low <= truth <= found.high
+        estimate = stats.ratio_of_totals(base, mine, range(prompts), seed)
+        hits += estimate.low <= truth <= estimate.high
     assert honest(hits, 0.95), hits / RUNS
 
 
@@ -55,8 +55,8 @@ def test_a_bootstrap_that_is_not_widened_would_fail_the_same_test():
 def test_bounds_of_what_is_positive_are_positive():
     draw = np.random.default_rng(1)
     for prompts in (2, 3, 7, 8, 20):
-        found = stats.ratio_of_totals(draw.lognormal(0.0, 2.0, prompts), np.ones(prompts), range(prompts))
-        assert 0 < found.low < found.value < found.high
+        estimate = stats.ratio_of_totals(draw.lognormal(0.0, 2.0, prompts), np.ones(prompts), range(prompts))
+        assert 0 < estimate.low < estimate.value < estimate.high
     assert stats.ratio_of_totals([0, 0], [3, 4], list("ab")) == stats.Estimate(0.0, None, None)
     below = stats.ratio_of_totals([-1.0, -3.0], [1, 1], list("ab"))
     assert astuple(below) == pytest.approx(astuple(stats.mean_interval([-1.0, -3.0], list("ab")))), "not of a logarithm"
@@ -67,10 +67,10 @@ def test_mean_and_difference_intervals_cover_with_several_images_a_prompt(prompt
     draw = np.random.default_rng(prompts)
     clusters = np.repeat(np.arange(prompts), images)
     values = draw.normal(3.0, 1.0, (RUNS, prompts, 1)) + draw.normal(0.0, 0.7, (RUNS, prompts, images))
-    found = [stats.mean_interval(run.ravel(), clusters) for run in values]
-    assert honest(covered((one, 3.0) for one in found), 0.95)
+    means = [stats.mean_interval(run.ravel(), clusters) for run in values]
+    assert honest(covered((mean, 3.0) for mean in means), 0.95)
     differences = [stats.mean_difference(run.ravel(), clusters) for run in values]
-    assert [(one.low, one.high) for one in differences] == [(one.low, one.high) for one in found]
+    assert [(mean.low, mean.high) for mean in differences] == [(mean.low, mean.high) for mean in means]
 
 
 def test_the_proportion_interval_covers_with_several_images_a_prompt():
@@ -110,9 +110,9 @@ def test_holm_is_the_closed_bonferroni_test():
 
 
 def test_a_verdict_is_the_corrected_p_value_below_the_level_and_none_without_a_test():
-    found = stats.holm([0.03, None, 0.04, 0.001])
-    assert found == pytest.approx([0.06, None, 0.06, 0.003])
-    assert [stats.is_real(p) for p in (*found, 0.03, 0.05)] == [False, False, False, True, True, False]
+    corrected = stats.holm([0.03, None, 0.04, 0.001])
+    assert corrected == pytest.approx([0.06, None, 0.06, 0.003])
+    assert [stats.is_real(p) for p in (*corrected, 0.03, 0.05)] == [False, False, False, True, True, False]
     few = stats.difference_to_show(stats.mean_difference([1.0, 1.1, 1.2], list("abc")))
     assert not stats.is_real(few.p), "three prompts are too few"
 
@@ -146,8 +146,8 @@ def test_prompts_needed_come_from_pairs():
     pairs = pd.DataFrame(
         {"prompt_id": range(200), "latency_ms_base": base, "latency_ms": base / 2 * draw.lognormal(0, 0.02, 200)}
     )
-    found = stats.speed_difference(pairs)
-    assert stats.prompts_needed(found.spread, 0.02) < 40
+    difference = stats.speed_difference(pairs)
+    assert stats.prompts_needed(difference.spread, 0.02) < 40
     assert stats.prompts_needed(float(np.std(base) / base.mean()), 0.02) > 5000
 
 
