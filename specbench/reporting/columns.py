@@ -158,10 +158,6 @@ def _speedup(row: ReportRow) -> str:
     return f"{cell}, {over.speedup_note}" if over.speedup_note else cell
 
 
-def _printed_speedup(row: ReportRow) -> float | None:
-    return row.over_ar.speedup and round(row.over_ar.speedup.value, 2)
-
-
 def _short_speedup(row: ReportRow) -> str:
     """The speed-up alone; over which images is said once, below the table."""
     said = str(row.over_ar.speedup_note or "").partition(" (")[0]
@@ -267,6 +263,7 @@ def _exactness(row: ReportRow) -> str:
     return f"{cell}, {shown}" + " (out of date)" * (not audit.current)
 
 
+_SPEEDUP = "speedup", lambda row: row.over_ar.speedup and round(row.over_ar.speedup.value, 2)
 DECODER = ReportColumn("decoder", _label)
 WINDOW = ReportColumn("window", lambda row: str(window_of(row.options) or "-"), _WINDOW)
 IMAGES = ReportColumn("images", _images)
@@ -283,7 +280,7 @@ SPEED = (
     ReportColumn("tokens per step [95 %]", _mean("tokens_per_step", 2), stats.tokens_per_step, 1),
     ReportColumn("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
     ReportColumn("overhead", _plain("overhead", 2, "x"), stats.overhead),
-    ReportColumn("speed-up [95 %]", _speedup, stats.speedup, 1, "speedup", _printed_speedup),
+    ReportColumn("speed-up [95 %]", _speedup, stats.speedup, 1, *_SPEEDUP),
     FASTEST,
     ReportColumn("step ms [95 %]", _mean("step_ms", 2), stats.step_ms, -1),
     ReportColumn("latency ms [95 %]", _mean("latency_ms", 1), stats.latency_ms, -1),
@@ -318,7 +315,7 @@ FIRST = (
     IMAGES,
     NFE,
     ReportColumn("latency s", _seconds, _LATENCY, -1),
-    ReportColumn("speed-up [95 %]", _short_speedup, stats.speedup, 1, "speedup", _printed_speedup),
+    ReportColumn("speed-up [95 %]", _short_speedup, stats.speedup, 1, *_SPEEDUP),
     TOKENS_PER_STEP,
     IMAGES_PER_HOUR,
 )
@@ -335,7 +332,6 @@ DRAFTS = (
     ReportColumn("Theorem 2 bound", _plain("theorem2_bound", 2), stats.theorem2_bound),
 )
 """Columns of decoders with a draft head or relaxed acceptance."""
-
 
 TAILS = (
     DECODER,
@@ -354,7 +350,6 @@ TAILS = (
 )
 """Columns on the slow images of a run."""
 
-
 STAGES = (
     DECODER,
     WINDOW,
@@ -365,14 +360,12 @@ STAGES = (
 )
 """Columns of models with a second stage."""
 
-
 TRACED = (
     ReportColumn("TV(p, q)", _plain("draft_tv", 3), stats.draft_tv),
     ReportColumn("top-1 of p [95 %]", _mean("top1", 3), stats.top1),
     ReportColumn("top-1 of q", _plain("draft_top1", 3), stats.draft_top1),
 )
 """Columns of runs with --trace."""
-
 
 AUDIT = (
     ReportColumn(
