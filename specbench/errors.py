@@ -66,11 +66,7 @@ def read_name(
     also: Mapping[str, Iterable[str]] | None = None,
     found: Sequence[str] = (),
 ) -> str:
-    """The valid name that a typed one means, see `names.fitting`.
-
-    Args:
-        found: names that it means where no spelling fits.
-    """
+    """The valid name that a typed one means, see `names.fitting`; where no spelling fits, one of `found`."""
     valid = list(valid)
     fitting = names.fitting(name, valid, kind, also) or list(found)
     if len(fitting) > 1:

@@ -83,7 +83,8 @@ def by_words(name: str, facts: Mapping[str, Sequence[str]], families: Mapping[st
     meant = [
         known
         for known, texts in facts.items()
-        if words and words <= {word for text in texts for word in _joined(_words(text))}
+        # Words, and each with its neighbour: "mgpt" of "LuminamGPT" is "luminamgpt".
+        if words and words <= {word for own in map(_words, texts) for word in (*own, *map("".join, pairwise(own)))}
     ]
     bare = words - _sizes(words)
     meant = [known for known in meant if (title := set(_words(facts[known][0]))) - _sizes(title) == bare] or meant
@@ -93,11 +94,6 @@ def by_words(name: str, facts: Mapping[str, Sequence[str]], families: Mapping[st
         base = min(members, key=len)
         kept += [base] if all(known.startswith(base) for known in members) else members
     return kept
-
-
-def _joined(words: Sequence[str]) -> list[str]:
-    """Words, and each with its neighbour: "mgpt" of "LuminamGPT" is "luminamgpt"."""
-    return [*words, *map("".join, pairwise(words))]
 
 
 def _sizes(words: Iterable[str]) -> set[str]:

@@ -45,12 +45,8 @@ WIDE_DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloa
 
 
 def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES, seed: int = 0) -> list[Finding]:
-    """Run every conformance test on a decoder.
-
-    Args:
-        decoder: as `specbench.checks.losslessness.audit_decoders` takes it: a name, a spec, or "package.module:Name".
-        samples: images for the exactness test, on the settings of `specbench audit`.
-    """
+    """Run every conformance test on a decoder, given as to `specbench.checks.losslessness.audit_decoders`. `samples`:
+    images for the exactness test, on the settings of `specbench audit`."""
     name, spec = load_decoder(decoder)
     tests = ContractChecks(name, spec, seed)
     return run_tests(tests.all(samples))

@@ -89,7 +89,8 @@ def around_preposition(words: Sequence[tuple[str, str]]) -> tuple[str, str] | No
     follows. None unless this finds two in all; the 2D score then is 0."""
     pair: list[str] = []
     for place in range(len(words)):
-        length = next((n for n in (3, 2, 1) if _words(words, place, n) in PREPOSITIONS), 0)
+        phrases = {n: " ".join(word for word, _ in words[place : place + n]) for n in (3, 2, 1)}
+        length = next((n for n, phrase in phrases.items() if phrase in PREPOSITIONS), 0)
         if not length:
             continue
         pair += [word for word, kind in reversed(words[:place]) if kind in ("NOUN", "PROPN")][:1]
@@ -97,10 +98,6 @@ def around_preposition(words: Sequence[tuple[str, str]]) -> tuple[str, str] | No
         ends = [word for (word, kind), (_, then) in pairwise(after) if kind == "PROPN" and then != "PROPN"]
         pair += ([word for word, kind in after if kind == "NOUN"] or ends)[:1]
     return (pair[0], pair[1]) if len(pair) == 2 else None
-
-
-def _words(words: Sequence[tuple[str, str]], place: int, count: int) -> str:
-    return " ".join(word for word, _ in words[place : place + count])
 
 
 def spatial(first: Found | None, second: Found | None, asked: str | None, side: float) -> float:

@@ -17,9 +17,9 @@ import torch
 from PIL import Image
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import Metric, Sample, Score, column_difference, part_scores
+from specbench.metrics.base import PerImageMetric, Sample, Score, part_scores
 from specbench.metrics.published_weights import GENEVAL2_JUDGE, folder_identity
-from specbench.stats import Difference, mean_interval
+from specbench.stats import mean_interval
 
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _YES = ("Yes", "yes", " yes", " Yes")
@@ -62,7 +62,7 @@ class QwenJudge:
         return sum(shares[self.processor.tokenizer.encode(answer)[0]].item() for answer in answers)
 
 
-class GenEval2(Metric):
+class GenEval2(PerImageMetric):
     """Soft-TIFA: the geometric mean of a prompt's atoms, mean over images, also by the prompts' number of atoms, as
     `:3 atoms`; `:atoms` is the arithmetic mean, the other parts are its skills."""
 
@@ -106,6 +106,3 @@ class GenEval2(Metric):
         atoms = pd.DataFrame(kept, columns=["prompt_id", "skill", "share"])
         results += part_scores(self.name, statistics.dropna(subset="category"), "category", "value")
         return results + part_scores(self.name, atoms, "skill", "share")
-
-    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        return column_difference(features, baseline, "value")

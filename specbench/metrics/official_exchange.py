@@ -225,11 +225,8 @@ class OfficialCompBench(Metric):
 
 class OfficialTiif(Metric):
     """Answers to TIIF-Bench's questions: the share of right ones among those of a kind, its mean over the kinds of each
-    of nine groups, and the mean of these, for short and for long descriptions, as the program counts.
-
-    Args:
-        results: the program's output folder, with `sample-<number>/<kind>/<length>/<line>.json`.
-    """
+    of nine groups, and the mean of these, for short and for long descriptions, as the program counts. `results`: the
+    program's output folder, with `sample-<number>/<kind>/<length>/<line>.json`."""
 
     name = "tiif[official]"
     columns: ClassVar = {"right": pa.int32(), "questions": pa.int32(), "long": pa.bool_()}

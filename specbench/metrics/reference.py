@@ -34,7 +34,7 @@ class ReferenceImages:
 
     def __init__(self, settings: Settings):
         self.own = settings.reference
-        self.folder = settings.reference or public.images_folder("coco")
+        self.folder = settings.reference or public.public_sets()["coco"].folder / "images"
 
     @cached_property
     def statistics(self) -> tuple[np.ndarray, np.ndarray] | None:

@@ -65,9 +65,6 @@ class Source:
             return f"specbench fetch {self.repo}"
         return f"hf download {repo or self.repo}" + (f" --revision {revision}" if revision else "")
 
-    def licence_of(self, repo: str) -> str:
-        return self.licence if repo == self.repo else "as its card says"
-
     @contextmanager
     def blaming(self, path: Path) -> Iterator[None]:
         """Name one of its files in whatever the block raises while it reads that file."""
@@ -200,7 +197,8 @@ class WantedFiles:
         return None
 
     def _download(self, files: Sequence[str], optional: Sequence[str]) -> Download:
-        return repository_download(self.repo, self.revision, files, self.source.licence_of(self.repo), optional)
+        licence = self.source.licence if self.repo == self.source.repo else "as its card says"
+        return repository_download(self.repo, self.revision, files, licence, optional)
 
 
 def local_folder(weights: str | None) -> Path | None:

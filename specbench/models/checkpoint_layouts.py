@@ -300,11 +300,8 @@ _DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, A
 def stored_size(
     family: str, official: sizes.NetworkSize, folder: Path, source: Source | None = None
 ) -> sizes.NetworkSize | None:
-    """The size of the checkpoint in `folder`; None where its files do not tell: whoever loads it says why.
-
-    Args:
-        source: of LlamaGen, whose first file alone is this model's, in a folder that may hold several models.
-    """
+    """The size of the checkpoint in `folder`; None where its files do not tell: whoever loads it says why. `source`: of
+    LlamaGen, whose first file alone is this model's, in a folder that may hold several models."""
     try:
         if source and family.startswith("llamagen"):
             return _llamagen_size(CheckpointFiles(source, (folder / source.files[0],)), official)

@@ -191,11 +191,6 @@ def _llamagen(size: NetworkSize, text_width: int = 2048, caption: int = 120) -> 
     return {"extra": projection + caption * text_width, "head_rows": size.words}
 
 
-def _llamagen_class(size: NetworkSize, classes: int = 1000) -> dict[str, int]:
-    """LlamaGen by class: learned vectors of the classes and of none."""
-    return {"extra": (classes + 1) * size.width, "head_rows": size.words}
-
-
 def _janus(size: NetworkSize, codes: int = 16_384) -> dict[str, int]:
     """Janus-Pro: image tokens have a table of eight numbers each, an aligner of two layers and a head of two."""
     table, aligner = 8 * codes, (8 + 1) * size.width + (size.width + 1) * size.width
@@ -214,16 +209,6 @@ def _qwen(size: NetworkSize, head_rows: int = 0) -> dict[str, int]:
     return {"layer_extra": size.query_width + 2 * size.key_width, "head_rows": head_rows}
 
 
-def _emu3(size: NetworkSize) -> dict[str, int]:
-    """Emu3: nothing besides the matrices; the head is stored."""
-    return {"head_rows": size.words}
-
-
-def _emu35(size: NetworkSize) -> dict[str, int]:
-    """Emu3.5: as Emu3, with a norm that all heads of the queries share, and another for the keys; heads of 128."""
-    return {"head_width": 128, "head_norms": 2, "head_rows": size.words}
-
-
 def _glm(size: NetworkSize, codes: int = 16_512) -> dict[str, int]:
     """GLM-Image: four norms a layer, queries, keys and values with biases, and a head for image tokens alone."""
     return {"layer_extra": size.query_width + 2 * size.key_width + 2 * size.width, "head_rows": codes}
@@ -232,7 +217,12 @@ def _glm(size: NetworkSize, codes: int = 16_512) -> dict[str, int]:
 _BESIDES: Mapping[str, Callable[..., dict[str, int]]] = {
     **dict.fromkeys(("anole", "lumina", "lumina2"), _chameleon),
     **dict.fromkeys(("simplear", "tar"), _qwen),
-    **{"llamagen": _llamagen, "llamagen_class": _llamagen_class, "tar_dtok": _tar_detokenizer},
-    **{"janus": _janus, "emu3": _emu3, "glm": _glm, "emu35": _emu35, "liquid": lambda size, **more: more},
+    **{"llamagen": _llamagen, "tar_dtok": _tar_detokenizer, "janus": _janus, "glm": _glm},
+    # learned vectors of the classes and of none
+    "llamagen_class": lambda size, classes=1000: {"extra": (classes + 1) * size.width, "head_rows": size.words},
+    "emu3": lambda size: {"head_rows": size.words},
+    # a norm that all heads of the queries share, and another for the keys
+    "emu35": lambda size: {"head_width": 128, "head_norms": 2, "head_rows": size.words},
+    "liquid": lambda size, **more: more,
 }
 """What a family's network has besides the six sizes of every network."""

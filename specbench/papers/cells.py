@@ -82,12 +82,7 @@ class Cell:
 
 
 def make_cell(row: Row, column: Column, measured: Measured | None, why: str | None, fingerprint: str | None) -> Cell:
-    """Make the cell of a row and a column.
-
-    Args:
-        why: reason for a missing run.
-        fingerprint: metric fingerprint of the scores of this column.
-    """
+    """Make the cell of a row and a column. `why`: reason for a missing run; `fingerprint`: of the column's scores."""
     remarks = tuple(note for note in (row.notes.get(column.name), _above_steps(row.paper, column)) if note)
     printed, spread = row.paper.get(column.name), row.spread.get(column.name)
     as_printed = Cell(printed, spread, printed_notes=remarks, bold=column.name in row.bold)
@@ -104,7 +99,8 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     if printed is not None:
         notes += (_BIASED,) if biased else ()
         there = f"the paper on {row.hardware}" if row.hardware else "the paper names no hardware"
-        notes += (f"Measured on {processor_names(measured.run)}; {there}.",) if elsewhere else ()
+        machines = " and ".join(dict.fromkeys(", ".join(_processors(call)) for call in measured.run.info.invocations))
+        notes += (f"Measured on {machines}; {there}.",) if elsewhere else ()
         difference = None if measured.unlike or biased else value - printed
     if difference is not None and low is not None and not elsewhere:
         half_a_digit = 0.5 * 10.0**-column.precision
@@ -131,11 +127,6 @@ def same_hardware(printed: str | None, run: Run) -> bool | None:
     names = [_words(part) for part in re.sub(r"\(.*?\)", "", printed).split(",")]
     machines = [_words(" ".join(_processors(call))) for call in run.info.invocations]
     return all(any(name and name <= machine for name in names) for machine in machines)
-
-
-def processor_names(run: Run) -> str:
-    """Display names of a run's processors."""
-    return " and ".join(dict.fromkeys(", ".join(_processors(call)) for call in run.info.invocations))
 
 
 def _number(column: Column, measured: Measured) -> Cell:
@@ -264,14 +255,9 @@ def seeds_of(run: Run) -> Sequence[Run]:
 
 
 def runs_as_one(members: Sequence[tuple[Run, Sequence[Run]]]) -> tuple[Run, ReportRow, Run | None]:
-    """A run, or the runs of several seeds as one: with its report row, and the AR run nearest to it.
-
-    Args:
-        members: each run with the AR runs beside it.
-
-    Returns:
-        The row has `real`, the numbers that differ from AR's: of several seeds, those that do with each of them.
-    """
+    """A run, or the runs of several seeds as one, each given with the AR runs beside it: its report row, and the AR run
+    nearest to it. The row has `real`, the numbers that differ from AR's: of several seeds, those that do with each of
+    them."""
     nearest = [nearest_ar(run, beside) for run, beside in members]
     run, beside = members[0]
     if len(members) == 1:

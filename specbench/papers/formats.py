@@ -61,12 +61,9 @@ def table_markdown(joined: PaperTable) -> str:
 
 
 def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
-    """The joined table with the named columns, in that order.
-
-    Args:
-        names: what reports of runs call the numbers ("NFE"), headings here, or names of columns in the table's file,
-            of their numbers or metrics, in any case; speed-ups over a baseline stay.
-    """
+    """The joined table with the named columns, in that order: what reports of runs call the numbers ("NFE"), headings
+    here, or names of columns in the table's file, of their numbers or metrics, in any case; speed-ups over a baseline
+    stay."""
     usual = {plain_name(column): column for column in joined.table.columns}
     known = {
         text.lower(): column

@@ -85,11 +85,8 @@ class PaperTable:
 
 
 def join(table: Table, measured_in: Mapping[CellSettings, Path | str]) -> PaperTable:
-    """A table with what was measured for it.
-
-    Args:
-        measured_in: the run folder of each cell, or a short reason why there is none.
-    """
+    """A table with what was measured for it. `measured_in`: the run folder of each cell, or a short reason why there is
+    none."""
     every = [folder for folder in (*measured_in.values(), *(row.run for row in table.rows)) if isinstance(folder, Path)]
     read, joined = with_ar_runs(every), cache(lambda folders: runs_as_one([read[folder] for folder in folders]))
 
@@ -259,11 +256,7 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
 
 def with_baseline(joined: PaperTable, name: str) -> PaperTable:
     """The joined table with a column of the speed-ups over a row of each group, and with marks on scores and speed-ups
-    that differ from that row's.
-
-    Args:
-        name: the row's label, the name of its decoder, or the start of its run's id.
-    """
+    that differ from that row's. `name`: the row's label, the name of its decoder, or the start of its run's id."""
     if SEEDS in joined.remarks:
         raise SpecbenchError(
             f"--baseline {name}: {joined.table.name} has rows of several seeds",

@@ -44,12 +44,8 @@ class PlannedCell:
 
 
 def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, str] | None = None) -> list[PlannedCell]:
-    """The distinct cells of a table with their settings, without plans.
-
-    Args:
-        flags: by the name of a setting of `specbench run`; None means not given.
-        env: the environment; the process's own if None. What the table says wins over it.
-    """
+    """The distinct cells of a table with their settings, without plans. `flags`: by the name of a setting of `specbench
+    run`; None means not given. `env`: the environment; the process's own if None. What the table says wins over it."""
     settings, env = run_settings(), os.environ if env is None else env
     head_of(str(flags.get("head") or ""), "")
     every = table.all_settings()

@@ -84,12 +84,8 @@ def measured_table(
     out: Path | str = "results",
     runs: Sequence[Path] = (),
 ) -> PaperTable:
-    """A table joined with the runs of a results folder.
-
-    Args:
-        model, prompts: used in place of the table's own.
-        runs: stored runs that get a row each.
-    """
+    """A table joined with the runs of a results folder. `model` and `prompts` take the place of the table's own; each
+    of `runs`, stored anywhere, gets a row."""
     if prompts is not None:
         try:
             load_prompts(prompts)
@@ -203,12 +199,9 @@ def score_table(
     warn: Warn = lambda text: None,
     problems: Mapping[str, SpecbenchError] = MappingProxyType({}),
 ) -> None:
-    """Score the runs with the metrics of the table's columns that are available and apply to their prompts.
-
-    Args:
-        trial: the paper's model was substituted: nothing is downloaded, and the bundled metrics are added.
-        problems: why metrics cannot be had, by name.
-    """
+    """Score the runs with the metrics of the table's columns that are available and apply to their prompts. `trial`:
+    the paper's model was substituted: nothing is downloaded, and the bundled metrics are added. `problems`: why metrics
+    cannot be had, by name."""
     from specbench.metrics import scoring  # brings pandas and the metrics
 
     settings, fitting = replace(settings, offline=settings.offline or trial), []

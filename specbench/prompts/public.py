@@ -197,11 +197,6 @@ def adopt_set(entry: PublicSet, source: Path) -> Path:
     return entry.folder
 
 
-def images_folder(name: str = "coco") -> Path:
-    """Folder of the downloaded reference images of a set."""
-    return public_sets()[name].folder / "images"
-
-
 def _images_of(public_set: PublicSet) -> PublishedImages:
     if public_set.images is None:
         having = ", ".join(name for name, entry in public_sets().items() if entry.images)

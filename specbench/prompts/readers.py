@@ -273,7 +273,9 @@ def _rows(source: TableFile, delimiter: str, quoting: int) -> Iterator[tuple[str
     lines = (line for _, line in _lines(path))
     rows = csv.DictReader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     try:
-        rows.fieldnames = [_known(name) for name in rows.fieldnames or ()]
+        rows.fieldnames = [
+            name if (ours := name.strip().lower()) not in OUR_COLUMNS else ours for name in rows.fieldnames or ()
+        ]
         _check_columns(path, rows.fieldnames)
         if {*rows.fieldnames} >= DPG_COLUMNS:
             source.said["a row a question, as in dpg-bench"] = None
@@ -285,12 +287,6 @@ def _rows(source: TableFile, delimiter: str, quoting: int) -> Iterator[tuple[str
             yield f"line {rows.line_num}", prompt_of(source, f"line {rows.line_num}", row)
     except csv.Error as error:
         raise _refused(path, f"line {rows.line_num}: {error}") from error
-
-
-def _known(heading: str) -> str:
-    """The name of a column of ours in lower case, whatever its case."""
-    name = heading.strip().lower()
-    return name if name in OUR_COLUMNS else heading
 
 
 def _read_parquet(source: TableFile) -> Iterator[tuple[str, Prompt]]:

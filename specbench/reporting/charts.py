@@ -42,11 +42,8 @@ class Curve:
 
 
 def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Sequence[str] = ()) -> Chart:
-    """A paper's figure: printed values hollow and dashed, measured values filled with intervals.
-
-    Args:
-        order: of the categories on the x axis, if it has any; others follow as they are met.
-    """
+    """A paper's figure: printed values hollow and dashed, measured values filled with intervals. `order`: of the
+    categories on the x axis, if it has any; others follow as they are met."""
     groups = list(dict.fromkeys(curve.label for curve in curves))
     named = {group: group or "all rows" for group in groups}
     met = dict.fromkeys(x for curve in curves for x, _ in curve.points if isinstance(x, str))
@@ -121,12 +118,8 @@ def pareto_chart(points: Sequence[Point], metric: str, marks: Marks) -> Chart:
 def prompts_chart(
     ratios: Mapping[str, Sequence[tuple[str, float]]], speed: Mapping[str, Estimate], marks: Marks
 ) -> Chart:
-    """Speed-up of every prompt, a row of points per run; a bar marks the run's own speed-up.
-
-    Args:
-        ratios: by run, (prompt, speed-up) pairs.
-        speed: by run, the speed-up over all its prompts.
-    """
+    """Speed-up of every prompt, a row of points per run, from (prompt, speed-up) pairs by run; a bar marks `speed`, the
+    run's own over all its prompts."""
     points = [
         {"x": ratio, "y": name, "run": name, "told": f"{_cut(prompt, 60)}\n{name}: {number(ratio)}x"}
         for name, pairs in ratios.items()
@@ -150,11 +143,8 @@ def prompts_chart(
 
 
 def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
-    """The speed-up of each run taken apart: what its saved steps would bring, and what windows and overhead take back.
-
-    Args:
-        rows: by name, report rows with a speed-up.
-    """
+    """The speed-up of each run, report rows by name, taken apart: what its saved steps would bring, and what windows
+    and overhead take back."""
     points = []
     for name, row in rows.items():
         steps, cost, overhead = row.over_ar.step_ratio, row.over_ar.window_cost, row.over_ar.overhead
@@ -188,11 +178,8 @@ def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
 
 
 def categories_chart(metric: str, means: Mapping[str, Mapping[str, tuple[Estimate, int]]], marks: Marks) -> Chart:
-    """Mean score of each category, a point per run.
-
-    Args:
-        means: by category and run, the mean with its interval (None where it is of too few images) and the images.
-    """
+    """Mean score of each category, a point per run. `means`: by category and run, the mean with its interval (None
+    where it is of too few images) and the images."""
     points = [
         {"x": mean.value, "x1": mean.low, "x2": mean.high, "y": run, "fy": _cut(category), "run": run,
          "told": f"{_cut(category)}\n{run}: {_told(mean, 3)}, {n} image{'s' if n != 1 else ''}"}
@@ -215,11 +202,8 @@ def categories_chart(metric: str, means: Mapping[str, Mapping[str, tuple[Estimat
 
 
 def sweep_chart(option: str, curves: Mapping[str, Sequence[tuple[object, Estimate, float]]], marks: Marks) -> Chart:
-    """Speed-up against a swept option, a line per decoder; the dashed line is what the saved steps alone would bring.
-
-    Args:
-        curves: by decoder, (value of the option, speed-up, step ratio) triples.
-    """
+    """Speed-up against a swept option, a line per decoder: (value of the option, speed-up, step ratio) triples; the
+    dashed line is what the saved steps alone would bring."""
     text = any(isinstance(value, str) for points in curves.values() for value, _, _ in points)
     solid, dashed = [], []
     for name, points in curves.items():
@@ -245,11 +229,7 @@ def sweep_chart(option: str, curves: Mapping[str, Sequence[tuple[object, Estimat
 
 
 def offsets_chart(rates: Mapping[str, Sequence[float | None]], marks: Marks) -> Chart:
-    """Acceptance by window offset, one line per run with drafts.
-
-    Args:
-        rates: per run, acceptance at each offset; None where no draft was verified.
-    """
+    """Acceptance at each window offset, one line per run with drafts; None where no draft was verified."""
     points = [
         {"x": place, "y": value, "run": name, "told": f"{name}\noffset {place}: {number(value, 3)}"}
         for name, values in rates.items()

@@ -201,13 +201,12 @@ def grid_of(forced: Sequence[bool], pixels: tuple[int, int]) -> tuple[int, int] 
 
 
 def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
-    """Mean over images at each grid position, [height, width], NaN where no image has one; None where the
-    run has not kept it, its token grid is unknown, or nothing was drafted.
+    """Mean over images at each grid position, [height, width], NaN where no image has one; None where the run has not
+    kept it, its token grid is unknown, or nothing was drafted.
 
-    Args:
-        quantity: "accepted" (whether the token is an accepted draft), "top1" (largest probability of the target),
-            "entropy" (of the target, in nats), or of traced runs "draft_top1" (largest probability of the draft) and
-            "draft_tv" (total variation of the two).
+    `quantity`: "accepted" (whether the token is an accepted draft), "top1" (largest probability of the target),
+    "entropy" (of the target, in nats), or of traced runs "draft_top1" (largest probability of the draft) and "draft_tv"
+    (total variation of the two).
     """
     store, columns = RunStore(folder), ["status", "forced", "committed_step", "accepted", "image", "image_sha256"]
     columns += [quantity] if quantity in ("top1", "entropy") else []

@@ -70,12 +70,9 @@ def mark_at(place: int) -> Mark:
 
 
 def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model: str = "") -> str:
-    """Name of the decoder with the components and options that differ from its preset, except the window.
-
-    Args:
-        origins: of the run's settings, for a decoder whose preset is not at hand: what it supplied is not printed.
-        model: of the run; what is published for the decoder on it counts as the preset's.
-    """
+    """Name of the decoder with the components and options that differ from its preset, except the window. `origins`: of
+    the run's settings, for a decoder whose preset is not at hand: what it supplied is not printed. `model`: of the run;
+    what is published for the decoder on it counts as the preset's."""
     name, options = decoder.name, dict(decoder.options)
     usual = resolve(name) if name in PRESETS else None
     choices = {kind: getattr(decoder, kind) for kind in CHOICES}

@@ -100,11 +100,11 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
     scored = [{(row["metric"], row["fingerprint"]) for row in read_scores(run.folder)} for run in runs]
     common = sorted(set.intersection(*scored))
     for metric, fingerprint in common:
-        values = [_image_values(feature_place(run.folder, f"{metric}-{fingerprint}")) for run in runs]
+        values = [stored_values(feature_place(run.folder, f"{metric}-{fingerprint}")) for run in runs]
         if ":" not in metric and all(seed is not None and len(seed) for seed in values):
             several = sum(name == metric for name, _ in common) > 1
             name = f"{metric} ({fingerprint})" if several else metric
-            numbers[name] = _pooled([seed.assign(bottom=1.0) for seed in values])
+            numbers[name] = _pooled([seed.assign(top=seed["value"].astype("float64"), bottom=1.0) for seed in values])
     options, seeds = settings | dict(spec.decoder.options), [run.info.spec.seed for run in runs]
     return SeedsRow(spec.model, spec.decoder.full_name, options, seeds, sum(len(run.rows) for run in runs), numbers)
 
@@ -123,12 +123,6 @@ def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled
     geometric = {name: None if x is None else float(np.exp(x)) for name, x in vars(_pooled(logs)).items()}
     spread = _spread(_values(logs, np.exp))
     return {"speedup": _pooled(pairs), "speedup_geometric": replace(Pooled(**geometric), spread=spread)}
-
-
-def _image_values(place: Path) -> pd.DataFrame | None:
-    """`top`, the metric's number of each image, for a metric that is a mean of one number per image."""
-    values = stored_values(place)
-    return None if values is None else values.assign(top=values["value"].astype("float64"))
 
 
 def _values(seeds: Sequence[pd.DataFrame], scale=float) -> list[float]:

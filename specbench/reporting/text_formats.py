@@ -112,11 +112,6 @@ def to_json(rows: Sequence[ReportRow], options: ReportOptions) -> str:
     return json_text(long_rows(rows) if options.long else [{"schema": REPORT_SCHEMA, **row} for row in _records(rows)])
 
 
-def to_parquet(rows: Sequence[ReportRow], options: ReportOptions) -> bytes:
-    """Format as parquet, see `report_arrow`."""
-    return parquet_bytes(report_arrow(rows, options.long))
-
-
 def to_html(rows: Sequence[ReportRow], options: ReportOptions) -> bytes:
     """Format as a page, see `specbench.reporting.html`."""
     from specbench.reporting.html import page  # brings jinja2 and matplotlib
@@ -162,7 +157,7 @@ FORMATS: dict[str, Callable[[Sequence[ReportRow], ReportOptions], str | bytes]] 
     "latex": to_latex,
     "json": to_json,
     "html": to_html,
-    "parquet": to_parquet,
+    "parquet": lambda rows, options: parquet_bytes(report_arrow(rows, options.long)),
 }
 """Writer of each format."""
 

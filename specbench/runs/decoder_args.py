@@ -37,11 +37,6 @@ class PlannedDecoder:
     first: int | None = None
 
     @property
-    def takes_auto_window(self) -> bool:
-        """Whether a window is to be chosen, and the decoder has one."""
-        return self.auto_window and "window" in dict(self.spec.options)
-
-    @property
     def chosen(self) -> dict[str, str]:
         """Components that the user or a paper chose in place of the preset's, by kind."""
         return {kind: getattr(self.spec, kind) for kind in CHOICES if kind in self.origins}

@@ -4,6 +4,7 @@ written."""
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -152,7 +153,9 @@ def _outlook(
     alike = out, model.name, planned.spec.name, device
     pace = seconds_per_image(*alike, folder.name) if done else None
     pace = pace or shared.once(alike, lambda: seconds_per_image(*alike))
-    megabytes = None if missing is None else _image_bytes(model) * missing / 1e6
+    # Upper bound of an image on disk: an incompressible PNG and the lists of its row.
+    image_bytes = math.prod(model.resolution) * 3 + model.tokens * 32 + 4096
+    megabytes = None if missing is None else image_bytes * missing / 1e6
     need = footprint(model, planned.spec, plan.sampling, plan.dtype, device)
     memory = need.total(plan.batch if isinstance(plan.batch, int) else 1) if need else None
     free = shared.once(("free", device), lambda: free_memory(device)) if need else None
@@ -179,12 +182,6 @@ def _outlook(
         spec=spec,
         out=plan.out,
     )
-
-
-def _image_bytes(model: ModelFacts) -> int:
-    """Upper bound of an image on disk: an incompressible PNG and the lists of its row."""
-    height, width = model.resolution
-    return height * width * 3 + model.tokens * 32 + 4096
 
 
 def _expected_images(values: Mapping[str, Value], first: int | None) -> int | None:

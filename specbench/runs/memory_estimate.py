@@ -134,17 +134,12 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     return 3 + sum(part.get("kept", 0) for part in parts) + temporary
 
 
-def rows_of_tokens(model: ModelFacts) -> int:
-    """Rows of an image's grid of tokens."""
-    height, width = model.resolution
-    return math.isqrt(model.tokens * height // width)
-
-
 def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
     """Number of columns of the widest forward."""
     options = dict(decoder.options)
     if "rows-window" in options:
-        return rows_of_tokens(model) * columns_fed(options)
+        height, width = model.resolution
+        return math.isqrt(model.tokens * height // width) * columns_fed(options)  # a window per row of tokens
     return columns_fed(options)
 
 

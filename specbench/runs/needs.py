@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import BAD_INPUT, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.published_weights import CHECKPOINTS, hub_problem
 from specbench.models.facts import BYTES, ModelFacts
@@ -72,19 +72,13 @@ def fetch_command(model: ModelFacts, prompts: str | None, scores: bool = False) 
     return " ".join(["specbench", "fetch", name, *other, *(["--scores"] if scores else [])])
 
 
-def missing_error(needs: Sequence[Need], command: str) -> SpecbenchError:
-    """Everything that is missing, in one line."""
-    listed = "; ".join(f"{need.what} {need.name}" for need in needs)
-    return SpecbenchError(f"not on this disk: {listed}", f"with a network: {command}", MISSING_PREREQUISITE)
-
-
 def naming_all(error: SpecbenchError, model: ModelFacts, prompts: str) -> SpecbenchError:
     """An error of something that cannot be had, with all else that is missing."""
     if error.exit_code == BAD_INPUT or len(needs := needs_of(model, prompts)) < 2:
         return error
-    missing = missing_error(needs, fetch_command(model, prompts))
-    what = missing.what if offline() else f"{error.what}; {missing.what}"
-    return SpecbenchError(what, missing.try_this, error.exit_code)
+    listed = "not on this disk: " + "; ".join(f"{need.what} {need.name}" for need in needs)
+    what = listed if offline() else f"{error.what}; {listed}"
+    return SpecbenchError(what, f"with a network: {fetch_command(model, prompts)}", error.exit_code)
 
 
 def _of_model(model: ModelFacts) -> list[Need]:

@@ -256,7 +256,8 @@ def draft_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Pla
         shard=shard,
     )
     if not problems and not workers.elsewhere:
-        plan = problems.check("memory", _settled, plan, shared) or plan
+        # What depends on the plan's size and on this machine: steps compiled or not, windows, batch.
+        plan = problems.check("memory", lambda: _settle_batch(_settle_windows(_settle_steps(plan, shared)))) or plan
     return replace(plan, problems=tuple(problems))
 
 
@@ -296,11 +297,6 @@ def plan_drawing(values: Mapping[str, Value]) -> Drawing:
     )
 
 
-def _settled(plan: Plan, shared: Shared) -> Plan:
-    """The plan with what depends on its size and on this machine: steps compiled or not, windows, batch."""
-    return _settle_batch(_settle_windows(_settle_steps(plan, shared)))
-
-
 def _settle_windows(plan: Plan) -> Plan:
     """Set the windows to choose from where the window is to be measured."""
     facts = plan.sampling, plan.dtype, plan.device
@@ -308,7 +304,7 @@ def _settle_windows(plan: Plan) -> Plan:
         plan,
         decoders=tuple(
             replace(planned, windows=fitting_windows(plan.model, planned.spec, *facts))
-            if planned.takes_auto_window
+            if planned.auto_window and "window" in dict(planned.spec.options)
             else planned
             for planned in plan.decoders
         ),

@@ -252,14 +252,11 @@ def _check_fit(name: str, choices: Mapping[str, str]) -> None:
         needed = part.only_with
         others = {choices[other] for other in _kinds(choices) if other != kind}
         if needed and not others & set(needed):
+            named = ", ".join(f"{kind} {value}" for kind, value in choices.items() if kind in ("drafter", "verifier"))
             raise SpecbenchError(
-                f"decoder '{name}': --{kind} {choices[kind]} cannot be combined with {_named(choices)}",
+                f"decoder '{name}': --{kind} {choices[kind]} cannot be combined with {named}",
                 f"it needs {' or '.join(needed)}",
             )
-
-
-def _named(choices: Mapping[str, str]) -> str:
-    return ", ".join(f"{kind} {value}" for kind, value in choices.items() if kind in ("drafter", "verifier"))
 
 
 def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str, object]) -> None:

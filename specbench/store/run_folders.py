@@ -107,13 +107,9 @@ def runs_in(folder: Path) -> list[Path]:
 
 
 def find_runs_like(out: Path | str | Mapping[Path, RunInfo], **fields: object) -> dict[Path, RunInfo]:
-    """The runs of a results folder whose `RunSpec` has the given field values, by run folder.
-
-    Args:
-        out: a results folder, or the descriptions of its runs where several searches share them.
-        fields: values of `RunSpec` fields. A dict matches a part of a field: each of its entries must agree, as in
-            `decoder={"name": "gsd", "options": {"G": 10}}`.
-    """
+    """The runs of a results folder whose `RunSpec` has the given field values, by run folder. `out`: a results folder,
+    or the descriptions of its runs where several searches share them. A dict matches a part of a field: each of its
+    entries must agree, as in `decoder={"name": "gsd", "options": {"G": 10}}`."""
     infos = out if isinstance(out, Mapping) else read_infos(out)
     if str(fields.get("device")).startswith("cuda"):  # its number and the threads of its host make no other run
         fields = {name: value for name, value in fields.items() if name not in ("device", "threads")}

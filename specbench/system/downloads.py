@@ -130,11 +130,8 @@ def fetch_what_can_be_had(
     needs: Mapping[K, Callable[[], Sequence[Download]]],
     announce: Callable[[Mapping[K, Sequence[Download]]], None] = lambda needed: None,
 ) -> dict[K, SpecbenchError]:
-    """Download what several things need, all of it together; return why some of them cannot have it.
-
-    Args:
-        announce: receives what each of them needs, before anything is downloaded.
-    """
+    """Download what several things need, all of it together; return why some of them cannot have it. `announce`
+    receives what each of them needs, before anything is downloaded."""
     problems: dict[K, SpecbenchError] = {}
     wanted: dict[K, Sequence[Download]] = {}
     for thing, ask in needs.items():

@@ -71,13 +71,9 @@ _seen: dict[str, tuple[object, _Source]] = {}
 
 
 def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code | None:
-    """Code behind references "package.module:NAME"; None where all of them are specbench's.
-
-    Nothing is imported, so that a reference from a results folder of others can be compared first.
-
-    Args:
-        files: data files whose content counts as code.
-    """
+    """Code behind references "package.module:NAME"; None where all of them are specbench's. Nothing is imported, so
+    that a reference from a results folder of others can be compared first. `files`: data files whose content counts as
+    code."""
     foreign = sorted({target for target in targets if target and _top(target) != _OURS})
     if not foreign:
         return None

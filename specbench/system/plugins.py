@@ -34,12 +34,8 @@ class PluginWarning(UserWarning):
 
 
 class PluginError(SpecbenchError):
-    """Failure of code that is not specbench's.
-
-    Args:
-        who: what it is and how it is called, "metric 'mine'".
-        owner: its name alone.
-    """
+    """Failure of code that is not specbench's. `who`: what it is and how it is called, "metric 'mine'"; `owner`: its
+    name alone."""
 
     def __init__(self, who: str, error: BaseException, owner: str = ""):
         where = f" ({place})" if (place := foreign_place(error)) else ""

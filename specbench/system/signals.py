@@ -106,11 +106,8 @@ def in_place_of(error: SpecbenchError) -> SpecbenchError:
 @contextmanager
 def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
     """Within the block the first signal sets the `Stop` in place of raising. A second Ctrl-C raises at once, and so do
-    all other signals after `TERMINATION_S`.
-
-    Args:
-        tell: called from the handler, with the seconds that are left if the signal sets a limit.
-    """
+    all other signals after `TERMINATION_S`. `tell` is called from the handler, with the seconds that are left if the
+    signal sets a limit."""
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop

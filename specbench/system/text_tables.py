@@ -84,7 +84,7 @@ def distinct_columns(table: TextTable, kept: Container[str]) -> TextTable:
 def markdown_table(table: TextTable, aligned: bool = False) -> str:
     """The rows as markdown: labels left, the others right, names of groups bold. `aligned`: columns of one width, to be
     read as text."""
-    write = _aligned if aligned else escape
+    write = (lambda text: one_line(text).replace("|", "\\|")) if aligned else escape
     rows = [list(map(write, table.headings))]
     for group, lines in table.groups:
         if group:
@@ -98,10 +98,6 @@ def markdown_table(table: TextTable, aligned: bool = False) -> str:
         rule = f"| {' | '.join('---' if at < table.labels else '---:' for at in range(len(table.headings)))} |"
     first, *others = (f"| {' | '.join(row)} |" for row in rows)
     return "\n".join((first, rule, *others))
-
-
-def _aligned(text: str) -> str:
-    return one_line(text).replace("|", "\\|")
 
 
 def escape(text: str) -> str:

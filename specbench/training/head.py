@@ -73,12 +73,9 @@ class HeadPlan:
 def train(
     model: TransformerModel, out: Path, plan: HeadPlan, data: Path | None = None, tell: Callable | None = None
 ) -> nn.Module:
-    """Train a head for `model` and store it in `out`; an interrupted training in `out` is resumed.
-
-    Args:
-        data: run folder with the target's images; the model's training data if None.
-        tell: called as `tell(stage, done, total, note)`.
-    """
+    """Train a head for `model` and store it in `out`; an interrupted training in `out` is resumed. `data`: run folder
+    with the target's images; the model's training data if None. `tell` is called as `tell(stage, done, total,
+    note)`."""
     tell = tell or (lambda *_: None)
     work = out / "training"
     wanted = {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)}

@@ -51,12 +51,9 @@ class Trunk(NamedTuple):
 
 
 def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: Mapping[str, int] = SPECIALS_1) -> Trunk:
-    """The language model; its tokenizer is that of the last source with a tokenizer.
-
-    Args:
-        image_ids: vocabulary ids of the image tokens, where a checkpoint's `vocabulary_map` does not list them.
-        specials: special tokens of the stand-in tokenizer of random weights.
-    """
+    """The language model; its tokenizer is that of the last source with a tokenizer. `image_ids`: vocabulary ids of the
+    image tokens, where a checkpoint's `vocabulary_map` does not list them; `specials`: special tokens of the stand-in
+    tokenizer of random weights."""
     if not request.files:
         ids = image_ids or range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
         swin = {"swin_norm": request.info.network.width > LARGEST_PLAIN_WIDTH}

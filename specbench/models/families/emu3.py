@@ -168,13 +168,9 @@ def ranked_tokenizer(files: CheckpointFiles, words: int) -> Tokenizer:
 
 
 def ranked_bpe(ranks: Mapping[bytes, int], specials: Mapping[str, int]) -> Tokenizer:
-    """Byte-pair encoding that splits texts as Qwen's does. tiktoken stores ranks of byte strings, a lower rank being
-    merged first, and no merges: every pair of strings that makes a third string is a merge.
-
-    Args:
-        ranks: token bytes to id.
-        specials: names of special tokens to ids; they are recognised anywhere in a text.
-    """
+    """Byte-pair encoding that splits texts as Qwen's does, from token bytes to id. tiktoken stores ranks of byte
+    strings, a lower rank being merged first, and no merges: every pair of strings that makes a third string is a merge.
+    `specials`: special tokens to ids; they are recognised anywhere in a text."""
     letters, merges = bytes_to_unicode(), []
     for token in sorted(ranks, key=ranks.get):
         pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))

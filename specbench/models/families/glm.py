@@ -39,11 +39,7 @@ _TINY = TINY | {"num_key_value_heads": 2}
 class GridsRotary(nn.Module):
     """Rotation by temporal place, row and column: a grid's tokens share the temporal place at which it begins, and the
     next grid begins after its longer side. Positions count from the first image token; those of words are negative and
-    the same three times.
-
-    Args:
-        rotary: the network's, which takes positions [3, R, T].
-    """
+    the same three times. `rotary`: the network's, which takes positions [3, R, T]."""
 
     def __init__(self, rotary: nn.Module, layout: TokenLayout):
         super().__init__()

@@ -151,12 +151,8 @@ class PositionedNetwork(nn.Module):
 
 
 class CodeFeatures(nn.Module):
-    """TA-Tok's decoder: codes [B, n] of a square grid to features [B, n, d].
-
-    Args:
-        words, width: rows and columns of the code table.
-        normalise: whether its projected rows are l2-normalised.
-    """
+    """TA-Tok's decoder: codes [B, n] of a square grid to features [B, n, d]. `words`, `width`: rows and columns of the
+    code table; `normalise`: whether its projected rows are l2-normalised."""
 
     def __init__(self, config: Siglip2VisionConfig, words: int, width: int, normalise: bool):
         super().__init__()

@@ -44,12 +44,9 @@ def render_codes(decoder: ImageDecoder, codes: Tensor) -> Tensor:
 
 
 class TamingDecoder:
-    """The VQGAN of taming-transformers, which transformers ships as `JanusVQVAE`: Chameleon, LlamaGen and Janus.
-
-    Args:
-        network: a `JanusVQVAE`; only its codebook, `post_quant_conv` and decoder are used.
-        normalise: whether codes are l2-normalised before decoding (LlamaGen and Janus).
-    """
+    """The VQGAN of taming-transformers, which transformers ships as `JanusVQVAE`: Chameleon, LlamaGen and Janus; only
+    its codebook, `post_quant_conv` and decoder are used. `normalise`: whether codes are l2-normalised before decoding
+    (LlamaGen and Janus)."""
 
     def __init__(self, network: JanusVQVAE, normalise: bool):
         self._network = network
@@ -175,11 +172,7 @@ _SLICE = 64  # Channels of a slice of `spatial_norm`
 
 
 class MovqDecoder:
-    """The decoder of MoVQGAN: that of Emu3's video tokenizer without its layers over time.
-
-    Args:
-        network: see `movq_network`.
-    """
+    """The decoder of MoVQGAN: that of Emu3's video tokenizer without its layers over time, see `movq_network`."""
 
     def __init__(self, network: nn.Module):
         self._network = network
@@ -239,11 +232,7 @@ def load_movq(tensors: Mapping[str, Tensor], files: CheckpointFiles, device: str
 
 class Emu3Decoder(MovqDecoder):
     """Emu3's video tokenizer used for one picture. Its layers over time make several frames, of which the first is the
-    picture; nothing after them mixes frames, so that only the first is drawn.
-
-    Args:
-        network: an `Emu3VQVAE`; only its codebook, `post_quant_conv` and decoder are used.
-    """
+    picture; nothing after them mixes frames, so that only the first is drawn. Its encoder is not used."""
 
     def __init__(self, network: nn.Module):
         super().__init__(network)

@@ -67,9 +67,10 @@ def background(texture: str, rng: np.random.Generator) -> np.ndarray:
     if texture == "smooth":
         return flat
     if texture == "gradient":
-        return color + (_ramp(rng) - 0.5)[..., None] * 0.3
+        along = (_X, SIZE - _X, _Y, SIZE - _Y)[rng.integers(4)]
+        return color + ((along // TOKEN) / (SIZE // TOKEN - 1) - 0.5)[..., None] * 0.3
     if texture == "striped":
-        return _mix(color, _accent(color), _stripes(rng))
+        return _mix(color, _accent(color), ((_X, _Y)[rng.integers(2)] // TOKEN) % 2)
     if texture == "checkered":
         cell = int(rng.choice((4, 8)))
         return _mix(color, _accent(color), ((_X // cell + _Y // cell) % 2))
@@ -93,16 +94,6 @@ def _mix(first: np.ndarray, second: np.ndarray, share: np.ndarray) -> np.ndarray
 
 def _accent(color: np.ndarray) -> np.ndarray:
     return color + (0.13 if color.mean() < 0.40 else -0.13)
-
-
-def _ramp(rng: np.random.Generator) -> np.ndarray:
-    along = (_X, SIZE - _X, _Y, SIZE - _Y)[rng.integers(4)]
-    return (along // TOKEN) / (SIZE // TOKEN - 1)
-
-
-def _stripes(rng: np.random.Generator) -> np.ndarray:
-    along = (_X, _Y)[rng.integers(2)]
-    return (along // TOKEN) % 2
 
 
 def _grains(rng: np.random.Generator) -> np.ndarray:

@@ -243,7 +243,7 @@ def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
 
 def in_reading_order(scene: Scene) -> Scene | None:
     """`scene` with its objects in reading order; None if an object stands left of an earlier object."""
-    items = sorted(scene.items, key=_corner)
+    items = sorted(scene.items, key=lambda item: (item.card[1], item.card[0]))
     if any(_clearly("left", later, items[i]) for j, later in enumerate(items) for i in range(j)):
         return None
     return replace(scene, items=tuple(items))
@@ -258,11 +258,6 @@ def worded_in_reading_order(request: SceneRequest, scene: Scene) -> SceneRequest
     clauses = tuple(request.clauses[i] for i in order)
     relations = sorted((name, order.index(i), order.index(j)) for name, i, j in request.relations)
     return replace(request, clauses=clauses, relations=tuple(sorted(relations, key=lambda relation: relation[2])))
-
-
-def _corner(item: Item) -> tuple[int, int]:
-    left, top, *_ = item.card
-    return top, left
 
 
 def _first(clause: Clause, scene: Scene) -> int:

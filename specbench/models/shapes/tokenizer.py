@@ -94,17 +94,12 @@ class ShapesTokenizer(nn.Module):
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
         """Ids [B, 256] to uint8 [B, 3, 64, 64]."""
-        return to_uint8(self.decoder(self.quantized(tokens)))
+        return ((self.decoder(self.quantized(tokens)).float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
 def to_float(images: Tensor) -> Tensor:
     """uint8 pixels to floats in -1..1."""
     return images.float() / 127.5 - 1
-
-
-def to_uint8(pixels: Tensor) -> Tensor:
-    """Floats in -1..1 to uint8 pixels."""
-    return ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
 class FeatureNetwork(nn.Sequential):

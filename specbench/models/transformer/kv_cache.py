@@ -132,11 +132,8 @@ class CacheExtent:
 
 
 class PositionCache(Cache):
-    """A transformers cache of `PositionLayer`s; `place` before every forward.
-
-    Args:
-        buffers: existing keys and values of every layer, if any.
-    """
+    """A transformers cache of `PositionLayer`s; `place` before every forward. `buffers`: existing keys and values of
+    every layer, if any."""
 
     def __init__(self, layers: int, capacity: int, buffers: Sequence[tuple[Tensor, Tensor]] = ()):
         self.placement = Placement()

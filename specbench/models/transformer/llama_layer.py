@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
@@ -52,11 +52,6 @@ AttentionInterface.register(_NAME, grouped_attention)
 AttentionMaskInterface.register(_NAME, sdpa_mask)
 
 
-def uses_sdpa(config: PretrainedConfig) -> bool:
-    """Whether a network's attention is torch's, or that of this module."""
-    return config._attn_implementation in ("sdpa", _NAME)
-
-
 def use_grouped_attention(backbone: nn.Module) -> None:
     """Use `grouped_attention` in a network with grouped keys and values."""
     config = backbone.config
@@ -67,7 +62,7 @@ def use_grouped_attention(backbone: nn.Module) -> None:
 def runs_directly(layer: nn.Module, hidden: Tensor, mask: Tensor | None) -> bool:
     """Whether `run_layer` can take the place of the layer's forward: a Llama's layer in inference, without need of
     a causal mask."""
-    if type(layer) is not LlamaDecoderLayer or not uses_sdpa(layer.self_attn.config):
+    if type(layer) is not LlamaDecoderLayer or layer.self_attn.config._attn_implementation not in ("sdpa", _NAME):
         return False
     return not layer.training and (mask is not None or hidden.shape[1] == 1)
 
