@@ -136,12 +136,8 @@ def score(
 ) -> Scoring:
     """Score run folders, or images from anywhere. Networks stay loaded until the last image is scored.
 
-    Args:
-        metrics: with neither these nor a protocol, those of `specbench.metrics.catalog.default_metrics`, where they can
-            score any of the run's prompts and can be had.
-        where_they_fit: further metrics, which are left out of runs that they cannot score instead of refused.
-        bundled_only: of the default metrics, only those that need no download.
-        protocol: adds its metrics to `where_they_fit`.
+    Arguments are those of `specbench.score`. `where_they_fit`: further metrics, which are left out of runs that they
+    cannot score instead of refused, as those of `protocol` are.
 
     Raises:
         SpecbenchError: what no run can be scored without; other problems are outcomes.

@@ -16,7 +16,7 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.hub_downloads import cached_snapshot, refuse_changed, repository_download
 from specbench.system.digests import sha256_of
 from specbench.system.downloads import Download, fetch_all
-from specbench.system.files import files_named, read_error, read_regular
+from specbench.system.files import files_named, is_lfs_pointer, read_error, read_regular
 from specbench.system.json_values import parse_json
 
 INDEX = "model.safetensors.index.json"
@@ -37,7 +37,6 @@ _OF_A_HUB = {"auto_map": "--", "implementation": "/"}
 """Ends of names in a configuration, and what a value has that names code ("owner/name--module.Class") or kernels."""
 _SNAPSHOT = re.compile(r"models--([^/]+)--([^/]+)/snapshots/([^/]+)")
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
-_POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Source:
     def damaged(self, path: Path, error: Exception) -> SpecbenchError:
         """One of its files is not what it should be."""
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        if _is_pointer(path):
+        if is_lfs_pointer(path):
             reason = "it is a Git LFS pointer, not the file itself"
         in_cache = _SNAPSHOT.search(path.absolute().as_posix())  # else a folder of the user, with files of any origin
         fix = f"get it again: {self.how_to_get()}" if in_cache else f"repair or replace {path.name} in {path.parent}"
@@ -287,12 +286,3 @@ def _check_shards(source: Source, folder: Path, paths: Sequence[Path], repo: str
 
 def _missing(source: Source, problem: str, repo: str | None = None, revision: str | None = None) -> SpecbenchError:
     return SpecbenchError(f"{source.what}: {problem}", source.how_to_get(repo, revision), MISSING_PREREQUISITE)
-
-
-def _is_pointer(path: Path) -> bool:
-    """Whether Git LFS has left its placeholder instead of the file."""
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_POINTER)) == _POINTER
-    except OSError:
-        return False

@@ -98,9 +98,10 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     notes, difference, outside = cell.notes, None, False
     if printed is not None:
         notes += (_BIASED,) if biased else ()
-        there = f"the paper on {row.hardware}" if row.hardware else "the paper names no hardware"
-        machines = " and ".join(dict.fromkeys(", ".join(_processors(call)) for call in measured.run.info.invocations))
-        notes += (f"Measured on {machines}; {there}.",) if elsewhere else ()
+        if elsewhere:
+            there = f"the paper on {row.hardware}" if row.hardware else "the paper names no hardware"
+            here = dict.fromkeys(", ".join(_processors(call)) for call in measured.run.info.invocations)
+            notes += (f"Measured on {' and '.join(here)}; {there}.",)
         difference = None if measured.unlike or biased else value - printed
     if difference is not None and low is not None and not elsewhere:
         half_a_digit = 0.5 * 10.0**-column.precision

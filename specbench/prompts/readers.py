@@ -29,7 +29,7 @@ from specbench.names import fitting
 from specbench.prompts.prompt_set import Prompt, second_stage_id, text_id
 from specbench.prompts.public_files import DPG_COLUMNS, dpg_prompts, longest_captions
 from specbench.system import console
-from specbench.system.files import blaming, check_regular, read_regular
+from specbench.system.files import blaming, check_regular, is_lfs_pointer, read_regular
 from specbench.system.json_values import parse_json
 
 MAX_LINE_BYTES = 1_000_000
@@ -70,7 +70,9 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
     try:
         if reader is not _read_run:
             check_regular(path)  # a pipe may be waited for, and cannot be read again to resume a run
-            _refuse_pointer(path)
+            if is_lfs_pointer(path):
+                what = f"prompt file '{path}' is a Git LFS pointer, not the file itself"
+                raise SpecbenchError(what, "git lfs pull, or download the file from its page")
         prompts = list(islice(reader(source), MAX_PROMPTS + 1))
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", 0) or error
@@ -83,13 +85,6 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
 def _suffix(path: Path) -> str:
     """Ending of a file, of a compressed file that of its content."""
     return (Path(path.stem) if path.suffix.lower() == ".gz" else path).suffix.lower()
-
-
-def _refuse_pointer(path: Path) -> None:
-    with path.open("rb") as file:
-        if file.read(40).startswith(b"version https://git-lfs.github.com"):
-            what = f"prompt file '{path}' is a Git LFS pointer, not the file itself"
-            raise SpecbenchError(what, "git lfs pull, or download the file from its page")
 
 
 def _once_an_item(source: TableFile, rows: list[tuple[str, Prompt]]) -> list[tuple[str, Prompt]]:

@@ -200,6 +200,16 @@ def blaming(path: Path, damaged: str, try_this: str = "", exit_code: int = BAD_I
         raise read_error(path, error, damaged.replace("{}", reason), try_this, exit_code) from error
 
 
+def is_lfs_pointer(path: Path) -> bool:
+    """Whether Git LFS has left its placeholder instead of the file."""
+    start = b"version https://git-lfs.github.com/spec/"
+    try:
+        with path.open("rb") as file:
+            return file.read(len(start)) == start
+    except OSError:
+        return False
+
+
 def read_error(
     path: Path, error: BaseException, damaged: str, try_this: str = "", exit_code: int = BAD_INPUT
 ) -> SpecbenchError:
