@@ -413,10 +413,14 @@ def results(page: Path, argument: str) -> str:
     cells = ([column.cell(row) for column in columns] + [_forecast(elsewhere[f"run {row.run_id}"])] for row in rows)
     said = f"{rows[0].n} images a decoder, of `shapes`, compiled, AR too. Measured on {rows[0].environment[0]}."
     picture = f"![One row per prompt, one column per decoder]({_link(page, RESULTS / PICTURE)})"
-    return f"{_table(titles, cells)}\n\n{said}\n\n{picture}"
+    ranges = "A forecast's range is over its assumptions and what papers print of the decoder; -: none prints it."
+    return f"{_table(titles, cells)}\n\n{said} {ranges}\n\n{picture}"
 
 
 def _forecast(row: dict) -> str:
+    """A range of speed-ups; none of a decoder whose tokens per step no paper prints on another model."""
+    if row["tokens_per_step_low"] == row["tokens_per_step_high"] != 1:
+        return "-"
     low, high = row["speed_up_low"], row["speed_up_high"]
     return f"{low:.1f}x" if low == high else f"{low:.1f} to {high:.1f}x"
 
