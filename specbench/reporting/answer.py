@@ -15,7 +15,7 @@ from specbench.reporting.compare import CHANGE, corrected, scores_beside
 from specbench.reporting.marks import window_of
 from specbench.reporting.row import Compared, ReportRow
 from specbench.specs.components import columns_fed
-from specbench.stats.intervals import FEW_UNITS, is_real
+from specbench.stats.intervals import FEW_UNITS, holm, is_real
 from specbench.store.run_info import read_info
 from specbench.system.monitor import BUSY_CORES
 
@@ -102,9 +102,24 @@ def disturbances(rows: Sequence[ReportRow]) -> list[str]:
     busy = [row.disturbed for row in rows if (row.disturbed or 0) > BUSY_CORES]
     if busy and any(row.latency_ms is not None for row in rows):
         cores = number(max(busy), 1)
-        said.append(f"Other processes took up to {cores} of the cores: repeat timings on a quiet machine.")
+        said.append(f"Other processes took up to {cores} CPU cores from these runs: repeat timings on a quiet machine.")
     said += [f"{_name(row)}: {'; '.join(row.gpu_disturbed)}." for row in rows if row.gpu_disturbed]
-    return said
+    said += [
+        f"{_name(row)}: its run.json was changed after it ran, and names other settings than its id."
+        for row in rows
+        if row.settings_changed
+    ]
+    return said + _versions(rows)
+
+
+def _versions(rows: Sequence[ReportRow]) -> list[str]:
+    """The versions of specbench that decoded the rows, where there are several."""
+    by: dict[str, list[str]] = {}
+    for row in rows:
+        for version in dict.fromkeys(re.findall(r"specbench ([^,]+)", ", ".join(row.environment))):
+            by.setdefault(version, []).append(row.label)
+    listed = "; ".join(f"{version} ({', '.join(dict.fromkeys(labels))})" for version, labels in by.items())
+    return [f"Decoded by several versions of specbench: {listed}."] if len(by) > 1 else []
 
 
 def _stalls(rows: Sequence[ReportRow]) -> list[str]:
@@ -128,26 +143,32 @@ def _name(row: ReportRow) -> str:
 
 
 def _fastest(exact: Sequence[ReportRow]) -> str:
-    """The fastest lossless decoder, and those whose intervals reach its own."""
+    """The fastest lossless decoder, and those whose intervals reach its own. It is chosen among all: their p-values are
+    corrected together."""
     best, *others = exact
-    quoted, value, interval, ar = best.quoted, number(best.quoted.speedup.value), _interval(best), _baseline(best)
-    speed = quoted.speedup
+    p = dict(zip((row.run_id for row in exact), holm([row.quoted.speedup_p for row in exact]), strict=True))
+    quoted, value, ar = best.quoted, number(best.quoted.speedup.value), _baseline(best)
+    speed, interval, best_is_real = quoted.speedup, _interval(best, p[best.run_id], len(exact)), is_real(p[best.run_id])
     images = f"{quoted.pairs} image{'s' if quoted.pairs != 1 else ''}"
-    if speed.low is None:
-        few = f"{images}: too few for an interval"
-        if speed.value < 1:
-            said = f"{ar} was the fastest lossless decoder; the next, {_name(best)}, ran {value} times as fast ({few})"
-        else:
-            said = f"{_name(best)}, the fastest lossless decoder, ran {value} times as fast as {ar} ({few})"
-    elif speed.value > 1 and _real(best):
+    if speed.low is None and speed.value < 1:
+        said = (
+            f"{ar} was the fastest; the next lossless decoder, {_name(best)}, ran {value} times as fast in {images}: "
+        )
+        said += "too few for an interval"
+    elif speed.low is None:
+        said = (
+            f"{_name(best)} ran {value} times as fast as {ar} in {images}: too few for an interval, or to call it the "
+        )
+        said += "fastest"
+    elif speed.value > 1 and best_is_real:
         said = f"{_name(best)} is the fastest lossless decoder: {value} times as fast as {ar} {interval} over {images}"
-    elif shown := next((row for row in others if row.quoted.speedup.value > 1 and _real(row)), None):
+    elif shown := next((row for row in others if row.quoted.speedup.value > 1 and is_real(p[row.run_id])), None):
         said = (
             f"{_name(best)} has the largest speed-up of a lossless decoder, {value} {interval} over {images}, but is "
             f"not shown to be faster than {ar}; {_name(shown)} is: {number(shown.quoted.speedup.value)} "
             f"{_interval(shown)}"
         )
-    elif speed.value < 1 and _real(best):
+    elif speed.value < 1 and best_is_real:
         said = (
             f"No lossless decoder is faster than {ar}: the best, {_name(best)}, reaches {value} {interval} of its speed"
         )
@@ -159,7 +180,8 @@ def _fastest(exact: Sequence[ReportRow]) -> str:
     highest = ((row, row.quoted.speedup.high) for row in others)
     level = [_name(row) for row, high in highest if high and high >= (speed.low or 0)]
     said += f"; intervals overlap with {', '.join(level)}" if level else ""
-    return _with_eager(said, best)
+    busy = any((row.disturbed or 0) > BUSY_CORES for row in exact)
+    return _with_eager(said + ", on a busy machine" * busy, best)
 
 
 def _baseline(row: ReportRow) -> str:
@@ -267,13 +289,15 @@ def _untimed(rows: Sequence[ReportRow], timed: Sequence[Mapping]) -> list[str]:
     return said
 
 
-def _interval(row: ReportRow) -> str:
-    """The interval, with the p-value where it alone would say more than the test."""
+def _interval(row: ReportRow, corrected_p: float | None = None, tests: int = 1) -> str:
+    """The interval, with the p-value where it alone would say more than the test. `corrected_p`: over so many tests."""
     speed = row.quoted.speedup
     if speed.low is None:
         return ""
-    p = "" if _real(row) or speed.low <= 1 <= speed.high else f", p = {number(row.quoted.speedup_p, 3)}"
-    return f"[{between(speed.low, speed.high)}{p}]"
+    p = row.quoted.speedup_p if corrected_p is None else corrected_p
+    said = "" if is_real(p) or speed.low <= 1 <= speed.high else f", p = {number(p, 3)} in a paired t test"
+    of_several = f" as the best of {tests}" if said and tests > 1 else ""
+    return f"[{between(speed.low, speed.high)}{said}{of_several}]"
 
 
 def _real(row: ReportRow) -> bool:

@@ -255,7 +255,9 @@ def _exactness(row: ReportRow) -> str:
     if not audit:
         return cell
     if audit.verdict == "consistent":
-        shown = "audited" if audit.images == row.n else "audited in part"
+        least = "" if audit.detectable is None else f" to TV {number(audit.detectable, 3)}"
+        audited = "audited" if row.lossless else "nothing seen"
+        shown = f"{audited}{least}" + " in part" * (audit.images != row.n)
     elif audit.verdict == "deviates":
         shown = f"TV ≥ {number(audit.tv.value, 3)}" if value_of(audit.tv) else "audit deviates"
     else:
@@ -319,7 +321,9 @@ FIRST = (
     TOKENS_PER_STEP,
     IMAGES_PER_HOUR,
 )
-_SHOWN = "Of audited runs also what the audit has shown: a total variation of at least so much."
+_SHOWN = (
+    "Of audited runs also: deviates by a total variation of so much per token at least, or would have shown so much."
+)
 EXACTNESS = ReportColumn("lossless", _exactness, f"{_LOSSLESS} {_SHOWN}")
 
 DRAFTS = (

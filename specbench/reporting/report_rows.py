@@ -129,6 +129,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
         beside_ar=_beside_ar(run, ar_runs),
         scores=[ShownScore.of(score) for score in scores_to_show(run.folder, rows["prompt_id"])],
         audit=_audit(run),
+        settings_changed=info.run_id not in (info.spec.run_id, *info.spec.earlier_ids) or None,
         drawn=info.drawn or None,
         model_edited=code_text(info, "model") if spec.model_code else None,
         untimed=run.untimed or None,

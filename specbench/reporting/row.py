@@ -198,6 +198,7 @@ class ReportRow:
     beside_ar: Mapping[str, Difference]  # token statistics minus AR's, with corrected p-values
     scores: Sequence[ShownScore]
     audit: ShownAudit | None = None
+    settings_changed: bool | None = None  # whether run.json has other settings than those that the run's id is of
     drawn: Sequence[str] | None = None  # which prompts of the set
     model_edited: str | None = None  # when the code of a plug-in model was
     untimed: Mapping[str, int] | None = None  # images without times, by the versions that decoded them

@@ -64,7 +64,23 @@ def test_a_headline_is_over_the_fastest_ar_and_says_what_an_eager_one_was():
 def test_the_report_calls_a_decoder_faster_only_where_compare_does():
     text = answer([AR, row("sjd", 1.26, 1.03, 1.56, p=0.0744)])[0]
     assert text.startswith("No lossless decoder is shown to be faster than AR: the best, sjd (window 16), is at 1.26")
-    assert "[1.03–1.56, p = 0.074]" in text, "the interval alone would say more"
+    assert "[1.03–1.56, p = 0.074 in a paired t test]" in text, "the interval alone would say more"
+
+
+def test_the_best_of_many_is_corrected_for_the_choice():
+    several = [row(f"d{n}", 1.1 - n / 100, 1.01, 1.2, p=0.02 + n / 100) for n in range(5)]
+    text = answer([AR, *several])[0]
+    assert text.startswith("No lossless decoder is shown to be faster than AR: the best, d0 (window 16)")
+    assert "[1.01–1.20, p = 0.100 in a paired t test as the best of 5]" in text
+    assert answer([AR, several[0]])[0].startswith("d0 (window 16) is the fastest lossless decoder: 1.10 times")
+
+
+def test_versions_that_differ_and_settings_that_were_changed_are_said():
+    new = replace(row("sjd", 1.3, 1.2, 1.4), environment=["EPYC, python 3.12, specbench 0.4.0, git abc"])
+    old = replace(AR, environment=["EPYC, python 3.12, specbench 0.3.0"], settings_changed=True)
+    text = answer([old, new])
+    assert "Decoded by several versions of specbench: 0.3.0 (ar); 0.4.0 (sjd)." in text
+    assert "ar: its run.json was changed after it ran, and names other settings than its id." in text
 
 
 def test_a_copy_of_a_run_is_said():
@@ -81,7 +97,9 @@ def test_a_window_cheaper_than_a_token_is_no_headline():
 
 def test_ar_is_called_the_fastest_where_too_few_images_were_faster_with_it():
     text = answer([AR, row("jacobi", 0.6), row("sjd", 0.8)])[0]
-    assert text.startswith("AR was the fastest lossless decoder; the next, sjd (window 16), ran 0.80 times as fast (9")
+    assert text.startswith(
+        "AR was the fastest; the next lossless decoder, sjd (window 16), ran 0.80 times as fast in 9"
+    )
 
 
 def test_a_slower_decoder_that_is_shown_to_be_faster_than_ar_is_not_denied():
@@ -137,7 +155,7 @@ def test_a_window_that_is_not_free_says_what_a_free_one_would_bring():
 def test_the_machine_is_remarked_upon():
     texts = answer([replace(AR, stalled=Stalled(1, 8000.0), disturbed=1.8)])
     assert "1 of 9 images stalled" in texts[0] and "8.00 s" in texts[0] and "0.30 s" in texts[0]
-    assert "took up to 1.8 of the cores: repeat" in texts[1]
+    assert "took up to 1.8 CPU cores from these runs: repeat" in texts[1]
     stalls = [replace(AR, label=name, stalled=Stalled(1, ms)) for name, ms in zip("abc", (1, 9, 2), strict=True)]
     [said] = answer(stalls)
     assert said.startswith("b: 1 of 9 images stalled") and said.endswith("2 other decoders' images stalled, too.")
