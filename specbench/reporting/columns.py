@@ -256,8 +256,7 @@ def _exactness(row: ReportRow) -> str:
         return cell
     if audit.verdict == "consistent":
         least = "" if audit.detectable is None else f" to TV {number(audit.detectable, 3)}"
-        audited = "audited" if row.lossless else "nothing seen"
-        shown = f"{audited}{least}" + " in part" * (audit.images != row.n)
+        shown = ("audited" if row.lossless else "nothing seen") + least + " in part" * (audit.images != row.n)
     elif audit.verdict == "deviates":
         shown = f"TV ≥ {number(audit.tv.value, 3)}" if value_of(audit.tv) else "audit deviates"
     else:
@@ -321,9 +320,7 @@ FIRST = (
     TOKENS_PER_STEP,
     IMAGES_PER_HOUR,
 )
-_SHOWN = (
-    "Of audited runs also: deviates by a total variation of so much per token at least, or would have shown so much."
-)
+_SHOWN = "Of audited runs also: deviates by a total variation of so much a token at least, or would have shown so much."
 EXACTNESS = ReportColumn("lossless", _exactness, f"{_LOSSLESS} {_SHOWN}")
 
 DRAFTS = (
