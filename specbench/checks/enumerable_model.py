@@ -240,16 +240,9 @@ class _ReducedTable(NamedTuple):
 
 
 class EnumerableTransformer(TransformerModel):
-    """A two-layer Llama with random weights, behind the same cache and sessions as the real families.
-
-    Prompts have different lengths, and unconditional rows another one, so that rows of a batch stand at different
-    slots of the cache.
-
-    Args:
-        layout: grammar of the stream.
-        prompts: texts the model knows; the n-th one has n + 2 elements.
-        seed: of the weights.
-    """
+    """A two-layer Llama with random weights, behind the same cache and sessions as the real families. Prompts have
+    different lengths, the n-th one n + 2 elements, and unconditional rows another one, so that rows of a batch stand at
+    different slots of the cache."""
 
     name = "enumerable-transformer"
 

@@ -40,16 +40,9 @@ _QUERY_NORM = "layers.0.self_attn.q_norm.weight"
 
 
 class EagleHead(LlamaModel):
-    """A one-layer Llama without final norm that takes features as input.
-
-    Args:
-        config: sizes, with `num_hidden_layers` 1.
-        input_norm: whether the layer normalises its input (Chameleon's heads do, LlamaGen's do not).
-        query_norm: whether queries and keys are normalised per head, as Chameleon does.
-
-    Attributes:
-        published_as: the `input_type` of LlamaGen's published heads; empty for all others.
-    """
+    """A one-layer Llama without final norm that takes features as input. `input_norm`: whether the layer normalises its
+    input (Chameleon's heads do, LlamaGen's do not); `query_norm`: whether queries and keys are normalised per head, as
+    Chameleon does; `published_as`: the `input_type` of LlamaGen's published heads, empty for all others."""
 
     published_as = ""
 

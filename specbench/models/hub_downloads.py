@@ -64,11 +64,8 @@ def on_hub_endpoint(remote: Remote) -> Remote:
 
 
 def hub_endpoint() -> str:
-    """Address of the Hugging Face hub, or of the mirror that HF_ENDPOINT names.
-
-    Raises:
-        SpecbenchError: the variable is no address.
-    """
+    """Address of the Hugging Face hub, or of the mirror that HF_ENDPOINT names; a SpecbenchError if it is no
+    address."""
     address = (os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
     if _ADDRESS.fullmatch(address) and address.isprintable():
         return address

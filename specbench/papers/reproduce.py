@@ -55,15 +55,8 @@ def bench_table(
     warn: Warn = lambda text: None,
     runs: Sequence[Path] = (),
 ) -> PaperTable:
-    """A table with what was measured for it here; what the results folder already holds is not run again.
-
-    Args:
-        flags: by the name of a setting of `specbench run`, None means not given; a model replaces the table's own.
-        scoring: how to score, see `score_table`.
-        env: the environment; the process's own if None.
-        warn: called with a line for each row that cannot run and each metric that cannot score.
-        runs: stored runs that get a row each.
-    """
+    """A table with what was measured for it here, see `specbench.bench`; what the results folder already holds is not
+    run again. `env`: the environment; the process's own if None. Each of `runs`, stored ones, gets a row."""
     model = flags.get("model")
     _fetch_prompts(resolve_cells(table, flags, env), warn)
     planned = plan_table(table, flags, env)

@@ -100,11 +100,8 @@ def in_notebook() -> bool:
 
 @contextmanager
 def transfer(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show the progress of downloads: a bar on a terminal, a line every few seconds elsewhere.
-
-    Yields:
-        a function of bytes received and bytes in all, None if unknown.
-    """
+    """Show the progress of downloads: a bar on a terminal, a line every few seconds elsewhere. Yields a function of
+    bytes received and bytes in all, None if unknown."""
     terminal = stderr()
     if not has_bars(terminal) or in_notebook():
         yield _transfer_lines(what)

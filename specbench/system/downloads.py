@@ -369,11 +369,7 @@ def _opener() -> urllib.request.OpenerDirector:
 
 
 def _transient_reason(remote: Remote, error: Exception) -> str:
-    """Why a try failed, in words.
-
-    Raises:
-        SpecbenchError: the next try would fail in the same way.
-    """
+    """Why a try failed, in words; a SpecbenchError if the next try would fail in the same way."""
     if isinstance(error, urllib.error.HTTPError):
         said = str(error.reason).partition("\n")[0]  # urllib may say three lines
         wait, too_long = asked_wait(error.headers)

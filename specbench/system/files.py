@@ -64,11 +64,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def write_output(path: Path, data: bytes) -> None:
     """Write `data` where the user said: atomically to a file, through a symbolic link to the file behind it, as it is
-    into a device, a pipe or a file that is mounted by itself, and for "-" to stdout.
-
-    Raises:
-        SpecbenchError: the file cannot be written.
-    """
+    into a device, a pipe or a file that is mounted by itself, and for "-" to stdout. A SpecbenchError if it cannot be
+    written."""
     if str(path) in STDOUT:  # opened by its name, a redirected stdout would be cut and overwritten
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
@@ -97,11 +94,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> int:
-    """Lock the file `path` for as long as the returned handle is open.
-
-    Raises:
-        SpecbenchError: another process holds the lock; the message is `busy`, with `advice`.
-    """
+    """Lock the file `path` for as long as the returned handle is open; a SpecbenchError, `busy` with `advice`, if
+    another process holds the lock."""
     while True:
         # A pipe is not waited for. The umask decides who else may lock: folders are shared by groups.
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
@@ -185,12 +179,8 @@ def files_named(folder: Path, pattern: str) -> list[Path]:
 
 @contextmanager
 def blaming(path: Path, damaged: str, try_this: str = "", exit_code: int = BAD_INPUT) -> Iterator[None]:
-    """Name `path` in whatever the block raises while it reads that file, see `read_error`; "{}" in `damaged` stands for
-    the reader's own words.
-
-    Raises:
-        SpecbenchError: for every error.
-    """
+    """Name `path` in whatever the block raises while it reads that file, a SpecbenchError for every error, see
+    `read_error`; "{}" in `damaged` stands for the reader's own words."""
     try:
         yield
     except SpecbenchError:

@@ -10,11 +10,8 @@ MAX_DEPTH = 64  # Levels of nesting; Python's own writers and many others fail a
 
 
 def parse_json(text: str | bytes) -> object:
-    """Parse JSON from others.
-
-    Raises:
-        ValueError: not JSON, a key repeated within an object, or nesting above `MAX_DEPTH`.
-    """
+    """Parse JSON from others; a ValueError for what is none, a key repeated within an object, or nesting above
+    `MAX_DEPTH`."""
     try:
         value = _decode(text if isinstance(text, str) else text.decode(json.detect_encoding(text), "surrogatepass"))
     except RecursionError:

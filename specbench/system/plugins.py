@@ -60,11 +60,8 @@ def foreign_place(error: BaseException) -> str | None:
 
 @contextmanager
 def naming_plugin(kind: str, owner: str, module: str) -> Iterator[None]:
-    """Name `owner` in whatever the block raises, if the `module` that it is from is not specbench's.
-
-    Raises:
-        PluginError: for every error but a SpecbenchError, and Ctrl-C.
-    """
+    """Name `owner` in whatever the block raises, if the `module` that it is from is not specbench's: a PluginError in
+    place of every error but a SpecbenchError, and Ctrl-C."""
     try:
         yield
     except (SpecbenchError, KeyboardInterrupt):

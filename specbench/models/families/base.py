@@ -88,16 +88,9 @@ def stand_in_tokenizer(specials: Mapping[str, int], first_byte: int) -> Tokenize
 
 
 class FamilyModel(TransformerModel):
-    """A family whose prompts are token ids and whose image tokens are words of its vocabulary.
-
-    Args:
-        request: what is being loaded.
-        tokenizer: text to vocabulary ids.
-        backbone: transformers' network without head.
-        head: [v_image, d] rows of the output matrix.
-        stream_ids: [layout.vocab] vocabulary id of each stream id: image tokens, then the forced special.
-        decoder: image tokens to pixels.
-    """
+    """A family whose prompts are token ids and whose image tokens are words of its vocabulary. `backbone`:
+    transformers' network without head; `head`: [v_image, d] rows of the output matrix; `stream_ids`: [layout.vocab]
+    vocabulary id of each stream id: image tokens, then the forced special."""
 
     # special tokens that its prompts are written with; a tokenizer without them would spell them in letters.
     marks: tuple[str, ...] = ()

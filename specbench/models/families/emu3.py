@@ -213,11 +213,8 @@ def split_as_qwen(tokenizer: Tokenizer) -> None:
 
 
 def read_ranks(lines: bytes) -> dict[bytes, int]:
-    """Token bytes to id from the lines of a `.tiktoken` file.
-
-    Raises:
-        ValueError: a line that is not base64 and a number, or a byte without a token.
-    """
+    """Token bytes to id from the lines of a `.tiktoken` file; a ValueError for a line that is not base64 and a number,
+    or a byte without a token."""
     ranks = {}
     for number, line in enumerate(lines.splitlines(), 1):
         parts = line.split()

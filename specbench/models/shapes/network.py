@@ -29,13 +29,8 @@ Device = str | torch.device
 
 
 class ShapesNetwork(nn.Module):
-    """Conditioning, transformer and head.
-
-    Args:
-        codes: image vocabulary K; caption word w has row K + w of the embedding table.
-        width: model dimension d.
-        layers, heads, inner: depth, attention heads and MLP width of the transformer.
-    """
+    """Conditioning, transformer and head. Caption word w has row `codes` + w of the embedding table; `width` is the
+    model dimension d, `inner` the MLP width."""
 
     prefix = captions.PREFIX
 

@@ -34,15 +34,8 @@ class ResidualBlock(nn.Module):
 
 
 class ShapesTokenizer(nn.Module):
-    """Encoder, codebook and decoder.
-
-    Args:
-        codes: size K of the image vocabulary.
-        dim: dimension of a codebook entry.
-        encoder: channels of the encoder.
-        decoder: channels of the decoder at 16 x 16.
-        fine: channels of the decoder at 32 x 32.
-    """
+    """Encoder, codebook and decoder: K `codes` of `dim` numbers, and channels of the `encoder`, of the `decoder` at 16
+    x 16 and, `fine`, at 32 x 32."""
 
     def __init__(self, codes: int = 512, dim: int = 8, encoder: int = 96, decoder: int = 128, fine: int = 48):
         super().__init__()
