@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -88,7 +88,7 @@ class Scoring:
         what = first.what + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")
         if not self.scored:
             return SpecbenchError(what, first.try_this, first.exit_code)
-        return SpecbenchError(what, "; ".join(filter(None, ("the other runs are scored", first.try_this))), PARTIAL)
+        return SpecbenchError(what, "; ".join(filter(None, ("the others are scored", first.try_this))), PARTIAL)
 
     @property
     def scored(self) -> bool:
@@ -311,16 +311,23 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
         finally:
             for task in tasks:
                 reporter.finish(images.name, task.metric.name)
-        for task in tasks:
-            with _blamed(task.metric):
-                task.log.compact()
-                stale = task.missing or task.known != len(task.wanted)
-                if stale or not scores_are_current(images.folder, task.metric, task.wanted):
-                    write_run_scores(images.folder, task.metric, task.wanted)
-    return [
-        ScoreOutcome(images.name, task.metric.name, len(task.missing), len(task.wanted) - len(task.missing))
-        for task in tasks
-    ]
+        return [_finished(images, task) for task in tasks]
+
+
+def _finished(images: Images, task: _Task) -> ScoreOutcome:
+    """Store the scores of the kept features; what one metric cannot compute leaves the others alone."""
+    outcome = ScoreOutcome(images.name, task.metric.name, len(task.missing), len(task.wanted) - len(task.missing))
+    try:
+        with _blamed(task.metric):
+            task.log.compact()
+            stale = task.missing or task.known != len(task.wanted)
+            if stale or not scores_are_current(images.folder, task.metric, task.wanted):
+                write_run_scores(images.folder, task.metric, task.wanted)
+    except PluginError:
+        raise
+    except SpecbenchError as error:
+        return replace(outcome, problem=copy(error))
+    return outcome
 
 
 @dataclass(frozen=True)

@@ -302,6 +302,13 @@ def test_a_foreign_metric_is_named_for_its_faults_and_others_go_on(tmp_path, mon
     assert not list(tmp_path.glob("outside*"))
 
 
+def test_what_one_metric_cannot_compute_leaves_the_others_alone(tmp_path, cli):
+    folder = drawn_run(tmp_path / "a", n=2)  # one sample a prompt
+    outcome = cli("score", folder, "--metric", "diversity[shapes]", "--metric", "shapes-detector", "--device", "cpu")
+    assert outcome.code == PARTIAL and "needs two samples of a prompt (the others are scored" in outcome.err
+    assert values(folder)["shapes-detector"] == 1
+
+
 @pytest.mark.parametrize("lack", ["picture", "rows"])
 def test_one_run_without_images_does_not_keep_others_from_being_scored(tmp_path, lack, cli):
     whole = [drawn_run(tmp_path / name, n=2) for name in ("a", "b")]
@@ -313,7 +320,7 @@ def test_one_run_without_images_does_not_keep_others_from_being_scored(tmp_path,
     outcome = cli("score", whole[0], lacking, whole[1], "--metric", "shapes-detector", "--json", "--device", "cpu")
     assert outcome.code == PARTIAL and outcome.err.count("error:") == 1
     assert ("s1-0.png is missing" if lack == "picture" else "it has no images") in outcome.err.splitlines()[-1]
-    assert "the other runs are scored" in outcome.err
+    assert "the others are scored" in outcome.err
     assert [values(folder)["shapes-detector"] for folder in whole] == [1, 1] and not read_scores(lacking)
     with pytest.raises(SpecbenchError) as alone:
         scoring.score([lacking], DETECTOR).check()
