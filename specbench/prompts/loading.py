@@ -135,7 +135,11 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
         console.say(
             f"{path.name} is a file of {of.name}: --prompts {of.name} has its categories and facts, after {get}"
         )
-    return build_prompt_set(name, read_file(path, column))
+    read = build_prompt_set(name, read_file(path, column))
+    if repeated := len(read.prompts) - len({prompt.text for prompt in read.prompts}):
+        said = "intervals count each id as a prompt of its own; --samples N draws several images of a caption"
+        console.say(f"{path.name}: {console.counted(repeated, 'prompt')} with the caption of another: {said}")
+    return read
 
 
 def class_labels(count: int = 50_000, classes: int = 1000) -> list[Prompt]:

@@ -6,6 +6,7 @@ import pytest
 
 from specbench.errors import SpecbenchError
 from specbench.prompts import Prompt, build_prompt_set
+from specbench.prompts.loading import load_prompts
 from specbench.prompts.prompt_set import Drawing
 
 SET = build_prompt_set(
@@ -59,3 +60,9 @@ def test_nothing_to_draw_is_said(options, why):
 def test_a_set_without_categories_is_not_drawn_by_category():
     with pytest.raises(SpecbenchError, match="have no categories"):
         Drawing(per_category=1).of(build_prompt_set("plain", [Prompt("a", "b")]))
+
+
+def test_captions_that_stand_under_several_ids_are_told(tmp_path, capsys):
+    (tmp_path / "twice.csv").write_text("id,prompt\na,a red circle\nb,a red circle\nc,a green cross\n")
+    assert len(load_prompts(tmp_path / "twice.csv").prompts) == 3
+    assert "twice.csv: 1 prompt with the caption of another" in capsys.readouterr().err
