@@ -51,7 +51,8 @@ def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, s
     every = table.all_settings()
     shared = {"trace": any(column.key in _TRACED for column in table.columns)}
     cells = [_resolve(asked, shared, f"{table.name}.toml", settings, flags, env) for asked in every]
-    if not _lacks_ar(table, every):
+    known = [PRESETS[cell.decoder].choices["drafter"] for cell in every if cell.decoder in PRESETS]
+    if "none" in known or not any(column.key in RATIOS_TO_AR for column in table.columns):
         none = {"baseline": Value(0, "default of tables")}
         cells = [replace(cell, values=cell.values and {**cell.values, **none}) for cell in cells]
     _raise_if_all_refused(cells)
@@ -89,12 +90,6 @@ def head_of(text: str, model: str) -> str | None:
     for name in named:
         find_model(name)
     return named.get(model)
-
-
-def _lacks_ar(table: Table, every: Sequence[CellSettings]) -> bool:
-    """Whether a table has speed-ups over AR, and no row of AR."""
-    known = [PRESETS[cell.decoder].choices["drafter"] for cell in every if cell.decoder in PRESETS]
-    return "none" not in known and any(column.key in RATIOS_TO_AR for column in table.columns)
 
 
 def _settings(asked: CellSettings, model: object) -> dict[str, object]:

@@ -166,9 +166,8 @@ def definitions(shown: Sequence[Section], everything: bool = True) -> list[str]:
     return [*(text for column in columns.values() if (text := column.definition())), *([READING] * everything)]
 
 
-def circumstances(rows: Sequence[ReportRow], parts: bool = True, load: bool = True) -> list[str]:
-    """List what was left out, machines, versions, roofline inputs and load averages of the rows. `parts`: whether the
-    parts of metrics are shown; `load`: whether load averages are said."""
+def circumstances(rows: Sequence[ReportRow], load: bool = True) -> list[str]:
+    """List what was left out, machines, versions, roofline inputs and, with `load`, load averages of the rows."""
     machines = dict.fromkeys(line for row in rows for line in row.environment)
     floors = dict.fromkeys(
         f"Roofline of {floor['device']}: {floor['bytes_per_s'] / 1e9:,.1f} GB/s, {floor['flops'] / 1e12:,.3g} TFLOP/s "
@@ -181,7 +180,7 @@ def circumstances(rows: Sequence[ReportRow], parts: bool = True, load: bool = Tr
         {row.run_id: {**row.setting, **{name: getattr(row, name) for name in same}} for row in rows}
     )
     wrong = dict.fromkeys(f"Roofline: {row.roofline_note}." for row in rows if row.roofline_note)
-    few = [FEW_PROMPTS] if lacks_interval(rows, parts) else []
+    few = [FEW_PROMPTS] if lacks_interval(rows) else []
     light = any(f"+{EIGHT_BITS}" in row.model for row in rows)
     return (
         few

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from specbench.errors import BAD_INPUT, SpecbenchError
@@ -41,9 +40,9 @@ def in_words(size: float) -> str:
     return f"{size:.3g} {_UNITS[place]}"
 
 
-def needs_of(model: ModelFacts, prompts: str | None, heads: Iterable[str] = ()) -> list[Need]:
-    """What decoding needs: the official model's files, draft heads of the hub, prompts."""
-    needs = [*_of_model(model), *(Need("draft head", head, None, "licence as its card says") for head in heads)]
+def needs_of(model: ModelFacts, prompts: str | None) -> list[Need]:
+    """What decoding needs: the official model's files, prompts."""
+    needs = _of_model(model)
     for download in missing_set(prompts) if prompts else ():
         needs.append(Need("prompts", download.name.removeprefix("prompts of "), download.size, download.licence))
     return needs
