@@ -81,9 +81,8 @@ QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
     (STEPS, r"audit \([\d,]+ images\): lossless, p = ([\d.]+)", lambda: _audited("best-lossless", "p_value")),
     (STEPS, r"siblings\s+lossless, p = ([\d.]+)", lambda: _audited("best-lossless:siblings=1", "p_value")),
     (STEPS, r"would have seen a total variation of ([\d.]+\d)", lambda: _audited("best-lossless", "detectable_tv")),
-    ("docs/quality.md", r"`zipar` drew (\d+)\s", lambda: _impossible("zipar", "tokens")),
-    ("docs/quality.md", r"of them in (\d+) of \d+ images", lambda: _impossible("zipar", "images")),
-    ("docs/quality.md", r"of them in \d+ of (\d+) images", lambda: _impossible("zipar", "of")),
+    ("results/audit/README.md", r"cannot draw \((\d+) in \d+ of the images", lambda: _impossible("zipar", "tokens")),
+    ("results/audit/README.md", r"cannot draw \(\d+ in (\d+) of the images", lambda: _impossible("zipar", "images")),
 )  # fmt: skip
 """Page, pattern whose group is the quoted number, and the raw number."""
 
