@@ -172,8 +172,8 @@ def _cell(pooled: Pooled | None, digits: int) -> str:
 RULER_NOTE = (
     "As if so many percent of the tokens were replaced by one of the 100 most probable at random: the share of the "
     "decoder replace that loses as much, both against AR on the same prompts; its 95 % interval holds those of both "
-    "losses. A metric does not see damage where the loss falls beyond its intervals as the share grows, or is not real "
-    "at the largest."
+    "losses. A metric does not see damage where the loss falls beyond its intervals as the share grows. Where no "
+    "loss is shown at the largest share, more prompts may show one."
 )
 DamagePoint = tuple[float, float, float, float]
 """A share of replaced tokens, and the loss of a metric with its interval."""
@@ -223,8 +223,11 @@ def damage(loss: tuple[float, float, float], points: Sequence[DamagePoint]) -> D
     shares, value, low, high = (np.array(column) for column in zip((0.0, 0.0, 0.0, 0.0), *sorted(points), strict=True))
     if len(points) < 2:
         return Damage(note="fewer than two shares of replace")
-    if (np.maximum.accumulate(low) > high).any() or low[-1] <= 0:
+    if (np.maximum.accumulate(low) > high).any():
         return Damage(note="does not see it")
+    if low[-1] <= 0:
+        seen = loss[1] > high[-1]
+        return Damage(note=f"more than {100 * shares[-1]:g}%" if seen else f"no loss shown at {100 * shares[-1]:g}%")
     value = np.maximum(_growing(value), 0.0)
     # The ends: the least loss on the steepest ruler, the largest on the flattest.
     steep, flat = np.maximum.accumulate(high), np.maximum.accumulate(low)

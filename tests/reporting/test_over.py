@@ -27,16 +27,14 @@ def test_a_loss_beyond_the_ruler_is_said():
     assert damage((1.9, 1.5, 2.5), RULER).high is None
 
 
-@pytest.mark.parametrize(
-    "points",
-    [
-        [(0.01, 0.5, 0.4, 0.6), (0.05, 0.2, 0.1, 0.3)],
-        [(0.01, 0.1, -0.1, 0.3), (0.05, 0.2, -0.1, 0.5)],
-    ],
-    ids=["falling", "not real"],
-)
-def test_a_metric_that_does_not_see_damage_has_no_ruler(points):
-    assert damage((0.3, 0.2, 0.4), points) == Damage(note="does not see it")
+def test_a_metric_that_does_not_see_damage_has_no_ruler():
+    assert damage((0.3, 0.2, 0.4), [(0.01, 0.5, 0.4, 0.6), (0.05, 0.2, 0.1, 0.3)]) == Damage(note="does not see it")
+
+
+def test_a_loss_that_is_not_shown_is_no_blindness_and_a_loss_above_all_of_the_ruler_is_said():
+    points = [(0.01, 0.01, -0.1, 0.1), (0.2, 0.077, -0.013, 0.168)]
+    assert damage((0.1, 0.05, 0.15), points).note == "no loss shown at 20%"
+    assert damage((0.443, 0.296, 0.59), points).note == "more than 20%"
 
 
 def test_losses_of_small_shares_may_fall_by_chance():
@@ -81,5 +79,5 @@ def test_a_loss_is_printed_as_a_share_of_random_tokens(monkeypatch):
     monkeypatch.setattr(over, "report_rows", lambda folders: [*rows, SimpleNamespace(**vars(rows[0]) | {"setting": 1})])
     monkeypatch.setattr(over, "_losses", loss)
     lantern, gsd = ([cell.text for cell in row] for row in over.ruler_table(over.ruler_rows([])).rows)
-    assert lantern == ["shapes", "lantern", "as if 10.0 % [9.0, 11.0]", "does not see it"]
+    assert lantern == ["shapes", "lantern", "as if 10.0 % [9.0, 11.0]", "no loss shown at 20%"]
     assert gsd[2] == "more than 20%"
