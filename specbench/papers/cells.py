@@ -14,9 +14,8 @@ import pandas as pd
 from specbench import stats
 from specbench.metrics.score_store import scores_to_show
 from specbench.papers.table import Column, Row
-from specbench.reporting.columns import stall_note
 from specbench.reporting.comparability import Run, mismatched_fields, nearest_ar
-from specbench.reporting.compare import real_differences
+from specbench.reporting.compare import real_differences, stall_note
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import report_row, shown_audit
 from specbench.reporting.row import ReportRow, ShownScore

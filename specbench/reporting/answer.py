@@ -10,8 +10,8 @@ from pathlib import Path
 from specbench.metrics.catalog import bundled_metrics, default_metrics
 from specbench.models.facts import RANDOM
 from specbench.models.hub_model import MODELS
-from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number, stall_note
-from specbench.reporting.compare import CHANGE, corrected, scores_beside
+from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number
+from specbench.reporting.compare import CHANGE, corrected, scores_beside, stall_note
 from specbench.reporting.marks import window_of
 from specbench.reporting.row import Compared, ReportRow
 from specbench.specs.components import columns_fed

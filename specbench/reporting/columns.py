@@ -12,7 +12,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.reporting.marks import window_of
 from specbench.reporting.plot_data import lower_is_better
-from specbench.reporting.row import ReportRow, Stalled
+from specbench.reporting.row import ReportRow
 from specbench.stats import Estimate
 from specbench.stats.intervals import FEW_UNITS, is_real
 from specbench.system.foreign_code import edited_text
@@ -70,14 +70,6 @@ def number(value: float | None, digits: int = 2) -> str:
 def between(low: float, high: float, digits: int = 2) -> str:
     """Format the bounds of an interval: "2.20–2.41", or "-0.1 to 0.2" if a bound is negative."""
     return f"{number(low, digits)}{'–' if low >= 0 else ' to '}{number(high, digits)}"
-
-
-def stall_note(stalled: Stalled | None, images: int, median: Estimate | None) -> str | None:
-    """Sentence about the stalled ones of the images of a run, and their median latency; None without any."""
-    return stalled and (
-        f"{stalled.images} of {images} images stalled, the slowest took {number(stalled.slowest_ms / 1e3)} s where "
-        f"the median is {number(median.value / 1e3)} s; the mean latency and the speed-up include it"
-    )
 
 
 def with_interval(estimate: Estimate | None, digits: int = 2, unit: str = "", too_few: bool = False) -> str:
@@ -273,12 +265,15 @@ FASTEST = ReportColumn("vs fastest AR", _fastest, _FASTEST, 1)
 NFE = ReportColumn("NFE", _plain("nfe", 1), stats.nfe, -1)
 TOKENS_PER_STEP = ReportColumn("tokens per step", _plain("tokens_per_step", 2), stats.tokens_per_step, 1)
 
+NFE_BOUNDED = ReportColumn("NFE [95 %]", _mean("nfe", 1), stats.nfe, -1)
+TOKENS_BOUNDED = ReportColumn("tokens per step [95 %]", _mean("tokens_per_step", 2), stats.tokens_per_step, 1)
+ROOFLINE = ReportColumn("roofline ratio", _roofline, stats.roofline_ratio, -1)
 SPEED = (
     DECODER,
     WINDOW,
     IMAGES,
-    ReportColumn("NFE [95 %]", _mean("nfe", 1), stats.nfe, -1),
-    ReportColumn("tokens per step [95 %]", _mean("tokens_per_step", 2), stats.tokens_per_step, 1),
+    NFE_BOUNDED,
+    TOKENS_BOUNDED,
     ReportColumn("window cost", _plain("window_cost", 2, "x"), stats.window_cost),
     ReportColumn("overhead", _plain("overhead", 2, "x"), stats.overhead),
     ReportColumn("speed-up [95 %]", _speedup, stats.speedup, 1, *_SPEEDUP),
@@ -286,13 +281,13 @@ SPEED = (
     ReportColumn("step ms [95 %]", _mean("step_ms", 2), stats.step_ms, -1),
     ReportColumn("latency ms [95 %]", _mean("latency_ms", 1), stats.latency_ms, -1),
     ReportColumn("end-to-end ms [95 %]", _mean("latency_e2e_ms", 1), stats.latency_e2e_ms, -1),
-    ReportColumn("roofline ratio", _roofline, stats.roofline_ratio, -1),
+    ROOFLINE,
 )
 
 LOSSLESS = ReportColumn("lossless", _declared, _LOSSLESS)
 IMAGES_PER_HOUR = ReportColumn("images per hour", _plain("images_per_hour", 0), stats.images_per_hour, 1)
 
-THROUGHPUT = (DECODER, WINDOW, IMAGES, *SPEED[3:5], IMAGES_PER_HOUR, SPEED[-1])
+THROUGHPUT = (DECODER, WINDOW, IMAGES, NFE_BOUNDED, TOKENS_BOUNDED, IMAGES_PER_HOUR, ROOFLINE)
 
 QUALITY = (
     DECODER,

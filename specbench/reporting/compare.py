@@ -20,11 +20,11 @@ from specbench.errors import GATE, SpecbenchError, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings, made_score
 from specbench.metrics.score_store import difference, of_same_captions, read_scores, stored_difference
-from specbench.reporting.columns import MARK, MISSING, TOO_FEW, between, number, stall_note
+from specbench.reporting.columns import MARK, MISSING, TOO_FEW, between, number
 from specbench.reporting.comparability import Run, is_ar, mismatched_fields
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import eager_ar, stalled_images
-from specbench.reporting.row import Against, Compared, OverAR, ReportRow
+from specbench.reporting.row import Against, Compared, OverAR, ReportRow, Stalled
 from specbench.stats.intervals import CHANGE, FEW_UNITS
 from specbench.system.foreign_code import code_of, edited_text
 from specbench.system.plugins import is_reference
@@ -101,6 +101,14 @@ def _same_setting(row: ReportRow) -> str:
 def marks(numbers: Mapping[str, Compared]) -> dict[str, str]:
     """The mark of each number of `against` that differs from the baseline's, by name."""
     return {name: MARK for name, row in numbers.items() if row.real}
+
+
+def stall_note(stalled: Stalled | None, images: int, median: stats.Estimate | None) -> str | None:
+    """Sentence about the stalled ones of the images of a run, and their median latency; None without any."""
+    return stalled and (
+        f"{stalled.images} of {images} images stalled, the slowest took {number(stalled.slowest_ms / 1e3)} s where "
+        f"the median is {number(median.value / 1e3)} s; the mean latency and the speed-up include it"
+    )
 
 
 def corrected(rows: Sequence[Compared]) -> list[Compared]:

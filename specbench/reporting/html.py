@@ -319,13 +319,15 @@ def _speed_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.C
 
 
 def _step_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Chart]:
-    """Acceptance, time and log-probabilities of the steps."""
+    """Acceptance, time and log-probabilities of the steps, and the tails of the latency."""
     data = {name: step_data(row.folder) for name, row in names.items()}
     rates = {name: row.acceptance_by_offset for name, row in names.items() if row.acceptance is not None}
     times = {name: drawn.step_ms for name, drawn in data.items() if drawn.step_ms}
     logp = {name: drawn.logp for name, drawn in data.items() if drawn.logp is not None}
     drawn = [charts.offsets_chart(rates, marks)] if rates else []
     drawn += [charts.time_chart(times)] if times else []
+    tails = {name: row for name, row in names.items() if row.latency_p95_ms is not None}
+    drawn += [charts.tails_chart(tails, marks)] if tails else []
     return drawn + ([charts.logp_chart(logp, marks)] if logp else [])
 
 

@@ -21,11 +21,15 @@ from specbench.metrics.catalog import unjudged
 from specbench.reporting.answer import disturbances
 from specbench.reporting.columns import (
     AUDIT,
+    DECODER,
     FAILED_AUDIT,
+    IMAGES,
+    LOSSLESS,
     MISSING,
     QUALITY,
     SPEED,
     THROUGHPUT,
+    WINDOW,
     failed_audit,
     first_columns,
     number,
@@ -43,6 +47,7 @@ from specbench.store.schema import SAMPLES, read_facts
 from specbench.system.console import one_line
 from specbench.system.text_tables import distinct_columns, panel_count, terminal_table
 
+_IN_THE_TITLE = (DECODER, WINDOW, IMAGES, LOSSLESS)  # Columns that the view of a run shows besides
 _MORE = "specbench report --all: every number; --explain: what the columns mean"
 _LEFT = ("lossless", "audit")
 KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")  # Columns that are shown even if all rows agree
@@ -101,13 +106,8 @@ def run_view(folder: Path) -> RenderableType:
     card = _card(folder, row)
     decoder = card["decoder"]
     audited = AUDIT if row.audit else ()
-    columns = (
-        *(THROUGHPUT if row.setting["batch"] > 1 else SPEED)[3:],
-        *QUALITY[3:],
-        *audited,
-        *score_columns([row]),
-    )
-    numbers = [(column.heading, column.cell(row)) for column in columns]
+    columns = (*(THROUGHPUT if row.setting["batch"] > 1 else SPEED), *QUALITY, *audited, *score_columns([row]))
+    numbers = [(column.heading, column.cell(row)) for column in columns if column not in _IN_THE_TITLE]
     for metric, parts in part_columns([row]).items():
         numbers += [(f"{metric} {part.heading}", part.cell(row)) for part in parts]
     numbers += [("remark", sentence) for sentence in disturbances([row])]

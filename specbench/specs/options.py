@@ -69,6 +69,10 @@ class Option:
         return " and ".join(parts) or "a number"
 
 
+MEMORY = frozenset(("tables", "slot_distributions", "slot_features", "slot_drafts", "kept", "temporary", "neighbours"))
+"""What a component may need beside the target, see `decoders.toml`."""
+
+
 @dataclass(frozen=True)
 class Component:
     """One implementation of a component kind (drafter, init, verifier, residual or refine)."""
@@ -90,6 +94,10 @@ class Component:
     redraws: bool = False
     # what it needs beside the target, see `decoders.toml`
     memory: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.memory) - MEMORY:
+            raise SpecbenchError(f"component '{self.target}' needs unknown memory '{min(unknown)}'", ", ".join(MEMORY))
 
 
 def parse_size(text: str) -> tuple[int, int]:

@@ -11,6 +11,7 @@ from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
 from specbench.decoding.loop import Decoding, Loop, begin, decode
 from specbench.decoding.timing import Spans
+from specbench.errors import SpecbenchError
 from specbench.models.catalog import ModelInfo, find_model, load_model
 from specbench.models.checkpoint_loading import randomise
 from specbench.models.families import emu3, vq_decoder
@@ -21,6 +22,7 @@ from specbench.models.transformer.model import Prefix, TransformerModel, Transfo
 from specbench.prompts import Request
 from specbench.runs import memory_estimate
 from specbench.specs.components import CHOICES
+from specbench.specs.options import Component
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
@@ -219,3 +221,8 @@ def test_list_doctor_and_run_state_the_same_memory(cli, tmp_path, monkeypatch):
     fields = memory_estimate.Footprint.__dataclass_fields__
     planned = memory_estimate.Footprint(**{name: facts[name] for name in fields}).total(1) / 2**30
     assert f"{listed['lumina']:.3g}" == f"{planned:.3g}" and f"about {planned:.1f} GiB" in memory
+
+
+def test_memory_that_nobody_counts_is_refused():
+    with pytest.raises(SpecbenchError, match="unknown memory 'temporray'"):
+        Component("m:C", "a component", memory={"temporray": 1})
