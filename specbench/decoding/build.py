@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import keyword
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from specbench.decoding.interfaces import Context, DecodeLoop, Drafter
 from specbench.decoding.verification.ratio_tests import Verifier
 from specbench.decoding.verification.refinement import Refinement
+from specbench.errors import PARTIAL, SpecbenchError
 from specbench.models.interface import ImageModel
 from specbench.specs.components import CHOICES
 from specbench.specs.presets import DecoderSpec
@@ -33,19 +38,73 @@ def is_built_in(decoder: DecoderSpec) -> bool:
 def build(decoder: DecoderSpec, model: ImageModel) -> Method:
     """Build the components of `decoder` for `model`'s token layout, codebook and device."""
 
-    def part(kind: str, *arguments: object) -> object:
+    def part(kind: str, *arguments: object) -> Any:
         component = CHOICES[kind][getattr(decoder, kind)]
         given = dict(decoder.options)
         options = {_parameter(o.name): given.get(o.name, o.default) for o in component.options}
         with naming_plugin(kind, getattr(decoder, kind), component.target):
-            return load_object(component.target)(*arguments, **options)
+            built = load_object(component.target)(*arguments, **options)
+        who = f"decoder '{decoder.name}': {kind} '{getattr(decoder, kind)}'"
+        for name in _RETURNS.keys() & dir(built):
+            if hasattr(built, "__dict__") and _is_foreign(getattr(built, name)):
+                vars(built)[name] = _checked(getattr(built, name), name, who)
+        return built
 
     residual = load_object(CHOICES["residual"][decoder.residual].target)
+    if _is_foreign(residual):
+        residual = _checked(residual, "residual", f"decoder '{decoder.name}': residual '{decoder.residual}'")
     context = Context(model.layout, model.codebook, model.device, residual, model=model)
     drafter = part("drafter", context, part("init", context))
     context = replace(context, drafts=drafter.window - 1)
     loop = load_object(CHOICES["drafter"][decoder.drafter].loop)
     return Method(drafter, part("verifier", context), part("refine", context), loop)
+
+
+def _is_foreign(method: Any) -> bool:
+    return not str(getattr(method, "__module__", None)).startswith("specbench.")
+
+
+_RETURNS: dict[str, Callable[..., tuple[Any, tuple[int, ...], str]]] = {
+    "acceptance": lambda a, p, q, x, *_: (a, x.shape, "float"),
+    "verify": lambda verdict, tests, *_: (verdict.accepted, tests.draft.shape, "bool"),
+    "residual": lambda weights, p, *_: (weights, p.shape, "float"),
+    "refine": lambda tokens, p, tests, noise, positions, *_: (tokens, positions.shape, "int64"),
+    "fill": lambda filled, slots, *_: (filled[0], slots.positions.shape, "int64"),
+    "propose": lambda proposal, *_: (proposal.tokens, proposal.positions.shape, "int64"),
+}
+"""By method of a component: the tensor that it returns, with its right shape and the beginning of its dtype."""
+
+
+def _checked(method: Callable[..., Any], name: str, who: str) -> Callable[..., Any]:
+    """A method of a plug-in's component: it changes copies of p and q at most, and what it returns is checked."""
+
+    def call(*arguments: Any, **more: Any) -> Any:
+        returned = method(*map(_copied, arguments), **more)
+        wrong = f" {type(returned).__name__}"
+        with suppress(AttributeError, TypeError, IndexError):
+            value, shape, dtype = _RETURNS[name](returned, *arguments)
+            found = f" {value.dtype} {[*value.shape]}".replace("torch.", "")
+            wrong = "" if value.shape == shape and found[1:].startswith(dtype) else f"{found}, not {dtype} {[*shape]}"
+            if not wrong and dtype == "float":
+                bad = ~(value >= -1e-6) & _read_by(name, *arguments)
+                wrong = f" {value[bad][0].item():g}, not a number from 0" if bad.any() else ""
+        if wrong:
+            raise SpecbenchError(f"{who}: {name} returned{wrong}", exit_code=PARTIAL)
+        return returned
+
+    return call
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, tuple) and hasattr(value, "_replace"):
+        return value._replace(**{name: getattr(value, name).clone() for name in ("p", "q") if hasattr(value, name)})
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _read_by(name: str, p: Tensor, q: Tensor, x: Any, *_: Any) -> Tensor:
+    """Where a number is read: not where the model gave NaN, nor where there is no draft, whose q may be anything."""
+    drafted = q.gather(-1, x) > 0 if name == "acceptance" and x.shape[-1] == 1 else (q > 0).any(-1, keepdim=True)
+    return drafted & ~p.isnan().any(-1, keepdim=True)
 
 
 def _parameter(option: str) -> str:

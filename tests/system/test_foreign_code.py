@@ -110,6 +110,15 @@ def test_an_object_without_a_file_is_known_by_its_instructions(place, monkeypatc
     assert of(3, "a").digest != first.digest, "a function that its method calls"
 
 
+@pytest.fixture
+def no_cells(monkeypatch):
+    """Decoders of cells, here named "soft", are taken out after the test."""
+    monkeypatch.setattr("specbench.specs.presets._defined", set())
+    for table in (VERIFIERS, PRESETS):
+        monkeypatch.setitem(table, "soft", None)
+        monkeypatch.delitem(table, "soft")
+
+
 CELL = """
 import specbench
 from specbench.decoding.verification.ratio_tests import RatioTest, ratio
@@ -135,11 +144,33 @@ def typed(cell: str, number: int, monkeypatch) -> None:
     exec(compile(cell, name, "exec"), vars(module))
 
 
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ("ratio(p, q, x) * float('nan')", "returned nan, not a number from 0"),
+        ("ratio(p, q, x) - 9", r"returned -\d\S*, not a number from 0"),
+        ("ratio(p, q, x)[..., 0]", r"returned float32 \[1, \d+\], not float \[1, \d+, 1\]"),
+        ("ratio(p, q, x) > 1", r"returned bool \[.*\], not float"),
+        ("None", "returned NoneType"),
+    ],
+)
+def test_what_a_component_returns_wrongly_is_an_error_that_names_it(returned, told, no_cells, monkeypatch):
+    typed(CELL.replace("ratio(p, q, x) ** power", returned), 7, monkeypatch)
+    with pytest.raises(SpecbenchError, match=f"decoder 'soft': verifier 'soft': acceptance {told}"):
+        specbench.generate("a red circle", decoder="soft", threads=1)
+
+
+def test_what_a_component_changes_of_p_and_q_in_place_is_a_copy(no_cells, monkeypatch):
+    images = []
+    for rule in ("ratio(p, q, x)", "ratio(p, q, x) + 0 * p.mul_(0.5).sum() * q.zero_().sum()"):
+        typed(CELL.replace("ratio(p, q, x) ** power", rule), 8, monkeypatch)
+        images.append(specbench.generate("a red circle", decoder="soft", threads=1))
+    plain, changed = images
+    assert (plain.logp == changed.logp).all() and (plain.tokens == changed.tokens).all()
+
+
 @pytest.mark.slow
-def test_a_decoder_of_a_cell_runs_without_a_file_and_its_source_is_part_of_the_run(place, monkeypatch):
-    monkeypatch.setattr("specbench.specs.presets._defined", set())
-    monkeypatch.setitem(VERIFIERS, "soft", VERIFIERS["exact"])  # taken out after the test
-    monkeypatch.delitem(VERIFIERS, "soft")
+def test_a_decoder_of_a_cell_runs_without_a_file_and_its_source_is_part_of_the_run(place, no_cells, monkeypatch):
     runs = []
     same = CELL.replace("    return ratio", "    # the same\n    return ratio")
     cells = (CELL, same, CELL.replace("** power", "/ (1 + power)"))
