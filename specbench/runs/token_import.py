@@ -1,4 +1,4 @@
-"""Import of image tokens that another program has drawn: a run like any other, whose facts are those it was told. A
+"""Import of image tokens that another program has drawn, as a run like any other; what the file lacks is unknown. A
 file has the columns `prompt` and `tokens`, and may have `prompt_id`, `seed`, `logp` (log p of each token) and `seconds`
 (per image)."""
 
@@ -30,7 +30,7 @@ from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, image_name
 from specbench.system import console
 from specbench.system.environment import now
-from specbench.system.files import blaming, read_regular
+from specbench.system.files import blaming, check_regular, read_regular
 from specbench.system.json_values import parse_json
 
 ID_KINDS = ("codes", "model")
@@ -51,14 +51,18 @@ class _Image:
 
 
 def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Path, ids: str | None = None) -> Path:
-    """Make a run of the tokens of a file, and return its folder; images that it holds already are left as they are.
+    """Make a run of the tokens of a file, and return its folder; images that are stored there already are skipped.
     `program`: label of the run; `values`: settings of `OF_TOKENS`; `ids`: one of `ID_KINDS`, None for the kind that
     fits."""
     if not program.strip() or not program.isprintable():
         raise SpecbenchError(f"--program {program!r}: no name", "name and version of what drew the tokens")
     model, columns = plan_model(values), _columns(path)
     prompts, requests = _requests(path, columns, values["prompts"])
-    model.check_prompts(Prompt(request.prompt_id, request.text) for request in requests)
+    for row, request in enumerate(requests):
+        try:
+            model.check_prompts([Prompt(request.prompt_id, request.text)])
+        except SpecbenchError as error:
+            raise SpecbenchError(f"{path}: image {row + 1}: {error.what}", error.try_this) from None
     dtype, _, _ = compiler.settle_precision(values["dtype"].value, model.dtype, "off", values["device"].value)
     loaded = load_for_run(model, values["device"].value, dtype, 0, False)
     tokens = read_stream([_whole(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids)
@@ -86,7 +90,9 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
     with store.lock(spec):
         store.begin(spec, where | {"started_at": now(), "load": None, "wanted": len(images)}, facts)
         done = store.completed()
-        _store([image for image in images if image.request.key not in done], loaded, spec, store)
+        if not (missing := [image for image in images if image.request.key not in done]):
+            console.say(f"{store.folder.name}: all {console.counted(len(images), 'image')} were there")
+        _store(missing, loaded, spec, store)
     return store.folder
 
 
@@ -149,7 +155,12 @@ def _columns(path: Path) -> dict[str, list]:
     if (read := readers.get(path.suffix.lower())) is None:
         raise SpecbenchError(f"{path}: unknown suffix '{path.suffix}'", f"valid: {', '.join(readers)}")
     with blaming(path, "cannot be read as images' tokens ({})"):
+        check_regular(path)
+        if path.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"larger than {_MAX_BYTES:,} bytes")
         held = read(path)
+        if scalars := [name for name, values in held.items() if not isinstance(values, list)]:
+            raise ValueError(f"'{scalars[0]}' is one value")
     lengths = set(map(len, held.values()))
     if missing := [name for name in _COLUMNS[:2] if name not in held]:
         what = f"has no column '{missing[0]}'" if any(lengths) else f"holds none of the columns {', '.join(_COLUMNS)}"
@@ -160,6 +171,10 @@ def _columns(path: Path) -> dict[str, list]:
 
 
 def _parquet(path: Path) -> dict[str, list]:
+    facts = pyarrow.parquet.read_metadata(path)
+    groups = map(facts.row_group, range(facts.num_row_groups))
+    if 8 * sum(group.column(number).num_values for group in groups for number in range(facts.num_columns)) > _MAX_BYTES:
+        raise ValueError("its columns are too large")
     table = pyarrow.parquet.read_table(path)
     return {name: table[name].to_pylist() for name in _COLUMNS if name in table.column_names}
 
@@ -173,7 +188,10 @@ def _npz(path: Path) -> dict[str, list]:
 
 
 def _json_lines(path: Path) -> dict[str, list]:
-    rows = [parse_json(line) for line in read_regular(path, _MAX_BYTES).splitlines() if line.strip()]
+    rows = []
+    for number, line in enumerate(read_regular(path, _MAX_BYTES).splitlines(), 1):
+        with blaming(path, f"cannot be read: line {number} is no JSON ({{}})"):
+            rows += [parse_json(line)] if line.strip() else []
     return {name: [row.get(name) for row in rows] for name in _COLUMNS if any(name in row for row in rows)}
 
 
@@ -181,7 +199,7 @@ def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
     array = np.asarray(tokens if isinstance(tokens, list) else [])
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise SpecbenchError(f"{path}: image {row + 1}: tokens are no list of whole numbers")
-    return array.astype(np.int64)
+    return array if array.dtype == np.uint64 else array.astype(np.int64)  # ids above 2**63 are told as they are
 
 
 def _requests(path: Path, columns: Mapping[str, list], asked: Value) -> tuple[PromptSet, list[Request]]:
@@ -193,8 +211,13 @@ def _requests(path: Path, columns: Mapping[str, list], asked: Value) -> tuple[Pr
     if asked.given:
         prompts = load_prompts(asked.value)
     else:
-        texts_by_id = {str(name or text_id(text)): text for text, name in zip(texts, named, strict=True)}
-        prompts = build_prompt_set(path.stem, [Prompt(name, text) for name, text in texts_by_id.items()])
+        first: dict[str, int] = {}
+        for row, (text, name) in enumerate(zip(texts, named, strict=True)):
+            before = first.setdefault(text_id(text) if name is None else str(name), row)
+            if texts[before].strip() != text.strip():
+                what = f"prompt_id '{name}' stands for two prompts, at image {before + 1} and {row + 1}"
+                raise SpecbenchError(f"{path}: {what}")
+        prompts = build_prompt_set(path.stem, [Prompt(name, texts[row]) for name, row in first.items()])
     by_id = {prompt.id: prompt for prompt in prompts.prompts}
     by_text = {prompt.text.strip(): prompt for prompt in prompts.prompts}
     requests, samples = [], Counter()
@@ -215,15 +238,18 @@ def _image(columns: Mapping[str, list], row: int, request: Request, tokens: np.n
         if len(logp) != len(slots):
             raise ValueError(f"{len(logp)} log p of {len(slots)} tokens")
         whole[slots] = logp
-    if (whole > 0).any() or not 0 < float(1 if seconds is None else seconds) < 1e9:
-        raise ValueError("log p above 0, or no seconds")
-    if not 0 <= int(seed or 0) <= MAX_SEED:
-        raise ValueError(f"seed {seed}")
-    return _Image(request, int(seed or 0), tokens, whole, None if seconds is None else float(seconds))
+    if (whole > 0).any():
+        raise ValueError("log p above 0")
+    if not 0 < float(1 if seconds is None else seconds) < 1e9:
+        raise ValueError(f"seconds {seconds}, which must be above 0")
+    seed = 0 if seed is None else seed
+    if type(seed) not in (int, float) or seed % 1 or not 0 <= seed <= MAX_SEED:
+        raise ValueError(f"seed {seed}, which must be a whole number from 0 to {MAX_SEED}")
+    return _Image(request, int(seed), tokens, whole, None if seconds is None else float(seconds))
 
 
 def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: RunStore) -> None:
-    """Draw and store images; what nobody measured is missing in their rows."""
+    """Draw and store images; values that were not measured are missing in their rows."""
     for start in range(0, len(images), _TOGETHER):
         some = images[start : start + _TOGETHER]
         tokens = torch.from_numpy(np.stack([image.tokens for image in some])).long().to(model.device)
