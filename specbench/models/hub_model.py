@@ -342,11 +342,14 @@ def _read() -> tuple[HubModel, ...]:
     held = tomllib.loads((Path(__file__).parent / "families" / "models.toml").read_text(encoding="utf-8"))
     entries, companions = held["model"], {name: _source_of(entry) for name, entry in held["companion"].items()}
 
+    def full(name: str) -> dict[str, Any]:
+        given = entries[name]
+        base = full(given["like"]) if "like" in given else {}
+        return base | given | {"source": base.get("source", {}) | given.get("source", {})}
+
     @cache
     def made(name: str) -> HubModel:
-        given = entries[name]
-        base = entries.get(given.get("like"), {})
-        entry = base | given | {"source": base.get("source", {}) | given.get("source", {})}
+        entry = full(name)
         return _model(name, entry, companions, [made(stage) for stage in entry.get("second", ())])
 
     return tuple(map(made, entries))

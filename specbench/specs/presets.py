@@ -152,11 +152,15 @@ def define_decoder(
         name; runs carry a digest of its source, so that another source makes another run.
 
     Raises:
-        SpecbenchError: a name that is taken, or an unknown kind or decoder.
+        SpecbenchError: a name that is taken, an unknown kind or decoder, or an option of another type.
     """
     usual, table = PRESETS[read_name("decoder", like, PRESETS, _cited())], CHOICES[read_name("kind", kind, CHOICES)]
     if (name in PRESETS or name in table) and name not in _defined:
         raise SpecbenchError(f"decoder '{name}': a name already taken", "choose another name")
+    for key, value in options.items():
+        if not isinstance(value, int | float | str):
+            what = f"decoder '{name}': option {key}={value!r} is a {type(value).__name__}"
+            raise SpecbenchError(what, "an option's default is a number, a text, True or False")
 
     def register(part: _Part) -> _Part:
         added = tuple(Option(key.replace("_", "-"), value, f"{key} of {name}") for key, value in options.items())
@@ -182,20 +186,28 @@ def decoder_name(reference: str) -> str:
         return fitting[0] if len(fitting) == 1 else reference
     name, _, given = reference.partition(":")
     known = reference in _imported or name in sys.modules
-    if name in PRESETS and not known:  # a file's decoder may have the file's name
+    if name in PRESETS and not known and name not in _imported.values():  # a file's decoder may have the file's name
         meant = f"did you mean {name}:{given.replace(':', '=')}?" if ":" in given else f"for example {name}:window=16"
         raise SpecbenchError(f"decoder '{reference}': an option is written NAME=VALUE", meant)
     preset = load_user_object(reference, "decoder")
     if not isinstance(preset, Preset):
         raise SpecbenchError(f"decoder '{reference}' is a {type(preset).__name__}, not a specbench Preset")
-    for kind, choice in preset.choices.items():
-        if choice not in CHOICES.get(kind, ()):
-            raise SpecbenchError(f"decoder '{reference}': there is no {kind} '{choice}'", "specbench list components")
+    if unfit := _unfit(preset):
+        raise SpecbenchError(f"decoder '{reference}': {unfit}", "specbench list components")
     again = _imported.get(reference) == preset.name  # perhaps reloaded
     if not again and PRESETS.setdefault(preset.name, preset) is not preset:
         raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', a name already taken")
     PRESETS[preset.name], _imported[reference] = preset, preset.name
     return preset.name
+
+
+def _unfit(preset: Preset) -> str:
+    """What of a user's preset is no combination of components, or an empty string."""
+    missing = [f"its choices lack '{kind}'" for kind in CHOICES if kind not in preset.choices]
+    unknown = (
+        f"there is no {kind} '{own}'" for kind, own in preset.choices.items() if own not in CHOICES.get(kind, ())
+    )
+    return next(iter([*missing, *unknown]), "")
 
 
 def decoder_code(decoder: DecoderSpec) -> Code | None:
@@ -220,7 +232,8 @@ def require_decoders(pieces: Sequence[str]) -> None:
 def add_plugin_decoders() -> None:
     """Register the presets of installed plug-ins; built-in names take precedence."""
     for name in plugins("decoders"):
-        preset = load_plugin("decoders", name, lambda loaded: isinstance(loaded, Preset), "a Preset")
+        wanted = "a Preset with a known component of each kind"
+        preset = load_plugin("decoders", name, lambda it: isinstance(it, Preset) and not _unfit(it), wanted)
         if preset is not None and PRESETS.setdefault(preset.name, preset) is preset:
             _imported[plugins("decoders")[name].value] = preset.name
 

@@ -6,6 +6,7 @@ import pytest
 from checkpoints import AUTHORS, INFO, WRITERS, loaded
 
 from specbench.errors import SpecbenchError
+from specbench.models import hub_model
 from specbench.models.checkpoint_layouts import stored_size
 from specbench.models.facts import ModelChoice
 
@@ -114,3 +115,16 @@ def test_files_that_do_not_tell_leave_the_official_size(text, name, tmp_path):
     (tmp_path / "config.json").write_text(text)
     (tmp_path / "t2i_XL_stage1_256.pt").write_text(text)
     assert INFO[name].configured(ModelChoice(weights=str(tmp_path))).network == INFO[name].network
+
+
+def test_a_model_may_be_like_one_that_is_like_a_third(monkeypatch):
+    read, known = hub_model.tomllib.loads, {model.name: model for model in hub_model.MODELS}
+
+    def with_third(text):
+        held = read(text)
+        near = next(name for name, entry in held["model"].items() if entry.get("like") == "lumina-512")
+        return held | {"model": held["model"] | {"third": {"like": near}}}
+
+    monkeypatch.setattr(hub_model.tomllib, "loads", with_third)
+    third = hub_model._read()[-1]
+    assert (third.name, third.network) == ("third", known["lumina-512"].network)

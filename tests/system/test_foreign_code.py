@@ -188,6 +188,11 @@ def test_a_decoder_of_a_cell_runs_without_a_file_and_its_source_is_part_of_the_r
         specbench.decoder("mine", kind="verifyer")
 
 
+def test_an_option_of_a_cells_decoder_has_a_plain_value():
+    with pytest.raises(SpecbenchError, match=r"decoder 'mine': option eps=\[1, 2\] is a list .*a number, a text"):
+        specbench.decoder("mine", eps=[1, 2])
+
+
 def test_installed_packages_count_by_version_and_a_worker_with_other_code_is_refused(place):
     site = place / "site-packages"
     (site / "plugs-1.0.dist-info").mkdir(parents=True)

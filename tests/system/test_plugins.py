@@ -18,6 +18,7 @@ absent = no_such_module:DECODER
 failing = failing:DECODER
 leaving = leaving:DECODER
 wrong = power:POWER
+partial = power:PARTIAL
 
 [specbench.models]
 absent = no_such_module:MODEL
@@ -29,6 +30,7 @@ absent = no_such_module:Metric
 pets = pets:path
 absent = no_such_module:path
 """
+PARTIAL = 'PARTIAL = Preset("power", "-", paper="-", equation="-", choices={"drafter": "jacobi"})\n'
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def site(tmp_path):
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: plugs\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
-    (info.parent / "power.py").write_text(POWER)
+    (info.parent / "power.py").write_text(POWER + PARTIAL)
     (info.parent / "failing.py").write_text("1 / 0\n")
     (info.parent / "leaving.py").write_text("import sys; sys.exit(0)\n")
     (info.parent / "pets.txt").write_text("a red circle\n")
@@ -55,7 +57,13 @@ def test_good_plugins_join_and_broken_ones_are_named(site, tmp_path):
     done = specbench(tmp_path, "list", "decoders", "--json", site=site)
     assert done.returncode == 0
     assert "power" in [row["name"] for row in json.loads(done.stdout)]
-    for named in ("no_such_module", "ZeroDivisionError", "is not a Preset", "SystemExit"):
+    for named in (
+        "no_such_module",
+        "ZeroDivisionError",
+        "is not a Preset",
+        "partial (power:PARTIAL) is not",
+        "SystemExit",
+    ):
         assert named in done.stderr
     assert all(line.startswith("warning: ") for line in done.stderr.splitlines())
 
@@ -145,5 +153,15 @@ def test_a_reference_that_is_no_decoder_is_refused(tmp_path):
     (tmp_path / "five.py").write_text("DECODER = 3\n")
     done = specbench(tmp_path, "run", "--decoder", "five:DECODER")
     assert done.returncode == 2 and "is a int, not a specbench Preset" in done.stderr
+    for name in ("one", "two"):  # two presets of one name, the name of a file
+        (tmp_path / f"{name}.py").write_text(POWER.replace('"power"', '"one"'))
+    (tmp_path / "lacks.py").write_text("from specbench.specs.presets import Preset\n" + PARTIAL)
+    for given, told in [
+        ("one:DECODER,two:DECODER", "decoder 'two:DECODER' is called 'one', a name already taken"),
+        ("two:DECODER,one:DECODER", "decoder 'one:DECODER' is called 'one', a name already taken"),
+        ("lacks:PARTIAL", "decoder 'lacks:PARTIAL': its choices lack 'init'"),
+    ]:
+        done = specbench(tmp_path, "run", "--decoder", given)
+        assert done.returncode == 2 and told in done.stderr
     done = specbench(tmp_path, "audit", "power:DECODER")
     assert done.returncode == 2 and "there is no power.py in this folder" in done.stderr
