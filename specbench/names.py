@@ -73,12 +73,8 @@ def fitting(
 
 def by_words(name: str, facts: Mapping[str, Sequence[str]], families: Mapping[str, str]) -> list[str]:
     """The names whose facts have all words of a typed name ("LlamaGen-XL"); of a family with a name that all others of
-    it begin with, that one.
-
-    Args:
-        facts: texts about each name, its title first; one whose title has no other words but sizes goes before all.
-        families: family of each name.
-    """
+    it begin with, that one. `facts`: texts about each name, its title first; one whose title has no other words but
+    sizes goes before all."""
     words = set(_words(name))
     meant = [
         known

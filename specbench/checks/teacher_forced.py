@@ -55,13 +55,8 @@ class Values(NamedTuple):
 def teacher_forced_values(
     model: ImageModel, rows: pd.DataFrame, sampling: Sampling, asked: np.ndarray | None = None, draw: bool = False
 ) -> Values:
-    """Values by token id and by p descending, log p and possible tokens, each token given the image's before it.
-
-    Args:
-        rows: K images: the key, `seed`, `prompt`, `tokens`.
-        asked: [K, N] tokens to value in the place of the images' own.
-        draw: value tokens drawn from p instead.
-    """
+    """Values by token id and by p descending, log p and possible tokens, each token given the image's before it: of the
+    K images of `rows`, of tokens `asked` [K, N] in the place of theirs, or of tokens that it shall `draw` from p."""
     from specbench.decoding.noise import Noise, row_key
     from specbench.decoding.uniforms import uniforms
 
@@ -148,12 +143,8 @@ class Rounding(NamedTuple):
 def compare_recorded(
     recorded: Mapping[str, np.ndarray], values: Values, free: np.ndarray, rounding: Rounding | None
 ) -> dict[str, dict[str, object]]:
-    """Distance of recorded values to those recomputed in the run's number format, and whether rounding explains it.
-
-    Args:
-        recorded: [K, N] by name of COMPARED, NaN where an image has none.
-        free: [K, N] bool, slots that the grammar leaves free.
-        rounding: of a run of fewer bits than float32.
+    """Distance of recorded values ([K, N] by name of COMPARED, NaN where an image has none) to those recomputed in the
+    run's number format, in the slots that the grammar leaves `free`, and whether rounding explains it.
 
     Returns:
         By printed name: mean distance `mean` (of entropy in fewer bits: recorded minus recomputed, out of which

@@ -185,13 +185,8 @@ def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
 def print_dry_run(
     rows: Sequence[Mapping], first: Sequence[str] = (), notes: Sequence[str] = (), needed: Sequence[str] = ()
 ) -> None:
-    """Print rows of `specbench.runs.dry_run`.
-
-    Args:
-        first: columns before those of every dry run.
-        notes: keys with lists of texts, printed below the table and as numbers in it; obstacles always are.
-        needed: what is not on this disk; what the rows say of it, if empty.
-    """
+    """Print rows of `specbench.runs.dry_run`, after the columns `first`. The texts of `notes` are below the table, and
+    numbers in it, as obstacles always are. `needed`: what is not on this disk; what the rows say of it, if empty."""
     from specbench.prompts.public import missing_set
     from specbench.runs.dry_run import ON_DISK
 

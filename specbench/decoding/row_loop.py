@@ -155,15 +155,8 @@ class RowRoots(NamedTuple):
 
 
 def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, rows: ImageRows, lags: Tensor, target: Target) -> RowRoots:
-    """Place the first column of every row's window.
-
-    Args:
-        tokens: [B, N + 1] by stream slot.
-        count: [B, H] tokens of each row so far.
-        closed: [B, H] bool, whether a row's last token has been fed.
-        rows: of the image.
-        lags: [H] tokens that the row above must have before a row starts.
-    """
+    """Place the first column of every row's window. `count`: [B, H] tokens of each row so far; `closed`: [B, H] whether
+    a row's last token has been fed; `lags`: [H] tokens that the row above must have before a row starts."""
     slots, width, opens = rows
     above = row_above(count, rows)
     starting = (count == 0) & (above >= lags)

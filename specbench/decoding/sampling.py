@@ -178,16 +178,9 @@ def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
 def ranked_around(
     probabilities: Tensor, tokens: Tensor, before: int, after: int, descending: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens around one of positive probability, `before` and `after` it in the order of `rank`.
-
-    Args:
-        probabilities: [..., V].
-        tokens: [..., 1].
-
-    Returns:
-        [..., m] their ids, in order, with the token itself also where there is none; [..., m] whether there is one;
-        and [..., 1] the token's probability.
-    """
+    """Tokens around one [..., 1] of positive probability, `before` and `after` it in the order of `rank`: their ids
+    [..., m] in order, with the token itself also where there is none; whether there is one, [..., m]; and the token's
+    probability [..., 1]."""
     ids, mass = _ends_and_kept(probabilities, before, after, descending)
     probability = probabilities.gather(-1, tokens)
     key, keys = _rank_keys(probability, tokens, descending), _rank_keys(mass, ids, descending)

@@ -254,15 +254,8 @@ def recorded_model(name: str, weights: str | None = None, revision: str | None =
 
 
 def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None = None) -> ImageModel:
-    """The model, ready to decode.
-
-    Args:
-        model: a name, or the facts of a model, which may have been configured.
-        dtype: "float32", "bfloat16" or "float16"; the model's if None.
-
-    Raises:
-        SpecbenchError: unknown name; exit code 5 when its weights or the device are missing.
-    """
+    """The model, ready to decode, of a name or of facts that may have been configured, in its own number format if
+    `dtype` is None; exit code 5 when its weights or the device are missing."""
     info = find_model(model) if isinstance(model, str) else model
     check_decoding_device(device)
     info.require_weights()

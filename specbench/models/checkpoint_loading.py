@@ -159,14 +159,9 @@ def fill(
     dtype: torch.dtype,
     eight_bits: bool = False,
 ) -> nn.Module:
-    """Give every parameter of a built network its stored value, in evaluation mode.
-
-    Args:
-        tensors: exactly the network's parameters; shared ones may be left out.
-        files: where they come from, for messages.
-        device: "meta" leaves the values in their files, after all checks.
-        eight_bits: store the matrices of layers so, see `quantise`.
-    """
+    """Give every parameter of a built network its stored value, in evaluation mode. `tensors`: exactly these; shared
+    ones may be left out. The device "meta" leaves the values in their `files`, after all checks. `eight_bits`: store
+    the matrices of layers so, see `quantise`."""
     wanted = network.state_dict()
     tied = getattr(network, "all_tied_weights_keys", None) or {}
     if missing := sorted(wanted.keys() - tensors.keys() - tied.keys()):

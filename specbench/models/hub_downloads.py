@@ -116,15 +116,10 @@ def repository_download(
 ) -> Download:
     """What is to be received of a repository, at the commit and of the sizes and digests that the hub states now.
 
-    Args:
-        revision: named by the user; None for that of SPECBENCH_REVISIONS, else the pinned one, else `main`. A commit
-            that the user has not named and the hub does not know gives way to `main`.
-        groups: glob patterns, each of which must match a file; "a|b" takes b where nothing matches a.
-        optional: patterns of files that are received where they exist.
-
-    Raises:
-        SpecbenchError: exit code 5: offline, not named under --pinned-only, no such repository, revision or file, or no
-            access; exit code 1: no answer.
+    `revision`: named by the user; None for that of SPECBENCH_REVISIONS, else the pinned one, else `main`. A commit that
+    the user has not named and the hub does not know gives way to `main`. `groups`: glob patterns, each of which must
+    match a file; "a|b" takes b where nothing matches a. Files of `optional` are received where they exist. An error has
+    exit code 1 where there is no answer, else 5.
     """
     require_permission(repo, revision)
     named = revision or _chosen(repo)

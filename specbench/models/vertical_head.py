@@ -71,13 +71,8 @@ def slots_above(layout: TokenLayout) -> Tensor:
 def surroundings(
     features: Tensor, ids: Tensor, table: Tensor, above: Tensor, committed: Tensor, slots: Tensor
 ) -> Tensor:
-    """The head's input [R, K, 6d] for drafts of `slots` [R, K].
-
-    Args:
-        features: [R, S, d] of the target by slot; only those before `committed` [R, 1 or K] are read.
-        ids: [R, S'] ids in `table` [V, d] of the stream tokens before each slot.
-        above: from `slots_above`.
-    """
+    """The head's input [R, K, 6d] for drafts of `slots` [R, K]. Of the target's `features` [R, S, d] by slot only those
+    before `committed` [R, 1 or K] are read. `ids`: [R, S'] ids in `table` [V, d] of the tokens before each slot."""
     words = embedded(table, ids, *places_before(above, slots))
     return torch.cat([known_features(features, above, committed, slots), words], dim=-1)
 

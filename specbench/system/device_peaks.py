@@ -73,14 +73,8 @@ def known_peak(name: str, dtype: str) -> Peak:
 
 
 def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
-    """The peak of a device that need not be here.
-
-    Args:
-        text: a name in `KNOWN` or `SHORT_NAMES`, "2039GB/s,312TFLOP/s", or a device here such as "cpu" or "cuda:0".
-
-    Raises:
-        SpecbenchError: no such device, a rate of 0, or a device here that was not measured.
-    """
+    """The peak of a device that need not be here: a name in `KNOWN` or `SHORT_NAMES`, "2039GB/s,312TFLOP/s", or a
+    device here such as "cpu" or "cuda:0"."""
     text = text.strip()
     if given := _GIVEN.fullmatch(text):
         try:

@@ -89,15 +89,9 @@ class Download:
 
 
 def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchError] | None = None) -> list[Download]:
-    """Download what is missing under one progress bar, after a line for each part; equal ones are one.
-
-    Args:
-        failed: receives why parts cannot be had, instead of the first such error being raised.
-
-    Raises:
-        SpecbenchError: exit code 5 where the parts do not fit on the disk, before anything is received; or that of the
-            part that cannot be had.
-    """
+    """Download what is missing under one progress bar, after a line for each part; equal ones are one. Where they do
+    not fit on the disk, nothing is received, and exit code 5. `failed` receives why parts cannot be had, instead of
+    the first such error being raised."""
     from rich.filesize import decimal
 
     from specbench.system import console
@@ -171,14 +165,8 @@ def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
 
 
 def fetch_file(remote: Remote, target: Path, progress: Progress | None = None, forbidden: bool = False) -> Path:
-    """Download to `target` unless the correct file exists, resuming a partial download.
-
-    Args:
-        forbidden: do not use the network, as in offline mode.
-
-    Raises:
-        SpecbenchError: offline, not found, unreachable, digest mismatch, or the disk cannot be written.
-    """
+    """Download to `target` unless the correct file exists, resuming a partial download. `forbidden`: do not
+    use the network, as in offline mode."""
     if target.is_file() and matches(target, remote):
         return target
     if forbidden or offline():

@@ -33,13 +33,8 @@ _warned: set[str] = set()  # What was said to be missing
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write `data` to `path` atomically and sync it to disk; creates the folder, and replaces a symbolic link.
-
-    Of several writers at once the last one to finish wins, and nobody reads a part.
-
-    Raises:
-        SpecbenchError: the file cannot be written, for example because the disk is full; no partial file remains.
-    """
+    """Write `data` to `path` atomically and sync it to disk; creates the folder, and replaces a symbolic link. Of
+    several writers at once the last one to finish wins, and nobody reads a part; a failed write leaves none."""
     aside = path.with_name(f".{path.name[:160]}.{uuid.uuid4().hex}.tmp")  # no other writer's
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,14 +130,7 @@ def lock_when_free(path: Path, name: str) -> int:
 
 def read_regular(path: Path, limit: int, inside: Path | None = None) -> bytes:
     """All bytes of a regular file of at most `limit` bytes; a pipe or a device is refused instead of waited for.
-
-    Args:
-        inside: folder that no symbolic link may lead out of; None where links may lead anywhere.
-
-    Raises:
-        OSError: refused by the operating system.
-        SpecbenchError: not a regular file, too large, or outside.
-    """
+    `inside`: folder that no symbolic link may lead out of; None where links may lead anywhere."""
     # realpath and not Path.resolve, which raises a RuntimeError at links that lead in a circle.
     place = Path(os.path.realpath(path)) if inside is not None else path
     if inside is not None and not place.is_relative_to(os.path.realpath(inside)):
@@ -164,9 +152,6 @@ def files_named(folder: Path, pattern: str) -> list[Path]:
     """Paths in `folder` whose names match `pattern`, sorted; none where there is no such folder.
 
     `Path.glob` would do, but since Python 3.12 it takes a folder that the operating system refuses for an empty one.
-
-    Raises:
-        SpecbenchError: the folder cannot be listed.
     """
     try:
         names = os.listdir(folder)
@@ -204,15 +189,8 @@ def read_error(
     path: Path, error: BaseException, damaged: str, try_this: str = "", exit_code: int = BAD_INPUT
 ) -> SpecbenchError:
     """What the failed read of `path` means: a refusal of the operating system says nothing about the content, so only
-    content is called `damaged` and only then `try_this` is advised.
-
-    Args:
-        error: as raised by the reader.
-        damaged: what is wrong with the content, following the path: "is damaged: not readable as scores".
-
-    Raises:
-        ImportError, NameError: `error` itself, which no content is the cause of.
-    """
+    content is called `damaged` ("is damaged: not readable as scores") and only then `try_this` is advised. Raises
+    `error` itself where no content is the cause of it."""
     if isinstance(error, ImportError | NameError):
         raise error
     reason = refusal(path, error)

@@ -21,11 +21,8 @@ from specbench.training.data import Corpus, teacher_forced
 def alignment(
     model: TransformerModel, head: EagleHead, images: Corpus, sampling: Sampling, depths: int = 5, starts: int = 8
 ) -> list[dict[str, object]]:
-    """Total variation between the distributions of target and head, both guided and truncated as in decoding.
-
-    Args:
-        images: ground-truth token streams.
-        starts: positions per image at which drafting starts.
+    """Total variation between the distributions of target and head, both guided and truncated as in decoding, after
+    `starts` positions of each image.
 
     Returns:
         Per depth `depth`, `tv` (mean over images, positions and true continuations), `tv_low`, `tv_high` (95 %, images

@@ -90,12 +90,8 @@ class Spatial:
         return tokens, torch.where(copied[..., None], one_hot(tokens, self._vocab), uniform)
 
     def _trace(self, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Follow neighbours out of the fresh slots.
-
-        Returns:
-            source: [B, D] known stream slot the chain ends at, -1 if it ends at a fresh slot without a neighbour.
-            root: [B, D] window slot at which the chain ends or leaves the window.
-        """
+        """Follow neighbours out of the fresh slots: [B, D] known stream slot the chain ends at, -1 if that is a fresh
+        slot without a neighbour, and [B, D] window slot at which it ends or leaves the window."""
         width = slots.positions.shape[1]
         slot = torch.arange(width, device=slots.positions.device).expand_as(slots.positions)
         neighbour = self._neighbour[slots.positions.clamp(max=len(self._neighbour) - 1)]

@@ -122,10 +122,8 @@ def _scaled(distribution: Tensor, ids: Tensor, kept: Tensor) -> Tensor:
 def neighbour_table(codebook: Tensor, raw: bool = False, folder: Path | None = None) -> Tensor:
     """Neighbours of each token by ascending Euclidean distance, ties by id; int32 [V, min(MOST_NEIGHBOURS, V - 1)].
 
-    Args:
-        codebook: [V, d].
-        raw: use the vectors unchanged; otherwise normalise them to length 1, as quantisers with normalised codes do.
-        folder: folder of cached tables; the cache folder by default. If it is not writable, nothing is cached.
+    Vectors are normalised to length 1 unless `raw`, as quantisers with normalised codes do. If the `folder` of cached
+    tables, the cache folder by default, is not writable, nothing is cached.
     """
     codebook = codebook.detach().float().cpu().contiguous()
     digest = hashlib.sha256(codebook.numpy().tobytes() + str(tuple(codebook.shape)).encode()).hexdigest()[:16]

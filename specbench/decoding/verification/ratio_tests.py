@@ -177,19 +177,10 @@ def draw_after_drafts(
     position: Tensor,
     step: Tensor,
 ) -> Tensor:
-    """Draw the token after the accepted drafts: a replacement after a rejection, else the bonus token from p.
+    """Draw the token [B, 1] after the accepted drafts: where one was `rejected`, a replacement, else the bonus token
+    from p [B, 1, V]. `failed`, the last failed test, is not used where none failed.
 
     The bonus token uses the slot's noise, as autoregressive sampling does; a replacement the step's noise.
-
-    Args:
-        p: [B, 1, V] target distribution of the slot.
-        failed: the last failed test of the slot; not used where none failed.
-        rejected: [B, 1] bool, whether a draft of the slot was rejected.
-        refined: [B, 1] refined token of the slot.
-        position: [B, 1] stream slot.
-
-    Returns:
-        [B, 1].
     """
     if verifier.compares:
         return torch.where(rejected, refined, noise.run_race(p, position, Stream.TOKEN))

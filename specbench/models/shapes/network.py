@@ -93,17 +93,8 @@ class ShapesNetwork(nn.Module):
         return self.row(slots // GRID) + self.column(slots % GRID) + self.pooled(ids)[:, None]
 
     def token_embeds(self, tokens: Tensor, slots: Tensor, slot_embeds: Tensor) -> Tensor:
-        """Inputs of image tokens.
-
-        Args:
-            tokens: [R, W] image tokens consumed.
-            slots: [R, W] the image token that each input predicts, one past its place; past the end, where
-                nothing is left to predict, the last place's embedding is used.
-            slot_embeds: [R, 256, d] from `slot_embeds`.
-
-        Returns:
-            [R, W, d].
-        """
+        """Inputs [R, W, d] of image tokens [R, W]. `slots`: [R, W] the image token that each input predicts, one past
+        its place; past the end, where nothing is left to predict, the last place's embedding is used."""
         index = slots.clamp(max=TOKENS - 1)[..., None].expand(-1, -1, slot_embeds.shape[-1])
         return self.llama.embed_tokens(tokens) + slot_embeds.gather(1, index)
 
