@@ -16,6 +16,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
@@ -236,7 +237,8 @@ def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError
     path = context.command_path if context else "specbench"
     option = getattr(error, "option_name", None)
     if type(error).__name__ == "NoSuchOption" and option and context:
-        return SpecbenchError(f"unknown option '{option}' of '{path}'", _option_meant(option, context), BAD_INPUT)
+        hint = _own_option(option.removeprefix("--"), arguments) or _option_meant(option, context)
+        return SpecbenchError(f"unknown option '{option}' of '{path}'", hint, BAD_INPUT)
     extra = re.search(r"unexpected extra argument\S* \((.+)\)", error.format_message())
     if extra and path.endswith(" run"):
         return _extra_argument(extra[1].split() or [""], arguments)
@@ -250,6 +252,17 @@ def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError
     )
     about = getattr(parameter, "help", None) if type(error).__name__ == "MissingParameter" else None
     return SpecbenchError(error.format_message() + given, about or f"see '{path} --help'", BAD_INPUT)
+
+
+def _own_option(option: str, arguments: Sequence[str]) -> str:
+    """How to set an option of a decoder of the user's own files."""
+    from specbench.specs.presets import PRESETS, decoder_name, options_of  # for this error alone
+
+    for reference in re.findall(r"[^\W\d][\w.]*:[^\W\d]\w*", " ".join(arguments)):
+        with suppress(SpecbenchError):
+            if option in options_of(PRESETS[decoder_name(reference)]):
+                return f"write it inline: --decoder {reference}:{option}=VALUE"
+    return ""
 
 
 def _option_meant(option: str, context: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -97,6 +98,9 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
             raise SpecbenchError(f"--decoder {piece}: an option without a decoder", "for example gsd:G=50,window=16")
         if equals:
             decoder, given = requests[-1]
+            run_on = re.search(r":([\w-]+)=", value)
+            if run_on and run_on[1] in (setting.name for setting in decoder_settings()):
+                raise SpecbenchError(f"--decoder {piece}: commas separate options", f"{run_on[0].replace(':', ',')}...")
             if option in given:
                 raise SpecbenchError(f"--decoder {piece}: '{decoder}' has two values of {option}", "set it once")
             given[option] = value

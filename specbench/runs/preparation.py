@@ -26,7 +26,7 @@ from specbench.prompts import Prompt, Request, text_id
 from specbench.runs import compiler
 from specbench.runs.compiler import available_threads
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_window
-from specbench.runs.executors.local import Executor, LocalExecutor
+from specbench.runs.executors.local import Executor, LocalExecutor, image_failure
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, earlier_window, plan_model, plan_sampling
 from specbench.runs.run_progress import Reporter
 from specbench.runs.settings import Value, decoder_settings, merge, run_settings
@@ -315,7 +315,12 @@ def _one_decoder(values: Mapping[str, Value]) -> DecoderSpec:
 def _decoded(
     model: ImageModel, texts: Sequence[str], decoder: DecoderSpec, sampling: Sampling, seed: int, trace: bool
 ) -> list[Generation]:
-    images = decode(model, [Request(text, text_id(text)) for text in texts], decoder, sampling, seed, trace=trace)
+    try:
+        images = decode(model, [Request(text, text_id(text)) for text in texts], decoder, sampling, seed, trace=trace)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SpecbenchError) or not plugins.foreign_place(error):
+            raise
+        raise image_failure(error) from error
     for image in images:
         if isinstance(image, SpecbenchError):
             raise image

@@ -70,12 +70,7 @@ class Setting(Option):
             raise SpecbenchError(f"--{self.name} {value!r}: expected one value", self.help)
         if value in self.words:
             return value
-        for option in self.others:
-            with suppress(SpecbenchError):
-                option.parse(value)
-                return value
-        parsed = super().parse(value)
-        return value if self.others else parsed
+        return value if self.others else super().parse(value)
 
 
 @dataclass(frozen=True)
@@ -346,6 +341,8 @@ def _pick(setting: Setting, flags: Mapping, env: Mapping, config: Mapping, confi
             try:
                 return Value(setting.parse(raw), origin)
             except SpecbenchError as error:
+                if setting.panel == "Decoder options" and ":" in str(flags.get("decoder")):
+                    return Value(raw, origin)  # the option of the decoder that is run decides, be it of a user's file
                 if origin.startswith("flag"):
                     raise
                 raise SpecbenchError(f"{error.what} ({origin})", error.try_this, error.exit_code) from None

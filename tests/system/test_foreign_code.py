@@ -160,6 +160,12 @@ def test_what_a_component_returns_wrongly_is_an_error_that_names_it(returned, to
         specbench.generate("a red circle", decoder="soft", threads=1)
 
 
+def test_an_error_of_a_cells_code_is_named_with_its_line(no_cells, monkeypatch):
+    typed(CELL.replace("ratio(p, q, x) ** power", "p.absent"), 9, monkeypatch)
+    with pytest.raises(SpecbenchError, match=r"AttributeError at <cell 9>:6: .*absent"):
+        specbench.generate("a red circle", decoder="soft", threads=1)
+
+
 def test_what_a_component_changes_of_p_and_q_in_place_is_a_copy(no_cells, monkeypatch):
     images = []
     for rule in ("ratio(p, q, x)", "ratio(p, q, x) + 0 * p.mul_(0.5).sum() * q.zero_().sum()"):

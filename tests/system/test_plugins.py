@@ -149,6 +149,22 @@ def test_the_decoder_of_the_guide_is_lossy_unless_its_power_is_1(tmp_path):
     ]
 
 
+def test_the_option_of_a_file_is_read_as_the_file_has_it(tmp_path):
+    """`eps` is one of the built-in `add`, too, which takes at most 1."""
+    text = POWER.replace('"power", 0.5', '"eps", 2.0').replace("power):", "eps):").replace("= power", "= eps")
+    (tmp_path / "keep.py").write_text(text.replace("above=0.0, maximum=1.0", "minimum=1.0, maximum=5.0"))
+    (tmp_path / "power.py").write_text(POWER.replace('"power", 0.5', '"thr", 0.5'))
+    for given, code, told in [
+        (("keep:DECODER", "--eps", "3"), 0, ""),
+        (("keep:DECODER", "--eps", "0.5"), 2, "--eps 0.5: must be at least 1 and at most 5 (exponent on p/q"),
+        (("keep:DECODER", "--eps", "abc"), 2, "--eps abc: expected a number (exponent on p/q"),
+        (("keep:DECODER:eps=2:fresh-q=onehot",), 2, "commas separate options"),
+        (("power:DECODER", "--thr", "0.2"), 2, "write it inline: --decoder power:DECODER:thr=VALUE"),
+    ]:
+        done = specbench(tmp_path, "run", "--dry-run", "--decoder", *given)
+        assert (done.returncode, told in done.stderr) == (code, True), done.stderr
+
+
 def test_a_reference_that_is_no_decoder_is_refused(tmp_path):
     (tmp_path / "five.py").write_text("DECODER = 3\n")
     done = specbench(tmp_path, "run", "--decoder", "five:DECODER")

@@ -16,7 +16,7 @@ from torch import Tensor
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import WARM_UP_STEPS, Decoding, decode, warm_up_steps
-from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, PARTIAL, SpecbenchError
 from specbench.models.interface import CompilableModel, CuttingModel, ImageModel
 from specbench.models.transformer.compilation import compile_facts
 from specbench.models.transformer.host_sync import AsyncHostCopy
@@ -209,14 +209,19 @@ def _decode(
         failure = copy(error)
     except (Exception, SystemExit) as error:  # any failure of an image becomes its row
         check_alive(model.device, error)
-        of_plugin = f" at {place}" if (place := foreign_place(error)) else ""
-        failure = SpecbenchError(f"{type(error).__name__}{of_plugin}: {error}")
+        failure = image_failure(error)
     # After the error, whose traceback holds the tensors of the batch.
     if is_out_of_memory(failure):
         release_memory()
     if len(requests) == 1:
         return [failure]
     return [outcome for request in requests for outcome in _decode(model, spec, [request], trace, reporter)]
+
+
+def image_failure(error: BaseException) -> SpecbenchError:
+    """Any error of an image, with the line of a plug-in's code that it went through."""
+    of_plugin = f" at {place}" if (place := foreign_place(error)) else ""
+    return SpecbenchError(f"{type(error).__name__}{of_plugin}: {error}", exit_code=PARTIAL)
 
 
 class LocalExecutor:
