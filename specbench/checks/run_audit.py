@@ -94,6 +94,7 @@ def audit_run(
     level: float = LEVEL,
     keep: bool = True,
     dtype: str | None = None,
+    explain: bool = True,
 ) -> dict[str, object]:
     """Test whether the tokens of a run are exact samples of its model.
 
@@ -104,6 +105,7 @@ def audit_run(
         keep: store the result with the run, for reports; never that of another target.
         dtype: of a run in eight bits, recompute p with the same weights in this number format ("float32", "bfloat16" or
             "float16") instead: how far is its target from that one?
+        explain: compare tokens of another program with the likely causes, too, which takes minutes.
 
     Returns:
         A flat dict: the keys of `_described`, `recomputed`, `target` (`dtype`, or None for the run's own),
@@ -141,7 +143,7 @@ def audit_run(
     if dtype:
         return audit | {"failed": False}  # it claims to be an exact sampler of its own target alone
     audit |= _harder_verdict(audit)
-    if foreign:
+    if foreign and explain:
         audit |= _explained(info, rows, values, audit, *checkpoint, device)
     if keep:
         write_audit(folder, audit)

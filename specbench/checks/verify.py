@@ -15,7 +15,7 @@ import pandas as pd
 import torch
 
 from specbench import stats
-from specbench.checks.run_audit import audit_run, checkpoint_of, model_of
+from specbench.checks.run_audit import CLAIMED, audit_run, checkpoint_of, model_of
 from specbench.decoding.generation import ORDERS, SPANS
 from specbench.decoding.noise import row_key
 from specbench.errors import SpecbenchError
@@ -304,9 +304,10 @@ def _report(run: Path) -> Iterator[tuple[str, str, str]]:
 
 def _tokens(run: Path, recompute: bool, device: str) -> tuple[str, str]:
     try:
-        audit = audit_run(run, recompute, device=device, keep=False)
+        audit = audit_run(run, recompute, device=device, keep=False, explain=False)
     except SpecbenchError as error:
         return OPEN, str(error)
     how = "compared with the model" if audit["recomputed"] else "by the recorded values; --recompute asks the model"
+    how += "; audit --run seeks likely causes, too" if audit["declared"] == CLAIMED else ""
     said = f"{audit['verdict']} over {counted(audit['images'], 'image')} ({how})"
     return (WRONG if audit["failed"] else OK), said

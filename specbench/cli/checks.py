@@ -232,17 +232,18 @@ def audit_runs(
     """Audit stored runs, print the table, and fail where a decoder that claims to be lossless deviates, or where the
     recorded p is not the model's."""
     from specbench.checks import run_audit
+    from specbench.store.run_folders import find_runs
 
-    rows = run_audit.audit_runs(runs, out, recompute, weights, revision, chosen_device(device), dtype)
+    rows: list[dict[str, object]] = []
+    for folder in find_runs(out, runs):
+        rows += run_audit.audit_runs(folder, out, recompute, weights, revision, chosen_device(device), dtype)
+        for line in [] if as_json or quiet else notes(rows[-1]):
+            console.say(f"{rows[-1]['run_id']}: {line}")
     if as_json:
         print_json(rows)
     else:
         cells = [_cells(row) for row in rows]
         print_table(cells, list(cells[0]))
-        if not quiet:
-            for row in rows:
-                for line in notes(row):
-                    console.say(f"{row['run_id']}: {line}")
     causes = {row["run_id"]: f"; likely cause: {row['cause']}" for row in rows if row.get("cause")}
     told = ((row["run_id"], f"{row['verdict']}: {decided_by(row)}") for row in rows if row["failed"])
     if failed := [f"{name} ({why}{causes.get(name, '')})" for name, why in told]:
@@ -300,8 +301,7 @@ def notes(row: Mapping) -> list[str]:
         lines.append("; ".join(how))
         lines += [_distance(name, held) for name, held in row["agreement"].items()]
         if not row["agreement"] and not row["target"]:
-            theirs = row["declared"] == "the model's"
-            lines.append(f"{'its program told' if theirs else 'this loop records'} no p to compare")
+            lines.append("the run has no recorded log p to compare")
         if row["impossible_tokens"]:
             lines.append(
                 f"{row['impossible_tokens']:,} tokens in {row['impossible_images']:,} of {row['images']:,} images have "

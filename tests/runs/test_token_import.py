@@ -202,7 +202,7 @@ def test_tokens_of_our_own_are_consistent_in_a_sentence_and_those_of_another_cla
     assert found.code == 0 and json.loads(found.out)[0]["sentence"].startswith("consistent with samples of shapes")
     with monkeypatch.context() as patch:
         patch.setattr("specbench.checks.likely_causes.likely_causes", None)  # verify seeks none
-        assert cli("verify", true).code == 0
+        assert "audit --run seeks likely causes, too" in cli("verify", true).out
     lie = cli("audit", "--run", false)
     assert lie.code == GATE and "likely cause: guidance 1." in lie.err.splitlines()[-1]
     assert "likely causes are sought in 4 images: about" in lie.err
