@@ -86,7 +86,10 @@ def _checked(method: Callable[..., Any], name: str, who: str) -> Callable[..., A
             found = f" {value.dtype} {[*value.shape]}".replace("torch.", "")
             wrong = "" if value.shape == shape and found[1:].startswith(dtype) else f"{found}, not {dtype} {[*shape]}"
             if not wrong and dtype == "float":
-                bad = ~(value >= -1e-6) & _read_by(name, *arguments)
+                # Not where the model gave NaN, nor where there is no draft, whose q may be anything.
+                p, q, x = arguments[:3]
+                drafted = q.gather(-1, x) > 0 if value.shape[-1] == 1 else (q > 0).any(-1, keepdim=True)
+                bad = ~(value >= -1e-6) & drafted & ~p.isnan().any(-1, keepdim=True)
                 wrong = f" {value[bad][0].item():g}, not a number from 0" if bad.any() else ""
         if wrong:
             raise SpecbenchError(f"{who}: {name} returned{wrong}", exit_code=PARTIAL)
@@ -99,12 +102,6 @@ def _copied(value: Any) -> Any:
     if isinstance(value, tuple) and hasattr(value, "_replace"):
         return value._replace(**{name: getattr(value, name).clone() for name in ("p", "q") if hasattr(value, name)})
     return value.clone() if isinstance(value, Tensor) else value
-
-
-def _read_by(name: str, p: Tensor, q: Tensor, x: Any, *_: Any) -> Tensor:
-    """Where a number is read: not where the model gave NaN, nor where there is no draft, whose q may be anything."""
-    drafted = q.gather(-1, x) > 0 if name == "acceptance" and x.shape[-1] == 1 else (q > 0).any(-1, keepdim=True)
-    return drafted & ~p.isnan().any(-1, keepdim=True)
 
 
 def _parameter(option: str) -> str:
