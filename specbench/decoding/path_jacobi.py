@@ -25,13 +25,8 @@ from specbench.models.interface import Tree
 
 
 class PathJacobi:
-    """K Jacobi chains per image. The row of path k of image b is b K + k.
-
-    Attributes:
-        paths: K.
-        noise: of all rows; path 0 has the noise of the image.
-        chains: the latest proposal, one chain [B K, W] per row.
-    """
+    """K Jacobi chains per image. The row of path k of image b is b K + k; path 0 has the noise of the image. `chains`:
+    the latest proposal, one chain [B K, W] per row."""
 
     def __init__(self, context: Context, init: Init, window: int, paths: int):
         self.window, self.paths = window, paths

@@ -31,13 +31,9 @@ class NoRecorder:
 
 
 class StepRecorder:
-    """Measurements per slot, per window offset and per image of one batch. B rows, N stream slots, window W.
+    """Measurements per slot, per window offset and per image of one batch. B rows, N stream slots, window W."""
 
-    Attributes:
-        collects: whether eager steps on a CPU are collected; the memory of a GPU is measured without.
-    """
-
-    collects = True
+    collects = True  # of eager steps on a CPU; the memory of a GPU is measured without
 
     def __init__(
         self, rows: int, length: int, window: int, forced: Tensor, noise: Noise | None = None, compiled: bool = False

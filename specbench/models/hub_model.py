@@ -39,11 +39,7 @@ class Sizes:
     ratio: float = 4.0  # of the longer side to the shorter one at most
 
     def check(self, model: str, size: str) -> tuple[int, int]:
-        """Height and width of a size that a user asks for.
-
-        Raises:
-            SpecbenchError: the model was not trained for it.
-        """
+        """Height and width of a size that a user asks for, and for which the model was trained."""
         height, width = parse_size(size)
         if self.listed:
             trained = (height, width) in self.listed

@@ -218,7 +218,8 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
         rows = piece.filter(pc.equal(piece["status"], "ok")).to_pandas()
         rows = rows if traces is None else rows.merge(traces[[*KEY, quantity]], on=list(KEY))
         for row in rows.itertuples(index=False):
-            grid = grid or _run_grid(folder, row.forced, row.image, row.image_sha256)
+            if grid is None and row.image and os.path.lexists(folder / row.image):  # all images have the same shape
+                grid = grid_of(row.forced, read_image(folder, row.image, row.image_sha256).shape[:2])
             if grid is None:
                 return None
             if quantity == "accepted":
@@ -231,13 +232,6 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
     if grid is None or (quantity == "accepted" and not np.any(total)):
         return None
     return np.divide(total, seen, out=np.full(grid, np.nan), where=seen > 0)
-
-
-def _run_grid(folder: Path, forced: Sequence[bool], name: str | None, sha256: str | None) -> tuple[int, int] | None:
-    """Token grid (height, width) from an image of a run; all images of a run have the same shape."""
-    if not name or not os.path.lexists(folder / name):
-        return None
-    return grid_of(forced, read_image(folder, name, sha256).shape[:2])
 
 
 def step_picture(steps: np.ndarray) -> bytes:

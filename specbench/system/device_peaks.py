@@ -103,11 +103,8 @@ def _folded(name: str) -> str:
 
 
 def measure_peak(device: str, dtype: str, threads: int) -> Peak:
-    """Time copies of several sizes and matrix products, and store the fastest of each; `threads` of a CPU.
-
-    Raises:
-        SpecbenchError: other processes used the machine meanwhile; nothing is stored then.
-    """
+    """Time copies of several sizes and matrix products, and store the fastest of each, unless other processes used the
+    machine meanwhile; `threads` of a CPU."""
     import torch
 
     before, monitor = torch.get_num_threads(), MachineMonitor(device)

@@ -20,7 +20,8 @@ def parse_json(text: str | bytes) -> object:
     may_be_deep = not isinstance(text, str) or text.count("{") + text.count("[") > MAX_DEPTH
     level = [value] if isinstance(value, dict | list) and may_be_deep else []
     for _ in range(MAX_DEPTH):
-        level = [inner for item in level for inner in _items(item)]
+        parts = (item.values() if item.__class__ is dict else item for item in level)
+        level = [item for inner in parts for item in inner if item.__class__ in (dict, list)]  # the parser's only kinds
         if not level:
             return value
     raise ValueError(f"nested more than {MAX_DEPTH} deep")
@@ -29,12 +30,6 @@ def parse_json(text: str | bytes) -> object:
 def json_text(rows: Iterable[Mapping]) -> str:
     """Rows as one JSON array; missing and non-finite numbers are null, other types text."""
     return json.dumps(nonfinite_as_null(list(rows)), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
-
-
-def _items(value: dict | list) -> list:
-    """The objects and lists directly inside one."""
-    inner = value.values() if value.__class__ is dict else value
-    return [item for item in inner if item.__class__ is dict or item.__class__ is list]  # the parser makes no others
 
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -34,11 +34,7 @@ _state = _State()
 
 
 class Stop(threading.Event):
-    """Set once the images in work are to be the last ones.
-
-    Attributes:
-        number: the signal that set it.
-    """
+    """Set once the images in work are to be the last ones. `number`: the signal that set it."""
 
     number = 0
 

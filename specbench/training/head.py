@@ -281,7 +281,10 @@ def _vertical_losses(
     run the head knows the features of the slots before it, and all earlier tokens. Without guidance, as the EAGLE
     head's loss.
     """
-    ids, features = (x.to(model.device) for x in _stream_of(batch, model.layout.length))
+    place = batch.prompt[:, None] + torch.arange(model.layout.length)
+    before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
+    ids = batch.ids.gather(1, place).to(model.device)
+    features = batch.features.gather(1, before).float().to(model.device)
     slots = torch.arange(model.layout.length, device=model.device).expand_as(ids)
     starts = _run_starts(len(ids), ids.shape[1], draw).to(model.device)
     above = slots_above(model.layout).to(model.device)
@@ -291,13 +294,6 @@ def _vertical_losses(
     guessed = model.head(guess).float().log_softmax(-1)
     free = (torch.tensor(model.layout.forced, device=model.device) < 0).float()
     return {"loss": -((wanted * guessed).sum(-1) * free).sum() / (free.sum() * len(ids))}
-
-
-def _stream_of(batch: Examples, length: int) -> tuple[Tensor, Tensor]:
-    """Ids [n, N] of the stream tokens, and features [n, N, d] that predict them."""
-    place = batch.prompt[:, None] + torch.arange(length)
-    before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
-    return batch.ids.gather(1, place), batch.features.gather(1, before).float()
 
 
 def _run_starts(images: int, length: int, draw: torch.Generator) -> Tensor:

@@ -29,12 +29,7 @@ def call_eager(function: Callable[Args, Result], *args: Args.args, **kwargs: Arg
 
 
 class Compiled:
-    """One function, compiled.
-
-    Attributes:
-        seconds: time of the calls that compiled a form.
-        forms: number of compiled forms.
-    """
+    """One function, compiled. `seconds`: time of the calls that compiled a form; `forms`: their number."""
 
     def __init__(self, function: Callable, dynamic: bool, options: dict[str, object]):
         """`dynamic`: one form with symbolic sizes, else a form per set of sizes; `options` of Inductor."""

@@ -24,13 +24,9 @@ def whole_parts(end: int, capacity: int) -> int:
 
 
 class Placement:
-    """Cache slots that the next forward writes and reads; one object shared by all layers.
-
-    Attributes:
-        slots: [R, T] cache slots that are written.
-        visible: number of slots that attention reads, subject to the mask.
-        run: `slots` as a slice if they are the same consecutive slots in all rows, else None.
-    """
+    """Cache slots that the next forward writes, `slots` [R, T], and the number `visible` that attention reads, subject
+    to the mask. `run`: `slots` as a slice if they are the same consecutive ones in all rows, else None. One object is
+    shared by all layers."""
 
     def __init__(self) -> None:
         self.slots: Tensor
@@ -119,11 +115,8 @@ class CacheExtent:
         self._columns = 0
 
     def of(self, starts: Tensor, columns: int) -> tuple[int, int | None]:
-        """Bound the next forward, of `columns` columns whose first ones are at slots `starts` [R].
-
-        Returns:
-            An upper bound on its last slot + 1, and the first slot of all rows if they are known to agree.
-        """
+        """Bound the next forward, of `columns` columns whose first ones are at slots `starts` [R]: an upper bound on
+        its last slot + 1, and the first slot of all rows if they are known to agree."""
         known, when = self._copy.latest(starts, self._columns)
         first, last = min(known), max(known)
         since = self._columns - when

@@ -186,10 +186,8 @@ class TransformerSession:
     """One batch being decoded. A row's prompt of P elements has cache slots 0 .. P - 1, its stream slot i slot P + i.
 
     A column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is
-    fed by the first forward and prefill stops before it.
-
-    Attributes:
-        features: [R, T, d] last hidden states of the latest forward, conditional rows first.
+    fed by the first forward and prefill stops before it. `features`: [R, T, d] last hidden states of the latest
+    forward, conditional rows first.
     """
 
     def __init__(
