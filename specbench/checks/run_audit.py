@@ -91,7 +91,6 @@ def audit_run(
     weights: str | None = None,
     revision: str | None = None,
     device: str = "cpu",
-    level: float = LEVEL,
     keep: bool = True,
     dtype: str | None = None,
     explain: bool = True,
@@ -101,7 +100,6 @@ def audit_run(
     Args:
         recompute: take p from the model instead of the recorded values.
         weights, revision: the checkpoint to recompute with, if it is no longer where the run found it.
-        level: share of exact runs that are flagged.
         keep: store the result with the run, for reports; never that of another target.
         dtype: of a run in eight bits, recompute p with the same weights in this number format ("float32", "bfloat16" or
             "float16") instead: how far is its target from that one?
@@ -130,7 +128,7 @@ def audit_run(
         rows = _with_values(rows, folder)
         values = Values(_stacked(rows, PRINTED_ORDERS), np.stack(rows["entropy"]))
     try:
-        result = audit_tokens(_tokens(rows, values), level)
+        result = audit_tokens(_tokens(rows, values), LEVEL)
     except ValueError as error:
         raise SpecbenchError(f"run '{folder.name}': {error} to test", "decode more images") from None
     audit = _described(info, result) | {

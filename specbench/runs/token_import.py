@@ -156,8 +156,6 @@ def _columns(path: Path) -> dict[str, list]:
         raise SpecbenchError(f"{path}: unknown suffix '{path.suffix}'", f"valid: {', '.join(readers)}")
     with blaming(path, "cannot be read as images' tokens ({})"):
         check_regular(path)
-        if path.stat().st_size > _MAX_BYTES:
-            raise ValueError(f"larger than {_MAX_BYTES:,} bytes")
         held = read(path)
         if scalars := [name for name, values in held.items() if not isinstance(values, list)]:
             raise ValueError(f"'{scalars[0]}' is one value")
@@ -173,7 +171,8 @@ def _columns(path: Path) -> dict[str, list]:
 def _parquet(path: Path) -> dict[str, list]:
     facts = pyarrow.parquet.read_metadata(path)
     groups = map(facts.row_group, range(facts.num_row_groups))
-    if 8 * sum(group.column(number).num_values for group in groups for number in range(facts.num_columns)) > _MAX_BYTES:
+    values = sum(group.column(number).num_values for group in groups for number in range(facts.num_columns))
+    if max(path.stat().st_size, 8 * values) > _MAX_BYTES:
         raise ValueError("its columns are too large")
     table = pyarrow.parquet.read_table(path)
     return {name: table[name].to_pylist() for name in _COLUMNS if name in table.column_names}
@@ -215,8 +214,8 @@ def _requests(path: Path, columns: Mapping[str, list], asked: Value) -> tuple[Pr
         for row, (text, name) in enumerate(zip(texts, named, strict=True)):
             before = first.setdefault(text_id(text) if name is None else str(name), row)
             if texts[before].strip() != text.strip():
-                what = f"prompt_id '{name}' stands for two prompts, at image {before + 1} and {row + 1}"
-                raise SpecbenchError(f"{path}: {what}")
+                places = f"image {before + 1} and {row + 1}"
+                raise SpecbenchError(f"{path}: prompt_id '{name}' stands for two prompts, at {places}")
         prompts = build_prompt_set(path.stem, [Prompt(name, texts[row]) for name, row in first.items()])
     by_id = {prompt.id: prompt for prompt in prompts.prompts}
     by_text = {prompt.text.strip(): prompt for prompt in prompts.prompts}
