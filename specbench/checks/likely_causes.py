@@ -29,8 +29,7 @@ from specbench.stats.rosenblatt import LEVEL
 from specbench.system import console
 
 _STUDIED, _STUDIED_TOKENS = 16, 4096
-_FLOOR = {"float32": 1e-6}
-_ROUNDED_FLOOR = 0.1
+_FLOOR, _ROUNDED_FLOOR = {"float32": 1e-6}, 0.1
 """Share of the unfiltered distribution in each alternative, so that a token beyond a filter costs a finite ratio: by
 number format, as rounding puts tokens at the edge of a filter on either side (on `shapes`, a tenth of those beyond)."""
 _ROUNDING = 0.002  # Nats per token that rounding may make: p of the same model in other shapes
@@ -39,11 +38,10 @@ _GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.5, 1
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 _TOP_K = (1, 5, 10, 20, 50, 100, 500, 1000, 2000, 0)
 _TOP_P = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
+_RANDOM = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares of tokens drawn uniformly
 _STEPS, _ONE = 9, 0.05  # Points of a likelihood, and the distance from a guidance of 1 that is none
-_DROP = 1.92
-"""Half the 0.95 quantile of chi-square with one degree of freedom: of log likelihood, at the ends of an interval."""
-_FAR, _IMPOSSIBLE = 5.0, 10.0
-"""Standard errors beyond which a group deviates, and nats that a token of probability 0 counts."""
+_DROP = 1.92  # Of log likelihood at the ends of a 95 % interval: half the quantile of chi-square
+_FAR, _IMPOSSIBLE = 5.0, 10.0  # Standard errors of a group that deviates, and nats that a token of probability 0 counts
 _CLOSE = 5.0  # Nats within which another cause is named, too
 _PASSES = 30  # Times that all causes take that of the claim alone, on `shapes`
 _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -90,8 +88,8 @@ def likely_causes(
         console.say(f"likely causes are sought in {console.counted(len(rows), 'image')}: about {about}")
     options = study.alternatives()
     ratios = study.likelihoods([setting for _, setting in options]) - study.claim
-    others = study.prompts() | study.orders() | study.formats(load, dtype)
-    least = math.log((len(options) + len(others)) / LEVEL)
+    others = study.prompts() | study.orders() | study.formats(load, dtype) | study.random()
+    least = math.log((len(options) + len(others) + len(_RANDOM) - 1) / LEVEL)
     least += 0 if dtype == "float32" else _ROUNDING * (~np.stack(rows["forced"])).sum()
     causes = [Cause(what, _of_some(ratio), int((ratio > 0).sum())) for what, ratio in others.items()]
     for name in dict.fromkeys(name for name, _ in options):
@@ -170,9 +168,11 @@ class _Study:
         texts: Sequence[str] | None = None,
         tokens: np.ndarray | None = None,
         kept: Sampling | None = None,
+        random: Sequence[float] = (),
     ) -> np.ndarray:
         """[options, K] log likelihood of the images under each sampling, perhaps of other prompts or tokens. `kept`:
-        condition on the tokens that this one's filters keep, in the place of the filters of `options`."""
+        condition on the tokens that this one's filters keep, in the place of the filters of `options`; `random`: by
+        option, the share of the tokens that is drawn uniformly."""
         texts, tokens = texts or self.texts, self.tokens if tokens is None else tokens
         width, batch = pieces(self.model)
         scales = {option.guidance for option in (*options, *([kept] if kept else []))}
@@ -184,9 +184,10 @@ class _Study:
             for logits, positions in self._logits(texts[some], tokens[some], scales, width):
                 chosen = torch.from_numpy(tokens[some]).to(self.model.device)[:, positions[0]]
                 held = mask and mask(logits(kept.guidance), positions)[..., : self.model.layout.v_image] > 0
-                for place, (option, target) in enumerate(zip(options, targets, strict=True)):
+                each = zip(options, targets, random or [0.0] * len(options), strict=True)
+                for place, (option, target, share) in enumerate(each):
                     if held is None:
-                        log_p = self._log_p(target, logits(option.guidance), positions, chosen)
+                        log_p = self._log_p(target, logits(option.guidance), positions, chosen, share)
                     else:
                         log_p = _within(held, logits(option.guidance) / option.temperature, chosen)
                     total[place, some] += log_p.sum(1).double().cpu().numpy()
@@ -206,12 +207,13 @@ class _Study:
             yield lambda scale, one=one, two=two: one if scale == 1 else torch.lerp(one, two, scale - 1), positions
 
     @torch.inference_mode()
-    def _log_p(self, target: Target, logits: Tensor, positions: Tensor, chosen: Tensor) -> Tensor:
+    def _log_p(self, target: Target, logits: Tensor, positions: Tensor, chosen: Tensor, share: float) -> Tensor:
         p = at(target(logits, positions), chosen)
         inside = chosen.clamp(max=logits.shape[-1] - 1)
         every = (at(logits, inside) - logits.logsumexp(-1)).exp()
         mixed = (1 - self._floor) * p + self._floor * every
         mixed = mixed.nan_to_num(1 / logits.shape[-1])  # float16 overflows: any token may have been drawn
+        mixed = (1 - share) * mixed + share / logits.shape[-1]
         return torch.where(target.forced_at(positions) < 0, mixed.clamp(min=1e-30).log(), 0.0)
 
     def setting(self, name: str, value: float, ratio: np.ndarray) -> Cause:
@@ -266,11 +268,15 @@ class _Study:
 
     def orders(self) -> dict[str, np.ndarray]:
         """Log likelihood ratios of other orders of the tokens."""
-        return {
-            what: self.likelihoods([self.sampling], None, self.tokens[:, _places(self.model.layout, order)])[0]
-            - self.claim
-            for what, order in _ORDERS.items()
-        }
+        read = {what: self.tokens[:, _places(self.model.layout, order)] for what, order in _ORDERS.items()}
+        return {what: self.likelihoods([self.sampling], None, held)[0] - self.claim for what, held in read.items()}
+
+    def random(self) -> dict[str, np.ndarray]:
+        """Log likelihood ratios of the likeliest share of tokens that are drawn uniformly and not from p."""
+        ratios = self.likelihoods([self.sampling] * len(_RANDOM), random=_RANDOM) - self.claim
+        best = max(range(len(_RANDOM)), key=lambda place: _of_some(ratios[place]))
+        what = f"tokens are replaced at random: about {100 * _RANDOM[best]:g} % are, or follow one that is"
+        return {what: ratios[best]}
 
     def formats(self, load: Callable[[str], ImageModel], dtype: str) -> dict[str, np.ndarray]:
         """Log likelihood ratios of other number formats: of the tokens, and of log p where it is recorded.

@@ -161,3 +161,24 @@ def test_transposed_images_of_a_small_model_are_named():
     changed = planted.reordered(model, planted.drawn(model, texts, claim), ORDERS["transposed"], 2)
     found, _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, changed), claim, "float32", True)
     assert "transposed" in found[0].what
+
+
+def replaced(tokens, every, codes):
+    slots = slice(None, None, every)
+    tokens[:, slots] = np.random.default_rng(0).integers(codes, size=tokens[:, slots].shape)
+    return tokens
+
+
+def test_random_tokens_are_named_and_not_the_filter_that_they_are_beyond():
+    """The tokens after them were drawn of others before, so that more than a twentieth look random."""
+    model, texts, claim = Wide(9, 64), ["a", "a dog", "a cat", "two words"], Sampling(2.0, top_p=0.8)
+    tokens = replaced(planted.drawn(model, texts, claim), 20, 64)  # none of them ends a row
+    found, _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, tokens), claim, "float32", True)
+    assert named(found, len(texts)).startswith("tokens are replaced at random: about 10 % are, or follow")
+
+
+@pytest.mark.slow
+def test_one_random_token_in_a_hundred_is_named():
+    """And those after it, which were drawn with another before them."""
+    found, _ = cause("shapes", replaced(images("shapes")[2].copy(), 100, 512))
+    assert found.startswith("tokens are replaced at random: about 5 % are, or follow one that is (")
