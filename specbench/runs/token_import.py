@@ -9,6 +9,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from specbench.runs import compiler
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
 from specbench.runs.settings import MAX_SEED, Value
+from specbench.specs.options import plain
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import run_folder
@@ -88,6 +90,8 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
     where = {"versions": {}, "git": {}, "hardware": {"cpu": f"unknown machine of {spec.decoder.name}"}}
     store = RunStore(run_folder(out, spec))
     with store.lock(spec):
+        claim = ", ".join(f"{name} {plain(value)}" for name, value in spec.content()["sampling"].items())
+        console.say(f"claimed: {claim}, {dtype} (--cfg, --temperature, --top-k, --top-p, --dtype)")
         store.begin(spec, where | {"started_at": now(), "load": None, "wanted": len(images)}, facts)
         done = store.completed()
         if not (missing := [image for image in images if image.request.key not in done]):
@@ -157,6 +161,9 @@ def _columns(path: Path) -> dict[str, list]:
     with blaming(path, "cannot be read as images' tokens ({})"):
         check_regular(path)
         held = read(path)
+        if others := [name for name in held if name not in _COLUMNS]:
+            console.say(f"{path.name}: not read: {', '.join(others)} (columns that are: {', '.join(_COLUMNS)})")
+        held = {name: held[name] for name in _COLUMNS if name in held}
         if scalars := [name for name, values in held.items() if not isinstance(values, list)]:
             raise ValueError(f"'{scalars[0]}' is one value")
     lengths = set(map(len, held.values()))
@@ -175,7 +182,7 @@ def _parquet(path: Path) -> dict[str, list]:
     if max(path.stat().st_size, 8 * values) > _MAX_BYTES:
         raise ValueError("its columns are too large")
     table = pyarrow.parquet.read_table(path)
-    return {name: table[name].to_pylist() for name in _COLUMNS if name in table.column_names}
+    return {name: table[name].to_pylist() if name in _COLUMNS else [] for name in table.column_names}
 
 
 def _npz(path: Path) -> dict[str, list]:
@@ -183,7 +190,7 @@ def _npz(path: Path) -> dict[str, list]:
         if sum(member.file_size for member in packed.infolist()) > _MAX_BYTES:
             raise ValueError("its arrays are too large")
     with np.load(path, allow_pickle=False) as held:
-        return {name: held[name].tolist() for name in _COLUMNS if name in held}
+        return {name: held[name].tolist() if name in _COLUMNS else [] for name in held}
 
 
 def _json_lines(path: Path) -> dict[str, list]:
@@ -191,7 +198,9 @@ def _json_lines(path: Path) -> dict[str, list]:
     for number, line in enumerate(read_regular(path, _MAX_BYTES).splitlines(), 1):
         with blaming(path, f"cannot be read: line {number} is no JSON ({{}})"):
             rows += [parse_json(line)] if line.strip() else []
-    return {name: [row.get(name) for row in rows] for name in _COLUMNS if any(name in row for row in rows)}
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("an image is one object a line")
+    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
 
 
 def _whole(path: Path, row: int, tokens: object) -> np.ndarray:

@@ -136,7 +136,8 @@ def test_what_is_no_image_is_told_in_one_line(change, told, ours, tmp_path, cli)
             "prompt_id '0' stands for two prompts, at image 1 and 3",
         ),
         ('{"prompt": "x"}\n', "has no column 'tokens'"),
-        ("[1]\n", "holds none of the columns"),
+        ("[1]\n", "an image is one object a line"),
+        ('{"prompt": "x", "latency_ms": 3}\n', "t.jsonl: not read: latency_ms"),
         ('{"tokens": [1]}', "has no column 'prompt'"),
     ],
 )
@@ -144,7 +145,7 @@ def test_a_file_without_images_is_told_in_one_line(content, told, tmp_path, cli)
     path = tmp_path / "t.jsonl"
     path.write_text(content)
     outcome = imported(cli, path, "--out", tmp_path)
-    assert outcome.code == BAD_INPUT and outcome.err.count("\n") == 1 and "t.jsonl" in outcome.err
+    assert outcome.code == BAD_INPUT and outcome.err.count("error:") == 1 and "t.jsonl" in outcome.err
     assert told in outcome.err
 
 
