@@ -15,6 +15,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from specbench.reporting import report_rows
+from specbench.reporting.row import ReportRow
+from specbench.store.run_folders import find_runs
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 LOSSY = "dev/notes/methods.md"
@@ -66,6 +70,33 @@ def _audited(decoder: str, key: str) -> float:
     return next(row[key] for row in _json("audit/best-lossless.json") if row["decoder"] == decoder)
 
 
+def _first_page(archive: str) -> dict[str, ReportRow]:
+    """The rows of the README's runs by label, compiled (`runs.zip`) or eager."""
+    return {row.label: row for row in report_rows(find_runs(RESULTS / "readme" / archive))}
+
+
+def _window_costs() -> list[float]:
+    """The cost of 16 columns in each run of the README that has a window of 16."""
+    rows = _first_page("runs.zip").values()
+    return sorted(row.over_ar.window_cost for row in rows if row.options.get("window") == 16)
+
+
+def _column_costs() -> list[float]:
+    """The cost of 16 columns in each of ten processes."""
+    times = pd.DataFrame(_json("speed/columns.json")["rows"]).pivot(index="round", columns="window", values="wall_ms")
+    return sorted(times[16] / times[1])
+
+
+def _free_window() -> float:
+    cost = _first_page("runs.zip")["vertical siblings=1"].over_ar
+    return cost.step_ratio / cost.overhead
+
+
+def _eager_over_compiled() -> float:
+    eager, compiled = (_first_page(name)["ar"].latency_ms.value for name in ("eager.zip", "runs.zip"))
+    return eager / compiled
+
+
 COST, STEPS = "docs/speed.md", "dev/notes/drafts.md"
 QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
     (LOSSY, r"what they gain, ([\d.]+) to", lambda: _more_tokens(RELAXED)),
@@ -76,6 +107,14 @@ QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
     ("dev/notes/audit.md", r"False alarms.\*\* (\d+) audits", lambda: _false_alarms("audits")),
     ("dev/notes/audit.md", r"0.0001, (\d+) with p below", lambda: _false_alarms("below")),
     ("dev/notes/audit.md", r"smallest p ([\d.]+)", lambda: _false_alarms("smallest")),
+    ("README.md", r"takes ([\d.]+) to [\d.]+ times as long as one of a", lambda: _window_costs()[0]),
+    ("README.md", r"takes [\d.]+ to ([\d.]+) times as long as one of a", lambda: _window_costs()[-1]),
+    ("README.md", r"`vertical` would be ([\d.]+) times", _free_window),
+    ("README.md", r"process gave ([\d.]+) to", lambda: _column_costs()[0]),
+    ("README.md", r"process gave [\d.]+ to ([\d.]+) times", lambda: _column_costs()[-1]),
+    ("README.md", r"AR takes ([\d.]+) times as long, and", _eager_over_compiled),
+    ("README.md", r"decoder looks ([\d.]+) times",
+     lambda: _first_page("eager.zip")["vertical siblings=1"].over_ar.speedup.value),
     (COST, r"it takes ([\d.]+) times as long with guidance", lambda: _over_generate(1.5)),
     (COST, r"with guidance and ([\d.]+)\s+times without. \[On", lambda: _over_generate(1.0)),
     (STEPS, r"audit \([\d,]+ images\): lossless, p = ([\d.]+)", lambda: _audited("best-lossless", "p_value")),
