@@ -112,7 +112,7 @@ QUOTED: tuple[tuple[str, str, Callable[[], float]], ...] = (
     ("README.md", r"`vertical` would be ([\d.]+) times", _free_window),
     ("README.md", r"process gave ([\d.]+) to", lambda: _column_costs()[0]),
     ("README.md", r"process gave [\d.]+ to ([\d.]+) times", lambda: _column_costs()[-1]),
-    ("README.md", r"AR takes ([\d.]+) times as long, and", _eager_over_compiled),
+    ("README.md", r"AR takes ([\d.]+) times as long; \[the", _eager_over_compiled),
     ("README.md", r"decoder looks ([\d.]+) times",
      lambda: _first_page("eager.zip")["vertical siblings=1"].over_ar.speedup.value),
     (COST, r"it takes ([\d.]+) times as long with guidance", lambda: _over_generate(1.5)),
