@@ -126,7 +126,7 @@ def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
 def _prompts(run: Path) -> Iterator[tuple[str, str, str]]:
     """Seeds are the run's, and captions those of its set, where that is on this disk."""
     spec, rows = RunStore(run).info().spec, RunStore(run).samples(["prompt", "seed"])
-    if (rows["seed"] != spec.seed).any():
+    if spec.tokens_sha256 is None and (rows["seed"] != spec.seed).any():  # another program's seeds are its own
         yield "prompts", WRONG, f"rows of another seed than {spec.seed}"
     if spec.prompts not in prompt_set_names() or spec.prompts in plugins("prompts"):
         yield "prompts", OPEN, "they are no set of specbench's, so their captions are not known"

@@ -51,8 +51,8 @@ def decode_each(
     measure: bool = True,
     watch: Callable | None = None,
 ) -> Iterator[Outcome]:
-    """Decode `requests`, `rows` at a time, and yield each with its image or error as soon as it is complete. A request
-    is taken only when a row is free. Decoders whose rows cannot be refilled run in whole batches.
+    """Decode `requests`, `rows` at a time, and yield each with its image or error once complete. A request is taken
+    only when a row is free. Decoders whose rows cannot be refilled run in whole batches.
 
     Without `measure` the stream tokens [N] are yielded in place of images, by the same steps; nothing is timed,
     recorded or rendered. `watch` is called with the committed tokens of the images in work after each step.

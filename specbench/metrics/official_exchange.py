@@ -335,7 +335,7 @@ _LAYOUTS: Mapping[str, tuple[str, Callable[[str, Mapping], bool], Callable[[Sequ
     "dataset": ("any", lambda *_: True, dataset_files),
 }
 """By what is exported: whose prompts they are, whether a prompt of a category with some metadata is one, and files."""
-BENCHMARKS = tuple(_LAYOUTS)[:-2]
+BENCHMARKS = tuple(name for name in _LAYOUTS if name not in ("cvtg-2k", "dataset"))
 """Those with results to import, of single images; `dataset` is that of Hugging Face's `datasets`, for any prompts."""
 
 

@@ -323,9 +323,9 @@ def _finished(images: Images, task: _Task) -> ScoreOutcome:
             stale = task.missing or task.known != len(task.wanted)
             if stale or not scores_are_current(images.folder, task.metric, task.wanted):
                 write_run_scores(images.folder, task.metric, task.wanted)
-    except PluginError:
-        raise
     except SpecbenchError as error:
+        if isinstance(error, PluginError) or error.exit_code == MISSING_PREREQUISITE:
+            raise
         return replace(outcome, problem=copy(error))
     return outcome
 

@@ -274,7 +274,7 @@ _ELSEWHERE, _SUMS = ("decoder", "seed", "quiet", "json"), ("images", "done", "se
 
 
 def _words(name: str, value: object) -> list[str]:
-    """A setting as it is typed; nothing for a flag that is not set."""
+    """The words of a setting on the command line; none for a flag that is off."""
     if isinstance(value, bool):
         return [f"--{name}"] * value
     return [f"--{name}", ",".join(map(str, value)) if isinstance(value, list) else plain(value)]

@@ -18,6 +18,7 @@ from tiny_llama import Tiny
 from transformers import AutoTokenizer, T5EncoderModel
 
 from specbench import api
+from specbench.checks.verify import verify
 from specbench.errors import BAD_INPUT, GATE, SpecbenchError
 from specbench.runs.token_import import read_stream
 from specbench.store.run_store import RunStore
@@ -95,6 +96,12 @@ def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
         assert outcome.code == 0, f"{command}: {outcome.err}"
         assert not re.search(r"\bnan\b", outcome.out, re.IGNORECASE), command
     assert "these runs are tokens of other programs" in cli("methods", folder).err
+
+
+def test_seeds_of_another_program_are_no_contradiction(ours, tmp_path, cli):
+    path = written(tmp_path / "t.jsonl", as_rows(ours, seed=7))
+    folder = imported(cli, path, "--prompts", "shapes", "--out", tmp_path).out.strip()
+    assert [row["status"] for row in verify(folder) if row["check"] == "prompts"] == ["ok"]
 
 
 @pytest.mark.parametrize(
