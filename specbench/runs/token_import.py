@@ -162,7 +162,8 @@ def _columns(path: Path) -> dict[str, list]:
         check_regular(path)
         held = read(path)
         if others := [name for name in held if name not in _COLUMNS]:
-            console.say(f"{path.name}: not read: {', '.join(others)} (columns that are: {', '.join(_COLUMNS)})")
+            unread = console.one_line(", ".join(others), 200)
+            console.say(f"{path.name}: not read: {unread} (columns that are: {', '.join(_COLUMNS)})")
         held = {name: held[name] for name in _COLUMNS if name in held}
         if scalars := [name for name, values in held.items() if not isinstance(values, list)]:
             raise ValueError(f"'{scalars[0]}' is one value")
@@ -200,7 +201,8 @@ def _json_lines(path: Path) -> dict[str, list]:
             rows += [parse_json(line)] if line.strip() else []
     if not all(isinstance(row, dict) for row in rows):
         raise ValueError("an image is one object a line")
-    return {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain.from_iterable(rows))}
+    names = dict.fromkeys(chain.from_iterable(rows))
+    return {name: [row.get(name) for row in rows] if name in _COLUMNS else [] for name in names}
 
 
 def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
