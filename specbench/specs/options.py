@@ -97,7 +97,9 @@ class Component:
 
     def __post_init__(self) -> None:
         if unknown := set(self.memory) - MEMORY:
-            raise SpecbenchError(f"component '{self.target}' needs unknown memory '{min(unknown)}'", ", ".join(MEMORY))
+            raise SpecbenchError(
+                f"component '{self.target}' needs unknown memory '{min(unknown)}'", ", ".join(sorted(MEMORY))
+            )
 
 
 def parse_size(text: str) -> tuple[int, int]:
