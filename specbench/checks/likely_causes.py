@@ -88,7 +88,8 @@ def likely_causes(
         console.say(f"likely causes are sought in {console.counted(len(rows), 'image')}: about {about}")
     options = study.alternatives()
     ratios = study.likelihoods([setting for _, setting in options]) - study.claim
-    others = study.prompts() | study.orders() | study.formats(load, dtype) | study.random()
+    exact = study if dtype == "float32" else study.of_format(load, "float32")
+    others = study.prompts() | study.orders() | study.formats(load, dtype, exact) | study.random(exact)
     least = math.log((len(options) + len(others) + len(_RANDOM) - 1) / LEVEL)
     least += 0 if dtype == "float32" else _ROUNDING * (~np.stack(rows["forced"])).sum()
     causes = [Cause(what, _of_some(ratio), int((ratio > 0).sum())) for what, ratio in others.items()]
@@ -271,30 +272,36 @@ class _Study:
         read = {what: self.tokens[:, _places(self.model.layout, order)] for what, order in _ORDERS.items()}
         return {what: self.likelihoods([self.sampling], None, held)[0] - self.claim for what, held in read.items()}
 
-    def random(self) -> dict[str, np.ndarray]:
-        """Log likelihood ratios of the likeliest share of tokens that are drawn uniformly and not from p."""
-        ratios = self.likelihoods([self.sampling] * len(_RANDOM), random=_RANDOM) - self.claim
+    def random(self, exact: _Study) -> dict[str, np.ndarray]:
+        """Log likelihood ratios of the likeliest share of tokens that are drawn uniformly and not from p, to the
+        likelier of the claim and float32, `exact`: rounding, too, makes single tokens unlikely."""
+        claim = np.maximum(self.claim, exact.claim)
+        ratios = self.likelihoods([self.sampling] * len(_RANDOM), random=_RANDOM) - claim
         best = max(range(len(_RANDOM)), key=lambda place: _of_some(ratios[place]))
         what = f"tokens are replaced at random: about {100 * _RANDOM[best]:g} % are, or follow one that is"
         return {what: ratios[best]}
 
-    def formats(self, load: Callable[[str], ImageModel], dtype: str) -> dict[str, np.ndarray]:
+    def of_format(self, load: Callable[[str], ImageModel], dtype: str) -> _Study:
+        """The same images under the model in another number format."""
+        floor = _FLOOR.get(dtype, _ROUNDED_FLOOR)
+        return _Study(load(dtype), self.rows, self.sampling, floor, self._guided)
+
+    def formats(self, load: Callable[[str], ImageModel], dtype: str, exact: _Study) -> dict[str, np.ndarray]:
         """Log likelihood ratios of other number formats: of the tokens, and of log p where it is recorded.
 
         Kernels of one format round in other places, so that float32, amid all of them, is often likelier than one's
         own: tokens tell a format only if it is likelier than float32, too.
         """
-        studies = {dtype: self}
-        for other in dict.fromkeys(("float32", *DTYPES)):
-            if other != dtype:
+        studies = {dtype: self, "float32": exact}
+        for other in DTYPES:
+            if other not in studies:
                 with suppress(SpecbenchError):  # of eight bits: an extra, and not of every model
-                    floor = _FLOOR.get(other, _ROUNDED_FLOOR)
-                    studies[other] = _Study(load(other), self.rows, self.sampling, floor, self._guided)
-        exact, claimed = studies["float32"].claim, self.error()
+                    studies[other] = self.of_format(load, other)
+        claimed = self.error()
         ratios = {}
         for other in [name for name in studies if name != dtype]:
             study = studies[other]
-            tokens = study.claim - max(self.claim, exact, key=np.sum)
+            tokens = study.claim - max(self.claim, exact.claim, key=np.sum)
             told = 0.0 if claimed is None else _nearer(claimed, study.error())
             ratios[f"another number format: {other}, not {dtype}"] = tokens + told
         return ratios
