@@ -69,6 +69,11 @@ class Cause:
     low: float | None = None
     high: float | None = None
 
+    @property
+    def exactly(self) -> float | int | None:
+        """The value as `Sampling` has it."""
+        return int(self.value) if self.setting == "top_k" else self.value
+
 
 def likely_causes(
     load: Callable[[str], ImageModel], rows: pd.DataFrame, sampling: Sampling, dtype: str, guided: bool

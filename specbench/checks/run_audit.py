@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -189,10 +190,22 @@ def _explained(
     place = concentrated(load_model(facts, device, spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
     why = named(causes, studied(rows)) if causes else "none of the usual ones"
+    if causes and causes[0].setting:
+        sampling = replace(spec.sampling, **{causes[0].setting: causes[0].exactly})
+        fits = _fits(replace(spec, sampling=sampling), rows, weights, revision, device)
+        why += f"; with {causes[0].setting.replace('_', '-')} {causes[0].exactly:.3g} they {fits}"
     verdict = {"verdict": UNLIKELY} if audit["verdict"] == CONSISTENT else {}
     sentence = f"no {claim}{where}; likely cause: {why}"
     told = [vars(cause) for cause in causes]
     return verdict | {"deviates": True, "failed": True, "causes": told, "cause": why, "sentence": sentence}
+
+
+def _fits(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str) -> str:
+    """Whether the tokens are samples with the sampling of `spec`, in words."""
+    values, facts = _recomputed(spec, rows, weights, revision, device)
+    result = audit_tokens(_tokens(rows, values), LEVEL)
+    fits = not result.deviates and facts["impossible_tokens"] <= facts["impossible_by_rounding"]
+    return f"are consistent (p = {result.tests[0].corrected:.2g})" if fits else "deviate, too"
 
 
 def checkpoint_of(info: RunInfo, weights: str | None, revision: str | None) -> tuple[str | None, str | None]:

@@ -92,6 +92,8 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
     with store.lock(spec):
         claim = ", ".join(f"{name} {plain(value)}" for name, value in spec.content()["sampling"].items())
         console.say(f"claimed: {claim}, {dtype} (--cfg, --temperature, --top-k, --top-p, --dtype)")
+        if times := [image.seconds for image in images if image.seconds]:
+            console.say(f"'seconds': {console.duration(float(np.median(times)))} an image (median)")
         store.begin(spec, where | {"started_at": now(), "load": None, "wanted": len(images)}, facts)
         done = store.completed()
         if not (missing := [image for image in images if image.request.key not in done]):

@@ -212,7 +212,8 @@ def test_tokens_of_our_own_are_consistent_in_a_sentence_and_those_of_another_cla
         patch.setattr("specbench.checks.likely_causes.likely_causes", None)  # verify seeks none
         assert "audit --run seeks likely causes, too" in cli("verify", true).out
     lie = cli("audit", "--run", false)
-    assert lie.code == GATE and "likely cause: guidance 1." in lie.err.splitlines()[-1]
+    last = lie.err.splitlines()[-1]
+    assert lie.code == GATE and "likely cause: guidance 1." in last and "they are consistent (p = " in last
     assert "likely causes are sought in 4 images: about" in lie.err
 
 
