@@ -68,7 +68,9 @@ def decoders_argument(show_default: str) -> Any:
     return argument("DECODER", _DECODERS, list[str] | None, show_default=show_default)
 
 
-def runs_argument(metavar: str = "RUN", help: str = "Run ids, prefixes of run ids, or run folders.") -> Any:
+def runs_argument(
+    metavar: str = "RUN", help: str = "Run ids, prefixes of run ids, their decoders, or run folders."
+) -> Any:
     return argument(metavar, help, list[str] | None, show_default="all runs")
 
 
@@ -109,7 +111,7 @@ def chosen_format(fmt: str | None, to: Path | None, as_json: bool, formats: tupl
 
 
 Runs = runs_argument()
-Run = argument("RUN", "Run id, prefix of a run id, or run folder.")
+Run = argument("RUN", "Run id, prefix of a run id, its decoder, or run folder.")
 Reference = option(
     "--reference", "DIR|FILE", "Images, or their mu, sigma (.npz).", Path | None, show_default="COCO's images"
 )

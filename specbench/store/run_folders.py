@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from specbench.errors import SpecbenchError, unknown_name
@@ -17,12 +18,13 @@ from specbench.system.files import files_named
 
 SHARDS = "shard-*-of-*"
 Names = str | Path | Iterable[str | Path]
-"""Runs as people name them: run id, unique beginning of one, or folder, or a list or column of them, or what `run`
-returns."""
+"""Runs as people name them: run id, unique beginning of one, its decoder, or folder, or a list or column of them, or
+what `run` returns."""
 
 
 def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
-    """Run folders: those called `names` (a folder, a run id in `out`, or the start of one), or all of `out`."""
+    """Run folders: those called `names` (a folder, a run id in `out`, the start of one, or its decoder), or all of
+    `out`."""
     out, names = Path(out), [names] if isinstance(names, str | Path) else [] if names is None else list(names)
     known = runs_in(out)
     if names:
@@ -58,6 +60,7 @@ def _find(name: str, known: Sequence[Path]) -> list[Path]:
     if inside:
         return inside
     near = [folder for folder in known if folder.name.startswith(name)]
+    near = near or [folder for folder in known if _decoder_of(folder) == name]
     if len(near) > 1:
         near = [folder for folder in near if _is_named(folder, name)] or near
     if len(near) == 1:
@@ -78,6 +81,12 @@ def _is_named(folder: Path, name: str) -> bool:
         return folder.name.rpartition("-")[0] == name == read_info(folder).spec.run_id.rpartition("-")[0]
     except SpecbenchError:  # damaged; whoever reads it is told
         return folder.name.rpartition("-")[0] == name
+
+
+def _decoder_of(folder: Path) -> str | None:
+    with suppress(SpecbenchError):  # damaged; whoever reads it is told
+        return read_info(folder).spec.decoder.name
+    return None
 
 
 def _runs_at(path: str) -> list[Path]:

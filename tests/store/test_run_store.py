@@ -282,9 +282,9 @@ def test_an_unknown_run_is_refused(tmp_path, name):
     assert ("does not exist" if "/" in name else "unknown run") in error.what and error.exit_code == BAD_INPUT
 
 
-def test_runs_are_found_by_id_by_start_and_by_folder(tmp_path):
+def test_runs_are_found_by_id_by_start_by_decoder_and_by_folder(tmp_path):
     folder = small_run(tmp_path)
-    for name in (folder.name, "enumerable-sjd", str(folder), str(tmp_path)):
+    for name in (folder.name, "enumerable-sjd", "sjd", str(folder), str(tmp_path)):
         assert find_runs(tmp_path, [name]) == [folder]
     assert "no runs in" in refused(find_runs, tmp_path / "nothing").what
 
