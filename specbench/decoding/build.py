@@ -86,16 +86,29 @@ def _checked(method: Callable[..., Any], name: str, who: str) -> Callable[..., A
             found = f" {value.dtype} {[*value.shape]}".replace("torch.", "")
             wrong = "" if value.shape == shape and found[1:].startswith(dtype) else f"{found}, not {dtype} {[*shape]}"
             if not wrong and dtype == "float":
-                # Not where the model gave NaN, nor where there is no draft, whose q may be anything.
-                p, q, x = arguments[:3]
-                drafted = q.gather(-1, x) > 0 if value.shape[-1] == 1 else (q > 0).any(-1, keepdim=True)
-                bad = ~(value >= -1e-6) & drafted & ~p.isnan().any(-1, keepdim=True)
-                wrong = f" {value[bad][0].item():g}, not a number from 0" if bad.any() else ""
+                wrong = _bad_weight(value, *arguments[:3])
+            if not wrong and name == "propose" and returned.tree.is_chain:
+                wrong = _bad_q(returned.q)
         if wrong:
             raise SpecbenchError(f"{who}: {name} returned{wrong}", exit_code=PARTIAL)
         return returned
 
     return call
+
+
+def _bad_weight(value: Tensor, p: Tensor, q: Tensor, x: Tensor) -> str:
+    """What is wrong with an acceptance or weights: not where the model gave NaN, nor where there is no draft, whose q may
+    be anything."""
+    drafted = q.gather(-1, x) > 0 if value.shape[-1] == 1 else (q > 0).any(-1, keepdim=True)
+    bad = ~(value >= -1e-6) & drafted & ~p.isnan().any(-1, keepdim=True)
+    return f" {value[bad][0].item():g}, not a number from 0" if bad.any() else ""
+
+
+def _bad_q(q: Tensor) -> str:
+    """What is wrong with the distributions [B, C, V] of a chain's drafts; one of 0 is of a column without a draft."""
+    total = q.sum(-1)
+    bad = ~((q >= 0).all(-1) & (total < 1.001))
+    return f" a q that sums to {total[bad][0].item():g}, or below 0 in places" if bad.any() else ""
 
 
 def _copied(value: Any) -> Any:

@@ -14,6 +14,7 @@ import tiny
 from synthetic import folder, sjd
 
 import specbench
+from specbench.decoding.drafters.jacobi import Jacobi
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import models
 from specbench.reporting import report_rows
@@ -158,6 +159,19 @@ def test_what_a_component_returns_wrongly_is_an_error_that_names_it(returned, to
     typed(CELL.replace("ratio(p, q, x) ** power", returned), 7, monkeypatch)
     with pytest.raises(SpecbenchError, match=f"decoder 'soft': verifier 'soft': acceptance {told}"):
         specbench.generate("a red circle", decoder="soft", threads=1)
+
+
+@pytest.mark.parametrize(("factor", "told"), [(2, "sums to [12]"), (float("nan"), "sums to nan"), (-1, "sums to -")])
+def test_a_drafters_q_that_is_no_distribution_is_an_error_that_names_it(factor, told, monkeypatch):
+    propose = Jacobi.propose
+
+    def changed(self, committed, width, step):
+        proposal = propose(self, committed, width, step)
+        return proposal._replace(q=factor * proposal.q)
+
+    monkeypatch.setattr(Jacobi, "propose", changed)
+    with pytest.raises(SpecbenchError, match=f"decoder 'sjd': drafter 'jacobi': propose returned a q that {told}"):
+        specbench.generate("a red circle", decoder="sjd", threads=1)
 
 
 def test_an_error_of_a_cells_code_is_named_with_its_line(no_cells, monkeypatch):
