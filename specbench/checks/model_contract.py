@@ -9,7 +9,7 @@ from torch import Tensor
 
 from specbench.checks.findings import Finding, finding, run_tests
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import find_model, load_model
+from specbench.models.catalog import find_model, load_model, wrongly_declared
 from specbench.models.facts import ModelFacts
 from specbench.models.interface import ImageModel, Session
 from specbench.prompts import load_prompts, prompt_set_names
@@ -59,13 +59,9 @@ class ModelChecks:
     def facts(self) -> Finding:
         """What the catalogue says of the model is so."""
         layout, info = self._model.layout, self._info
-        pairs = {
-            "image tokens": (info.tokens, len(layout.free_slots())),
-            "stream slots": (info.stream, layout.length),
-            "image vocabulary": (info.v_image, layout.v_image),
-            "name": (info.name, self._model.name),
-        }
-        wrong = [f"{what}: {said} declared, {held} found" for what, (said, held) in pairs.items() if said != held]
+        wrong = wrongly_declared(info, self._model)
+        if info.name != self._model.name:
+            wrong.append(f"name: {info.name} declared, {self._model.name} found")
         return finding("facts", wrong, f"{info.tokens:,} tokens of {layout.v_image:,}, as declared")
 
     def render(self) -> Finding:

@@ -88,6 +88,8 @@ class ModelInfo(ModelFacts):
                 getattr(loaded, part)
             if not isinstance(loaded.weights_sha256, str):
                 raise TypeError(f"weights_sha256 = {loaded.weights_sha256!r:.40}")
+        if wrong := wrongly_declared(self, loaded):
+            raise SpecbenchError(f"model '{self.name}': {'; '.join(wrong)}", "correct its ModelInfo, or its layout")
         if self.eight_bits:
             if not isinstance(getattr(loaded, "backbone", None), torch.nn.Module):
                 raise SpecbenchError(f"--dtype int8wo: '{self.name}' has no transformer as its backbone", "omit it")
@@ -145,6 +147,17 @@ class ModelInfo(ModelFacts):
             content = json.loads(self.config.read_text())
             content["network"]["codes"]
         return content
+
+
+def wrongly_declared(facts: ModelFacts, model: ImageModel) -> list[str]:
+    """Sizes of an image that the loaded model has otherwise than declared, in words."""
+    layout = model.layout
+    pairs = {
+        "image tokens": (facts.tokens, len(layout.free_slots())),
+        "stream slots": (facts.stream, layout.length),
+        "image vocabulary": (facts.v_image, layout.v_image),
+    }
+    return [f"{what}: {said} declared, {held} found" for what, (said, held) in pairs.items() if said != held]
 
 
 _SHAPES = Path(__file__).parent / "shapes" / "weights"

@@ -286,3 +286,12 @@ def test_rows_whose_code_was_edited_in_the_same_minute_are_told_apart(tmp_path):
     labels = sorted(row.label for row in report_rows(find_runs(tmp_path)))
     assert len(labels) == 3 and labels[0] == "sjd, code not recorded"
     assert labels[1].endswith(", code 111111") and labels[2].endswith(", code 222222")
+
+
+def test_a_model_whose_image_is_not_as_declared_is_refused(place):
+    greys = copy("plugin/toy_plugin/greys.py", place)
+    copy("plugin/toy_plugin/greys.json", place)
+    (place / "greys.py").write_text(greys.replace("toy_plugin.greys", "greys").replace("tokens=64", "tokens=63"))
+    told = "model 'greys': image tokens: 63 declared, 64 found; stream slots: 63 declared, 64 found"
+    with pytest.raises(SpecbenchError, match=told):
+        specbench.generate("bright", model="greys:MODEL", threads=1)
