@@ -99,8 +99,8 @@ def _contingency(joint: np.ndarray, a: np.ndarray, b: np.ndarray) -> float:
     columns = int(b.max()) + 1
     both = np.bincount(a * columns + b, joint, (int(a.max()) + 1) * columns).reshape(-1, columns)
     independent = np.outer(both.sum(1), both.sum(0))
-    known = independent > 0
-    return float(((both - independent)[known] ** 2 / independent[known]).sum())
+    valid = independent > 0
+    return float(((both - independent)[valid] ** 2 / independent[valid]).sum())
 
 
 def chi_square(counts: Counts) -> tuple[float, int]:

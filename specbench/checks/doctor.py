@@ -74,7 +74,7 @@ def doctor(
     choice = ModelChoice(weights, revision, random_weights, scale == "tiny")
     if choice != AS_PUBLISHED and not model:
         raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
-    wanted = metric_catalog.with_protocol(metrics, protocol)
+    chosen = metric_catalog.with_protocol(metrics, protocol)
     named = [find_model(model).configured(choice)] if model else []
     return [
         _row("python", OK, f"{platform.python_version()} in {sys.prefix}"),
@@ -87,7 +87,7 @@ def doctor(
         *(row for info in named for row in _needs(info)),
         *(row for info in named for row in _memory(info)),
         *_peaks(measure),
-        *(row for name in wanted for row in _metric(name)),
+        *(row for name in chosen for row in _metric(name)),
         *_plugins(),
         *_disk(Path(out)),
     ]

@@ -267,12 +267,12 @@ class EnumerableTransformer(TransformerModel):
         self.codebook, self.matrix = self.codebook.to(device), self.matrix.to(device)
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
-        known = [self._prompt(number).to(self.device) for number in range(len(self.prompts))]
-        known.append(torch.tensor([self.layout.vocab], device=self.device))
-        embedded = [self.backbone.embed_tokens(ids) for ids in known]
+        all_ids = [self._prompt(number).to(self.device) for number in range(len(self.prompts))]
+        all_ids.append(torch.tensor([self.layout.vocab], device=self.device))
+        embedded = [self.backbone.embed_tokens(ids) for ids in all_ids]
         rows = [self.prompts.index(text) for text in prompts] + [-1] * len(prompts)
         embeds = [embedded[row] for row in rows]
-        ids = torch.nn.utils.rnn.pad_sequence(known, batch_first=True)[rows, : max(map(len, embeds))]
+        ids = torch.nn.utils.rnn.pad_sequence(all_ids, batch_first=True)[rows, : max(map(len, embeds))]
         return Prefix(embeds, ids=ids)
 
     def _prompt(self, number: int) -> Tensor:

@@ -124,8 +124,8 @@ def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str |
         "slot": [excess[:, slot] for slot in layout.free_slots()],
     }
     best, text = 0.0, None
-    for kind, held in groups.items():
-        z = np.array([np.nansum(image) / usual / math.sqrt(max(1, (~np.isnan(image)).sum())) for image in held])
+    for kind, parts in groups.items():
+        z = np.array([np.nansum(image) / usual / math.sqrt(max(1, (~np.isnan(image)).sum())) for image in parts])
         far = np.flatnonzero(np.abs(z) > _FAR)
         if 0 < len(far) <= max(1, len(z) // 3) and np.abs(z).max() > best:
             best, shown = float(np.abs(z).max()), ", ".join(str(number + 1) for number in far[:3])
@@ -189,13 +189,13 @@ class _Study:
             some = slice(start, start + batch)
             for logits, positions in self._logits(texts[some], tokens[some], scales, width):
                 chosen = torch.from_numpy(tokens[some]).to(self.model.device)[:, positions[0]]
-                held = mask and mask(logits(kept.guidance), positions)[..., : self.model.layout.v_image] > 0
+                support = mask and mask(logits(kept.guidance), positions)[..., : self.model.layout.v_image] > 0
                 each = zip(options, targets, random or [0.0] * len(options), strict=True)
                 for place, (option, target, share) in enumerate(each):
-                    if held is None:
+                    if support is None:
                         log_p = self._log_p(target, logits(option.guidance), positions, chosen, share)
                     else:
-                        log_p = _within(held, logits(option.guidance) / option.temperature, chosen)
+                        log_p = _within(support, logits(option.guidance) / option.temperature, chosen)
                     total[place, some] += log_p.sum(1).double().cpu().numpy()
         return total
 
@@ -206,7 +206,7 @@ class _Study:
         """Logits by guidance scale, and their slots: any scale follows from those of 1 and of 2."""
         if len(scales) == 1:
             for logits, positions in forced_logits(self.model, texts, tokens, *scales, width):
-                yield lambda _, held=logits: held, positions
+                yield lambda _, logits=logits: logits, positions
             return
         pair = (forced_logits(self.model, texts, tokens, scale, width) for scale in (1.0, 2.0))
         for (one, positions), (two, _) in zip(*pair, strict=True):
@@ -225,8 +225,8 @@ class _Study:
     def setting(self, name: str, value: float, ratio: np.ndarray) -> Cause:
         """The cause that a setting had another value."""
         off, label = {"top_k": 0, "top_p": 1.0}.get(name), name.replace("_", "-")
-        told = [f"no {label}" if number == off else f"{label} {number:g}" for number in (value, self._claimed(name))]
-        return Cause(", not ".join(told), float(ratio.sum()), int((ratio > 0).sum()), name, float(value))
+        texts = [f"no {label}" if number == off else f"{label} {number:g}" for number in (value, self._claimed(name))]
+        return Cause(", not ".join(texts), float(ratio.sum()), int((ratio > 0).sum()), name, float(value))
 
     def estimated(self, cause: Cause) -> Cause:
         """The cause with the likeliest value of its setting, where that is one of guidance and temperature."""
@@ -275,7 +275,7 @@ class _Study:
     def orders(self) -> dict[str, np.ndarray]:
         """Log likelihood ratios of other orders of the tokens."""
         read = {what: self.tokens[:, _places(self.model.layout, order)] for what, order in _ORDERS.items()}
-        return {what: self.likelihoods([self.sampling], None, held)[0] - self.claim for what, held in read.items()}
+        return {what: self.likelihoods([self.sampling], None, tokens)[0] - self.claim for what, tokens in read.items()}
 
     def random(self, exact: _Study) -> dict[str, np.ndarray]:
         """Log likelihood ratios of the likeliest share of tokens that are drawn uniformly and not from p, to the
@@ -307,45 +307,45 @@ class _Study:
         for other in [name for name in studies if name != dtype]:
             study = studies[other]
             tokens = study.claim - max(self.claim, exact.claim, key=np.sum)
-            told = 0.0 if claimed is None else _nearer(claimed, study.error())
-            ratios[f"another number format: {other}, not {dtype}"] = tokens + told
+            by_logp = 0.0 if claimed is None else _nearer(claimed, study.error())
+            ratios[f"another number format: {other}, not {dtype}"] = tokens + by_logp
         return ratios
 
     def error(self) -> np.ndarray | None:
         """[K, N] distance of the recorded log p from this model's, NaN where unknown; None where none is recorded."""
-        told = self.rows.get("logp")
-        if told is None or told.isna().any():
+        recorded = self.rows.get("logp")
+        if recorded is None or recorded.isna().any():
             return None
         logp = teacher_forced_values(self.model, self.rows, self.sampling).logp
         with np.errstate(invalid="ignore"):
-            return np.where(np.stack(self.rows["forced"]), np.nan, np.abs(np.stack(told) - logp))
+            return np.where(np.stack(self.rows["forced"]), np.nan, np.abs(np.stack(recorded) - logp))
 
     def seen(self) -> list[str]:
         """What the tokens rule out: the intervals of guidance and temperature, in words."""
         names = ["temperature", *(["guidance"] if self._guided and self.sampling.guidance != 1 else [])]
-        told = []
+        intervals = []
         for name in names:
             value, low, high = self._likeliest(name, self._claimed(name))
-            told.append(f"{name} by the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
-        return told
+            intervals.append(f"{name} by the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
+        return intervals
 
 
 def _nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:
     """[K] log likelihood ratio of two errors of log p with Laplace's distribution; 0 unless the claimed one's scale is
     far larger, as kernels of one number format round in other places."""
     both = np.isfinite(claimed) & np.isfinite(other)
-    errors = [np.where(both, one, 0.0) for one in (claimed, other)]
-    mine, theirs = (one.sum() / max(1, both.sum()) + _DIGITS for one in errors)
+    errors = [np.where(both, error, 0.0) for error in (claimed, other)]
+    mine, theirs = (error.sum() / max(1, both.sum()) + _DIGITS for error in errors)
     if mine < 2 * theirs:
         return np.zeros(len(both))
     return (errors[0] / mine - errors[1] / theirs + math.log(mine / theirs) * both).sum(1)
 
 
-def _within(held: Tensor, logits: Tensor, chosen: Tensor) -> Tensor:
-    """Log p [B, T] of the tokens given that they are among those `held` [B, T, V]; 0 for those that are not."""
-    inside = chosen.clamp(max=held.shape[-1] - 1)
-    log_p = at(logits.masked_fill(~held, -torch.inf).log_softmax(-1), inside)
-    return torch.where(at(held, inside) & (inside == chosen), log_p, 0.0)
+def _within(support: Tensor, logits: Tensor, chosen: Tensor) -> Tensor:
+    """Log p [B, T] of the tokens given that they are among those `support` [B, T, V]; 0 for those that are not."""
+    inside = chosen.clamp(max=support.shape[-1] - 1)
+    log_p = at(logits.masked_fill(~support, -torch.inf).log_softmax(-1), inside)
+    return torch.where(at(support, inside) & (inside == chosen), log_p, 0.0)
 
 
 def _skewed(grid: np.ndarray, step: int) -> np.ndarray:

@@ -27,8 +27,8 @@ def metric_findings(name: str, prompts: str | None = None) -> list[Finding]:
     missing = made.missing()
     if missing:
         return [Finding("ready", SKIPPED, f"{missing[0][0]} ({missing[0][1]})")]
-    known = load_prompts(prompts or "shapes").prompts
-    accepted = [prompt for prompt in known if made.accepts(prompt.category, prompt.meta)]
+    candidates = load_prompts(prompts or "shapes").prompts
+    accepted = [prompt for prompt in candidates if made.accepts(prompt.category, prompt.meta)]
     if not accepted:
         return [Finding("ready", SKIPPED, f"it accepts no prompt of '{prompts or 'shapes'}'; name others")]
     draw, shape = np.random.default_rng(0), (_PIXELS, _PIXELS, 3)

@@ -69,19 +69,19 @@ class ModelChecks:
         tokens = self._model.layout.image_tokens(self._tokens)
         with torch.inference_mode():
             pixels, alone = self._model.render(tokens), self._model.render(tokens[:1])
-        wanted = (2, 3, *self._info.resolution)
+        shape = (2, 3, *self._info.resolution)
         wrong = [f"pixels are {pixels.dtype}, not uint8"] * (pixels.dtype != torch.uint8)
-        if tuple(pixels.shape) != wanted:
-            wrong.append(f"pixels are {tuple(pixels.shape)}, not {wanted}")
+        if tuple(pixels.shape) != shape:
+            wrong.append(f"pixels are {tuple(pixels.shape)}, not {shape}")
         elif (pixels[:1].int() - alone.int()).abs().max() > 2:
             wrong.append("an image rendered alone differs from the same image rendered in a batch")
-        return finding("render", wrong, f"uint8 images of {wanted[2]} x {wanted[3]} pixels")
+        return finding("render", wrong, f"uint8 images of {shape[2]} x {shape[3]} pixels")
 
     def logits(self) -> Finding:
         """Logits are finite float32 over the image vocabulary."""
-        logits, wanted = self._single, (2, self._slots, self._model.layout.v_image)
+        logits, shape = self._single, (2, self._slots, self._model.layout.v_image)
         wrong = [f"logits are {logits.dtype}, not float32"] * (logits.dtype != torch.float32)
-        wrong += [f"logits are {tuple(logits.shape)}, not {wanted}"] * (tuple(logits.shape) != wanted)
+        wrong += [f"logits are {tuple(logits.shape)}, not {shape}"] * (tuple(logits.shape) != shape)
         wrong += ["there are NaN or infinite logits"] * (not bool(logits.isfinite().all()))
         return finding("logits", wrong, "finite float32 over the image vocabulary")
 
@@ -151,5 +151,5 @@ class ModelChecks:
         wrong = [f"logits change by {gap:.2g} of their standard deviation with {how}"] * (not gap <= self._tolerance)
         return finding(name, wrong, f"the same logits with {how}, within {gap:.1e} of their standard deviation")
 
-    def _gap(self, logits: Tensor, wanted: Tensor) -> float:
-        return float((logits - wanted).abs().max() / self._single.std().clamp(min=1e-9))
+    def _gap(self, logits: Tensor, reference: Tensor) -> float:
+        return float((logits - reference).abs().max() / self._single.std().clamp(min=1e-9))

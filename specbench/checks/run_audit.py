@@ -154,7 +154,7 @@ def _harder_verdict(audit: dict[str, object]) -> dict[str, object]:
     harder: dict[str, object] = {}
     if audit.get("impossible_tokens", 0) > audit.get("impossible_by_rounding", 0):
         harder = {"verdict": IMPOSSIBLE, "deviates": True, "failed": audit["declared"] != "lossy"}
-    if any(held["differs"] for held in audit.get("agreement", {}).values()):
+    if any(column["differs"] for column in audit.get("agreement", {}).values()):
         harder |= {"verdict": OTHERS, "failed": True}
     return harder
 
@@ -172,14 +172,14 @@ def _explained(
     from specbench.checks.likely_causes import concentrated, likely_causes, named, studied  # brings torch
 
     spec, facts = info.spec, model_of(info.spec, weights, revision)
-    given = rows, spec.sampling, spec.dtype, facts.guided
+    settings = rows, spec.sampling, spec.dtype, facts.guided
 
     def load(dtype: str):
         if dtype == EIGHT_BITS:
             return load_model(recorded_model(f"{spec.model}+{dtype}", weights, revision), device, spec.dtype)
         return load_model(facts, device, dtype)
 
-    causes, seen = likely_causes(load, *given)
+    causes, seen = likely_causes(load, *settings)
     sampling = [f"guidance {spec.sampling.guidance:g}", f"temperature {spec.sampling.temperature:g}"]
     sampling += [f"top-k {spec.sampling.top_k}"] if spec.sampling.top_k else []
     sampling += [f"top-p {spec.sampling.top_p:g}"] if spec.sampling.top_p < 1 else []
@@ -196,8 +196,8 @@ def _explained(
         why += f"; with {causes[0].setting.replace('_', '-')} {causes[0].exactly:.3g} they {fits}"
     verdict = {"verdict": UNLIKELY} if audit["verdict"] == CONSISTENT else {}
     sentence = f"no {claim}{where}; likely cause: {why}"
-    told = [vars(cause) for cause in causes]
-    return verdict | {"deviates": True, "failed": True, "causes": told, "cause": why, "sentence": sentence}
+    listed = [vars(cause) for cause in causes]
+    return verdict | {"deviates": True, "failed": True, "causes": listed, "cause": why, "sentence": sentence}
 
 
 def _fits(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str) -> str:
@@ -229,7 +229,7 @@ def _tokens(rows: pd.DataFrame, values: Values) -> Tokens:
     """Input of the test: the values of the free slots, with their place in the window."""
     free = _free(rows)[0]
     place = _place(np.stack(rows["committed_step"]))
-    u = {name: held[:, free].astype(float) for name, held in values.u.items()}
+    u = {name: numbers[:, free].astype(float) for name, numbers in values.u.items()}
     return Tokens(u, None if place is None else place[:, free], values.entropy[:, free].astype(float))
 
 
@@ -285,7 +285,7 @@ def _stacked(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, np.ndarray]:
         if rows[name].notna().any():
             missing = np.full(length, np.nan, np.float32)
             stacked[name] = np.stack([missing if values is None else values for values in rows[name]])
-    return {name: held for name, held in stacked.items() if not np.isnan(held).all()}
+    return {name: column for name, column in stacked.items() if not np.isnan(column).all()}
 
 
 def _place(steps: np.ndarray) -> np.ndarray | None:
@@ -321,7 +321,7 @@ def _recomputed(
         model = load_model(facts, device, "float32")
         exact = teacher_forced_values(model, rows.iloc[part], spec.sampling, drawn.tokens)
         rounding = Rounding(free[part], drawn, exact)
-    impossible, told = ~values.possible & free, _stacked(rows, COMPARED)
+    impossible, stored = ~values.possible & free, _stacked(rows, COMPARED)
     explained = rounding is not None and rounding_explains(impossible, free, rounding)
     # A token at the edge is possible, but has no log p here.
     gap, error = _gap_of(values.logp, values.entropy, free & np.isfinite(values.logp))
@@ -331,13 +331,13 @@ def _recomputed(
         "impossible_by_rounding": int(impossible.sum()) if explained else 0,
         "nll_gap": gap,
         "nll_gap_se": error,
-        "agreement": compare_recorded(told, values, free, rounding),
+        "agreement": compare_recorded(stored, values, free, rounding),
         "dtype": spec.dtype,
     }
-    held = _stacked(rows, PRINTED_ORDERS)
+    orders = _stacked(rows, PRINTED_ORDERS)
     if rounding is None:
-        return values._replace(u=held | values.u), compared
-    return values._replace(u=held or {"u_id": values.u["u_id"]}), compared
+        return values._replace(u=orders | values.u), compared
+    return values._replace(u=orders or {"u_id": values.u["u_id"]}), compared
 
 
 def _under_other_target(

@@ -62,15 +62,15 @@ def teacher_forced_values(
 
     length = model.layout.length
     width, batch = pieces(model)
-    held = []
+    batches = []
     for start in range(0, len(rows), batch):
         part = rows.iloc[start : start + batch]
         of = None if draw else np.stack(part["tokens"]) if asked is None else asked[start : start + batch]
         masses = [np.concatenate(parts, 1) for parts in zip(*_masses(model, part, sampling, width, of), strict=True)]
         keys = [row_key(int(row.seed), row.prompt_id, int(row.sample)) for row in part.itertuples()]
         v = Noise(keys, model.layout.vocab).tie_break(_slots(len(part), 0, length)).numpy()
-        held.append([uniforms(*masses[:2], v), uniforms(*masses[2:4], v), *masses[4:]])
-    by_id, by_p, *others = (np.concatenate(piece) for piece in zip(*held, strict=True))
+        batches.append([uniforms(*masses[:2], v), uniforms(*masses[2:4], v), *masses[4:]])
+    by_id, by_p, *others = (np.concatenate(piece) for piece in zip(*batches, strict=True))
     return Values({"u_id": by_id, "u_p": by_p}, *others)
 
 
@@ -156,22 +156,22 @@ def compare_recorded(
         gap = _gap(recorded[name], _value(values, name), free)
         if rounding is None:
             mean, beyond = float(np.nanmean(gap)), _share_beyond(gap)
-            held = {"mean": mean, "beyond": beyond, "rounding": None, "images": None, "differs": beyond > _BEYOND}
-            distances[COMPARED[name]] = held
+            summary = {"mean": mean, "beyond": beyond, "rounding": None, "images": None, "differs": beyond > _BEYOND}
+            distances[COMPARED[name]] = summary
             continue
         control = _gap(_value(rounding.drawn, name), _value(rounding.exact, name), rounding.free)
         if name == "entropy":
             signed = np.where(np.isnan(gap), np.nan, recorded[name] - values.entropy)
             moved = np.where(np.isnan(control), np.nan, rounding.drawn.entropy - rounding.exact.entropy)
-            held = _against(signed, moved, _SLACK) | {"images": None}
+            summary = _against(signed, moved, _SLACK) | {"images": None}
         elif name in _JUDGED:
             slots = (~np.isnan(gap)).sum(1)
             images = int(_outliers(np.nansum(gap, 1), np.nanmean(control, 1).max(), slots).sum())
-            held = _against(gap, control)
-            held |= {"images": images, "differs": held["differs"] or images > 0}
+            summary = _against(gap, control)
+            summary |= {"images": images, "differs": summary["differs"] or images > 0}
         else:
-            held = _against(gap, control) | {"images": None, "differs": False}
-        distances[COMPARED[name]] = held
+            summary = _against(gap, control) | {"images": None, "differs": False}
+        distances[COMPARED[name]] = summary
     return distances
 
 
@@ -216,9 +216,9 @@ def _against(distance: np.ndarray, control: np.ndarray, slack: float = 0.0) -> d
     Where rounding moves few tokens, but far, as between ties under top-k 1, `control` may hold none of these: `_FLIPS`
     of them are allowed for on either side.
     """
-    distance, control = (held[~np.isnan(held).all(1)] for held in (distance, control))
+    distance, control = (values[~np.isnan(values).all(1)] for values in (distance, control))
     mean, rounding = float(np.nanmean(distance)), float(np.nanmean(control))
-    tokens = [int((~np.isnan(held)).sum()) for held in (distance, control)]
+    tokens = [int((~np.isnan(values)).sum()) for values in (distance, control)]
     spread = np.nanvar(control) / tokens[1]
     if len(control) >= _FEW:
         spread = max(spread, np.nanmean(control, 1).var() / len(control))

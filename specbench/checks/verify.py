@@ -103,10 +103,10 @@ def _verified(runs: Sequence[Path], recompute: bool, device: str) -> list[dict[s
             rows += [_row(run.name, *result) for result in check(run)]
             continue
         except SpecbenchError as error:
-            said = str(error).replace(f"{run.parent}/", "")
+            problem = str(error).replace(f"{run.parent}/", "")
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # on values of strangers
-            said = one_line(f"its values cannot be used: {type(error).__name__}: {error}", 200)
-        rows.append(_row(run.name, check.__name__.strip("_"), WRONG, said))
+            problem = one_line(f"its values cannot be used: {type(error).__name__}: {error}", 200)
+        rows.append(_row(run.name, check.__name__.strip("_"), WRONG, problem))
     return rows
 
 
@@ -132,17 +132,17 @@ def _prompts(run: Path) -> Iterator[tuple[str, str, str]]:
         yield "prompts", OPEN, "they are no set of specbench's, so their captions are not known"
         return
     try:
-        known = load_prompts(spec.prompts)
+        prompt_set = load_prompts(spec.prompts)
     except SpecbenchError as error:
         yield "prompts", OPEN, str(error)
         return
-    if known.sha256 != spec.prompts_sha256:
+    if prompt_set.sha256 != spec.prompts_sha256:
         yield "prompts", OPEN, f"the set {spec.prompts} on this disk is another one"
         return
-    captions = {prompt.id: prompt.text for prompt in known.prompts}
+    captions = {prompt.id: prompt.text for prompt in prompt_set.prompts}
     other = int((rows["prompt_id"].map(captions) != rows["prompt"]).sum())
-    said = f"{counted(other, 'caption')} unlike the set's" if other else f"as in the set {spec.prompts}"
-    yield "prompts", WRONG if other else OK, said
+    detail = f"{counted(other, 'caption')} unlike the set's" if other else f"as in the set {spec.prompts}"
+    yield "prompts", WRONG if other else OK, detail
 
 
 def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
@@ -176,11 +176,11 @@ def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
         least = -np.nan_to_num(p * np.log(p)) - np.nan_to_num((1 - p) * np.log(1 - p))
     # Of all distributions with an event of probability p, that of two events has the least entropy, and that which is
     # uniform beside it the most.
-    known = np.isfinite(logp) & np.isfinite(entropy)
+    finite = np.isfinite(logp) & np.isfinite(entropy)
     most = least + (1 - p) * math.log(_MOST_WORDS)
-    if (known & ((logp > _SLACK) | (entropy < least - _SLACK) | (entropy > most + _SLACK))).any():
+    if (finite & ((logp > _SLACK) | (entropy < least - _SLACK) | (entropy > most + _SLACK))).any():
         yield "log p and entropy are of no distribution"
-    if row["top1"] is not None and (known & (np.asarray(row["top1"]) < p - _SLACK)).any():
+    if row["top1"] is not None and (finite & (np.asarray(row["top1"]) < p - _SLACK)).any():
         yield "a token is more probable than the most probable one"
     if not row["summed"]:
         yield "the sums that reports read are not those of its tokens"
@@ -226,8 +226,8 @@ def _drawing(run: Path, device: str) -> tuple[str, str]:
                 checked += 1
     except SpecbenchError as error:
         return OPEN, str(error)
-    said = f"{counted(checked, 'picture')}: at most {worst:.2g} grey levels from what the tokens give, mean over pixels"
-    return (OK if worst <= _LEVELS else WRONG), said
+    text = f"{counted(checked, 'picture')}: at most {worst:.2g} grey levels from what the tokens give, mean over pixels"
+    return (OK if worst <= _LEVELS else WRONG), text
 
 
 def _pictures(run: Path) -> Iterator[tuple[str, str, str]]:
@@ -282,17 +282,17 @@ def _latencies(run: Path) -> Iterator[tuple[str, str, str]]:
     if not floor or not read.info.spec.timed:
         yield "latency", OPEN, "no roofline is known of this model and device"
         return
-    known = [KNOWN[gpu] for gpu in gpus if gpu in KNOWN]
-    if known:
-        bandwidth, half, single, source = max(known)
+    peaks = [KNOWN[gpu] for gpu in gpus if gpu in KNOWN]
+    if peaks:
+        bandwidth, half, single, source = max(peaks)
         flops = single if floor["itemsize"] == 4 else half
         floor = {**floor, "bytes_per_s": bandwidth * 1e9, "flops": flops * 1e12, "source": source}
     ratio = stats.roofline_ratio(read.rows, floor)
     if ratio is None or pd.isna(ratio):
         yield "latency", OPEN, "no times"
         return
-    said = f"{ratio:.2f} times the roofline of {', '.join(sorted(gpus)) or floor['device']} ({floor['source']})"
-    yield "latency", OK if ratio >= 1 else WRONG, said
+    detail = f"{ratio:.2f} times the roofline of {', '.join(sorted(gpus)) or floor['device']} ({floor['source']})"
+    yield "latency", OK if ratio >= 1 else WRONG, detail
 
 
 def _report(run: Path) -> Iterator[tuple[str, str, str]]:
@@ -309,5 +309,5 @@ def _tokens(run: Path, recompute: bool, device: str) -> tuple[str, str]:
         return OPEN, str(error)
     how = "compared with the model" if audit["recomputed"] else "by the recorded values; --recompute asks the model"
     how += "; audit --run seeks likely causes, too" if audit["declared"] == CLAIMED else ""
-    said = f"{audit['verdict']} over {counted(audit['images'], 'image')} ({how})"
-    return (WRONG if audit["failed"] else OK), said
+    detail = f"{audit['verdict']} over {counted(audit['images'], 'image')} ({how})"
+    return (WRONG if audit["failed"] else OK), detail

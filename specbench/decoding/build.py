@@ -40,8 +40,8 @@ def build(decoder: DecoderSpec, model: ImageModel) -> Method:
 
     def part(kind: str, *arguments: object) -> Any:
         component = CHOICES[kind][getattr(decoder, kind)]
-        given = dict(decoder.options)
-        options = {_parameter(o.name): given.get(o.name, o.default) for o in component.options}
+        chosen = dict(decoder.options)
+        options = {_parameter(o.name): chosen.get(o.name, o.default) for o in component.options}
         with naming_plugin(kind, getattr(decoder, kind), component.target):
             built = load_object(component.target)(*arguments, **options)
         who = f"decoder '{decoder.name}': {kind} '{getattr(decoder, kind)}'"
@@ -83,8 +83,8 @@ def _checked(method: Callable[..., Any], name: str, who: str) -> Callable[..., A
         wrong = f" {type(returned).__name__}"
         with suppress(AttributeError, TypeError, IndexError):
             value, shape, dtype = _RETURNS[name](returned, *arguments)
-            found = f" {value.dtype} {[*value.shape]}".replace("torch.", "")
-            wrong = "" if value.shape == shape and found[1:].startswith(dtype) else f"{found}, not {dtype} {[*shape]}"
+            actual = f" {value.dtype} {[*value.shape]}".replace("torch.", "")
+            wrong = "" if value.shape == shape and actual[1:].startswith(dtype) else f"{actual}, not {dtype} {[*shape]}"
             if not wrong and dtype == "float":
                 wrong = _bad_weight(value, *arguments[:3])
             if not wrong and name == "propose" and returned.tree.is_chain:

@@ -358,9 +358,9 @@ class CommittedBounds:
         behind: lower bound on the tokens that the slowest row has committed.
     """
 
-    def __init__(self, length: int, most: int, known: int = 0):
-        """`known`: tokens of every row; a bound as far behind as it may be."""
-        self.behind, self._ahead = max(0, known - most), known
+    def __init__(self, length: int, most: int, start: int = 0):
+        """`start`: tokens of every row; a bound as far behind as it may be."""
+        self.behind, self._ahead = max(0, start - most), start
         self._length, self._most = length, most
         self._copy, self._steps = LaggingHostCopy(), 0
 
@@ -373,6 +373,6 @@ class CommittedBounds:
         self._steps += 1
         self.behind += 1
         self._ahead += self._most
-        if self.behind < self._length <= self._ahead and (known := self._copy.take(committed, self._steps)):
-            slowest, since = min(known[0]), self._steps - known[1]
+        if self.behind < self._length <= self._ahead and (copied := self._copy.take(committed, self._steps)):
+            slowest, since = min(copied[0]), self._steps - copied[1]
             self.behind, self._ahead = max(self.behind, slowest + since), slowest + since * self._most

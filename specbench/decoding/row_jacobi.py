@@ -66,8 +66,8 @@ class RowWindows(NamedTuple):
 class RowJacobiLoop(ImageRowLoop):
     """Decode loop of all rows of each image; `tokens` holds drafts too."""
 
-    def __init__(self, method: Method, *given: Any):
-        super().__init__(method, *given)
+    def __init__(self, method: Method, *arguments: Any):
+        super().__init__(method, *arguments)
         self._verifier, self._refinement = method.verifier, method.refinement
         images, device = len(self.tokens), self.tokens.device
         self._has_draft = torch.zeros_like(self._fed)
@@ -79,7 +79,7 @@ class RowJacobiLoop(ImageRowLoop):
     def _columns(self, step: Tensor) -> RowWindows | None:
         plan = self._plan
         roots = row_roots(self.tokens, self.count, self._closed, self._rows, plan.lags, self._target)
-        room = torch.where(roots.wanted, roots.above - self.count, 0).clamp(max=plan.window)
+        room = torch.where(roots.pending, roots.above - self.count, 0).clamp(max=plan.window)
         working = (room > 0) | roots.closing
         # Host sync: which rows work, and so the width of the forward, depends on drawn tokens.
         rows = torch.tensor(

@@ -101,8 +101,8 @@ class ImageRowLoop:
         front = slot * (slots.shape[1] + to_host(late)[-1]) // self._length
         self.count = torch.minimum((front - late).clamp(min=0), self._width).expand_as(self.count).clone()
         self._closed = self.count == self._width
-        known = torch.arange(slots.shape[1], device=slots.device) < self.count[..., None]
-        self._fed.scatter_(1, slots.flatten().expand(len(known), -1), known.flatten(1))
+        filled = torch.arange(slots.shape[1], device=slots.device) < self.count[..., None]
+        self._fed.scatter_(1, slots.flatten().expand(len(filled), -1), filled.flatten(1))
 
     def _columns(self, step: Tensor) -> Any:
         """Columns of the `step`-th [B, 1] forward, with `tokens`, `positions` and `aside` as
@@ -139,7 +139,7 @@ def image_rows(context: Context, decoder: str) -> ImageRows:
     widest = max(map(len, rows))
     slots = [row + [layout.length] * (widest - len(row)) for row in rows]
     opens = [not row for grid in layout.rows for row in range(len(grid))]
-    return ImageRows(*(torch.tensor(held, device=device) for held in (slots, list(map(len, rows)), opens)))
+    return ImageRows(*(torch.tensor(values, device=device) for values in (slots, list(map(len, rows)), opens)))
 
 
 class RowRoots(NamedTuple):
@@ -147,7 +147,7 @@ class RowRoots(NamedTuple):
 
     above: Tensor  # [B, H] tokens of the row above, see `row_above`
     starting: Tensor  # [B, H] bool, rows without a token that may start
-    wanted: Tensor  # [B, H] bool, rows that can get a token: starting or incomplete ones
+    pending: Tensor  # [B, H] bool, rows that can get a token: starting or incomplete ones
     closing: Tensor  # [B, H] bool, complete rows whose last token has not been fed
     positions: Tensor  # [B, H] stream slot that the column predicts
     tokens: Tensor  # [B, H] token it consumes

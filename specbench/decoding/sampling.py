@@ -60,9 +60,9 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
         logits = torch.where(logits < kth_largest(logits, sampling.top_k), -torch.inf, logits)
     if sampling.top_n_sigma:
         valid = logits > -torch.inf
-        count, held = valid.sum(-1, keepdim=True), torch.where(valid, logits, 0.0)
-        mean = held.sum(-1, keepdim=True) / count
-        deviation = (torch.where(valid, held - mean, 0.0).square().sum(-1, keepdim=True) / count).sqrt()
+        count, finite = valid.sum(-1, keepdim=True), torch.where(valid, logits, 0.0)
+        mean = finite.sum(-1, keepdim=True) / count
+        deviation = (torch.where(valid, finite - mean, 0.0).square().sum(-1, keepdim=True) / count).sqrt()
         least = logits.amax(-1, keepdim=True) - sampling.top_n_sigma * deviation
         logits = torch.where(logits < least, -torch.inf, logits)
     if sampling.entropy_scale is not None:

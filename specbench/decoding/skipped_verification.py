@@ -61,12 +61,12 @@ class EagleSkips(Eagle):
         proposal = super().propose(committed, width, step)
         if not skips:
             return proposal
-        known = self._batch.tokens
+        stream = self._batch.tokens
         taken = self._skip(proposal, committed, step)
         self.after_skip = proposal = super().propose(committed + taken, width, step)
         # Rows that skip fewer tokens than others feed their last ones again.
-        slots = proposal.positions[:, :1] - most + torch.arange(most, device=known.device)
-        tokens = torch.cat([known.gather(1, slots - 1), proposal.tokens], 1)
+        slots = proposal.positions[:, :1] - most + torch.arange(most, device=stream.device)
+        tokens = torch.cat([stream.gather(1, slots - 1), proposal.tokens], 1)
         tree = grafted(proposal.tree, most)
         return Proposal(tokens, torch.cat([slots, proposal.positions], 1), proposal.q, tree, self.columns)
 

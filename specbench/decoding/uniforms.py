@@ -79,5 +79,5 @@ class UniformsRecorder:
         return {name: u for name, u in by_order.items() if not np.isnan(u).all()}
 
 
-def _where(known: Tensor, masses: tuple[Tensor, Tensor]) -> list[Tensor]:
-    return [torch.where(known, mass, torch.nan) for mass in masses]
+def _where(mask: Tensor, masses: tuple[Tensor, Tensor]) -> list[Tensor]:
+    return [torch.where(mask, mass, torch.nan) for mass in masses]

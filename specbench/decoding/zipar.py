@@ -39,7 +39,7 @@ class Lanes(NamedTuple):
     positions: Tensor
     fed: Tensor  # [B, C] bool, columns whose keys and values stay in the cache
     aside: Tensor  # [B, C] bool, columns that consume a stand-in token that nobody else may see
-    wanted: Tensor  # [B, C] bool, columns whose prediction is needed
+    pending: Tensor  # [B, C] bool, columns whose prediction is needed
 
 
 class ZipAR:
@@ -74,32 +74,32 @@ class ZipAR:
 class ZipARLoop(ImageRowLoop):
     """Decode loop that processes several image rows of each image in parallel: one column per active row."""
 
-    def __init__(self, method: Method, *given: Any):
-        super().__init__(method, *given)
+    def __init__(self, method: Method, *arguments: Any):
+        super().__init__(method, *arguments)
         vocab = self._target.vocab if self._plan.adaptive else 0
         self._guess = torch.full_like(self.count, -1)
         self._guess_p = torch.zeros(*self.count.shape, vocab, device=self.count.device)
 
     def _columns(self, step: Tensor) -> Lanes | None:
         roots = row_roots(self.tokens, self.count, self._closed, self._rows, self._plan.lags, self._target)
-        wanted, closing, positions, aside = roots.wanted, roots.closing, roots.positions, roots.aside
+        pending, closing, positions, aside = roots.pending, roots.closing, roots.positions, roots.aside
         if self._plan.keeps_stand_ins:
             aside = torch.zeros_like(aside)
         # Host sync: with an adaptive window, the active rows, and so the width of the forward, depend on drawn tokens.
-        working = [row for row, works in enumerate(to_host((wanted | closing).any(0))) if works]
+        working = [row for row, works in enumerate(to_host((pending | closing).any(0))) if works]
         if not working:
             return None
-        rows = torch.tensor(working, device=wanted.device)
-        work = wanted | closing
+        rows = torch.tensor(working, device=pending.device)
+        work = pending | closing
         positions = torch.where(work, positions, self._length)
         fed = work & ~aside
         self._closed |= closing
-        lanes = Lanes(rows, *(x[:, rows] for x in (roots.tokens, positions, fed, aside, wanted)))
+        lanes = Lanes(rows, *(x[:, rows] for x in (roots.tokens, positions, fed, aside, pending)))
         self._fed.scatter_(1, lanes.positions, self._fed.gather(1, lanes.positions) | lanes.fed)
         return lanes
 
     def _commit(self, p: Tensor, lanes: Lanes, step: Tensor) -> None:
-        drawn, stays = self._noise.run_race(p, lanes.positions, Stream.TOKEN), lanes.wanted
+        drawn, stays = self._noise.run_race(p, lanes.positions, Stream.TOKEN), lanes.pending
         if self._plan.adaptive:
             drawn, stays = self._reconsider(p, drawn, lanes, step)
         positions = torch.where(stays, lanes.positions, self._length)
@@ -111,15 +111,15 @@ class ZipARLoop(ImageRowLoop):
         """Adaptive window: resample first tokens of rows [B, C]; also returns which tokens stay."""
         count = self.count[:, lanes.rows]
         above = row_above(self.count, self._rows)[:, lanes.rows]
-        starting = lanes.wanted & (count == 0)
+        starting = lanes.pending & (count == 0)
         guess, guess_p = self._guess[:, lanes.rows], self._guess_p[:, lanes.rows]
-        known = starting & (guess >= 0)
+        guessed = starting & (guess >= 0)
         x = guess.clamp(min=0)
         coin = self._noise.uniform(lanes.positions, Stream.COIN, step)
-        kept = known & (coin * at(guess_p, x) < at(p, x))
+        kept = guessed & (coin * at(guess_p, x) < at(p, x))
         redrawn = self._noise.run_race(standard(p, guess_p), lanes.positions, Stream.RESIDUAL, step)
-        first = torch.where(kept, guess, torch.where(known, redrawn, drawn))
+        first = torch.where(kept, guess, torch.where(guessed, redrawn, drawn))
         self._guess[:, lanes.rows] = torch.where(starting, first, guess)
         self._guess_p[:, lanes.rows] = torch.where(starting[..., None], p, guess_p)
         settled = kept | (above == self._width[lanes.rows])
-        return torch.where(starting, first, drawn), lanes.wanted & (~starting | settled)
+        return torch.where(starting, first, drawn), lanes.pending & (~starting | settled)

@@ -63,8 +63,8 @@ class ModelInfo(ModelFacts):
     @property
     def network(self) -> NetworkSize | None:
         """Sizes of a Llama, its words not counted; None unless the configuration has them."""
-        held = [self._content["network"].get(name) for name in ("codes", "width", "inner", "layers", "heads")]
-        return None if None in held else NetworkSize(*held, kv_heads=held[-1])
+        sizes = [self._content["network"].get(name) for name in ("codes", "width", "inner", "layers", "heads")]
+        return None if None in sizes else NetworkSize(*sizes, kv_heads=sizes[-1])
 
     @property
     def layers(self) -> int:
@@ -124,8 +124,8 @@ class ModelInfo(ModelFacts):
         return self._content["network"]["codes"]
 
     def sampling(self) -> Sampling:
-        given = self._content.get("sampling", {})
-        return Sampling(**{name: given[name] for name in Sampling.__dataclass_fields__ if name in given})
+        settings = self._content.get("sampling", {})
+        return Sampling(**{name: settings[name] for name in Sampling.__dataclass_fields__ if name in settings})
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
         if self.prompt_check is None:
@@ -184,12 +184,12 @@ _BUILT_IN = (
 @functools.cache
 def models() -> dict[str, ModelFacts]:
     """All models, built-in ones first; built-in names take precedence over plug-ins'."""
-    known: dict[str, ModelFacts] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
+    by_name: dict[str, ModelFacts] = {model.name: model for model in (*_BUILT_IN, *MODELS)}
     for name in plugins.plugins("models"):
         model = plugins.load_plugin("models", name, _is_model, "a ModelInfo with a name of letters, digits and .+-[]")
-        if model is not None and known.setdefault(model.name, model) is model:
+        if model is not None and by_name.setdefault(model.name, model) is model:
             _references[model.name] = plugins.plugins("models")[name].value
-    return known
+    return by_name
 
 
 def _is_model(model: object) -> bool:

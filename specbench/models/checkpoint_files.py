@@ -228,17 +228,17 @@ def _snapshot_in(folder: Path) -> Path:
 def read_json(source: Source, path: Path) -> dict[str, object]:
     """A file of the source that holds one JSON object."""
     with source.blaming(path):
-        held = parse_json(read_regular(path, MAX_JSON_BYTES))
-    if not isinstance(held, dict):
+        content = parse_json(read_regular(path, MAX_JSON_BYTES))
+    if not isinstance(content, dict):
         raise source.damaged(path, ValueError("no JSON object inside"))
-    for part in (held, *(part for part in held.values() if isinstance(part, dict))):
+    for part in (content, *(part for part in content.values() if isinstance(part, dict))):
         if any(isinstance(layers := part.get(name), int) and layers > MAX_LAYERS for name in part if "layers" in name):
             raise source.damaged(path, ValueError(f"more than {MAX_LAYERS:,} layers"))
         for name, value in part.items():
             if any(name.endswith(key) and mark in str(value) for key, mark in _OF_A_HUB.items()):
                 what = f"{path} names code of a hub, which is never run: {name} = {str(value)[:80]}"
                 raise SpecbenchError(what, f"remove {name} from it if the model works without")
-    return held
+    return content
 
 
 def _companion_folder(source: Source, folder: Path) -> Path | None:
@@ -263,9 +263,9 @@ def _in_folder(source: Source, folder: Path, repo: str | None = None) -> Checkpo
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
     """Files of a pattern, less what a download in progress leaves behind."""
-    known = (*_WEIGHTS, ".json", ".txt", ".tiktoken", ".jinja")
+    suffixes = (*_WEIGHTS, ".json", ".txt", ".tiktoken", ".jinja")
     place = folder / pattern
-    return [path for path in files_named(place.parent, place.name) if path.is_file() and path.suffix in known]
+    return [path for path in files_named(place.parent, place.name) if path.is_file() and path.suffix in suffixes]
 
 
 def _check_shards(source: Source, folder: Path, paths: Sequence[Path], repo: str | None) -> None:

@@ -46,10 +46,10 @@ def _model_type(*names: str) -> Callable[[Path], bool]:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    held = parse_json(read_regular(path, MAX_JSON_BYTES))
-    if not isinstance(held, dict):
+    content = parse_json(read_regular(path, MAX_JSON_BYTES))
+    if not isinstance(content, dict):
         raise ValueError(f"no JSON object in {path}")
-    return held
+    return content
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -318,27 +318,27 @@ def _configured_size(family: str, folder: Path) -> sizes.NetworkSize:
     meta = next((path for path in (folder / "models/7b/params.json", folder / "params.json") if path.is_file()), None)
     if family == "anole" and meta:
         return _meta_size(_json_object(meta))
-    held = _json_object(next((path for path in map(folder.joinpath, CONFIGS) if path.is_file()), folder / CONFIGS[0]))
-    text = held.get("text_config", held.get("language_config", held))
+    config = _json_object(next((path for path in map(folder.joinpath, CONFIGS) if path.is_file()), folder / CONFIGS[0]))
+    text = config.get("text_config", config.get("language_config", config))
     usual = default_sizes(family)
-    given = {name: value for name, value in (usual | text).items() if name in sizes.SIZES}
-    given.setdefault("num_key_value_heads", given["num_attention_heads"])
-    if min(map(int, given.values())) < 1 or given["hidden_size"] % given["num_attention_heads"]:
+    numbers = {name: value for name, value in (usual | text).items() if name in sizes.SIZES}
+    numbers.setdefault("num_key_value_heads", numbers["num_attention_heads"])
+    if min(map(int, numbers.values())) < 1 or numbers["hidden_size"] % numbers["num_attention_heads"]:
         raise ValueError("sizes that make no network")
-    size = sizes.network_size(family, *(int(given[name]) for name in sizes.SIZES))
+    size = sizes.network_size(family, *(int(numbers[name]) for name in sizes.SIZES))
     if family == "tar" and not text.get("tie_word_embeddings"):
         size = replace(size, head_rows=size.words)
     head = text.get("head_dim") or usual.get("head_dim", 0)
     return replace(size, head_width=int(head) if head * size.heads != size.width else 0)
 
 
-def _meta_size(held: Mapping) -> sizes.NetworkSize:
+def _meta_size(content: Mapping) -> sizes.NetworkSize:
     """Meta's `params.json`; the width of feed-forward layers follows from the others."""
-    params = held.get("model", held)
+    params = content.get("model", content)
     width, heads = params["dim"], params["n_heads"]
-    wanted = int(params.get("ffn_dim_multiplier", 1) * int(8 * width / 3))
+    least = int(params.get("ffn_dim_multiplier", 1) * int(8 * width / 3))
     unit = params.get("multiple_of", 256)
-    inner = unit * -(-wanted // unit)
+    inner = unit * -(-least // unit)
     words, kv_heads = params.get("vocab_size", _CHAMELEON_WORDS), params.get("n_kv_heads") or heads
     return sizes.network_size("anole", words, width, inner, params["n_layers"], heads, kv_heads)
 

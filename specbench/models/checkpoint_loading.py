@@ -30,10 +30,10 @@ def read_tensors(files: CheckpointFiles) -> dict[str, Tensor]:
     """
     tensors: dict[str, Tensor] = {}
     for path in files.ending(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".jit"):
-        held = _read_file(files.source, path)
-        if twice := tensors.keys() & held.keys():
+        stored = _read_file(files.source, path)
+        if twice := tensors.keys() & stored.keys():
             raise SpecbenchError(f"{path}: '{min(twice)}' is also in another file of {files.source.what}")
-        tensors |= held
+        tensors |= stored
     return tensors
 
 
@@ -44,13 +44,13 @@ def _read_file(source: Source, path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
                 return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    held = _unpickled(source, path)
+    content = _unpickled(source, path)
     for name in ("model", "module", "state_dict", "sd"):
-        if isinstance(held, dict) and isinstance(held.get(name), dict):
-            held = held[name]
-    if not isinstance(held, dict):
+        if isinstance(content, dict) and isinstance(content.get(name), dict):
+            content = content[name]
+    if not isinstance(content, dict):
         raise source.damaged(path, TypeError("no state dict inside"))
-    return {name: tensor for name, tensor in held.items() if isinstance(tensor, Tensor)}
+    return {name: tensor for name, tensor in content.items() if isinstance(tensor, Tensor)}
 
 
 def _unpickled(source: Source, path: Path) -> object:
@@ -62,17 +62,17 @@ def _unpickled(source: Source, path: Path) -> object:
 def read_arguments(files: CheckpointFiles) -> dict[str, object]:
     """What a pickled file says of its network: the "args" of its "model"."""
     [path] = files.paths
-    held = _unpickled(files.source, path)
+    content = _unpickled(files.source, path)
     with files.source.blaming(path):
-        return dict(held["model"]["args"])
+        return dict(content["model"]["args"])
 
 
 def read_model_config(files: CheckpointFiles, kind: type):
     """`config.json` of a source as a transformers configuration of class `kind`."""
     path = files.named("config.json")
-    held = read_json(files.source, path)
+    config = read_json(files.source, path)
     with files.source.blaming(path):
-        return kind.from_dict(held)
+        return kind.from_dict(config)
 
 
 def read_tokenizer(files: CheckpointFiles, name: str = "tokenizer.json") -> Tokenizer:
@@ -94,8 +94,8 @@ def named_token(files: CheckpointFiles, *roles: str) -> str:
     """Name of the token that `tokenizer_config.json` gives the first of these roles that it knows."""
     path = files.named("tokenizer_config.json")
     config = read_json(files.source, path)
-    for held in map(config.get, roles):
-        name = held.get("content") if isinstance(held, dict) else held
+    for entry in map(config.get, roles):
+        name = entry.get("content") if isinstance(entry, dict) else entry
         if isinstance(name, str):
             return name
     raise files.refusal(f" names no {roles[0]}", path)
@@ -162,15 +162,15 @@ def fill(
     """Give every parameter of a built network its stored value, in evaluation mode. `tensors`: exactly these; shared
     ones may be left out. The device "meta" leaves the values in their `files`, after all checks. `eight_bits`: store
     the matrices of layers so, see `quantise`."""
-    wanted = network.state_dict()
+    built = network.state_dict()
     tied = getattr(network, "all_tied_weights_keys", None) or {}
-    if missing := sorted(wanted.keys() - tensors.keys() - tied.keys()):
+    if missing := sorted(built.keys() - tensors.keys() - tied.keys()):
         raise _unaccounted(files, "lacks", missing)
-    if unknown := sorted(tensors.keys() - wanted.keys()):
+    if unknown := sorted(tensors.keys() - built.keys()):
         raise _unaccounted(files, "holds unknown", unknown)
     for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape:
-            shapes = f"{list(tensor.shape)}, the network wants {list(wanted[name].shape)}"
+        if tensor.shape != built[name].shape:
+            shapes = f"{list(tensor.shape)}, the network wants {list(built[name].shape)}"
             raise files.refusal(f": {name} has shape {shapes}")
     for name, source in tied.items():
         if name in tensors and not torch.equal(tensors[name], tensors[source]):
@@ -212,7 +212,7 @@ def _finish(network: nn.Module, device: str) -> nn.Module:
     if hasattr(network, "tie_weights"):
         network.tie_weights()
     renew_rotary(network)
-    left = [name for name, held in chain(network.named_parameters(), network.named_buffers()) if held.is_meta]
+    left = [name for name, tensor in chain(network.named_parameters(), network.named_buffers()) if tensor.is_meta]
     if left:
         raise RuntimeError(f"never given a value: {left}")
     network.requires_grad_(False).eval()

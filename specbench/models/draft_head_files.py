@@ -33,15 +33,15 @@ commit is stated; that of the first use is kept."""
 def published_head(model: str, kind: str = "eagle") -> str:
     """Hub id of the head that the authors of a method publish for a model; empty where none is known, and for random
     weights. `model` may carry what was added to its name."""
-    known = PUBLISHED_HEADS.get(model.partition("+")[0]) if kind == "eagle" and RANDOM not in model else None
-    return known.repo if known else ""
+    source = PUBLISHED_HEADS.get(model.partition("+")[0]) if kind == "eagle" and RANDOM not in model else None
+    return source.repo if source else ""
 
 
 @dataclass(frozen=True)
 class HeadFiles:
     """The files of a draft head as a user asks for them."""
 
-    given: str  # a folder or hub id; empty for the head that comes with the model
+    place: str  # a folder or hub id; empty for the head that comes with the model
     model: str  # name of the target, for messages
     bundled: Path | None = None  # folder of the head that comes with the model
 
@@ -51,7 +51,7 @@ class HeadFiles:
         if self._on_hub:
             files = self._wanted.fetch() if download else self._wanted.find()
             return head_in(files.named(CONFIG).parent)
-        folder = Path(self.given).expanduser() if self.given else self.bundled
+        folder = Path(self.place).expanduser() if self.place else self.bundled
         if folder is None:
             raise no_head(self.model)
         return head_in(folder)
@@ -63,7 +63,7 @@ class HeadFiles:
         except SpecbenchError:
             if not self._on_hub:
                 raise
-            require_permission(self.given, None)
+            require_permission(self.place, None)
 
     def missing(self) -> Download | None:
         """What `find` downloads; None for a folder, and for what is on this disk."""
@@ -71,16 +71,16 @@ class HeadFiles:
 
     @property
     def _wanted(self) -> WantedFiles:
-        known = (source for source in PUBLISHED_HEADS.values() if source.repo == self.given)
-        return WantedFiles(next(known, _source(self.given)))
+        published = (source for source in PUBLISHED_HEADS.values() if source.repo == self.place)
+        return WantedFiles(next(published, _source(self.place)))
 
     @property
     def _on_hub(self) -> bool:
         """Whether OWNER/NAME is meant, not a folder, nor a mistyped path in a folder that is here."""
-        given = self.given
-        named = given.count("/") == 1 and not given.startswith((".", "/", "~")) and not Path(given).is_dir()
+        place = self.place
+        named = place.count("/") == 1 and not place.startswith((".", "/", "~")) and not Path(place).is_dir()
         published = {source.repo for source in PUBLISHED_HEADS.values()}
-        return named and (given in published or not Path(given).parent.is_dir())
+        return named and (place in published or not Path(place).parent.is_dir())
 
 
 def no_head(model: str) -> SpecbenchError:

@@ -123,9 +123,9 @@ def repository_download(
     """
     require_permission(repo, revision)
     named = revision or _chosen(repo)
-    wanted = named or REVISIONS.get(repo, "main")
-    asked = named or _commit_here(repo, wanted)
-    with _explained(repo, wanted):
+    branch = named or REVISIONS.get(repo, "main")
+    asked = named or _commit_here(repo, branch)
+    with _explained(repo, branch):
         commit, stated, note = _ask_hub(repo, asked, required=named is not None)
     files = [name for pattern in optional for name in _named(stated, pattern)]
     for group in groups:
@@ -147,11 +147,11 @@ def repository_download(
         _remove_abandoned(storage)
         patterns = [glob.escape(name) for name in files]
         receive = partial(snapshot_download, repo, revision=commit, allow_patterns=patterns)
-        with _explained(repo, wanted):
+        with _explained(repo, branch):
             folder = Path(_watched(storage, size, progress, receive))
             _refuse_altered(repo, folder, {name: stated[name] for name in files})
-            if wanted != commit:  # what the client notes for a branch, only once the files are right
-                (ref := storage / "refs" / wanted).parent.mkdir(parents=True, exist_ok=True)
+            if branch != commit:  # what the client notes for a branch, only once the files are right
+                (ref := storage / "refs" / branch).parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(ref, commit.encode())
 
     return Download(repo, tuple(files), size, licence, Path(constants.HF_HUB_CACHE), get, commit)
@@ -196,8 +196,8 @@ def _refuse_altered(repo: str, folder: Path, stated: Mapping[str, Remote]) -> No
     for name, remote in stated.items():
         if not matches(path := folder / name, remote):
             problems.append(f"{repo}: {name} is not what the hub states: {mismatch(path, remote)}")
-            for held in (path.resolve(), path):
-                held.unlink(missing_ok=True)
+            for file in (path.resolve(), path):
+                file.unlink(missing_ok=True)
     if problems:
         raise SpecbenchError(problems[0], "a proxy may alter it; run the same command again", FAILURE)
 
@@ -222,8 +222,8 @@ def _remove_abandoned(storage: Path) -> None:
     that still hold the client's lock stay."""
     for path in storage.glob("blobs/*.incomplete"):
         lock = storage.parent / ".locks" / storage.name / f"{path.name.partition('.')[0]}.lock"
-        with suppress(OSError), lock.open("a") as held:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with suppress(OSError), lock.open("a") as opened:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
 
 
@@ -312,8 +312,8 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
         return what, "set SSL_CERT_FILE to your CA bundle; 'python -m certifi' prints one", FAILURE
     if of_kind(ValueError, LookupError, TypeError, AttributeError, AssertionError, errors.FileMetadataError):
         page = " ".join(getattr(causes[-1], "doc", "").split())[: _MOST_SAID // 2]  # no JSON
-        said = repr(page) if page else f"no {cause}" if of_kind(KeyError) else cause
-        what = f"{repo}: {place} answers what no hub does: {said}"
+        answer = repr(page) if page else f"no {cause}" if of_kind(KeyError) else cause
+        what = f"{repo}: {place} answers what no hub does: {answer}"
         return what, "a proxy, or a login page of this network? see HF_ENDPOINT", FAILURE
     return f"{repo}: no answer from {place}: {cause}", again, FAILURE
 
@@ -334,14 +334,14 @@ def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[],
     have arrived in a repository's folder, whichever process receives them; the client's bars are hidden."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-    def held() -> int:
+    def received() -> int:
         total = 0
         for path in storage.glob("blobs/*"):
             with suppress(OSError):  # renamed meanwhile
                 total += path.stat().st_size
         return total
 
-    before, hidden, done = held(), are_progress_bars_disabled(), Future()
+    before, hidden, done = received(), are_progress_bars_disabled(), Future()
 
     def work() -> None:
         try:
@@ -353,7 +353,7 @@ def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[],
     try:
         threading.Thread(target=work, daemon=True).start()
         while wait([done], _LOOK_EVERY_S).not_done:
-            progress(min(size, held() - before), size)
+            progress(min(size, received() - before), size)
         folder = done.result()
         progress(size, size)
         return folder

@@ -266,12 +266,12 @@ def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
     if not files.holds("generation_config.json"):
         return defaults
     path, usual = files.named("generation_config.json"), {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
-    held = {name: value for name, value in read_json(files.source, path).items() if name in usual and value is not None}
-    sampling = replace(defaults, **usual | held)
+    kept = {name: value for name, value in read_json(files.source, path).items() if name in usual and value is not None}
+    sampling = replace(defaults, **usual | kept)
     with files.source.blaming(path):
         top_k = sampling.top_k
         if not (sampling.temperature > 0 and top_k >= 0 and top_k % 1 == 0 and 0 < sampling.top_p <= 1):
-            raise ValueError(f"{held} is no sampling")
+            raise ValueError(f"{kept} is no sampling")
     return sampling
 
 
@@ -335,13 +335,13 @@ def _model(
 
 
 def _read() -> tuple[HubModel, ...]:
-    held = tomllib.loads((Path(__file__).parent / "families" / "models.toml").read_text(encoding="utf-8"))
-    entries, companions = held["model"], {name: _source_of(entry) for name, entry in held["companion"].items()}
+    content = tomllib.loads((Path(__file__).parent / "families" / "models.toml").read_text(encoding="utf-8"))
+    entries, companions = content["model"], {name: _source_of(entry) for name, entry in content["companion"].items()}
 
     def full(name: str) -> dict[str, Any]:
-        given = entries[name]
-        base = full(given["like"]) if "like" in given else {}
-        return base | given | {"source": base.get("source", {}) | given.get("source", {})}
+        entry = entries[name]
+        base = full(entry["like"]) if "like" in entry else {}
+        return base | entry | {"source": base.get("source", {}) | entry.get("source", {})}
 
     @cache
     def made(name: str) -> HubModel:

@@ -85,8 +85,8 @@ def known_features(features: Tensor, above: Tensor, committed: Tensor, slots: Te
     exists = torch.stack([(over >= 0) & (over + 1 < committed), (over >= 0) & (over + 2 < committed)], -1)
     exists = torch.cat([exists, places[..., 2:] >= 0], -1)
     place = places.clamp(0, features.shape[1] - 1).flatten(1)[..., None].expand(-1, -1, features.shape[-1])
-    known = features.gather(1, place).view(*places.shape, -1)
-    return torch.where(exists[..., None], known, 0.0).flatten(2)
+    gathered = features.gather(1, place).view(*places.shape, -1)
+    return torch.where(exists[..., None], gathered, 0.0).flatten(2)
 
 
 def places_before(above: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:

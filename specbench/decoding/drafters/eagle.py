@@ -28,7 +28,7 @@ from specbench.models.transformer.kv_cache import CacheExtent, PositionCache
 class TreeLevel(NamedTuple):
     """The n columns of one depth that have children. `Inner columns` are those of all depths, in order of depth."""
 
-    own: slice  # these among the inner columns
+    place: slice  # these among the inner columns
     columns: Tensor  # [n] these among all columns
     parents: Tensor  # [n] index of each parent among the previous level's columns
     children: Tensor  # [m] columns of the children
@@ -116,9 +116,9 @@ class Eagle:
         for depth, level in enumerate(tree.levels):
             if depth:
                 fed = self._model.table_ids(tokens[:, level.columns])
-                features = self._cache.branch(branches, level.own, fed, features[:, level.parents])
-            p = batch.target(self._head_logits(features), slots[:, level.own])
-            tokens[:, level.children] = self._draw_children(p, race[:, level.own], level, slots, step)
+                features = self._cache.branch(branches, level.place, fed, features[:, level.parents])
+            p = batch.target(self._head_logits(features), slots[:, level.place])
+            tokens[:, level.children] = self._draw_children(p, race[:, level.place], level, slots, step)
             proposed.append(p)
         q[:, tree.inner] = torch.cat(proposed, 1)
 
@@ -255,10 +255,10 @@ class HeadCache:
         rotary = self._head.rotary(self._last + self._repeat(positions) - 1)
         return Branches(slots, *rotary, mask[:, None])
 
-    def branch(self, branches: Branches, own: slice, ids: Tensor, features: Tensor) -> Tensor:
+    def branch(self, branches: Branches, level: slice, ids: Tensor, features: Tensor) -> Tensor:
         """Run the head on the drafts [B, n] of some inner columns, after those of their ancestors."""
-        cosine, sine, mask = (places[:, :, own] for places in branches[1:])
-        return self._run(self._repeat(ids), features, branches.slots[:, own], (cosine, sine), mask, len(self._index))
+        cosine, sine, mask = (places[:, :, level] for places in branches[1:])
+        return self._run(self._repeat(ids), features, branches.slots[:, level], (cosine, sine), mask, len(self._index))
 
     def _repeat(self, rows: Tensor) -> Tensor:
         return for_rows(rows, len(self._last))

@@ -88,9 +88,9 @@ class Jacobi:
         if self._p is None:
             return q
         # One table of all distributions: a choice between whole rows is much faster than one between their entries.
-        slot, known = self._slots[:drafts], self._p.shape[1]
-        kept = (slot + self._shift[:, None]).clamp(max=known - 1)
-        return rows_at(torch.cat([self._p, q], dim=1), torch.where(fresh, slot + known, kept))
+        slot, columns = self._slots[:drafts], self._p.shape[1]
+        kept = (slot + self._shift[:, None]).clamp(max=columns - 1)
+        return rows_at(torch.cat([self._p, q], dim=1), torch.where(fresh, slot + columns, kept))
 
 
 class NoDraft(Jacobi):

@@ -77,8 +77,8 @@ class LookupJacobi(JacobiTree):
         p = verification.p[:, :drafts]
         better = common_mass(p, self._history[self._rows, source]) - common_mass(p, q[:, :drafts])
         # Slots up to the first rejected draft have p given the true tokens before them.
-        known = matched & (torch.arange(drafts, device=p.device) < shift[:, None])
-        self._gain.scatter_add_(1, match, torch.where(known, better - WORTH_A_LOOKUP, 0.0))
+        judged = matched & (torch.arange(drafts, device=p.device) < shift[:, None])
+        self._gain.scatter_add_(1, match, torch.where(judged, better - WORTH_A_LOOKUP, 0.0))
 
     def _fill(self, committed: Tensor, positions: Tensor, step: Tensor) -> Tensor:
         return self._look_up(committed, positions, step, super()._fill(committed, positions, step))
@@ -120,7 +120,7 @@ class LookupJacobi(JacobiTree):
 class Candidates(NamedTuple):
     """Drafts of the latest proposal that may be looked up; D drafts."""
 
-    found: Tensor  # [B, D] whether there is a match
+    matched: Tensor  # [B, D] whether there is a match
     # source, match: [B, D] slot of the match and its quality
     source: Tensor
     match: Tensor
@@ -145,5 +145,5 @@ def neighbour_slots(layout: TokenLayout) -> Tensor:
 
 def around(tokens: Tensor, slots: Tensor) -> Tensor:
     """Tokens [B, ..., K] of `tokens` [B, L] at `slots` [B, ..., K]; -1 at slot -1, where there is none."""
-    known = torch.nn.functional.pad(tokens, (1, 0), value=-1)
-    return known.gather(1, slots.flatten(1) + 1).view(slots.shape)
+    padded = torch.nn.functional.pad(tokens, (1, 0), value=-1)
+    return padded.gather(1, slots.flatten(1) + 1).view(slots.shape)

@@ -158,15 +158,15 @@ class Vertical(JacobiTree):
     def _head_logits(self, features: Tensor) -> Tensor:
         return self._batch.session.logits(features)
 
-    def _mixed(self, slots: Tensor, known: Tensor) -> Tensor:
+    def _mixed(self, slots: Tensor, count: Tensor) -> Tensor:
         """The head's first layer [R, k, h] for `slots` [R, k], without the token before each, given the features of
-        the first `known` [R, 1] slots."""
+        the first `count` [R, 1] slots."""
         ids = self._model.table_ids(self._twice(self._batch.tokens))
         places, exists = places_before(self._above, slots)
         exists[..., 0] = False  # `mixed_before` adds it
         words = embedded(self._table, ids, places, exists)
-        features = known_features(self._features, self._above, known, slots)
-        return self._head.mixed(torch.cat([features, words], dim=-1), slots - known)
+        features = known_features(self._features, self._above, count, slots)
+        return self._head.mixed(torch.cat([features, words], dim=-1), slots - count)
 
     def _mixed_before(self, tokens: Tensor) -> Tensor:
         """`VerticalHead.mixed_before` [R, n, h] of `tokens` [B, n]."""

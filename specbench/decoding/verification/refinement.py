@@ -53,8 +53,8 @@ class Resample(KeptTail):
     """Resample every slot from p (SJD)."""
 
     def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
-        held = kept(p)
-        return held.token(draw(held.mass, noise.uniform(positions, Stream.REDRAW, step)))
+        sparse = kept(p)
+        return sparse.token(draw(sparse.mass, noise.uniform(positions, Stream.REDRAW, step)))
 
 
 class Restart(Resample):
@@ -93,11 +93,11 @@ class Couple(KeptTail):
     """
 
     def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
-        held, drafts = kept(p), tests.draft.shape[1]
+        sparse, drafts = kept(p), tests.draft.shape[1]
         # q is 0 where there is no draft, and [p - 0]+ is p.
-        residual = standard(held.mass[:, :drafts], held.weights(tests.q, slice(drafts)))
-        weights = torch.cat([residual, held.mass[:, drafts:]], dim=1)
-        other = held.token(draw(weights, noise.uniform(positions, Stream.REDRAW, step)))
+        residual = standard(sparse.mass[:, :drafts], sparse.weights(tests.q, slice(drafts)))
+        weights = torch.cat([residual, sparse.mass[:, drafts:]], dim=1)
+        other = sparse.token(draw(weights, noise.uniform(positions, Stream.REDRAW, step)))
         keep = tests.coin < tests.ratio
         return _keep(tests.draft, tests.drafted & keep, other)
 

@@ -36,7 +36,7 @@ def read_meta_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> C
     if len(shards := files.ending(".pth")) > 1:
         raise files.refusal(f": {len(shards)} model-parallel shards are not supported", shards[0].parent)
     path = files.named(PARAMS)
-    held = read_json(files.source, path)
+    content = read_json(files.source, path)
     listed = files.named(TOKENIZER)
     model = read_json(files.source, listed).get("model")
     vocabulary = model.get("vocab") if isinstance(model, dict) else None
@@ -46,7 +46,7 @@ def read_meta_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> C
         if name not in tensors:
             raise files.refusal(f" lacks '{name}'", files.ending(".pth")[0])
     with files.source.blaming(path):
-        params = held.get("model", held)
+        params = content.get("model", content)
         heads = params["n_heads"]
         return ChameleonConfig(
             vocab_size=len(tensors[_HEAD]),

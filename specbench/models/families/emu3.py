@@ -140,8 +140,8 @@ def _parts(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> tuple[dict[
 
 def _published_image_config(files: CheckpointFiles) -> Emu3VQVAEConfig:
     path = files.named("config.json")
-    held = read_json(files.source, path)
-    settings = {ours: held[theirs] for theirs, ours in _IMAGE_SETTINGS.items() if theirs in held}
+    config = read_json(files.source, path)
+    settings = {ours: config[theirs] for theirs, ours in _IMAGE_SETTINGS.items() if theirs in config}
     with files.source.blaming(path):
         widest = settings.get("base_channels", 256) * settings.get("channel_multiplier", (1, 2, 2, 4))[-1]
         return Emu3VQVAEConfig(**settings, hidden_size=widest)
@@ -174,8 +174,8 @@ def ranked_bpe(ranks: Mapping[bytes, int], specials: Mapping[str, int]) -> Token
     letters, merges = bytes_to_unicode(), []
     for token in sorted(ranks, key=ranks.get):
         pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        known = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
-        merges += sorted(known, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
+        merged = [pair for pair in pairs if pair[0] in ranks and pair[1] in ranks]
+        merges += sorted(merged, key=lambda pair: (ranks[pair[0]], ranks[pair[1]]))
 
     def spelled(token: bytes) -> str:
         return "".join(map(letters.get, token))
@@ -192,9 +192,9 @@ def _converted_tokenizer(files: CheckpointFiles) -> Tokenizer:
     """`tokenizer.json` with the authors' split and normalisation, whatever it says itself."""
     tokenizer = stored.read_tokenizer(files)
     path = files.named("tokenizer.json")
-    held = read_json(files.source, path)
-    normal, pattern = held.get("normalizer"), json.dumps(_QWEN_PATTERN)
-    as_qwen = isinstance(normal, dict) and normal.get("type") == "NFC" and pattern in json.dumps(held["pre_tokenizer"])
+    file = read_json(files.source, path)
+    normal, pattern = file.get("normalizer"), json.dumps(_QWEN_PATTERN)
+    as_qwen = isinstance(normal, dict) and normal.get("type") == "NFC" and pattern in json.dumps(file["pre_tokenizer"])
     if not as_qwen:
         warn(
             f"{path} splits prompts in another way than Emu3's authors; their split and NFC are used, so that some "

@@ -35,11 +35,11 @@ def read_repetition_penalty(files: CheckpointFiles) -> float:
     if not files.holds(GENERATION_CONFIG):
         return 1.0
     path = files.named(GENERATION_CONFIG)
-    held = read_json(files.source, path)
+    config = read_json(files.source, path)
     for name, harmless in _WITHOUT_EFFECT.items():
-        if held.get(name) not in harmless:
-            raise _unsupported(path, name, held[name])
-    penalty = held.get("repetition_penalty")
+        if config.get(name) not in harmless:
+            raise _unsupported(path, name, config[name])
+    penalty = config.get("repetition_penalty")
     if penalty is None:
         return 1.0
     if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not 0 < penalty < float("inf"):

@@ -116,13 +116,13 @@ def _converted_name(name: str) -> str:
 def _published_config(tensors: Mapping[str, Tensor], files: CheckpointFiles) -> JanusConfig:
     """deepseek-ai's configuration in transformers' terms; what it leaves out has the defaults of a Llama."""
     path = files.named("config.json")
-    held = read_json(files.source, path)
+    config = read_json(files.source, path)
     with files.source.blaming(path):
-        text = LlamaConfig.from_dict(held["language_config"])
-        stored = {name.removeprefix("vqmodel."): held for name, held in tensors.items() if name.startswith("vqmodel.")}
+        text = LlamaConfig.from_dict(config["language_config"])
+        stored = {name.removeprefix("vqmodel."): part for name, part in tensors.items() if name.startswith("vqmodel.")}
         image = vq_decoder.taming_config(stored).to_dict()
-        width = held["gen_head_config"]["params"]["image_token_embed"]
-        depth = held["gen_aligner_config"]["params"]["depth"]
+        width = config["gen_head_config"]["params"]["image_token_embed"]
+        depth = config["gen_aligner_config"]["params"]["depth"]
     image |= {"projection_dim": text.hidden_size, "image_token_embed_dim": width, "num_hidden_layers": depth}
     vision = {"projection_dim": text.hidden_size}
     return JanusConfig(text_config=text.to_dict(), vq_config=image, vision_config=vision)

@@ -159,9 +159,9 @@ class GridRotary(nn.Module):
 def _check_grid(published_as: str, model: str, layout: TokenLayout) -> None:
     side = HEAD_GRIDS.get(published_as)
     if side != layout.height or side != layout.width:
-        known = ", ".join(f"{name} is {side} x {side}" for name, side in HEAD_GRIDS.items())
+        grids = ", ".join(f"{name} is {side} x {side}" for name, side in HEAD_GRIDS.items())
         raise SpecbenchError(
-            f"--head: made for the grid of input_type '{published_as}' ({known}); "
+            f"--head: made for the grid of input_type '{published_as}' ({grids}); "
             f"'{model}' decodes {layout.height} x {layout.width}",
             "use a head of this model, without --scale tiny",
         )

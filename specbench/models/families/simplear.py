@@ -120,8 +120,8 @@ class PenalisedSession(TransformerSession):
         within = (slots >= 0) & (slots < last)
         self._stream.scatter_(1, torch.where(within, slots, last), tokens)
         committed = torch.arange(last, device=tokens.device) < slots[:, :1]
-        held = torch.where(committed, self._stream[:, :last].clamp(max=words), words)
-        before = torch.zeros(len(tokens), words + 1, dtype=torch.bool, device=tokens.device).scatter_(1, held, True)
+        consumed = torch.where(committed, self._stream[:, :last].clamp(max=words), words)
+        before = torch.zeros(len(tokens), words + 1, dtype=torch.bool, device=tokens.device).scatter_(1, consumed, True)
         fed = torch.zeros(*tokens.shape, words + 1, dtype=torch.int16, device=tokens.device)
         fed.scatter_(2, torch.where(within, tokens.clamp(max=words), words)[..., None], 1)
         return (before[:, None] | (fed.cumsum(1, dtype=torch.int16) > 0))[..., :words]

@@ -61,8 +61,8 @@ class ShapesModel(TransformerModel):
         texts, tokens = [], []
         while len(texts) < count:
             scenes = [realize_in_order(sample_request(rng), rng) for _ in range(min(64, count - len(texts)))]
-            told = [worded_in_reading_order(describe(scene, rng), scene) for scene in scenes]
-            texts += [captions.caption(request) for request in told]
+            requests = [worded_in_reading_order(describe(scene, rng), scene) for scene in scenes]
+            texts += [captions.caption(request) for request in requests]
             pixels = torch.from_numpy(np.stack([render(scene) for scene in scenes])).permute(0, 3, 1, 2)
             tokens.append(self._tokenizer.encode(pixels.to(self.device)))
         return tuple(texts), torch.cat(tokens)

@@ -156,9 +156,9 @@ def compiled_step(model: StepModel, guidance: float) -> CompiledStep:
 
 def _kind(model: StepModel) -> list[object]:
     """What compiled code assumes of a model's modules and tensors; their values are read in every call."""
-    held = vars(model).values()
-    modules = [part for value in held if isinstance(value, nn.Module) for part in value.modules()]
-    tensors = [value for value in held if isinstance(value, Tensor)]
+    values = vars(model).values()
+    modules = [part for value in values if isinstance(value, nn.Module) for part in value.modules()]
+    tensors = [value for value in values if isinstance(value, Tensor)]
     for part in modules:
         tensors += [*part.parameters(recurse=False), *part.buffers(recurse=False)]
     return [*map(type, modules), *((t.dtype, t.device, t.shape, t.stride()) for t in tensors)]

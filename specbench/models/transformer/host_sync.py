@@ -21,9 +21,9 @@ class AsyncHostCopy:
     """Latest host copy of a changing tensor: current on a CPU; up to a few steps old on a GPU, where only the first
     copy is a sync."""
 
-    def __init__(self, known: tuple[list[int], float] | None = None):
-        """`known`: numbers and their `when`, if the host knows them already."""
-        self._latest = known
+    def __init__(self, latest: tuple[list[int], float] | None = None):
+        """`latest`: numbers and their `when`, if the host knows them already."""
+        self._latest = latest
         self._pending: _Copy | None = None
 
     def latest(self, numbers: Tensor, when: float) -> tuple[list[int], float]:

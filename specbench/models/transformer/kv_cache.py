@@ -117,8 +117,8 @@ class CacheExtent:
     def of(self, starts: Tensor, columns: int) -> tuple[int, int | None]:
         """Bound the next forward, of `columns` columns whose first ones are at slots `starts` [R]: an upper bound on
         its last slot + 1, and the first slot of all rows if they are known to agree."""
-        known, when = self._copy.latest(starts, self._columns)
-        first, last = min(known), max(known)
+        slots, when = self._copy.latest(starts, self._columns)
+        first, last = min(slots), max(slots)
         since = self._columns - when
         self._columns += columns
         return last + since + columns, first if first == last and not since else None
@@ -131,8 +131,8 @@ class PositionCache(Cache):
     def __init__(self, layers: int, capacity: int, buffers: Sequence[tuple[Tensor, Tensor]] = ()):
         self.placement = Placement()
         self._held: dict[str, Tensor] = {}
-        held = buffers or [(None, None)] * layers
-        super().__init__(layers=[PositionLayer(capacity, self.placement, *pair) for pair in held])
+        pairs = buffers or [(None, None)] * layers
+        super().__init__(layers=[PositionLayer(capacity, self.placement, *pair) for pair in pairs])
 
     def place(self, slots: Tensor, visible: int, run: slice | None = None) -> None:
         """Set the slots that the next forward writes and reads; see `Placement`."""
@@ -163,11 +163,11 @@ class PositionCache(Cache):
     def hold(self, name: str, value: Tensor) -> Tensor:
         """Copy a tensor of the session to where an earlier tensor of its shape was, if any: what moves is copied
         anew for each replay of a graph."""
-        held = self._held.get(name)
-        if held is None or (held.shape, held.dtype, held.device) != (value.shape, value.dtype, value.device):
-            held = self._held[name] = value.clone()
-            torch._dynamo.mark_static_address(held, guard=False)
-        return held.copy_(value)
+        buffer = self._held.get(name)
+        if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (value.shape, value.dtype, value.device):
+            buffer = self._held[name] = value.clone()
+            torch._dynamo.mark_static_address(buffer, guard=False)
+        return buffer.copy_(value)
 
     def move(self, source: Tensor, target: Tensor) -> None:
         for layer in self.layers:

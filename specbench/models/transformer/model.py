@@ -224,8 +224,8 @@ class TransformerSession:
         """Keep what every step reads at fixed addresses."""
         for name in ("_last", "_shift", "_start", "_index"):
             setattr(self, name, self._cache.hold(name, getattr(self, name)))
-        held = (self._cache.hold(f"state {number}", tensor) for number, tensor in enumerate(self._prefix.state))
-        self._prefix = replace(self._prefix, state=tuple(held))
+        state = (self._cache.hold(f"state {number}", tensor) for number, tensor in enumerate(self._prefix.state))
+        self._prefix = replace(self._prefix, state=tuple(state))
 
     def _capacity(self) -> int:
         return self._room(self._scratch + self._columns)
@@ -333,9 +333,9 @@ class TransformerSession:
         place = self._index - self._last
         fed = fed if fed.dim() == 3 else fed[:, None]
         end = fed.shape[2]
-        known = fed.gather(2, place.clamp(0, end - 1)[:, None].expand(-1, fed.shape[1], -1))
-        known = (place <= 0)[:, None] | (known & (place < end)[:, None])
-        mask = known & (self._index <= position_ids[..., None])
+        attended = fed.gather(2, place.clamp(0, end - 1)[:, None].expand(-1, fed.shape[1], -1))
+        attended = (place <= 0)[:, None] | (attended & (place < end)[:, None])
+        mask = attended & (self._index <= position_ids[..., None])
         mask.scatter_(2, slots[..., None], True)
         return self._step(tokens, positions, slots, mask, len(self._index))
 
@@ -362,8 +362,8 @@ class TransformerSession:
             self._index = torch.arange(len(self._index) + more, device=rows.device)
         self._cache.put(rows, fresh._cache)
         self._last[rows], self._shift[rows], self._start[rows] = fresh._last, fresh._shift, fresh._start
-        for held, new in zip(self._prefix.state, fresh._prefix.state, strict=True):
-            held[rows] = new
+        for stored, new in zip(self._prefix.state, fresh._prefix.state, strict=True):
+            stored[rows] = new
         self._fed, self._extent = None, CacheExtent()
 
 

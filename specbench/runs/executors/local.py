@@ -118,7 +118,7 @@ class StepWatch:
     def __init__(self, reporter: Reporter, length: int):
         """`length`: tokens of an image."""
         self._reporter, self._length, self._due = reporter, length, time.monotonic() + _FIRST_S
-        self._copy = AsyncHostCopy(known=([], 0.0))
+        self._copy = AsyncHostCopy(latest=([], 0.0))
 
     def __call__(self, committed: Tensor | Sequence[int]) -> None:
         """Take in the committed tokens by row, after a step."""
