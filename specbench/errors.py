@@ -64,11 +64,11 @@ def read_name(
     name: str,
     valid: Iterable[str],
     also: Mapping[str, Iterable[str]] | None = None,
-    found: Sequence[str] = (),
+    fallback: Sequence[str] = (),
 ) -> str:
-    """The valid name that a typed one means, see `names.fitting`; where no spelling fits, one of `found`."""
+    """The valid name that a typed one means, see `names.fitting`; where no spelling fits, one of `fallback`."""
     valid = list(valid)
-    fitting = names.fitting(name, valid, kind, also) or list(found)
+    fitting = names.fitting(name, valid, kind, also) or list(fallback)
     if len(fitting) > 1:
         raise SpecbenchError(f"{kind} '{name}' is the name of several", ", ".join(fitting))
     if not fitting:

@@ -60,14 +60,14 @@ def fitting(
     valid = list(valid)
     if name in valid:
         return [name]
-    if not (wanted := folded(name)):
+    if not (typed := folded(name)):
         return []
-    synonym = {folded(other): known for other, known in SYNONYMS.get(kind, {}).items()}.get(wanted)
-    meant = [known for known in valid if wanted in _spellings(known)] or [known for known in valid if known == synonym]
-    shorter = re.sub(_FILLING.get(kind, "$"), "", wanted)
-    meant = meant or (fitting(shorter, valid, kind) if shorter not in ("", wanted) else [])
+    synonym = {folded(other): entry for other, entry in SYNONYMS.get(kind, {}).items()}.get(typed)
+    meant = [entry for entry in valid if typed in _spellings(entry)] or [entry for entry in valid if entry == synonym]
+    shorter = re.sub(_FILLING.get(kind, "$"), "", typed)
+    meant = meant or (fitting(shorter, valid, kind) if shorter not in ("", typed) else [])
     return meant or [
-        known for known, names in (also or {}).items() if any(wanted in _spellings(spelt) for spelt in names)
+        entry for entry, names in (also or {}).items() if any(typed in _spellings(spelt) for spelt in names)
     ]
 
 
@@ -77,18 +77,18 @@ def by_words(name: str, facts: Mapping[str, Sequence[str]], families: Mapping[st
     sizes goes before all."""
     words = set(_words(name))
     meant = [
-        known
-        for known, texts in facts.items()
+        entry
+        for entry, texts in facts.items()
         # Words, and each with its neighbour: "mgpt" of "LuminamGPT" is "luminamgpt".
-        if words and words <= {word for own in map(_words, texts) for word in (*own, *map("".join, pairwise(own)))}
+        if words and words <= {word for row in map(_words, texts) for word in (*row, *map("".join, pairwise(row)))}
     ]
     bare = words - _sizes(words)
-    meant = [known for known in meant if (title := set(_words(facts[known][0]))) - _sizes(title) == bare] or meant
+    meant = [entry for entry in meant if (title := set(_words(facts[entry][0]))) - _sizes(title) == bare] or meant
     kept = []
-    for family in dict.fromkeys(families[known] for known in meant):
-        members = [known for known in meant if families[known] == family]
+    for family in dict.fromkeys(families[entry] for entry in meant):
+        members = [entry for entry in meant if families[entry] == family]
         base = min(members, key=len)
-        kept += [base] if all(known.startswith(base) for known in members) else members
+        kept += [base] if all(entry.startswith(base) for entry in members) else members
     return kept
 
 
@@ -107,14 +107,14 @@ def option(typed: str, options: Iterable[str]) -> str | None:
     options = list(options)
     if typed in options:
         return typed
-    by_plain = {known.replace("_", "-").casefold(): known for known in options}
-    wanted = typed.lstrip("-").replace("_", "-").casefold()
-    short = {folded(known): known for known in options}
-    for text in (wanted, "" if wanted in ADVICE else _bare(wanted)):
-        for meant in (text, *(known for known, names in OPTIONS.items() if text in names)):
+    by_plain = {entry.replace("_", "-").casefold(): entry for entry in options}
+    plain = typed.lstrip("-").replace("_", "-").casefold()
+    short = {folded(entry): entry for entry in options}
+    for text in (plain, "" if plain in ADVICE else _bare(plain)):
+        for meant in (text, *(entry for entry, names in OPTIONS.items() if text in names)):
             if flag := by_plain.get(meant) or by_plain.get(f"--{meant}"):
                 return flag
-    return short.get(folded(typed)) if len(wanted) > 1 else None
+    return short.get(folded(typed)) if len(plain) > 1 else None
 
 
 def _bare(option: str) -> str:
@@ -157,17 +157,17 @@ def guess(name: str, valid: Iterable[str]) -> str | None:
     never taken for others. Also near is the only name that begins with at least three typed letters.
     """
     typed, spellings = folded(name), {}
-    for known in sorted(valid, reverse=True):
-        spellings[folded(known.partition("[")[0])] = known
-        spellings[folded(known)] = known
+    for entry in sorted(valid, reverse=True):
+        spellings[folded(entry.partition("[")[0])] = entry
+        spellings[folded(entry)] = entry
     if not typed or not spellings:
         return None
-    ranked = sorted((_slips(typed, known), known) for known in spellings)
+    ranked = sorted((_slips(typed, entry), entry) for entry in spellings)
     least, best = ranked[0]
     allowed = 0 if len(typed) < 2 else 1 if len(typed) < 7 else 2
     if least <= allowed and _digits(typed) == _digits(best) and _likely(typed, best):
         return spellings[best]
-    begun = {known.partition("[")[0]: known for spelt, known in spellings.items() if spelt.startswith(typed)}
+    begun = {entry.partition("[")[0]: entry for spelt, entry in spellings.items() if spelt.startswith(typed)}
     return next(iter(begun.values())) if len(begun) == 1 and len(typed) > 2 else None
 
 
@@ -175,11 +175,11 @@ def _digits(text: str) -> list[str]:
     return sorted(filter(str.isdigit, text))
 
 
-def _likely(typed: str, known: str) -> bool:
+def _likely(typed: str, other: str) -> bool:
     """Whether a short name is a slip of the other: a swapped or a doubled letter, no other word."""
-    if min(len(typed), len(known)) > 4:
+    if min(len(typed), len(other)) > 4:
         return True
-    return sorted(typed) == sorted(known) or re.sub(r"(.)\1", r"\1", typed) == re.sub(r"(.)\1", r"\1", known)
+    return sorted(typed) == sorted(other) or re.sub(r"(.)\1", r"\1", typed) == re.sub(r"(.)\1", r"\1", other)
 
 
 def _slips(typed: str, other: str) -> int:
@@ -190,9 +190,9 @@ def _slips(typed: str, other: str) -> int:
     row = list(range(len(other) + 1))
     for i, letter in enumerate(typed, 1):
         above, before, row = before, row, [i]
-        for j, wanted in enumerate(other, 1):
-            cost = min(before[j] + 1, row[-1] + 1, before[j - 1] + (letter != wanted))
-            if i > 1 and j > 1 and letter == other[j - 2] and typed[i - 2] == wanted:
+        for j, target in enumerate(other, 1):
+            cost = min(before[j] + 1, row[-1] + 1, before[j - 1] + (letter != target))
+            if i > 1 and j > 1 and letter == other[j - 2] and typed[i - 2] == target:
                 cost = min(cost, above[j - 2] + 1)
             row.append(cost)
     return row[-1]

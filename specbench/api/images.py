@@ -126,10 +126,10 @@ def run(
     from specbench.runs.runner import run_plans  # brings torch
 
     values = merge(run_settings(), _flags(settings), env={})
-    told: Any = reporter or (ProgressReporter() if progress and not settings.get("quiet") else None)
-    summary = run_plans(sweep_plans(values, _flags(sweep or {})), told)
-    if told and (problem := summary.problem()):
-        told.note(str(problem))
+    reporting: Any = reporter or (ProgressReporter() if progress and not settings.get("quiet") else None)
+    summary = run_plans(sweep_plans(values, _flags(sweep or {})), reporting)
+    if reporting and (problem := summary.problem()):
+        reporting.note(str(problem))
     return Runs(**vars(summary))
 
 
@@ -183,11 +183,11 @@ def bench(
     from specbench.papers.table_files import load_table
     from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
 
-    told: list[Any] = [reporter or (ProgressReporter() if progress else None)]
-    told += [score_reporter or (ScoreProgress() if progress else None)]
+    reporters: list[Any] = [reporter or (ProgressReporter() if progress else None)]
+    reporters += [score_reporter or (ScoreProgress() if progress else None)]
     scoring = scoring or ScoreSettings(str(settings.get("device", "cpu")))
     out = str(settings.get("out", "results"))
-    return bench_table(load_table(table), _flags(settings), out, scoring, {}, told[0], told[1], warn)
+    return bench_table(load_table(table), _flags(settings), out, scoring, {}, reporters[0], reporters[1], warn)
 
 
 def estimate(table: str, **settings: object) -> Rows:

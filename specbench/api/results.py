@@ -254,8 +254,8 @@ def score(
     from specbench.metrics.scoring import score as score_runs
     from specbench.runs.progress_bar import ScoreProgress
 
-    told: Any = reporter or (ScoreProgress() if progress else None)
-    scoring = score_runs(find_runs(out, runs), metrics or None, settings, told, (), bundled_only, protocol)
+    reporting: Any = reporter or (ScoreProgress() if progress else None)
+    scoring = score_runs(find_runs(out, runs), metrics or None, settings, reporting, (), bundled_only, protocol)
     scoring.check(partly=problems is not None)
     if problems is not None:
         problems += scoring.problems
@@ -296,9 +296,9 @@ def score_folder(
     from specbench.metrics.scoring import score as score_images
     from specbench.runs.progress_bar import ScoreProgress
 
-    told: Any = reporter or (ScoreProgress() if progress else None)
-    scored = images_to_score(Path(images), prompts, column, Path(out), layout, told)
-    scoring = score_images([scored], metrics or None, settings, told, (), bundled_only, protocol)
+    reporting: Any = reporter or (ScoreProgress() if progress else None)
+    scored = images_to_score(Path(images), prompts, column, Path(out), layout, reporting)
+    scoring = score_images([scored], metrics or None, settings, reporting, (), bundled_only, protocol)
     return score_frame(scoring.check().rows(), long)
 
 

@@ -69,11 +69,11 @@ def text_network(weights: Weights, image_width: int, head: bool = False) -> Blip
         is_decoder=True,  # else no cross-attention is built; calls still say which way attention looks
     )
     network = BlipTextLMHeadModel(config) if head else BlipTextModel(config, add_pooling_layer=False)
-    wanted = network.state_dict()
-    known = {name: value for name, value in weights.items() if not name.endswith("position_ids")}
-    spare = {"cls.predictions.decoder.bias": known.get("cls.predictions.bias")} if head else {}
-    known |= {name: value for name, value in spare.items() if name in wanted and name not in known}
-    network.load_state_dict(known | {name: wanted[name] for name in wanted if name.endswith("position_ids")})
+    state = network.state_dict()
+    stored = {name: value for name, value in weights.items() if not name.endswith("position_ids")}
+    spare = {"cls.predictions.decoder.bias": stored.get("cls.predictions.bias")} if head else {}
+    stored |= {name: value for name, value in spare.items() if name in state and name not in stored}
+    network.load_state_dict(stored | {name: state[name] for name in state if name.endswith("position_ids")})
     return network
 
 

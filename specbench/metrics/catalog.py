@@ -161,11 +161,11 @@ def metric_names() -> list[str]:
 
 def metric_name(typed: str) -> str:
     """Name of the metric that is meant, without its variant where none was named; as typed if there is none."""
-    known = metric_names()
-    bases = dict.fromkeys(name.partition("[")[0] for name in (*known, *_DERIVED))
+    valid = metric_names()
+    bases = dict.fromkeys(name.partition("[")[0] for name in (*valid, *_DERIVED))
     base, bracket, variant = typed.partition("[")
-    meant = next(iter(spellings.fitting(base, [*bases, *known], "metric")), base)
-    return next(iter(spellings.fitting(f"{meant}{bracket}{variant}", [*known, *_DERIVED, *bases])), typed)
+    meant = next(iter(spellings.fitting(base, [*bases, *valid], "metric")), base)
+    return next(iter(spellings.fitting(f"{meant}{bracket}{variant}", [*valid, *_DERIVED, *bases])), typed)
 
 
 def require_metric(name: str) -> str:
@@ -175,7 +175,7 @@ def require_metric(name: str) -> str:
     if (meant := metric_name(name)) in metric_names():
         return meant
     name = meant
-    variants = [known for known in metric_names() if known.startswith(f"{name}[")]
+    variants = [other for other in metric_names() if other.startswith(f"{name}[")]
     if name in IMPORTED:
         metric(name)
     if name in _DERIVED and not variants:
@@ -194,8 +194,8 @@ def require_metric(name: str) -> str:
         for variant in names
         if variant in variants
     ]
-    wanted = f"the papers': {', '.join(papers)}" if papers else f"one of {', '.join(variants)}"
-    raise SpecbenchError(f"metric '{name}' has {len(variants)} variants, which give different numbers", wanted)
+    hint = f"the papers': {', '.join(papers)}" if papers else f"one of {', '.join(variants)}"
+    raise SpecbenchError(f"metric '{name}' has {len(variants)} variants, which give different numbers", hint)
 
 
 def metric(name: str) -> Callable[..., Any]:
@@ -229,18 +229,18 @@ def _foreign(cls: Any, reference: str) -> Callable[..., Any]:
 
     def guarded(method: str) -> Callable[..., Any]:
         @functools.wraps(getattr(cls, method))
-        def call(self: Any, *given: Any, **named: Any) -> Any:
+        def call(self: Any, *arguments: Any, **named: Any) -> Any:
             with naming_plugin("metric", str(getattr(self, "name", reference)), cls.__module__):
-                value = getattr(cls, method)(self, *given, **named)
+                value = getattr(cls, method)(self, *arguments, **named)
                 if method in listed and not all(isinstance(item, listed[method]) for item in value):
                     raise TypeError(f"{method}() returned {value!r:.60}")
                 return value
 
         return call
 
-    def made(self: Any, *given: Any) -> None:
+    def made(self: Any, *arguments: Any) -> None:
         with naming_plugin("metric", reference, cls.__module__):
-            cls.__init__(self, *given)
+            cls.__init__(self, *arguments)
             range(self.batch)[0]  # a number above 0
         name = getattr(self, "name", None)
         if not path_component(name) or name in METRICS:

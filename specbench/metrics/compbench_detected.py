@@ -273,9 +273,9 @@ class ThreeInOne(CategoryMetric):
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         plain = [replace(sample, prompt=self.grammar.without_adjectives(sample.prompt)) for sample in samples]
         rows: list[dict[str, object]] = [dict.fromkeys(self.columns) for _ in samples]
-        wanted = [rules.THREE_IN_ONE[sample.meta["kind"]] for sample in samples]
+        by_sample = [rules.THREE_IN_ONE[sample.meta["kind"]] for sample in samples]
         for name, part in self.parts.items():
-            needing = [number for number, parts in enumerate(wanted) if name in parts]
+            needing = [number for number, parts in enumerate(by_sample) if name in parts]
             shown = [(plain if name == "clip" else samples)[number] for number in needing]
             for number, values in zip(needing, part.features(shown) if shown else (), strict=True):
                 rows[number][name] = values["value"]

@@ -78,9 +78,9 @@ def spacy_versions() -> Mapping[str, str]:
     return {"phrases": f"{SPACY_MODEL} {version(SPACY_MODEL)}", "spacy": version("spacy")}
 
 
-def relation(prompt: str, known: Sequence[str] | Mapping[str, int]) -> str | None:
+def relation(prompt: str, relations: Sequence[str] | Mapping[str, int]) -> str | None:
     """Find the first known relation that a prompt names."""
-    return next((name for name in known if name in prompt.lower()), None)
+    return next((name for name in relations if name in prompt.lower()), None)
 
 
 def around_preposition(words: Sequence[tuple[str, str]]) -> tuple[str, str] | None:

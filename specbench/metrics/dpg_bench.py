@@ -128,8 +128,8 @@ class OfficialDpgBench(Metric):
     def __init__(self, verdicts: Mapping[tuple[str, int], Mapping[str, str]], digest: str, rows: pd.DataFrame):
         super().__init__()
         self.digest, self._verdicts = digest, verdicts
-        known = {(row.prompt_id, int(row.sample)) for row in rows.itertuples()}
-        for name, sample in sorted(verdicts.keys() - known)[:1]:
+        images = {(row.prompt_id, int(row.sample)) for row in rows.itertuples()}
+        for name, sample in sorted(verdicts.keys() - images)[:1]:
             what = f"the results are about image {sample} of '{name}', which the run lacks"
             raise SpecbenchError(what, "import the results of this run's export")
         for row in rows.itertuples():  # before any is stored

@@ -53,7 +53,7 @@ def external_images(
     layout = layout or ("dataset" if _metadata(folder) else None)
     name = read_name("layout", layout, IMAGE_LAYOUTS) if layout else None
     name, matched = (name, _matched(name, folder, prompts)) if name else _fitting(folder, prompts)
-    known, grid = {prompt.id: prompt for prompt in prompts.prompts}, IMAGE_LAYOUTS[name].grid
+    by_id, grid = {prompt.id: prompt for prompt in prompts.prompts}, IMAGE_LAYOUTS[name].grid
     first = prompts.prompts[0]
     path = next(path for key, path in sorted(matched.items()) if key[0] == first.id)
     pair = f"{path.relative_to(folder)} is '{first.text:.60}'"
@@ -62,9 +62,9 @@ def external_images(
         {
             "prompt_id": prompt,
             "sample": sample,
-            "prompt": known[prompt].text,
-            "category": known[prompt].category,
-            "meta": with_scene(known[prompt].text, json.dumps(known[prompt].meta)),
+            "prompt": by_id[prompt].text,
+            "category": by_id[prompt].category,
+            "meta": with_scene(by_id[prompt].text, json.dumps(by_id[prompt].meta)),
             "started_at": _version(path, folder, name),
             "path": path,
         }
@@ -98,12 +98,12 @@ def prompts_of_images(folder: Path, prompts: str | Path | None, column: str | No
     if (about := _metadata(folder)) is None:
         what = f"{folder} has no metadata.jsonl or metadata.csv that names its prompts"
         raise SpecbenchError(what, "--prompts SET|FILE" if folder.is_dir() else "check --images")
-    known: dict[str, Prompt] = {}
+    by_id: dict[str, Prompt] = {}
     for prompt in read_entries(about, column):
         meta = {name: value for name, value in prompt.meta.items() if name not in ("file_name", "sample", "run")}
-        if known.setdefault(prompt.id, replace(prompt, meta=meta)).text != prompt.text:
+        if by_id.setdefault(prompt.id, replace(prompt, meta=meta)).text != prompt.text:
             raise SpecbenchError(f"{about}: two prompts have the id '{prompt.id:.60}'", "ids must be unique")
-    return build_prompt_set(str(about), list(known.values()))
+    return build_prompt_set(str(about), list(by_id.values()))
 
 
 def _metadata(folder: Path) -> Path | None:
@@ -116,14 +116,14 @@ def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     """Images of one prompt are numbered in the order of their entries."""
     if (about := _metadata(folder)) is None:
         raise SpecbenchError(f"{folder} has no metadata.jsonl or metadata.csv")
-    known = {prompt.id for prompt in prompts}
+    ids = {prompt.id for prompt in prompts}
     by_text = {prompt.text.strip(): prompt.id for prompt in prompts}
     counts: Counter[str] = Counter()
     for entry in read_entries(about):
         file = str(entry.meta.get("file_name", ""))
         if not file or Path(file).is_absolute() or ".." in Path(file).parts:
             raise SpecbenchError(f"{about}: '{file:.60}' is no file_name of an image beside it")
-        name = entry.id if entry.id in known else by_text.get(entry.text)
+        name = entry.id if entry.id in ids else by_text.get(entry.text)
         if name is None:
             raise _no_prompt(about.parent / file, f"its caption, '{entry.text:.60}', is none of them")
         yield (name, counts[name]), about.parent / file

@@ -104,7 +104,7 @@ class Fid(Metric):
         super().prepare()
 
     def downloads(self) -> list[Download]:
-        there = self.reference.own is not None or self.reference.folder.is_dir()
+        there = self.reference.path is not None or self.reference.folder.is_dir()
         return super().downloads() + ([] if there else public.missing_set("coco", images=True))
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
@@ -140,7 +140,7 @@ class Fid(Metric):
             return Gaussian(self.reference_features)
         mean, covariance = self.reference.statistics
         if len(mean) != INCEPTION_FEATURES:
-            what = f"{self.reference.own} is of {len(mean)} features, not of Inception's {INCEPTION_FEATURES}"
+            what = f"{self.reference.path} is of {len(mean)} features, not of Inception's {INCEPTION_FEATURES}"
             raise SpecbenchError(what, "statistics as pytorch-fid and clean-fid keep them")
         return KnownMoments(mean, covariance)
 

@@ -91,10 +91,10 @@ def _include(clause: Mapping, hits: Sequence[Found], matched: Sequence[Sequence[
         if colors.count(clause["color"]) < count:
             return f"expected {clause['color']} {name}>={count}, found {', '.join(colors)}"
     if "position" in clause:
-        wanted, index = clause["position"]
+        relation, index = clause["position"]
         others = matched[index]
         if others is None:
-            return f"no target for {name} to be {wanted}"
-        if not all(wanted in relations(hit, other) for hit in used for other in others):
-            return f"expected {name} {wanted} target"
+            return f"no target for {name} to be {relation}"
+        if not all(relation in relations(hit, other) for hit in used for other in others):
+            return f"expected {name} {relation} target"
     return None

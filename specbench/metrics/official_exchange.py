@@ -254,11 +254,11 @@ class OfficialTiif(Metric):
             if not isinstance(content, dict):
                 raise ValueError("no object")
             keys = ("gt_answers", "model_pred")
-            wanted, given = ([str(answer).strip().lower() for answer in content[key]] for key in keys)
-            if not wanted or len(wanted) != len(given) or {*wanted, *given} - {"yes", "no"}:
+            correct, answers = ([str(answer).strip().lower() for answer in content[key]] for key in keys)
+            if not correct or len(correct) != len(answers) or {*correct, *answers} - {"yes", "no"}:
                 raise ValueError("gt_answers and model_pred are lists of yes and no, equally long")
-        right = sum(answer == other for answer, other in zip(wanted, given, strict=True))
-        return {"right": right, "questions": len(wanted), "long": length == "long"}
+        right = sum(answer == other for answer, other in zip(correct, answers, strict=True))
+        return {"right": right, "questions": len(correct), "long": length == "long"}
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         results = []
@@ -379,8 +379,8 @@ def _read_geneval(path: Path) -> dict[tuple[int, int], dict]:
     verdicts: dict[tuple[int, int], dict] = {}
     with blaming(path, "is not a result of the official GenEval evaluator ({})"):
         for row in (parse_json(line) for line in _text(path).split("\n") if line.strip()):
-            known = isinstance(row, dict) and isinstance(row.get("filename"), str) and "correct" in row
-            if not known or not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
+            valid = isinstance(row, dict) and isinstance(row.get("filename"), str) and "correct" in row
+            if not valid or not all(isinstance(row.get(name, ""), str | None) for name in _GENEVAL_TEXTS):
                 raise ValueError(f"every line is an object with 'correct' and the texts {', '.join(_GENEVAL_TEXTS)}")
             "".join(row.get(name) or "" for name in _GENEVAL_TEXTS).encode()  # refuses half a character
             place = _GENEVAL_PLACE.search(row["filename"])

@@ -78,7 +78,7 @@ def load_openai(path: Path, device: str) -> torch.nn.Module:
     from specbench.models.script_archive import read_script_tensors
 
     # The mask is no parameter, and open_clip makes its own.
-    weights = {name: held for name, held in read_script_tensors(path).items() if not name.endswith("attn_mask")}
+    weights = {name: tensor for name, tensor in read_script_tensors(path).items() if not name.endswith("attn_mask")}
     model = import_open_clip().model.build_model_from_openai_state_dict(weights, cast_dtype=None)
     return model.float().eval().requires_grad_(False).to(device)
 

@@ -76,30 +76,30 @@ CHECKPOINTS = _published()
 
 def missing_file(name: str, forbidden: bool = False) -> Download | None:
     """The download of a checkpoint's file; None where it is on this disk."""
-    wanted = CHECKPOINTS[name]
-    if wanted.here:
+    checkpoint = CHECKPOINTS[name]
+    if checkpoint.here:
         return None
     if forbidden or offline():
-        raise SpecbenchError(f"{wanted.file} is not on this disk", wanted.hint(), MISSING_PREREQUISITE)
-    if not wanted.digest and is_pinned_only():
-        what = f"{wanted.file} has no published digest, and --pinned-only allows no such file"
-        raise SpecbenchError(what, f"put it into {wanted.path.parent}", MISSING_PREREQUISITE)
-    remote = replace(on_hub_endpoint(wanted.remote), by_hand=f"or put it into {wanted.path.parent}")
+        raise SpecbenchError(f"{checkpoint.file} is not on this disk", checkpoint.hint(), MISSING_PREREQUISITE)
+    if not checkpoint.digest and is_pinned_only():
+        what = f"{checkpoint.file} has no published digest, and --pinned-only allows no such file"
+        raise SpecbenchError(what, f"put it into {checkpoint.path.parent}", MISSING_PREREQUISITE)
+    remote = replace(on_hub_endpoint(checkpoint.remote), by_hand=f"or put it into {checkpoint.path.parent}")
 
     def get(progress: Progress) -> None:
         try:
-            fetch_file(remote, wanted.path, progress)
+            fetch_file(remote, checkpoint.path, progress)
         except SpecbenchError as error:
             newest = re.sub("/resolve/[0-9a-f]{40}/", "/resolve/main/", remote.url)
-            if newest == remote.url or not wanted.digest or " 404" not in error.what:
+            if newest == remote.url or not checkpoint.digest or " 404" not in error.what:
                 raise
-            console.say(f"{wanted.file}: its commit is unknown to the hub; main's file is taken if it is the same")
-            fetch_file(replace(remote, url=newest), wanted.path, progress)
+            console.say(f"{checkpoint.file}: its commit is unknown to the hub; main's file is taken if it is the same")
+            fetch_file(replace(remote, url=newest), checkpoint.path, progress)
 
-    part, size = wanted.path.with_name(f"{wanted.file}.part"), size_of(remote)
+    part, size = checkpoint.path.with_name(f"{checkpoint.file}.part"), size_of(remote)
     if size is not None and part.is_file():
         size = max(0, size - part.stat().st_size)
-    return Download(wanted.file, (wanted.file,), size, wanted.licence, wanted.path.parent, get)
+    return Download(checkpoint.file, (checkpoint.file,), size, checkpoint.licence, checkpoint.path.parent, get)
 
 
 def require_weights_file(name: str, forbidden: bool = False) -> Path:
@@ -116,10 +116,10 @@ def file_digest(name: str) -> str:
 
 def problem(name: str) -> str | None:
     """Tell why a checkpoint's file cannot be used; None if it can."""
-    wanted = CHECKPOINTS[name]
-    if not wanted.path.is_file():
-        return f"{wanted.file} is not on this disk"
-    return None if wanted.here else f"{wanted.path} is not the published file"
+    checkpoint = CHECKPOINTS[name]
+    if not checkpoint.path.is_file():
+        return f"{checkpoint.file} is not on this disk"
+    return None if checkpoint.here else f"{checkpoint.path} is not the published file"
 
 
 def missing_folder(repository: str) -> Download | None:
@@ -129,8 +129,8 @@ def missing_folder(repository: str) -> Download | None:
 
 def hub_folder(repository: str, forbidden: bool = False) -> Path:
     """Find or download the configuration and weights of a repository in the hub's cache."""
-    wanted = WantedFiles(_source(repository))
-    folder = (wanted.find() if forbidden else wanted.fetch()).paths[0].parent
+    files = WantedFiles(_source(repository))
+    folder = (files.find() if forbidden else files.fetch()).paths[0].parent
     for path in folder.glob("*config.json"):
         read_json(_source(repository), path)  # refuses code of a hub
     digests = DIGESTS.get(repository, {}) if folder.name == REVISIONS.get(repository) else {}

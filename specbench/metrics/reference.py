@@ -33,18 +33,18 @@ class ReferenceImages:
     """Reference images: the user's folder, or those of COCO; or the statistics that other programs keep of them."""
 
     def __init__(self, settings: Settings):
-        self.own = settings.reference
+        self.path = settings.reference
         self.folder = settings.reference or public.public_sets()["coco"].folder / "images"
 
     @cached_property
     def statistics(self) -> tuple[np.ndarray, np.ndarray] | None:
         """Mean and covariance of the user's file; None where the reference is images."""
-        return None if self.own is None or self.own.is_dir() else read_statistics(self.own)
+        return None if self.path is None or self.path.is_dir() else read_statistics(self.path)
 
     @property
     def pictures(self) -> list[Path]:
         if self.statistics:
-            raise SpecbenchError(f"{self.own} holds statistics (mu, sigma), not images", "--reference DIR, of images")
+            raise SpecbenchError(f"{self.path} holds statistics (mu, sigma), not images", "--reference DIR, of images")
         # One a category, as MJHQ-30K's.
         folders = [place for place in sorted(self.folder.glob("[!.]*")) if place.is_dir()]
         return [picture for folder in folders for picture in pictures_in(folder)] or pictures_in(self.folder)
@@ -56,7 +56,7 @@ class ReferenceImages:
 
     def fits(self, meta: Mapping[str, object]) -> bool:
         """Tell whether these images are the reference of a prompt: chosen by the user, or for captions of COCO."""
-        return self.own is not None or str(meta.get("image", "")).endswith(".jpg")
+        return self.path is not None or str(meta.get("image", "")).endswith(".jpg")
 
     @cached_property
     def identity(self) -> dict[str, str]:
@@ -87,8 +87,8 @@ def read_statistics(path: Path) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(f"no mu and sigma in it, but {', '.join(list(sizes)[:5]) or 'nothing'}")
         if max(sizes["mu"], sizes["sigma"]) > _MOST_BYTES:
             raise ValueError("mu or sigma are too large")
-        with np.load(path, allow_pickle=False) as held:
-            mean, covariance = (np.asarray(held[name]).astype(np.float64, casting="safe") for name in ("mu", "sigma"))
+        with np.load(path, allow_pickle=False) as stored:
+            mean, covariance = (np.asarray(stored[name]).astype(np.float64, casting="safe") for name in ("mu", "sigma"))
         if mean.ndim != 1 or covariance.shape != mean.shape * 2:
             raise ValueError(f"a mu of {list(mean.shape)} and a sigma of {list(covariance.shape)}")
         if not (np.isfinite(mean).all() and np.isfinite(covariance).all() and (np.diag(covariance) >= 0).all()):

@@ -181,8 +181,8 @@ def stored_difference(
     return column_difference(mine, theirs, "value", over_categories=metric in _OVER_CATEGORIES)
 
 
-def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bool:
-    """Tell whether the stored scores are those of exactly the images in `wanted`: a distance may take minutes."""
+def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bool:
+    """Tell whether the stored scores are those of exactly the images in `images`: a distance may take minutes."""
     path = _scores_file(folder, metric)
     try:
         file = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES)))
@@ -191,14 +191,14 @@ def scores_are_current(folder: Path, metric: Metric, wanted: pd.DataFrame) -> bo
         return False
     parts = files_named(feature_parts(folder, metric).folder, "*.parquet")
     newest = max((part.stat().st_mtime_ns for part in parts), default=0)
-    return bool(rows) and all(row["images"] == len(wanted) for row in rows) and path.stat().st_mtime_ns > newest
+    return bool(rows) and all(row["images"] == len(images) for row in rows) and path.stat().st_mtime_ns > newest
 
 
-def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None:
-    """Compute and write the run's scores from the stored features of the images in `wanted`."""
-    features = image_features(folder, metric).merge(wanted[[*KEY, "started_at"]], on=[*KEY, "started_at"])
+def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None:
+    """Compute and write the run's scores from the stored features of the images in `images`."""
+    features = image_features(folder, metric).merge(images[[*KEY, "started_at"]], on=[*KEY, "started_at"])
     digest, identity = made_score(metric).fingerprint, json.dumps(made_score(metric).facts, sort_keys=True)
-    cut, said = _cut(metric, wanted["prompt"].tolist())
+    cut, reason = _cut(metric, images["prompt"].tolist())
     code = code_of([getattr(metric, "class_reference", None)])
     rows = [
         {
@@ -207,10 +207,10 @@ def write_run_scores(folder: Path, metric: Metric, wanted: pd.DataFrame) -> None
             "low": item.estimate.low,
             "high": item.estimate.high,
             "n": item.n,
-            "note": "; ".join(filter(None, (item.note, said))) or None,
+            "note": "; ".join(filter(None, (item.note, reason))) or None,
             "fingerprint": digest,
             "identity": identity,
-            "images": len(wanted),
+            "images": len(images),
             "cut": cut,
             "edited": code and code.edited,
         }

@@ -144,14 +144,14 @@ def score(
     """
     reporter, named = reporter or ScoreReporter(), metrics is not None or protocol is not None
     make = cache(lambda name: metric_catalog.metric(name)(settings))
-    given = [metrics] if isinstance(metrics, str | Metric) else metrics or ()
-    required = [metric if isinstance(metric, Metric) else make(metric) for metric in given]
+    listed = [metrics] if isinstance(metrics, str | Metric) else metrics or ()
+    required = [metric if isinstance(metric, Metric) else make(metric) for metric in listed]
     added = [make(name) for name in (*where_they_fit, *(metric_catalog.find_protocol(protocol) if protocol else ()))]
     defaults = (lambda model: metric_catalog.bundled_metrics()) if bundled_only else metric_catalog.default_metrics
 
     def fitting_metrics(images: Images) -> dict[str, Metric]:
-        wanted = [*(required if named else map(make, defaults(images.model))), *added]
-        return {metric.name: metric for metric in wanted if why_unfit(images, metric) is None}
+        candidates = [*(required if named else map(make, defaults(images.model))), *added]
+        return {metric.name: metric for metric in candidates if why_unfit(images, metric) is None}
 
     shown, outcomes = _readable(runs)
     fitting = [(images, fitting_metrics(images)) for images in shown]
@@ -222,13 +222,13 @@ def _fetch(fitting: _Fitting, settings: Settings | None, reporter: ScoreReporter
     if settings and settings.offline:
         absent |= {name: missing for name, metric in metrics.items() if (missing := metric.missing())}
     lacking = {name: SpecbenchError(*missing[0], MISSING_PREREQUISITE) for name, missing in absent.items()}
-    wanted = {name: metric for name, metric in metrics.items() if name not in lacking}
+    ready = {name: metric for name, metric in metrics.items() if name not in lacking}
 
     def announce(needed: Mapping[str, Sequence[Download]]) -> None:
         if needed:
             reporter.note(f"scoring {counted(len(fitting), 'run')} on {device}: {', '.join(needed)}")
 
-    return lacking | fetch_what_can_be_had({name: metric.downloads for name, metric in wanted.items()}, announce)
+    return lacking | fetch_what_can_be_had({name: metric.downloads for name, metric in ready.items()}, announce)
 
 
 def _had_other_code(images: Images, metric: Metric) -> bool:
@@ -284,9 +284,9 @@ OWN_CAPTIONS = "own captions"  # Category of captions of `shapes` in somebody's 
 
 def with_scene(prompt: str, meta: object) -> object:
     """The metadata of a caption of `shapes`, with the scene that it means where somebody's own file names none."""
-    known = read_meta(meta)
+    content = read_meta(meta)
     try:
-        return meta if "scene" in known else json.dumps(known | {"scene": parse(prompt).to_json()})
+        return meta if "scene" in content else json.dumps(content | {"scene": parse(prompt).to_json()})
     except SpecbenchError:  # words of the model that make no caption
         return meta
 
@@ -301,7 +301,7 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
     with writing(images.folder, logs) if logs else nullcontext():
         tasks = [_task(metric, rows, log) for metric, log in zip(metrics, logs, strict=True)]
         for task in tasks:
-            reporter.start(images.name, task.metric.name, len(task.wanted), len(task.wanted) - len(task.missing))
+            reporter.start(images.name, task.metric.name, len(task.images), len(task.images) - len(task.missing))
         try:
             names = ", ".join(task.metric.name for task in tasks)
             device = next((metric.settings.device for metric in metrics if hasattr(metric, "settings")), "cpu")
@@ -316,13 +316,13 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
 
 def _finished(images: Images, task: _Task) -> ScoreOutcome:
     """Store the scores of the kept features; what one metric cannot compute leaves the others alone."""
-    outcome = ScoreOutcome(images.name, task.metric.name, len(task.missing), len(task.wanted) - len(task.missing))
+    outcome = ScoreOutcome(images.name, task.metric.name, len(task.missing), len(task.images) - len(task.missing))
     try:
         with _blamed(task.metric):
             task.log.compact()
-            stale = task.missing or task.known != len(task.wanted)
-            if stale or not scores_are_current(images.folder, task.metric, task.wanted):
-                write_run_scores(images.folder, task.metric, task.wanted)
+            stale = task.missing or task.kept != len(task.images)
+            if stale or not scores_are_current(images.folder, task.metric, task.images):
+                write_run_scores(images.folder, task.metric, task.images)
     except SpecbenchError as error:
         if isinstance(error, PluginError) or error.exit_code == MISSING_PREREQUISITE:
             raise
@@ -335,17 +335,17 @@ class _Task:
     """Work of one metric on a set of images."""
 
     metric: Metric
-    wanted: pd.DataFrame  # key and `started_at` of the images that it accepts
+    images: pd.DataFrame  # key and `started_at` of the images that it accepts
     missing: frozenset[int]  # row numbers of those without features
-    known: int  # number of images whose features are kept, with those of images that are no longer wanted
+    kept: int  # number of images whose features are kept, with those of images that are no longer wanted
     log: ImageScores  # of its features
 
 
 def _task(metric: Metric, rows: pd.DataFrame, log: ImageScores) -> _Task:
-    wanted = rows.loc[list(_accepted(rows, metric)), [*KEY, "started_at", "prompt"]]
-    known = set(log.read(["started_at"]).to_pandas().itertuples(index=False, name=None))
-    missing = (row.Index for row in wanted.itertuples() if (row.prompt_id, row.sample, row.started_at) not in known)
-    return _Task(metric, wanted, frozenset(missing), len(known), log)
+    accepted = rows.loc[list(_accepted(rows, metric)), [*KEY, "started_at", "prompt"]]
+    stored = set(log.read(["started_at"]).to_pandas().itertuples(index=False, name=None))
+    missing = (row.Index for row in accepted.itertuples() if (row.prompt_id, row.sample, row.started_at) not in stored)
+    return _Task(metric, accepted, frozenset(missing), len(stored), log)
 
 
 class _Image(NamedTuple):

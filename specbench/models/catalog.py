@@ -214,7 +214,7 @@ def model_name(typed: str) -> str:
         model = fitting[0] if len(fitting) == 1 else "NAME"
         hint = f"a checkpoint goes with the model of its architecture: --model {model} --weights {typed}"
         raise SpecbenchError(f"unknown model '{typed}'", hint)
-    return read_name("model", typed, models(), found=fitting)
+    return read_name("model", typed, models(), fallback=fitting)
 
 
 def _repositories(model: ModelFacts) -> list[str]:

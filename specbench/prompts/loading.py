@@ -32,13 +32,13 @@ def set_name(typed: str) -> str:
             "MJHQ-30K is not downloaded: its publisher states no digest to check it by",
             "bring its list and name that: --prompts meta_data.json",
         )
-    known, sets = prompt_set_names(), public.public_sets()
-    facts = {name: [sets[name].summary.partition(":")[0]] for name in known if name in sets}
+    valid, sets = prompt_set_names(), public.public_sets()
+    facts = {name: [sets[name].summary.partition(":")[0]] for name in valid if name in sets}
     whole, slash, part = typed.partition("/")
-    base = next(iter(names.fitting(whole, (name for name in known if "/" not in name), "prompt set", facts)), whole)
+    base = next(iter(names.fitting(whole, (name for name in valid if "/" not in name), "prompt set", facts)), whole)
     if page := [name for name in facts if sets[name].page.endswith(f"/{typed}")]:
         return page[0]
-    return next(iter(names.fitting(f"{base}{slash}{part}", known, "prompt set")), base if not slash else typed)
+    return next(iter(names.fitting(f"{base}{slash}{part}", valid, "prompt set")), base if not slash else typed)
 
 
 def downloadable(name: str) -> public.PublicSet:
@@ -125,7 +125,7 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
                 f"'{name}' is neither a prompt set nor a file; is it a caption?",
                 "write captions of your own into a text file, one per line: --prompts mine.txt",
             )
-        if parts := [known for known in public.public_names() if known.startswith(f"{path.parts[0]}/")]:
+        if parts := [name for name in public.public_names() if name.startswith(f"{path.parts[0]}/")]:
             raise unknown_name("prompt set", name, parts)
         if path.suffix or len(path.parts) > 1:
             raise SpecbenchError(f"prompt file '{name}' does not exist", "or name a set: specbench list prompts")
@@ -137,8 +137,8 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
         )
     read = build_prompt_set(name, read_file(path, column))
     if repeated := len(read.prompts) - len({prompt.text for prompt in read.prompts}):
-        said = "intervals count each id as a prompt of its own; --samples N draws several images of a caption"
-        console.say(f"{path.name}: {console.counted(repeated, 'prompt')} with the caption of another: {said}")
+        advice = "intervals count each id as a prompt of its own; --samples N draws several images of a caption"
+        console.say(f"{path.name}: {console.counted(repeated, 'prompt')} with the caption of another: {advice}")
     return read
 
 

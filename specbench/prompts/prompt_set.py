@@ -68,12 +68,12 @@ class Drawing:
     def _check_categories(self, prompts: PromptSet) -> None:
         if self.per_category is None and not self.categories:
             return
-        known = {prompt.category for prompt in prompts.prompts if prompt.category}
-        if self.per_category is not None and not known:
+        categories = {prompt.category for prompt in prompts.prompts if prompt.category}
+        if self.per_category is not None and not categories:
             raise SpecbenchError(f"--per-category: prompts '{prompts.name}' have no categories", "use --limit")
         for name in self.categories:
-            if name not in known:
-                raise unknown_name(f"category of '{prompts.name}':", name, known)
+            if name not in categories:
+                raise unknown_name(f"category of '{prompts.name}':", name, categories)
 
     def text(self, prompts: PromptSet) -> str | None:
         """What is drawn, in words; None where it is the whole set."""
@@ -135,14 +135,14 @@ def select(prompts: PromptSet, limit: int | None = None, ids: Sequence[str] = ()
     """Select the prompts with these ids (all if empty), at most `limit`, in file order."""
     if not ids:
         return list(prompts.prompts[:limit])
-    wanted, every = set(ids), prompts.prompts
-    chosen = [prompt for prompt in every if prompt.id in wanted]
-    if len(chosen) < len(wanted):
+    unique, every = set(ids), prompts.prompts
+    chosen = [prompt for prompt in every if prompt.id in unique]
+    if len(chosen) < len(unique):
         there = {prompt.id for prompt in chosen}
-        unknown, known = next(name for name in ids if name not in there), {prompt.id for prompt in every}
-        if len(known) <= 20:
-            raise unknown_name(f"prompt id in '{prompts.name}':", unknown, known)
-        raise SpecbenchError(f"prompts '{prompts.name}' have no id '{unknown}'", f"ids look like '{min(known)}'")
+        unknown, valid = next(name for name in ids if name not in there), {prompt.id for prompt in every}
+        if len(valid) <= 20:
+            raise unknown_name(f"prompt id in '{prompts.name}':", unknown, valid)
+        raise SpecbenchError(f"prompts '{prompts.name}' have no id '{unknown}'", f"ids look like '{min(valid)}'")
     return chosen[:limit]
 
 

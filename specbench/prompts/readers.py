@@ -45,7 +45,7 @@ def read_file(path: Path, column: str | None = None) -> list[Prompt]:
     source = TableFile(path, column, {})
     prompts = _once_an_item(source, _entries(source))
     _refuse_repeated(path, prompts)
-    for sentence in source.said:
+    for sentence in source.notes:
         console.say(f"{path.name}: {sentence}")
     return [prompt for _, prompt in prompts]
 
@@ -92,7 +92,7 @@ def _once_an_item(source: TableFile, rows: list[tuple[str, Prompt]]) -> list[tup
     first = {(item.id, item.text): where for where, item in reversed(rows) if item.id != text_id(item.text)}
     kept = [(where, item) for where, item in rows if first.get((item.id, item.text), where) == where]
     if len(kept) < len(rows):
-        source.said[f"{len(rows):,} rows with the ids and texts of {len(kept):,} prompts"] = None
+        source.notes[f"{len(rows):,} rows with the ids and texts of {len(kept):,} prompts"] = None
     return kept
 
 
@@ -205,7 +205,7 @@ def _read_json(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     except ValueError as error:
         raise SpecbenchError(f"prompt file '{path}' is not JSON ({error})") from None
     if isinstance(rows, dict) and _is_coco(rows):
-        source.said["the longest caption of each image, as coco"] = None
+        source.notes["the longest caption of each image, as coco"] = None
         yield from ((f"image {prompt.id}", prompt) for prompt in longest_captions(rows))
         return
     if isinstance(rows, dict):
@@ -219,15 +219,15 @@ def _read_json(source: TableFile) -> Iterator[tuple[str, Prompt]]:
 
 def _is_coco(content: dict) -> bool:
     rows = content.get("annotations")
-    known = {"image_id", "id", "caption"}
-    return isinstance(rows, list) and all(isinstance(row, dict) and known <= row.keys() for row in rows)
+    columns = {"image_id", "id", "caption"}
+    return isinstance(rows, list) and all(isinstance(row, dict) and columns <= row.keys() for row in rows)
 
 
 def _listed(content: dict, source: TableFile) -> object:
     """Rows of an object that holds one list, or has a row or text for each id."""
     lists = [name for name, value in content.items() if isinstance(value, list)]
     if len(lists) == 1:
-        source.said[f"the list '{lists[0]}'"] = None
+        source.notes[f"the list '{lists[0]}'"] = None
         return content[lists[0]]
     if any(singular(key, ()) in TEXT_KEYS for key in content):
         return [content]
@@ -273,7 +273,7 @@ def _rows(source: TableFile, delimiter: str, quoting: int) -> Iterator[tuple[str
         ]
         _check_columns(path, rows.fieldnames)
         if {*rows.fieldnames} >= DPG_COLUMNS:
-            source.said["a row a question, as in dpg-bench"] = None
+            source.notes["a row a question, as in dpg-bench"] = None
             yield from ((f"item {prompt.id}", prompt) for prompt in dpg_prompts(rows))
             return
         for row in rows:
@@ -331,11 +331,11 @@ _ID_TYPES = (str, int, type(None))
 
 
 class TableFile(NamedTuple):
-    """A file with columns; `column` is the column that was named, `said` what had to be decided."""
+    """A file with columns; `column` is the column that was named, `notes` what had to be decided."""
 
     path: Path
     column: str | None
-    said: dict[str, None]
+    notes: dict[str, None]
 
 
 class _Columns(NamedTuple):
@@ -364,7 +364,7 @@ def _columns(keys: tuple[str, ...], column: str | None = None) -> _Columns:
 
 def singular(name: str, taken: Iterable[str]) -> str:
     """The column of ours that a heading in another case or in the plural names; of none, the heading."""
-    ours = {"categories": "category", **{f"{known}s": known for known in (*TEXT_KEYS, *ID_KEYS)}}
+    ours = {"categories": "category", **{f"{key}s": key for key in (*TEXT_KEYS, *ID_KEYS)}}
     ours_by_case = ours.get(name.lower(), name.lower())
     return ours_by_case if ours_by_case in OUR_COLUMNS and ours_by_case not in taken else name
 
@@ -391,13 +391,13 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
 
 def _text(source: TableFile, row: dict, keys: tuple[str, ...]) -> object:
     """The text of a row: of `prompt`, `text` and `caption` that differ, the first of these; of a list, its first."""
-    given = [key for key in keys if row[key] not in (None, "")]
-    if len(given) > 1 and len({str(row[key]) for key in given}) > 1:
-        given.sort(key=lambda key: _BY_MEANING.index(singular(str(key).strip(), ())))
-        source.said[f"texts are those of '{given[0]}', not of '{given[1]}'; --prompt-column says which"] = None
-    text = row[given[0]] if given else None
+    filled = [key for key in keys if row[key] not in (None, "")]
+    if len(filled) > 1 and len({str(row[key]) for key in filled}) > 1:
+        filled.sort(key=lambda key: _BY_MEANING.index(singular(str(key).strip(), ())))
+        source.notes[f"texts are those of '{filled[0]}', not of '{filled[1]}'; --prompt-column says which"] = None
+    text = row[filled[0]] if filled else None
     if isinstance(text, list) and text:
-        source.said[f"'{given[0]}' has lists, of which the first text is taken"] = None
+        source.notes[f"'{filled[0]}' has lists, of which the first text is taken"] = None
         return text[0]
     return text
 
@@ -416,8 +416,8 @@ def _single(path: Path, where: str, row: dict, keys: tuple[str, ...]) -> object:
     """The value of the first of these columns of one meaning, None if there is none; a row in which they differ is
     refused: which one counts would be a guess."""
     if len(keys) > 1:
-        given = [key for key in keys if row[key] not in (None, "")]
-        if any(row[key] != row[given[0]] for key in given):
-            both = f"both '{given[0].strip()}' and '{given[1].strip()}', and they differ"
+        filled = [key for key in keys if row[key] not in (None, "")]
+        if any(row[key] != row[filled[0]] for key in filled):
+            both = f"both '{filled[0].strip()}' and '{filled[1].strip()}', and they differ"
             raise SpecbenchError(f"prompt file '{path}': {where} has {both}", "remove or rename one")
     return row[keys[0]] if keys else None

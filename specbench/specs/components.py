@@ -62,13 +62,13 @@ def _is_chain(option: str) -> Callable[[Mapping[str, object]], bool]:
 
 
 def _component(entry: Mapping[str, Any], options: Mapping[str, Option]) -> Component:
-    given = _tuples(entry) | {"options": tuple(options[name] for name in entry.get("options", ()))}
+    fields = _tuples(entry) | {"options": tuple(options[name] for name in entry.get("options", ()))}
     for branching in BRANCHING & set(entry.get("options", ())):
-        given["is_chain"] = _is_chain(branching)
+        fields["is_chain"] = _is_chain(branching)
     for place in ("target", "loop"):
-        if place in given:
-            given[place] = f"specbench.decoding.{given[place]}"
-    return Component(**given)
+        if place in fields:
+            fields[place] = f"specbench.decoding.{fields[place]}"
+    return Component(**fields)
 
 
 def _read() -> dict[str, dict[str, Component]]:

@@ -37,11 +37,11 @@ class Option:
 
     def parse(self, value: object) -> int | float | str | bool:
         """Parse `value`, text from the command line or already typed, into this option's type."""
-        wanted = self.type
+        kind = self.type
         try:
-            parsed = _read(wanted, value)
+            parsed = _read(kind, value)
         except (TypeError, ValueError, KeyError, OverflowError):
-            raise SpecbenchError(f"--{self.name} {value!s}: expected {_NOUN[wanted]}", self.help) from None
+            raise SpecbenchError(f"--{self.name} {value!s}: expected {_NOUN[kind]}", self.help) from None
         if self.reads:
             parsed = self.reads(parsed)
         if self.choices and isinstance(parsed, str):
@@ -50,7 +50,7 @@ class Option:
             raise SpecbenchError(f"--{self.name} {value!s}: not a valid choice", f"valid: {', '.join(self.choices)}")
         if self.check:
             self.check(parsed)
-        if wanted in (int, float):
+        if kind in (int, float):
             low = self.minimum is not None and parsed < self.minimum
             low = low or (self.above is not None and parsed <= self.above)
             not_a_number = parsed != parsed  # math.isnan overflows on huge ints
@@ -118,13 +118,13 @@ def plain(value: object) -> str:
 _NOUN = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 
 
-def _read(wanted: type, value: object) -> int | float | str | bool:
-    if wanted is bool:
+def _read(kind: type, value: object) -> int | float | str | bool:
+    if kind is bool:
         if isinstance(value, bool):
             return value
         return {"true": True, "false": False, "1": True, "0": False}[str(value).lower()]
-    if isinstance(value, bool) and wanted is not str:
+    if isinstance(value, bool) and kind is not str:
         raise ValueError(value)
-    if wanted is int and isinstance(value, float) and not value.is_integer():
+    if kind is int and isinstance(value, float) and not value.is_integer():
         raise ValueError(value)
-    return wanted(value)
+    return kind(value)

@@ -90,28 +90,28 @@ def _built_in() -> dict[str, Preset]:
 PRESETS = _built_in()
 
 
-def resolve(name: str, given: Mapping[str, object] | None = None) -> DecoderSpec:
+def resolve(name: str, overrides: Mapping[str, object] | None = None) -> DecoderSpec:
     """Resolve the preset `name` with the caller's choices and options."""
     name = read_name("decoder", name, PRESETS, _cited())
     preset = PRESETS[name]
-    given = _as_named(preset, given or {})
-    choices = choices_of(preset, given)
+    overrides = _as_named(preset, overrides or {})
+    choices = choices_of(preset, overrides)
     _check_fit(name, choices)
-    known = options_of(preset, choices)
-    for option in given:
-        if option not in known and option not in _kinds(choices):
-            raise unknown_name(f"{name} option", option, [*known, *_kinds(choices)])
-    values = {option: known[option].parse(given.get(option, known[option].default)) for option in known}
+    options = options_of(preset, choices)
+    for option in overrides:
+        if option not in options and option not in _kinds(choices):
+            raise unknown_name(f"{name} option", option, [*options, *_kinds(choices)])
+    values = {option: options[option].parse(overrides.get(option, options[option].default)) for option in options}
     _check_look_ahead(name, choices, values)
-    stored = {key: value for key, value in values.items() if not known[key].later or value != known[key].default}
+    stored = {key: value for key, value in values.items() if not options[key].later or value != options[key].default}
     return DecoderSpec(name, **choices, options=tuple(sorted(stored.items())), lossless=_lossless(choices))
 
 
-def choices_of(preset: Preset, given: Mapping[str, object]) -> dict[str, str]:
-    """The preset's components with those among `given` in their place."""
+def choices_of(preset: Preset, overrides: Mapping[str, object]) -> dict[str, str]:
+    """The preset's components with those among `overrides` in their place."""
     choices = dict(preset.choices)
-    for kind in CHOICES.keys() & given.keys():
-        choices[kind] = read_name(kind, str(given[kind]), CHOICES[kind])
+    for kind in CHOICES.keys() & overrides.keys():
+        choices[kind] = read_name(kind, str(overrides[kind]), CHOICES[kind])
     if preset.choices["drafter"] == "none" != choices["drafter"]:
         raise SpecbenchError(
             f"decoder '{preset.name}' drafts nothing: --drafter {choices['drafter']} contradicts it",
@@ -184,10 +184,10 @@ def decoder_name(reference: str) -> str:
     if ":" not in reference:
         fitting = names.fitting(reference, PRESETS, "decoder", _cited())
         return fitting[0] if len(fitting) == 1 else reference
-    name, _, given = reference.partition(":")
-    known = reference in _imported or name in sys.modules
-    if name in PRESETS and not known and name not in _imported.values():  # a file's decoder may have the file's name
-        meant = f"did you mean {name}:{given.replace(':', '=')}?" if ":" in given else f"for example {name}:window=16"
+    name, _, rest = reference.partition(":")
+    loaded = reference in _imported or name in sys.modules
+    if name in PRESETS and not loaded and name not in _imported.values():  # a file's decoder may have the file's name
+        meant = f"did you mean {name}:{rest.replace(':', '=')}?" if ":" in rest else f"for example {name}:window=16"
         raise SpecbenchError(f"decoder '{reference}': an option is written NAME=VALUE", meant)
     preset = load_user_object(reference, "decoder")
     if not isinstance(preset, Preset):
@@ -205,7 +205,7 @@ def _unfit(preset: Preset) -> str:
     """What of a user's preset is no combination of components, or an empty string."""
     missing = [f"its choices lack '{kind}'" for kind in CHOICES if kind not in preset.choices]
     unknown = (
-        f"there is no {kind} '{own}'" for kind, own in preset.choices.items() if own not in CHOICES.get(kind, ())
+        f"there is no {kind} '{part}'" for kind, part in preset.choices.items() if part not in CHOICES.get(kind, ())
     )
     return next(iter([*missing, *unknown]), "")
 
@@ -232,8 +232,8 @@ def require_decoders(pieces: Sequence[str]) -> None:
 def add_plugin_decoders() -> None:
     """Register the presets of installed plug-ins; built-in names take precedence."""
     for name in plugins("decoders"):
-        wanted = "a Preset with a known component of each kind"
-        preset = load_plugin("decoders", name, lambda it: isinstance(it, Preset) and not _unfit(it), wanted)
+        expected = "a Preset with a known component of each kind"
+        preset = load_plugin("decoders", name, lambda it: isinstance(it, Preset) and not _unfit(it), expected)
         if preset is not None and PRESETS.setdefault(preset.name, preset) is preset:
             _imported[plugins("decoders")[name].value] = preset.name
 
@@ -243,10 +243,10 @@ def _cited() -> dict[str, list[str]]:
     return {name: re.split(r"\s*[,:;()]\s*|arXiv ", preset.paper) for name, preset in PRESETS.items()}
 
 
-def _as_named(preset: Preset, given: Mapping[str, object]) -> dict[str, object]:
+def _as_named(preset: Preset, overrides: Mapping[str, object]) -> dict[str, object]:
     """Options by their own names: "g" of GSD is "G", where that is the only one."""
-    known = [*CHOICES, *options_of(preset)]
-    return {next(iter(names.fitting(name, known)), name): value for name, value in given.items()}
+    valid = [*CHOICES, *options_of(preset)]
+    return {next(iter(names.fitting(name, valid)), name): value for name, value in overrides.items()}
 
 
 def _kinds(choices: Mapping[str, str]) -> list[str]:

@@ -90,9 +90,9 @@ def forward_ms(forward: Forward, peak: Peak, reached: Reached) -> dict[str, floa
 
 def product_rate(products: Mapping[int, float], columns: float) -> float:
     """FLOP/s of a product of `columns`, interpolated between measured ones in logarithms; the nearest outside them."""
-    known = sorted(products)
-    below = max((width for width in known if width <= columns), default=known[0])
-    above = min((width for width in known if width >= columns), default=known[-1])
+    widths = sorted(products)
+    below = max((width for width in widths if width <= columns), default=widths[0])
+    above = min((width for width in widths if width >= columns), default=widths[-1])
     if above <= below:
         return products[below]
     share = math.log(columns / below) / math.log(above / below)

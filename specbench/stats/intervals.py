@@ -173,11 +173,11 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
     Missing values stay missing and do not count as tests.
     """
-    known = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
+    ranked = sorted((p, place) for place, p in enumerate(p_values) if p is not None)
     corrected: list[float | None] = [None] * len(p_values)
     largest = 0.0
-    for rank, (p, place) in enumerate(known):
-        largest = max(largest, min(1.0, (len(known) - rank) * p))
+    for rank, (p, place) in enumerate(ranked):
+        largest = max(largest, min(1.0, (len(ranked) - rank) * p))
         corrected[place] = largest
     return corrected
 

@@ -82,8 +82,8 @@ def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Di
 def _influences(name: str, rows: pd.DataFrame) -> tuple[float, pd.Series] | None:
     """The ratio, and each image's influence on it."""
     top, bottom = (side.astype("float64") for side in _TOTALS[name](rows))
-    known = top.notna() & bottom.notna()
-    top, bottom = top[known], bottom[known]
+    defined = top.notna() & bottom.notna()
+    top, bottom = top[defined], bottom[defined]
     if not bottom.sum():
         return None
     value = float(top.sum() / bottom.sum())

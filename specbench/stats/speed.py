@@ -216,13 +216,13 @@ def fewest_tokens_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
 
 def _quantile(values: pd.Series, share: float) -> Estimate | None:
     """Quantile with the interval between order statistics; a bound is None where no image is beyond it."""
-    held = np.sort(values.dropna().to_numpy(float))
-    if not len(held):
+    ordered = np.sort(values.dropna().to_numpy(float))
+    if not len(ordered):
         return None
-    ranks = np.ceil(bdtrik([1 - UPPER_QUANTILE, UPPER_QUANTILE], len(held), share)).astype(int)
-    reached = ranks[0] > 0 and ranks[1] < len(held)
-    bounds = (float(held[ranks[0] - 1]), float(held[ranks[1]])) if reached else (None, None)
-    return Estimate(float(np.quantile(held, share)), *bounds)
+    ranks = np.ceil(bdtrik([1 - UPPER_QUANTILE, UPPER_QUANTILE], len(ordered), share)).astype(int)
+    reached = ranks[0] > 0 and ranks[1] < len(ordered)
+    bounds = (float(ordered[ranks[0] - 1]), float(ordered[ranks[1]])) if reached else (None, None)
+    return Estimate(float(np.quantile(ordered, share)), *bounds)
 
 
 def _least_favourable(rows: pd.DataFrame, values: pd.Series, sign: int) -> tuple[str, Estimate] | None:

@@ -144,8 +144,8 @@ def stored_values(folder: Path) -> pd.DataFrame | None:
     place = _places(schema).get("value")
     if place is None or not {"category", *KEY} <= set(schema.names) or not _is_number(schema.field(place).type):
         return None
-    wanted = pa.schema([schema.field(name) for name in (*KEY, "category", place)])
-    rows = ParquetLog(folder, wanted, KEY).read().to_pandas().rename(columns={place: "value"})
+    columns = pa.schema([schema.field(name) for name in (*KEY, "category", place)])
+    rows = ParquetLog(folder, columns, KEY).read().to_pandas().rename(columns={place: "value"})
     return None if len(rows) and rows["value"].isna().all() else rows
 
 

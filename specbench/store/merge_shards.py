@@ -68,10 +68,10 @@ def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
     for folder in map(Path, folders):
         if shard := _SHARD.search(str(folder)):
             runs = runs_in(folder)
-            wanted = {run.name: read_info(run).invocations[-1].wanted or MAX_WANTED for run in runs}
-            counts = {run.name: (len(RunStore(run).completed()), wanted[run.name]) for run in runs}
+            sizes = {run.name: read_info(run).invocations[-1].wanted or MAX_WANTED for run in runs}
+            counts = {run.name: (len(RunStore(run).completed()), sizes[run.name]) for run in runs}
             images.setdefault(int(shard[2]), {})[int(shard[1])] = counts
-    said = []
+    lines = []
     for of, parts in images.items():
         most = {
             name: max(part.get(name, (0,))[0] for part in parts.values()) for part in parts.values() for name in part
@@ -83,11 +83,11 @@ def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
             part
             for part, runs in sorted(parts.items())
             if any(name not in runs for name in whole)
-            or any(done < min(most[name] - 1, wanted) for name, (done, wanted) in runs.items())
+            or any(done < min(most[name] - 1, size) for name, (done, size) in runs.items())
         ]
-        said += [f"shards not there: {_spans(absent)} of {of}"] * bool(absent)
-        said += [f"shards not finished: {_spans(behind)} of {of}"] * bool(behind)
-    return said
+        lines += [f"shards not there: {_spans(absent)} of {of}"] * bool(absent)
+        lines += [f"shards not finished: {_spans(behind)} of {of}"] * bool(behind)
+    return lines
 
 
 def _spans(numbers: Sequence[int]) -> str:
@@ -100,13 +100,13 @@ def _spans(numbers: Sequence[int]) -> str:
 def _copy_rows(source: RunStore, target: RunStore) -> int:
     """Copy rows missing in `target`; successful images replace failed ones, never the reverse."""
     there = target.samples(["status"])
-    known = set(zip(there["prompt_id"], there["sample"], strict=True))
+    stored = set(zip(there["prompt_id"], there["sample"], strict=True))
     done = target.completed()
     traces = {(row["prompt_id"], row["sample"]): row for row in source.trace_rows()}
     copied = 0
     for batch in source.batches(None, _ROWS):
         keyed = [(row, (row["prompt_id"], row["sample"])) for row in batch.to_pylist()]
-        rows = [row for row, key in keyed if key not in (done if row["status"] == "ok" else known)]
+        rows = [row for row, key in keyed if key not in (done if row["status"] == "ok" else stored)]
         for row in rows:
             if row["image"] and os.path.lexists(source.folder / row["image"]):  # a deleted picture is skipped
                 data = image_bytes(source.folder, row["image"], row["image_sha256"])

@@ -119,13 +119,13 @@ def changed_members(path: Path) -> Iterator[str]:
     """What of a packed file is not as it was written, in words that name the member."""
     with _opened(path) as archive:
         files = _manifest(path, archive)["files"]
-        for name, wanted in files.items():
+        for name, expected in files.items():
             try:
                 with archive.open(name) as member:
                     digest = hashlib.sha256()
                     while piece := member.read(_CHUNK):
                         digest.update(piece)
-                if digest.hexdigest() != wanted:
+                if digest.hexdigest() != expected:
                     yield f"{name} was changed: its SHA-256 is not the one in {MANIFEST}"
             except KeyError:
                 yield f"{name} is missing"

@@ -111,8 +111,8 @@ class ParquetLog:
 
     def read(self, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the log as one table in order of writing; the last row per key."""
-        wanted = self.schema.names if columns is None else columns
-        return pa.concat_tables([self.no_rows(wanted), *self.batches(wanted)])
+        names = self.schema.names if columns is None else columns
+        return pa.concat_tables([self.no_rows(names), *self.batches(names)])
 
     def no_rows(self, columns: Sequence[str]) -> pa.Table:
         """An empty table of what `batches` yields."""
@@ -120,32 +120,32 @@ class ParquetLog:
 
     def batches(self, columns: Sequence[str], size: int = 65_536) -> Iterator[pa.Table]:
         """Read the log in batches of at most `size` rows; concurrent merges have no effect."""
-        wanted = self._with_key(columns)
+        schema = self._with_key(columns)
         with ExitStack() as stack:
             parts = self._open_all(stack)
             for part in parts:
                 part.check_owner()
             kept = _last_of_each([part.read(self._with_key(())) for part in parts])
             first = 0
-            for table in chain.from_iterable(self._batches(part, wanted, size) for part in parts):
+            for table in chain.from_iterable(self._batches(part, schema, size) for part in parts):
                 mask = kept[first : first + len(table)]
                 first += len(table)
                 yield table if mask.all() else table.filter(pa.array(mask))
 
-    def _batches(self, part: ParquetFile, wanted: pa.Schema, size: int) -> Iterator[pa.Table]:
+    def _batches(self, part: ParquetFile, schema: pa.Schema, size: int) -> Iterator[pa.Table]:
         """Read one part; derived columns are computed unless it keeps those of the current version."""
         missing = [] if self.derived is None or part.derived == self.derived.version else self.derived.schema.names
-        missing = [name for name in missing if name in wanted.names]
+        missing = [name for name in missing if name in schema.names]
         if not missing:
-            yield from part.batches(wanted, size)
+            yield from part.batches(schema, size)
             return
-        stored = self._with_key([*(name for name in wanted.names if name not in missing), *self.derived.sources])
+        stored = self._with_key([*(name for name in schema.names if name not in missing), *self.derived.sources])
         for table in part.batches(stored, min(size, _COMPUTED_AT_ONCE)):
-            yield _joined(table, self.derived.compute(table)).select(wanted.names)
+            yield _joined(table, self.derived.compute(table)).select(schema.names)
 
     def _with_key(self, columns: Sequence[str]) -> pa.Schema:
-        known = {field.name: field for field in (*self.schema, *(self.derived.schema if self.derived else ()))}
-        return pa.schema([known[name] for name in dict.fromkeys([*self.key, *columns])])
+        fields = {field.name: field for field in (*self.schema, *(self.derived.schema if self.derived else ()))}
+        return pa.schema([fields[name] for name in dict.fromkeys([*self.key, *columns])])
 
     def _open_all(self, stack: ExitStack) -> list[ParquetFile]:
         """Open the live parts; open ones stay readable when a writer merges them."""
@@ -252,27 +252,27 @@ class ParquetFile:
             what = f"{self._path} holds rows of the run {min(map(str, others))}, not of {run_id}"
             raise SpecbenchError(what, "put it back into that run's folder, or delete it and run again")
 
-    def read(self, wanted: pa.Schema) -> pa.Table:
+    def read(self, schema: pa.Schema) -> pa.Table:
         with blaming(self._path, *_DAMAGED):
-            return self._current(self._file.read(columns=self._stored(wanted)), wanted)
+            return self._current(self._file.read(columns=self._stored(schema)), schema)
 
-    def batches(self, wanted: pa.Schema, size: int) -> Iterator[pa.Table]:
+    def batches(self, schema: pa.Schema, size: int) -> Iterator[pa.Table]:
         with blaming(self._path, *_DAMAGED):
-            for batch in self._file.iter_batches(size, columns=self._stored(wanted)):
-                yield self._current(pa.Table.from_batches([batch]), wanted)
+            for batch in self._file.iter_batches(size, columns=self._stored(schema)):
+                yield self._current(pa.Table.from_batches([batch]), schema)
 
-    def _stored(self, wanted: pa.Schema) -> list[str]:
+    def _stored(self, schema: pa.Schema) -> list[str]:
         """The columns by the names that they have in the file."""
         former = FORMER_NAMES if self.version < SCHEMA_VERSION else {}
-        return [former.get(name, name) for name in wanted.names]
+        return [former.get(name, name) for name in schema.names]
 
-    def _current(self, table: pa.Table, wanted: pa.Schema) -> pa.Table:
+    def _current(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
         """Convert a table to the current schema; columns missing in older versions are the owner's, or null."""
         if self.version < SCHEMA_VERSION:
             now = {former: name for name, former in FORMER_NAMES.items()}
             table = table.rename_columns([now.get(name, name) for name in table.column_names])
-            table = completed(table, wanted, self._owner)
-        table = table.select(wanted.names).cast(wanted)
+            table = completed(table, schema, self._owner)
+        table = table.select(schema.names).cast(schema)
         for column in table.columns:
             if pa.types.is_string(column.type):  # otherwise invalid UTF-8 is only found on first access
                 column.validate(full=True)
@@ -286,14 +286,14 @@ def _digest(pieces: Iterable[bytes | pa.Buffer]) -> str:
     return digest.hexdigest()[:16]
 
 
-def completed(table: pa.Table, wanted: pa.Schema, owner: Callable[[], Mapping[str, object]]) -> pa.Table:
-    """The table with the columns of `wanted` that it lacks: the owner's, or null."""
-    if lacking := [field for field in wanted if field.name not in table.column_names]:
-        known = owner()
+def completed(table: pa.Table, schema: pa.Schema, owner: Callable[[], Mapping[str, object]]) -> pa.Table:
+    """The table with the columns of `schema` that it lacks: the owner's, or null."""
+    if lacking := [field for field in schema if field.name not in table.column_names]:
+        defaults = owner()
         for field in lacking:
-            value = pa.scalar(known.get(field.name), field.type)
+            value = pa.scalar(defaults.get(field.name), field.type)
             table = table.append_column(field, pa.repeat(value, len(table)))
-    return table.select(wanted.names)
+    return table.select(schema.names)
 
 
 def _joined(left: pa.Table, right: pa.Table) -> pa.Table:

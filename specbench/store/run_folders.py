@@ -26,17 +26,17 @@ def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
     """Run folders: those called `names` (a folder, a run id in `out`, the start of one, or its decoder), or all of
     `out`."""
     out, names = Path(out), [names] if isinstance(names, str | Path) else [] if names is None else list(names)
-    known = runs_in(out)
+    runs = runs_in(out)
     if names:
-        return list(dict.fromkeys(folder for name in names for folder in _find(str(name), known)))
-    if not known and shards_in(out):
+        return list(dict.fromkeys(folder for name in names for folder in _find(str(name), runs)))
+    if not runs and shards_in(out):
         place = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
         raise SpecbenchError(f"no runs in {out}, only shards of some", f"merge them first: specbench merge{place}")
-    if not known:
+    if not runs:
         raise SpecbenchError(
             f"no runs in {out}", "create one with `specbench run`, or name the results folder with --out"
         )
-    return known
+    return runs
 
 
 def shards_in(out: str | Path) -> list[Path]:
@@ -52,15 +52,15 @@ def find_run(out: Path | str, name: str | Path) -> Path:
     return folders[0]
 
 
-def _find(name: str, known: Sequence[Path]) -> list[Path]:
-    exact = [folder for folder in known if folder.name == name]
+def _find(name: str, runs: Sequence[Path]) -> list[Path]:
+    exact = [folder for folder in runs if folder.name == name]
     if exact:
         return exact
     inside = _runs_at(name)
     if inside:
         return inside
-    near = [folder for folder in known if folder.name.startswith(name)]
-    near = near or [folder for folder in known if _decoder_of(folder) == name]
+    near = [folder for folder in runs if folder.name.startswith(name)]
+    near = near or [folder for folder in runs if _decoder_of(folder) == name]
     if len(near) > 1:
         near = [folder for folder in near if _is_named(folder, name)] or near
     if len(near) == 1:
@@ -72,7 +72,7 @@ def _find(name: str, known: Sequence[Path]) -> list[Path]:
     if os.sep in name or name.endswith(".zip"):
         what = "holds no runs" if os.path.exists(name) else "does not exist"
         raise SpecbenchError(f"{name} {what}", "name a results folder, a run in it, or a file of: specbench pack")
-    raise unknown_name("run", name, [folder.name for folder in known])
+    raise unknown_name("run", name, [folder.name for folder in runs])
 
 
 def _is_named(folder: Path, name: str) -> bool:
@@ -126,12 +126,12 @@ def find_runs_like(out: Path | str | Mapping[Path, RunInfo], **fields: object) -
     return {folder: info for folder, info in infos.items() if _agrees(info.spec, fields)}
 
 
-def _agrees(stored: object, wanted: object) -> bool:
+def _agrees(stored: object, expected: object) -> bool:
     """Whether a value of a spec has the wanted value, or with a dict the wanted parts."""
-    if not isinstance(wanted, Mapping):
-        return stored == wanted
+    if not isinstance(expected, Mapping):
+        return stored == expected
     parts = dict(stored) if isinstance(stored, tuple) else vars(stored)
-    return all(name in parts and _agrees(parts[name], value) for name, value in wanted.items())
+    return all(name in parts and _agrees(parts[name], value) for name, value in expected.items())
 
 
 def without_options(decoder: DecoderSpec, *names: str) -> dict[str, object]:
@@ -162,7 +162,7 @@ def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
     texts = {}
     for run, info in infos.items():
         decoder = info.spec.decoder.name
-        alike = [options[other] for other, known in infos.items() if known.spec.decoder.name == decoder]
+        alike = [options[other] for other, info in infos.items() if info.spec.decoder.name == decoder]
         texts[run] = ", ".join([*_differing(options[run], alike), *_differing(settings[run], settings.values())])
     return texts
 

@@ -76,8 +76,8 @@ class Invocation:
         if not (isinstance(parts, dict) and all(isinstance(options, dict) for options in parts.values())):
             raise TypeError("compile_options")
         float(content.get("load") or 0)
-        known = {name: content.get(name) for name in _names(cls)}
-        return cls(**known, stored=content)
+        fields = {name: content.get(name) for name in _names(cls)}
+        return cls(**fields, stored=content)
 
     def to_json(self) -> dict[str, object]:
         """The JSON object; optional facts are left out while unknown."""
@@ -161,10 +161,10 @@ class RunInfo:
         if not _RUN_ID.fullmatch(content["run_id"]) or not content["invocations"]:
             raise ValueError("run_id or invocations")
         _check_optional(content)
-        known = {name: content.get(_KEYS.get(name, name)) for name in _names(cls)}
+        fields = {name: content.get(_KEYS.get(name, name)) for name in _names(cls)}
         calls = [Invocation.from_json(call) for call in content["invocations"]]
-        known |= {"spec": _read_spec(content["spec"]), "invocations": calls, "schema": content["schema"]}
-        return cls(**known, stored=content)
+        fields |= {"spec": _read_spec(content["spec"]), "invocations": calls, "schema": content["schema"]}
+        return cls(**fields, stored=content)
 
     def command(self, decoder: str, out: Path) -> str:
         """What to type to decode the same images with another decoder into the results folder `out`."""
@@ -195,8 +195,8 @@ class RunInfo:
         if not self.source:
             return None
         names = (("revision", 12), ("layout", None), ("sha256", 12))
-        known = ((name, self.source.get(name), length) for name, length in names)
-        details = ", ".join(f"{name} {str(value)[:length]}" for name, value, length in known if value)
+        facts = ((name, self.source.get(name), length) for name, length in names)
+        details = ", ".join(f"{name} {str(value)[:length]}" for name, value, length in facts if value)
         return f"{self.source.get('weights')}" + (f" ({details})" if details else "")
 
     @property
@@ -211,26 +211,26 @@ class RunInfo:
         if not self.compiled:
             return "eager"
         parts = {part: options for call in self.invocations for part, options in (call.compile_options or {}).items()}
-        told = (" ".join([part, *(f"{name}={plain(value)}" for name, value in parts[part].items())]) for part in parts)
-        return f"compiled ({'; '.join(told)})" if parts else "compiled"
+        texts = (" ".join([part, *(f"{name}={plain(value)}" for name, value in parts[part].items())]) for part in parts)
+        return f"compiled ({'; '.join(texts)})" if parts else "compiled"
 
     @property
     def processors_text(self) -> str | None:
         """Logits processors of the checkpoint, as one line."""
-        known = (self.processors or {}).items()
-        return ", ".join(f"{name.replace('_', ' ')} {plain(value)}" for name, value in known) or None
+        processors = (self.processors or {}).items()
+        return ", ".join(f"{name.replace('_', ' ')} {plain(value)}" for name, value in processors) or None
 
     @property
     def stacks(self) -> list[str]:
         """Of each invocation the `stack`, as far as all of them know it: equal lines mean comparable latencies."""
         of_matrices = ("torchao",) if self.spec.dtype == EIGHT_BITS else ()
-        known = [
+        stacks = [
             call.stack | {name: str(version) for name in of_matrices if (version := call.versions.get(name))}
             for call in self.invocations
         ]
         return [
-            ", ".join(f"{name} {facts[name]}" for name in facts if all(name in other for other in known))
-            for facts in known
+            ", ".join(f"{name} {facts[name]}" for name in facts if all(name in other for other in stacks))
+            for facts in stacks
         ]
 
     @property
@@ -354,11 +354,11 @@ _PLAIN = {
 
 def _build(kind: type, content: Mapping):
     """An instance of a spec's dataclass, or an error where a field is missing, unknown or of another type."""
-    for name, wanted, optional, number in _types(kind):
+    for name, expected, optional, number in _types(kind):
         if optional and name not in content:
             continue
         value = content[name]
-        if not isinstance(value, wanted) or (isinstance(value, bool) and wanted not in (bool, object)):
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected not in (bool, object)):
             raise TypeError(name)
         if number:
             float(value)

@@ -87,11 +87,11 @@ class RunStore:
                 with suppress(FileNotFoundError):
                     self._held[folder] = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
                 continue
-            held = os.fstat(self._held[folder])
-            if folder.is_dir() and os.path.samestat(held, folder.stat()):
+            locked = os.fstat(self._held[folder])
+            if folder.is_dir() and os.path.samestat(locked, folder.stat()):
                 continue
             now_at = Path("/proc/self/fd", str(self._held[folder]))
-            where = f"it is now {now_at.readlink()}" if held.st_nlink and now_at.exists() else "it is no longer there"
+            where = f"it is now {now_at.readlink()}" if locked.st_nlink and now_at.exists() else "it is no longer there"
             raise SpecbenchError(
                 f"{folder} was moved or removed while this run wrote to it: {where}",
                 "the same command decodes what is missing, with --out for a folder that was moved",

@@ -76,10 +76,10 @@ def peak_of(text: str, dtype: str, threads: int = 0) -> Peak:
     """The peak of a device that need not be here: a name in `KNOWN` or `SHORT_NAMES`, "2039GB/s,312TFLOP/s", or a
     device here such as "cpu" or "cuda:0"."""
     text = text.strip()
-    if given := _GIVEN.fullmatch(text):
+    if match := _GIVEN.fullmatch(text):
         try:
-            bandwidth = float(given[1]) * (1000 if given[2] in "tT" else 1)
-            flops = float(given[3]) * (1000 if given[4] in "pP" else 1)
+            bandwidth = float(match[1]) * (1000 if match[2] in "tT" else 1)
+            flops = float(match[3]) * (1000 if match[4] in "pP" else 1)
         except ValueError:
             bandwidth = flops = 0.0
         if not (bandwidth and flops):

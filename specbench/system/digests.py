@@ -65,10 +65,10 @@ def cache_folder() -> Path:
 def remembered(name: str) -> dict[str, Any]:
     """What this machine keeps in the file `name` of the cache folder; empty where it is none of ours."""
     try:
-        held = json.loads((cache_folder() / name).read_text())
+        content = json.loads((cache_folder() / name).read_text())
     except (OSError, ValueError):
         return {}
-    return held if isinstance(held, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def remember(name: str, entries: Mapping[str, object]) -> None:

@@ -96,20 +96,20 @@ def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
 
     from specbench.system import console
 
-    wanted = _that_fit(dict.fromkeys(downloads), failed)
-    if not wanted:
-        return wanted
+    parts = _that_fit(dict.fromkeys(downloads), failed)
+    if not parts:
+        return parts
     last = ""
-    for part in wanted if console.progress_shown() else ():
+    for part in parts if console.progress_shown() else ():
         at = f", commit {part.commit[:7]}" if part.commit else ""
         size = decimal(part.size) if part.size is not None else "size unknown"
         licence = "same licence" if part.licence == last else f"licence: {part.licence}"
         console.say(f"downloading {part.name}{at}: {size}; {licence}")
         last = part.licence
-    total = sum(part.size or 0 for part in wanted)
+    total = sum(part.size or 0 for part in parts)
     received = 0
-    with console.transfer(f"{len(wanted)} downloads" if len(wanted) > 1 else "download") as progress:
-        for part in wanted:
+    with console.transfer(f"{len(parts)} downloads" if len(parts) > 1 else "download") as progress:
+        for part in parts:
             try:
                 part.get(lambda done, size, before=received: progress(before + done, max(total, before + (size or 0))))
             except SpecbenchError as error:
@@ -117,7 +117,7 @@ def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
                     raise
                 failed[part] = error
             received += part.size or 0
-    return wanted
+    return parts
 
 
 def fetch_what_can_be_had(
@@ -127,16 +127,16 @@ def fetch_what_can_be_had(
     """Download what several things need, all of it together; return why some of them cannot have it. `announce`
     receives what each of them needs, before anything is downloaded."""
     problems: dict[K, SpecbenchError] = {}
-    wanted: dict[K, Sequence[Download]] = {}
+    downloads: dict[K, Sequence[Download]] = {}
     for thing, ask in needs.items():
         try:
-            wanted[thing] = ask()
+            downloads[thing] = ask()
         except SpecbenchError as error:
             problems[thing] = error
-    announce(wanted)
+    announce(downloads)
     failed: dict[Download, SpecbenchError] = {}
-    fetch_all(chain(*wanted.values()), failed)
-    return problems | {thing: failed[part] for thing, parts in wanted.items() for part in parts if part in failed}
+    fetch_all(chain(*downloads.values()), failed)
+    return problems | {thing: failed[part] for thing, parts in downloads.items() for part in parts if part in failed}
 
 
 def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchError] | None) -> list[Download]:
@@ -359,9 +359,9 @@ def _opener() -> urllib.request.OpenerDirector:
 def _transient_reason(remote: Remote, error: Exception) -> str:
     """Why a try failed, in words; a SpecbenchError if the next try would fail in the same way."""
     if isinstance(error, urllib.error.HTTPError):
-        said = str(error.reason).partition("\n")[0]  # urllib may say three lines
+        text = str(error.reason).partition("\n")[0]  # urllib may say three lines
         wait, too_long = asked_wait(error.headers)
-        reason = f"it answers {error.code} {said}{wait}"
+        reason = f"it answers {error.code} {text}{wait}"
         if too_long or (error.code < 500 and error.code not in (408, 429)):
             raise SpecbenchError(f"{remote.place}: {reason}", remote.by_hand.removeprefix("or "), FAILURE) from None
         return reason

@@ -162,11 +162,11 @@ def _output(*command: str) -> str | None:
 def _cpu_model() -> str | None:
     """Name of the processor. Linux on ARM tells it through lscpu alone; Python on a Mac knows "arm" for all of them."""
     try:
-        known = _model_name(Path("/proc/cpuinfo").read_text())
+        name = _model_name(Path("/proc/cpuinfo").read_text())
     except OSError:
-        known = None
-    known = known or _model_name(_output("lscpu") or "") or _output("sysctl", "-n", "machdep.cpu.brand_string")
-    return known or platform.processor() or platform.machine() or None
+        name = None
+    name = name or _model_name(_output("lscpu") or "") or _output("sysctl", "-n", "machdep.cpu.brand_string")
+    return name or platform.processor() or platform.machine() or None
 
 
 def _model_name(table: str) -> str | None:

@@ -106,9 +106,9 @@ def refuse_edited(code: Code | None) -> None:
             raise SpecbenchError(what, f"restart Python, or importlib.reload({name})")
 
 
-def require_code(who: str, wanted: str | None, here: Code | None) -> None:
+def require_code(who: str, planned: str | None, here: Code | None) -> None:
     """Refuse a process whose code of a plug-in is not that of the plan, as a worker on another machine may have."""
-    if wanted != (here and here.digest):
+    if planned != (here and here.digest):
         what = f"{who}: its code on this worker is not that of the command"
         raise SpecbenchError(what, "give all machines the same files and packages")
 
@@ -195,10 +195,10 @@ def _tokens(tree: ast.AST) -> Iterator[str]:
         for name, value in ast.iter_fields(node):
             if name in ("ctx", "kind", "type_comment", "type_ignores") or value is None or value == []:
                 continue
-            held = value if isinstance(value, list) else [value]
-            held = held[1:] if name == "body" and _documented(node) else held
-            todo += [child for child in held if isinstance(child, ast.AST)]
-            parts.append(f"{name}={['*' if isinstance(child, ast.AST) else repr(child) for child in held]}")
+            children = value if isinstance(value, list) else [value]
+            children = children[1:] if name == "body" and _documented(node) else children
+            todo += [child for child in children if isinstance(child, ast.AST)]
+            parts.append(f"{name}={['*' if isinstance(child, ast.AST) else repr(child) for child in children]}")
         yield " ".join(parts)
 
 
@@ -218,8 +218,8 @@ def _imports(tree: ast.AST, name: str, package: str) -> Iterator[str]:
             base = ".".join([*above, *filter(None, [node.module])])
             names += [base, *(f"{base}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-            given = [first.value for first in node.args[:1] if isinstance(first, ast.Constant)]
-            names += [f"{package}{text}" if text.startswith(".") else text for text in given if isinstance(text, str)]
+            texts = [first.value for first in node.args[:1] if isinstance(first, ast.Constant)]
+            names += [f"{package}{text}" if text.startswith(".") else text for text in texts if isinstance(text, str)]
     for imported in dict.fromkeys(map(str, filter(None, names))):
         pieces = imported.split(".")
         yield from (".".join(pieces[: end + 1]) for end in range(len(pieces)))
@@ -242,34 +242,34 @@ def _in_memory(target: str) -> str:
     """Digest of an object without a file, such as of a notebook's cell, by the source of its functions, else their
     instructions and constants, and by what these name in its own module."""
     module, _, names = target.partition(":")
-    held = sys.modules.get(module)
+    value = sys.modules.get(module)
     for name in names.split("."):
-        held = getattr(held, name, None)
-    return _sha256("\n".join(_parts(held, module, set())))
+        value = getattr(value, name, None)
+    return _sha256("\n".join(_parts(value, module, set())))
 
 
-def _parts(held: Any, module: str, seen: set[int]) -> Iterator[str]:
-    if id(held) in seen:
+def _parts(value: Any, module: str, seen: set[int]) -> Iterator[str]:
+    if id(value) in seen:
         return
-    seen.add(id(held))
-    held = getattr(held, "__func__", None) or getattr(held, "fget", None) or held
-    if isinstance(held, type) and held.__module__ == module:
-        for name, part in [*sorted(vars(held).items()), *(("base", base) for base in held.__bases__)]:
+    seen.add(id(value))
+    value = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+    if isinstance(value, type) and value.__module__ == module:
+        for name, part in [*sorted(vars(value).items()), *(("base", base) for base in value.__bases__)]:
             if name not in ("__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"):
                 yield name
                 yield from _parts(part, module, seen)
-    elif isinstance(code := getattr(held, "__code__", None), CodeType) and held.__module__ == module:
-        yield repr((held.__defaults__, held.__kwdefaults__))
-        source = _source_of(held)
+    elif isinstance(code := getattr(value, "__code__", None), CodeType) and value.__module__ == module:
+        yield repr((value.__defaults__, value.__kwdefaults__))
+        source = _source_of(value)
         yield from source
         for part in _nested(code):
             constants = [constant for constant in part.co_consts if not isinstance(constant, CodeType)]
             yield "" if source else repr((part.co_code, constants))
             yield repr(part.co_names)
             for name in part.co_names:
-                if name in held.__globals__:
-                    yield from _parts(held.__globals__[name], module, seen)
-    elif not isinstance(held, type | ModuleType) and " at 0x" not in (text := repr(held)):
+                if name in value.__globals__:
+                    yield from _parts(value.__globals__[name], module, seen)
+    elif not isinstance(value, type | ModuleType) and " at 0x" not in (text := repr(value)):
         yield text
 
 

@@ -33,11 +33,11 @@ def json_text(rows: Iterable[Mapping]) -> str:
 
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    held = dict(pairs)
-    if len(held) < len(pairs):
+    content = dict(pairs)
+    if len(content) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"key '{next(name for name in names if names.count(name) > 1)[:40]}' is repeated")
-    return held
+    return content
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_without_repeats)

@@ -29,10 +29,10 @@ def available_memory() -> int | None:
     for group in _groups("memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             most = _words(group / limit)
-            if most and most[0].isdecimal() and (held := _words(group / used)):
+            if most and most[0].isdecimal() and (taken := _words(group / used)):
                 kept = _table(group / "memory.stat")
                 cached = sum(kept.get(f"total_{name}", kept.get(name, 0)) for name in ("active_file", "inactive_file"))
-                free.append(max(0, int(most[0]) - int(held[0]) + cached))
+                free.append(max(0, int(most[0]) - int(taken[0]) + cached))
     return min((size for size in free if size is not None), default=None)
 
 

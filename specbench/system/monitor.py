@@ -68,13 +68,13 @@ def taken_cores(machine: Mapping[str, object]) -> float | None:
 
 def gpu_disturbances(machines: Sequence[Mapping[str, object]]) -> list[str]:
     """What disturbed a GPU during readings of `MachineMonitor`, one sentence each."""
-    said = []
+    lines = []
     if sharing := max((int(machine.get("gpu_others") or 0) for machine in machines), default=0):
-        said.append(f"{sharing} other process{'es' * (sharing > 1)} computed on the GPU")
+        lines.append(f"{sharing} other process{'es' * (sharing > 1)} computed on the GPU")
     if slowed := [machine["gpu_slowed"] for machine in machines if machine.get("gpu_slowed")]:
         reasons = ", ".join(sorted({str(reason) for reasons in slowed for reason in reasons}))
-        said.append(f"the driver held the GPU's clock back ({reasons}) in {len(slowed)} of {len(machines)} readings")
-    return said
+        lines.append(f"the driver held the GPU's clock back ({reasons}) in {len(slowed)} of {len(machines)} readings")
+    return lines
 
 
 def _cores() -> set[int]:

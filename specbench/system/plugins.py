@@ -39,8 +39,8 @@ class PluginError(SpecbenchError):
 
     def __init__(self, who: str, error: BaseException, owner: str = ""):
         where = f" ({place})" if (place := foreign_place(error)) else ""
-        told = ": ".join(filter(None, (type(error).__name__, one_line(str(error), 200))))
-        what = "ended the program" if isinstance(error, SystemExit) else f"raised {told}"
+        error_text = ": ".join(filter(None, (type(error).__name__, one_line(str(error), 200))))
+        what = "ended the program" if isinstance(error, SystemExit) else f"raised {error_text}"
         advice = "its code is not specbench's, and can be mended there only"
         super().__init__(f"{who}{where} {what}", advice, PARTIAL)
         self.owner = owner
@@ -107,8 +107,8 @@ def _entry_points(kind: str) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=f"specbench.{kind}"))
 
 
-def load_plugin(kind: str, name: str, check: Callable[[object], bool], wanted: str) -> object | None:
-    """Load the object of one entry point; None with a `PluginWarning` if it is broken or not `wanted`."""
+def load_plugin(kind: str, name: str, check: Callable[[object], bool], expected: str) -> object | None:
+    """Load the object of one entry point; None with a `PluginWarning` if it is broken or not `expected`."""
     point = plugins(kind)[name]
     try:
         loaded = load_object(point.value, f"plug-in {name}")
@@ -116,7 +116,7 @@ def load_plugin(kind: str, name: str, check: Callable[[object], bool], wanted: s
         warnings.warn(f"{error.what}; left out", PluginWarning, stacklevel=2)
         return None
     if not check(loaded):
-        warnings.warn(f"plug-in {name} ({point.value}) is not {wanted}; left out", PluginWarning, stacklevel=2)
+        warnings.warn(f"plug-in {name} ({point.value}) is not {expected}; left out", PluginWarning, stacklevel=2)
         return None
     return loaded
 

@@ -140,9 +140,9 @@ def _free(numbers: tuple[int, ...]) -> list[int]:
     """The signals to handle: those that this process was not started to ignore (nohup) and that, Ctrl-C and SIGTERM
     aside, the program around this one does not use. Shells ignore Ctrl-C for jobs in the background; `kill -INT` should
     stop these nonetheless."""
-    known = {number: signal.getsignal(number) for number in numbers}
-    unused = {n for n, handler in known.items() if handler in (signal.SIG_DFL, _on_signal)}
-    term = {signal.SIGTERM} if known.get(signal.SIGTERM) not in (signal.SIG_IGN, None) else set()
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    unused = {n for n, handler in handlers.items() if handler in (signal.SIG_DFL, _on_signal)}
+    term = {signal.SIGTERM} if handlers.get(signal.SIGTERM) not in (signal.SIG_IGN, None) else set()
     return [n for n in numbers if n in unused | term | {signal.SIGINT}]
 
 
@@ -170,8 +170,8 @@ def _raise_again(_number, _frame):
 def _without_interrupts(hook: Callable) -> Callable:
     """A hook of `sys` that is not told of interrupts, which are raised again."""
 
-    def told(what, *rest):
+    def guarded(what, *rest):
         if not issubclass(getattr(what, "exc_type", what), KeyboardInterrupt):
             hook(what, *rest)
 
-    return told
+    return guarded

@@ -184,21 +184,21 @@ def terminal_table(table: TextTable, width: int, left: Container[str] = ()) -> G
     of columns aligned left, besides the first."""
     headings = [one_line(text) for text in table.headings]
     rows = [[cell._replace(text=one_line(cell.text)) for cell in row] for row in table.rows]
-    least, most, wanted, first = _measured(headings, rows, width)
+    least, most, ideal, first = _measured(headings, rows, width)
     # A first column that wraps more may leave room for all others beside it.
     narrow = range(first, max(least[0], _NARROWEST) - 1, -1)
-    first = min(narrow or [first], key=lambda wide: (len(packed(wanted[1:], width - wide - COLUMN_GAP)), -wide))
+    first = min(narrow or [first], key=lambda wide: (len(packed(ideal[1:], width - wide - COLUMN_GAP)), -wide))
     panels = []
-    for run in packed(wanted[1:], width - first - COLUMN_GAP) or [[]]:
+    for run in packed(ideal[1:], width - first - COLUMN_GAP) or [[]]:
         chosen = [1 + place for place in run]
-        widths = _widened(chosen, least, most, wanted, width - first - COLUMN_GAP, headings)
+        widths = _widened(chosen, least, most, ideal, width - first - COLUMN_GAP, headings)
         shown = [row for row in rows if not panels or any(row[place].text not in ("", _NO_CELL) for place in chosen)]
         places = dict(zip((0, *chosen), (first, *widths), strict=True))
         right = [place for place in chosen if headings[place] not in left]
         panels.append(panel(headings, places, ((row, None) for row in shown), right))
     spaced = (Padding(panel, (0, 0, 0 if panel is panels[-1] else 1, 0)) for panel in panels)
-    said = (Text(one_line(text), style="dim") for text in table.notes)
-    return Group(*([Text(f"{one_line(table.title)}:")] if table.title else ()), *spaced, *said)
+    notes = (Text(one_line(text), style="dim") for text in table.notes)
+    return Group(*([Text(f"{one_line(table.title)}:")] if table.title else ()), *spaced, *notes)
 
 
 def panel(
@@ -222,15 +222,15 @@ def panel(
 
 def panel_count(table: TextTable, width: int) -> int:
     """Into how many panels `terminal_table` cuts the table."""
-    _, _, wanted, first = _measured(table.headings, table.rows, width)
-    return len(packed(wanted[1:], width - first - COLUMN_GAP))
+    _, _, ideal, first = _measured(table.headings, table.rows, width)
+    return len(packed(ideal[1:], width - first - COLUMN_GAP))
 
 
-def packed(wanted: Sequence[int], room: int) -> list[list[int]]:
+def packed(widths: Sequence[int], room: int) -> list[list[int]]:
     """Columns in runs whose widths fit into `room`; a column that is too wide stands alone."""
     runs: list[list[int]] = []
-    for place, width in enumerate(wanted):
-        if runs and sum(wanted[other] + COLUMN_GAP for other in runs[-1]) + width <= room:
+    for place, width in enumerate(widths):
+        if runs and sum(widths[other] + COLUMN_GAP for other in runs[-1]) + width <= room:
             runs[-1].append(place)
         else:
             runs.append([place])
@@ -245,22 +245,22 @@ def _measured(
     least = [min(width, max(len(word) for text in column for word in (*text.split(), ""))) for column in columns]
     most = [max(map(len, (*column[1:], *column[0].split()))) for column in columns]
     most = [max(pair) for pair in zip(least, most, strict=True)]
-    wanted = [max(small, min(large, _WHOLE)) for small, large in zip(least, most, strict=True)]
-    first = min(wanted[0], max(least[0], width // 2))
-    return least, most, wanted, max(first, min(most[0], width - sum(most[1:]) - COLUMN_GAP * (len(most) - 1)))
+    ideal = [max(small, min(large, _WHOLE)) for small, large in zip(least, most, strict=True)]
+    first = min(ideal[0], max(least[0], width // 2))
+    return least, most, ideal, max(first, min(most[0], width - sum(most[1:]) - COLUMN_GAP * (len(most) - 1)))
 
 
 def _widened(
     chosen: Sequence[int],
     least: Sequence[int],
     most: Sequence[int],
-    wanted: Sequence[int],
+    ideal: Sequence[int],
     room: int,
     headings: Sequence[str],
 ) -> list[int]:
     """Widths of one panel's columns: unused `room` goes to the cells that would otherwise wrap, then to headings of
     more than two lines."""
-    widths = {place: min(wanted[place], max(room, least[place])) for place in chosen}
+    widths = {place: min(ideal[place], max(room, least[place])) for place in chosen}
     spare = room - sum(widths.values()) - COLUMN_GAP * (len(chosen) - 1)
     for place in sorted(chosen, key=lambda place: most[place]):
         more = min(max(spare, 0), most[place] - widths[place])

@@ -88,10 +88,10 @@ def vertical_alignment(
     for depth in range(1, depths + 1):
         slots = chosen + depth - 1
         places = slots.expand(len(features), -1)
-        known = chosen.expand(len(features), -1)
+        committed = chosen.expand(len(features), -1)
         above = slots_above(model.layout).to(model.device)
-        seen = surroundings(features, ids, model.token_table(), above, known, places)
-        q = target(session.logits(head(seen, places - known)), places[:rows])
+        seen = surroundings(features, ids, model.token_table(), above, committed, places)
+        q = target(session.logits(head(seen, places - committed)), places[:rows])
         p = target(session.logits(features[:, slots]), places[:rows])
         tv = ((q - p).abs().sum(-1) / 2 * free[slots]).sum(1) / free[slots].sum()
         table.append({"depth": str(depth), **_summary(tv)})

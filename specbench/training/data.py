@@ -125,9 +125,9 @@ class FeatureStore:
         chunk, row = divmod(index, _CHUNK)
         if chunk not in self._loaded:
             self._loaded[chunk] = Examples(**torch.load(self._path(chunk), weights_only=True, mmap=True))
-        held = self._loaded[chunk]
-        length = int(held.length[row])
-        return held.ids[row, : length + 1], held.features[row, :length], held.prompt[row], held.length[row]
+        loaded = self._loaded[chunk]
+        length = int(loaded.length[row])
+        return loaded.ids[row, : length + 1], loaded.features[row, :length], loaded.prompt[row], loaded.length[row]
 
     def _path(self, chunk: int) -> Path:
         return self._folder / f"{chunk:06d}.pt"

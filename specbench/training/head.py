@@ -78,13 +78,13 @@ def train(
     note)`."""
     tell = tell or (lambda *_: None)
     work = out / "training"
-    wanted = {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)}
+    record = {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)}
     plan_file = work / "plan.json"
-    if plan_file.is_file() and json.loads(plan_file.read_text()) != wanted:
+    if plan_file.is_file() and json.loads(plan_file.read_text()) != record:
         raise SpecbenchError(f"{out} holds an unfinished training with other settings", "choose another --out")
     images = corpus(model, plan.images, plan.seed, data)
     work.mkdir(parents=True, exist_ok=True)
-    plan_file.write_text(json.dumps(wanted, indent=2))
+    plan_file.write_text(json.dumps(record, indent=2))
     store = FeatureStore(work / "features")
     store.compute(model, images, plan.null, plan.seed, lambda done: tell("features", done, plan.images, ""))
     trainer = HeadTrainer(model, store, plan, work)
@@ -216,10 +216,10 @@ def check_head(
     """
     target = load_trainable(model, device, threads)
     check_counts(images=images, depths=depths)
-    known = head_kind(kind)
-    loaded = known.load(target, head)
+    entry = head_kind(kind)
+    loaded = entry.load(target, head)
     evaluated = corpus(target, images, seed, Path(data) if data else None)
-    return known.distances(target, loaded, evaluated, find_model(target.name).sampling(), depths)
+    return entry.distances(target, loaded, evaluated, find_model(target.name).sampling(), depths)
 
 
 def load_trainable(name: str, device: str = "cpu", threads: int = 0) -> TransformerModel:
@@ -265,9 +265,9 @@ def eagle_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw
     mask = ((place >= batch.prompt[:, None] - 1) & (place + 1 < batch.length[:, None])).float().to(model.device)
     total = mask.sum() + 1e-5
     regression = (functional.smooth_l1_loss(guess, features[:, 1:], reduction="none").mean(-1) * mask).sum() / total
-    wanted = model.head(features[:, 1:].to(model.dtype)).float().softmax(-1)
+    p = model.head(features[:, 1:].to(model.dtype)).float().softmax(-1)
     guessed = model.head(guess.to(model.dtype)).float().log_softmax(-1)
-    classification = -((wanted * guessed).sum(-1) * mask).sum() / total
+    classification = -((p * guessed).sum(-1) * mask).sum() / total
     loss = regression + _CLASSIFICATION * classification
     return {"loss": loss, "regression": regression, "classification": classification}
 
@@ -290,10 +290,10 @@ def _vertical_losses(
     above = slots_above(model.layout).to(model.device)
     around = surroundings(features, ids, model.token_table().float(), above, starts, slots)
     guess = head(around, slots - starts).to(model.dtype)
-    wanted = model.head(features.to(model.dtype)).float().softmax(-1)
+    p = model.head(features.to(model.dtype)).float().softmax(-1)
     guessed = model.head(guess).float().log_softmax(-1)
     free = (torch.tensor(model.layout.forced, device=model.device) < 0).float()
-    return {"loss": -((wanted * guessed).sum(-1) * free).sum() / (free.sum() * len(ids))}
+    return {"loss": -((p * guessed).sum(-1) * free).sum() / (free.sum() * len(ids))}
 
 
 def _run_starts(images: int, length: int, draw: torch.Generator) -> Tensor:
