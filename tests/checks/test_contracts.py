@@ -27,7 +27,7 @@ def greys(monkeypatch):
 
 
 def failed(findings) -> set[str]:
-    return {found.check for found in findings if found.status == "failed"}
+    return {finding.check for finding in findings if finding.status == "failed"}
 
 
 def test_the_examples_of_the_guide_and_the_embedded_parts_pass(greys):
@@ -45,7 +45,7 @@ def test_a_model_whose_logits_depend_on_the_cut_is_found(greys):
     def broken(change) -> set[str]:
         model = plugin.load(torch.device("cpu"), torch.float32)
         forward, session = plugin.GreysSession.forward, plugin.GreysSession
-        changed = type("Changed", (session,), {"forward": lambda *given: change(forward, *given)})
+        changed = type("Changed", (session,), {"forward": lambda *arguments: change(forward, *arguments)})
         model.begin = lambda prefix, guidance, columns: changed(model, prefix, guidance)
         return failed(ModelChecks(plugin.MODEL, model, ["a bright sky", "a dark sky"]).all_findings())
 
@@ -86,8 +86,8 @@ def test_a_model_with_row_ends_declares_them(greys):
     texts = ["a bright sky", "a dark sky"]
     declared = dataclasses.replace(plugin.MODEL, forced_slots=8)
     assert not failed(ModelChecks(declared, model, texts).all_findings())
-    found = {one.check: one for one in ModelChecks(plugin.MODEL, model, texts).all_findings()}
-    assert failed(found.values()) == {"facts"} and "64 declared, 72 found" in found["facts"].detail
+    checks = {finding.check: finding for finding in ModelChecks(plugin.MODEL, model, texts).all_findings()}
+    assert failed(checks.values()) == {"facts"} and "64 declared, 72 found" in checks["facts"].detail
 
 
 class Ranked(PerImageMetric):
@@ -108,9 +108,9 @@ class Ranked(PerImageMetric):
 def test_a_metric_that_breaks_its_promises_is_found():
     draw = np.random.default_rng(0)
     samples = [Sample(f"p{n}", 0, "x", None, {}, draw.integers(0, 256, (8, 8, 3), np.uint8)) for n in range(3)]
-    found = {one.check: one for one in MetricChecks(Ranked(), Ranked, samples).all_findings()}
-    assert failed(found.values()) >= {"identity", "features", "batch"}
-    assert "extra" in found["features"].detail and "changes the pixels" in found["features"].detail
+    checks = {finding.check: finding for finding in MetricChecks(Ranked(), Ranked, samples).all_findings()}
+    assert failed(checks.values()) >= {"identity", "features", "batch"}
+    assert "extra" in checks["features"].detail and "changes the pixels" in checks["features"].detail
     assert Ranked.columns == {"value": pa.float32()}
 
 

@@ -38,8 +38,8 @@ def test_a_bug_of_wide_vocabularies_is_found(bug, monkeypatch):
     plant(monkeypatch, *BUGS[bug])
     with monkeypatch.context() as few:
         few.setattr(decoder_contract, "_IMAGES", FEW)
-        found = wrong("sjd", "float32")
-    assert found or wrong("sjd", "float32")
+        findings = wrong("sjd", "float32")
+    assert findings or wrong("sjd", "float32")
 
 
 @pytest.mark.parametrize("images", [FEW, pytest.param(240, marks=pytest.mark.slow)])
@@ -53,5 +53,5 @@ def test_exact_decoders_pass(decoder, dtype, images, monkeypatch):
 def test_a_lossy_decoder_fails_nothing_and_is_described(monkeypatch):
     monkeypatch.setattr(decoder_contract, "_IMAGES", FEW)
     monkeypatch.setattr(decoder_contract, "WIDE_DTYPES", {"float32": decoder_contract.WIDE_DTYPES["float32"]})
-    found = ContractChecks("amplify", resolve("amplify", {"k": 8}), 0).wide_vocabulary()
-    assert found.status == "ok" and "declared lossy" in found.detail
+    finding = ContractChecks("amplify", resolve("amplify", {"k": 8}), 0).wide_vocabulary()
+    assert finding.status == "ok" and "declared lossy" in finding.detail

@@ -21,14 +21,14 @@ def copied_joint() -> np.ndarray:
 def standardised() -> dict[str, np.ndarray]:
     """Standardised summed statistics of exact samples, with the correction and without."""
     rng, exact = np.random.default_rng(5), np.append(copied_joint(), 0.0)
-    found = {"corrected": [], "plain": []}
+    sums = {"corrected": [], "plain": []}
     for _ in range(ROUNDS):
         tables = [Counts(rng.multinomial(10_000, exact, size=2), exact, 2)]
         scaled, dof = divergence._summed(tables)
-        found["corrected"].append((scaled - dof) / np.sqrt(2 * dof))
+        sums["corrected"].append((scaled - dof) / np.sqrt(2 * dof))
         scale = divergence._scale(tables)
-        found["plain"].append((scaled - dof) * scale / np.sqrt(2 * dof * scale))
-    return {name: np.array(values) for name, values in found.items()}
+        sums["plain"].append((scaled - dof) * scale / np.sqrt(2 * dof * scale))
+    return {name: np.array(values) for name, values in sums.items()}
 
 
 def test_the_summed_statistic_of_exact_samples_has_its_variance(standardised):

@@ -62,8 +62,8 @@ def in_format(name, dtype):
 def cause(name, tokens, claimed="float32", **recorded):
     model, texts, _ = images(name)
     rows = planted.as_rows(model, texts, tokens).assign(**recorded)
-    found, seen = likely_causes(partial(in_format, name), rows, CLAIMS[name], claimed, True)
-    return (named(found, len(texts)) if found else "none"), seen
+    causes, seen = likely_causes(partial(in_format, name), rows, CLAIMS[name], claimed, True)
+    return (named(causes, len(texts)) if causes else "none"), seen
 
 
 def cause_of_format(name, true, claimed, recorded):
@@ -71,8 +71,8 @@ def cause_of_format(name, true, claimed, recorded):
     model, texts, _ = images(name)
     tokens = planted.drawn(in_format(name, true), texts, CLAIMS[name])
     rows = planted.as_rows(model, texts, tokens)
-    told = {"logp": planted.log_p(in_format(name, true), rows, CLAIMS[name])} if recorded else {}
-    return cause(name, tokens, claimed, **told)[0]
+    columns = {"logp": planted.log_p(in_format(name, true), rows, CLAIMS[name])} if recorded else {}
+    return cause(name, tokens, claimed, **columns)[0]
 
 
 EACH = pytest.mark.parametrize("name", CLAIMS)
@@ -81,8 +81,8 @@ EACH = pytest.mark.parametrize("name", CLAIMS)
 @EACH
 @pytest.mark.slow
 def test_samples_of_the_model_have_no_cause_and_intervals_that_hold_the_claim(name):
-    found, seen = cause(name, images(name)[2])
-    assert found == "none"
+    text, seen = cause(name, images(name)[2])
+    assert text == "none"
     assert [text.partition(" ")[0] for text in seen] == ["temperature", "guidance"]
 
 
@@ -93,9 +93,9 @@ def test_samples_of_the_model_have_no_cause_and_intervals_that_hold_the_claim(na
 def test_another_order_of_the_tokens_is_named(name, order, share):
     model, texts, tokens = images(name)
     some = round(share * len(texts))
-    found, _ = cause(name, planted.reordered(model, tokens, ORDERS[order], some))
-    assert order in found.partition(" or ")[0]
-    assert (f"in {some} of {len(texts)} images" in found) == (some < len(texts))
+    text, _ = cause(name, planted.reordered(model, tokens, ORDERS[order], some))
+    assert order in text.partition(" or ")[0]
+    assert (f"in {some} of {len(texts)} images" in text) == (some < len(texts))
 
 
 @EACH
@@ -105,8 +105,8 @@ def test_prompts_of_other_images_are_named(name, share):
     model, texts, tokens = images(name)
     some = round(share * len(texts))
     others = planted.drawn(model, [*texts[1:], texts[0]], CLAIMS[name])
-    found, _ = cause(name, np.concatenate([others[:some], tokens[some:]]))
-    assert "prompt" in found.partition(" or ")[0]
+    text, _ = cause(name, np.concatenate([others[:some], tokens[some:]]))
+    assert "prompt" in text.partition(" or ")[0]
 
 
 # In the random network of "wide" the prompt moves the first token alone, which shows no guidance.
@@ -117,17 +117,17 @@ GUIDED = ("guidance", "no unconditional row")
 @pytest.mark.parametrize(
     ("name", "kind", "setting"),
     [
-        (name, kind, one)
+        (name, kind, setting)
         for name in CLAIMS
-        for kind, held in planted.SETTINGS.items()
-        for one in held
+        for kind, settings in planted.SETTINGS.items()
+        for setting in settings
         if name != "wide" or kind not in GUIDED
     ],
 )
 def test_another_sampling_is_named_with_its_value(name, kind, setting):
     model, texts, _ = images(name)
-    found, _ = cause(name, planted.drawn(model, texts, planted.replace(CLAIMS[name], **setting)))
-    assert kind in found
+    text, _ = cause(name, planted.drawn(model, texts, planted.replace(CLAIMS[name], **setting)))
+    assert kind in text
 
 
 @EACH
@@ -136,13 +136,13 @@ def test_another_sampling_is_named_with_its_value(name, kind, setting):
 @pytest.mark.parametrize("true", ["float16", "bfloat16", "int8wo"])
 def test_another_number_format_is_named_where_it_is_seen(name, true, recorded):
     """float16 overflows on `shapes`. Tokens of `wide` alone are consistent with each format."""
-    found = cause_of_format(name, true, "float32", recorded)
-    assert found.startswith(f"another number format: {true}, not float32" if recorded or name == "shapes" else "none")
+    text = cause_of_format(name, true, "float32", recorded)
+    assert text.startswith(f"another number format: {true}, not float32" if recorded or name == "shapes" else "none")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("true", "recorded", "told"),
+    ("true", "recorded", "expected"),
     [
         ("bfloat16", True, "none"),
         ("bfloat16", False, "none"),
@@ -151,16 +151,16 @@ def test_another_number_format_is_named_where_it_is_seen(name, true, recorded):
         ("int8wo", False, "another number format: int8wo, not bfloat16"),
     ],
 )
-def test_rounding_of_a_claim_of_fewer_bits_is_no_cause(true, recorded, told):
+def test_rounding_of_a_claim_of_fewer_bits_is_no_cause(true, recorded, expected):
     """Tokens at the edge of top-p do not say that there is none, nor those likelier in float32 that it was that."""
-    assert cause_of_format("shapes", true, "bfloat16", recorded).startswith(told)
+    assert cause_of_format("shapes", true, "bfloat16", recorded).startswith(expected)
 
 
 def test_transposed_images_of_a_small_model_are_named():
     model, texts, claim = Wide(10, 64), ["a", "a dog"], Sampling(2.0)
     changed = planted.reordered(model, planted.drawn(model, texts, claim), ORDERS["transposed"], 2)
-    found, _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, changed), claim, "float32", True)
-    assert "transposed" in found[0].what
+    causes, _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, changed), claim, "float32", True)
+    assert "transposed" in causes[0].what
 
 
 def replaced(tokens, every, codes):
@@ -173,12 +173,12 @@ def test_random_tokens_are_named_and_not_the_filter_that_they_are_beyond():
     """The tokens after them were drawn of others before, so that more than a twentieth look random."""
     model, texts, claim = Wide(9, 64), ["a", "a dog", "a cat", "two words"], Sampling(2.0, top_p=0.8)
     tokens = replaced(planted.drawn(model, texts, claim), 20, 64)  # none of them ends a row
-    found, _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, tokens), claim, "float32", True)
-    assert named(found, len(texts)).startswith("tokens are replaced at random: about 10 % are, or follow")
+    causes, _ = likely_causes(lambda dtype: model, planted.as_rows(model, texts, tokens), claim, "float32", True)
+    assert named(causes, len(texts)).startswith("tokens are replaced at random: about 10 % are, or follow")
 
 
 @pytest.mark.slow
 def test_one_random_token_in_a_hundred_is_named():
     """And those after it, which were drawn with another before them."""
-    found, _ = cause("shapes", replaced(images("shapes")[2].copy(), 100, 512))
-    assert found.startswith("tokens are replaced at random: about 5 % are, or follow one that is (")
+    text, _ = cause("shapes", replaced(images("shapes")[2].copy(), 100, 512))
+    assert text.startswith("tokens are replaced at random: about 5 % are, or follow one that is (")

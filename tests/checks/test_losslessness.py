@@ -316,17 +316,17 @@ def test_the_audit_of_devices_sees_empty_slots_read_in_the_first_forward(planted
     monkeypatch.setattr(PositionCache, "place", read_too_much)
     monkeypatch.setattr(TransformerSession, "_room", lambda session, slots: whole_blocks(slots))
     [setting] = DEVICE_SETTINGS
-    found = p_value(observe(setting, resolve("ar"), 2000, seed=0))
-    assert (found < AUDIT_LEVEL) == planted
+    p = p_value(observe(setting, resolve("ar"), 2000, seed=0))
+    assert (p < AUDIT_LEVEL) == planted
 
 
 @pytest.mark.parametrize("name", ["eagle", "vertical-coupled"])
 def test_a_reduced_vocabulary_of_a_head_is_lossless_and_of_every_id_the_same(name):
     drafter = f"{name.partition('-')[0]}-reduced"
     every, two = (resolve(name, {"drafter": drafter, "head-ids": ids}) for ids in (9, 2))
-    settings = [one for one in AUDIT_SETTINGS if one.model != "transformer"][:3]
+    settings = [setting for setting in AUDIT_SETTINGS if setting.model != "transformer"][:3]
     assert audit_one(name, in_window(two, 3), 18_000, 0, settings)["verdict"] == "lossless"
-    setting = next(one for one in AUDIT_SETTINGS if one.model == "transformer")
+    setting = next(setting for setting in AUDIT_SETTINGS if setting.model == "transformer")
     model = setting_model(setting, 0)[0]
     requests = [Request(model.prompts[0], "prompt", index) for index in range(6)]
     rows = [

@@ -29,22 +29,22 @@ def test_a_sample_of_the_combinations_is_lossless(spec):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PRESETS if name != "zipar" and resolve(name).lossless])
 def test_every_lossless_preset_is_lossless_compiled(name):
-    found = audit_one(name, resolve(name), 20_000, 0, COMPILED_SETTINGS)
-    assert found["verdict"] == "lossless", found
+    audit = audit_one(name, resolve(name), 20_000, 0, COMPILED_SETTINGS)
+    assert audit["verdict"] == "lossless", audit
 
 
 @pytest.mark.slow
 def test_a_bug_in_compiled_steps_is_caught(monkeypatch):
     plain = Jacobi._fill
-    monkeypatch.setattr(Jacobi, "_fill", lambda self, *given: plain(self, *given).roll(1, dims=1))
+    monkeypatch.setattr(Jacobi, "_fill", lambda self, *arguments: plain(self, *arguments).roll(1, dims=1))
     assert audit_one("sjd", resolve("sjd"), 20_000, 1, COMPILED_SETTINGS)["verdict"] == "lossy"
 
 
 def test_all_lossless_components_and_extremes_are_in_the_menu():
     for kind, components in CHOICES.items():
-        found = {getattr(spec, kind) for spec in DECODERS if kind not in DRAFTERS[spec.drafter].ignores}
+        used = {getattr(spec, kind) for spec in DECODERS if kind not in DRAFTERS[spec.drafter].ignores}
         # LANTERN's residuals need LANTERN's verifiers, which are lossy.
-        assert found == {name for name, part in components.items() if part.lossless and not part.only_with}
+        assert used == {name for name, part in components.items() if part.lossless and not part.only_with}
     options = {option for spec in DECODERS for option in spec.options}
     assert options >= {("siblings", 1), ("siblings", 16), ("depth", 1), ("fresh-q", "onehot"), ("tree", "chain")}
     assert len(DECODERS) == len(set(DECODERS)) > 300

@@ -152,7 +152,7 @@ def test_bfloat16_does_not_hide_another_p(fault, decoder, changed, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("verdict", "told"),
+    ("verdict", "sentence"),
     [
         (CONSISTENT, "p 0.12"),
         (UNLIKELY, "33 nats"),
@@ -161,11 +161,11 @@ def test_bfloat16_does_not_hide_another_p(fault, decoder, changed, tmp_path, mon
         (OTHERS, "log p: 2.00% of the tokens"),
     ],
 )
-def test_the_number_that_decides_is_told(verdict, told):
-    held = {"differs": verdict == OTHERS, "rounding": None, "beyond": 0.02, "mean": 0.3}
+def test_the_number_that_decides_is_told(verdict, sentence):
+    log_p = {"differs": verdict == OTHERS, "rounding": None, "beyond": 0.02, "mean": 0.3}
     row = {"verdict": verdict, "p_value": 1e-5 if verdict == DEVIATES else 0.12, "level": 0.001, "order": "token id"}
-    row |= {"causes": [{"nats": 33.2}] * (verdict == UNLIKELY), "impossible_tokens": 530, "agreement": {"log p": held}}
-    assert decided_by(row) == told
+    row |= {"causes": [{"nats": 33.2}] * (verdict == UNLIKELY), "impossible_tokens": 530, "agreement": {"log p": log_p}}
+    assert decided_by(row) == sentence
 
 
 def audit_of_changed(folder, monkeypatch, change):
@@ -287,8 +287,8 @@ def test_other_weights_than_the_runs_are_refused_after_the_verdicts_of_runs_befo
     info = json.loads(path.read_text())
     info["spec"]["weights_sha256"] = "0" * 64
     path.write_text(json.dumps(info))
-    told = cli("audit", "--run", folder_of("amplify"), "--run", folder, "--recompute").err
-    assert told.index("p recomputed in float32") < told.index("other weights")
+    messages = cli("audit", "--run", folder_of("amplify"), "--run", folder, "--recompute").err
+    assert messages.index("p recomputed in float32") < messages.index("other weights")
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def test_a_full_disk_behind_a_stream_is_one_line_or_nothing_and_ends_no_run(fold
         return subprocess.run(f"{PROGRAM} {line}", shell=True, capture_output=True, text=True, cwd=folder)
 
     assert typed("list decoders >/dev/full").stderr.splitlines() == ["error: No space left on device (free some space)"]
-    said = typed("run --decoder ar --limit 1 --threads 1 --out logged 2>/dev/full")
-    assert (said.returncode, said.stdout.startswith("logged/shapes-ar-")) == (0, True)
+    outcome = typed("run --decoder ar --limit 1 --threads 1 --out logged 2>/dev/full")
+    assert (outcome.returncode, outcome.stdout.startswith("logged/shapes-ar-")) == (0, True)
     assert typed("run --decoder nothing 2>/dev/full").returncode == 2
 
 
@@ -135,25 +135,25 @@ _TINY = {"model": "llamagen", "random_weights": True, "scale": "tiny", "prompts"
 
 
 def test_ar_decodes_the_first_prompts_of_a_run_without_it_and_a_longer_run_decodes_it_no_further(tmp_path):
-    said = []
+    notes = []
 
     class Notes(Reporter):
         def note(self, text):
-            said.append(text)
+            notes.append(text)
 
     run = _TINY | {"decoder": "sjd", "baseline": 2, "out": str(tmp_path)}
     assert specbench.run(Notes(), **run, limit=3).done == 8
-    assert "3 prompts of shapes, 6 images with sjd" in said[0]
-    assert said[1] == "baseline for the speed-up: ar on the first 2 prompts (--baseline 0: none)"
+    assert "3 prompts of shapes, 6 images with sjd" in notes[0]
+    assert notes[1] == "baseline for the speed-up: ar on the first 2 prompts (--baseline 0: none)"
     states = {row["decoder"].split()[0]: row for row in specbench.status(tmp_path)}
     assert {name: (row["images"], row["wanted"]) for name, row in states.items()} == {"ar": (2, 2), "sjd": (6, 6)}
     sjd = specbench.report(out=tmp_path).set_index("decoder").loc["sjd"]
     assert sjd["pairs"] == 2 and sjd["speedup_note"] == "over the 2 images in common with AR"
     left = {row["decoder"]: (row["images"], row["done"]) for row in specbench.dry_run(**run, limit=5)}
     assert left == {"ar": (2, 2), "sjd": (10, 6)}
-    said.clear()
+    notes.clear()
     assert specbench.run(Notes(), **run, limit=4).done == 2
-    assert said[1] == "baseline for the speed-up: ar on the first 2 prompts, stored already"
+    assert notes[1] == "baseline for the speed-up: ar on the first 2 prompts, stored already"
 
 
 @pytest.mark.parametrize("setting", [{"batch": 4}, {"workers": 2}, {"decoder": ["ar", "sjd"]}, {"baseline": 0}])
@@ -163,9 +163,9 @@ def test_no_baseline_is_added_where_it_says_nothing_or_ar_is_there(setting, monk
 
 
 def test_a_part_says_how_many_of_the_first_prompts_are_its_baseline():
-    given = {"decoder": "sjd", "limit": 12, "baseline": 8, "shard": "1/2"}
-    [_, said] = announcement([make_plan(merge(run_settings(), given, env={}))])
-    assert said.startswith("baseline for the speed-up: ar on 4 of the first 8 prompts")
+    settings = {"decoder": "sjd", "limit": 12, "baseline": 8, "shard": "1/2"}
+    [_, note] = announcement([make_plan(merge(run_settings(), settings, env={}))])
+    assert note.startswith("baseline for the speed-up: ar on 4 of the first 8 prompts")
 
 
 def test_parts_of_a_run_share_its_baseline(tmp_path):
@@ -184,10 +184,10 @@ def test_the_command_that_adds_ar_names_the_folder_where_the_run_is_now(cli, tmp
     run = ("run", "--limit", "1", "--threads", "1", "--decoder", "sjd")
     cli(*run, "--out", tmp_path / "there")
     (tmp_path / "there").rename(tmp_path / "now here")
-    said = cli("report", "--out", tmp_path / "now here").out
+    report = cli("report", "--out", tmp_path / "now here").out
     folder = str(tmp_path / "now here")
-    assert f"--out '{folder}'" in said and str(tmp_path / "there") not in said
-    (command,) = [line for line in said.splitlines() if "To add AR" in line]
+    assert f"--out '{folder}'" in report and str(tmp_path / "there") not in report
+    (command,) = [line for line in report.splitlines() if "To add AR" in line]
     assert cli(*shlex.split(command.partition(": specbench ")[2])).code == 0
     assert "No speed-up" not in cli("report", "--out", folder).out
 
@@ -315,7 +315,7 @@ def test_the_demo_leaves_a_table_and_a_picture(cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(demo, "SHOWN", ("ar", "sjd"))
-    monkeypatch.setattr(demo, "shared_window", lambda *given: 16)
+    monkeypatch.setattr(demo, "shared_window", lambda *arguments: 16)
     outcome = cli("demo", "--limit", "1", "--compile", "off")
     assert outcome.code == 0, outcome.err
     lines = [line.strip() for line in outcome.out.splitlines() if line.strip()]

@@ -30,8 +30,8 @@ def completed(cli, monkeypatch):
 @pytest.mark.parametrize("line", CASES)
 def test_names_complete(completed, line):
     for shell in ("bash", "fish"):
-        found = {text.split("\t")[0] for text in completed(shell, line).splitlines() if text}  # fish has helps
-        assert found >= CASES[line] and all(name.startswith(line.split()[-1]) for name in found)
+        offered = {text.split("\t")[0] for text in completed(shell, line).splitlines() if text}  # fish has helps
+        assert offered >= CASES[line] and all(name.startswith(line.split()[-1]) for name in offered)
     assert all(f'"{name}"' in completed("zsh", line) for name in CASES[line])
 
 

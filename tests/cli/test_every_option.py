@@ -34,19 +34,19 @@ def _commands(group, path=()):
 COMMAND = typer.main.get_command(build_app())
 OPTIONS = {
     path: [
-        (name, getattr(one, "is_flag", False))
-        for one in params
-        if one.param_type_name == "option" and one.name not in ("help", "flag_ray")  # Ray takes seconds to say no
-        for name in (*one.opts, *one.secondary_opts)
+        (name, getattr(param, "is_flag", False))
+        for param in params
+        if param.param_type_name == "option" and param.name not in ("help", "flag_ray")  # Ray takes seconds to say no
+        for name in (*param.opts, *param.secondary_opts)
     ]
     for path, params in _commands(COMMAND)
 }
 _AS_OF_RUN = {name for name, _ in OPTIONS[("run",)]}
 PARTS = [
     pytest.param(path, options[at : at + 8], marks=marks, id=" ".join((*path, options[at][0])))
-    for path, known in OPTIONS.items()
+    for path, all_options in OPTIONS.items()
     for repeated, marks in ((False, ()), (True, pytest.mark.slow))
-    for options in [[one for one in known if (path == ("bench",) and one[0] in _AS_OF_RUN) == repeated]]
+    for options in [[option for option in all_options if (path == ("bench",) and option[0] in _AS_OF_RUN) == repeated]]
     for at in range(0, len(options), 8)
 ]
 """Eight options a test; those of `bench` that are settings of `run` are left to the slow tests."""

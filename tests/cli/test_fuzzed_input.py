@@ -22,8 +22,8 @@ WATCH = Watch()
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_every_input_is_accepted_rightly_or_refused_in_one_line(target):
     cases = max(10, round(CASES * target.share))
-    found = drive(target, cases, int(os.environ.get("FUZZ_SEED", 7)), WATCH)
-    assert found["accepted"] + found["refused"] >= cases
+    counts = drive(target, cases, int(os.environ.get("FUZZ_SEED", 7)), WATCH)
+    assert counts["accepted"] + counts["refused"] >= cases
 
 
 def test_the_watch_sees_what_it_is_there_for(tmp_path):

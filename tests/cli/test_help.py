@@ -88,12 +88,12 @@ def test_what_is_complete_needs_no_torch_and_a_run_says_first_what_it_does(cli, 
     assert "1 of 1 images already done" in whole and "shapes (float32, cpu): 2 prompts of shapes, 2 images" in started
 
 
-@pytest.mark.parametrize("wanted", [group.name for group in typer.main.get_command(build_app()).commands.values()])
-def test_a_command_is_the_same_whichever_others_are_loaded(wanted):
-    every, alone = (typer.main.get_command(build_app(named)).commands for named in (None, wanted))
-    assert wanted in alone and set(alone) <= set(every)
-    assert [parameter.opts for parameter in alone[wanted].params] == [
-        parameter.opts for parameter in every[wanted].params
+@pytest.mark.parametrize("command", [group.name for group in typer.main.get_command(build_app()).commands.values()])
+def test_a_command_is_the_same_whichever_others_are_loaded(command):
+    every, alone = (typer.main.get_command(build_app(named)).commands for named in (None, command))
+    assert command in alone and set(alone) <= set(every)
+    assert [parameter.opts for parameter in alone[command].params] == [
+        parameter.opts for parameter in every[command].params
     ]
 
 
@@ -132,14 +132,14 @@ def _parameters(group, path="specbench"):
 
 def _accepted() -> dict[str, set[str]]:
     """Values that options accept literally, by option name."""
-    found: dict[str, set[str]] = {"what": {"models", "decoders", "metrics", "prompts", "tables", "runs"}}
-    found["format"] = {"markdown", "csv", "latex", "json", "html", "parquet"}
-    found["tree"] = {"chain", *NAMED_TREES}
+    values: dict[str, set[str]] = {"what": {"models", "decoders", "metrics", "prompts", "tables", "runs"}}
+    values["format"] = {"markdown", "csv", "latex", "json", "html", "parquet"}
+    values["tree"] = {"chain", *NAMED_TREES}
     for setting in run_settings():
         for option in (setting, *setting.others):
-            found.setdefault(setting.name, set()).update((*option.choices, *setting.words))
-    found["mode"] |= {"latency", "throughput"}
-    return found
+            values.setdefault(setting.name, set()).update((*option.choices, *setting.words))
+    values["mode"] |= {"latency", "throughput"}
+    return values
 
 
 def test_help_prints_every_choice_in_the_case_in_which_it_is_accepted():

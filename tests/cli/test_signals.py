@@ -76,10 +76,10 @@ def test_a_signal_that_a_destructor_swallows_still_ends_the_command(handled, cli
     self_destroying = [Swallowing(number)]
     monkeypatch.setattr("specbench.reporting.status.status", command)
     start = time.monotonic()
-    found = cli("status")
-    assert found.code == 128 + number and time.monotonic() - start < 10
+    outcome = cli("status")
+    assert outcome.code == 128 + number and time.monotonic() - start < 10
     name = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-    assert found.err == f"error: {name} (what is finished is kept; run the same command again to resume)\n"
+    assert outcome.err == f"error: {name} (what is finished is kept; run the same command again to resume)\n"
 
 
 def test_an_interrupt_that_a_library_turns_into_an_error_is_an_interrupt(handled, cli, monkeypatch):
@@ -91,8 +91,10 @@ def test_an_interrupt_that_a_library_turns_into_an_error_is_an_interrupt(handled
             raise ImportError("numpy failed to import") from None
 
     monkeypatch.setattr("specbench.reporting.status.status", command)
-    found = cli("status")
-    assert found.code == 143 and found.err.startswith("error: stopped by SIGTERM (") and found.err.count("\n") == 1
+    outcome = cli("status")
+    assert (
+        outcome.code == 143 and outcome.err.startswith("error: stopped by SIGTERM (") and outcome.err.count("\n") == 1
+    )
 
 
 def test_what_a_process_was_started_to_ignore_stays_ignored_and_a_fork_dies_quietly(handled, cli):
@@ -113,9 +115,9 @@ def test_handlers_that_a_library_sets_are_taken_back(handled):
         os.kill(os.getpid(), signal.SIGTERM)
 
     ray._ray = SimpleNamespace(init=init)
-    with pytest.raises(SpecbenchError, match="stopped by SIGTERM") as found:
+    with pytest.raises(SpecbenchError, match="stopped by SIGTERM") as caught:
         ray._connect(None, 2)
-    assert found.value.exit_code == 143 and signal.getsignal(signal.SIGTERM) is signals._on_signal
+    assert caught.value.exit_code == 143 and signal.getsignal(signal.SIGTERM) is signals._on_signal
 
 
 def test_a_signal_to_the_process_group_spares_processes_that_were_started_for_the_run():

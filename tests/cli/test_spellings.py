@@ -176,10 +176,10 @@ TAKEN = {
 @pytest.mark.parametrize(("typed", "meant"), TAKEN.items())
 def test_an_option_of_another_program_is_taken(typed, meant, monkeypatch, cli):
     seen = {}
-    monkeypatch.setattr("specbench.cli.run._merged", lambda given, config: seen.update(given) or {}["stop"])
+    monkeypatch.setattr("specbench.cli.run._merged", lambda values, config: seen.update(values) or {}["stop"])
     cli("run", *typed.split())
     name, value = meant
-    setting = next(one for one in run_settings() if one.name == name)
+    setting = next(setting for setting in run_settings() if setting.name == name)
     assert setting.parse(seen[name]) in (value, str(value))
 
 
@@ -195,10 +195,10 @@ ANSWERED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("typed", "said"), ANSWERED.items())
-def test_what_needs_other_words_is_answered_with_them(typed, said, cli):
+@pytest.mark.parametrize(("typed", "advice"), ANSWERED.items())
+def test_what_needs_other_words_is_answered_with_them(typed, advice, cli):
     outcome = cli("run", *shlex.split(typed))
-    assert outcome.code == 2 and said in outcome.err and "did you mean" not in outcome.err
+    assert outcome.code == 2 and advice in outcome.err and "did you mean" not in outcome.err
     assert len(outcome.err.splitlines()) == 1
 
 
@@ -210,10 +210,10 @@ COMMANDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("typed", "said"), COMMANDS.items())
-def test_a_command_of_another_program_names_the_one_that_does_it(typed, said, cli):
+@pytest.mark.parametrize(("typed", "advice"), COMMANDS.items())
+def test_a_command_of_another_program_names_the_one_that_does_it(typed, advice, cli):
     outcome = cli(*typed.split())
-    assert outcome.code == 2 and said in outcome.err and "did you mean" not in outcome.err
+    assert outcome.code == 2 and advice in outcome.err and "did you mean" not in outcome.err
 
 
 @pytest.mark.parametrize("typed", ["help", "help run", "version", "list Model", "List models"])

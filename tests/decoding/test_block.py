@@ -89,8 +89,8 @@ def test_block_verification_is_the_papers_algorithm():
         position = proposal.positions[row : row + 1, n : n + 1]
         if int(position) < LENGTH:
             stream, draw = (Stream.TOKEN, 0) if n == drafts == DRAFTS else (Stream.RESIDUAL, 1)
-            own = Noise([row], VOCAB).race(position, stream, draw)[0, 0].numpy()
-            assert outcome.tokens[row, n] == (weights / own).argmax()
+            race = Noise([row], VOCAB).race(position, stream, draw)[0, 0].numpy()
+            assert outcome.tokens[row, n] == (weights / race).argmax()
         seen.add((n, drafts))
     assert {n for n, drafts in seen if drafts == DRAFTS} == set(range(DRAFTS + 1))
     assert {drafts for _, drafts in seen} == set(range(1, DRAFTS + 1))
@@ -119,10 +119,10 @@ def test_the_example_of_the_block_verification_paper():
 def test_the_joint_ratio_is_the_recursion():
     r = torch.rand(200, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 2
     r[::7, 4] = 0
-    found, reach = joint_ratio(r), torch.ones(200, dtype=torch.float64)
+    ratio, reach = joint_ratio(r), torch.ones(200, dtype=torch.float64)
     for i in range(9):
         reach = (reach * r[:, i]).clamp(max=1)
-        torch.testing.assert_close(found[:, i], reach)
+        torch.testing.assert_close(ratio[:, i], reach)
 
 
 @pytest.mark.parametrize("name", ["sjd-block", pytest.param("eagle-block", marks=pytest.mark.slow)])
@@ -159,10 +159,10 @@ def test_an_image_does_not_depend_on_how_far_the_others_are():
     requests = [Request("", "p", sample) for sample in range(12)]
     spec = resolve("sjd-block", {"window": 5})
     together = decode(model, requests, spec, Sampling(1.0), 1, render=False)
-    alone = [decode(model, [one], spec, Sampling(1.0), 1, render=False)[0] for one in requests]
+    alone = [decode(model, [request], spec, Sampling(1.0), 1, render=False)[0] for request in requests]
     assert [image.nfe for image in together] == [image.nfe for image in alone]
-    for one, other in zip(together, alone, strict=True):
-        assert np.array_equal(one.tokens, other.tokens)
+    for image, other in zip(together, alone, strict=True):
+        assert np.array_equal(image.tokens, other.tokens)
 
 
 @pytest.mark.parametrize("refine", ["couple", "gumbel", "reuse"])

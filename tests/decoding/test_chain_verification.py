@@ -66,8 +66,8 @@ def test_a_chain_is_verified_as_a_tree_of_only_children(name, options):
         tables = routes(proposal.tree, torch.device("cpu"))
         tree = verify_tree(p, as_tree, tables, method.verifier, method.refinement, noise, step)
         assert set(chained.first.tolist()) == set(range(WIDTH)), "every number of accepted drafts must occur"
-        for one, other in zip(chained[:6], tree[:6], strict=True):
-            assert torch.equal(one, other)
+        for tensor, other in zip(chained[:6], tree[:6], strict=True):
+            assert torch.equal(tensor, other)
         assert chained.refined_from is None and tree.refined_from is None
         assert chained.facts.keys() == tree.facts.keys()
         for fact, value in chained.facts.items():
@@ -86,8 +86,8 @@ def test_a_chain_follows_the_algorithm_box():
     verified = verify_chain(p.expand(rows, 3, 3), proposal, method.verifier, method.refinement, noise, step)
     accepts = float(torch.minimum(p, q).sum())
     expected = np.array([1 - accepts, accepts * (1 - accepts), accepts**2])
-    found = np.bincount(verified.first, minlength=3) / rows
-    np.testing.assert_allclose(found, expected, atol=0.008)
+    shares = np.bincount(verified.first, minlength=3) / rows
+    np.testing.assert_allclose(shares, expected, atol=0.008)
     for slot in range(3):  # whatever was accepted or replaced, every committed token follows p
         committed = verified.tokens[verified.first >= slot, slot]
         np.testing.assert_allclose(np.bincount(committed, minlength=3) / len(committed), p, atol=0.012)

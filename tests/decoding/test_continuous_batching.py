@@ -68,9 +68,9 @@ def test_every_decoder_in_any_order(name):
     expected = alone(decoder)
     for rows in (2, 5):
         order = random.Random(rows).sample(REQUESTS, len(REQUESTS))
-        found = dict(continuous_batching.decode_each(MODEL, order, rows, decoder, SAMPLING, 3))
-        assert set(found) == set(REQUESTS)
-        for request, image in found.items():
+        images = dict(continuous_batching.decode_each(MODEL, order, rows, decoder, SAMPLING, 3))
+        assert set(images) == set(REQUESTS)
+        for request, image in images.items():
             assert facts(image)[0] == facts(expected[request])[0], (name, rows, request)
             if name not in WHOLE_BATCHES:
                 assert facts(image)[:-1] == facts(expected[request])[:-1]

@@ -23,8 +23,8 @@ SETTING = AuditSetting("2x4 of 3 by entropy", TokenLayout.plain(2, 4, 3), Sampli
 
 def test_the_temperature_is_the_formula_of_the_released_code():
     logits = np.random.default_rng(0).normal(0, 2, (40, 9))
-    found = truncate(torch.from_numpy(logits).float(), Sampling(1.0, 0.7, 5, 1.0, 3.0)).softmax(-1).numpy()
-    for row, p in zip(logits, found, strict=True):
+    truncated = truncate(torch.from_numpy(logits).float(), Sampling(1.0, 0.7, 5, 1.0, 3.0)).softmax(-1).numpy()
+    for row, p in zip(logits, truncated, strict=True):
         kept = sorted(range(9), key=lambda token, row=row: -row[token])[:5]
         plain = {token: math.exp(row[token]) for token in kept}
         total = sum(plain.values())

@@ -22,7 +22,7 @@ VOCAB, DRAFTS = 3, 3
 def conditionals(seed):
     """Random p and q of every prefix, some with ties and with tokens of probability 0."""
     draw = np.random.default_rng(seed)
-    found = {}
+    tables = {}
     for depth in range(DRAFTS):
         for prefix in itertools.product(range(VOCAB), repeat=depth):
             p, q = draw.dirichlet(np.ones(VOCAB), 2)
@@ -30,15 +30,15 @@ def conditionals(seed):
                 p = np.array([0.0, 0.0, 1.0])
             if draw.random() < 0.3:
                 q = np.array([0.0, 0.6, 0.4])
-            found[prefix] = p, q
-    return found
+            tables[prefix] = p, q
+    return tables
 
 
-def slow_order(tables, one, other):
-    """Negative if `one` is the better path: at the first token in which they differ, by p/q, then by id."""
-    for depth, (a, b) in enumerate(zip(one, other, strict=True)):
+def slow_order(tables, path, other):
+    """Negative if `path` is the better path: at the first token in which they differ, by p/q, then by id."""
+    for depth, (a, b) in enumerate(zip(path, other, strict=True)):
         if a != b:
-            p, q = tables[one[:depth]]
+            p, q = tables[path[:depth]]
             ratios = [p[token] / q[token] if q[token] else -1 for token in (a, b)]
             return ratios[1] - ratios[0] or a - b
     return 0
@@ -61,9 +61,9 @@ def test_the_best_path_has_the_recorded_distribution(paths):
             expected[min(chosen, key=key)] += np.prod([mass[path] for path in chosen])
         for path in drawn:
             p, q = (torch.from_numpy(x)[None] for x in along(tables, path))
-            found = best_path_q(p, q, torch.tensor(path)[None], paths)[0].numpy()
-            np.testing.assert_allclose(found.sum(1), 1, atol=1e-12)
-            assert abs(np.prod(found[np.arange(DRAFTS), path]) - expected[path]) < 1e-12
+            best_q = best_path_q(p, q, torch.tensor(path)[None], paths)[0].numpy()
+            np.testing.assert_allclose(best_q.sum(1), 1, atol=1e-12)
+            assert abs(np.prod(best_q[np.arange(DRAFTS), path]) - expected[path]) < 1e-12
 
 
 def test_the_first_path_in_order_is_chosen():
@@ -85,15 +85,15 @@ def test_small_probabilities_leave_a_distribution():
     q = torch.full((1, 40, 4), 1e-9, dtype=torch.float64)
     q[..., 0] = 1 - 3e-9
     p = torch.full_like(q, 0.25)
-    found = best_path_q(p, q, torch.full((1, 40), 3), 3)
-    torch.testing.assert_close(found.sum(-1), torch.ones(1, 40, dtype=torch.float64))
+    best_q = best_path_q(p, q, torch.full((1, 40), 3), 3)
+    torch.testing.assert_close(best_q.sum(-1), torch.ones(1, 40, dtype=torch.float64))
 
 
 def test_the_columns_of_a_path_follow_each_other():
     for paths, drafts in ((3, 4), (1, 3), (2, 1)):
         tree, columns = independent_paths(paths, drafts), columns_by_path(paths, drafts, torch.device("cpu"))
-        assert [[tree.parents[column] for column in own[1:]] for own in columns] == [
-            own[:-1].tolist() for own in columns
+        assert [[tree.parents[column] for column in path[1:]] for path in columns] == [
+            path[:-1].tolist() for path in columns
         ]
         assert sorted(columns[:, 1:].flatten().tolist()) == list(range(1, len(tree.parents)))
     assert independent_paths(3, 0).parents == (-1,)

@@ -24,8 +24,8 @@ LAYOUTS = {
 def slow_neighbours(layout, slot):
     """Slots around one slot, found on the grid: left, above, above to the right, above to the left, before the left."""
     free = layout.free_slots()
-    places = {divmod(number, layout.width): own for number, own in enumerate(free)}
-    place = next((place for place, own in places.items() if own == slot), None)
+    places = {divmod(number, layout.width): slot for number, slot in enumerate(free)}
+    place = next((place for place, free_slot in places.items() if free_slot == slot), None)
     grid = [(-1, 0), (-1, 1), (-1, -1)]
     above = [-1] * 3 if place is None else [places.get((place[0] + y, place[1] + x), -1) for y, x in grid]
     return [slot - 1, *above, slot - 2 if slot > 1 else -1]
@@ -42,27 +42,26 @@ def slow_find(layout, tokens, fed, committed, slot, refined):
     """The slot to look up a draft in, None if it keeps the one it has."""
 
     def at(stream, slots):
-        return [-1 if own < 0 else int(stream[own]) for own in slots]
+        return [-1 if slot < 0 else int(stream[slot]) for slot in slots]
 
-    own = at(tokens, slow_neighbours(layout, slot))
-    if refined and own == at(fed, slow_neighbours(layout, slot)):
+    around = at(tokens, slow_neighbours(layout, slot))
+    if refined and around == at(fed, slow_neighbours(layout, slot)):
         return None
-    best, found = 0, None
+    best, match = 0, None
     for past in range(committed):
         if layout.forced[past] >= 0:
             continue
         seen = at(tokens, slow_neighbours(layout, past))
-        agree = sum(2 ** (4 - place) for place in range(5) if seen[place] == own[place])
-        if seen[0] == own[0] and agree >= best:
-            best, found = agree, past
-    return found
+        agree = sum(2 ** (4 - place) for place in range(5) if seen[place] == around[place])
+        if seen[0] == around[0] and agree >= best:
+            best, match = agree, past
+    return match
 
 
 def slow_match(layout, tokens, source, slot):
     """2 if the neighbours above agree, plus 1 if those above to the right do."""
     above, right = (
-        [-1 if place < 0 else int(tokens[place]) for place in slow_neighbours(layout, own)[1:3]]
-        for own in (source, slot)
+        [-1 if place < 0 else int(tokens[place]) for place in slow_neighbours(layout, at)[1:3]] for at in (source, slot)
     )
     return 2 * (above[0] == right[0]) + (above[1] == right[1])
 
@@ -114,9 +113,9 @@ def test_lookups_stop_where_they_are_worse_than_the_drafts_they_replace():
         for _ in range(8):
             start, history = loop.committed.clone(), drafter._history.clone()
             loop.step(0)
-            found, source, match, q = drafter._candidates
-            for row, draft in np.ndindex(*found.shape):
-                if not found[row, draft] or start[row] + draft >= loop.committed[row]:
+            matched, source, match, q = drafter._candidates
+            for row, draft in np.ndindex(*matched.shape):
+                if not matched[row, draft] or start[row] + draft >= loop.committed[row]:
                     continue
                 p = drafter._history[row, start[row] + draft].double().numpy()
                 looked_up, jacobi = (x.double().numpy() for x in (history[row, source[row, draft]], q[row, draft]))

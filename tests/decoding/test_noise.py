@@ -31,15 +31,15 @@ def test_a_lone_image_has_the_numbers_it_has_in_a_batch():
     alone, beside = Noise([-7], VOCAB), Noise([-7, 11], VOCAB)
     for draw, slot in walk():
         positions = torch.arange(slot, slot + WINDOW)[None]
-        one, both = column(draw, 1), column(draw, 2)
-        alone.hash_together(positions, STREAMS, one)
+        single, both = column(draw, 1), column(draw, 2)
+        alone.hash_together(positions, STREAMS, single)
         for stream in STREAMS:
             plain = beside.uniform(positions.repeat(2, 1), stream, both)
-            assert torch.equal(alone.uniform(positions, stream, one), plain[:1])
-            assert torch.equal(alone.uniform(positions[:, :-1], stream, one), plain[:1, :-1])
+            assert torch.equal(alone.uniform(positions, stream, single), plain[:1])
+            assert torch.equal(alone.uniform(positions[:, :-1], stream, single), plain[:1, :-1])
         last = positions[:, -1:]
         race = beside.race(last.repeat(2, 1), Stream.RESIDUAL, both)
-        assert torch.equal(alone.race(last, column(int(Stream.RESIDUAL), 1), one), race[:1])
+        assert torch.equal(alone.race(last, column(int(Stream.RESIDUAL), 1), single), race[:1])
 
 
 @pytest.mark.parametrize("rows", [1, 2])

@@ -60,7 +60,9 @@ def test_tokens_follow_the_law_of_the_rule(paths):
 
 def test_the_paths_of_a_tree_are_chains_from_its_root():
     tree, columns = path_tree(3, 4), path_columns(3, 4, torch.device("cpu"))
-    assert [[tree.parents[column] for column in own[1:]] for own in columns] == [own[:-1].tolist() for own in columns]
+    assert [[tree.parents[column] for column in path[1:]] for path in columns] == [
+        path[:-1].tolist() for path in columns
+    ]
     assert columns[:, 0].tolist() == [0, 0, 0] and sorted(columns[:, 1:].flatten().tolist()) == list(range(1, 13))
     assert longest_path(torch.tensor([[1, 3, 3], [2, 2, 1]])).tolist() == [1, 0]
 

@@ -154,10 +154,10 @@ def test_the_time_of_recording_counts_as_verification_whenever_steps_are_recorde
     """Eager steps on a CPU are recorded together, the last ones when the image is complete."""
     honest, slept = StepRecorder._record, []
 
-    def slow(recorder, *given):
+    def slow(recorder, *arguments):
         time.sleep(0.02)
         slept.append(20)
-        honest(recorder, *given)
+        honest(recorder, *arguments)
 
     monkeypatch.setattr(StepRecorder, "_record", slow)
     requests = [Request("", "p", sample) for sample in range(2 * rows)]
@@ -165,5 +165,5 @@ def test_the_time_of_recording_counts_as_verification_whenever_steps_are_recorde
     images = [image for _, image in decode_each(model, requests, rows, resolve(decoder), SAMPLING, 0)]
     images += decode(model, requests, resolve(decoder), SAMPLING, 0)
     spans = [{name: ms / image.batch for name, ms in image.spans_ms.items()} for image in images]
-    assert sum(one["verify"] for one in spans) >= sum(slept) > 0
-    assert all(one["host"] < 15 for one in spans)
+    assert sum(times["verify"] for times in spans) >= sum(slept) > 0
+    assert all(times["host"] < 15 for times in spans)

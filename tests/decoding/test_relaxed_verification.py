@@ -83,8 +83,8 @@ def outcome(rule, p=P, q=Q, tokens=TOKENS):
     ],
 )
 def test_worked_example(delta, a, mass, left, emitted):
-    for found, expected in zip(outcome(omega(delta=delta)), (a, mass, left, emitted), strict=True):
-        np.testing.assert_allclose(found.squeeze(0), expected, atol=2e-6)
+    for actual, expected in zip(outcome(omega(delta=delta)), (a, mass, left, emitted), strict=True):
+        np.testing.assert_allclose(actual.squeeze(0), expected, atol=2e-6)
 
 
 def test_an_acceptance_below_one_is_biased_under_the_standard_residual():
@@ -123,9 +123,9 @@ def test_weights_follow_the_depth_and_the_floor_lifts_them():
     rule, floored = omega(schedule="exponential"), omega(schedule="exponential", floor=1.0)
     p, q = P.expand(7, 4), P.expand(7, 4)
     depth = torch.arange(1, 8)
-    found = rule.acceptance(p, q, torch.zeros(7, 1, dtype=torch.long), depth).squeeze(1)
+    ratio = rule.acceptance(p, q, torch.zeros(7, 1, dtype=torch.long), depth).squeeze(1)
     expected = exponential(5, 1.1, 0.7)
-    np.testing.assert_allclose(found, expected + expected[-1:] * 2, rtol=1e-6)
+    np.testing.assert_allclose(ratio, expected + expected[-1:] * 2, rtol=1e-6)
     assert floored.weights.tolist() == pytest.approx([max(1.0, weight) for weight in expected])
 
 
@@ -193,12 +193,12 @@ def lantern_rule(residual, rule=LanternPlusPlus, codebook=LINE, k=3, **limit):
 )
 def test_neighbourhood_of_the_worked_example(rule, limit, members, accepted):
     codebook = torch.tensor([[1.0], [0.6], [2.8], [2.0]])  # nearest to token 3: 2, 0, 1
-    found = lantern_rule(standard, rule, codebook, limit=limit)
+    lantern = lantern_rule(standard, rule, codebook, limit=limit)
     x = torch.tensor([[3]])
-    around = found.neighbourhood(P, x)
+    around = lantern.neighbourhood(P, x)
     assert around.ids.flatten().tolist() == [2, 0, 1]
     assert around.ids[around.member].tolist() == members
-    assert math.isclose(found.acceptance(P, Q, x), accepted, rel_tol=1e-6)
+    assert math.isclose(lantern.acceptance(P, Q, x), accepted, rel_tol=1e-6)
 
 
 def slow_neighbourhood(p, x, codebook, k, limit) -> list[int]:

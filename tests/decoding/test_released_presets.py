@@ -79,7 +79,7 @@ def test_gsd_as_released_accepts_by_the_cluster_of_fourteen(zero_p, d):
     beyond = 0
     for seed in range(30):
         p, q = drawn(seed, 6 + seed % 15), drawn(seed + 1000, V)
-        accepted = rule.acceptance(*(torch.from_numpy(one)[None] for one in (p, q)), torch.arange(V)[None])[0]
+        accepted = rule.acceptance(*(torch.from_numpy(row)[None] for row in (p, q)), torch.arange(V)[None])[0]
         for x in range(V):
             expected = slow_ratio(p, q, x, d, 0.15, rows) if zero_p or p[x] > 0 else 0.0
             assert math.isclose(accepted[x], expected, rel_tol=1e-5), (seed, x)
@@ -120,7 +120,7 @@ def test_lanterns_released_residual_zeroes_the_first_k_plus_1_neighbours(row_end
 
 def _tests(p: np.ndarray, q: np.ndarray, x: int) -> DraftTests:
     fields = dict.fromkeys(DraftTests._fields)
-    fields |= {name: torch.from_numpy(one).float()[None, None] for name, one in (("p", p), ("q", q))}
+    fields |= {name: torch.from_numpy(row).float()[None, None] for name, row in (("p", p), ("q", q))}
     return DraftTests(**fields | {"draft": torch.tensor([[x]])})
 
 

@@ -70,7 +70,7 @@ class SlowRows:
         start = self.slots[row][0]
         seen = {}
         for slot, token in fixed.items():
-            owner = next((r for r, own in enumerate(self.slots) if slot in own), None)
+            owner = next((r for r, slots in enumerate(self.slots) if slot in slots), None)
             if owner is None:  # a row end is fed with the first column of the row below it
                 seen |= {slot: token} if slot < start else {}
             elif owner <= row:

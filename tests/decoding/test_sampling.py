@@ -37,9 +37,9 @@ def test_only_tokens_of_positive_weight_run_the_race():
     weights[0, 0] = 0
     weights[0, 0, 4321] = 0.5
     noise, positions = Noise([1, -2], 5000), torch.arange(8).repeat(2, 1)
-    held = kept(weights)
-    assert held.ids.shape[-1] == (weights > 0).sum(-1).max() < 200
-    assert torch.equal(torch.zeros_like(weights).scatter_add_(-1, held.ids, held.mass), weights)
+    sparse = kept(weights)
+    assert sparse.ids.shape[-1] == (weights > 0).sum(-1).max() < 200
+    assert torch.equal(torch.zeros_like(weights).scatter_add_(-1, sparse.ids, sparse.mass), weights)
     everyone = run_race(weights, noise.race(positions, Stream.TOKEN))
     assert torch.equal(noise.run_race(weights, positions, Stream.TOKEN), everyone)
 
@@ -75,14 +75,14 @@ def test_the_tokens_around_one_are_those_of_the_whole_ranking(wide, descending, 
     x = torch.randint(12, (60, 1), generator=draws)
     p.scatter_(1, x, 0.5)
     for before, after in ((3, 2), (0, 0), (1, 20)):
-        ids, exists, own = ranked_around(p, x, before, after, descending)
-        assert torch.equal(own, p.gather(1, x))
-        for row, token, found, there in zip(p.tolist(), x[:, 0].tolist(), ids.tolist(), exists.tolist(), strict=True):
+        ids, exists, p_of_x = ranked_around(p, x, before, after, descending)
+        assert torch.equal(p_of_x, p.gather(1, x))
+        for row, token, tokens, there in zip(p.tolist(), x[:, 0].tolist(), ids.tolist(), exists.tolist(), strict=True):
             order = sorted(range(12), key=lambda v, row=row: (-row[v] if descending else row[v], v))
             place = order.index(token)
             around = order[max(place - before, 0) : place + after + 1]
-            assert [v for v, known in zip(found, there, strict=True) if known] == around
-            assert all(v == token for v, known in zip(found, there, strict=True) if not known)
+            assert [v for v, is_there in zip(tokens, there, strict=True) if is_there] == around
+            assert all(v == token for v, is_there in zip(tokens, there, strict=True) if not is_there)
 
 
 def test_coupled_drafts_are_the_same_either_way(monkeypatch):
@@ -93,11 +93,11 @@ def test_coupled_drafts_are_the_same_either_way(monkeypatch):
     positions, step = torch.arange(3).repeat(64, 1), torch.ones(64, 1, dtype=torch.long)
     draft, coin = torch.randint(12, (64, 2), generator=draws), torch.rand(64, 2, generator=draws)
     tests = DraftTests.of(p[:, :2], q, draft, coin, positions[:, :2], torch.arange(1, 3))
-    found = []
+    drafts = []
     for wide in (99, 0):
         monkeypatch.setattr(sampling, "WIDE", wide)
-        found.append(Couple(None).refine(p, tests, Noise(range(64), 12), positions, step))
-    assert torch.equal(*found)
+        drafts.append(Couple(None).refine(p, tests, Noise(range(64), 12), positions, step))
+    assert torch.equal(*drafts)
 
 
 def test_a_nan_distribution_still_fails_its_image(monkeypatch):

@@ -39,10 +39,10 @@ def test_neighbours_stay_in_their_grid():
 def test_the_nearest_preview_token_is_the_one_below_the_middle_of_the_cell():
     assert PREVIEWED.nearest_before() == [-1, -1, 0, 1, 1, 0, 1, 1]
     layout = TokenLayout.plain(36, 24, 5, before=((19, 13),))
-    found = np.array(layout.nearest_before()[19 * 13 :]).reshape(36, 24)
+    previews = np.array(layout.nearest_before()[19 * 13 :]).reshape(36, 24)
     for row, column in ((0, 0), (17, 11), (35, 23), (20, 5)):
         above, left = int((row + 0.5) / 36 * 19), int((column + 0.5) / 24 * 13)
-        assert found[row, column] == above * 13 + left
+        assert previews[row, column] == above * 13 + left
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_drafts_come_from_the_preview_with_the_q_that_is_recorded():
 def test_the_deviation_is_that_of_the_logits_that_top_k_keeps():
     """The authors of Lumina-mGPT 2.0 mask after top-k, by the population's deviation of what is left."""
     logits = np.random.default_rng(3).normal(0, 2, (20, 30))
-    found = truncate(torch.from_numpy(logits).float(), Sampling(1.0, 1.0, 8, top_n_sigma=1.0)).numpy()
-    for row, kept in zip(logits, found, strict=True):
+    truncated = truncate(torch.from_numpy(logits).float(), Sampling(1.0, 1.0, 8, top_n_sigma=1.0)).numpy()
+    for row, kept in zip(logits, truncated, strict=True):
         best = sorted(row)[-8:]
         assert (kept > -np.inf).tolist() == [value in best and value >= max(row) - np.std(best) for value in row]

@@ -38,9 +38,7 @@ class Slow:
         self.noise = Noise([row_key(0, text, 0)], model.layout.vocab)
         self.target = Target(model.layout, GUIDED, model.device)
         self.prefix = model.encode([text])
-        self.prompt = [
-            (len(embeds), known) for embeds, (known, _) in zip(self.prefix.embeds, self.states([]), strict=True)
-        ]
+        self.prompt = [(len(embeds), ids) for embeds, (ids, _) in zip(self.prefix.embeds, self.states([]), strict=True)]
 
     def states(self, tokens):
         """Of the caption's row and the other one, hidden states of the prompt, then those that predict each slot."""
@@ -64,11 +62,11 @@ class Slow:
             self.noise.run_race(weights[None, None], torch.tensor([[slot]]), stream, torch.tensor([[step]]))[0, 0]
         )
 
-    def guess(self, known, fed, drafts):
-        """The head's features after the tokens `known`, whose features are `fed`, and then its own `drafts`."""
-        found = []
+    def guess(self, committed, fed, drafts):
+        """The head's features after the tokens `committed`, whose features are `fed`, and then its own `drafts`."""
+        guesses = []
         for row, (length, before) in enumerate(self.prompt):
-            ids = self.prefix.ids[row, 1:length].tolist() + known + drafts
+            ids = self.prefix.ids[row, 1:length].tolist() + committed + drafts
             features = [*before, *(pair[row] for pair in fed)]
             while len(features) <= len(ids):
                 fed_ids = ids[: len(features)]
@@ -78,18 +76,18 @@ class Slow:
                 mask = torch.ones(len(fed_ids), len(fed_ids)).tril().bool()[None, None]
                 inputs = torch.tensor([fed_ids]), torch.stack(features)[None]
                 features.append(self.head.extrapolate(*inputs, self.head.rotary(slots), mask, cache)[0, -1])
-            found.append(features[-1])
-        return found
+            guesses.append(features[-1])
+        return guesses
 
-    def tree(self, known, fed, step):
+    def tree(self, committed, fed, step):
         """Drafted tokens by path, and the q of the children of each inner one."""
-        tokens, proposed = {"": known[-1]}, {}
+        tokens, proposed = {"": committed[-1]}, {}
         for column, path in enumerate(self.paths):
             children = [child for child in self.paths if child[:-1] == path and child]
             if children:
                 drafts = [tokens[path[: depth + 1]] for depth in range(len(path))]
-                slot = len(known) + len(path)
-                q = self.distribution(self.guess(known, fed, drafts), slot)
+                slot = len(committed) + len(path)
+                q = self.distribution(self.guess(committed, fed, drafts), slot)
                 draw = torch.tensor([[step * len(self.paths) + column]])
                 race = self.noise.race(torch.tensor([[slot]]), Stream.SIBLING, draw)[0, 0]
                 order = (q / race).topk(len(children)).indices.tolist()
@@ -97,16 +95,16 @@ class Slow:
                 proposed[path] = q
         return tokens, proposed
 
-    def verify(self, known, tokens, proposed, step):
+    def verify(self, committed, tokens, proposed, step):
         """Tokens that one target forward commits."""
-        path, found = "", []
+        path, accepted = "", []
         while True:
-            slot = len(known) + len(found)
-            p = self.distribution([row[1][slot] for row in self.states(known + found)], slot)
+            slot = len(committed) + len(accepted)
+            p = self.distribution([row[1][slot] for row in self.states(committed + accepted)], slot)
             children, q = [child for child in self.paths if child[:-1] == path and child], proposed.get(path)
             rest = p
             for child in children:
-                trunk, depth = not child.strip("0"), [one for one in self.paths if len(one) == len(child)]
+                trunk, depth = not child.strip("0"), [sibling for sibling in self.paths if len(sibling) == len(child)]
                 coin = step if trunk else step * len(self.paths) + depth.index(child)
                 stream = Stream.COIN if trunk else Stream.SIBLING_COIN
                 token = tokens[child]
@@ -119,35 +117,35 @@ class Slow:
                 q[token] = 0
                 q /= q.sum().clamp(min=torch.finfo(q.dtype).tiny)
             else:
-                return [*found, self.raced(rest, *((Stream.RESIDUAL, slot, step) if children else (0, slot, 0)))]
-            path, found = child, [*found, token]
+                return [*accepted, self.raced(rest, *((Stream.RESIDUAL, slot, step) if children else (0, slot, 0)))]
+            path, accepted = child, [*accepted, token]
 
-    def skipped(self, known, tokens, step):
+    def skipped(self, committed, tokens, step):
         """Tokens of a random path, as many as paths have on average."""
-        leaf = self.leaves[int(self.number(Stream.FRESH, len(known), step) * len(self.leaves))]
+        leaf = self.leaves[int(self.number(Stream.FRESH, len(committed), step) * len(self.leaves))]
         return [tokens[leaf[: depth + 1]] for depth in range(min(self.most, len(leaf)))]
 
     def image(self):
         length, forwards, number = self.layout.length, 1, 0
         fed = [[row[1][0] for row in self.states([])]]
-        known = [self.raced(self.distribution(fed[0], 0), 0, 0, 0)]
-        while len(known) < length:
+        committed = [self.raced(self.distribution(fed[0], 0), 0, 0, 0)]
+        while len(committed) < length:
             forwards += 1
-            tokens, proposed = self.tree(known, fed, forwards)
+            tokens, proposed = self.tree(committed, fed, forwards)
             if number % self.interval == 1 and number >= 6:
-                taken = self.skipped(known, tokens, forwards)[: length - len(known)]
-                true = self.states(known)
-                old = [[row[1][slot] for row in true] for slot in range(1, len(known))]
+                taken = self.skipped(committed, tokens, forwards)[: length - len(committed)]
+                true = self.states(committed)
+                old = [[row[1][slot] for row in true] for slot in range(1, len(committed))]
                 old = old[-len(taken) :] if len(taken) <= len(old) else old + old[-1:] * len(taken)
-                known, fed, number = known + taken, fed + old[: len(taken)], number + 1
-                if len(known) == length:
+                committed, fed, number = committed + taken, fed + old[: len(taken)], number + 1
+                if len(committed) == length:
                     break
-                tokens, proposed = self.tree(known, fed, forwards)
-            taken = self.verify(known, tokens, proposed, forwards)[: length - len(known)]
-            true = self.states(known + taken)
-            fed += [[row[1][slot] for row in true] for slot in range(len(known), len(known) + len(taken))]
-            known, number = known + taken, number + 1
-        return known, forwards
+                tokens, proposed = self.tree(committed, fed, forwards)
+            taken = self.verify(committed, tokens, proposed, forwards)[: length - len(committed)]
+            true = self.states(committed + taken)
+            fed += [[row[1][slot] for row in true] for slot in range(len(committed), len(committed) + len(taken))]
+            committed, number = committed + taken, number + 1
+        return committed, forwards
 
 
 def mild(layout):
@@ -185,8 +183,8 @@ def test_without_skips_images_are_those_of_eagle():
     model = mild(ROW_ENDS)
     requests = [Request(text, text) for text in ("a", "bb")]
     specs = resolve("eagle"), resolve("vvs", {"interval": 1024})
-    one, other = (decode(model, requests, spec, GUIDED, 0, render=False) for spec in specs)
-    assert all(a.tokens.tolist() == b.tokens.tolist() and a.nfe == b.nfe for a, b in zip(one, other, strict=True))
+    images, other = (decode(model, requests, spec, GUIDED, 0, render=False) for spec in specs)
+    assert all(a.tokens.tolist() == b.tokens.tolist() and a.nfe == b.nfe for a, b in zip(images, other, strict=True))
 
 
 def test_a_path_ends_at_each_leaf():

@@ -83,16 +83,16 @@ def test_slots_without_a_tested_draft_have_no_value_in_the_orders_of_drafts():
     assert np.isnan(image.uniforms["u_qq"][first]).all()  # every draft is new in the first step
     assert not np.isnan(image.uniforms["u_pq"][0])
     for u in image.uniforms.values():
-        held = u[~np.isnan(u)]
-        assert ((held >= 0) & (held <= 1)).all()
+        values = u[~np.isnan(u)]
+        assert ((values >= 0) & (values <= 1)).all()
 
 
 def test_values_do_not_depend_on_the_batch_or_on_refilled_rows():
     requests = [Request("", "prompt", n) for n in range(9)]
     for name in ("sjd", "scd-mc", "sjd-pac"):
         spec = resolve(name, {"window": 4})
-        alone = [decode(MODEL, [one], spec, SAMPLING, 0, render=False)[0] for one in requests]
-        refilled = {one.sample: image for one, image in decode_each(MODEL, requests, 3, spec, SAMPLING, 0)}
+        alone = [decode(MODEL, [request], spec, SAMPLING, 0, render=False)[0] for request in requests]
+        refilled = {request.sample: image for request, image in decode_each(MODEL, requests, 3, spec, SAMPLING, 0)}
         for number, image in enumerate(alone):
             assert image.uniforms.keys() <= refilled[number].uniforms.keys()
             for order, u in image.uniforms.items():
@@ -112,10 +112,10 @@ def test_steps_computed_together_have_the_values_of_single_ones(monkeypatch, nam
 
 def test_the_noise_that_breaks_ties_is_used_for_nothing_else():
     noise, slots = Noise([5], 4), torch.arange(50)[None]
-    own = noise.tie_break(slots)
+    tie_break = noise.tie_break(slots)
     for stream in Stream:
         for number in range(40):
-            assert not (noise.uniform(slots, stream, number) == own).any()
+            assert not (noise.uniform(slots, stream, number) == tie_break).any()
 
 
 LOSSLESS = [name for name in PRESETS if name != "zipar" and resolve(name).lossless]
@@ -163,9 +163,9 @@ def test_a_coupled_slot_drawn_from_the_residual_of_a_stale_q_is_flagged(monkeypa
         last = tests.draft.shape[1] - 1
         keep = tests.coin < tests.ratio
         stale = torch.cat([tests.q, tests.q[:, last:]], dim=1)  # the slot without a draft has the q of the slot before
-        held = kept(p)
-        weights = standard(held.mass, held.weights(stale))
-        other = held.token(draw(weights, noise.uniform(positions, Stream.REDRAW, step)))
+        sparse = kept(p)
+        weights = standard(sparse.mass, sparse.weights(stale))
+        other = sparse.token(draw(weights, noise.uniform(positions, Stream.REDRAW, step)))
         kept_drafts = torch.where(keep & tests.drafted, tests.draft, other[:, : last + 1])
         return torch.cat([kept_drafts, other[:, last + 1 :]], dim=1)
 
@@ -175,7 +175,7 @@ def test_a_coupled_slot_drawn_from_the_residual_of_a_stale_q_is_flagged(monkeypa
 
 def test_a_q_of_the_next_column_is_flagged(monkeypatch):
     plain = Jacobi._fill
-    monkeypatch.setattr(Jacobi, "_fill", lambda self, *given: plain(self, *given).roll(1, dims=1))
+    monkeypatch.setattr(Jacobi, "_fill", lambda self, *arguments: plain(self, *arguments).roll(1, dims=1))
     assert audited(images("sjd", window=4)).deviates
 
 
@@ -184,8 +184,8 @@ def test_recording_in_an_order_that_knows_the_outcome_is_flagged(monkeypatch):
     plain = uniforms.UniformsRecorder.note
 
     def note(self, seen):
-        own = torch.nn.functional.one_hot(seen.tokens, seen.p.shape[-1]).float()
-        plain(self, seen._replace(q=own))
+        point_mass = torch.nn.functional.one_hot(seen.tokens, seen.p.shape[-1]).float()
+        plain(self, seen._replace(q=point_mass))
 
     monkeypatch.setattr(uniforms.UniformsRecorder, "note", note)
     assert audited(images("sjd", 2000, window=4)).deviates

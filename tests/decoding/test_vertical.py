@@ -42,10 +42,10 @@ def slow_q(model, head, tokens, row, committed, slot):
         features.append(hidden)
     above = grid_above(model.layout, slot)
     zero = torch.zeros(model.feature_size)
-    for known in features:
+    for states in features:
 
-        def feature(at, known=known):
-            return known[at] if 0 <= at < committed else zero
+        def feature(at, states=states):
+            return states[at] if 0 <= at < committed else zero
 
         def token(at):
             return embed.weight[tokens[at]] if 0 <= at < slot else zero
@@ -73,7 +73,7 @@ def test_every_draft_is_drawn_from_the_distribution_written_out(layout, name, re
 
     def checked(self, committed, positions, step, q):
         fed = self._fed.clone()
-        found = honest(self, committed, positions, step, q)
+        recorded = honest(self, committed, positions, step, q)
         for row in range(len(positions)):
             tokens = self._batch.tokens[row].tolist()
             for draft, slot in enumerate(positions[row].tolist()):
@@ -85,13 +85,13 @@ def test_every_draft_is_drawn_from_the_distribution_written_out(layout, name, re
                 same = all(tokens[at] == int(fed[row, at]) for at in looked_at if 0 <= at < slot)
                 if slot < int(self._drafted_to[row]) and same:
                     seen["kept"] += 1
-                    assert torch.equal(found[row, draft], q[row, draft])
+                    assert torch.equal(recorded[row, draft], q[row, draft])
                     continue
                 seen["drawn"] += 1
                 expected = slow_q(model, self._head, tokens, row % 2, int(committed[row]), slot)
-                torch.testing.assert_close(found[row, draft], expected, atol=2e-4, rtol=1e-3)
-                assert found[row, draft, tokens[slot]] > 0
-        return found
+                torch.testing.assert_close(recorded[row, draft], expected, atol=2e-4, rtol=1e-3)
+                assert recorded[row, draft, tokens[slot]] > 0
+        return recorded
 
     monkeypatch.setattr(Vertical, "_draft", checked)
     model = EnumerableTransformer(layout, ("a", "bb"))

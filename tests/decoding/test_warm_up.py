@@ -71,7 +71,7 @@ def test_no_image_has_a_step_of_a_shape_that_the_warm_up_has_not_met(shapes, nam
         assert len(steps) <= WARM_UP_STEPS < model.layout.length and steps == list(range(1, len(steps) + 1))
     met = set(shapes)
     assert ("prefill", None) in met
-    assert {one[1] for one in met} > {None} or name.startswith(("zipar", "pjd", "linear"))
+    assert {shape[1] for shape in met} > {None} or name.startswith(("zipar", "pjd", "linear"))
     for text in PROMPTS[1:]:
         decode(model, [Request(text, text)], decoder, SAMPLING, 0)
     assert shapes == met
@@ -84,12 +84,12 @@ def test_no_image_compiles_anything_after_the_warm_up():
     model.compile()
     decoders = resolve("eagle", {"tree": "0 1 00 01"}), resolve("vertical", {"window": 4, "siblings": 1})
     specs = [replace(tiny.spec("ar"), decoder=decoder) for decoder in decoders]
-    told = []
-    facts = warm_up(model, specs, PROMPTS[2:] + PROMPTS[:1], lambda *progress: told.append(progress) or True)
+    calls = []
+    facts = warm_up(model, specs, PROMPTS[2:] + PROMPTS[:1], lambda *progress: calls.append(progress) or True)
     assert facts["compiled_forms"] == sum(part.forms for part in model.compiled) > 4 and facts["compile_s"] > 0
     assert facts["compile_options"]["forward"] == {"cpp_wrapper": True} and "sampling" in facts["compile_options"]
-    assert told[0][:2] == ("forms compiled (the first takes longest)", 0) and told[-1][0] == "forms compiled"
-    assert all(done < most for _, done, most in told)
+    assert calls[0][:2] == ("forms compiled (the first takes longest)", 0) and calls[-1][0] == "forms compiled"
+    assert all(done < most for _, done, most in calls)
     for spec, text in itertools.product(specs, PROMPTS):
         decode(model, [Request(text, text)], spec.decoder, spec.sampling, 0)
     assert facts["compiled_forms"] == sum(part.forms for part in model.compiled)

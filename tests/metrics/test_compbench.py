@@ -33,9 +33,9 @@ def metric(tmp_path, monkeypatch):
     torch.set_num_threads(1)
     formats.stand_in(monkeypatch, "blip-vqa", formats.save_vqa(tmp_path / "vqa.pth"))
     formats.stand_in(monkeypatch, "bert-vocabulary", formats.save_vocabulary(tmp_path / "vocab.txt"))
-    found = BlipVqa(Settings(offline=True))
-    found.phrases = lambda prompt: prompt.split(" and ")
-    return found
+    made = BlipVqa(Settings(offline=True))
+    made.phrases = lambda prompt: prompt.split(" and ")
+    return made
 
 
 def written_out(weights: dict, pixels: np.ndarray, ids: list[int]) -> float:
@@ -72,7 +72,7 @@ def test_answers_do_not_depend_on_what_is_asked_beside_them(metric):
         )
     ]
     together = [row["value"] for row in metric.features(asked)]
-    alone = [metric.features([one])[0]["value"] for one in asked]
+    alone = [metric.features([sample])[0]["value"] for sample in asked]
     assert together == pytest.approx(alone, abs=1.1e-4) and len(set(alone)) == 3
 
 
@@ -109,8 +109,8 @@ def test_without_spacy_the_metric_says_so_before_anything_is_downloaded(monkeypa
 
 
 def prompts(tmp_path: Path, *categories: str) -> list[Prompt]:
-    found = read_t2i_compbench(published.write("t2i-compbench", tmp_path / "set"))
-    return [prompt for prompt in found if prompt.category in categories]
+    listed = read_t2i_compbench(published.write("t2i-compbench", tmp_path / "set"))
+    return [prompt for prompt in listed if prompt.category in categories]
 
 
 def test_export_numbers_images_contiguously_by_prompt_and_sample(tmp_path):

@@ -236,7 +236,7 @@ def test_the_detector_sees_each_image_as_if_alone(tiny_owl, monkeypatch):
     images = [*calibrated.images(1, 60, 90), *calibrated.images(2, 80, 50, seed=3)]
     names = [["cat", "dog"], ["giraffe"], []]
     together = detector(images, names)
-    assert [list(found) for found in together] == names
+    assert [list(objects) for objects in together] == names
     scores = []
     for pixels, asked, beside in zip(images, names, together, strict=True):
         (alone,) = detector([pixels], [asked])

@@ -32,8 +32,8 @@ def test_it_is_a_mean_over_pairs_and_then_over_prompts(metric):
 
 
 def test_the_difference_is_of_the_images_that_both_have(metric):
-    found, n = metric.difference(features([RIGHT, LEFT, UP], [RIGHT, UP]), features([RIGHT, UP], [RIGHT, UP]))
-    assert (found.value, n, found.prompts) == (pytest.approx((2 - 1 + 0) / 2), 4, 2)
+    difference, n = metric.difference(features([RIGHT, LEFT, UP], [RIGHT, UP]), features([RIGHT, UP], [RIGHT, UP]))
+    assert (difference.value, n, difference.prompts) == (pytest.approx((2 - 1 + 0) / 2), 4, 2)
     assert metric.difference(features([RIGHT]), features([RIGHT])) is None
 
 
@@ -45,7 +45,7 @@ def test_one_sample_a_prompt_is_refused_with_what_to_do(metric):
 
 def test_lpips_compares_pairs_of_pixels():
     metric = Lpips()
-    metric.__dict__["network"] = lambda one, other: (one - other).abs().mean()
+    metric.__dict__["network"] = lambda image, other: (image - other).abs().mean()
     black, white = np.zeros(256 * 256 * 3, np.uint8), np.full(256 * 256 * 3, 255, np.uint8)
     assert metric.distances([black, white, white]) == pytest.approx([2.0, 2.0, 0.0])
 

@@ -74,22 +74,22 @@ def test_scores_are_those_of_the_rule_and_of_the_released_program(tmp_path, cli,
     run = a_run(tmp_path, prompts)
     cli("export", "dpg-bench", run, "--to", tmp_path / "out")
     (tmp_path / "d.txt").write_text("\n".join(judged(tmp_path / "out", by_chance)))
-    found = imported(cli, run, tmp_path / "d.txt")
+    scores = imported(cli, run, tmp_path / "d.txt")
     yes = {
-        (one.id, place, q["id"]): by_chance(one.id, place, {"proposition_id": str(q["id"])}) == "yes"
-        for one in prompts for place in range(4) for q in one.meta["questions"]
+        (prompt.id, place, q["id"]): by_chance(prompt.id, place, {"proposition_id": str(q["id"])}) == "yes"
+        for prompt in prompts for place in range(4) for q in prompt.meta["questions"]
     }  # fmt: skip
     cup = [np.mean([yes["0", s, 1], yes["0", s, 1] and yes["0", s, 2]]) for s in range(4)]
     both = [(yes["partiprompts7", s, 1], yes["partiprompts7", s, 2]) for s in range(4)]
     dogs = [np.mean([*two, all(two) and yes["partiprompts7", s, 3]]) for s, two in enumerate(both)]
-    assert found["dpg-bench"] == pytest.approx(np.mean(cup + dogs))
-    assert found["dpg-bench:attribute"] == np.mean([yes["0", s, 2] for s in range(4)])
-    assert found["dpg-bench[released]"] == pytest.approx(np.mean(dogs)), "it fails on the first item"
-    assert found["dpg-bench[released]:relation"] == yes["partiprompts7", 3, 3], "of the last image only"
-    assert "dpg-bench[released]:attribute" not in found
+    assert scores["dpg-bench"] == pytest.approx(np.mean(cup + dogs))
+    assert scores["dpg-bench:attribute"] == np.mean([yes["0", s, 2] for s in range(4)])
+    assert scores["dpg-bench[released]"] == pytest.approx(np.mean(dogs)), "it fails on the first item"
+    assert scores["dpg-bench[released]:relation"] == yes["partiprompts7", 3, 3], "of the last image only"
+    assert "dpg-bench[released]:attribute" not in scores
     flipped = (tmp_path / "d.txt").read_text().replace("beside it?, yes", "beside it?, no")
     (tmp_path / "e.txt").write_text(flipped)
-    assert imported(cli, run, tmp_path / "e.txt") != found, "of the file that is imported, not of the one before"
+    assert imported(cli, run, tmp_path / "e.txt") != scores, "of the file that is imported, not of the one before"
 
 
 def test_a_question_below_a_no_counts_as_no_down_to_its_grandchildren():

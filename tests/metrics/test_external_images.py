@@ -91,8 +91,8 @@ def pair(drawn: Path, prompts: Path):
 
 def test_pictures_find_their_prompts_by_name(drawn, prompts):
     rows = pair(drawn, prompts).rows
-    found = {(row.prompt_id, row.sample): row.path.name for row in rows.itertuples()}
-    assert len(found) == 6 and found["dog-1", 1] == "dog-1_1.png" and found["cat", 1] == "cat-1.png"
+    names = {(row.prompt_id, row.sample): row.path.name for row in rows.itertuples()}
+    assert len(names) == 6 and names["dog-1", 1] == "dog-1_1.png" and names["cat", 1] == "cat-1.png"
     assert set(rows["prompt"]) == {"a cat", "a dog", "a bird"}
 
 
@@ -228,8 +228,8 @@ def written(folder: Path, *names: str) -> Path:
     return folder
 
 
-def paired(folder: Path, layout: str | None = None, said: list | None = None) -> dict:
-    say = said.append if said is not None else lambda text: None
+def paired(folder: Path, layout: str | None = None, lines: list | None = None) -> dict:
+    say = lines.append if lines is not None else lambda text: None
     rows = external_images(folder, listed(folder), folder.parent / "out", layout, say).rows
     return {(int(row.prompt_id[2:]), row.sample): row.path.relative_to(folder).as_posix() for row in rows.itertuples()}
 
@@ -248,21 +248,21 @@ RELEASED = {
 
 @pytest.mark.parametrize("program", RELEASED)
 def test_folders_are_read_as_the_released_programs_write_them(tmp_path, program):
-    said = []
-    found = paired(written(tmp_path / "images", *RELEASED[program]), said=said)
-    assert found == {(line, 0): name for line, name in enumerate(RELEASED[program])}
-    assert f"first pair: {RELEASED[program][0]} is 'a red circle'" in said[0]
+    lines = []
+    pairs = paired(written(tmp_path / "images", *RELEASED[program]), lines=lines)
+    assert pairs == {(line, 0): name for line, name in enumerate(RELEASED[program])}
+    assert f"first pair: {RELEASED[program][0]} is 'a red circle'" in lines[0]
 
 
 def test_samples_may_start_at_one(tmp_path):
-    found = paired(written(tmp_path / "images", *(f"id{n}-{sample}.png" for n in range(3) for sample in (1, 2))))
-    assert found[0, 1] == "id0-1.png" and len(found) == 6
+    pairs = paired(written(tmp_path / "images", *(f"id{n}-{sample}.png" for n in range(3) for sample in (1, 2))))
+    assert pairs[0, 1] == "id0-1.png" and len(pairs) == 6
 
 
 def test_samples_are_in_the_order_of_their_numbers(tmp_path):
     names = [f"samples/{text}_{number}.png" for text in CAPTIONS for number in (9, 10, 11)]
-    found = paired(written(tmp_path / "images", *names))
-    assert [found[0, sample] for sample in range(3)] == names[:3]
+    pairs = paired(written(tmp_path / "images", *names))
+    assert [pairs[0, sample] for sample in range(3)] == names[:3]
 
 
 def test_seeds_of_gsd_are_samples_and_captions_of_one_start_are_refused(tmp_path):
@@ -306,9 +306,9 @@ def test_a_grid_is_four_images_where_it_is_named(tmp_path):
     grid = np.arange(4, dtype=np.uint8).repeat(3).reshape(2, 2, 3)
     saved(folder / "id1.png", Image.fromarray(grid))
     assert len(paired(folder)) == 3
-    found = external_images(folder, listed(folder), tmp_path / "out", "grids")
-    own = [found.read(row)[0, 0, 0] for row in found.rows.itertuples() if row.prompt_id == "id1"]
-    assert own == [0, 1, 2, 3]
+    images = external_images(folder, listed(folder), tmp_path / "out", "grids")
+    corners = [images.read(row)[0, 0, 0] for row in images.rows.itertuples() if row.prompt_id == "id1"]
+    assert corners == [0, 1, 2, 3]
 
 
 def test_a_folder_of_a_released_layout_is_scored(tmp_path, cli):
@@ -344,18 +344,18 @@ def test_a_dataset_of_hugging_face_names_its_own_prompts(tmp_path, name):
     written(place, "a.png", "b.png", "c/d.png", "not-listed.png")
     (tmp_path / "images" / name).write_text(DATASETS[name])
     prompts = prompts_of_images(tmp_path / "images", None)
-    assert [one.text for one in prompts.prompts] == ["a cat", "a dog"]
+    assert [prompt.text for prompt in prompts.prompts] == ["a cat", "a dog"]
     rows = external_images(tmp_path / "images", prompts, tmp_path / "out").rows
     assert {(row.prompt, row.sample): row.path.name for row in rows.itertuples()} == {
         ("a cat", 0): "b.png",
         ("a cat", 1): "d.png",
         ("a dog", 0): "a.png",
     }
-    own = build_prompt_set("own", [Prompt("x", "a dog"), Prompt("y", "a cat")])
-    assert set(external_images(tmp_path / "images", own, tmp_path / "out").rows["prompt_id"]) == {"x", "y"}
+    named = build_prompt_set("own", [Prompt("x", "a dog"), Prompt("y", "a cat")])
+    assert set(external_images(tmp_path / "images", named, tmp_path / "out").rows["prompt_id"]) == {"x", "y"}
     (tmp_path / "images" / name).write_text(DATASETS[name].replace("c/d.png", "../d.png"))
     with pytest.raises(SpecbenchError, match=r"'\.\./d\.png' is no file_name"):
-        external_images(tmp_path / "images", own, tmp_path / "out")
+        external_images(tmp_path / "images", named, tmp_path / "out")
 
 
 @pytest.mark.slow  # decodes
@@ -363,9 +363,9 @@ def test_an_exported_dataset_is_scored_as_its_run_is(tmp_path, cli):
     assert cli("run", "--decoder", "ar", "--limit", "2", "--baseline", "0", "--out", tmp_path / "r").code == 0
     (made,) = (tmp_path / "r").iterdir()
     assert cli("export", "dataset", made, "--to", tmp_path / "d").code == 0
-    given = "--metric", "shapes-detector", "--json", "--out"
-    run = json.loads(cli("score", *given, tmp_path / "r").out)
-    folder = json.loads(cli("score", "--images", tmp_path / "d", *given, tmp_path / "o").out)
+    options = "--metric", "shapes-detector", "--json", "--out"
+    run = json.loads(cli("score", *options, tmp_path / "r").out)
+    folder = json.loads(cli("score", "--images", tmp_path / "d", *options, tmp_path / "o").out)
     values = [{row["metric"]: (row["value"], row["n"]) for row in rows} for rows in (run, folder)]
     assert values[0]["shapes-detector"] == values[1]["shapes-detector"] and values[0]["shapes-detector"][1] == 2
 

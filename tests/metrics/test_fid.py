@@ -125,8 +125,8 @@ def test_difference_of_two_runs_uses_the_images_both_have():
     other = rows.assign(feature=list(cloud(60, 8, 2, 0.0)))
     difference, n = fid_difference(rows.iloc[10:], other.iloc[:50], reference)
     mine, theirs = (np.stack(table["feature"].iloc[10:50].to_list()) for table in (rows, other))
-    wanted = frechet_distance(Gaussian(mine), reference) - frechet_distance(Gaussian(theirs), reference)
-    assert n == 40 and difference.value == pytest.approx(wanted) and difference.low < wanted < difference.high
+    expected = frechet_distance(Gaussian(mine), reference) - frechet_distance(Gaussian(theirs), reference)
+    assert n == 40 and difference.value == pytest.approx(expected) and difference.low < expected < difference.high
 
 
 def test_kid_is_the_unbiased_estimate_and_equals_slow_sums():
@@ -135,10 +135,10 @@ def test_kid_is_the_unbiased_estimate_and_equals_slow_sums():
     def k(a, b):
         return (a @ b / 5 + 1) ** 3
 
-    own = np.mean([k(a, b) for i, a in enumerate(x) for j, b in enumerate(x) if i != j])
+    within = np.mean([k(a, b) for i, a in enumerate(x) for j, b in enumerate(x) if i != j])
     theirs = np.mean([k(a, b) for i, a in enumerate(y) for j, b in enumerate(y) if i != j])
-    wanted = own + theirs - 2 * np.mean([k(a, b) for a in x for b in y])
-    assert kid(x, y) == pytest.approx(wanted)
+    expected = within + theirs - 2 * np.mean([k(a, b) for a in x for b in y])
+    assert kid(x, y) == pytest.approx(expected)
     draws = [kid(cloud(40, 5, 2 * s, 0), cloud(40, 5, 2 * s, 0)) for s in range(3)]
     assert all(value < 0 for value in draws), "equal sets: the unbiased estimate lies below zero"
 
@@ -158,12 +158,12 @@ def slow_neighbourhood(x: np.ndarray, y: np.ndarray, k: int) -> dict[str, float]
     def far(points, at):
         return sorted(np.linalg.norm(points[at] - other) for place, other in enumerate(points) if place != at)[k - 1]
 
-    real, own = ([far(points, at) for at in range(len(points))] for points in (y, x))
+    real, made = ([far(points, at) for at in range(len(points))] for points in (y, x))
     near = [[np.linalg.norm(image - reference) for reference in y] for image in x]
     return {
         "precise": np.mean([any(gap < radius for gap, radius in zip(row, real, strict=True)) for row in near]),
         "density": np.mean([sum(gap < radius for gap, radius in zip(row, real, strict=True)) / k for row in near]),
-        "recalled": np.mean([any(near[i][j] < own[i] for i in range(len(x))) for j in range(len(y))]),
+        "recalled": np.mean([any(near[i][j] < made[i] for i in range(len(x))) for j in range(len(y))]),
         "covered": np.mean([any(near[i][j] < real[j] for i in range(len(x))) for j in range(len(y))]),
     }
 
@@ -219,7 +219,7 @@ def true_distance(spread: np.ndarray, shift: float) -> float:
 def test_extrapolated_fid_finds_the_true_distance_that_the_plug_in_never_covers(shift):
     d, n = 20, 49
     spread = np.linspace(0.7, 1.3, d)
-    truth, covered, plug_in, found = true_distance(spread, shift), 0, [], []
+    truth, covered, plug_in, limits = true_distance(spread, shift), 0, [], []
     for seed in range(40):
         draw = np.random.default_rng(seed)
         x, y = Gaussian(draw.normal(size=(n, d))), Gaussian(shift + draw.normal(size=(n, d)) * spread)
@@ -227,10 +227,10 @@ def test_extrapolated_fid_finds_the_true_distance_that_the_plug_in_never_covers(
         limit = fid_infinity(x, y, range(n), plain.value)
         covered += limit.low < truth < limit.high
         plug_in.append(plain)
-        found.append(limit.value)
+        limits.append(limit.value)
     assert covered >= 35
-    assert abs(np.mean(found) - truth) < 0.15 * (np.mean([one.value for one in plug_in]) - truth)
-    assert sum(one.low < truth < one.high for one in plug_in) <= 2
+    assert abs(np.mean(limits) - truth) < 0.15 * (np.mean([estimate.value for estimate in plug_in]) - truth)
+    assert sum(estimate.low < truth < estimate.high for estimate in plug_in) <= 2
 
 
 def test_extrapolation_halves_whole_prompts_and_claims_no_interval_without_images_enough():
@@ -263,8 +263,8 @@ def test_center256_takes_torchvisions_middle_square(shape):
     side = min(shape)
     top, left = (int(round((length - side) / 2.0)) for length in shape)  # noqa: RUF046 - as torchvision writes it
     square = Image.fromarray(pixels[top : top + side, left : left + side])
-    wanted = np.asarray(square.resize((256, 256), Image.Resampling.LANCZOS))
-    assert np.array_equal(CROPS["center256"](pixels), wanted)
+    expected = np.asarray(square.resize((256, 256), Image.Resampling.LANCZOS))
+    assert np.array_equal(CROPS["center256"](pixels), expected)
 
 
 GOLDEN = {
@@ -345,10 +345,10 @@ def test_features_equal_torch_fidelity_and_torchmetrics(weights):
         for name, oracle in (("tf1", theirs), ("tm-aa", metrics)):
             images = [image.permute(1, 2, 0).numpy() for image in pixels]
             mine = network(torch.stack([FRONT_ENDS[name](image) for image in images]))
-            wanted = oracle(pixels)
-            wanted = wanted[0] if isinstance(wanted, tuple) else wanted
-            assert torch.allclose(mine, wanted, rtol=1e-4, atol=1e-5), name
-            assert (mine - wanted.flip(0)).abs().max() > 0.01, "another picture has other features"
+            expected = oracle(pixels)
+            expected = expected[0] if isinstance(expected, tuple) else expected
+            assert torch.allclose(mine, expected, rtol=1e-4, atol=1e-5), name
+            assert (mine - expected.flip(0)).abs().max() > 0.01, "another picture has other features"
 
 
 def samples(pictures: list[np.ndarray]) -> list[Sample]:

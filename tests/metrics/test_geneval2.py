@@ -26,14 +26,14 @@ def answering(values):
 
 
 def test_the_geometric_mean_is_of_prompts_and_the_arithmetic_one_of_atoms_and_skills():
-    found = [[0.9, 0.4], [0.5, 1.0]]
-    metric = answering([*found[0], *found[1]])
+    atoms = [[0.9, 0.4], [0.5, 1.0]]
+    metric = answering([*atoms[0], *atoms[1]])
     rows = metric.features([TOYS, dataclasses.replace(TOYS, prompt_id="001")])
     frame = pd.DataFrame(rows).assign(prompt_id=["000", "001"], category=["3 atoms", "4 atoms"])
     scores = {score.name.partition(":")[2]: score.estimate.value for score in metric.scores(frame)}
-    assert scores[""] == pytest.approx(np.mean([gmean(one) for one in found]))
-    assert scores["atoms"] == pytest.approx(np.mean(found))
-    assert (scores["3 atoms"], scores["4 atoms"]) == (pytest.approx(gmean(found[0])), pytest.approx(gmean(found[1])))
+    assert scores[""] == pytest.approx(np.mean([gmean(row) for row in atoms]))
+    assert scores["atoms"] == pytest.approx(np.mean(atoms))
+    assert (scores["3 atoms"], scores["4 atoms"]) == (pytest.approx(gmean(atoms[0])), pytest.approx(gmean(atoms[1])))
     assert (scores["count"], scores["attribute"]) == (pytest.approx(0.7), pytest.approx(0.7))
     planted = answering([0.909, 0.404, 0.505, 1.0]).features([TOYS, TOYS])
     assert planted[0]["value"] == pytest.approx(1.01 * rows[0]["value"]) and json.loads(planted[0]["answers"])

@@ -38,11 +38,11 @@ def test_at_most_sixteen_objects_best_first():
     assert len(kept) == 16 and kept[0].score == pytest.approx(0.79) and kept[-1].score == pytest.approx(0.64)
 
 
-@pytest.mark.parametrize("wanted", range(1, 6))
-def test_counting_is_exact(wanted):
-    meta = {"include": [{"class": "cow", "count": wanted}], "exclude": [{"class": "cow", "count": wanted + 1}]}
+@pytest.mark.parametrize("count", range(1, 6))
+def test_counting_is_exact(count):
+    meta = {"include": [{"class": "cow", "count": count}], "exclude": [{"class": "cow", "count": count + 1}]}
     for there in range(8):
-        assert judge_image(meta, {"cow": [at(i, 0) for i in range(there)]}).correct == (wanted == there)
+        assert judge_image(meta, {"cow": [at(i, 0) for i in range(there)]}).correct == (count == there)
 
 
 def test_relations_are_the_rule_written_out():
@@ -50,9 +50,9 @@ def test_relations_are_the_rule_written_out():
     for dx, dy in itertools.product(range(-30, 31, 3), repeat=2):
         distance = (dx**2 + dy**2) ** 0.5
         across, down = (max(abs(d) - 2, 0) * np.sign(d) / distance if distance else 0 for d in (dx, dy))
-        wanted = {"left of"} if across < -0.5 else {"right of"} if across > 0.5 else set()
-        wanted |= {"above"} if down < -0.5 else {"below"} if down > 0.5 else set()
-        assert relations(at(dx, dy), at(0, 0)) == wanted, (dx, dy)
+        expected = {"left of"} if across < -0.5 else {"right of"} if across > 0.5 else set()
+        expected |= {"above"} if down < -0.5 else {"below"} if down > 0.5 else set()
+        assert relations(at(dx, dy), at(0, 0)) == expected, (dx, dy)
 
 
 def test_equal_boxes_are_left_of_each_other_beyond_four_tenths_of_their_width():
@@ -139,8 +139,8 @@ def test_instances_have_the_extent_and_the_score_of_their_mask():
     best = segments[0]
     assert best.label == "dog" and np.allclose(best.box, (24, 16, 64, 48), atol=1)
     inside = torch.nn.functional.interpolate(masks[None, :1], (80, 96), mode="bilinear")[0, 0, :72, :80]
-    wanted = classes[0].softmax(0)[1] * inside.sigmoid()[inside > 0].mean()
-    assert best.score == pytest.approx(wanted.item(), rel=1e-4)
+    expected = classes[0].softmax(0)[1] * inside.sigmoid()[inside > 0].mean()
+    assert best.score == pytest.approx(expected.item(), rel=1e-4)
     assert len(segments) == 2, "each query stands for every class; a query without a mask for none"
 
 
@@ -235,8 +235,8 @@ def test_geneval_export_is_the_official_layout_file_by_file(tmp_path):
     assert files == [
         f"0000{n}/{name}" for n in (0, 1) for name in ("metadata.jsonl", "samples/0000.png", "samples/0001.png")
     ]
-    for line, wanted in enumerate(published.GENEVAL):
-        assert json.loads((tmp_path / f"out/0000{line}/metadata.jsonl").read_text()) == wanted
+    for line, metadata in enumerate(published.GENEVAL):
+        assert json.loads((tmp_path / f"out/0000{line}/metadata.jsonl").read_text()) == metadata
     assert np.asarray(Image.open(tmp_path / "out/00001/samples/0000.png")).max() == 2
     with pytest.raises(SpecbenchError, match="not an empty folder"):
         official_exchange.export_images("geneval", run, tmp_path / "out")

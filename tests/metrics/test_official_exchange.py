@@ -145,7 +145,7 @@ def test_tiif_goes_out_in_its_layout_and_answers_come_back_as_its_program_counts
     for (kind, line), answers in right.items():
         path = to / "sample-0" / kind / "short" / f"{line}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        pred = ["Yes" if one else "no" for one in answers]
+        pred = ["Yes" if right else "no" for right in answers]
         path.write_text(json.dumps({"gt_answers": ["yes"] * len(pred), "model_pred": pred}))
     scores = {row["metric"]: row["value"] for row in json.loads(cli("import", "tiif", run, "--from", to, "--json").out)}
     assert scores["tiif[official]:short attribute+relation"] == pytest.approx((3 / 6 + 1) / 2)

@@ -149,14 +149,14 @@ def test_clip_equals_torchmetrics_over_transformers(clip_metric, openai_file):
     pil = CLIPImageProcessorPil(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64})
 
     def processor(text=None, images=None, **_):
-        found = {}
+        inputs = {}
         if images is not None:
             pictures = [Image.fromarray(np.asarray(image).transpose(1, 2, 0)) for image in images]
-            found["pixel_values"] = pil(pictures, return_tensors="pt").pixel_values
+            inputs["pixel_values"] = pil(pictures, return_tensors="pt").pixel_values
         if text is not None:
-            found["input_ids"] = open_clip.tokenize(text)
-            found["attention_mask"] = torch.ones_like(found["input_ids"])
-        return found
+            inputs["input_ids"] = open_clip.tokenize(text)
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        return inputs
 
     for name, pixels in pictures().items():
         if name == "portrait":  # an odd margin, which transformers' crop halves down and everybody else's to even
@@ -223,11 +223,11 @@ def test_over_long_prompts_keep_their_end_token(clip_metric):
 
 
 @pytest.mark.parametrize(
-    ("fixture", "tokens", "own"), [("clip_metric", 77, 2), ("hps_metric", 77, 2), ("reward_metric", 35, 2)]
+    ("fixture", "tokens", "specials"), [("clip_metric", 77, 2), ("hps_metric", 77, 2), ("reward_metric", 35, 2)]
 )
-def test_captions_longer_than_the_metric_reads_are_counted(fixture, tokens, own, request):
+def test_captions_longer_than_the_metric_reads_are_counted(fixture, tokens, specials, request):
     metric = request.getfixturevalue(fixture)
-    fitting = "a " * (tokens - own)
+    fitting = "a " * (tokens - specials)
     assert metric.captions_cut([fitting, fitting + "a", "a cat", LONG * 3]) == (2, tokens)
     assert metric.captions_cut(["a cat"]) == (0, tokens)
 
@@ -238,7 +238,7 @@ def test_values_do_not_depend_on_the_batch(fixture, request):
     asked = [sample(pixels, prompt, i) for i, (pixels, prompt) in
              enumerate(zip(pictures().values(), ("a cat", LONG, "red dogs", "a"), strict=True))]  # fmt: skip
     together = [row["value"] for row in metric.features(asked)]
-    alone = [metric.features([one])[0]["value"] for one in asked]
+    alone = [metric.features([item])[0]["value"] for item in asked]
     assert together == pytest.approx(alone, abs=1e-5)
     assert len({round(value, 4) for value in alone}) == 4
 

@@ -63,11 +63,11 @@ def test_pickscore_is_its_authors_example_on_the_same_weights(pickscore_folder):
 
     model, asked = CLIPModel.from_pretrained(pickscore_folder).eval(), samples()
     truth = []
-    for one in asked:
-        ids = open_clip.tokenize([one.prompt])[0]
+    for sample in asked:
+        ids = open_clip.tokenize([sample.prompt])[0]
         ids = ids[: int((ids != 0).sum())][None]  # the authors' processor pads nothing for one text
         with torch.no_grad():
-            seen = model.get_image_features(normalised(short_side_centre(one.pixels, 64))[None]).pooler_output
+            seen = model.get_image_features(normalised(short_side_centre(sample.pixels, 64))[None]).pooler_output
             read = model.get_text_features(ids).pooler_output
         seen, read = seen / seen.norm(dim=-1, keepdim=True), read / read.norm(dim=-1, keepdim=True)
         truth.append((model.logit_scale.exp() * (read @ seen.T)[0]).item())
@@ -93,7 +93,7 @@ def test_the_aesthetic_predictor_is_linear_in_the_unit_embedding(tmp_path, monke
     formats.stand_in(monkeypatch, "aesthetic", tmp_path / "head.pth")
     metric, asked = preference.Aesthetic(Settings(offline=True)), samples()
     with torch.no_grad():
-        inputs = torch.stack([normalised(short_side_centre(one.pixels, 64)) for one in asked])
+        inputs = torch.stack([normalised(short_side_centre(sample.pixels, 64)) for sample in asked])
         x = metric.network.encode_image(inputs)
         x = x / x.norm(dim=1, keepdim=True)
         for number in (0, 2, 4, 6, 7):
@@ -147,7 +147,7 @@ def test_vqascore_comes_from_the_package_of_the_named_python_whose_network_is_lo
     metric, asked = packages.VqaScore(Settings(python=environment)), samples(5)
     assert metric.missing_packages() == []
     assert [*values(metric, asked[:3]), *values(metric, asked[3:])] == pytest.approx(
-        [one.pixels.mean() / 255 for one in asked], abs=1e-6
+        [sample.pixels.mean() / 255 for sample in asked], abs=1e-6
     )
     assert next((tmp_path / "env/lib").rglob("t2v_metrics.py.loaded")).read_text() == "x"
     identity = metric.identity()

@@ -84,7 +84,7 @@ _EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}
 
 
 @pytest.mark.parametrize(
-    ("held", "said"),
+    ("content", "problem"),
     [
         ({"feats": np.eye(8)}, "no mu and sigma in it, but feats"),
         (_EYE | {"mu": np.zeros(7)}, r"a mu of \[7\] and a sigma of \[8, 8\]"),
@@ -99,13 +99,13 @@ _EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}
         (b"no archive", "not a zip file"),
     ],
 )
-def test_a_file_that_holds_no_statistics_is_refused_in_one_line(tmp_path, held, said):
+def test_a_file_that_holds_no_statistics_is_refused_in_one_line(tmp_path, content, problem):
     path = tmp_path / "x.npz"
-    if held is None:
+    if content is None:
         os.mkfifo(path)
     else:
-        path.write_bytes(held) if isinstance(held, bytes) else np.savez(path, **held)
-    with pytest.raises(SpecbenchError, match=f"is not a file of statistics .*: .*{said}") as caught:
+        path.write_bytes(content) if isinstance(content, bytes) else np.savez(path, **content)
+    with pytest.raises(SpecbenchError, match=f"is not a file of statistics .*: .*{problem}") as caught:
         read_statistics(path)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 

@@ -141,17 +141,17 @@ def test_an_image_is_decoded_once_for_all_metrics(tmp_path, monkeypatch):
     drawn_run(tmp_path, n=12)
     looked.clear()
     metrics = [Mean(name="early", batch=4), Mean(name="late", batch=5), Mean(name="counts", category="counting")]
-    found = scoring.score([folder], metrics)
+    outcomes = scoring.score([folder], metrics)
     assert sorted(looked) == sorted(f"s{number}-0.png" for number in range(12)), "each once"
-    assert [(one.metric, one.computed, one.reused, bool(one.problem)) for one in found] == [
+    assert [(outcome.metric, outcome.computed, outcome.reused, bool(outcome.problem)) for outcome in outcomes] == [
         ("early", 3, 9, False), ("late", 12, 0, False), ("counts", 6, 0, False)
     ]  # fmt: skip
     assert all(max(metric.batches) <= metric.batch for metric in metrics)
     read = {str(row.image): honest(folder, row.image, None) for row in RunStore(folder).samples().itertuples()}
     for metric, n in zip(metrics, (12, 12, 6), strict=True):
         kept = feature_parts(folder, metric).read().to_pylist()
-        wanted = {row["prompt_id"]: read[f"images/{row['prompt_id']}-0.png"].mean() for row in kept}
-        assert {row["prompt_id"]: row["value"] for row in kept} == pytest.approx(wanted) and len(kept) == n
+        expected = {row["prompt_id"]: read[f"images/{row['prompt_id']}-0.png"].mean() for row in kept}
+        assert {row["prompt_id"]: row["value"] for row in kept} == pytest.approx(expected) and len(kept) == n
     assert values(folder)["early"] == pytest.approx(values(folder)["late"])
 
 
@@ -164,7 +164,7 @@ def test_a_network_is_loaded_by_the_main_thread_and_once_for_all_runs(tmp_path, 
     assert Mean.loaded == [threading.get_ident()] * 2
     monkeypatch.setitem(metric_catalog.METRICS, "brightness", metric_catalog.MetricEntry(f"{__name__}:Mean", ""))
     outcomes = scoring.score(folders, ["brightness", "shapes-detector"])
-    assert [(one.metric, one.computed) for one in outcomes] == [
+    assert [(outcome.metric, outcome.computed) for outcome in outcomes] == [
         ("brightness", 12), ("shapes-detector", 12), ("brightness", 3), ("shapes-detector", 3)]  # fmt: skip
     assert len(Mean.loaded) == 3
 
@@ -371,9 +371,9 @@ def test_an_edited_metric_is_another_score_told_in_words_and_paired_without_its_
     assert page.count("mine (edited 01 Jan ") >= 4, "the first table and the numbers above it"
     sys.modules.pop("edited_metric")
     (tmp_path / "edited_metric.py").unlink()
-    found = [row for row in compare_runs(*runs) if row.name == "mine"]
-    assert [row.value for row in found] == [0, 0] and {row.n for row in found} == {8}
-    assert all(row.note.startswith("edited 01 Jan ") for row in found)
+    differences = [row for row in compare_runs(*runs) if row.name == "mine"]
+    assert [row.value for row in differences] == [0, 0] and {row.n for row in differences} == {8}
+    assert all(row.note.startswith("edited 01 Jan ") for row in differences)
     checked = [row for row in verify(tmp_path / "o") if row["check"] == "score"]
     assert len(checked) == 4 and {row["status"] for row in checked} == {"ok"}
 

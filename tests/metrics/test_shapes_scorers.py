@@ -44,9 +44,9 @@ def test_every_scorer_falls_with_every_step_of_damage(few_renders):
 
 
 def test_the_small_clip_retrieves_held_out_captions():
-    found = retrieval(batches=2, seed=7)
-    assert found["caption_of_64"] > 0.6 and found["image_of_64"] > 0.6  # a guess: 1 / 64
-    assert found["near_misses"]["all"] > 0.85  # a guess: 1 / 2
+    accuracy = retrieval(batches=2, seed=7)
+    assert accuracy["caption_of_64"] > 0.6 and accuracy["image_of_64"] > 0.6  # a guess: 1 / 64
+    assert accuracy["near_misses"]["all"] > 0.85  # a guess: 1 / 2
 
 
 def test_its_words_are_the_words_of_the_captions():
@@ -78,20 +78,20 @@ def test_a_run_is_scored_by_all_three_unasked_and_few_images_are_warned_about(fe
 
 def test_a_missing_package_leaves_the_metric_out_and_says_so(few_renders, tmp_path, monkeypatch):
     monkeypatch.setattr(ShapesClip, "packages", {"no-such-package": "pip install it"})
-    told = []
+    notes = []
     reporter = scoring.ScoreReporter()
-    reporter.note = told.append
+    reporter.note = notes.append
     folder = drawn_run(tmp_path)
     scoring.score([folder], reporter=reporter, bundled_only=True)
     assert "shapes-clip" not in {row["metric"] for row in read_scores(folder)}
-    assert any(line.startswith("shapes-clip is left out") and "no-such-package" in line for line in told)
+    assert any(line.startswith("shapes-clip is left out") and "no-such-package" in line for line in notes)
 
 
 def test_the_reference_depends_on_captions_and_nothing_else():
     requests = [json.dumps(prompt.meta["scene"], sort_keys=True) for prompt in load_prompts("shapes").prompts[:2]]
-    one = list(shapes.true_pictures(requests[:1], 3))
+    first = list(shapes.true_pictures(requests[:1], 3))
     both = list(shapes.true_pictures(requests, 3))
-    assert all(np.array_equal(a, b) for a, b in zip(one, both, strict=False)) and len(both) == 6
+    assert all(np.array_equal(a, b) for a, b in zip(first, both, strict=False)) and len(both) == 6
     assert not np.array_equal(both[0], both[1])
 
 
@@ -105,14 +105,14 @@ def test_scores_name_their_weights_and_renderer(monkeypatch):
 
 def test_the_names_of_renderer_and_detector_stand_for_what_they_draw_and_find():
     """Another digest means other scores: give a new `_RENDERER` or `_DETECTOR`."""
-    drawn, found = hashlib.sha256(), hashlib.sha256()
+    drawn, judged = hashlib.sha256(), hashlib.sha256()
     for prompt in load_prompts("shapes").prompts[:64]:
         request = SceneRequest.from_json(prompt.meta["scene"])
         image = next(iter(shapes.true_pictures([json.dumps(prompt.meta["scene"], sort_keys=True)], 1)))
         drawn.update(image.tobytes())
         for seen in (image, image // 2 + np.roll(image, 1, 0) // 2):
             objects = shapes.detector.detect(seen)
-            found.update(repr((objects, shapes.detector.judge(request, objects))).encode())
-    assert (drawn.hexdigest()[:16], found.hexdigest()[:16]) == ("1406cc7e8bc874cd", "a1b393e8b23c9d6b")
+            judged.update(repr((objects, shapes.detector.judge(request, objects))).encode())
+    assert (drawn.hexdigest()[:16], judged.hexdigest()[:16]) == ("1406cc7e8bc874cd", "a1b393e8b23c9d6b")
     assert ShapesFrechet().identity()["renderer"] == "a6f67b6da33bc51a"
     assert ShapesDetector().identity()["detector"] == "e2aadacd455f76e5"
