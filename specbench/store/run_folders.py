@@ -179,7 +179,7 @@ def setting_texts(spec: RunSpec) -> dict[str, str]:
 
 
 def _differing(values: Mapping[str, str], others: Iterable[Mapping[str, str]]) -> list[str]:
-    """The entries of `own` that not all `others` have."""
+    """The entries of `values` that not all `others` have."""
     others = list(others)
     return [f"{name}={value}" for name, value in values.items() if any(other.get(name) != value for other in others)]
 

@@ -92,7 +92,7 @@ def test_random_weights_are_the_same_every_time():
 
 
 @pytest.mark.parametrize(
-    "held",
+    "config",
     [
         {"_attn_implementation": "kernels-community/flash-attn2"},
         {"text_config": {"attn_implementation": "paged|me/kernel@main:flash"}},
@@ -101,9 +101,9 @@ def test_random_weights_are_the_same_every_time():
         {"auto_map": {"AutoTokenizer": ["me/evil--tokenization.Evil", None]}},
     ],
 )
-def test_a_configuration_that_names_code_of_a_hub_is_refused_and_one_with_code_beside_it_read(tmp_path, held):
+def test_a_configuration_that_names_code_of_a_hub_is_refused_and_one_with_code_beside_it_read(tmp_path, config):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(held))
+    path.write_text(json.dumps(config))
     with pytest.raises(SpecbenchError, match="names code of a hub, which is never run: ") as refused:
         read_json(SOURCE, path)
     assert refused.value.exit_code == 2 and "\n" not in str(refused.value)

@@ -90,18 +90,18 @@ def test_lumina_and_anole_are_told_apart(written):
 
 
 @pytest.mark.parametrize(
-    ("files", "said", "fix"),
+    ("files", "problem", "fix"),
     [
         (("adapter_config.json", "adapter_model.safetensors"), "is a LoRA adapter", "merge_and_unload"),
         (("config.json", "model-Q4_K_M.gguf"), "holds GGUF", "safetensors"),
         (("params.json", "consolidated.00.pth"), "Meta's layout", "convert"),
     ],
 )
-def test_what_other_programs_keep_is_refused_as_what_it_is(files, said, fix, tmp_path):
+def test_what_other_programs_keep_is_refused_as_what_it_is(files, problem, fix, tmp_path):
     for name in files:
         (tmp_path / name).write_text("{}")
     error = refusal("janus", tmp_path)
-    assert error.exit_code == 2 and said in error.what and fix in error.try_this
+    assert error.exit_code == 2 and problem in error.what and fix in error.try_this
     with pytest.raises(SpecbenchError, match="is a file"):
         INFO["janus"].configured(ModelChoice(weights=str(tmp_path / files[-1])))
 
@@ -120,9 +120,9 @@ def test_a_folder_of_the_hubs_cache_is_read_at_its_snapshot(written, tmp_path):
 
 def test_the_user_is_believed_where_two_families_look_alike(copied):
     """Tar's configuration without its own entry is that of any Qwen2, and its image decoder is LlamaGen's."""
-    held = json.loads((path := copied("tar") / "config.json").read_text())
-    del held["num_scale_tokens"]
-    path.write_text(json.dumps(held))
+    config = json.loads((path := copied("tar") / "config.json").read_text())
+    del config["num_scale_tokens"]
+    path.write_text(json.dumps(config))
     assert recognise(path.parent) == "llamagen"
     info = configured("tar-7b", path.parent)
     assert path in info.files()
@@ -158,8 +158,8 @@ def test_a_half_downloaded_checkpoint_names_what_is_missing(layout, file, copied
     named = file.rpartition("/")[2]
     assert error.exit_code == 5 and "specbench fetch" in error.try_this
     # Without its mark a folder is of no known layout, and the official one is asked for.
-    said = error.what + error.try_this
-    assert named in said or (named == "params.json" and "config.json" in said) or "*" in error.what
+    text = error.what + error.try_this
+    assert named in text or (named == "params.json" and "config.json" in text) or "*" in error.what
 
 
 @pytest.mark.parametrize(
@@ -212,24 +212,24 @@ def test_a_browser_download_in_progress_is_no_checkpoint(copied):
 @pytest.mark.parametrize(
     ("layout", "file", "change"),
     [
-        ("janus-deepseek", "config.json", lambda held: held["language_config"].update(num_hidden_layers=3)),
-        ("janus-deepseek", "config.json", lambda held: held["language_config"].update(num_hidden_layers=10**7)),
-        ("anole-meta", "models/7b/params.json", lambda held: held["model"].update(n_layers=10**7)),
-        ("janus-deepseek", "config.json", lambda held: held.update(language_config=7)),
-        ("emu3-baai", "config.json", lambda held: held.update(hidden_size=64)),
-        ("emu3-baai", "config.json", lambda held: held.update(num_attention_heads=0)),
-        ("emu3.5", "config.json", lambda held: held.update(rope_theta=None)),
-        ("emu3-baai", "Emu3-VisionTokenizer/config.json", lambda held: held.update(ch=64)),
-        ("anole-meta", "models/7b/params.json", lambda held: held["model"].update(n_layers=3)),
-        ("anole-meta", "models/7b/params.json", lambda held: held["model"].pop("n_heads")),
-        ("anole-meta", "tokenizer/text_tokenizer.json", lambda held: held.update(model=3)),
+        ("janus-deepseek", "config.json", lambda config: config["language_config"].update(num_hidden_layers=3)),
+        ("janus-deepseek", "config.json", lambda config: config["language_config"].update(num_hidden_layers=10**7)),
+        ("anole-meta", "models/7b/params.json", lambda config: config["model"].update(n_layers=10**7)),
+        ("janus-deepseek", "config.json", lambda config: config.update(language_config=7)),
+        ("emu3-baai", "config.json", lambda config: config.update(hidden_size=64)),
+        ("emu3-baai", "config.json", lambda config: config.update(num_attention_heads=0)),
+        ("emu3.5", "config.json", lambda config: config.update(rope_theta=None)),
+        ("emu3-baai", "Emu3-VisionTokenizer/config.json", lambda config: config.update(ch=64)),
+        ("anole-meta", "models/7b/params.json", lambda config: config["model"].update(n_layers=3)),
+        ("anole-meta", "models/7b/params.json", lambda config: config["model"].pop("n_heads")),
+        ("anole-meta", "tokenizer/text_tokenizer.json", lambda config: config.update(model=3)),
     ],
 )
 def test_a_configuration_of_another_size_or_without_sense_is_one_line(layout, file, change, copied):
     folder = copied(layout)
-    held = json.loads((folder / file).read_text())
-    change(held)
-    (folder / file).write_text(json.dumps(held))
+    config = json.loads((folder / file).read_text())
+    change(config)
+    (folder / file).write_text(json.dumps(config))
     refusal(layout, folder)
 
 

@@ -53,9 +53,9 @@ def folder_of(written, tmp_path):
 def change(name: str, folder, edit) -> None:
     """Rewrite the language model's tensors after `edit(tensors)`."""
     if name in PICKLED:
-        held = torch.load(folder / PICKLED[name], weights_only=False)
-        edit(held["model"])
-        torch.save(held, folder / PICKLED[name])
+        content = torch.load(folder / PICKLED[name], weights_only=False)
+        edit(content["model"])
+        torch.save(content, folder / PICKLED[name])
         return
     folder = folder / "vision_language_encoder" if name == "glm-image" else folder
     tensors = stored(folder)
@@ -115,8 +115,8 @@ def test_the_other_published_vq_file_serves_too(folder_of):
     codes = torch.arange(16)[None]
     expected = loaded("lumina", folder).render(codes)
     shutil.rmtree(folder / "Anole-7b-v0.1-vqvae-hf")
-    held = {"state_dict": tensors | {"loss.perceptual_loss.lin0.weight": torch.zeros(1)}}
-    torch.save(held, folder / "vqgan.ckpt")
+    content = {"state_dict": tensors | {"loss.perceptual_loss.lin0.weight": torch.zeros(1)}}
+    torch.save(content, folder / "vqgan.ckpt")
     assert torch.equal(loaded("lumina", folder).render(codes), expected)
 
 

@@ -256,13 +256,13 @@ def _run_eager(step, cache, inputs):
 def test_sessions_of_a_shape_share_one_cache_and_nothing_that_is_in_it(eager, monkeypatch):
     """Captured graphs write to the addresses of the cache, and read what else every step needs where it was."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    model, held, constants = Tiny(), [], []
+    model, caches, constants = Tiny(), [], []
     model.compile()
     begin = tiny_llama.TransformerModel.begin
 
     def noted(*args):
         session = begin(model, *args)
-        held.append(session._cache)
+        caches.append(session._cache)
         constants.append([session._last, session._shift, session._start, session._index, *session._prefix.state])
         return session
 
@@ -270,13 +270,13 @@ def test_sessions_of_a_shape_share_one_cache_and_nothing_that_is_in_it(eager, mo
     for decoder in DECODERS[:2]:
         for request in REQUESTS[:2]:
             np.testing.assert_array_equal(tokens(model, decoder, [request]), tokens(eager, decoder, [request]))
-            for keys, values in held[-1].buffers():
+            for keys, values in caches[-1].buffers():
                 keys.fill_(torch.nan)
                 values.fill_(torch.nan)
             for constant in constants[-1]:
                 constant.fill_(-1)
-    read = [[*(constant.data_ptr() for constant in known)] for known in constants]
-    addresses = [[cache.buffers()[0][0].data_ptr(), *own] for cache, own in zip(held, read, strict=True)]
+    read = [[*(constant.data_ptr() for constant in constants_of)] for constants_of in constants]
+    addresses = [[cache.buffers()[0][0].data_ptr(), *pointers] for cache, pointers in zip(caches, read, strict=True)]
     assert addresses[0] == addresses[1] and addresses[2] == addresses[3]
     assert not set(addresses[0]) & set(addresses[2])
 
@@ -387,9 +387,9 @@ def test_auto_compiles_where_it_helps_and_says_so_where_it_cannot(mode, device, 
 
 def test_compiled_and_uncompiled_runs_are_not_compared():
     values = {"decoder": "ar", "compile": "on"}
-    one, other = (plan.make_plan(merge(run_settings(), values | {"compile": mode})) for mode in ("on", "off"))
+    on, other = (plan.make_plan(merge(run_settings(), values | {"compile": mode})) for mode in ("on", "off"))
     infos = []
-    for made, compiled in ((one, LACKING is None), (other, False)):
+    for made, compiled in ((on, LACKING is None), (other, False)):
         spec = made.spec(made.decoders[0].spec, "0" * 64)
         assert bool(spec.compiled) == compiled
         infos.append(RunInfo(spec))
@@ -397,4 +397,4 @@ def test_compiled_and_uncompiled_runs_are_not_compared():
         assert mismatched_fields(*infos) == ["compiled (yes, AR no)"]
         assert not mismatched_fields(*infos, any_configuration=True)
         assert configuration(infos[0]).endswith(", compiled")
-        assert one.spec(one.decoders[0].spec, "").run_id != other.spec(other.decoders[0].spec, "").run_id
+        assert on.spec(on.decoders[0].spec, "").run_id != other.spec(other.decoders[0].spec, "").run_id

@@ -25,33 +25,33 @@ SAMPLING = Sampling(guidance=2.0)
 
 def extrapolate(tensors, ids, features, grid):
     """The head's feature after the last element, one position and one attention head at a time."""
-    held = {name.removeprefix("layers.0.").removeprefix("self_attn."): t for name, t in tensors.items()}
+    weights = {name.removeprefix("layers.0.").removeprefix("self_attn."): t for name, t in tensors.items()}
     x = torch.cat([tensors["embed_tokens.weight"][torch.tensor(ids[1:])], features[: len(ids) - 1]], 1)
     x = x @ tensors["fc.weight"].T + tensors["fc.bias"]
     eps, size = (1e-6, 64) if grid else (1e-5, 8)
-    seen = x if grid else rms(x, held["input_layernorm.weight"], eps)
+    seen = x if grid else rms(x, weights["input_layernorm.weight"], eps)
     outputs = []
     for head, start in enumerate(range(0, x.shape[1], size)):
         part = slice(start, start + size)
-        q, k, v = (seen @ held[f"{name}_proj.weight"].T[:, part] for name in "qkv")
+        q, k, v = (seen @ weights[f"{name}_proj.weight"].T[:, part] for name in "qkv")
         if not grid:
-            q, k = (normed(held, name, y, head) for name, y in (("q", q), ("k", k)))
+            q, k = (normed(weights, name, y, head) for name, y in (("q", q), ("k", k)))
         turn = (lambda row, at: llamagen.rotate(row, at, caption=119)) if grid else turn_halves
         q, k = (torch.stack([turn(row, at) for at, row in enumerate(y)]) for y in (q, k))
         causal = torch.ones(len(x), len(x), dtype=torch.bool).tril()
         outputs.append((q @ k.T / size**0.5).masked_fill(~causal, -torch.inf).softmax(-1) @ v)
-    x = x + torch.cat(outputs, 1) @ held["o_proj.weight"].T
-    h = rms(x, held["post_attention_layernorm.weight"], eps)
-    gated = functional.silu(h @ held["mlp.gate_proj.weight"].T) * (h @ held["mlp.up_proj.weight"].T)
-    return (x + gated @ held["mlp.down_proj.weight"].T)[-1]
+    x = x + torch.cat(outputs, 1) @ weights["o_proj.weight"].T
+    h = rms(x, weights["post_attention_layernorm.weight"], eps)
+    gated = functional.silu(h @ weights["mlp.gate_proj.weight"].T) * (h @ weights["mlp.up_proj.weight"].T)
+    return (x + gated @ weights["mlp.down_proj.weight"].T)[-1]
 
 
 def rms(x, weight, eps):
     return x * (x.pow(2).mean(-1, keepdim=True) + eps).rsqrt() * weight
 
 
-def normed(held, name, y, head):
-    weight, bias = (held[f"{name}_norm.{part}"] for part in ("weight", "bias"))
+def normed(weights, name, y, head):
+    weight, bias = (weights[f"{name}_norm.{part}"] for part in ("weight", "bias"))
     row = min(head, len(weight) - 1)
     return functional.layer_norm(y, y.shape[-1:], eps=1e-5) * weight[row] + bias[row]
 
@@ -96,18 +96,18 @@ def test_drafts_follow_the_official_distribution(pair, monkeypatch):
     requests = [Request(text, text) for text in TEXTS]
     rows = decode(model, requests, spec, SAMPLING, 0, render=False)
     again = decode(model, requests, spec, SAMPLING, 0, render=False)
-    assert all((one.tokens == other.tokens).all() for one, other in zip(rows, again, strict=True))
+    assert all((image.tokens == other.tokens).all() for image, other in zip(rows, again, strict=True))
     checked = 0
     for committed, fed in seen[1:5]:
         for row, text in enumerate(TEXTS):
             stream = rows[row].tokens[: int(committed[row])].tolist()
             if model.layout.forced[len(stream)] >= 0:
                 continue
-            found = []
+            logits = []
             for conditional in (True, False):
                 ids, features = tiny.seen(text, stream, conditional)
-                found.append(extrapolate(tensors, ids, features, name == "llamagen") @ tiny.output.T)
-            expected = (found[1] + 2 * (found[0] - found[1])).softmax(-1)
+                logits.append(extrapolate(tensors, ids, features, name == "llamagen") @ tiny.output.T)
+            expected = (logits[1] + 2 * (logits[0] - logits[1])).softmax(-1)
             torch.testing.assert_close(fed.q[row, 0, :24], expected, atol=1e-4, rtol=1e-3)
             checked += 1
     assert checked > 4 and sum(row.accepted.sum() for row in rows) > 2
@@ -152,9 +152,9 @@ def test_a_head_cut_off_after_its_index_is_named(pair):
 
 
 @pytest.mark.parametrize(
-    ("grids", "said"), [({"t2i": 16, "t2i2": 32}, "t2i is 16 x 16, t2i2 is 32 x 32"), ({"other": 4}, "'t2i'")]
+    ("grids", "problem"), [({"t2i": 16, "t2i2": 32}, "t2i is 16 x 16, t2i2 is 32 x 32"), ({"other": 4}, "'t2i'")]
 )
-def test_a_head_for_another_grid_is_refused(grids, said, cli, tmp_path, monkeypatch):
+def test_a_head_for_another_grid_is_refused(grids, problem, cli, tmp_path, monkeypatch):
     monkeypatch.setattr("specbench.models.families.llamagen.HEAD_GRIDS", grids)
     (tmp_path / "weights").mkdir()
     tiny = write("llamagen", tmp_path / "weights")
@@ -162,7 +162,7 @@ def test_a_head_for_another_grid_is_refused(grids, said, cli, tmp_path, monkeypa
     model = loaded("llamagen", tiny.folder)
     with pytest.raises(SpecbenchError) as raised:
         head_for(model, str(tmp_path / "head"))
-    assert said in raised.value.what and "'llamagen+tiny' decodes 4 x 4" in raised.value.what
+    assert problem in raised.value.what and "'llamagen+tiny' decodes 4 x 4" in raised.value.what
     fixed = ("--model", "llamagen", "--scale", "tiny", "--weights", tiny.folder, "--dtype", "float32", "--quiet")
     (tmp_path / "one.txt").write_text("a cat\n")
     run = ("run", *fixed, "--decoder", "eagle", "--head", tmp_path / "head", "--prompts", tmp_path / "one.txt")

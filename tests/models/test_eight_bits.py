@@ -69,8 +69,8 @@ def test_matrices_of_layers_are_quantised_in_every_family_and_nothing_else(name,
     layers = light.backbone.layers
     assert len(rounding) == sum(type(part) is torch.nn.Linear for layer in layers for part in layer.modules()) > 0
     names = {id(part): name for name, part in light.backbone.named_modules()}
-    changed = {name for (name, one), other in zip(light.backbone.named_parameters(), plain.backbone.parameters(),
-                                                  strict=True) if not torch.equal(one, other)}  # fmt: skip
+    changed = {name for (name, part), other in zip(light.backbone.named_parameters(), plain.backbone.parameters(),
+                                                  strict=True) if not torch.equal(part, other)}  # fmt: skip
     assert changed == {f"{names[id(part)]}.weight" for part in rounding}
 
 
@@ -86,20 +86,20 @@ def test_the_same_with_torchao(tmp_path):
 
 @with_torchao
 def test_compiled_steps_of_eight_bits_draw_the_same_tokens(tmp_path):
-    given = {"decoder": "ar", "dtype": "int8wo", "limit": 1, "threads": 1, "out": str(tmp_path), "quiet": True}
-    folders = [api.run(compile=mode, **given).folders[0] for mode in ("off", "on")]
+    settings = {"decoder": "ar", "dtype": "int8wo", "limit": 1, "threads": 1, "out": str(tmp_path), "quiet": True}
+    folders = [api.run(compile=mode, **settings).folders[0] for mode in ("off", "on")]
     eager, compiled = (RunStore(folder).samples(["tokens"])["tokens"][0] for folder in folders)
     assert folders[0] != folders[1] and (eager == compiled).all()
 
 
 def check_run(out):
-    given = {"limit": 4, "batch": 4, "threads": 1, "out": str(out), "quiet": True}
-    light = api.run(decoder=["ar", "sjd"], dtype="int8wo", **given)
-    (plain,) = api.run(decoder=["ar"], **given).folders
+    settings = {"limit": 4, "batch": 4, "threads": 1, "out": str(out), "quiet": True}
+    light = api.run(decoder=["ar", "sjd"], dtype="int8wo", **settings)
+    (plain,) = api.run(decoder=["ar"], **settings).folders
     assert [folder.name.rpartition("-")[0] for folder in light.folders] == ["shapes+int8wo-ar", "shapes+int8wo-sjd"]
     assert {*api.report(out=str(out))["model"]} == {"shapes", "shapes+int8wo"}
-    own = audit_run(light.folders[1], recompute=True)
-    assert own["verdict"] == "consistent" and own["target"] is None
+    audit = audit_run(light.folders[1], recompute=True)
+    assert audit["verdict"] == "consistent" and audit["target"] is None
     other = audit_run(light.folders[1], dtype="float32")
     assert other["target"] == "float32" and other["recomputed"] and not other["failed"] and not other["agreement"]
     assert 0 <= other["tv_low"] <= other["tv"] <= other["tv_high"] < 0.2
@@ -114,12 +114,12 @@ def check_run(out):
     "model", [(), ("--model", "janus", "--random-weights", "--scale", "tiny", "--prompts", "shapes")]
 )
 def test_without_torchao_one_line_says_how_to_get_it(cli, tmp_path, model):
-    found = cli("run", "--dtype", "int8wo", "--limit", "1", "--out", tmp_path, *model)
-    assert found.code == MISSING_PREREQUISITE
-    assert found.err == "error: --dtype int8wo needs torchao, which is not installed (pip install 'torchao>=0.18')\n"
+    outcome = cli("run", "--dtype", "int8wo", "--limit", "1", "--out", tmp_path, *model)
+    assert outcome.code == MISSING_PREREQUISITE
+    assert outcome.err == "error: --dtype int8wo needs torchao, which is not installed (pip install 'torchao>=0.18')\n"
 
 
 def test_bad_values(cli):
     assert cli("run", "--dtype", "int8").code == BAD_INPUT
-    found = cli("audit", "--dtype", "float32")
-    assert found.code == BAD_INPUT and "require --run" in found.err
+    outcome = cli("audit", "--dtype", "float32")
+    assert outcome.code == BAD_INPUT and "require --run" in outcome.err

@@ -25,9 +25,9 @@ def test_ids_are_those_of_the_scanner_written_out():
 def test_the_conversions_own_split_differs(text):
     """Else none of these tests could see which split is used."""
     ranks = baai.RANKS | {b"12": 900, b"'S": 901}
-    own, authors = ranked_bpe(ranks, {}), ranked_bpe(ranks, {})
-    own.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    assert own.encode(text).ids != authors.encode(text).ids
+    conversion, authors = ranked_bpe(ranks, {}), ranked_bpe(ranks, {})
+    conversion.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    assert conversion.encode(text).ids != authors.encode(text).ids
 
 
 def test_words_across_a_hyphen_are_the_authors():
@@ -49,7 +49,7 @@ def test_special_tokens_are_found_anywhere_in_a_text():
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "problem"),
     [
         (b"YQ== 0\n", "no token for byte 0"),
         (b"YQ==\n", "line 1"),
@@ -57,8 +57,8 @@ def test_special_tokens_are_found_anywhere_in_a_text():
         (b"YQ== x\n", "line 1"),
     ],
 )
-def test_a_file_of_ranks_that_makes_no_sense_is_an_error(lines, said):
-    with pytest.raises(ValueError, match=said):
+def test_a_file_of_ranks_that_makes_no_sense_is_an_error(lines, problem):
+    with pytest.raises(ValueError, match=problem):
         read_ranks(lines)
 
 
@@ -79,18 +79,18 @@ def test_the_authors_layout_gives_the_authors_ids(tmp_path):
 def test_the_converted_layout_gives_the_authors_ids_and_warns_of_its_own_split(tmp_path, capsys):
     emu3.write(tmp_path)
     path = tmp_path / "tokenizer.json"
-    held = json.loads(path.read_text())
+    content = json.loads(path.read_text())
     # Merges that only another split allows or forbids.
-    held["model"]["vocab"]["-u"] = held["model"]["vocab"]["<|visual token 000023|>"] + 1
-    held["model"]["merges"] = [["-", "u"]]
-    path.write_text(json.dumps(held))
+    content["model"]["vocab"]["-u"] = content["model"]["vocab"]["<|visual token 000023|>"] + 1
+    content["model"]["merges"] = [["-", "u"]]
+    path.write_text(json.dumps(content))
     info = configured("emu3", tmp_path)
     ids = load_model(info, "cpu", "float32").tokenizer.encode("close-up").ids
-    assert held["model"]["vocab"]["-u"] in ids, "Qwen keeps a hyphen with the letters after it"
+    assert content["model"]["vocab"]["-u"] in ids, "Qwen keeps a hyphen with the letters after it"
     assert "splits prompts in another way than Emu3's authors" in " ".join(capsys.readouterr().err.split())
-    own = Tokenizer.from_file(str(path))
-    assert held["model"]["vocab"]["-u"] not in own.encode("close-up").ids
-    split_as_qwen(own)
-    own.save(str(path))
+    tokenizer = Tokenizer.from_file(str(path))
+    assert content["model"]["vocab"]["-u"] not in tokenizer.encode("close-up").ids
+    split_as_qwen(tokenizer)
+    tokenizer.save(str(path))
     load_model(info, "cpu", "float32")
     assert "another way" not in capsys.readouterr().err

@@ -65,7 +65,7 @@ def test_random_weights_are_labelled_and_not_scored(run_tiny, cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
         (("--model", "janus", "--weights", "absent"), "--weights absent: no such folder"),
         (("--model", "janus", "--weights", "a/b", "--random-weights"), "--random-weights excludes --weights"),
@@ -76,9 +76,9 @@ def test_random_weights_are_labelled_and_not_scored(run_tiny, cli, tmp_path):
         (("--model", "lumena"), "did you mean 'lumina'"),
     ],
 )
-def test_what_makes_no_sense_is_refused(arguments, said, cli, tmp_path):
+def test_what_makes_no_sense_is_refused(arguments, problem, cli, tmp_path):
     outcome = cli("run", *arguments, "--out", tmp_path / "results")
-    assert outcome.code == 2 and said in outcome.err
+    assert outcome.code == 2 and problem in outcome.err
     assert not (tmp_path / "results").exists()
 
 

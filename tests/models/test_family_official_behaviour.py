@@ -35,14 +35,14 @@ def full_layout(name: str):
 @pytest.fixture(scope="module")
 def tiny_of(tmp_path_factory):
     """Name to (tiny checkpoint, loaded model), each written once."""
-    held = {}
+    written = {}
 
     def get(name: str):
-        if name not in held:
+        if name not in written:
             folder = tmp_path_factory.mktemp(name)
             tiny = write(name, folder)
-            held[name] = tiny, loaded(name, folder)
-        return held[name]
+            written[name] = tiny, loaded(name, folder)
+        return written[name]
 
     return get
 
@@ -240,8 +240,8 @@ def test_janus_equals_its_native_greedy_generation(tiny_of):
 
 
 def test_official_sampling_is_the_default():
-    given = {name: info.sampling() for name, info in INFO.items()}
-    assert {name: sampling.guidance for name, sampling in given.items()} == {
+    samplings = {name: info.sampling() for name, info in INFO.items()}
+    assert {name: sampling.guidance for name, sampling in samplings.items()} == {
         "lumina-512": 3.0, "lumina": 3.0, "lumina-1024": 3.0, "lumina-34b": 3.0, "anole": 3.0, "llamagen": 7.5,
         "llamagen-512": 7.5, "janus": 5.0, "janus-7b": 5.0, "simplear": 6.0, "simplear-1.5b": 6.0, "emu3": 3.0,
         "lumina2": 4.0, "liquid": 7.0, "glm-image": 1.0, "emu3.5": 5.0,
@@ -249,12 +249,12 @@ def test_official_sampling_is_the_default():
         "tar-1.5b": 1.0, "tar-7b": 1.0, "tar-dtok-256": 4.0, "tar-dtok-512": 4.0, "tar-dtok-1024": 4.0,
         "llamagen-c2i-xl": 1.75, "llamagen-c2i-xxl": 1.75, "llamagen-c2i-3b": 1.65,
     }  # fmt: skip
-    assert {name: sampling.top_k for name, sampling in given.items() if sampling.top_k} == {
+    assert {name: sampling.top_k for name, sampling in samplings.items() if sampling.top_k} == {
         "lumina-512": 2000, "lumina": 2000, "lumina-1024": 2000, "lumina-34b": 2000, "llamagen": 1000,
         "llamagen-512": 1000, "emu3": 2048, "lumina2": 4096, "liquid": 4096,
         "glm-image": 50, "emu3.5": 5120, "tar-1.5b": 1200, "tar-7b": 1200,
     }  # fmt: skip
-    assert (given["anole"].temperature, given["anole"].top_p) == (0.7, 0.9)
+    assert (samplings["anole"].temperature, samplings["anole"].top_p) == (0.7, 0.9)
 
 
 def test_pixels_are_rounded_and_clamped():

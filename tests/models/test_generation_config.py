@@ -104,14 +104,14 @@ def test_the_penalty_is_recorded_and_shown_and_quiet_is_quiet(folder, cli, tmp_p
     run = (*run, "--decoder", "ar", "--dtype", "float32")
     assert cli(*run, "--out", tmp_path / "quiet", "--quiet").err == ""
     assert "repetition penalty 1.1 from generation_config.json" in cli(*run, "--out", tmp_path / "results").err
-    (held,) = (tmp_path / "results").glob("*/run.json")
-    assert json.loads(held.read_text())["processors"] == {"repetition_penalty": 1.1}
+    (record,) = (tmp_path / "results").glob("*/run.json")
+    assert json.loads(record.read_text())["processors"] == {"repetition_penalty": 1.1}
     outputs = [cli(*command, "--out", tmp_path / "results").out for command in (("report",), ("show", "simplear"))]
     assert all("repetition penalty 1.1" in output for output in outputs), outputs
     loaded(path)
     assert cli(*run, "--out", tmp_path / "plain").code == 0
-    (held,) = (tmp_path / "plain").glob("*/run.json")
-    assert "processors" not in json.loads(held.read_text())
+    (record,) = (tmp_path / "plain").glob("*/run.json")
+    assert "processors" not in json.loads(record.read_text())
 
 
 @pytest.mark.parametrize("decoder", ["eagle", "zipar", "sjd-pac"])
@@ -128,7 +128,7 @@ def test_decoders_without_a_chain_are_refused_by_name(decoder, folder, cli, tmp_
 
 
 @pytest.mark.parametrize(
-    ("entries", "code", "said"),
+    ("entries", "code", "problem"),
     [
         ({"no_repeat_ngram_size": 3}, 2, "no_repeat_ngram_size = 3"),
         ({"suppress_tokens": [1]}, 2, "suppress_tokens"),
@@ -137,11 +137,13 @@ def test_decoders_without_a_chain_are_refused_by_name(decoder, folder, cli, tmp_
         ({"repetition_penalty": "much"}, 5, "repetition_penalty"),
     ],
 )
-def test_what_is_not_applied_is_refused_by_name(entries, code, said, folder):
+def test_what_is_not_applied_is_refused_by_name(entries, code, problem, folder):
     with pytest.raises(SpecbenchError) as raised:
         loaded(folder[0], **entries)
     assert (
-        raised.value.exit_code == code and said in raised.value.what and "generation_config.json" in raised.value.what
+        raised.value.exit_code == code
+        and problem in raised.value.what
+        and "generation_config.json" in raised.value.what
     )
 
 

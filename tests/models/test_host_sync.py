@@ -31,7 +31,7 @@ def test_host_syncs_per_image_are_few_and_steps_call_torch_hardly_more_often_tha
     Calls are shares of AR's step, forwards included; a step's host time is its calls.
     """
     synced, take = [], host_sync.LaggingHostCopy.take
-    monkeypatch.setattr(host_sync.LaggingHostCopy, "take", lambda *given: synced.append(1) or take(*given))
+    monkeypatch.setattr(host_sync.LaggingHostCopy, "take", lambda *arguments: synced.append(1) or take(*arguments))
     model, per_step = load_model("shapes"), {}
     for name in ("ar", "sjd", "gsd", "eagle"):
         synced.clear()
@@ -53,16 +53,16 @@ def test_a_host_that_knows_only_the_step_before_queues_one_step_in_vain(name, mo
         steps.clear()
         return decode(model, requests, resolve(name), Sampling(3.0), 0, render=False, watch=steps.append)
 
-    steps, held = [], []
+    steps, copies = [], []
     before, queued = images(), len(steps)
 
     def take(self, numbers, when):
-        held.append((numbers.tolist(), when))
-        return held[-2] if len(held) > 1 else None
+        copies.append((numbers.tolist(), when))
+        return copies[-2] if len(copies) > 1 else None
 
     monkeypatch.setattr(host_sync.LaggingHostCopy, "take", take)
-    for one, other in zip(before, images(), strict=True):
-        assert (one.tokens == other.tokens).all() and one.nfe == other.nfe
-        np.testing.assert_allclose(one.logp, other.logp, atol=1e-4)  # of windows of another width
-        assert (one.accepted == other.accepted).all()
+    for image, other in zip(before, images(), strict=True):
+        assert (image.tokens == other.tokens).all() and image.nfe == other.nfe
+        np.testing.assert_allclose(image.logp, other.logp, atol=1e-4)  # of windows of another width
+        assert (image.accepted == other.accepted).all()
     assert len(steps) <= queued + 1

@@ -65,17 +65,17 @@ def test_without_a_pinned_commit_main_is_taken_and_later_uses_keep_its_commit(hu
 
 
 @pytest.mark.parametrize(
-    ("name", "sent", "said"),
+    ("name", "sent", "problem"),
     [
         ("config.json", b"}{", "its git is "),
         ("model.safetensors", b"new weights", "its sha256 is "),
         ("model.safetensors", b"", "0 bytes instead of 11"),
     ],
 )
-def test_a_file_that_is_not_what_the_hub_states_is_refused_when_it_comes_and_later(hub, tmp_path, name, sent, said):
+def test_a_file_that_is_not_what_the_hub_states_is_refused_when_it_comes_and_later(hub, tmp_path, name, sent, problem):
     hub.spoil = lambda path, data: sent if "/resolve/" in path and path.endswith(name) else data
     come = fetch(hub, tmp_path)
-    assert come.stdout.startswith(f"1 {REPO}: {name} is not what the hub states: {said}"), come.stdout
+    assert come.stdout.startswith(f"1 {REPO}: {name} is not what the hub states: {problem}"), come.stdout
     hub.spoil = lambda path, data: data
     assert fetch(hub, tmp_path).stdout == f"{OLD}\n", "it was not kept"
     [path] = (tmp_path / "hf").rglob(f"snapshots/*/{name}")
@@ -83,8 +83,8 @@ def test_a_file_that_is_not_what_the_hub_states_is_refused_when_it_comes_and_lat
     refused = fetch(hub, tmp_path)
     assert refused.stdout.startswith("5 ") and "digest than the hub stated" in refused.stdout
     assert "to download it again: rm '" in refused.stdout
-    for one in (path.resolve(), path):
-        one.unlink()
+    for file in (path.resolve(), path):
+        file.unlink()
     assert fetch(hub, tmp_path).stdout == f"{OLD}\n"
 
 
@@ -108,7 +108,7 @@ def test_a_file_that_stands_for_another_one_of_the_hub_is_enough(hub, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "said", "command"),
+    ("status", "headers", "problem", "command"),
     [
         (403, {"X-Error-Code": "GatedRepo"}, "is gated: accept its terms", "hf auth login"),
         (401, {}, "refuses access (401)", "hf auth login"),
@@ -120,9 +120,9 @@ def test_a_file_that_stands_for_another_one_of_the_hub_is_enough(hub, tmp_path):
         (200, {}, "answers what no hub does: no 'id'", "HF_ENDPOINT"),
     ],
 )
-def test_a_refusal_of_the_hub_is_one_short_line(hub, tmp_path, status, headers, said, command):
+def test_a_refusal_of_the_hub_is_one_short_line(hub, tmp_path, status, headers, problem, command):
     hub.refusals["/api/models/owner"] = (status, headers)
-    _refused(fetch(hub, tmp_path), said, command)
+    _refused(fetch(hub, tmp_path), problem, command)
 
 
 @pytest.mark.parametrize("path", ["/api/models/owner/name/tree", "/owner"])
@@ -134,7 +134,7 @@ def test_a_long_wait_is_said_at_once_wherever_the_hub_asks_for_it(hub, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("start", "old", "new", "said"),
+    ("start", "old", "new", "problem"),
     [
         ("/", b"", b"<!DOCTYPE html>\n<title>Log in</title>", "'<!DOCTYPE html> <title>Log in</title>'"),
         ("/api", b'"size": 11', b'"size": "11"', "a file 'model.safetensors' of '11' bytes"),
@@ -143,18 +143,18 @@ def test_a_long_wait_is_said_at_once_wherever_the_hub_asks_for_it(hub, tmp_path,
         ("/api", b'"siblings": [', b'"siblings": [3, ', "object is not subscriptable"),
     ],
 )
-def test_an_answer_that_is_none_is_named(hub, tmp_path, start, old, new, said):
+def test_an_answer_that_is_none_is_named(hub, tmp_path, start, old, new, problem):
     def spoil(path: str, data: bytes) -> bytes:
         return data if not path.startswith(start) else new if not old else data.replace(old, new)
 
     hub.spoil = spoil
     [line] = fetch(hub, tmp_path, SPECBENCH_REVISIONS=f"{REPO}@{OLD}").stdout.splitlines()
-    assert "answers what no hub does: " in line and said in line and len(line) < 220, line
+    assert "answers what no hub does: " in line and problem in line and len(line) < 220, line
 
 
-def _refused(done: subprocess.CompletedProcess, said: str, command: str) -> None:
+def _refused(done: subprocess.CompletedProcess, problem: str, command: str) -> None:
     [line] = done.stdout.splitlines()
-    assert line[0] in "125" and said in line and command in line and len(line) <= 200, line
+    assert line[0] in "125" and problem in line and command in line and len(line) <= 200, line
     assert "Traceback" not in done.stderr
 
 
@@ -169,7 +169,7 @@ def test_what_cannot_be_reached_is_one_short_line(hub, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("variables", "said"),
+    ("variables", "problem"),
     [
         ({"HF_HUB_ETAG_TIMEOUT": "abc"}, "an HF_ variable of the environment: invalid literal for int"),
         ({"ALL_PROXY": "ftp://x", "NO_PROXY": ""}, "ALL_PROXY: Unknown scheme"),
@@ -177,11 +177,11 @@ def test_what_cannot_be_reached_is_one_short_line(hub, tmp_path):
         ({"HF_TOKEN": "abä"}, "the token (HF_TOKEN) has characters"),
     ],
 )
-def test_a_setting_of_the_client_that_it_cannot_use_is_named(hub, tmp_path, variables, said):
+def test_a_setting_of_the_client_that_it_cannot_use_is_named(hub, tmp_path, variables, problem):
     done = subprocess.run(
         [sys.executable, "-c", FETCH], env=os.environ | hub.env(tmp_path) | variables, capture_output=True, text=True
     )
-    _refused(done, said, "correct or unset it" if "TOKEN" not in said else "hf auth login")
+    _refused(done, problem, "correct or unset it" if "TOKEN" not in problem else "hf auth login")
 
 
 def test_a_path_that_cannot_be_used_is_blamed_and_not_the_network(hub, tmp_path):
@@ -210,7 +210,7 @@ def test_two_processes_share_a_download(hub, tmp_path):
         subprocess.Popen([sys.executable, "-c", FETCH], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for _ in range(2)
     ]
-    assert [one.communicate(timeout=300)[0].decode() for one in started] == [f"{OLD}\n"] * 2
+    assert [process.communicate(timeout=300)[0].decode() for process in started] == [f"{OLD}\n"] * 2
     asked = [line for line in hub.asked if line.startswith("GET") and line.endswith("model.safetensors")]
     assert len(asked) == 1, "the second waits for the first"
 
@@ -250,9 +250,9 @@ def test_ctrl_c_in_a_download_ends_it_at_once_with_one_line(hub, tmp_path):
             assert run.poll() is None
             time.sleep(0.1)
         run.send_signal(signal.SIGINT)
-        said = run.communicate(timeout=20)[1].decode()
-    assert run.returncode == INTERRUPTED, said
-    assert said == "error: interrupted (what is finished is kept; run the same command again to resume)\n"
+        output = run.communicate(timeout=20)[1].decode()
+    assert run.returncode == INTERRUPTED, output
+    assert output == "error: interrupted (what is finished is kept; run the same command again to resume)\n"
 
 
 def test_the_command_line_decodes_with_an_unpinned_model_from_an_empty_cache(hub, tmp_path):

@@ -31,20 +31,20 @@ def test_joined_products_give_the_same_tokens(name):
     before, layers = tokens(model, sampling), sum(hasattr(part, "q_proj") for part in model.backbone.modules())
     weights = {name: value.clone() for name, value in model.backbone.named_parameters()}
     join_products(model.backbone)
-    [(_, one), *_] = [(name, part) for name, part in model.backbone.named_modules() if name.endswith(".q_proj")]
-    assert type(one) is not nn.Linear and layers > 0
+    [(_, product), *_] = [(name, part) for name, part in model.backbone.named_modules() if name.endswith(".q_proj")]
+    assert type(product) is not nn.Linear and layers > 0
     for path, part in model.backbone.named_modules():
         if path.rpartition(".")[2] in ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
             assert torch.equal(part.weight, weights[f"{path}.weight"])
     assert tokens(model, sampling) == before
-    assert one.joined.latest.hidden is None  # nothing keeps the states
+    assert product.joined.latest.hidden is None  # nothing keeps the states
 
 
 def test_one_product_stands_for_three_and_one_for_two(monkeypatch):
     info = find_model("lumina").configured(ModelChoice(random=True, tiny=True))
     model, made = load_model(info, "cpu", "float32"), []
     linear = nn.functional.linear
-    monkeypatch.setattr(nn.functional, "linear", lambda *given: made.append(1) or linear(*given))
+    monkeypatch.setattr(nn.functional, "linear", lambda *arguments: made.append(1) or linear(*arguments))
     counts = []
     for _ in range(2):
         made.clear()
@@ -79,5 +79,5 @@ def test_traced_code_has_one_product_and_leaves_nothing_behind():
     call = torch.compile(lambda x: network.q_proj(x) + network.k_proj(x) + network.v_proj(x), backend=traced)
     hidden = torch.randn(1, 2, 4)
     expected = network.q_proj(hidden) + network.k_proj(hidden) + network.v_proj(hidden)
-    assert torch.equal(call(hidden), expected) and [len(found) for found in graphs] == [1]
+    assert torch.equal(call(hidden), expected) and [len(products) for products in graphs] == [1]
     assert network.q_proj.joined.latest.hidden is None

@@ -31,17 +31,17 @@ def test_the_layers_give_the_bits_of_transformers(kv_heads, bias, dtype, rows, c
     embeds = torch.randn(rows, columns, 32).to(dtype)
     positions = torch.arange(START, START + columns).expand(rows, -1)
     mask = (torch.arange(SLOTS) <= positions[..., None])[:, None]
-    held = [tuple(torch.randn(rows, kv_heads, SLOTS, 8).to(dtype) for _ in range(2)) for _ in range(2)]
-    caches = [PositionCache(2, SLOTS, [(k.clone(), v.clone()) for k, v in held]) for _ in range(2)]
+    buffers = [tuple(torch.randn(rows, kv_heads, SLOTS, 8).to(dtype) for _ in range(2)) for _ in range(2)]
+    caches = [PositionCache(2, SLOTS, [(k.clone(), v.clone()) for k, v in buffers]) for _ in range(2)]
     for cache in caches:
         cache.place(positions, SLOTS)
     assert runs_directly(model.layers[0], embeds, mask)
-    found = last_hidden_state(model, embeds, positions, mask, caches[0])
+    hidden = last_hidden_state(model, embeds, positions, mask, caches[0])
     inputs = {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": mask}
     expected = model(**inputs, past_key_values=caches[1], use_cache=True).last_hidden_state
-    assert torch.equal(found, expected)
-    for own, other in zip(caches[0].buffers(), caches[1].buffers(), strict=True):
-        assert torch.equal(own[0], other[0]) and torch.equal(own[1], other[1])
+    assert torch.equal(hidden, expected)
+    for buffer, other in zip(caches[0].buffers(), caches[1].buffers(), strict=True):
+        assert torch.equal(buffer[0], other[0]) and torch.equal(buffer[1], other[1])
 
 
 def test_other_attention_and_training_take_the_librarys_way():

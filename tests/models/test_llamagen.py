@@ -9,7 +9,7 @@ from specbench.store.run_store import RunStore
 
 
 @pytest.mark.parametrize(
-    ("given", "cleaned"),
+    ("typed", "cleaned"),
     [
         ("A Red Cat", "a red cat"),
         ("  a \t cat\n", "a cat"),
@@ -48,8 +48,8 @@ from specbench.store.run_store import RunStore
         ("***", ""),
     ],
 )
-def test_captions_are_cleaned_as_documented(given, cleaned):
-    assert clean_caption(given) == cleaned
+def test_captions_are_cleaned_as_documented(typed, cleaned):
+    assert clean_caption(typed) == cleaned
 
 
 def test_a_second_pass_takes_what_the_first_uncovered():
@@ -60,14 +60,14 @@ def test_captions_that_are_cut_are_counted_stored_and_said(cli, tmp_path):
     """A token a byte, and one for the end."""
     (tmp_path / "p.txt").write_text(f"{'a' * (CAPTION - 1)}\n{'b' * (CAPTION + 4)}\nc\n")
     line = "--model llamagen --random-weights --scale tiny --decoder ar --device cpu --dtype float32 --threads 1"
-    given = *line.split(), "--prompts", tmp_path / "p.txt", "--out", tmp_path / "out"
-    planned, said = cli("run", *given, "--dry-run"), "reads 120 tokens of a caption: 1 of 3 are cut"
-    assert said in planned.out
-    ran = cli("run", *given)
-    assert ran.code == 0 and said in ran.err
+    arguments = *line.split(), "--prompts", tmp_path / "p.txt", "--out", tmp_path / "out"
+    planned, cut = cli("run", *arguments, "--dry-run"), "reads 120 tokens of a caption: 1 of 3 are cut"
+    assert cut in planned.out
+    ran = cli("run", *arguments)
+    assert ran.code == 0 and cut in ran.err
     (folder,) = (tmp_path / "out").iterdir()
     facts = [json.loads(text)["caption_tokens_cut"] for text in RunStore(folder).samples(["facts"])["facts"]]
     assert sorted(facts) == [0, 0, 5]
-    told = "read only the beginning of the captions of 1 of 3 images"
+    note = "read only the beginning of the captions of 1 of 3 images"
     for more in ((), ("--all",)):
-        assert told in cli("report", "--out", tmp_path / "out", *more).out.replace("\n", " ")
+        assert note in cli("report", "--out", tmp_path / "out", *more).out.replace("\n", " ")

@@ -47,12 +47,12 @@ def test_logits_are_those_of_the_official_computation(loaded, scale, monkeypatch
     monkeypatch.setattr(llamagen, "HEAD", head)
     stream = torch.randint(model.layout.v_image, (1, 16), generator=torch.Generator().manual_seed(4))
     session = model.begin(model.encode(["7"]), scale, columns=16)
-    found = session.forward(torch.nn.functional.pad(stream[:, :-1], (1, 0)), torch.arange(16)[None])[0]
+    logits = session.forward(torch.nn.functional.pad(stream[:, :-1], (1, 0)), torch.arange(16)[None])[0]
     rows = [
         llamagen.official_features(tensors, None, 0, stream[0, :-1].tolist(), label) @ tensors["output.weight"].T
         for label in (7, 1000)
     ]
-    torch.testing.assert_close(found, rows[1] + scale * (rows[0] - rows[1]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits, rows[1] + scale * (rows[0] - rows[1]), atol=1e-4, rtol=1e-4)
 
 
 def test_every_decoder_decodes_it(loaded):
@@ -61,9 +61,9 @@ def test_every_decoder_decodes_it(loaded):
     greedy = Sampling(guidance=2.0, top_k=1)
     ar = decode_tokens(Decoding(model, resolve("ar"), greedy, 0), requests).tolist()
     for name in ("sjd", "gsd", "jacobi", "scd-mc", "zipar", "pjd"):
-        found = decode_tokens(Decoding(model, resolve(name), greedy, 0), requests)
-        assert found.shape == (2, 16)
-        assert name in ("zipar", "pjd") or not resolve(name).lossless or found.tolist() == ar, name
+        tokens = decode_tokens(Decoding(model, resolve(name), greedy, 0), requests)
+        assert tokens.shape == (2, 16)
+        assert name in ("zipar", "pjd") or not resolve(name).lossless or tokens.tolist() == ar, name
 
 
 def test_labels_are_drawn_one_by_one_and_stay_the_same():
@@ -139,5 +139,5 @@ def test_a_checkpoint_of_other_classes_is_refused(tmp_path):
 
 def test_images_of_384_are_reduced_as_in_the_authors_script():
     pixels = torch.randint(256, (384, 384, 3), dtype=torch.uint8)
-    wanted = torch.nn.functional.interpolate(pixels.permute(2, 0, 1)[None].float(), (256, 256), mode="bicubic")
-    assert bicubic256(pixels.numpy()).tolist() == wanted[0].clamp(0, 255).byte().permute(1, 2, 0).tolist()
+    reduced = torch.nn.functional.interpolate(pixels.permute(2, 0, 1)[None].float(), (256, 256), mode="bicubic")
+    assert bicubic256(pixels.numpy()).tolist() == reduced[0].clamp(0, 255).byte().permute(1, 2, 0).tolist()

@@ -35,9 +35,9 @@ def prompt_ids(text: str) -> tuple[list[int], list[int]]:
 
 
 def decoded(network, decoder: str, **settings):
-    given = {"layout": LAYOUT, "image_ids": range(4, 4 + CODES), "forced_ids": [ROW_END], "prompt_ids": prompt_ids}
-    given["codebook"] = network.model.vqmodel.quantize.embedding.weight
-    return specbench.decode(network, ["a red cup", "two dogs"], decoder, **given, **settings)
+    arguments = {"layout": LAYOUT, "image_ids": range(4, 4 + CODES), "forced_ids": [ROW_END], "prompt_ids": prompt_ids}
+    arguments["codebook"] = network.model.vqmodel.quantize.embedding.weight
+    return specbench.decode(network, ["a red cup", "two dogs"], decoder, **arguments, **settings)
 
 
 @torch.no_grad()
@@ -61,9 +61,9 @@ def test_any_decoder_draws_from_the_distribution_of_the_network(network, decoder
     images = decoded(network, decoder, seed=3, cfg=2.0, temperature=0.7)
     for text, image in zip(("a red cup", "two dogs"), images, strict=True):
         free = ~image.forced
-        wanted = torch.log_softmax(library_logits(network, text, image.tokens, 2.0)[free] / 0.7, dim=-1)
-        found = wanted.gather(1, torch.tensor(image.tokens[free]).long()[:, None])[:, 0]
-        assert image.logp[free] == pytest.approx(found.numpy(), abs=1e-4)
+        expected = torch.log_softmax(library_logits(network, text, image.tokens, 2.0)[free] / 0.7, dim=-1)
+        logp = expected.gather(1, torch.tensor(image.tokens[free]).long()[:, None])[:, 0]
+        assert image.logp[free] == pytest.approx(logp.numpy(), abs=1e-4)
         assert image.image is None and image.tokens[4] == CODES and image.nfe <= 20
     assert os.listdir() == [] and network.config._attn_implementation == attention
 
@@ -92,6 +92,6 @@ def test_what_does_not_fit_is_one_line(network):
 def test_a_model_of_the_catalogue_needs_no_ids():
     from specbench.models.catalog import load_model
 
-    one = specbench.decode(load_model("shapes"), "a red circle", "sjd", window=8, cfg=3.0, seed=5)
+    image = specbench.decode(load_model("shapes"), "a red circle", "sjd", window=8, cfg=3.0, seed=5)
     other = specbench.generate("a red circle", decoder="sjd", window=8, cfg=3.0, seed=5, top_k=0, top_p=1.0)
-    assert (one.tokens == other.tokens).all()
+    assert (image.tokens == other.tokens).all()

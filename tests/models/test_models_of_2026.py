@@ -62,8 +62,8 @@ def test_a_size_is_part_of_the_name_and_reaches_prompt_and_grid(tmp_path):
     info = INFO["lumina2"].configured(ModelChoice(random=True, size="1024x512"))
     assert (info.name, info.grid, info.resolution) == ("lumina2+1024x512+random", (64, 128), (512, 1024))
     assert recorded_model(info.name) == info and info.stream == 64 * 129
-    for name, own in (("lumina2", "768x768"), ("janus", "384x384")):  # one of several sizes, and the only one
-        assert INFO[name].configured(ModelChoice(size=own)) == INFO[name]
+    for name, size in (("lumina2", "768x768"), ("janus", "384x384")):  # one of several sizes, and the only one
+        assert INFO[name].configured(ModelChoice(size=size)) == INFO[name]
     write("lumina2", tmp_path)
     model = loaded("lumina2", tmp_path)
     model.layout = type(model.layout).with_row_ends(64, 128, 24)
@@ -75,7 +75,7 @@ def test_a_size_is_part_of_the_name_and_reaches_prompt_and_grid(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("model", "size", "said"),
+    ("model", "size", "problem"),
     [
         ("lumina2", "760x768", "was not trained for it"),
         ("lumina2", "1024x1024", "was not trained for it"),
@@ -86,9 +86,9 @@ def test_a_size_is_part_of_the_name_and_reaches_prompt_and_grid(tmp_path):
         ("shapes", "128x128", "one set of weights and one size"),
     ],
 )
-def test_a_size_that_a_model_was_not_trained_for_is_refused(model, size, said, cli, tmp_path):
+def test_a_size_that_a_model_was_not_trained_for_is_refused(model, size, problem, cli, tmp_path):
     outcome = cli("run", "--model", *model.split(), "--size", size, "--dry-run", "--out", tmp_path / "results")
-    assert outcome.code == 2 and said in outcome.err and "Traceback" not in outcome.err
+    assert outcome.code == 2 and problem in outcome.err and "Traceback" not in outcome.err
 
 
 def glm(folder, **choice):
@@ -118,10 +118,10 @@ def test_glm_image_draws_the_tokens_of_its_own_generate(tmp_path):
     model = load_model(glm(tmp_path), "cpu", "float32")
     for text in ("a red cat", "two dogs", "a house"):
         ids = torch.tensor([model.prompt_ids(text)[0]])
-        given = {"image_grid_thw": checkpoints.glm.GRIDS, "images_per_sample": torch.tensor([2])}
+        grids = {"image_grid_thw": checkpoints.glm.GRIDS, "images_per_sample": torch.tensor([2])}
         drawn = network.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=22, do_sample=False, top_p=None,
-            temperature=None, **given,
+            temperature=None, **grids,
         )[0, ids.shape[1] :].tolist()  # fmt: skip
         network.model.rope_deltas = None
         how = Decoding(model, resolve("sjd", {"window": 4}), Sampling(1.0, top_k=1), 0)

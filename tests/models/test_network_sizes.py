@@ -60,10 +60,10 @@ def in_cache(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
     def snapshot(repo: str, commit: str = 40 * "c"):
-        held = tmp_path / f"models--{repo.replace('/', '--')}"
-        (held / "refs").mkdir(parents=True)
-        (held / "refs" / "main").write_text(commit)
-        folder = held / "snapshots" / commit
+        repository = tmp_path / f"models--{repo.replace('/', '--')}"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text(commit)
+        folder = repository / "snapshots" / commit
         folder.mkdir(parents=True)
         return folder
 
@@ -118,13 +118,13 @@ def test_files_that_do_not_tell_leave_the_official_size(text, name, tmp_path):
 
 
 def test_a_model_may_be_like_one_that_is_like_a_third(monkeypatch):
-    read, known = hub_model.tomllib.loads, {model.name: model for model in hub_model.MODELS}
+    read, by_name = hub_model.tomllib.loads, {model.name: model for model in hub_model.MODELS}
 
     def with_third(text):
-        held = read(text)
-        near = next(name for name, entry in held["model"].items() if entry.get("like") == "lumina-512")
-        return held | {"model": held["model"] | {"third": {"like": near}}}
+        content = read(text)
+        near = next(name for name, entry in content["model"].items() if entry.get("like") == "lumina-512")
+        return content | {"model": content["model"] | {"third": {"like": near}}}
 
     monkeypatch.setattr(hub_model.tomllib, "loads", with_third)
     third = hub_model._read()[-1]
-    assert (third.name, third.network) == ("third", known["lumina-512"].network)
+    assert (third.name, third.network) == ("third", by_name["lumina-512"].network)

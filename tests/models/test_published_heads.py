@@ -59,7 +59,7 @@ def lantern(monkeypatch):
 @torch.inference_mode()
 def test_a_head_extrapolates_as_the_authors_module_does(lantern, name, module, tmp_path):
     tensors = write_head(tmp_path / "head", name, WORDS, WIDTH)
-    found = head_in(tmp_path / "head")
+    files = head_in(tmp_path / "head")
     heads = WIDTH // (64 if name == "llamagen" else 8)
     shared = {
         "vocab_size": WORDS,
@@ -73,7 +73,7 @@ def test_a_head_extrapolates_as_the_authors_module_does(lantern, name, module, t
     shared |= {"model_parallel_size": 1 if name == "lumina" else heads, "_attn_implementation": "eager"}
     theirs = lantern(module)(SimpleNamespace(**shared)).eval()
     theirs.load_state_dict(tensors)
-    ours = load_head(found).eval()
+    ours = load_head(files).eval()
     if name == "llamagen":
         layout = SimpleNamespace(height=16, width=16)
         ours = LlamaGen.adopt_head(SimpleNamespace(name=name, layout=layout), ours)

@@ -44,13 +44,13 @@ def test_captions_of_one_normal_form_have_one_meaning_and_relations_one_wording(
     meanings, turned, chained = {}, 0, 0
     for _ in range(3000):
         request = describe(realize(sample_request(rng), rng), rng)
-        given = captions.words(captions.caption(request))
-        normal = captions.in_normal_form(given)
+        words = captions.words(captions.caption(request))
+        normal = captions.in_normal_form(words)
         joining = {"and", *captions.RELATIONS}
-        assert sorted(set(normal) - joining) == sorted(set(given) - joining)
+        assert sorted(set(normal) - joining) == sorted(set(words) - joining)
         assert not {"right", "below"} & set(normal)
         assert meanings.setdefault(tuple(normal), request.key()) == request.key()
-        turned += normal != given
+        turned += normal != words
         chained += len(request.relations) == 2
     assert turned > 300
     assert chained > 50

@@ -31,10 +31,10 @@ def test_held_out_renders_are_judged_correct_in_every_category():
     correct, exact = defaultdict(list), []
     for _ in range(600):
         scene = realize(sample_request(rng), rng)
-        found = detect(render(scene))
-        exact.append(sorted((d.shape, d.color) for d in found) == sorted((i.shape, i.color) for i in scene.items))
+        detections = detect(render(scene))
+        exact.append(sorted((d.shape, d.color) for d in detections) == sorted((i.shape, i.color) for i in scene.items))
         request = describe(scene, rng)
-        correct[request.category].append(judge(request, found).correct)
+        correct[request.category].append(judge(request, detections).correct)
     assert {*CATEGORIES, "hard"} == set(correct)
     assert {name: np.mean(values) for name, values in correct.items() if np.mean(values) < 0.98} == {}
     assert np.mean(exact) >= 0.98
@@ -88,8 +88,8 @@ def test_a_scene_satisfies_the_request_it_was_drawn_for():
     for _ in range(200):
         request = describe(realize(sample_request(rng), rng), rng)
         scene = realize(request, rng)
-        found = [Detection(i.shape, i.color, i.x, i.y, (0, 0, 0, 0), 1.0) for i in scene.items]
-        assert judge(request, found).correct, caption(request)
+        detections = [Detection(i.shape, i.color, i.x, i.y, (0, 0, 0, 0), 1.0) for i in scene.items]
+        assert judge(request, detections).correct, caption(request)
 
 
 def test_what_no_scene_holds_is_refused():

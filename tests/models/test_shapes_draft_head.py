@@ -37,20 +37,20 @@ def test_the_shipped_head_is_worth_its_rounds(model, name):
 
 
 def test_two_heads_are_two_runs_even_under_one_path(cli, tmp_path, monkeypatch):
-    own, given = find_model("shapes").heads["eagle"], tmp_path / "head"
+    bundled, copied = find_model("shapes").heads["eagle"], tmp_path / "head"
 
     def run_id(*arguments):
         outcome = cli("run", "--decoder", "eagle", *arguments, "--limit", "1", "--out", tmp_path, "--dry-run", "--json")
         assert outcome.code == 0, outcome.err
         return json.loads(outcome.out)[0]["run_id"]
 
-    shutil.copytree(own, given)
-    first = run_id("--head", given)
+    shutil.copytree(bundled, copied)
+    first = run_id("--head", copied)
     assert first != run_id()
-    head = load_head(head_in(own))
+    head = load_head(head_in(bundled))
     head.fc.bias.data += 0.01
-    save_head(head, given, {})
-    assert run_id("--head", given) != first
+    save_head(head, copied, {})
+    assert run_id("--head", copied) != first
     absent = cli("run", "--decoder", "eagle", "--head", tmp_path / "none", "--limit", "1", "--out", tmp_path)
     assert absent.code == 5 and "no draft head in" in absent.err
     monkeypatch.chdir(tmp_path)

@@ -47,11 +47,11 @@ def test_a_word_has_its_role_wherever_it_stands():
         "a circle and a square",
     ]
     ids = torch.tensor([captions.encode(text) for text in texts])
-    found = [
+    roles = [
         {(captions.VOCABULARY[word], int(role)) for word, role in zip(row, roles, strict=True) if word > 1}
         for row, roles in zip(ids.tolist(), shapes.roles(ids), strict=True)
     ]
-    assert found == [
+    assert roles == [
         {("cross", 1), ("on", 13), ("grainy", 14)},
         {("three", 11), ("red", 0), ("circle", 1), ("on", 13), ("grainy", 14)},
         {("red", 0), ("circle", 1), ("left", 2), ("blue", 3), ("square", 4), ("and", 5), ("above", 5),

@@ -109,19 +109,21 @@ def _raise(error):
     raise error
 
 
-@pytest.mark.parametrize("own", ["", "/bundle.pem"])
-def test_a_python_that_knows_no_certificates_takes_those_of_certifi_or_of_the_user(monkeypatch, own):
-    monkeypatch.setenv("SSL_CERT_FILE", own)
+@pytest.mark.parametrize("file", ["", "/bundle.pem"])
+def test_a_python_that_knows_no_certificates_takes_those_of_certifi_or_of_the_user(monkeypatch, file):
+    monkeypatch.setenv("SSL_CERT_FILE", file)
     monkeypatch.setattr(ssl, "create_default_context", lambda **_: ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
     [handler] = [
-        one for one in downloads._opener.__wrapped__().handlers if isinstance(one, urllib.request.HTTPSHandler)
+        handler
+        for handler in downloads._opener.__wrapped__().handlers
+        if isinstance(handler, urllib.request.HTTPSHandler)
     ]
-    assert bool(handler._context.get_ca_certs()) == (own == "")
+    assert bool(handler._context.get_ca_certs()) == (file == "")
 
 
 def test_files_of_metrics_on_the_hub_follow_its_mirror(monkeypatch):
     monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example/")
-    places = {name: hub_downloads.on_hub_endpoint(one.remote).url for name, one in CHECKPOINTS.items()}
+    places = {name: hub_downloads.on_hub_endpoint(checkpoint.remote).url for name, checkpoint in CHECKPOINTS.items()}
     for name in ("hpsv2-v2.1", "imagereward", "bert-vocabulary"):
         assert places[name].startswith("https://mirror.example/") and "huggingface.co" not in places[name]
     assert places["clip-b16"] == CHECKPOINTS["clip-b16"].remote.url

@@ -29,9 +29,9 @@ def info(name, folder, **choice):
 def stages(tmp_path_factory):
     """(folder, tiny checkpoint, loaded model) of the language model and of the de-tokenizer with the same weights."""
     first, second = tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
-    held = [(first, tar.write(first)), (second, tar.write_detokenizer(second, 64))]
+    pairs = [(first, tar.write(first)), (second, tar.write_detokenizer(second, 64))]
     names = ("tar-1.5b", "tar-dtok-1024")
-    return [(*one, load_model(info(name, one[0]), "cpu", "float32")) for name, one in zip(names, held, strict=True)]
+    return [(*pair, load_model(info(name, pair[0]), "cpu", "float32")) for name, pair in zip(names, pairs, strict=True)]
 
 
 @torch.inference_mode()
@@ -41,9 +41,9 @@ def test_the_condition_is_the_features_of_the_codes_in_the_prompt(stages, codes)
     text = "a cat" + "".join(f"<I{7 * code % tar.CODES}>" for code in range(codes))
     stream = torch.randint(tar.IMAGE_TOKENS, (1, 16), generator=torch.Generator().manual_seed(4))
     session = model.begin(model.encode([text]), 4.0, columns=16)
-    found = session.forward(torch.nn.functional.pad(stream[:, :-1], (1, 0)), torch.arange(16)[None])[0]
+    logits = session.forward(torch.nn.functional.pad(stream[:, :-1], (1, 0)), torch.arange(16)[None])[0]
     c, u = (tiny.logits(text, stream[0, :-1].tolist(), half) for half in (True, False))
-    torch.testing.assert_close(found, u + 4.0 * (c - u), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(logits, u + 4.0 * (c - u), atol=1e-4, rtol=1e-4)
     assert (c - tiny.logits("", stream[0, :-1].tolist(), True)).abs().max() > 0.1, "codes matter"
 
 
@@ -53,15 +53,15 @@ def test_one_run_decodes_both_stages_and_a_second_run_the_same_pictures(stages, 
     pictures, rows = [], []
     asked = tmp_path / "two.txt", "--samples", "2"
     for name, (folder, *_) in zip(("tar-1.5b", "tar-dtok-1024"), stages, strict=True):
-        given = ("--model", name, "--weights", folder, "--prompts", *asked, "--decoder", "sjd", "--window", "4")
-        outcome = cli("run", *fixed, *given)
+        arguments = ("--model", name, "--weights", folder, "--prompts", *asked, "--decoder", "sjd", "--window", "4")
+        outcome = cli("run", *fixed, *arguments)
         assert outcome.code == 0, outcome.err
         run = tmp_path / "results" / json.loads(outcome.out)[0]["run_id"]
         asked = (run,)
         rows.append(pd.read_parquet(run / "samples").sort_values(["prompt_id", "sample"]))
         pictures.append([(run / image).read_bytes() for image in rows[-1]["image"]])
     assert len(pictures[0]) == 4 and sorted(pictures[0]) == sorted(pictures[1])
-    first, second = (one["facts"].map(json.loads) for one in rows)
+    first, second = (table["facts"].map(json.loads) for table in rows)
     assert sorted(fact["stage2_nfe"] for fact in first) == sorted(rows[1]["nfe"])
     assert all(fact["stage2_tested"] > 0 for fact in first) and "stage2_nfe" not in second.iloc[0]
     assert all(fact["stage2_ms"] < ms for fact, ms in zip(first, rows[0]["render_ms"], strict=True))
@@ -86,8 +86,8 @@ def test_the_stages_share_no_noise_and_a_head_drafts_its_own_stage_only(stages):
 
 def test_the_penalty_of_the_file_holds_and_its_other_settings_do_not(tmp_path):
     tar.write(tmp_path, tied=False)
-    held = {"repetition_penalty": 1.1, "top_k": 20, "top_p": 0.8, "temperature": 0.7}
-    (tmp_path / "generation_config.json").write_text(json.dumps(held))
+    settings = {"repetition_penalty": 1.1, "top_k": 20, "top_p": 0.8, "temperature": 0.7}
+    (tmp_path / "generation_config.json").write_text(json.dumps(settings))
     facts = info("tar-7b", tmp_path)
     assert facts.sampling() == Sampling(1.0, 1.0, 1200, 0.95)
     assert load_model(facts, "cpu", "float32").repetition_penalty == 1.1
@@ -125,27 +125,30 @@ def test_a_second_stage_wants_a_run_of_a_first_one(cli, tmp_path):
     assert cli("run", "--model", "shapes", "--decoder", "ar", "--limit", "1", *out).code == 0
     (run,) = tmp_path.glob("shapes-ar-*")
     second = "run", "--model", "tar-dtok-256", "--random-weights", "--scale", "tiny", *out
-    for given, said in (((), "whose prompts are the images"), (("--prompts", run), "no run of a model with a second")):
-        refused = cli(*second, *given)
-        assert refused.code == 2 and said in refused.err and refused.err.count("\n") == 1
+    for arguments, problem in (
+        ((), "whose prompts are the images"),
+        (("--prompts", run), "no run of a model with a second"),
+    ):
+        refused = cli(*second, *arguments)
+        assert refused.code == 2 and problem in refused.err and refused.err.count("\n") == 1
 
 
 def test_files_that_do_not_fit_are_one_line(stages, tmp_path):
     tar.write_detokenizer(tmp_path, 16)
     path = tmp_path / "ar_dtok_lp_256px.pth"
-    held = torch.load(path, weights_only=True)
+    content = torch.load(path, weights_only=True)
     facts = info("tar-dtok-256", tmp_path)
-    for damaged, said in (
+    for damaged, problem in (
         (
             lambda sd: sd.update(abs_pe=sd["abs_pe"][:, :20]),
             "has 20 positions, too few for 16 codes and 16 image tokens",
         ),
         (lambda sd: sd.pop("abs_pe"), "lacks 'abs_pe'"),
     ):
-        changed = {**held["model"], "sd": dict(held["model"]["sd"])}
+        changed = {**content["model"], "sd": dict(content["model"]["sd"])}
         damaged(changed["sd"])
         torch.save({"model": changed}, path)
-        with pytest.raises(SpecbenchError, match=said):
+        with pytest.raises(SpecbenchError, match=problem):
             load_model(facts, "cpu", "float32")
     with pytest.raises(SpecbenchError, match=r"holds Tar's de-tokenizer, not 'tar-1.5b\+tiny'"):
         info("tar-1.5b", tmp_path).files()

@@ -18,10 +18,10 @@ FID = Column("fid", f"{SCORE}fid[pytorch-fid]", "FID", "fid[pytorch-fid]", 2, "l
 
 
 def score(n: int, expected: int | None, metric: str = "fid[pytorch-fid]") -> Measured:
-    found = {"metric": metric, "fingerprint": "f", "value": 243.7, "low": 200.0, "high": 290.0, "n": n}
+    row = {"metric": metric, "fingerprint": "f", "value": 243.7, "low": 200.0, "high": 290.0, "n": n}
     return Measured(
         SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(n)})),
-        bare_row(n=n, scores=[ShownScore.of(found)]),
+        bare_row(n=n, scores=[ShownScore.of(row)]),
         None,
         (),
         None,
@@ -84,10 +84,10 @@ def test_a_stalled_image_is_named_at_the_latency():
     times = [300.0] * 8 + [8000.0]
     run = SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(9), "latency_ms": times}))
     mean, median = (Estimate(ms, None, None) for ms in (1155.6, 300.0))
-    found = bare_row(n=9, latency_ms=mean, latency_p50_ms=median, stalled=Stalled(1, 8000.0))
-    cell = make_cell(row, latency, Measured(run, found, None, (), None, 9), None, None)
+    row_of_run = bare_row(n=9, latency_ms=mean, latency_p50_ms=median, stalled=Stalled(1, 8000.0))
+    cell = make_cell(row, latency, Measured(run, row_of_run, None, (), None, 9), None, None)
     assert any(
         "1 of 9 images stalled, the slowest took 8.00 s where the median is 0.30 s" in note for note in cell.notes
     )
-    calm = Measured(run, replace(found, stalled=None), None, (), None, 9)
+    calm = Measured(run, replace(row_of_run, stalled=None), None, (), None, 9)
     assert not any("stalled" in note for note in make_cell(row, latency, calm, None, None).notes)

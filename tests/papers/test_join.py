@@ -130,8 +130,8 @@ def test_the_best_values_are_bold_and_measured_ones_only_where_they_differ_from_
     assert "| **52.34** |" in printed and "| 6 (0.2) |" in printed, "decimals and bold as the file has them"
     assert "**" not in here, "the speed-up may be chance, and forwards are not tested"
     slow = [generation(4, 400.0, 4.0, tested=(0,), accepted=(0,))] * 9
-    found = {PLAIN: folder(tmp_path / "slow", AR, slow), SPECULATIVE: folder(tmp_path / "slow", SJD, sjd(9))}
-    bold = re.search(r"\| B SJD.*\n(.*)", render_tables([join(TABLE, found)]))[1]
+    runs = {PLAIN: folder(tmp_path / "slow", AR, slow), SPECULATIVE: folder(tmp_path / "slow", SJD, sjd(9))}
+    bold = re.search(r"\| B SJD.*\n(.*)", render_tables([join(TABLE, runs)]))[1]
     assert re.findall(r"\*\*([\d.]+)", bold) == ["9.96"], "the speed-up alone is tested"
     assert r"\textbf{52.34}" in render_tables([done], "latex") and "<b>52.34</b>" in render_tables([done], "html")
     few = render_tables([many(tmp_path / "few", ar=3, sjd=3)])
@@ -184,9 +184,9 @@ def test_a_field_that_must_agree_and_does_not_blanks_the_ratios_and_is_named(tmp
     other = folder(tmp_path, changed(SJD, **CHANGES[field]), sjd(), cpu="Test CPU" if CHANGES[field] else "Another")
     done = join(TABLE, {PLAIN: plain, SPECULATIVE: other})
     for name in ("speedup", "step_ratio"):
-        found = cell(done, "B SJD", name)
-        assert found.value is None and found.difference is None and found.why == f"{field} differs"
-        assert found.why in render_tables([done]) and any(field in note for note in found.notes)
+        ratio = cell(done, "B SJD", name)
+        assert ratio.value is None and ratio.difference is None and ratio.why == f"{field} differs"
+        assert ratio.why in render_tables([done]) and any(field in note for note in ratio.notes)
     assert cell(done, "B SJD", "nfe").value is not None, "what compares with nothing stays"
 
 
@@ -195,9 +195,9 @@ def test_the_interval_of_the_gap_knows_how_few_images_it_has(tmp_path):
     row = report_row(Run(folder(tmp_path, SJD, runs)), [])
     column = Column("nll_gap", "nll_gap", "Gap", None, 3, "none", 1.0, {})
     measured = Measured(Run(tmp_path / SJD.run_id), row, None, (), None)
-    found = make_cell(TABLE.rows[1], column, measured, None, None)
+    gap = make_cell(TABLE.rows[1], column, measured, None, None)
     t_of_seven_degrees = 2.3646242515928
-    assert found.high - found.value == pytest.approx(t_of_seven_degrees * row.nll_gap_se)
+    assert gap.high - gap.value == pytest.approx(t_of_seven_degrees * row.nll_gap_se)
 
 
 def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
@@ -225,19 +225,19 @@ def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("images", "said"),
+    ("images", "note"),
     [([0, 1, 2], None), ([0, 1], "of 2 to 3 of them, from several runs"), ([0, 1, 4], "of 3 each, which differ")],
 )
-def test_a_row_whose_cells_are_of_different_images_says_so(tmp_path, images, said):
+def test_a_row_whose_cells_are_of_different_images_says_so(tmp_path, images, note):
     nfe = next(column for column in TABLE.columns if column.name == "nfe")
     wide = replace(nfe, name="wide nfe", settings={"options": {"window": 5}})
     table = replace(TABLE, rows=TABLE.rows[1:2], columns=(nfe, wide))
-    one, other = table.all_settings()
+    settings, other = table.all_settings()
     narrow = folder(tmp_path, SJD, sjd(3))
     pieces = [item if place in images else None for place, item in enumerate(sjd(5))]
-    done = join(table, {one: narrow, other: folder(tmp_path, tiny.spec("sjd", window=5), pieces)})
+    done = join(table, {settings: narrow, other: folder(tmp_path, tiny.spec("sjd", window=5), pieces)})
     notes = [note for note in done.lines[0].notes if "not of the same images" in note]
-    assert (said is None and not notes) or (said in notes[0] and notes[0] in done.footnotes)
+    assert (note is None and not notes) or (note in notes[0] and notes[0] in done.footnotes)
 
 
 def test_a_score_computed_otherwise_than_its_column_is_refused(joined):
@@ -270,7 +270,7 @@ def test_another_model_or_prompts_in_the_place_of_the_paper_s_show_no_difference
     other = changed(SJD, model="shapes", prompts="shapes")
     done = join(TABLE, {SPECULATIVE: folder(tmp_path, other, sjd())})
     line = next(line for line in done.lines if line.label == "B SJD")
-    assert line.cells["nfe"].value is not None and all(one.difference is None for one in line.cells.values())
+    assert line.cells["nfe"].value is not None and all(value.difference is None for value in line.cells.values())
     assert any("model shapes instead of enumerable, prompts shapes instead of pets" in text for text in done.remarks)
 
 
@@ -340,8 +340,8 @@ def test_a_figure_s_page_has_its_plot_and_loads_nothing(tmp_path):
     assert "| W = 3" in alone and "| paper |" not in alone, "no line of dashes for a figure without printed numbers"
     text = render_tables([done], "html")
     (chart,) = json.loads(re.search('id="charts">(.*?)</script>', text)[1])
-    told = [point["told"] for layer in chart["layers"] for point in layer["points"] if layer["mark"] == "dot"]
-    assert text.count("data-chart=") == 1 and sum("the paper's" in one for one in told) == 2 == len(told) - 2
+    texts = [point["told"] for layer in chart["layers"] for point in layer["points"] if layer["mark"] == "dot"]
+    assert text.count("data-chart=") == 1 and sum("the paper's" in line for line in texts) == 2 == len(texts) - 2
     assert "default-src 'none'" in text and text.count("sha256-") == text.count("<script>") == 2
     assert "data-chart" not in render_tables([join(TABLE, {})], "html"), "a table has no plot"
     nothing = render_tables([join(replace(silent, maps=("top1",)), {})], "html")

@@ -152,11 +152,11 @@ def test_printed_digits_are_kept():
 def test_a_report_is_told_what_papers_print_for_its_cells():
     def row(name, model, options):
         (planned,) = plan_decoders([name], merge(run_settings(), {"model": model}, env={}))
-        found = dict(planned.spec.options)
-        return bare_row(decoder=planned.spec.name, model=model, options=found | options, label=name)
+        published = dict(planned.spec.options)
+        return bare_row(decoder=planned.spec.name, model=model, options=published | options, label=name)
 
-    [own] = printed_beside([row("gsd:G=50", "lumina", {})])  # two other tables repeat it
-    assert own == (
+    [printed] = printed_beside([row("gsd:G=50", "lumina", {})])  # two other tables repeat it
+    assert printed == (
         "Printed for gsd:G=50 (gsd, Table 1, Parti-prompt, window 16): NFE 636.75, latency 24.13 s, speed-up 4.65, "
         "CLIP-Score 32.075; on NVIDIA RTX 3090."
     )
@@ -167,6 +167,6 @@ def test_a_report_is_told_what_papers_print_for_its_cells():
 
 
 def test_a_label_names_what_differs_from_what_is_published_for_the_model():
-    for given, said in (("gsd:G=50", "gsd G=50"), ("gsd:G=50,fresh-q=uniform", "gsd G=50 fresh-q=uniform")):
-        (planned,) = plan_decoders(given.split(","), merge(run_settings(), {"model": "lumina"}, env={}))
-        assert row_label(planned.spec, {}, "lumina+released-rows") == said
+    for decoder, label in (("gsd:G=50", "gsd G=50"), ("gsd:G=50,fresh-q=uniform", "gsd G=50 fresh-q=uniform")):
+        (planned,) = plan_decoders(decoder.split(","), merge(run_settings(), {"model": "lumina"}, env={}))
+        assert row_label(planned.spec, {}, "lumina+released-rows") == label

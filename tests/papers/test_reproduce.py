@@ -61,12 +61,12 @@ def command(flags: Mapping[str, object]) -> list[str]:
 def test_every_table_can_be_asked_for(name, tmp_path):
     """As it stands every row has a plan, or says what must be installed; in small every row has a plan."""
     table = load_table(name)
-    for one in reproduce.plan_table(table, {"out": str(tmp_path)}, env={}):
-        assert one.plan or one.problem.exit_code == MISSING_PREREQUISITE, str(one.problem)
+    for entry in reproduce.plan_table(table, {"out": str(tmp_path)}, env={}):
+        assert entry.plan or entry.problem.exit_code == MISSING_PREREQUISITE, str(entry.problem)
     planned = reproduce.plan_table(table, {"model": "shapes", "limit": "16", "out": str(tmp_path)}, env={})
     rows = estimate(table, planned)
     assert len({row["run_id"] for row in rows}) == len(rows), "a run is listed once"
-    assert {row["decoder"] for row in rows} == {one.settings.decoder for one in planned}
+    assert {row["decoder"] for row in rows} == {entry.settings.decoder for entry in planned}
     for row in rows:
         assert row["problem"] is None and (row["model"], row["done"]) == ("shapes", 0), row
         assert row["images"] % 16 == 0 and row["seconds"] is None
@@ -75,16 +75,16 @@ def test_every_table_can_be_asked_for(name, tmp_path):
 
 
 def test_what_the_table_says_is_what_runs(two):
-    for one in reproduce.plan_table(load_table("gsd-2"), two["flags"], env={"SPECBENCH_DECODER": "ar"}):
-        options = dict(one.plan.decoders[0].spec.options)
-        assert dict(one.settings.options).items() <= options.items() and options["window"] == 16
-        assert one.plan.sampling.guidance == 3.0 and one.plan.sampling.top_k == 2000
+    for row in reproduce.plan_table(load_table("gsd-2"), two["flags"], env={"SPECBENCH_DECODER": "ar"}):
+        options = dict(row.plan.decoders[0].spec.options)
+        assert dict(row.settings.options).items() <= options.items() and options["window"] == 16
+        assert row.plan.sampling.guidance == 3.0 and row.plan.sampling.top_k == 2000
 
 
 def test_traces_are_kept_where_a_column_needs_them(tmp_path):
     def traced(name: str) -> set[bool]:
         planned = reproduce.plan_table(load_table(name), {"model": "shapes", "out": str(tmp_path)}, env={})
-        return {one.plan.trace for one in planned}
+        return {row.plan.trace for row in planned}
 
     assert traced("gsd-fig5") == traced("cool-sd-3") == {True} and traced("gsd-fig2") == {False}
 
@@ -112,8 +112,8 @@ def test_a_table_that_a_signal_stopped_is_shown_without_being_scored(two, monkey
     monkeypatch.setattr(reproduce, "run_table", lambda *_: stopped)
     monkeypatch.setattr(reproduce, "score_table", lambda *_: pytest.fail("scored"))
     settings = Settings(offline=True)
-    found = reproduce.bench_table(load_table("gsd-2"), two["flags"], two["flags"]["out"], settings, env={})
-    assert found.problem is stopped.trouble
+    table = reproduce.bench_table(load_table("gsd-2"), two["flags"], two["flags"]["out"], settings, env={})
+    assert table.problem is stopped.trouble
 
 
 def test_an_estimate_is_the_pace_of_the_recorded_rows(two):
@@ -148,7 +148,7 @@ def test_nothing_that_can_run_is_5_and_names_each_reason_once(cli, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
         (("gsd-3",), "unknown table 'gsd-3'"),
         (("gsd-1", "--model", "shaps"), "did you mean 'shapes'"),
@@ -159,19 +159,19 @@ def test_nothing_that_can_run_is_5_and_names_each_reason_once(cli, tmp_path, mon
         (("gsd-1", "--decoder", "sjd"), "add yours with --with"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_runs(cli, tmp_path, arguments, said):
+def test_bad_input_is_one_line_before_anything_runs(cli, tmp_path, arguments, problem):
     outcome = cli("bench", *arguments, "--out", tmp_path / "results")
-    assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
+    assert outcome.code == 2 and problem in outcome.err and outcome.err.count("\n") == 1
     assert not (tmp_path / "results").exists()
 
 
 def test_a_row_that_cannot_run_does_not_keep_the_others(two):
     planned = reproduce.plan_table(load_table("gsd-2"), two["flags"], env={})
     broken = replace(planned[0], plan=None, problem=SpecbenchError("its head is lost", "", MISSING_PREREQUISITE))
-    said: list[str] = []
-    done = reproduce.run_table([broken, *planned[1:]], warn=said.append)
+    warnings: list[str] = []
+    done = reproduce.run_table([broken, *planned[1:]], warn=warnings.append)
     assert len(done.folders) == len(planned) - 1 and done.found[broken.settings] == "its head is lost"
-    assert said == ["lumina (sjd) not run: its head is lost"]
+    assert warnings == ["lumina (sjd) not run: its head is lost"]
 
 
 def test_a_sweep_decodes_every_combination_once(two, tmp_path, cli):
@@ -179,9 +179,9 @@ def test_a_sweep_decodes_every_combination_once(two, tmp_path, cli):
     sweep = ("run", *command(flags), "--decoder", "ar,gsd", "--sweep", "G=3,10", "--sweep", "window=4,8", "--quiet")
     outcome = cli(*sweep)
     specs = [json.loads((folder / "run.json").read_text())["spec"] for folder in tmp_path.iterdir()]
-    found = sorted((spec["decoder"]["options"]["G"], spec["decoder"]["options"]["window"])
+    values = sorted((spec["decoder"]["options"]["G"], spec["decoder"]["options"]["window"])
                    for spec in specs if spec["decoder"]["name"] == "gsd")  # fmt: skip
-    assert outcome.code == 0 and found == [(3, 4), (3, 8), (10, 4), (10, 8)] and len(specs) == 5, "AR is one run"
+    assert outcome.code == 0 and values == [(3, 4), (3, 8), (10, 4), (10, 8)] and len(specs) == 5, "AR is one run"
     assert len(outcome.out.splitlines()) == 5
     rows = specbench.report(out=tmp_path).to_dict("records")
     assert all(row["n"] == 1 and row["speedup"] > 0 for row in rows)
@@ -190,7 +190,7 @@ def test_a_sweep_decodes_every_combination_once(two, tmp_path, cli):
 
 
 @pytest.mark.parametrize(
-    ("sweep", "said"),
+    ("sweep", "problem"),
     [
         ("G", "no values"),
         ("H=3", "unknown setting to sweep 'H'"),
@@ -199,9 +199,9 @@ def test_a_sweep_decodes_every_combination_once(two, tmp_path, cli):
         ("tau=0.1,0.2", "--tau"),
     ],
 )
-def test_a_bad_sweep_is_refused_in_one_line(cli, tmp_path, sweep, said):
+def test_a_bad_sweep_is_refused_in_one_line(cli, tmp_path, sweep, problem):
     outcome = cli("run", "--decoder", "gsd", "--sweep", sweep, "--out", tmp_path / "results")
-    assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
+    assert outcome.code == 2 and problem in outcome.err and outcome.err.count("\n") == 1
     again = cli("run", "--decoder", "gsd:G=5", "--sweep", "G=3,4", "--out", tmp_path / "results")
     assert again.code == 2 and "changes nothing here" in again.err
 
@@ -242,9 +242,9 @@ def at_every_k(tmp_path: Path, prompts: int = 2) -> Path:
     """Runs of every row of sjd-6 at every K in the place of Lumina-mGPT, each with a score of its own."""
     cells = reproduce.resolve_cells(load_table("sjd-6"), {"model": "shapes", "out": str(tmp_path)}, env={})
     for place, cell in enumerate(cells):
-        wanted = wanted_fields(cell.values)
+        stated = wanted_fields(cell.values)
         (planned,) = plan_decoders(cell.values["decoder"].value, cell.values)
-        fields = {name: wanted[name] for name in ("model", "prompts", "seed", "batch", "sampling")}
+        fields = {name: stated[name] for name in ("model", "prompts", "seed", "batch", "sampling")}
         spec = replace(synthetic.SJD, decoder=planned.spec, **fields)
         run = synthetic.folder(tmp_path, spec, synthetic.sjd(prompts))
         score = {"metric": "shapes-clip", "value": place / 10, "low": None, "high": None, "n": 2, "images": 2}
@@ -258,8 +258,8 @@ def test_scores_of_a_swept_row_stand_beside_each_of_its_columns(tmp_path):
     done = measured_table(load_table("sjd-6"), model="shapes", out=at_every_k(tmp_path))
     headers = [column.header for column in done.table.columns]
     assert headers[-3:] == ["shapes clip, K = 10", "shapes clip, K = 100", "shapes clip, K = 2000"]
-    found = [line.cells[column.name] for line in done.lines for column in done.table.columns]
-    assert all(cell.why is None and cell.value is not None for cell in found)
+    cells = [line.cells[column.name] for line in done.lines for column in done.table.columns]
+    assert all(cell.why is None and cell.value is not None for cell in cells)
 
 
 def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
@@ -269,9 +269,9 @@ def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
     assert len({line.label for line in done.lines}) == len(done.lines)
     assert done.lines[0].label == "ar" and all(cell.paper is None for cell in done.lines[0].cells.values())
     assert any("rows of the paper are" in note for note in done.table.notes)
-    own = measured_table(table, out=tmp_path)
-    assert len(own.lines) == len(table.rows)
-    assert "**" in re.sub(r"\| \*\*", "", table_markdown(own))
+    joined = measured_table(table, out=tmp_path)
+    assert len(joined.lines) == len(table.rows)
+    assert "**" in re.sub(r"\| \*\*", "", table_markdown(joined))
     left_over = measured_table(load_table("gsd-1"), model="shapes", out=tmp_path)
     assert all(cell.paper is None for line in left_over.lines for cell in line.cells.values())
     labels = [line.label for line in left_over.lines]
@@ -322,18 +322,18 @@ def test_the_run_lines_of_a_dry_run_decode_the_same_runs_and_shards_share_them(c
     rows = json.loads(cli(*bench, "--json").out)
     lines = cli(*bench).out.partition("without scores and table:\n")[2].splitlines()
     typed = [cli(*line.split()[1:], "--dry-run", "--json") for line in lines if line]
-    found = {row["run_id"] for outcome in typed for row in json.loads(outcome.out)}
-    assert found == {row["run_id"] for row in rows} and len(found) > 10
+    run_ids = {row["run_id"] for outcome in typed for row in json.loads(outcome.out)}
+    assert run_ids == {row["run_id"] for row in rows} and len(run_ids) > 10
     part = json.loads(cli(*bench, "--shard", "2/2", "--json").out)
-    assert {row["run_id"] for row in part} == found and {row["images"] for row in part} == {1}
+    assert {row["run_id"] for row in part} == run_ids and {row["images"] for row in part} == {1}
 
 
 def test_a_decoder_of_ones_own_stands_in_each_group_with_the_papers_settings(cli, tmp_path):
     bench = ["bench", "gsd-1", "--with", "scd-mc:refine=gumbel", "--limit", "2", "--dry-run", "--json", "--out"]
     rows = json.loads(cli(*bench, tmp_path).out)
-    own, sjd = ([row for row in rows if row["decoder"] == name] for name in ("scd-mc", "sjd"))
-    assert [row["prompts"] for row in own] == ["parti", "coco"] == [row["prompts"] for row in sjd]
-    assert own[0]["options"] == {"refine": "gumbel"} | sjd[0]["options"] and own[0]["top_k"] == 2000
+    added, sjd = ([row for row in rows if row["decoder"] == name] for name in ("scd-mc", "sjd"))
+    assert [row["prompts"] for row in added] == ["parti", "coco"] == [row["prompts"] for row in sjd]
+    assert added[0]["options"] == {"refine": "gumbel"} | sjd[0]["options"] and added[0]["top_k"] == 2000
     labels = [row["rows"] for row in json.loads(cli(*bench, tmp_path, "--model", "shapes").out)]
     assert "scd-mc:refine=gumbel" in labels and "sjd" in labels, "its name as typed, and a decoder's"
 
@@ -375,5 +375,5 @@ def test_the_seeds_of_a_paper_are_runs_of_one_line_and_a_flag_chooses_one_of_the
     assert line.endswith("--sweep seed=42,43,44,45,46")
     typed = json.loads(cli(*line.split()[1:], "--dry-run", "--json").out)
     assert {row["run_id"] for row in typed} == {row["run_id"] for row in rows}
-    (one,) = {row["seed"] for row in json.loads(cli(*bench, "--seed", "44", "--json").out)}
-    assert one == 44 and "Chosen: seed" not in cli(*bench, "--seed", "44").out
+    (seed,) = {row["seed"] for row in json.loads(cli(*bench, "--seed", "44", "--json").out)}
+    assert seed == 44 and "Chosen: seed" not in cli(*bench, "--seed", "44").out

@@ -39,9 +39,9 @@ def test_the_released_code_s_convention_counts_where_a_row_takes_it():
     by_init = {case["options"].get("init"): case["options"].get("fresh-q") for case in rows}
     assert by_init.pop(None) == by_init.pop("uniform") == "onehot" and by_init and set(by_init.values()) == {None}
     (reason,) = conventions()["chosen"].values()
-    said = {name: [text for row in load_table(name).rows for text in row.chosen] for name in ("gsd-1", "cool-sd-1")}
-    assert f"Chosen: fresh-q = onehot: {reason}." in said["gsd-1"]
-    assert not any(reason in text for text in said["cool-sd-1"])
+    chosen = {name: [text for row in load_table(name).rows for text in row.chosen] for name in ("gsd-1", "cool-sd-1")}
+    assert f"Chosen: fresh-q = onehot: {reason}." in chosen["gsd-1"]
+    assert not any(reason in text for text in chosen["cool-sd-1"])
 
 
 def test_what_was_chosen_stands_with_its_value_and_reason_where_it_counts(tmp_path):
@@ -61,25 +61,25 @@ def test_the_tables_run_what_the_papers_ran():
         return {f"{row.group} {row.label}": (dict(row.settings), " ".join(row.chosen)) for row in load_table(name).rows}
 
     for name in ("sjd-1", "sjd-7", "gsd-1", "sjdpp-5"):
-        for settings, said in rows(name).values():
+        for settings, text in rows(name).values():
             if settings["model"] in ("lumina", "anole"):
-                assert settings["guidance_rows"] == "released" and "Chosen: guidance-rows = released: " in said
-    for settings, said in rows("sjd-4").values():
-        assert settings["prompt_form"] == "released" and "Chosen: prompt-form = released: " in said
+                assert settings["guidance_rows"] == "released" and "Chosen: guidance-rows = released: " in text
+    for settings, text in rows("sjd-4").values():
+        assert settings["prompt_form"] == "released" and "Chosen: prompt-form = released: " in text
     for name in ("sjdpp-1", "sjdpp-2", "sjdpp-3", "sjdpp-4", "sjdpp-5", "sjdpp-6", "sjdpp-7", "sjdpp-10"):
         reused = [both for both in rows(name).values() if both[0]["decoder"] == "sjd++"]
         assert reused and all(settings["options"]["init"] == "left-sample" for settings, _ in reused)
-        assert all("Chosen: init = left-sample: section 4.2" in said for _, said in reused)
+        assert all("Chosen: init = left-sample: section 4.2" in text for _, text in reused)
     ours = [both for label, both in rows("sjd-7").items() if label.startswith("Ours")]
-    assert ours and all("Chosen: init = left-sample: whether 'ours'" in said for _, said in ours)
-    for table in (one for one in load_tables() if one.paper == "cool-sd"):
+    assert ours and all("Chosen: init = left-sample: whether 'ours'" in text for _, text in ours)
+    for table in (table for table in load_tables() if table.paper == "cool-sd"):
         for row in table.rows:
-            said = any("equation 16 is reconstructed" in text for text in row.chosen)
-            assert said == (row.settings["decoder"] == "cool-sd"), (table.name, row.label)
+            text = any("equation 16 is reconstructed" in text for text in row.chosen)
+            assert text == (row.settings["decoder"] == "cool-sd"), (table.name, row.label)
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "problem"),
     [
         ({"source": None}, "source: missing"),
         ({"colums": "[]"}, "colums: unknown field 'colums'"),
@@ -118,10 +118,10 @@ def test_the_tables_run_what_the_papers_ran():
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_a_bad_one_is_refused_by_file_and_field(tmp_path, changed, said):
+def test_a_bad_one_is_refused_by_file_and_field(tmp_path, changed, problem):
     with pytest.raises(SpecbenchError) as refused:
         read_table(written(tmp_path, **changed))
-    assert str(refused.value).startswith(f"mine.toml: {said}") and "\n" not in str(refused.value)
+    assert str(refused.value).startswith(f"mine.toml: {problem}") and "\n" not in str(refused.value)
 
 
 def test_what_is_no_toml_is_refused(tmp_path):

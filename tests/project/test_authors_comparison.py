@@ -137,9 +137,9 @@ def test_a_package_that_is_not_there_comes_with_the_commands_that_install_it(tmp
 
 
 def test_every_metric_of_an_authors_package_names_it():
-    found = {name: cross_check.package_of(name) for name in METRICS}
-    assert set(found.values()) == {None, *cross_check.AUTHORS_PACKAGES}
-    assert found["fid[clean+center256]"] == "clean-fid" and found["fid[pytorch-fid+center256]"] is None
+    packages = {name: cross_check.package_of(name) for name in METRICS}
+    assert set(packages.values()) == {None, *cross_check.AUTHORS_PACKAGES}
+    assert packages["fid[clean+center256]"] == "clean-fid" and packages["fid[pytorch-fid+center256]"] is None
 
 
 CAPTIONS = ["a red cat", "blue dogs " * 40, "a photo"]
@@ -151,7 +151,7 @@ def checked(monkeypatch, images: Images, metric, **extra: object) -> dict:
     python = python_with(cross_check.package_of(metric.name))
     score([images], metric)
     plain = cross_check._request
-    monkeypatch.setattr(cross_check, "_request", lambda *given: plain(*given) | extra)
+    monkeypatch.setattr(cross_check, "_request", lambda *arguments: plain(*arguments) | extra)
     return cross_check.check_by_package(images, metric, python)
 
 

@@ -68,19 +68,19 @@ def commands_in(text: str) -> list[str]:
 
 @by_page
 def test_every_command_and_flag_in_it_exists(page):
-    known = {
+    flags_of = {
         name: {flag for p in command.params for flag in [*p.opts, *p.secondary_opts]}
         for name, command in refresh_docs._commands()
     }
-    groups = {name.split()[0] for name in known if " " in name}
+    groups = {name.split()[0] for name in flags_of if " " in name}
     for line in commands_in(page.read_text()):
-        found = re.match(r"(?:\$ )?specbench ([a-z][a-z-]*)( [a-z]+)?(.*)", line.split("  #")[0])
-        if found is None:
+        command = re.match(r"(?:\$ )?specbench ([a-z][a-z-]*)( [a-z]+)?(.*)", line.split("  #")[0])
+        if command is None:
             continue
-        name = f"{found[1]}{found[2]}" if found[1] in groups else found[1]
-        assert name in known, line
-        flags = set(re.findall(r"(?<=\s)--[A-Za-z][\w-]*", found[0]))
-        assert flags <= known[name] | {"--help"}, line
+        name = f"{command[1]}{command[2]}" if command[1] in groups else command[1]
+        assert name in flags_of, line
+        flags = set(re.findall(r"(?<=\s)--[A-Za-z][\w-]*", command[0]))
+        assert flags <= flags_of[name] | {"--help"}, line
 
 
 @by_page
@@ -145,10 +145,10 @@ def test_columns_and_keys_of_stored_runs_are_documented():
     for path in sorted((ROOT / "results" / "older").glob("*/run.json")):
         info = json.loads(path.read_text())
         spec = info["spec"]
-        found = {*info, *(f"spec.{name}" for name in spec), *(f"spec.decoder.{name}" for name in spec["decoder"])}
-        found |= {f"spec.sampling.{name}" for name in spec["sampling"]}
-        found |= {f"invocations[].{name}" for call in info["invocations"] for name in call}
-        assert found <= keys.keys(), path
+        names = {*info, *(f"spec.{name}" for name in spec), *(f"spec.decoder.{name}" for name in spec["decoder"])}
+        names |= {f"spec.sampling.{name}" for name in spec["sampling"]}
+        names |= {f"invocations[].{name}" for call in info["invocations"] for name in call}
+        assert names <= keys.keys(), path
         for samples in (path.parent / "samples").glob("*.parquet"):
             assert set(pq.read_schema(samples).names) <= {
                 *documented("samples/*.parquet"),

@@ -56,7 +56,7 @@ def test_the_drafter_saves_steps_and_the_model_reads_its_prompts(plugin, runs):
     ar, predictive = (load(run, out=runs / "results").set_index(["prompt_id", "sample"]) for run in NAMES)
     tokens = ar["tokens"].map(list)
     assert tokens.equals(predictive["tokens"].map(list))
-    mean = tokens.map(lambda one: sum(one) / len(one)).groupby("prompt_id").mean()
+    mean = tokens.map(lambda values: sum(values) / len(values)).groupby("prompt_id").mean()
     assert mean["night"] + 4 < mean["dusk"] < mean["noon"] - 2, mean
 
 

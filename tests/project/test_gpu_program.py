@@ -38,7 +38,7 @@ def prove(program, monkeypatch):
     return lambda results, names, minutes=None: program.prove(results, names, minutes, here)
 
 
-def told(what, verdict="told"):
+def claim(what, verdict="told"):
     return {"what": what, "value": 1, "goal": "-", "verdict": verdict}
 
 
@@ -57,8 +57,8 @@ def test_parts_give_claims_and_a_broken_one_is_a_row(program, prove, tmp_path, m
     assert raw["parts"] == json.loads(json.dumps(results.found)) and raw["versions"]["torch"]
     assert copy.read_text() == here.read_text()
     claims = {part["part"]: part["claims"] for part in results.found}
-    assert [one["verdict"] for one in claims.pop("families")] == ["failed"]
-    assert all(one["verdict"] != "failed" for of_part in claims.values() for one in of_part), claims
+    assert [claim["verdict"] for claim in claims.pop("families")] == ["failed"]
+    assert all(claim["verdict"] != "failed" for of_part in claims.values() for claim in of_part), claims
     assert claims["repeats"][0]["verdict"] == "met"
     shown = (results.folders[0] / "report.md").read_text()
     assert "| families | the part runs to its end | RuntimeError: planted | - | failed |" in shown
@@ -73,7 +73,7 @@ def test_the_queue_goes_on_where_it_stopped(program, tmp_path, monkeypatch):
             ran.append(name)
             if name == "fails" and ran.count(name) == 1:
                 raise RuntimeError("planted")
-            return [told(name)], []
+            return [claim(name)], []
 
         return program.PARTS["energy"]._replace(run=run, seconds=60 if name == "long" else 1)
 
@@ -82,7 +82,7 @@ def test_the_queue_goes_on_where_it_stopped(program, tmp_path, monkeypatch):
     results = program.Results("cpu", "tiny", [tmp_path])
 
     def queue(names=(), minutes=0.5):
-        return program.prove(results, names, minutes, lambda *given: program.pieces(*given[:3]))
+        return program.prove(results, names, minutes, lambda *arguments: program.pieces(*arguments[:3]))
 
     assert queue() == ["long"] and ran == ["quick", "fails"]
     assert queue() == [] and ran[2:] == ["long", "fails"]  # the first of a call runs, whatever it may take
@@ -107,9 +107,9 @@ class Card:
         takes = self.share * self._limits[name].seconds
         self.ends[name] = began + min(takes, seconds)
         self.now = max(self.now, self.ends[name])
-        yield {"claims": [told(name)], "rows": []}
+        yield {"claims": [claim(name)], "rows": []}
         if takes > seconds:
-            yield {"claims": [told("cut", "failed")], "rows": []}
+            yield {"claims": [claim("cut", "failed")], "rows": []}
         yield {"claims": [], "rows": [], "files": ["dev/gpu/prove.py"]}
 
 
@@ -184,8 +184,8 @@ def test_the_other_engine_draws_the_tokens_of_ar(program):
 
     model, greedy = random_llama("cpu", SCALES["tiny"]), Sampling(3.0, 1.0, 1)
     [image] = decode(model, [Request("", "gpu")], resolve("ar"), greedy, 0, render=False)
-    found, _ = PlainLoop(model, greedy, False).decode(model.layout.length)
-    assert torch.cat(found).tolist() == image.tokens.tolist() and len(set(image.tokens.tolist())) > 2
+    tokens, _ = PlainLoop(model, greedy, False).decode(model.layout.length)
+    assert torch.cat(tokens).tolist() == image.tokens.tolist() and len(set(image.tokens.tolist())) > 2
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
@@ -202,5 +202,5 @@ def test_the_whole_program_runs_on_a_cpu(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, timeout=1300)
     assert done.returncode == 0, done.stderr
     raw = json.loads(next(tmp_path.rglob("raw.json")).read_text())
-    verdicts = {part["part"]: {one["verdict"] for one in part["claims"]} for part in raw["parts"]}
+    verdicts = {part["part"]: {claim["verdict"] for claim in part["claims"]} for part in raw["parts"]}
     assert "failed" not in set().union(*verdicts.values()) and "met" in verdicts["exactness"] & verdicts["memory"]

@@ -35,9 +35,9 @@ def test_no_package_and_its_own_modules_import_each_other():
     for start in imports:
         seen, queue = set(), [start]
         while queue:
-            for found in imports[queue.pop()] - seen:
-                seen.add(found)
-                queue.append(found)
+            for module in imports[queue.pop()] - seen:
+                seen.add(module)
+                queue.append(module)
         reached[start] = seen
     assert not [module for module, seen in reached.items() if module in seen]
 
@@ -66,8 +66,14 @@ def unexplained(source: str) -> list[int]:
     lines = source.splitlines()
     if any(line.startswith(MODULE_REASON) for line in lines):
         return []
-    functions = (one for one in ast.walk(ast.parse(source)) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
-    imports = {node for one in functions for node in ast.walk(one) if isinstance(node, ast.Import | ast.ImportFrom)}
+    functions = (
+        function
+        for function in ast.walk(ast.parse(source))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
+    imports = {
+        node for function in functions for node in ast.walk(function) if isinstance(node, ast.Import | ast.ImportFrom)
+    }
     blocks: list[list[int]] = []
     for first, last in sorted((node.lineno, node.end_lineno) for node in imports):
         if blocks and blocks[-1][1] + 1 == first:
@@ -84,5 +90,5 @@ def unexplained(source: str) -> list[int]:
 def test_every_import_inside_a_function_has_its_reason():
     packages = [path.parent for path in (ROOT / "specbench").glob("*/__init__.py") if MODULE_REASON in path.read_text()]
     paths = sorted(path for path in (ROOT / "specbench").rglob("*.py") if path.parent not in packages)
-    found = {path: unexplained(path.read_text()) for path in paths}
-    assert not {str(path): lines for path, lines in found.items() if lines}
+    unreasoned = {path: unexplained(path.read_text()) for path in paths}
+    assert not {str(path): lines for path, lines in unreasoned.items() if lines}

@@ -35,13 +35,13 @@ def noise(seed, size):
 
 def test_equivalence_is_two_one_sided_t_tests_over_prompts():
     gaps, prompts = noise(1, 0.2) + 0.004, np.repeat(range(PROMPTS), SAMPLES)
-    found = LOSSY["equivalence"](gaps, prompts, 0.03)
+    result = LOSSY["equivalence"](gaps, prompts, 0.03)
     means = gaps.reshape(PROMPTS, SAMPLES).mean(1)
     below = stats.ttest_1samp(means, -0.03, alternative="greater").pvalue
     above = stats.ttest_1samp(means, 0.03, alternative="less").pvalue
-    assert found["p"] == pytest.approx(max(below, above))
+    assert result["p"] == pytest.approx(max(below, above))
     low, high = stats.ttest_1samp(means, 0).confidence_interval(0.90)
-    assert (found["low"], found["high"]) == pytest.approx((low, high))
+    assert (result["low"], result["high"]) == pytest.approx((low, high))
 
 
 def test_verdicts_and_front():

@@ -21,7 +21,7 @@ _SHOWN = re.compile(r"!\[[^]]*\]\(([^)\s]+)\)|<img[^>]+src=\"([^\"]+)\"")
 
 def shown(document: Path) -> set[Path]:
     """Pictures that a document shows, by their path in the repository."""
-    targets = (target for found in _SHOWN.findall(document.read_text(encoding="utf-8")) for target in found if target)
+    targets = (target for groups in _SHOWN.findall(document.read_text(encoding="utf-8")) for target in groups if target)
     return {Path(os.path.normpath(document.parent / target)).relative_to(ROOT) for target in targets}
 
 
@@ -32,9 +32,9 @@ def drawn() -> dict:
 
 
 def test_every_picture_in_the_documents_is_drawn_by_one_command(drawn):
-    found = {document: shown(document) for document in DOCUMENTS}
-    assert len(set().union(*found.values())) >= 5, "the documents show pictures"
-    for document, pictures in found.items():
+    pictures_of = {document: shown(document) for document in DOCUMENTS}
+    assert len(set().union(*pictures_of.values())) >= 5, "the documents show pictures"
+    for document, pictures in pictures_of.items():
         assert pictures <= set(drawn), f"{document} shows what `make pictures` does not draw"
     assert all((ROOT / place).is_file() for place in drawn)
 

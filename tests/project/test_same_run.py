@@ -67,16 +67,16 @@ def observed(monkeypatch, out: Path, spec: RunSpec, change) -> str:
 
 def set_in(info: dict, name: str, value: object) -> None:
     *path, last = name.split(".")
-    held = info["invocations"][0]
+    place = info["invocations"][0]
     for part in path:
-        held = held[part]
-    held[last] = value
+        place = place[part]
+    place[last] = value
 
 
 def test_the_table_lists_every_field_of_a_run_once():
     assert {f"spec.{name}" for name in RunSpec.__dataclass_fields__} <= STATED.keys()
-    held = {"versions": environment.versions(), "hardware": environment.hardware()}
-    assert {f"invocations[].{kind}.{name}" for kind, found in held.items() for name in found} <= STATED.keys()
+    facts = {"versions": environment.versions(), "hardware": environment.hardware()}
+    assert {f"invocations[].{kind}.{name}" for kind, names in facts.items() for name in names} <= STATED.keys()
     tried = {f"spec.{name}" for name in SPECS} | {f"invocations[].{name}" for name in CALLS}
     assert STATED.keys() - tried == {
         "commits", "comments of a plug-in", "order of the prompts", "code of a metric", "a copy of a run's folder"
@@ -95,20 +95,20 @@ def test_a_changed_setting_has_the_stated_effect(name):
 def test_a_changed_fact_of_an_invocation_has_the_stated_effect(tmp_path, name, monkeypatch):
     spec = replace(SJD, device="cuda") if name in ON_GPU else SJD
     spec = replace(spec, dtype="int8wo") if name == "versions.torchao" else spec
-    found = observed(monkeypatch, tmp_path, spec, lambda info: set_in(info, name, CALLS[name]))
-    assert found == STATED[f"invocations[].{name}"]
+    effect = observed(monkeypatch, tmp_path, spec, lambda info: set_in(info, name, CALLS[name]))
+    assert effect == STATED[f"invocations[].{name}"]
 
 
 def test_the_other_inputs_have_the_stated_effects(tmp_path, monkeypatch):
     change = lambda info: info.update(commits={"me/mine": "f" * 40})  # noqa: E731
-    found = {"commits": observed(monkeypatch, tmp_path / "a", SJD, change)}
+    effects = {"commits": observed(monkeypatch, tmp_path / "a", SJD, change)}
     place = tmp_path / "a" / SJD.run_id
     shutil.copytree(place, place.parent / "copy")
-    found["a copy of a run's folder"] = "told" if report(tmp_path / "a")[0][1].copies else "ignored"
+    effects["a copy of a run's folder"] = "told" if report(tmp_path / "a")[0][1].copies else "ignored"
 
     mine = [Prompt("1", "a cat"), Prompt("2", "a dog")]
     same = build_prompt_set("mine", mine).sha256 == build_prompt_set("mine", mine[::-1]).sha256
-    found["order of the prompts"] = "ignored" if same else "another run"
+    effects["order of the prompts"] = "ignored" if same else "another run"
 
     monkeypatch.syspath_prepend(tmp_path)
     text = (Path(__file__).parents[2] / "docs/examples/plugin/toy_plugin/contrast.py").read_text()
@@ -119,6 +119,6 @@ def test_the_other_inputs_have_the_stated_effects(tmp_path, monkeypatch):
         digests.append(code_of(["contrast:Contrast"]).digest)
         scores.append(made_score(metric("contrast:Contrast")(Settings())).fingerprint)
     sys.modules.pop("contrast", None)
-    found["comments of a plug-in"] = "ignored" if digests[0] == digests[1] else "another run"
-    found["code of a metric"] = "another score" if scores[0] == scores[1] != scores[2] else "ignored"
-    assert found == {name: STATED[name] for name in found}
+    effects["comments of a plug-in"] = "ignored" if digests[0] == digests[1] else "another run"
+    effects["code of a metric"] = "another score" if scores[0] == scores[1] != scores[2] else "ignored"
+    assert effects == {name: STATED[name] for name in effects}

@@ -37,8 +37,8 @@ def test_every_prompt_is_held_out_and_means_its_scene(name):
 
 
 def test_the_standard_set_has_300_prompts_in_6_categories():
-    found = Counter(line["category"] for line in lines("shapes"))
-    assert set(found) == set(CATEGORIES) and sum(found.values()) >= 300
+    counts = Counter(line["category"] for line in lines("shapes"))
+    assert set(counts) == set(CATEGORIES) and sum(counts.values()) >= 300
     assert {line["category"] for line in lines("shapes")[:6]} == set(CATEGORIES)
     assert all(len(line["scene"]["relations"]) == 2 for line in lines("shapes-hard"))
     ids = [line["id"] for name in ("shapes", "shapes-hard") for line in lines(name)]

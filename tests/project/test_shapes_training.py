@@ -43,8 +43,8 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(trainer, tmp_path):
     second = trainer("parts")
     assert second.samples == 12
     assert second.run()
-    for one, other in zip(whole.averaged.parameters(), second.averaged.parameters(), strict=True):
-        assert torch.allclose(one, other, atol=1e-6)
+    for weight, other in zip(whole.averaged.parameters(), second.averaged.parameters(), strict=True):
+        assert torch.allclose(weight, other, atol=1e-6)
     rows = [json.loads(line) for line in (tmp_path / "parts" / "ar.jsonl").read_text().splitlines()]
     assert rows[-1]["samples"] == PLAN.samples
 
@@ -74,6 +74,6 @@ def test_a_run_goes_on_from_its_exported_state(trainer, tmp_path):
     assert second.samples == first.samples == 12
     for name, tolerance in (("network", 1e-2), ("averaged", 1e-3), ("auxiliary", 1e-3)):
         pairs = zip(getattr(first, name).parameters(), getattr(second, name).parameters(), strict=True)
-        assert all(torch.allclose(one, other, rtol=tolerance, atol=1e-4) for one, other in pairs)
+        assert all(torch.allclose(weight, other, rtol=tolerance, atol=1e-4) for weight, other in pairs)
     assert second.rate() == PLAN.batch / PLAN.warmup  # warm-up, as the optimizers start anew
     assert second.run() and second.samples == PLAN.samples

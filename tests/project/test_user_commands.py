@@ -56,11 +56,11 @@ def typed(hub: Hub, home: Path, line: str, **variables: str) -> subprocess.Compl
 def test_run_score_and_report_as_typed(hub, tmp_path):
     ran = typed(hub, tmp_path, "specbench run --model llamagen --decoder gsd --G 50 --limit 2")
     assert ran.returncode == 0, ran.stderr
-    said = ran.stderr.splitlines()
-    assert "downloading prompts of parti" in said[0]
-    assert said[1].startswith("llamagen (bfloat16, cpu): 2 prompts of parti, 2 images with gsd")
-    assert said[2].startswith("baseline for the speed-up: ar on the first 2 prompts")
-    assert [line.split(",")[0] for line in said[3:5]] == [
+    lines = ran.stderr.splitlines()
+    assert "downloading prompts of parti" in lines[0]
+    assert lines[1].startswith("llamagen (bfloat16, cpu): 2 prompts of parti, 2 images with gsd")
+    assert lines[2].startswith("baseline for the speed-up: ar on the first 2 prompts")
+    assert [line.split(",")[0] for line in lines[3:5]] == [
         "downloading peizesun/llamagen_t2i", "downloading google/flan-t5-xl"
     ]  # fmt: skip
     scored = typed(hub, tmp_path, "specbench score")
@@ -95,19 +95,19 @@ def test_protocols_and_beforehand_downloads_as_typed(hub, tmp_path):
     assert ran.returncode == 0, ran.stderr
     scored = typed(hub, tmp_path, "specbench score --protocol cool-sd --json", HF_HUB_OFFLINE="1")
     assert scored.returncode == 0, scored.stderr
-    found = {row["metric"] for row in json.loads(scored.stdout)}
-    assert found >= {"clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"}
-    assert "fid[clean+center256]" not in found, "PartiPrompts have no reference images"
+    metrics = {row["metric"] for row in json.loads(scored.stdout)}
+    assert metrics >= {"clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"}
+    assert "fid[clean+center256]" not in metrics, "PartiPrompts have no reference images"
 
 
 def test_a_table_from_an_empty_cache_in_one_command(hub, tmp_path):
     official_hub.serve(hub, tmp_path / "repositories", ["lumina"])
     bench = typed(hub, tmp_path, "specbench bench gsd-1 --limit 1 --samples 1")
     assert bench.returncode == 0, bench.stderr
-    said = bench.stderr.splitlines()
-    loaded = next(number for number, line in enumerate(said) if line.startswith("loading"))
-    assert not any(line.startswith("downloading") for line in said[loaded:]), "all of it before the first image"
-    assert sum(line.startswith("downloading") for line in said) == 7, bench.stderr
+    lines = bench.stderr.splitlines()
+    loaded = next(number for number, line in enumerate(lines) if line.startswith("loading"))
+    assert not any(line.startswith("downloading") for line in lines[loaded:]), "all of it before the first image"
+    assert sum(line.startswith("downloading") for line in lines) == 7, bench.stderr
     rows = [line for line in bench.stdout.splitlines() if line.startswith("| C GSD") or "GSD" in line.split("|")[1:2]]
     assert rows or "GSD" in bench.stdout
 

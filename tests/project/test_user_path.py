@@ -62,11 +62,11 @@ def test_from_a_checkpoint_and_published_prompts_to_a_scored_report(name, machin
     assert cli("fetch", name, "--from", copies).code == 0
     model = ("--model", "lumina", "--weights", "TINY", "--scale", "tiny")
     ready = cli("doctor", *model, "--protocol", "sjd", "--json")
-    found = {row["name"]: (row["status"], row["fix"]) for row in json.loads(ready.out)}
-    status, fix = found.pop("metric fid[pytorch-fid]")
+    checks = {row["name"]: (row["status"], row["fix"]) for row in json.loads(ready.out)}
+    status, fix = checks.pop("metric fid[pytorch-fid]")
     assert status == "missing" and "--reference" in fix, "the weights are there, COCO's images are not"
     for prerequisite in ("model lumina+tiny", "metric clip[b16+299]", "metric hpsv2[v2.1]"):
-        assert found[prerequisite] == ("ok", "")
+        assert checks[prerequisite] == ("ok", "")
 
     ran = cli("run", *model, "--decoder", "ar,gsd", "--G", "50", "--prompts", SETS[name], "--limit", "2")
     assert ran.code == 0 and len(ran.out.split()) == 2, ran.err
@@ -86,6 +86,6 @@ def test_from_a_checkpoint_and_published_prompts_to_a_scored_report(name, machin
     table = next(line for line in report.splitlines() if line.startswith("| decoder") and "lossless" in line)
     assert {heading.rstrip(" ↑↓") for heading in table.strip("| ").split(" | ")} >= PROTOCOL
     definitions = {line.partition(":")[0][2:]: line for line in report.splitlines() if line.startswith("- ")}
-    assert definitions.keys() >= PROTOCOL and "interval" not in "".join(definitions[one] for one in PROTOCOL)
+    assert definitions.keys() >= PROTOCOL and "interval" not in "".join(definitions[metric] for metric in PROTOCOL)
     assert cli("report", "--all", "--explain", "--format", "markdown", "--to", "report.md").code == 0
     assert (machine / "report.md").read_text().strip() == report.strip()

@@ -186,12 +186,12 @@ def test_every_set_is_listed_before_it_is_fetched(cli):
 
 
 @pytest.mark.parametrize(
-    ("typed", "rows", "told"),
+    ("typed", "rows", "note"),
     [("OneIG", 6, "Not on this disk: specbench fetch oneig"), ("shapes", 1, "specbench prompts show shapes")],
 )
-def test_a_set_is_listed_alone_with_its_categories_and_the_next_command(typed, rows, told, cli):
+def test_a_set_is_listed_alone_with_its_categories_and_the_next_command(typed, rows, note, cli):
     outcome = cli("list", "prompts", typed)
-    assert outcome.code == 0 and outcome.out.count("\n") == 2 + rows and told in outcome.err
+    assert outcome.code == 0 and outcome.out.count("\n") == 2 + rows and note in outcome.err
 
 
 @pytest.mark.parametrize("command", ["list prompts", "prompts show", "fetch"])

@@ -68,12 +68,12 @@ def test_every_line_end_and_delimiter_gives_the_same_prompts(tmp_path, end, deli
 
 def test_a_name_with_a_comma_is_selected_and_quoted(tmp_path):
     (tmp_path / "p.csv").write_text('id,prompt,category\n"1,a",a red circle,"red, round"\n2,a blue square,blue\n')
-    found = load_prompts(tmp_path / "p.csv")
+    prompts = load_prompts(tmp_path / "p.csv")
     assert split_list('"red, round",blue') == ["red, round", "blue"]
-    assert [prompt.id for prompt in Drawing(categories=("red, round",)).of(found)] == ["1,a"]
-    assert 'category "red, round"' in Drawing(categories=("red, round",)).text(found)
+    assert [prompt.id for prompt in Drawing(categories=("red, round",)).of(prompts)] == ["1,a"]
+    assert 'category "red, round"' in Drawing(categories=("red, round",)).text(prompts)
     with pytest.raises(SpecbenchError) as error:
-        select(found, None, ["round"])
+        select(prompts, None, ["round"])
     assert error.value.try_this == 'valid: "1,a", 2'
 
 
@@ -254,7 +254,9 @@ def test_many_ids_of_many_prompts_are_found_at_once():
 def test_the_digest_is_that_of_sorted_lines_of_json():
     """Runs are named after it, so it never changes."""
     prompts = [Prompt(f"{number * 7919 % 2503}", f"a \u00e9 {number}", None, {}) for number in range(2503)]
-    lines = sorted((one.id, json.dumps([one.id, one.text, None, {}], separators=(",", ":"))) for one in prompts)
+    lines = sorted(
+        (prompt.id, json.dumps([prompt.id, prompt.text, None, {}], separators=(",", ":"))) for prompt in prompts
+    )
     assert content_sha256(prompts) == hashlib.sha256("".join(f"{line}\n" for _, line in lines).encode()).hexdigest()
 
 
@@ -289,15 +291,15 @@ PUBLISHED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "rows", "said"), PUBLISHED)
+@pytest.mark.parametrize(("name", "content", "rows", "note"), PUBLISHED)
 @pytest.mark.parametrize("packed", [False, True])
 def test_files_are_read_as_they_are_published_and_decisions_are_said(
-    tmp_path, capsys, name, content, rows, said, packed
+    tmp_path, capsys, name, content, rows, note, packed
 ):
     path = tmp_path / (f"{name}.gz" if packed else name)
     path.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
     assert [(prompt.text, prompt.category) for prompt in load_prompts(path).prompts] == rows
-    assert said in (told := capsys.readouterr().err) and bool(said) == bool(told)
+    assert note in (notes := capsys.readouterr().err) and bool(note) == bool(notes)
 
 
 def test_headings_of_parquet_files_are_read_in_any_case(tmp_path):
@@ -309,7 +311,7 @@ def test_headings_of_parquet_files_are_read_in_any_case(tmp_path):
 def test_a_file_of_a_public_set_is_told_what_the_set_has(tmp_path, capsys):
     (tmp_path / "evaluation_metadata.jsonl").write_text('{"tag": "two_object", "prompt": "a", "include": []}\n')
     assert load_prompts(tmp_path / "evaluation_metadata.jsonl").prompts[0].text == "a"
-    assert "a file of geneval" in (said := capsys.readouterr().err) and "fetch geneval --from" in said
+    assert "a file of geneval" in (notes := capsys.readouterr().err) and "fetch geneval --from" in notes
 
 
 def test_an_exact_heading_leaves_the_others_as_they_are(tmp_path):
@@ -323,8 +325,8 @@ def test_the_longest_caption_of_each_image_of_coco_is_read(tmp_path, capsys):
     rows = [{"image_id": image, "id": number, "caption": text} for image, number, text in captions]
     images = [{"id": 2, "file_name": "COCO_val2014_000000000002.jpg"}]
     (tmp_path / "captions.json").write_text(json.dumps({"images": images, "annotations": rows}))
-    found = load_prompts(tmp_path / "captions.json").prompts
-    assert [(one.id, one.text) for one in found] == [
+    prompts = load_prompts(tmp_path / "captions.json").prompts
+    assert [(prompt.id, prompt.text) for prompt in prompts] == [
         ("000000000001", "a red cat"),
         ("COCO_val2014_000000000002", "a dog"),
     ]
