@@ -37,7 +37,7 @@ AR = row("ar", 1.0, 1.0, 1.0, options={})
 
 
 @pytest.mark.parametrize(
-    ("value", "low", "high", "said"),
+    ("value", "low", "high", "text"),
     [
         (1.3, 1.1, 1.5, "sjd (window 16) is the fastest lossless decoder: 1.30 times as fast as AR [1.10–1.50] over 9"),
         (1.3, 0.9, 1.5, "No lossless decoder is shown to be faster than AR"),
@@ -45,8 +45,8 @@ AR = row("ar", 1.0, 1.0, 1.0, options={})
         (1.3, None, None, "too few for an interval"),
     ],
 )
-def test_faster_is_said_only_where_the_test_shows_it(value, low, high, said):
-    assert said in answer([AR, row("sjd", value, low, high)])[0]
+def test_faster_is_said_only_where_the_test_shows_it(value, low, high, text):
+    assert text in answer([AR, row("sjd", value, low, high)])[0]
 
 
 def test_a_headline_is_over_the_fastest_ar_and_says_what_an_eager_one_was():
@@ -55,8 +55,8 @@ def test_a_headline_is_over_the_fastest_ar_and_says_what_an_eager_one_was():
     text = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=faster)])[0]
     assert text.startswith("No lossless decoder is faster than the fastest AR (float32, 1 thread, compiled): the best")
     assert "reaches 0.55 [0.46–0.65] of its speed" in text, "the interval is that of the quoted number"
-    said = "AR is not compiled here: compile before you quote this"
-    eager = replace(quoted, speedup=Estimate(1.3, 0.46, 0.65), eager_ar=said)
+    note = "AR is not compiled here: compile before you quote this"
+    eager = replace(quoted, speedup=Estimate(1.3, 0.46, 0.65), eager_ar=note)
     text = answer([AR, row("sjd", 1.3, 1.1, 1.5, quoted=eager)])[0]
     assert text.endswith("; AR is not compiled here: compile before you quote this.")
 
@@ -91,7 +91,7 @@ def test_a_window_cheaper_than_a_token_is_no_headline():
     first, *rest = answer([AR, row("sjd", 2.97, window_cost=0.49), row("jacobi", 1.1, 1.05, 1.2)])
     assert first.startswith("jacobi (window 16) is the fastest lossless decoder")
     assert any(
-        said.startswith("The speed-up of sjd (window 16) says nothing: its forwards took 0.49 times") for said in rest
+        text.startswith("The speed-up of sjd (window 16) says nothing: its forwards took 0.49 times") for text in rest
     )
 
 
@@ -157,17 +157,17 @@ def test_the_machine_is_remarked_upon():
     assert "1 of 9 images stalled" in texts[0] and "8.00 s" in texts[0] and "0.30 s" in texts[0]
     assert "took up to 1.8 CPU cores from these runs: repeat" in texts[1]
     stalls = [replace(AR, label=name, stalled=Stalled(1, ms)) for name, ms in zip("abc", (1, 9, 2), strict=True)]
-    [said] = answer(stalls)
-    assert said.startswith("b: 1 of 9 images stalled") and said.endswith("2 other decoders' images stalled, too.")
-    [said] = answer([replace(AR, gpu_disturbed=["the driver held the GPU's clock back (heat) in 2 of 9 readings"])])
-    assert "clock back (heat) in 2 of 9 readings" in said
+    [text] = answer(stalls)
+    assert text.startswith("b: 1 of 9 images stalled") and text.endswith("2 other decoders' images stalled, too.")
+    [text] = answer([replace(AR, gpu_disturbed=["the driver held the GPU's clock back (heat) in 2 of 9 readings"])])
+    assert "clock back (heat) in 2 of 9 readings" in text
 
 
 def test_the_verdict_needs_the_corrected_p_value():
     speed = Compared("speedup", Estimate(1.3, 1.1, 1.5), 0.03, 0.04)
     score = Compared("clip", Estimate(-0.1, -0.2, -0.01), 0.04, 0.08)
-    said = verdict([speed, score])
-    assert said.startswith("B is faster than A: 1.30") and "No difference is shown in clip (-0.100" in said
+    text = verdict([speed, score])
+    assert text.startswith("B is faster than A: 1.30") and "No difference is shown in clip (-0.100" in text
     assert verdict([replace(speed, p_holm=0.06)]).startswith("No difference is shown in speed")
     assert verdict([replace(speed, estimate=None)]) == "Nothing could be compared."
 
@@ -175,8 +175,8 @@ def test_the_verdict_needs_the_corrected_p_value():
 @pytest.mark.parametrize(("folder", "out"), [("results", ""), ("my runs", " --out 'my runs'")])
 def test_the_command_that_scores_names_the_folder_of_the_runs(folder, out):
     of_lumina = {"model": "lumina", "setting": {"prompts": "parti"}, "scores": [score("hpsv2[v2.1]")]}
-    (said,) = answer([row("ar", 1.0, options={}, folder=Path(folder, "lumina-ar-0"), **of_lumina)])
-    assert said == f"Not scored by clip[b16+299]; to score them: specbench score{out}"
+    (text,) = answer([row("ar", 1.0, options={}, folder=Path(folder, "lumina-ar-0"), **of_lumina)])
+    assert text == f"Not scored by clip[b16+299]; to score them: specbench score{out}"
 
 
 def test_a_gap_beyond_its_error_is_one_of_so_many_looked_at():
@@ -185,9 +185,9 @@ def test_a_gap_beyond_its_error_is_one_of_so_many_looked_at():
         return bare_row(**usual | {"nll_gap_se": 0.006} | other)
 
     rows = [row("ar", 0.001), row("sjd", -0.015), row("gsd", 0.4, lossless=False), row("eagle", None, nll_gap_se=None)]
-    (said,) = _gaps(rows)
-    assert "1 of 2 lossless decoders: sjd (-0.015 ± 0.006)" in said and _gaps(rows[:1]) == []
-    assert _gaps([replace(one, n=7) for one in rows]) == [], "an error from so few images says nothing"
+    (text,) = _gaps(rows)
+    assert "1 of 2 lossless decoders: sjd (-0.015 ± 0.006)" in text and _gaps(rows[:1]) == []
+    assert _gaps([replace(item, n=7) for item in rows]) == [], "an error from so few images says nothing"
 
 
 def test_a_lossy_decoder_that_fails_its_audit_is_labelled_by_the_verdict():

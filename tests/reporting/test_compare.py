@@ -130,8 +130,8 @@ def test_seeds_are_pooled_over_scores_of_the_same_fingerprint(runs, monkeypatch)
 def test_bold_follows_the_verdict_of_compare_in_latex_and_on_the_page(runs, tmp_path):
     rows = report_rows(runs)
     real = {row.name for row in compare_runs(*runs) if row.real}
-    other, own = (real_differences(row.run_id, row.folder, row.over_ar) for row in rows[::-1])
-    assert real == {"brightness"} == other and not own
+    other, unmarked = (real_differences(row.run_id, row.folder, row.over_ar) for row in rows[::-1])
+    assert real == {"brightness"} == other and not unmarked
     assert rows[1].over_ar.speedup.value > 1 and rows[1].over_ar.speedup_p > 0.05, (
         "a best speed-up that shows nothing is not bold"
     )
@@ -166,17 +166,17 @@ def test_speed_is_compared_both_ways_and_taken_apart(runs):
 
 def test_scores_are_paired_and_p_values_corrected_together(runs):
     rows = named(compare_runs(*runs))
-    found = rows["brightness"]
+    paired = rows["brightness"]
     gaps = [2, 3, 3, 1, 2, 3, 2, 3]
     expected = stats.mean_difference(gaps, range(8))
-    assert (found["value"], found["low"], found["p"]) == pytest.approx((expected.value, expected.low, expected.p))
-    assert found["p_holm"] == found["p"] and rows["speedup"]["p_holm"] == rows["speedup"]["p"], "one test each"
+    assert (paired["value"], paired["low"], paired["p"]) == pytest.approx((expected.value, expected.low, expected.p))
+    assert paired["p_holm"] == paired["p"] and rows["speedup"]["p_holm"] == rows["speedup"]["p"], "one test each"
     speed, score = (Compared(name) for name in ("speedup", "brightness"))
     two = corrected([replace(row, p=p) for row, p in ((speed, 0.04), (score, 0.03), (score, 0.04))])
     assert [row.p_holm for row in two] == [0.04, 0.06, 0.06], "the speed-up is a test of its own"
     two = corrected([replace(score, p=0.04), Compared("fid[clean]", p=0.5)])
     assert [row.p_holm for row in two] == [0.04, 0.5], "as in a report, which has no distances"
-    assert found["prompts_needed"] == stats.prompts_needed(np.std(gaps, ddof=1), 0.02 * 900 / 8)
+    assert paired["prompts_needed"] == stats.prompts_needed(np.std(gaps, ddof=1), 0.02 * 900 / 8)
 
 
 def test_an_interval_that_says_more_than_the_corrected_p_is_explained():
@@ -184,9 +184,9 @@ def test_an_interval_that_says_more_than_the_corrected_p_is_explained():
         return Compared(name, stats.Estimate(value, low, high), p_holm=p)
 
     rows = [row("speedup", 1.4, 1.1, 1.8, 0.054), row("brightness", -0.1, -0.2, 0.1, 0.3)]
-    said = verdict(rows)
-    assert "speed (1.40 [1.10–1.80]; p = 0.0540)" in said
-    assert "brightness (-0.100 [-0.200 to 0.100])" in said, "an interval that holds 0 explains itself"
+    text = verdict(rows)
+    assert "speed (1.40 [1.10–1.80]; p = 0.0540)" in text
+    assert "brightness (-0.100 [-0.200 to 0.100])" in text, "an interval that holds 0 explains itself"
     scores = [row(name, -0.1, -0.2, -0.01, 0.06) for name in ("brightness", "clip")]
     assert verdict(scores).count("p = 0.0600 once corrected for 2 scores") == 2
 
@@ -240,8 +240,8 @@ def test_scores_computed_differently_are_refused_by_name(tmp_path, monkeypatch):
     a = pictured(tmp_path, AR, synthetic.ar(3), (1, 2, 3))
     monkeypatch.setattr(Brightness, "version", "2")
     b = pictured(tmp_path, SJD, synthetic.sjd(3), (2, 4, 6))
-    found = named(compare_runs(a, b))["brightness"]
-    assert found["value"] is None and found["note"] == "computed differently: different version"
+    score = named(compare_runs(a, b))["brightness"]
+    assert score["value"] is None and score["note"] == "computed differently: different version"
     scoring.score([a], ["brightness"])
     assert named(compare_runs(a, b))["brightness"]["value"] == pytest.approx(2.0)
     monkeypatch.setattr(Brightness, "version", "3")
@@ -268,15 +268,15 @@ def test_a_gate_stops_a_script_with_4(runs, cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("condition", "said"),
+    ("condition", "problem"),
     [("spedup<1", "did you mean 'speedup'"), ("speedup=1", "is not a condition"),
      ("speedup<fast", "is not a condition"),
      ("speedup<nan", "is not a condition"),
      ("step_ratio.low<1", "cannot be evaluated: no low")],
 )  # fmt: skip
-def test_a_gate_that_cannot_be_evaluated_does_not_pass(runs, cli, tmp_path, condition, said):
+def test_a_gate_that_cannot_be_evaluated_does_not_pass(runs, cli, tmp_path, condition, problem):
     outcome = cli("compare", *(folder.name for folder in runs), "--out", tmp_path, "--fail-if", condition)
-    assert outcome.code == 2 and said in outcome.err and outcome.err.count("\n") == 1
+    assert outcome.code == 2 and problem in outcome.err and outcome.err.count("\n") == 1
 
 
 def test_every_comparison_sign_of_a_gate_is_strict_or_not_as_written():

@@ -52,9 +52,9 @@ def test_the_range_is_that_of_the_stated_shares_and_overheads():
 
 
 def test_a_batch_shares_the_weights_and_a_draft_head_costs_its_levels():
-    one, many = (forecast_rows([SJD], setting(batch=batch))[0] for batch in (1, 8))
-    assert one["step_ms"] < many["step_ms"] < 8 * one["step_ms"]
-    assert many["images_per_hour"] > 2 * one["images_per_hour"]
+    single, many = (forecast_rows([SJD], setting(batch=batch))[0] for batch in (1, 8))
+    assert single["step_ms"] < many["step_ms"] < 8 * single["step_ms"]
+    assert many["images_per_hour"] > 2 * single["images_per_hour"]
     (eagle,) = forecast_rows([EAGLE], setting())
     layers = 1e3 * 5 * 2 * 270e6 / (0.5 * 2039e9)
     assert eagle["step_ms"] - eagle["forward_ms"] - 1 == pytest.approx(layers, rel=0.15)
@@ -80,8 +80,8 @@ def test_a_forecast_from_another_model_reaches_to_what_papers_print_for_its_kind
     ]
     assert (row["tokens_per_step_low"], row["tokens_per_step"], row["tokens_per_step_high"]) == (1.25, 5, 5)
     for name in ("seconds", "speed_up"):
-        known = [end[name] for end in ends]
-        assert (row[f"{name}_low"], row[f"{name}_high"]) == pytest.approx((min(known), max(known))), name
+        values = [end[name] for end in ends]
+        assert (row[f"{name}_low"], row[f"{name}_high"]) == pytest.approx((min(values), max(values))), name
     assert any("1.25 on janus (a paper) to 2.5 on lumina" in line for line in row["assumptions"])
 
     vertical = dataclasses.replace(synthetic.AR, model="shapes", decoder=resolve("vertical"))
@@ -96,8 +96,8 @@ def test_every_assumption_is_printed_and_the_table_says_that_it_is_none_of_measu
     synthetic.folder(tmp_path, synthetic.AR, synthetic.ar())
     shown = cli("forecast", "--on", "RTX 4090", "--model", "lumina", "--out", tmp_path).out
     assert shown.startswith("Forecast, not measured: lumina on NVIDIA GeForce RTX 4090, bfloat16, batch 1.")
-    for said in ("1,008 GB/s and 165.2 TFLOP/s", "60 to 90 %", "40 to 75 %", "0.5 to 5 ms a step", "2 rows", "of 128"):
-        assert said in shown
+    for text in ("1,008 GB/s and 165.2 TFLOP/s", "60 to 90 %", "40 to 75 %", "0.5 to 5 ms a step", "2 rows", "of 128"):
+        assert text in shown
     assert "Tokens per step were found on" in shown and "nothing was measured" in shown
     assert not [path for path in tmp_path.rglob("*") if "forecast" in path.name]
 
@@ -105,8 +105,8 @@ def test_every_assumption_is_printed_and_the_table_says_that_it_is_none_of_measu
 def test_a_run_brings_its_own_overhead_if_asked(cli, tmp_path):
     folder = synthetic.folder(tmp_path, synthetic.AR, synthetic.ar())
     asked = ("forecast", folder.name, "--on", "A100", "--model", "lumina", "--out", tmp_path, "--json")
-    (own,) = json.loads(cli(*asked, "--overhead-ms", "run").out)
-    assert own["step_ms"] > own["forward_ms"] and own["tokens_per_step"] == 1
+    (measured,) = json.loads(cli(*asked, "--overhead-ms", "run").out)
+    assert measured["step_ms"] > measured["forward_ms"] and measured["tokens_per_step"] == 1
     (row,) = specbench.forecast("A100", folder.name, "lumina", tmp_path, overhead_ms=(0.0, 0.0))
     assert row["step_ms"] == pytest.approx(row["forward_ms"])
     with pytest.raises(SpecbenchError, match="--overhead-ms run needs runs"):
@@ -114,11 +114,11 @@ def test_a_run_brings_its_own_overhead_if_asked(cli, tmp_path):
 
 
 def test_printed_steps_and_a_device_given_by_its_rates(cli):
-    (one, *_), (same, *_) = (
+    (first, *_), (same, *_) = (
         json.loads(cli("forecast", "gsd-1", "--on", on, "--model", "lumina", "--json").out)
         for on in ("2.039 TB/s, 0.312 PFLOP/s", "NVIDIA A100-SXM4-80GB")
     )
-    assert one["device"] == "2039 GB/s, 312 TFLOP/s" and one["seconds"] == pytest.approx(same["seconds"])
+    assert first["device"] == "2039 GB/s, 312 TFLOP/s" and first["seconds"] == pytest.approx(same["seconds"])
     rows = json.loads(cli("forecast", "gsd-1", "--on", "H200", "--json").out)
     (sjd, _) = [row for row in rows if row["source"].endswith("B SJD")]
     assert sjd["tokens_per_step"] == pytest.approx(2352 / 1035.3)
@@ -131,7 +131,7 @@ def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "problem"),
     [
         (("gsd-1",), "--on is missing"),
         (("gsd-1", "--on", "A1000"), "valid: "),
@@ -154,9 +154,9 @@ def test_steps_of_random_weights_are_no_ground_for_a_forecast(cli, tmp_path):
         (("gsd-99", "--on", "A100"), "unknown table 'gsd-99'"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(arguments, said, cli, tmp_path):
+def test_what_makes_no_sense_is_refused_in_one_line(arguments, problem, cli, tmp_path):
     outcome = cli("forecast", *arguments, "--out", tmp_path)
-    assert outcome.code == 2 and said in outcome.err and "Traceback" not in outcome.err
+    assert outcome.code == 2 and problem in outcome.err and "Traceback" not in outcome.err
 
 
 def test_the_table_names_the_seconds_of_a_batch_as_such(cli, monkeypatch):

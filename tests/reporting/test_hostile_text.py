@@ -50,8 +50,8 @@ def hostile(tmp_path_factory) -> Path:
     """A results folder of runs with these names; the first one has prompts, ids and categories of all of them."""
     out = tmp_path_factory.mktemp("box") / "results"
     for text in TEXTS:
-        one, numbers = spec(text), TEXTS if text == TEXTS[0] else TEXTS[:1]
-        with RunStore(out / one.run_id).lock(one).begin(one, synthetic.INVOCATION) as store:
+        run, numbers = spec(text), TEXTS if text == TEXTS[0] else TEXTS[:1]
+        with RunStore(out / run.run_id).lock(run).begin(run, synthetic.INVOCATION) as store:
             images, rows = {}, []
             for number, item in zip(numbers, synthetic.sjd(len(numbers)), strict=True):
                 rows.append(

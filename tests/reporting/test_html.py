@@ -119,11 +119,11 @@ def server(answered):
         def log_message(self, *_):
             pass
 
-    one = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=one.serve_forever, daemon=True).start()
-    yield one.server_address[1]
-    one.shutdown()
-    one.server_close()
+    local = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=local.serve_forever, daemon=True).start()
+    yield local.server_address[1]
+    local.shutdown()
+    local.server_close()
 
 
 @pytest.fixture
@@ -155,14 +155,14 @@ def hostile_runs(out: Path, port: int) -> list[Path]:
 def opened(folder: Path, dark: bool = False) -> tuple[list[dict], list[str]]:
     """What a browser sees of `page.html` in `folder`, narrow and wide, and what it says on its console."""
     views = answer(folder, PROBE, dark)
-    said = [line for line in (folder / "console").read_text().splitlines() if "CONSOLE" in line]
-    return sorted(views, key=lambda one: one["width"]), said
+    complaints = [line for line in (folder / "console").read_text().splitlines() if "CONSOLE" in line]
+    return sorted(views, key=lambda view: view["width"]), complaints
 
 
 def answer(folder: Path, probe: str, dark: bool) -> list[dict]:
     """What a page sends to REPORT as soon as it has it, so that no clock decides when the page is done."""
-    found = queue.Queue()
-    with server(lambda _, body: found.put(body)) as port, open(folder / "console", "w") as console:
+    answers = queue.Queue()
+    with server(lambda _, body: answers.put(body)) as port, open(folder / "console", "w") as console:
         (folder / "probe.html").write_text(probe.replace("REPORT", f"http://127.0.0.1:{port}/"))
         command = [
             CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--enable-logging=stderr",
@@ -172,7 +172,7 @@ def answer(folder: Path, probe: str, dark: bool) -> list[dict]:
         ]  # fmt: skip
         browser = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=console)
         try:
-            return json.loads(found.get(timeout=240))
+            return json.loads(answers.get(timeout=240))
         except queue.Empty:
             pytest.fail("the page did not answer: " + (folder / "console").read_text()[-2000:])
         finally:
@@ -188,8 +188,8 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium, for
 def test_the_page_opens_without_network_or_complaint(tmp_path, trap, dark):
     port, asked = trap
     write_page(hostile_runs(tmp_path / "out", port), tmp_path / "page.html")
-    views, said = opened(tmp_path, dark)
-    assert said == [] and asked == []
+    views, complaints = opened(tmp_path, dark)
+    assert complaints == [] and asked == []
     for view in views:
         assert view["images"] > 8 and view["missing"] == 0, view
         assert view["drawings"] == view["charts"] >= 5, view
@@ -215,8 +215,8 @@ def test_the_browser_would_have_complained(tmp_path, trap):
     port, asked = trap
     body = HOSTILE[0] + f'<img src="http://127.0.0.1:{port}/x.png">'
     (tmp_path / "page.html").write_text(f"<!doctype html><body>{body}</body>")
-    views, said = opened(tmp_path)
-    assert any("ran" in line for line in said) and "/x.png" in asked and views[0]["missing"] == 1
+    views, complaints = opened(tmp_path)
+    assert any("ran" in line for line in complaints) and "/x.png" in asked and views[0]["missing"] == 1
 
 
 def test_the_page_holds_everything_itself(tmp_path):
@@ -257,15 +257,15 @@ def test_axe_finds_nothing(tmp_path, kind, dark):
     page = re.sub(r"<meta http-equiv[^>]*>", "", written(tmp_path, kind).read_text())
     probe = "<script>onload = () => setTimeout(() => axe.run().then((all) => fetch('REPORT', "
     probe += "{ method: 'POST', mode: 'no-cors', body: JSON.stringify(all.violations) })), 500)</script>"
-    found = answer(tmp_path, page.replace("</body>", f"<script>{axe}</script>{probe}</body>"), dark)
-    assert [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found] == []
+    violations = answer(tmp_path, page.replace("</body>", f"<script>{axe}</script>{probe}</body>"), dark)
+    assert [(violation["id"], [node["html"][:200] for node in violation["nodes"]]) for violation in violations] == []
 
 
 def test_without_scripts_each_plot_lists_its_numbers(tmp_path):
     text = write_page(hostile_runs(tmp_path / "out", 1), tmp_path / "page.html").read_text()
     lists = re.findall(r"<noscript><ul.*?</ul></noscript>", text, re.DOTALL)
-    assert len(lists) == text.count('class="chart" data-chart=') and all("<li>" in one for one in lists)
-    assert any("sjd: 1.29x" in one for one in lists), "the speed-up of a prompt"
+    assert len(lists) == text.count('class="chart" data-chart=') and all("<li>" in items for items in lists)
+    assert any("sjd: 1.29x" in items for items in lists), "the speed-up of a prompt"
 
 
 def test_ten_decoders_have_ten_colours_whichever_they_are():
@@ -298,10 +298,10 @@ def test_each_table_of_a_page_is_called_by_what_it_holds(tmp_path):
     synthetic.folder(tmp_path, replace(SJD, decoder=with_head), [generation(2, 20.0)])
     text = write_page(find_runs(tmp_path), tmp_path / "page.html").read_text()
     shown = re.findall(r"<details id=\"more-.*?<summary>(.*?)</summary>.*?<thead>(.*?)</thead>", text, re.DOTALL)
-    held = {title: re.sub(r"<.*?>|\s+", " ", head) for title, head in shown}
-    assert "latency p95" in held["Tails: median, 95th percentile, slowest category"]
-    assert "latency" not in held["Drafting"] and "latency" in held["Speed, every column"]
-    assert "log p" in held["Quality, every column"]
+    columns = {title: re.sub(r"<.*?>|\s+", " ", head) for title, head in shown}
+    assert "latency p95" in columns["Tails: median, 95th percentile, slowest category"]
+    assert "latency" not in columns["Drafting"] and "latency" in columns["Speed, every column"]
+    assert "log p" in columns["Quality, every column"]
 
 
 def test_runs_without_images_are_a_page(tmp_path):
@@ -327,8 +327,8 @@ def test_a_run_is_dominated_only_where_the_intervals_say_so():
     rows = [row("ar", 1.0, 20.0, 0.5), row("slow", 0.7, 22.0, 0.5), row("unsure", 0.7, 20.9, 0.5),
             row("near", 0.9, 22.0, 0.5), row("unknown", 0.5, 30.0, None), row("fast", 2.0, 25.0, 0.5),
             row("unmeasured", None, 1.0, 0.5)]  # fmt: skip
-    found = {point.label: point.dominated_by for point in pareto(rows, "fid[x]", "f")}
-    assert found == {"ar": None, "slow": "ar", "unsure": None, "near": None, "unknown": None, "fast": None}
+    dominated = {point.label: point.dominated_by for point in pareto(rows, "fid[x]", "f")}
+    assert dominated == {"ar": None, "slow": "ar", "unsure": None, "near": None, "unknown": None, "fast": None}
     higher = {point.label: point.dominated_by for point in pareto(
         [replace(row, scores=[replace(row.scores[0], metric="clip[x]")]) for row in rows], "clip[x]", "f")}  # fmt: skip
     assert higher["ar"] == "fast" and higher["slow"] == "fast" and higher["unknown"] is None
@@ -341,6 +341,6 @@ def test_sweeps_are_runs_that_differ_in_one_option():
 
     rows = [row("ar", 1.0), row("sjd", 1.5, window=16), row("sjd", 1.2, window=4), row("gsd", 1.4, window=16, G=3),
             row("gsd", 1.3, window=16, G=10), row("gsd", None, window=4, G=3)]  # fmt: skip
-    found = {option: {name: [point[0] for point in points] for name, points in curves.items()}
+    widths = {option: {name: [point[0] for point in points] for name, points in curves.items()}
              for option, curves in sweeps(rows).items()}  # fmt: skip
-    assert found == {"window": {"sjd": [4, 16]}, "G": {"gsd": [3, 10]}}
+    assert widths == {"window": {"sjd": [4, 16]}, "G": {"gsd": [3, 10]}}

@@ -30,8 +30,8 @@ def test_a_report_is_the_frame_of_its_parquet_file(runs, cli, tmp_path):
     pd.testing.assert_frame_equal(pd.DataFrame(runs), pd.read_parquet(tmp_path / "t.parquet"))
     assert [*runs.columns] == REPORT.names and [*runs["decoder"]] == ["ar", "sjd"]
     assert runs.attrs["units"]["latency_p95_ms"] == "ms" and "decoder" not in runs.attrs["units"]
-    one = specbench.report(PAIR[1], OLDER).squeeze()
-    assert one["speedup_low"] < one["speedup"] < one["speedup_high"] and one["run_id"] == runs["run_id"][1]
+    row = specbench.report(PAIR[1], OLDER).squeeze()
+    assert row["speedup_low"] < row["speedup"] < row["speedup_high"] and row["run_id"] == runs["run_id"][1]
 
 
 def test_the_long_report_has_every_number_and_score_with_its_interval(runs):
@@ -55,7 +55,7 @@ def test_a_notebook_shows_the_first_table_with_arrows_and_the_best_in_bold(runs)
 def test_the_charts_of_the_page_and_the_pictures_are_figures(runs):
     charts = runs.plot()
     assert "speed-up-of-each-prompt" in charts and charts._repr_html_().count("<img") == len(charts)
-    assert all(isinstance(one, Figure) for one in charts.values())
+    assert all(isinstance(chart, Figure) for chart in charts.values())
     assert [*runs.plot("time-per-step")] == ["time-per-step"]
     with pytest.raises(SpecbenchError, match="did you mean 'time-per-step'"):
         runs.plot("time-per-stepp")
@@ -80,16 +80,16 @@ def test_samples_are_a_row_per_image_with_scores_and_its_file(runs):
 
 
 def test_every_column_is_defined_and_runs_compare_with_a_baseline():
-    known = specbench.columns()
-    assert known["meaning"].str.len().gt(0).all() and not known.duplicated(["table", "name"]).any()
+    columns = specbench.columns()
+    assert columns["meaning"].str.len().gt(0).all() and not columns.duplicated(["table", "name"]).any()
     assert set(specbench.columns("images")["name"]) <= {*specbench.load(PAIR, OLDER)}
     with pytest.raises(SpecbenchError, match="did you mean 'images'"):
         specbench.columns("image")
-    found = specbench.compare(PAIR[0], [PAIR[1], "shapes-gsd"], OLDER)
+    rows = specbench.compare(PAIR[0], [PAIR[1], "shapes-gsd"], OLDER)
     everything = specbench.compare(PAIR[0], (), OLDER)
-    assert {*everything["run_id"]} == {*found["run_id"]} and len(everything) == len(found)
-    assert found[["low", "high", "p", "p_holm"]].dtypes.eq(float).all() and found.attrs["units"]["n"] == "images"
-    assert set(found["run_id"].str.split("-").str[1]) == {"sjd", "gsd"} and found["baseline"].nunique() == 1
+    assert {*everything["run_id"]} == {*rows["run_id"]} and len(everything) == len(rows)
+    assert rows[["low", "high", "p", "p_holm"]].dtypes.eq(float).all() and rows.attrs["units"]["n"] == "images"
+    assert set(rows["run_id"].str.split("-").str[1]) == {"sjd", "gsd"} and rows["baseline"].nunique() == 1
 
 
 def test_runs_are_named_by_a_column_or_by_what_run_returned_too(runs):

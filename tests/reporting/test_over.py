@@ -45,9 +45,9 @@ def test_losses_of_small_shares_may_fall_by_chance():
         (0.1, 0.03, -0.01, 0.07),
         (0.2, 0.09, 0.03, 0.14),
     ]
-    found = damage((0.06, 0.02, 0.08), points)
-    assert found.share == pytest.approx(0.15) and found.note is None
-    assert found.low == pytest.approx(0.02 / 0.03 * 0.01) and found.high is None
+    loss = damage((0.06, 0.02, 0.08), points)
+    assert loss.share == pytest.approx(0.15) and loss.note is None
+    assert loss.low == pytest.approx(0.02 / 0.03 * 0.01) and loss.high is None
 
 
 def test_one_share_is_no_ruler():

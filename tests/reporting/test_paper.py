@@ -111,7 +111,7 @@ def test_an_own_metric_has_differences_until_its_class_changes(here, cli):
         from specbench.metrics.score_store import read_scores
 
         (folder,) = (here / "results").glob("shapes-sjd-*")
-        codes = {json.loads(one["identity"])["code"] for one in read_scores(folder) if one["metric"] == "bright"}
+        codes = {json.loads(score["identity"])["code"] for score in read_scores(folder) if score["metric"] == "bright"}
         assert len(codes) == 2, "the score of the changed class is another score"
     finally:
         (here / "bright.py").write_text(METRIC)
@@ -128,7 +128,7 @@ def test_a_packed_file_is_read_like_a_folder_and_a_changed_byte_is_named(here, c
     assert cli("report", packed).out.count("| sjd") and cli("verify", packed).code == 0
     data = bytearray(packed.read_bytes())
     with zipfile.ZipFile(packed) as archive:
-        member = next(one for one in archive.infolist() if "/samples/" in one.filename)
+        member = next(member for member in archive.infolist() if "/samples/" in member.filename)
     data[member.header_offset + 200] ^= 1
     changed = here / "changed.zip"
     changed.write_bytes(data)
@@ -149,10 +149,10 @@ def test_verify_reads_the_file_and_names_what_is_impossible(here, cli, tmp_path)
         [row | {"latency_ms": row["latency_ms"] / 1000} for row in rows]
     )
     assert cli("pack", "--out", tmp_path / "results", "--to", tmp_path / "fast.zip").code == 0
-    found = cli("verify", tmp_path / "fast.zip")
-    assert found.code == 4 and "less time than their target forwards" in found.out
+    outcome = cli("verify", tmp_path / "fast.zip")
+    assert outcome.code == 4 and "less time than their target forwards" in outcome.out
     same = cli("verify", tmp_path / "results")
-    of_folder, of_pack = ([line.split() for line in one.out.splitlines()[3:]] for one in (same, found))
+    of_folder, of_pack = ([line.split() for line in outcome.out.splitlines()[3:]] for outcome in (same, outcome))
     assert same.code == 4 and of_folder == of_pack, "a folder has the same findings"
     next((folder / "images").iterdir()).unlink()
     one_run = cli("verify", folder)
@@ -175,7 +175,7 @@ def reversed_tokens(row):
 
 
 @pytest.mark.parametrize(
-    ("change", "check", "said"),
+    ("change", "check", "problem"),
     [
         (lambda row: {"nfe": max(1, row["nfe"] // 2)}, "facts", "the steps are not those"),
         (lambda row: fewer_steps(row, 1 / 3), "facts", "do not add up to its tokens"),
@@ -206,7 +206,7 @@ def reversed_tokens(row):
         "pictures",
     ],
 )
-def test_verify_finds_facts_that_contradict_each_other(here, tmp_path, change, check, said):
+def test_verify_finds_facts_that_contradict_each_other(here, tmp_path, change, check, problem):
     folder = shutil.copytree(next((here / "results").glob("shapes-sjd-*")), tmp_path / "run")
     recompute = check in ("tokens", "drawing")
     good = {row["check"]: row["status"] for row in verify(folder, recompute)}
@@ -222,8 +222,8 @@ def test_verify_finds_facts_that_contradict_each_other(here, tmp_path, change, c
     for part in (folder / "samples").iterdir():
         part.unlink()
     ParquetLog(folder / "samples", SAMPLES, KEY).append(rows)
-    found = [(row["check"], row["detail"]) for row in verify(folder, recompute) if row["status"] == "WRONG"]
-    assert any(name == check and said in detail for name, detail in found), found
+    wrong = [(row["check"], row["detail"]) for row in verify(folder, recompute) if row["status"] == "WRONG"]
+    assert any(name == check and problem in detail for name, detail in wrong), wrong
 
 
 def test_rows_of_another_run_are_none_of_this_one(here, tmp_path, cli):
@@ -233,10 +233,10 @@ def test_rows_of_another_run_are_none_of_this_one(here, tmp_path, cli):
     )
     shutil.rmtree(sjd / "samples")
     shutil.copytree(ar / "samples", sjd / "samples")
-    said = f"holds rows of the run {RunStore(ar).info().run_id}, not of {RunStore(sjd).info().run_id}"
+    problem = f"holds rows of the run {RunStore(ar).info().run_id}, not of {RunStore(sjd).info().run_id}"
     for command in (("report", sjd), ("verify", sjd), ("audit", "--run", sjd)):
         refused = cli(*command)
-        assert refused.code and said in " ".join((refused.out + refused.err).split()), refused
+        assert refused.code and problem in " ".join((refused.out + refused.err).split()), refused
     rows = [
         row
         for piece in RunStore(next((here / "results").glob("shapes-sjd-*"))).batches(None)
@@ -278,21 +278,21 @@ def test_a_packed_file_writes_nowhere_else(tmp_path, cli, name, monkeypatch):
     with zipfile.ZipFile(tmp_path / "evil.zip", "w") as archive:
         archive.writestr(name, "{}")
         archive.writestr("pack.json", json.dumps({"specbench_pack": 1, "files": {name: "0" * 64}}))
-    found = cli("report", tmp_path / "evil.zip")
-    assert found.code == 2 and "no file of a run" in found.err and not (tmp_path / "cache" / "packs").exists()
+    outcome = cli("report", tmp_path / "evil.zip")
+    assert outcome.code == 2 and "no file of a run" in outcome.err and not (tmp_path / "cache" / "packs").exists()
 
 
 def test_seeds_methods_figures_and_a_data_set(here, cli):
     rows = json.loads(cli("report", "--over", "seed", "--json").out)
     assert {row["decoder"] for row in rows} == {"ar", "sjd"} and rows[0]["numbers"]["speedup"]["value"] == 1
-    said = cli("methods").out
+    text = cli("methods").out
     former = cli("report", "--methods")
-    assert former.out == said and "a command now: specbench methods" in former.err
+    assert former.out == text and "a command now: specbench methods" in former.err
     info = read_info(next(Path("results").glob("shapes-ar-*")))
     [sampling] = _samplings([info, replace(info, spec=replace(info.spec, seed=7)), info])
-    assert sampling.endswith(f", seeds {info.spec.seed} and 7") and said.count("Sampling used") == 1
+    assert sampling.endswith(f", seeds {info.spec.seed} and 7") and text.count("Sampling used") == 1
     assert (
-        r"\cite{accelerating-auto-regressive-text-to-image-generation-with-t}" in said and "Speculative Jacobi" in said
+        r"\cite{accelerating-auto-regressive-text-to-image-generation-with-t}" in text and "Speculative Jacobi" in text
     )
     for fmt, first in (("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")):
         assert cli("figure", "time-per-step", "--to", f"f.{fmt}").code == 0
@@ -305,16 +305,16 @@ def test_seeds_methods_figures_and_a_data_set(here, cli):
 
 def test_each_method_is_cited_by_its_own_key_and_none_is_made_of_this_project(here, cli):
     cli("run", "--decoder", "sjd,sjd++,vertical", "--limit", "1", "--threads", "1", "--out", "cited")
-    said = cli("methods", "--out", "cited").out
-    keys = re.findall(r"@\w+\{([^,]+),", said)
-    kinds = set(re.findall(r"@(\w+)\{", said))
+    text = cli("methods", "--out", "cited").out
+    keys = re.findall(r"@\w+\{([^,]+),", text)
+    kinds = set(re.findall(r"@(\w+)\{", text))
     assert kinds <= {"inproceedings", "misc"}, "plain knows no @software"
-    assert "title = {{SJD++:" in said, "plain would write it in lower case"
+    assert "title = {{SJD++:" in text, "plain would write it in lower case"
     assert len(keys) == len(set(keys)) == 3 and any(key.startswith("sjdpp") for key in keys)
     assert (
-        r"\texttt{vertical}" in said
-        and "this project" not in said
-        and set(re.findall(r"cite\{(.+?)\}", said)) == set(keys)
+        r"\texttt{vertical}" in text
+        and "this project" not in text
+        and set(re.findall(r"cite\{(.+?)\}", text)) == set(keys)
     )
 
 

@@ -148,13 +148,13 @@ def test_the_fastest_ar_configuration_is_found(tmp_path):
     assert quoted["ar"] == "float32, 2 threads, compiled" and quoted["eager_ar"] is None
 
 
-@pytest.mark.parametrize(("ratio", "said"), [(5.31, "takes 5.3 times"), (1.9, None), (None, "not compiled here: ")])
-def test_an_eager_ar_far_above_its_roofline_is_told_wherever_a_speed_up_stands(tmp_path, monkeypatch, ratio, said):
+@pytest.mark.parametrize(("ratio", "text"), [(5.31, "takes 5.3 times"), (1.9, None), (None, "not compiled here: ")])
+def test_an_eager_ar_far_above_its_roofline_is_told_wherever_a_speed_up_stands(tmp_path, monkeypatch, ratio, text):
     monkeypatch.setattr("specbench.stats.roofline_ratio", lambda *_: ratio)
     folder(tmp_path, AR, ar())
     folder(tmp_path, SJD, sjd())
     note = rows_of(tmp_path, "sjd")[0]["eager_ar"]
-    assert note is None if said is None else said in note and "--compile on" in note
+    assert note is None if text is None else text in note and "--compile on" in note
     [state] = [row for row in status_of(find_runs(tmp_path)) if row["decoder"] == "sjd"]
     [total, *_] = compare_runs(*find_runs(tmp_path, [AR.run_id, SJD.run_id]))
     assert state["eager_ar"] == note and ("not compiled" in total.note) is bool(note)
@@ -185,8 +185,8 @@ def test_labels_show_what_differs_from_the_preset():
     assert label(mine).startswith("mine drafter=jacobi")
     supplied = {key: "default of mine" for key, _ in mine.options}
     assert label(mine, supplied) == "mine"
-    given = {"G": "flag --G", "window": "flag --window", "verifier": "flag --verifier"}
-    assert label(mine, supplied | given) == "mine verifier=grouped G=50"
+    origins = {"G": "flag --G", "window": "flag --window", "verifier": "flag --verifier"}
+    assert label(mine, supplied | origins) == "mine verifier=grouped G=50"
 
 
 def test_the_settings_of_a_sweep_stand_in_their_order(tmp_path):
@@ -241,14 +241,14 @@ def test_times_under_other_versions_than_most_are_left_out_and_said(tmp_path):
         later.versions = {**later.versions, "torch": "2.10.0"}
         store._write_info(replace(info, invocations=[*info.invocations, later]))
         store.append([row | {"started_at": "2026-02-01T00:00:00.000+00:00"} for row in slow])
-    [row], [wanted] = rows_of(tmp_path, "sjd"), rows_of(alone.parent, "sjd")
+    [row], [expected] = rows_of(tmp_path, "sjd"), rows_of(alone.parent, "sjd")
     assert row["n"] == 10 and row["untimed"] == {"python 3.11, torch 2.10.0": 2}
     for name in ("latency_ms", "latency_p50_ms", "latency_e2e_ms", "step_ms", "over_floor"):
-        assert row[name] == wanted[name], name
+        assert row[name] == expected[name], name
     assert row["pairs"] == 8 and row["speedup"] > 1
     assert step_data(place).step_ms == step_data(alone).step_ms
     assert len(speed_by_prompt(place, tmp_path / AR.run_id, 99)) == 8
     [here], [there] = accepted_lengths([place]), accepted_lengths([alone])
     assert here.overhead_ms == there.overhead_ms
-    said = "sjd (window 3): 2 of 10 images were decoded under python 3.11, torch 2.10.0, not python 3.11, torch 2.9.0"
-    assert any(said in sentence for sentence in answer(report_rows(find_runs(tmp_path))))
+    note = "sjd (window 3): 2 of 10 images were decoded under python 3.11, torch 2.10.0, not python 3.11, torch 2.9.0"
+    assert any(note in sentence for sentence in answer(report_rows(find_runs(tmp_path))))

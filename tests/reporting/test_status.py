@@ -16,9 +16,9 @@ from specbench.store.schema import base_row, sample_row
 BEGUN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def decoding(out, spec, images, seconds: float, wanted: int = 6, finished: bool = False) -> RunStore:
+def decoding(out, spec, images, seconds: float, asked: int = 6, finished: bool = False) -> RunStore:
     """A run that began an image every `seconds` and wrote the last row that long after its begin."""
-    call = synthetic.INVOCATION | {"started_at": BEGUN.isoformat(), "wanted": wanted}
+    call = synthetic.INVOCATION | {"started_at": BEGUN.isoformat(), "wanted": asked}
     store = RunStore(out / spec.run_id).lock(spec).begin(spec, call)
     for number, image in enumerate(images):
         begun = (BEGUN + timedelta(seconds=seconds * number)).isoformat()
@@ -43,7 +43,7 @@ def test_a_run_in_work_says_what_is_left_and_how_fast_it_is(tmp_path, monkeypatc
 def test_a_run_without_a_sign_of_life_is_silent_and_one_that_ended_early_stopped(tmp_path, cli):
     decoding(tmp_path / "shard-1-of-2", AR, synthetic.ar(4), 10)
     decoding(tmp_path / "shard-2-of-2", AR, synthetic.ar(4), 10, finished=True)
-    decoding(tmp_path, SJD, synthetic.sjd(3), 10, wanted=3, finished=True)
+    decoding(tmp_path, SJD, synthetic.sjd(3), 10, asked=3, finished=True)
     rows = json.loads(cli("status", "--out", tmp_path, "--json").out)
     assert [(row["part"], row["state"]) for row in rows] == [
         (None, "done"), ("shard-1-of-2", "silent"), ("shard-2-of-2", "stopped")

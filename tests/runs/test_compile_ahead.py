@@ -31,18 +31,20 @@ def cache(tmp_path, monkeypatch):
 def test_forms_are_told_as_they_are_compiled_and_counted_for_the_next_time(cache):
     from torch._dynamo.callback import callback_handler
 
-    part, told = SimpleNamespace(forms=2), []
+    part, calls = SimpleNamespace(forms=2), []
     model = SimpleNamespace(compiled=[part])
     for _ in ("first", "again"):
-        with compile_ahead.told_forms(model, SPECS[:2], lambda *said: told.append(said)) as keep:
+        with compile_ahead.told_forms(model, SPECS[:2], lambda *call: calls.append(call)) as keep:
             for spec, forms in zip(SPECS, (1, 2), strict=False):
                 for _ in range(forms):
                     callback_handler.run_start_callbacks(None)
                     part.forms += 1
                 keep(spec)
         callback_handler.run_start_callbacks(None)
-    assert [said[1:] for said in told] == [(done, total) for total in (6, 3) for done in range(3)], "nothing afterwards"
-    assert all(what.startswith("forms compiled") and ("first" in what) == (done == 0) for what, done, _ in told)
+    assert [call[1:] for call in calls] == [(done, total) for total in (6, 3) for done in range(3)], (
+        "nothing afterwards"
+    )
+    assert all(what.startswith("forms compiled") and ("first" in what) == (done == 0) for what, done, _ in calls)
 
 
 @pytest.mark.slow

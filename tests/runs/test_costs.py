@@ -11,23 +11,23 @@ from specbench.system.device_peaks import Peak
 
 def test_the_forecast_of_seven_billion_weights_is_the_time_to_read_them(monkeypatch, tmp_path):
     monkeypatch.setattr(dry_run, "find_peak", lambda *_: Peak("Slow CPU", {0: 1e10}, 1e15, "data sheet"))
-    given = {"model": "lumina", "prompts": "shapes", "limit": 1, "out": str(tmp_path), "cfg": 1.0, "device": "cpu"}
-    said = dry_run.cost_note(make_plan(merge(run_settings(), given, env={})))
-    assert said.startswith("forecast: 54 min an image of ar (2,352 steps) on Slow CPU (data sheet)")
+    settings = {"model": "lumina", "prompts": "shapes", "limit": 1, "out": str(tmp_path), "cfg": 1.0, "device": "cpu"}
+    note = dry_run.cost_note(make_plan(merge(run_settings(), settings, env={})))
+    assert note.startswith("forecast: 54 min an image of ar (2,352 steps) on Slow CPU (data sheet)")
     monkeypatch.setattr(dry_run, "find_peak", lambda *_: None)
     monkeypatch.setattr(
         dry_run, "glimpse_peak", lambda *_: (Peak("Busy CPU", {0: 1e9}, 1e15, "measured briefly"), False)
     )
-    busy = dry_run.cost_note(make_plan(merge(run_settings(), given, env={})))
+    busy = dry_run.cost_note(make_plan(merge(run_settings(), settings, env={})))
     assert "8.9 hours an image" in busy and "instead: a GPU" in busy, "a busy machine is told, too"
-    assert "divide the steps" in said and "a GPU, --model janus" in dry_run.cost_text(2352, 3601, "CPU", "now")
+    assert "divide the steps" in note and "a GPU, --model janus" in dry_run.cost_text(2352, 3601, "CPU", "now")
 
 
-@pytest.mark.parametrize(("used", "found"), [(0.2, 4), (1.6, 2), (9.0, 1)])
-def test_a_run_takes_the_cores_that_others_leave_and_says_so(used, found, monkeypatch, tmp_path):
+@pytest.mark.parametrize(("used", "expected"), [(0.2, 4), (1.6, 2), (9.0, 1)])
+def test_a_run_takes_the_cores_that_others_leave_and_says_so(used, expected, monkeypatch, tmp_path):
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(compiler, "available_cores", lambda: 4)
     monkeypatch.setattr(compiler, "cores_in_use", lambda: used)
-    count, said = compiler.free_threads(tmp_path, "shapes", "cpu")
-    assert count == found and bool(said) == (found < 4)
-    assert not said or said[0].endswith(f"because other processes use {used} of 4 cores; --threads 4: all")
+    count, notes = compiler.free_threads(tmp_path, "shapes", "cpu")
+    assert count == expected and bool(notes) == (expected < 4)
+    assert not notes or notes[0].endswith(f"because other processes use {used} of 4 cores; --threads 4: all")

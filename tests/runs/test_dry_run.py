@@ -29,9 +29,9 @@ def test_all_obstacles_are_told_at_once(bare, monkeypatch):
     assert ar.keys() == set(ROW)
     assert (ar["images"], ar["done"], ar["top_k"], ar["guidance"], ar["run_id"]) == (5, 0, 7, 3.0, None)
     assert ar["weights"].startswith("specbench fetch Alpha-VLLM/") and 14 < ar["memory_gib"] < 20
-    told = " ".join(vertical["obstacles"])
-    assert "fetch coco" not in told, "a run would download it"
-    assert "no draft head" in told and "1 GiB free" in told
+    text = " ".join(vertical["obstacles"])
+    assert "fetch coco" not in text, "a run would download it"
+    assert "no draft head" in text and "1 GiB free" in text
     assert vertical["options"]["window"] and "--head FOLDER" in vertical["head"]
     assert not any("no draft head" in text for text in ar["obstacles"]), "an obstacle of another decoder"
 
@@ -86,7 +86,7 @@ def test_a_prompt_file_is_read_once_for_all_runs_of_a_command(tmp_path, cli, mon
     """A file of a million prompts takes seconds to read."""
     (tmp_path / "mine.txt").write_text("red circle\nblue square\n")
     read, honest = [], loading.read_file
-    monkeypatch.setattr(loading, "read_file", lambda *given: read.append(given) or honest(*given))
+    monkeypatch.setattr(loading, "read_file", lambda *arguments: read.append(arguments) or honest(*arguments))
     command = ("run", "--decoder", "ar,sjd", "--prompts", tmp_path / "mine.txt", "--out", tmp_path, "--dry-run")
     assert cli(*command).code == 0 and len(read) == 1
     values = merge(run_settings(), {"prompts": str(tmp_path / "mine.txt"), "out": str(tmp_path)}, env={})
@@ -106,8 +106,8 @@ def test_many_runs_are_planned_at_once_with_their_progress(tmp_path, cli, monkey
     assert len(distinct_outlooks(sweep_values(values, {"seed": range(3)}), shared)) == 3
     assert len(calls) == 4 + 1 + 1
     (tmp_path / outlooks({**values, "seed": Value(1, "flag")}, shared)[0].row["run_id"]).mkdir()
-    slow = [one.row for each in sweep_values(values, {"seed": range(3)}) for one in outlooks(each, shared)]
-    assert [one.row for one in distinct_outlooks(sweep_values(values, {"seed": range(3)}), shared)] == slow
+    slow = [outlook.row for each in sweep_values(values, {"seed": range(3)}) for outlook in outlooks(each, shared)]
+    assert [outlook.row for outlook in distinct_outlooks(sweep_values(values, {"seed": range(3)}), shared)] == slow
     monkeypatch.setattr("specbench.runs.sweep._MANY", 2)
     seeds = ("--sweep", "seed=0,1,2,3,4")
     outcome = cli("run", "--decoder", "ar", "--dry-run", "--out", tmp_path, *seeds)
@@ -115,4 +115,4 @@ def test_many_runs_are_planned_at_once_with_their_progress(tmp_path, cli, monkey
 
 
 def spied(calls, honest):
-    return lambda *given: calls.append(honest) or honest(*given)
+    return lambda *arguments: calls.append(honest) or honest(*arguments)

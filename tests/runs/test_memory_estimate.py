@@ -51,12 +51,12 @@ def stop_after(steps: int, monkeypatch) -> None:
 def test_the_cache_is_predicted_within_a_tenth(name, guidance, device, monkeypatch):
     if device == "cuda":  # allocate as on a GPU
         monkeypatch.setattr(TransformerSession, "_room", lambda session, slots: whole_blocks(slots))
-    held = []
+    sizes = []
     allocate = PositionLayer.lazy_initialization
 
     def counting(self, keys, values):
         allocate(self, keys, values)
-        held.append(self.keys.nbytes + self.values.nbytes)
+        sizes.append(self.keys.nbytes + self.values.nbytes)
 
     monkeypatch.setattr(PositionLayer, "lazy_initialization", counting)
     monkeypatch.setattr(memory_estimate, "ASSUMED_PROMPT_TOKENS", 16)
@@ -66,7 +66,7 @@ def test_the_cache_is_predicted_within_a_tenth(name, guidance, device, monkeypat
     with pytest.raises(KeyboardInterrupt):
         decode(model, requests, decoder, sampling, 0)
     need = memory_estimate.footprint(find_model("shapes"), decoder, sampling, "float32", device)
-    assert 2 * need.cache == pytest.approx(sum(held), rel=0.1)
+    assert 2 * need.cache == pytest.approx(sum(sizes), rel=0.1)
 
 
 def test_components_state_what_is_counted():

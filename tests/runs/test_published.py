@@ -49,8 +49,8 @@ def planned(values):
 
 
 def run(decoder: str, model: str, **flags: object):
-    given = {name.replace("_", "-"): str(value) for name, value in flags.items()}
-    return planned(merge(SETTINGS, given | {"decoder": [decoder], "model": model}, env={}))
+    settings = {name.replace("_", "-"): str(value) for name, value in flags.items()}
+    return planned(merge(SETTINGS, settings | {"decoder": [decoder], "model": model}, env={}))
 
 
 def excepted(table: str, decoder: str, model: str) -> set[str]:
@@ -74,12 +74,14 @@ def test_bench_and_run_take_the_same_values_for_every_row_of_a_paper(table):
 
 
 def test_each_value_is_stated_once_for_a_decoder_and_a_model_that_exist():
-    names = [(decoder, model, kind, name) for decoder, model, one in STATED
-             for kind in ("options", "shared") for name in one.get(kind, {})]  # fmt: skip
+    names = [(decoder, model, kind, name) for decoder, model, entry in STATED
+             for kind in ("options", "shared") for name in entry.get(kind, {})]  # fmt: skip
     assert len(names) == len(set(names))
     assert {decoder for decoder, *_ in STATED} <= set(PRESETS)
     assert {model for _, model, _ in STATED} <= {model.name for model in MODELS}
-    assert all(set(one) <= {"source", "decoders", "models", "options", "shared"} and one["source"] for one in ENTRIES)
+    assert all(
+        set(entry) <= {"source", "decoders", "models", "options", "shared"} and entry["source"] for entry in ENTRIES
+    )
     assert {name for *_, kind, name in names if kind == "shared"} <= {*SAMPLING_SETTINGS.values(), "prompts"}
 
 

@@ -131,7 +131,7 @@ def _spawn(out: Path, kill_at: int = 0) -> int | None:
 
 
 def test_killed_anywhere_and_run_again(tmp_path, undisturbed):
-    wanted = {key: value for key, value in undisturbed.items() if key[2] == 0}
+    expected = {key: value for key, value in undisturbed.items() if key[2] == 0}
     requests = _spawn(tmp_path / "count")
     assert requests > 60
     draw = random.Random(20)
@@ -140,7 +140,7 @@ def test_killed_anywhere_and_run_again(tmp_path, undisturbed):
         out = tmp_path / f"round{rounds}"
         while _spawn(out, kill_at=draw.randint(1, requests // 2)) is None:
             kills += 1
-        assert contents(out) == wanted, f"after {kills} kills"
+        assert contents(out) == expected, f"after {kills} kills"
         assert not list(out.rglob(".*.tmp"))
         rounds += 1
     assert rounds >= 2
@@ -230,7 +230,7 @@ def test_ctrl_c_finishes_the_row_and_says_how_to_go_on(tmp_path, undisturbed):
 
 def test_sigterm_ends_a_run_in_time_and_drops_only_what_is_unfinished(tmp_path, undisturbed, monkeypatch):
     """An image that would take for ever, in a batch of which others are done."""
-    healthy, told = local.StepWatch.__call__, []
+    healthy, limits = local.StepWatch.__call__, []
 
     class Told(Reporter):
         rows = 0
@@ -239,7 +239,7 @@ def test_sigterm_ends_a_run_in_time_and_drops_only_what_is_unfinished(tmp_path, 
             self.rows += 1
 
         def stopping(self, within_s):
-            told.append(within_s)
+            limits.append(within_s)
 
     def stuck(watch, committed):
         if reporter.rows >= 3:
@@ -252,7 +252,7 @@ def test_sigterm_ends_a_run_in_time_and_drops_only_what_is_unfinished(tmp_path, 
     reporter, start, before = Told(), time.monotonic(), signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path, reporter=reporter, batch=2)
-    assert time.monotonic() - start < 30 and told == [0.3]
+    assert time.monotonic() - start < 30 and limits == [0.3]
     assert signal.getsignal(signal.SIGTERM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     monkeypatch.undo()
     assert go(tmp_path, batch=2).resumed == reporter.rows >= 3
@@ -304,17 +304,17 @@ def test_the_memory_of_a_model_is_free_before_the_next_one_is_loaded(tmp_path, m
     """Groups of a sweep, of which one machine may hold a single model."""
     loaded, alive, honest = [], [], preparation.load_model
 
-    def load(*given):
+    def load(*arguments):
         alive.append([model() for model in loaded if model() is not None])
-        model = honest(*given)
+        model = honest(*arguments)
         model.compiled_for = lambda: model  # as compiled steps do
         loaded.append(weakref.ref(model))
         return model
 
     monkeypatch.setattr(preparation, "load_model", load)
     tiny_model = {"model": "janus", "random-weights": True, "scale": "tiny", "threads": 1, "prompts": "shapes"}
-    given = tiny_model | {"decoder": ["ar", "sjd"], "limit": 1, "out": str(tmp_path), "compile": "off", "device": "cpu"}
-    plans = sweep_plans(merge(run_settings(), given), {"dtype": ["float32", "bfloat16"]})
+    named = tiny_model | {"decoder": ["ar", "sjd"], "limit": 1, "out": str(tmp_path), "compile": "off", "device": "cpu"}
+    plans = sweep_plans(merge(run_settings(), named), {"dtype": ["float32", "bfloat16"]})
     assert runner.run_plans(plans).done == 4
     assert alive == [[], []]
 
@@ -335,8 +335,8 @@ def test_of_very_many_runs_some_at_a_time_take_turns_on_one_model(tmp_path, monk
     monkeypatch.setattr(preparation, "open_executor", open_executor)
     monkeypatch.setattr(runner, "run", run_some)
     monkeypatch.setattr(runner, "_AT_ONCE", 2)
-    given = {"decoder": ["ar"], "limit": 1, "baseline": 0, "out": str(tmp_path)}
-    summary = runner.run_plans(sweep_plans(merge(run_settings(), given), {"seed": range(5)}))
+    settings = {"decoder": ["ar"], "limit": 1, "baseline": 0, "out": str(tmp_path)}
+    summary = runner.run_plans(sweep_plans(merge(run_settings(), settings), {"seed": range(5)}))
     assert ran == [[0, 1], [2, 3]] and len(opened) == 1
     assert (summary.done, summary.total, summary.interrupted) == (4, 5, signal.SIGINT) and len(summary.folders) == 4
 

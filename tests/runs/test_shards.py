@@ -42,7 +42,7 @@ def test_the_part_of_a_task(text, env, part):
 
 
 @pytest.mark.parametrize(
-    ("text", "env", "said"),
+    ("text", "env", "problem"),
     [
         ("auto", {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "7"}, "start the command with srun"),
         ("auto", array(3, 3, 7, 2), "give the size as --shard auto/N"),
@@ -57,15 +57,15 @@ def test_the_part_of_a_task(text, env, part):
         *((text, {}, "--shard") for text in ("0/2", "3/2", "2", "a/b", "1/0", "-1/2", "1/2/3", "٣/٤x")),
     ],
 )
-def test_a_part_that_is_not_known_is_refused(text, env, said):
+def test_a_part_that_is_not_known_is_refused(text, env, problem):
     with pytest.raises(SpecbenchError) as refused:
         plan_shard(text, env)
-    assert said in str(refused.value)
+    assert problem in str(refused.value)
 
 
 def test_without_a_scheduler_a_line_says_that_all_is_decoded_here():
-    part, said = plan_shard("auto", {"LSB_JOBINDEX": "0"})
-    assert part == (1, 1) and "all images are decoded here" in said
+    part, note = plan_shard("auto", {"LSB_JOBINDEX": "0"})
+    assert part == (1, 1) and "all images are decoded here" in note
 
 
 STUBS = {

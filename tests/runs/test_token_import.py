@@ -68,9 +68,9 @@ def test_tokens_become_a_run_with_pictures_scores_report_and_verdict(suffix, our
     assert row["latency_ms"] == 1500
     if suffix == "jsonl":
         assert cli("score", folder, "--metric", "shapes-clip").code == 0
-        told = cli("report", folder, ours.attrs["folder"]).out
-        assert "theirs" in told and "To add AR" not in told, "AR has no times to compare with theirs"
-        assert told.count("###") == 1, "of the same prompts and sampling: beside AR"
+        report = cli("report", folder, ours.attrs["folder"]).out
+        assert "theirs" in report and "To add AR" not in report, "AR has no times to compare with theirs"
+        assert report.count("###") == 1, "of the same prompts and sampling: beside AR"
         # once more: nothing is stored twice
         again = imported(cli, path, "--prompts", "shapes", "--out", out)
         assert again.out.strip() == folder and "all 4 images were there" in again.err
@@ -81,8 +81,8 @@ def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
     path, out = written(tmp_path / "tokens.jsonl", as_rows(ours)), tmp_path / "results"
     folder = imported(cli, path, "--out", out).out.strip()
     shutil.copytree(ours.attrs["folder"], out / "ours")
-    told = cli("report", "--out", out).out
-    assert told.count("###") == 2 and "apart from AR, which differs in the prompt set (import --prompts)" in told
+    report = cli("report", "--out", out).out
+    assert report.count("###") == 2 and "apart from AR, which differs in the prompt set (import --prompts)" in report
     for command in (
         ("report", folder, "--all", "--explain"),
         ("report", folder, "--html", tmp_path / "page.html"),
@@ -105,7 +105,7 @@ def test_seeds_of_another_program_are_no_contradiction(ours, tmp_path, cli):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "problem"),
     [
         ({"tokens": [2**64 - 1] * 256}, "image 1: slot 0 holds 18446744073709551615, outside the image's ids 0 to 511"),
         ({"seed": 1.5}, "(seed 1.5, which must be a whole number from 0 to "),
@@ -123,16 +123,16 @@ def test_seeds_of_another_program_are_no_contradiction(ours, tmp_path, cli):
         ({"seconds": "soon"}, "image 1 has a seed, log p or seconds that cannot be one"),
     ],
 )
-def test_what_is_no_image_is_told_in_one_line(change, told, ours, tmp_path, cli):
+def test_what_is_no_image_is_told_in_one_line(change, problem, ours, tmp_path, cli):
     rows = as_rows(ours)
     rows[0] |= change
     outcome = imported(cli, written(tmp_path / "t.jsonl", rows), "--prompts", "shapes", "--out", tmp_path)
     assert outcome.code == BAD_INPUT and outcome.err.count("\n") == 1
-    assert told in outcome.err
+    assert problem in outcome.err
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "problem"),
     [
         ("", "holds none of the columns prompt, tokens"),
         ("{", "cannot be read: line 1 is no JSON"),
@@ -148,12 +148,12 @@ def test_what_is_no_image_is_told_in_one_line(change, told, ours, tmp_path, cli)
         ('{"tokens": [1]}', "has no column 'prompt'"),
     ],
 )
-def test_a_file_without_images_is_told_in_one_line(content, told, tmp_path, cli):
+def test_a_file_without_images_is_told_in_one_line(content, problem, tmp_path, cli):
     path = tmp_path / "t.jsonl"
     path.write_text(content)
     outcome = imported(cli, path, "--out", tmp_path)
     assert outcome.code == BAD_INPUT and outcome.err.count("error:") == 1 and "t.jsonl" in outcome.err
-    assert told in outcome.err
+    assert problem in outcome.err
 
 
 def test_pipes_single_values_and_too_much_are_refused_before_they_are_read(tmp_path, cli, monkeypatch):
@@ -161,8 +161,10 @@ def test_pipes_single_values_and_too_much_are_refused_before_they_are_read(tmp_p
     os.mkfifo(tmp_path / "pipe.parquet")
     np.savez(tmp_path / "scalar.npz", prompt=np.array("x"), tokens=np.array(1))
     large = written(tmp_path / "large.parquet", [{"prompt": "x", "tokens": [1] * 4000}])
-    told = dict.fromkeys(("pipe.npz", "pipe.parquet"), "not a regular file") | {"scalar.npz": "'prompt' is one value"}
-    for name, what in told.items():
+    problems = dict.fromkeys(("pipe.npz", "pipe.parquet"), "not a regular file") | {
+        "scalar.npz": "'prompt' is one value"
+    }
+    for name, what in problems.items():
         outcome = imported(cli, tmp_path / name, "--out", tmp_path)
         assert outcome.code == BAD_INPUT and what in outcome.err and outcome.err.count("\n") == 1
     monkeypatch.setattr("specbench.runs.token_import._MAX_BYTES", 100)
@@ -180,23 +182,23 @@ class OwnIds(Tiny):
 
 def test_ids_of_the_vocabulary_are_read_with_and_without_row_ends(tmp_path):
     model, whole = OwnIds(), [[1, 2, 5, 3, 4, 5]]
-    for given in ([[1, 2, 3, 4]], whole, [[101, 102, 103, 104]], [[101, 102, 7, 103, 104, 7]]):
-        found = read_stream([np.array(one) for one in given], model, tmp_path, None)
-        assert [row.tolist() for row in found] == whole
+    for streams in ([[1, 2, 3, 4]], whole, [[101, 102, 103, 104]], [[101, 102, 7, 103, 104, 7]]):
+        rows = read_stream([np.array(stream) for stream in streams], model, tmp_path, None)
+        assert [row.tolist() for row in rows] == whole
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("stream", "problem"),
     [
         ([101, 102, 103, 104, 101, 7], "slot 2 holds 103, where the grammar has 7 (the end of a row)"),
         ([101, 102, 103, 50], "slot 4 holds 50, a token of text or grammar and not of the image"),
         ([101, 102, 103], "3 tokens, where an image of the model has 4, or 6 with those that close its rows"),
     ],
 )
-def test_tokens_of_text_and_missing_row_ends_are_told_with_their_slot(given, told, tmp_path):
+def test_tokens_of_text_and_missing_row_ends_are_told_with_their_slot(stream, problem, tmp_path):
     with pytest.raises(SpecbenchError) as refused:
-        read_stream([np.array(given)], OwnIds(), tmp_path, None)
-    assert told in refused.value.what
+        read_stream([np.array(stream)], OwnIds(), tmp_path, None)
+    assert problem in refused.value.what
 
 
 @pytest.mark.slow
@@ -206,8 +208,8 @@ def test_tokens_of_our_own_are_consistent_in_a_sentence_and_those_of_another_cla
     path = written(tmp_path / "t.jsonl", as_rows(ours))
     false = imported(cli, path, "--prompts", "shapes", "--cfg", "5", "--out", tmp_path).out.strip()
     true = imported(cli, path, "--prompts", "shapes", "--out", tmp_path).out.strip()
-    found = cli("audit", "--run", true, "--json")
-    assert found.code == 0 and json.loads(found.out)[0]["sentence"].startswith("consistent with samples of shapes")
+    outcome = cli("audit", "--run", true, "--json")
+    assert outcome.code == 0 and json.loads(outcome.out)[0]["sentence"].startswith("consistent with samples of shapes")
     with monkeypatch.context() as patch:
         patch.setattr("specbench.checks.likely_causes.likely_causes", None)  # verify seeks none
         assert "audit --run seeks likely causes, too" in cli("verify", true).out
@@ -221,7 +223,7 @@ def test_tokens_of_our_own_are_consistent_in_a_sentence_and_those_of_another_cla
 def test_the_lines_for_transformers_draw_samples_of_the_model_and_a_fault_in_them_is_named(tmp_path, cli, monkeypatch):
     checkpoints.janus.write(tmp_path / "janus")
     page = (Path(__file__).parents[2] / "docs" / "tokens.md").read_text()
-    code = next(one for one in page.split("```python\n")[1:] if "JanusFor" in one).partition("```")[0]
+    code = next(block for block in page.split("```python\n")[1:] if "JanusFor" in block).partition("```")[0]
     monkeypatch.chdir(tmp_path)
     Path("prompts.txt").write_text("".join(f"a cat on mat {number}\n" for number in range(60)))
     torch.manual_seed(1)
@@ -254,7 +256,7 @@ def test_released_loops_of_llamagen_come_out_as_they_should(loop, verdict, tmp_p
     model.eval().zipar_window_size = 2
     tokenizer, text = AutoTokenizer.from_pretrained("flan-t5-xl"), T5EncoderModel.from_pretrained("flan-t5-xl")
     page = (Path(__file__).parents[2] / "docs" / "tokens.md").read_text()
-    exec(next(one for one in page.split("```python\n") if "def keep" in one).partition("```")[0], globals())
+    exec(next(block for block in page.split("```python\n") if "def keep" in block).partition("```")[0], globals())
     prompts = [f"a cat on mat {number}" for number in range(60)]
     generate = keep(import_module(f"autoregressive.models.{loop}").generate, iter(prompts), 16)  # noqa: F821
     torch.manual_seed(1)

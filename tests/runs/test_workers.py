@@ -199,13 +199,13 @@ def test_without_ray_one_line_says_what_to_install(cli, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("outcome", "said"),
+    ("outcome", "problem"),
     [
         (subprocess.TimeoutExpired("ray", 15), "no Ray cluster answers there: nothing within 15 s"),
         ("raw log\nray.exceptions.AuthenticationError: RPC error: InvalidAuthToken", "wants a token (export RAY_AUTH"),
     ],
 )
-def test_a_cluster_that_does_not_answer_is_one_line_of_a_dry_run(cli, tmp_path, monkeypatch, outcome, said):
+def test_a_cluster_that_does_not_answer_is_one_line_of_a_dry_run(cli, tmp_path, monkeypatch, outcome, problem):
     pytest.importorskip("ray", reason="Ray is not installed")
 
     def health_check(command, **_):
@@ -216,7 +216,7 @@ def test_a_cluster_that_does_not_answer_is_one_line_of_a_dry_run(cli, tmp_path, 
     monkeypatch.setattr(ray_cluster.subprocess, "run", health_check)
     run = ("run", "--decoder", "ar", "--ray", "HEAD:6379", "--limit", "1", "--out", tmp_path, "--dry-run", "--json")
     (obstacle,) = json.loads(cli(*run).out)[0]["obstacles"]
-    assert said in obstacle
+    assert problem in obstacle
 
 
 @pytest.mark.parametrize(

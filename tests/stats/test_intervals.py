@@ -96,7 +96,7 @@ def test_p_values_of_no_difference_are_small_as_often_as_they_say():
         pd.DataFrame({"prompt_id": range(30), "latency_ms": b * n, "latency_ms_base": b * m})
         for b, n, m in zip(base, *noise, strict=True)
     )
-    hits = sum(stats.speed_difference(one).p < 0.05 for one in pairs)
+    hits = sum(stats.speed_difference(pair).p < 0.05 for pair in pairs)
     assert honest(hits, 0.05), hits / RUNS
 
 
@@ -165,12 +165,12 @@ def test_groups_of_many_prompts_say_the_same(monkeypatch):
 def test_prompts_that_show_a_change_of_two_percent_follow_from_the_spread_over_prompts():
     values = np.random.default_rng(0).normal(0.7, 0.2, 60)
     estimate = stats.mean_interval(values, range(60))
-    wanted = stats.prompts_needed(np.sqrt(2) * values.std(ddof=1), 0.02 * values.mean())
-    assert stats.prompts_for_change(estimate, 60) == wanted > 1000
+    needed = stats.prompts_needed(np.sqrt(2) * values.std(ddof=1), 0.02 * values.mean())
+    assert stats.prompts_for_change(estimate, 60) == needed > 1000
     assert stats.prompts_for_change(stats.Estimate(0.7, None, None), 60) is None
-    drawn = np.random.default_rng(1).normal(values.mean(), values.std(ddof=1), (2000, 2, wanted))
+    drawn = np.random.default_rng(1).normal(values.mean(), values.std(ddof=1), (2000, 2, needed))
     drawn[:, 1] += 0.02 * values.mean()
-    gap = drawn.mean(2) @ [-1, 1] / (drawn.var(2, ddof=1).sum(1) / wanted) ** 0.5
+    gap = drawn.mean(2) @ [-1, 1] / (drawn.var(2, ddof=1).sum(1) / needed) ** 0.5
     assert 0.75 < (gap > 1.96).mean() < 0.86, "power 80 %"
 
 

@@ -19,23 +19,23 @@ def images(seed: int = 0, prompts: int = 32, shift: float = 0.0) -> pd.DataFrame
     """Two images a prompt, whose mean log p varies from prompt to prompt by 1.0 and from run to run by 0.1."""
     free = np.random.default_rng(1).integers(200, 260, 2 * prompts).astype(float)
     level = np.repeat(np.random.default_rng(2).normal(-1.0, 1.0, prompts), 2)
-    own = np.random.default_rng(seed).normal(shift, 0.1, 2 * prompts)
+    noise = np.random.default_rng(seed).normal(shift, 0.1, 2 * prompts)
     counts = lists([[1, 2], [3]] * prompts)
     return pd.DataFrame({
         "prompt_id": [f"p{n // 2}" for n in range(2 * prompts)], "sample": [n % 2 for n in range(2 * prompts)],
-        "free_tokens": free, "logp_sum": free * (level + own), "entropy_sum": free * 2.0, "nfe": 100.0,
+        "free_tokens": free, "logp_sum": free * (level + noise), "entropy_sum": free * 2.0, "nfe": 100.0,
         "stream_tokens": 256, "latency_ms": np.nan, "accepted": counts, "tested": counts,
     })  # fmt: skip
 
 
 def test_a_mean_over_tokens_has_the_interval_of_the_bootstrap():
     rows = images()
-    found = stats.interval("logp_mean", rows)
+    mean = stats.interval("logp_mean", rows)
     bootstrap = stats.ratio_of_totals(rows["logp_sum"], rows["free_tokens"], rows["prompt_id"])
-    wanted = (bootstrap.value, bootstrap.low, bootstrap.high)
-    assert (found.value, found.low, found.high) == pytest.approx(wanted, abs=0.02)
+    expected = (bootstrap.value, bootstrap.low, bootstrap.high)
+    assert (mean.value, mean.low, mean.high) == pytest.approx(expected, abs=0.02)
     pooled = stats.interval("perplexity", rows)
-    assert (pooled.low, pooled.high) == pytest.approx((math.exp(-found.high), math.exp(-found.low)))
+    assert (pooled.low, pooled.high) == pytest.approx((math.exp(-mean.high), math.exp(-mean.low)))
     assert pooled.value == pytest.approx(stats.perplexity(rows))
 
 

@@ -46,8 +46,8 @@ def test_a_llama_by_counting_its_tensors_and_its_operations(kind):
 
 def test_the_embedded_model_is_counted_from_its_configuration():
     model, size = load_model("shapes"), find_model("shapes").size
-    held = [weight for name, weight in model.backbone.named_parameters() if "embed" not in name]
-    assert size.weights == sum(weight.numel() for weight in held) + model._network.head.weight.numel()
+    weights = [weight for name, weight in model.backbone.named_parameters() if "embed" not in name]
+    assert size.weights == sum(weight.numel() for weight in weights) + model._network.head.weight.numel()
     assert (size.kv, size.attention) == (2 * 6 * 128, 6 * 128)
 
 

@@ -62,7 +62,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_report_refuses_verify_finds_and_names(tmp_path, members, cli, case):
-    added, said = REFUSED[case]
+    added, problem = REFUSED[case]
     run = next(iter(members)).partition("/")[0]
     path = written(tmp_path / "x.zip", members | {f"{run}/{name}": data for name, data in added.items()})
     mark(path, {"encrypted": 1, "patched": 32}.get(case, 0))
@@ -70,7 +70,7 @@ def test_what_report_refuses_verify_finds_and_names(tmp_path, members, cli, case
         outcome = cli(command, path)
         assert outcome.code in (2, 4) and "a bug" not in outcome.err, outcome
         errors = [line for line in outcome.err.splitlines() if line.startswith("error: ")]
-        assert len(errors) == 1 and said in errors[0], outcome
+        assert len(errors) == 1 and problem in errors[0], outcome
 
 
 def test_a_score_that_is_null_is_missing(tmp_path, members, cli):

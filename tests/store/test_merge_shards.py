@@ -48,8 +48,8 @@ def test_merged_shards_are_the_undivided_run(tmp_path, undivided, shards):
     for number in numbers:
         shard(tmp_path, number, shards)
     merged = merge_runs([], tmp_path)
-    assert [(one.copied, one.rows) for one in merged] == [(12, 12), (12, 12)]
-    assert [one.copied for one in merge_runs([], tmp_path)] == [0, 0]
+    assert [(outcome.copied, outcome.rows) for outcome in merged] == [(12, 12), (12, 12)]
+    assert [outcome.copied for outcome in merge_runs([], tmp_path)] == [0, 0]
     assert len(read_info(merged[0].folder).invocations) == shards
     assert contents(whole(tmp_path)) == undivided
 
@@ -58,7 +58,7 @@ def test_a_merge_takes_what_came_later_and_a_run_makes_what_is_missing(tmp_path,
     shard(tmp_path, 1, 3)
     merge_runs([], tmp_path)
     shard(tmp_path, 3, 3)
-    assert [one.rows for one in merge_runs([], tmp_path)] == [8, 8]
+    assert [outcome.rows for outcome in merge_runs([], tmp_path)] == [8, 8]
     summary = run(tiny.executor(), SPECS, REQUESTS, tmp_path)
     assert (summary.resumed, summary.done) == (16, 8)
     assert contents(whole(tmp_path)) == undivided
@@ -73,8 +73,8 @@ def test_shards_that_are_missing_are_named_by_merge_and_report(cli, tmp_path):
     (problem,) = [line for line in merged.err.splitlines() if line.startswith("error: ")]
     assert "shards not there: 1, 3, 5-8 of 8; shards not finished: 4 of 8 (" in problem
     assert "shards not there: 1, 3, 5-8 of 8: the tables lack" in cli("report", "--out", tmp_path).err
-    said = [(row["part"], row["state"]) for row in status(tmp_path)]
-    assert said == [(None, "shards not there: 1, 3, 5-8 of 8; shards not finished: 4 of 8")] * 2, "parts are merged"
+    states = [(row["part"], row["state"]) for row in status(tmp_path)]
+    assert states == [(None, "shards not there: 1, 3, 5-8 of 8; shards not finished: 4 of 8")] * 2, "parts are merged"
     assert incomplete_shards([shard(tmp_path / "all", n, 3) for n in (1, 2, 3)]) == []
 
 
@@ -101,8 +101,8 @@ def test_a_good_image_replaces_a_failed_one_and_never_the_other_way(tmp_path, un
 def test_traces_come_along(tmp_path):
     for number in (1, 2):
         shard(tmp_path, number, 2, trace=True)
-    for one in merge_runs([], tmp_path):
-        assert len(RunStore(one.folder).traces()) == 12
+    for outcome in merge_runs([], tmp_path):
+        assert len(RunStore(outcome.folder).traces()) == 12
 
 
 def test_a_merge_that_was_cut_off_is_done_by_merging_again(tmp_path, undivided, monkeypatch):
@@ -130,13 +130,13 @@ def test_what_is_not_a_shard_is_refused(tmp_path):
         merge_runs([tmp_path / "empty"], tmp_path)
     with pytest.raises(SpecbenchError, match="no shards in"):
         merge_runs([], tmp_path)
-    one, other = tmp_path / "one", tmp_path / "other"
-    for out, seed in ((one, 0), (other, 1)):
+    ours, other = tmp_path / "one", tmp_path / "other"
+    for out, seed in ((ours, 0), (other, 1)):
         run(tiny.executor(), [tiny.spec("ar", seed=seed)], REQUESTS[:1], out)
     theirs = next(other.iterdir())
-    (theirs / "run.json").write_text((theirs / "run.json").read_text().replace(theirs.name, next(one.iterdir()).name))
+    (theirs / "run.json").write_text((theirs / "run.json").read_text().replace(theirs.name, next(ours.iterdir()).name))
     with pytest.raises(SpecbenchError, match="seed is 0 there, 1 here"):
-        merge_runs([one, other], tmp_path / "out")
+        merge_runs([ours, other], tmp_path / "out")
     assert not list((tmp_path / "out").glob("*/samples/*"))
 
 

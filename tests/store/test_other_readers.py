@@ -75,13 +75,13 @@ def test_one_line_reads_all_runs_old_and_new(out, kind, reader):
 def test_types_are_the_declared_ones_and_every_row_says_whose_it_is(out, kind):
     for path in out.glob(f"*/{kind}"):
         table, run = pq.read_table(path), path.relative_to(out).parts[0]
-        known = FILE_KINDS[kind]
-        assert {field.name: field.type for field in table.schema if field.name in known.names} == dict(
-            zip(known.names, known.types, strict=True)
+        schema = FILE_KINDS[kind]
+        assert {field.name: field.type for field in table.schema if field.name in schema.names} == dict(
+            zip(schema.names, schema.types, strict=True)
         )
         assert set(table["run_id"].to_pylist()) <= {run} and table["decoder"].null_count == 0
         about = json.loads(table.schema.metadata[b"specbench.columns"])
-        assert about == column_facts(known) and all(one["meaning"] for one in about.values())
+        assert about == column_facts(schema) and all(facts["meaning"] for facts in about.values())
 
 
 def test_files_of_two_kinds_are_in_folders_of_their_own(out):

@@ -70,9 +70,9 @@ def folder(tmp_path) -> Path:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_swapped_pictures_are_refused(folder, tmp_path, reader):
-    one, other = (folder / "images" / f"s{n}-0.png" for n in (0, 1))
-    one.rename(folder / "images" / "x.png")
-    other.rename(one)
+    first, other = (folder / "images" / f"s{n}-0.png" for n in (0, 1))
+    first.rename(folder / "images" / "x.png")
+    other.rename(first)
     (folder / "images" / "x.png").rename(other)
     with pytest.raises(SpecbenchError, match=r"s0-0\.png is damaged or replaced: its SHA-256"):
         reader(folder, tmp_path)
@@ -103,17 +103,17 @@ def pipe(picture: Path) -> None:
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(
-    ("replace", "said"),
+    ("replace", "problem"),
     [
         (link_out, "leads out of"),
         (link_in_a_circle, "cannot be read: Too many levels of symbolic links"),
         (pipe, "is not a regular file"),
     ],
 )
-def test_what_is_no_file_of_the_folder_is_refused_and_copied_nowhere(folder, tmp_path, reader, replace, said):
+def test_what_is_no_file_of_the_folder_is_refused_and_copied_nowhere(folder, tmp_path, reader, replace, problem):
     forget_digests(folder)
     replace(folder / "images" / "s0-0.png")
-    with pytest.raises(SpecbenchError, match=said):
+    with pytest.raises(SpecbenchError, match=problem):
         reader(folder, tmp_path)
     assert not list((tmp_path / "merged").glob("**/*.png"))
 

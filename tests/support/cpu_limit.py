@@ -91,6 +91,6 @@ class CpuLimit:
 
 def _fixtures(item: pytest.Item) -> list[object]:
     """Fixtures of a test that others use, too."""
-    known = getattr(item, "_fixtureinfo", None)
-    named = known.name2fixturedefs.values() if known else ()
-    return [found[-1] for found in named if found[-1].scope != "function"]
+    info = getattr(item, "_fixtureinfo", None)
+    named = info.name2fixturedefs.values() if info else ()
+    return [definitions[-1] for definitions in named if definitions[-1].scope != "function"]

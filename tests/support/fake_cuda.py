@@ -64,9 +64,9 @@ def build_fake() -> FakeModel:
         model = FakeModel()
         model.kept_head = Tiny.own_head(model)
     for module in (*model.backbone.modules(), *model.kept_head.modules()):
-        for name, held in module._parameters.items():
-            module._parameters[name] = held if held is None else nn.Parameter(like(held), requires_grad=False)
-        module._buffers |= {name: like(held) for name, held in module._buffers.items() if held is not None}
+        for name, tensor in module._parameters.items():
+            module._parameters[name] = tensor if tensor is None else nn.Parameter(like(tensor), requires_grad=False)
+        module._buffers |= {name: like(tensor) for name, tensor in module._buffers.items() if tensor is not None}
     model.codebook, model.matrix = like(model.codebook), like(model.matrix)
     return model
 
@@ -113,10 +113,10 @@ def main() -> None:
     load_guard(Path(sys.argv[1]))
     with torch.inference_mode(), FakeTensorMode():
         model = build_fake()
-        found = {name: outcome(model, name) for name in DECODERS}
-        found["planted cpu tensor"] = outcome(model, "sjd", planted_on_cpu)
-        found["planted host read"] = outcome(model, "sjd", planted_read)
-    print(json.dumps(found))
+        outcomes = {name: outcome(model, name) for name in DECODERS}
+        outcomes["planted cpu tensor"] = outcome(model, "sjd", planted_on_cpu)
+        outcomes["planted host read"] = outcome(model, "sjd", planted_read)
+    print(json.dumps(outcomes))
 
 
 if __name__ == "__main__":

@@ -40,8 +40,8 @@ def forked(
         if not child:
             sys.path[:0] = map(str, path)
             for module in [module for name, module in sys.modules.items() if name.startswith("specbench")]:
-                for known in [one for one in vars(module).values() if hasattr(one, "cache_clear")]:
-                    known.cache_clear()  # such as which plug-ins are installed
+                for cached in [value for value in vars(module).values() if hasattr(value, "cache_clear")]:
+                    cached.cache_clear()  # such as which plug-ins are installed
             _end(
                 work, (out.fileno(), err.fileno()), Path(cwd).absolute(), os.environ if env is None else env, timeout_s
             )
@@ -71,9 +71,9 @@ def _end(work: Callable[[], object], streams: Sequence[int], cwd: Path, env: Map
         for number, stream in enumerate(streams, start=1):
             os.dup2(stream, number)
         sys.stdin, sys.stdout, sys.stderr = io.StringIO(), os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
-        given = dict(env)
+        variables = dict(env)
         os.environ.clear()
-        os.environ.update(given)
+        os.environ.update(variables)
         os.chdir(cwd)
         torch.set_num_threads(1)
         importlib.reload(constants)  # the hub's client reads the environment when it is imported

@@ -100,7 +100,7 @@ class _Answers(BaseHTTPRequestHandler):
         files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         names = [(path.relative_to(folder).as_posix(), path.stat().st_size, *_digests(path)) for path in files]
         if rest[:1] == ["tree"]:
-            found: object = [
+            answer: object = [
                 {"type": "file", "path": name, "size": size, "oid": git} | _lfs(name, size, sha256, "oid")
                 for name, size, git, sha256 in names
             ]
@@ -109,8 +109,8 @@ class _Answers(BaseHTTPRequestHandler):
                 {"rfilename": name, "size": size, "blobId": git} | _lfs(name, size, sha256, "sha256")
                 for name, size, git, sha256 in names
             ]
-            found = {"id": repo, "modelId": repo, "sha": commit, "private": False, "siblings": siblings}
-        self._send(200, json.dumps(found).encode(), body, {"Content-Type": "application/json"})
+            answer = {"id": repo, "modelId": repo, "sha": commit, "private": False, "siblings": siblings}
+        self._send(200, json.dumps(answer).encode(), body, {"Content-Type": "application/json"})
 
     def _file(self, repo: str, revision: str, name: str, body: bool) -> None:
         commit = self._commit(repo, revision)

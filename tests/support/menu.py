@@ -32,9 +32,9 @@ def lossless_decoders() -> Iterator[DecoderSpec]:
 
 def _allowed(start: str, chosen: dict, options: list[dict]) -> Iterator[DecoderSpec]:
     """The lossless ones among the combination's decoders; some components refuse or bias others."""
-    for own in options:
+    for values in options:
         try:
-            spec = resolve(start, chosen | own)
+            spec = resolve(start, chosen | values)
         except SpecbenchError:
             continue
         if spec.lossless:

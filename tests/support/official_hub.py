@@ -53,17 +53,17 @@ def _write(folder: Path, model: str) -> None:
     if model == "liquid":  # whoever has no file of Meta's downloads the converted one
         converted = made / info.companions[0].folder_name
         converted.mkdir()
-        held = torch.load(made / "chameleon" / "vqgan.ckpt", weights_only=True)["state_dict"]
-        save_file(held, converted / "model.safetensors")
+        tensors = torch.load(made / "chameleon" / "vqgan.ckpt", weights_only=True)["state_dict"]
+        save_file(tensors, converted / "model.safetensors")
         shutil.rmtree(made / "chameleon")
     for source in info.companions:
         names = (source.folder_name, *source.folders)
-        own = next((made / name for name in names if (made / name).is_dir()), made / names[0])
+        place = next((made / name for name in names if (made / name).is_dir()), made / names[0])
         target = folder / source.repo
         target.mkdir(parents=True, exist_ok=True)
-        if own.is_dir():
-            shutil.copytree(own, target, dirs_exist_ok=True)
-            shutil.rmtree(own)
+        if place.is_dir():
+            shutil.copytree(place, target, dirs_exist_ok=True)
+            shutil.rmtree(place)
         else:
             for name in source.files:
                 shutil.move(made / name, target / name)
@@ -131,9 +131,9 @@ def _as_user(address: str, facts: dict[str, str], arguments: list[str]) -> None:
         published_weights.CHECKPOINTS[name] = published_weights.Checkpoint(file.name, remote, "test")
     load = functools.partial(preference.load_hpsv2, architecture="tiny-hps")
 
-    def load_small(*given):
+    def load_small(*arguments):
         import_open_clip().add_model_config(Path(facts["hpsv2-v2.1"]).with_name("tiny-hps.json"))
-        return load(*given)
+        return load(*arguments)
 
     preference.load_hpsv2 = load_small
     small = {

@@ -25,21 +25,21 @@ class Block:
 
     def commands(self) -> list[tuple[str, list[str]]]:
         """What is typed, with the lines that the page shows below it."""
-        found: list[tuple[str, list[str]]] = []
+        commands: list[tuple[str, list[str]]] = []
         prompted = any(line.startswith("$ ") for line in self.text.splitlines())
         for line in re.sub(r"(?<!\\)\\\n", " ", self.text).splitlines():
             if prompted and not line.startswith("$ "):
-                found[-1][1].append(line)
+                commands[-1][1].append(line)
             elif line.strip() and not line.startswith("#"):
-                found.append((line.removeprefix("$ "), []))
-        return found
+                commands.append((line.removeprefix("$ "), []))
+        return commands
 
 
 def blocks(page: Path) -> list[Block]:
     """The fenced and indented blocks of a page, without those that are generated."""
     lines = re.sub(
         r"<!-- begin:([a-z-]+).*?<!-- end:\1 -->",
-        lambda found: "\n" * found[0].count("\n"),
+        lambda match: "\n" * match[0].count("\n"),
         page.read_text(),
         flags=re.S,
     ).splitlines()
@@ -64,8 +64,8 @@ def _blocks(lines: Sequence[str]) -> Iterator[Block]:
 
 
 def _mark(before: str) -> str | None:
-    found = _MARK.fullmatch(before.strip())
-    return found[1] if found and found[1] in MARKS else None
+    match = _MARK.fullmatch(before.strip())
+    return match[1] if match and match[1] in MARKS else None
 
 
 def missing_lines(shown: Sequence[str], out: str, err: str) -> list[str]:
@@ -74,20 +74,20 @@ def missing_lines(shown: Sequence[str], out: str, err: str) -> list[str]:
     Numbers may be others and columns wider. Lines that are measured statements ("- The best is ...") or end in "..."
     are compared up to there, or not at all.
     """
-    there, said = [_settled(line) for line in out.splitlines()], [_settled(line) for line in err.splitlines()]
+    there, errors = [_settled(line) for line in out.splitlines()], [_settled(line) for line in err.splitlines()]
     lost = []
     for line in shown:
-        wanted, cut, _ = _settled(line).partition("...")
-        if not wanted.strip() or line.startswith("- "):
+        start, cut, _ = _settled(line).partition("...")
+        if not start.strip() or line.startswith("- "):
             continue
 
-        def fits(printed: str, wanted: str = wanted, cut: str = cut) -> bool:
-            return printed.startswith(wanted.rstrip()) if cut else printed == wanted
+        def fits(printed: str, start: str = start, cut: str = cut) -> bool:
+            return printed.startswith(start.rstrip()) if cut else printed == start
 
         place = next((place for place, printed in enumerate(there) if fits(printed)), None)
         if place is not None:
             there = there[place + 1 :]
-        elif not any(map(fits, said)):
+        elif not any(map(fits, errors)):
             lost.append(line)
     return lost
 

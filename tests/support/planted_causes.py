@@ -25,13 +25,13 @@ SETTINGS = {
 def drawn(model, texts, sampling: Sampling, seed: int = 5) -> np.ndarray:
     """[K, N] tokens of one image of each text."""
     requests = [Request(text, f"p{number}") for number, text in enumerate(texts)]
-    return np.stack([one.numpy() for one in decode_tokens(Decoding(model, resolve("ar"), sampling, seed), requests)])
+    return np.stack([row.numpy() for row in decode_tokens(Decoding(model, resolve("ar"), sampling, seed), requests)])
 
 
 def as_rows(model, texts, tokens) -> pd.DataFrame:
     forced = np.array(model.layout.forced) >= 0
-    held = {"prompt": list(texts), "tokens": list(tokens), "forced": [forced] * len(texts)}
-    return pd.DataFrame(held | {"prompt_id": [f"p{n}" for n in range(len(texts))], "sample": 0, "seed": 5})
+    columns = {"prompt": list(texts), "tokens": list(tokens), "forced": [forced] * len(texts)}
+    return pd.DataFrame(columns | {"prompt_id": [f"p{n}" for n in range(len(texts))], "sample": 0, "seed": 5})
 
 
 def reordered(model, tokens: np.ndarray, order, images: int) -> np.ndarray:

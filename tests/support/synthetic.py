@@ -111,9 +111,9 @@ def sjd(n: int = 3) -> list[Generation]:
 
 def changed(spec: RunSpec, **fields: object) -> RunSpec:
     """The spec with fields of itself or of its sampling replaced."""
-    own = {name: value for name, value in fields.items() if name in RunSpec.__dataclass_fields__}
-    sampling = {name: value for name, value in fields.items() if name not in own}
-    return replace(spec, **own, sampling=replace(spec.sampling, **sampling))
+    of_run = {name: value for name, value in fields.items() if name in RunSpec.__dataclass_fields__}
+    sampling = {name: value for name, value in fields.items() if name not in of_run}
+    return replace(spec, **of_run, sampling=replace(spec.sampling, **sampling))
 
 
 SJD = tiny.spec("sjd")
@@ -122,6 +122,6 @@ AR = tiny.spec("ar")
 
 def bare_row(**values) -> ReportRow:
     """A report row with these values and no others."""
-    none = dict.fromkeys((one.name for one in fields(ReportRow)), None)
+    none = dict.fromkeys((field.name for field in fields(ReportRow)), None)
     empty = {"options": {}, "scores": [], "beside_ar": {}, "load": [], "environment": [], "over_ar": OverAR()}
     return ReportRow(**none | empty | values)

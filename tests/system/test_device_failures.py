@@ -93,16 +93,16 @@ class Large:
 def test_a_batch_that_does_not_fit_frees_its_memory_and_after_a_second_one_there_are_none(
     tmp_path, monkeypatch, decoder
 ):
-    model, sizes, held = tiny.tiny_model(), [], []
+    model, sizes, refs = tiny.tiny_model(), [], []
     honest = model.encode
 
     def encode(texts):
         gc.disable()
         sizes.append(len(texts))
-        assert not [one for one in held if one() is not None], "memory of a batch that did not fit is still held"
+        assert not [ref for ref in refs if ref() is not None], "memory of a batch that did not fit is still held"
         if len(texts) > 1:
             large = Large()
-            held.append(weakref.ref(large))
+            refs.append(weakref.ref(large))
             raise torch.OutOfMemoryError(NO_MEMORY)
         return honest(texts)
 

@@ -47,15 +47,15 @@ def _handler(server: Server):
                 self.send_header("Location", server.moved_to)
                 self.end_headers()
                 return
-            wanted = self.headers.get("Range")
-            server.asked.append(wanted)
+            asked = self.headers.get("Range")
+            server.asked.append(asked)
             server.paths.append(self.path)
             time.sleep(server.stall_s)
             if status := (server.statuses.pop(0) if server.statuses else 0):
                 self.send_error(status)
                 return
-            partial = wanted and server.ranges
-            start, _, last = (wanted or "").removeprefix("bytes=").partition("-") if partial else ("0", "", "")
+            partial = asked and server.ranges
+            start, _, last = (asked or "").removeprefix("bytes=").partition("-") if partial else ("0", "", "")
             if partial and int(start) >= len(server.content):
                 self.send_error(416)
                 return
@@ -77,12 +77,12 @@ def _handler(server: Server):
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(downloads, "PAUSE_S", 0.0)
-    found = Server("")
-    http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(found))
-    found.url = f"http://127.0.0.1:{http.server_port}"
+    made = Server("")
+    http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(made))
+    made.url = f"http://127.0.0.1:{http.server_port}"
     thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield found
+    yield made
     http.shutdown()
     thread.join()
     http.server_close()
@@ -152,7 +152,7 @@ def test_not_found_is_said_at_once(server, remote, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("headers", "said"),
+    ("headers", "wait"),
     [
         ({}, ("", False)),
         ({"Retry-After": "3"}, ("; it asks to wait 3 s", False)),
@@ -162,11 +162,11 @@ def test_not_found_is_said_at_once(server, remote, tmp_path):
         ({"RateLimit": '"api";r=0;t=55'}, ("; it asks to wait 55 s", True)),
     ],
 )
-def test_a_long_wait_is_no_reason_to_ask_again(headers, said):
-    assert downloads.asked_wait(headers) == said
-    if headers and said[1]:
+def test_a_long_wait_is_no_reason_to_ask_again(headers, wait):
+    assert downloads.asked_wait(headers) == wait
+    if headers and wait[1]:
         error = urllib.error.HTTPError("", 429, "Too Many Requests", headers, None)
-        with pytest.raises(SpecbenchError, match=said[0]):
+        with pytest.raises(SpecbenchError, match=wait[0]):
             downloads._transient_reason(downloads.Remote("https://x/y", ""), error)
 
 
@@ -294,10 +294,10 @@ def test_reference_images_are_all_there_or_an_error(server, tmp_path, monkeypatc
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "cache"))
     server.content = _archive({"val2017/": b"", "val2017/1.jpg": b"one", "val2017/2.jpg": b"two", "../evil.sh": b"x"})
     archive = Remote(f"{server.url}/val.zip", published.digest(server.content), len(server.content))
-    found = replace(published.public_set("coco"), images=PublishedImages(archive, 2, "Flickr"))
-    folder = public.fetch_images(found)
+    coco = replace(published.public_set("coco"), images=PublishedImages(archive, 2, "Flickr"))
+    folder = public.fetch_images(coco)
     assert sorted(path.name for path in folder.iterdir()) == ["1.jpg", "2.jpg"]
-    short = replace(found, images=PublishedImages(archive, 3, "Flickr"))
+    short = replace(coco, images=PublishedImages(archive, 3, "Flickr"))
     with pytest.raises(SpecbenchError, match="2 images instead of 3"):
         public.fetch_images(short)
 
@@ -307,11 +307,11 @@ def test_images_are_refused_where_a_set_has_none(cli):
     assert outcome.code == 2 and "coco" in outcome.err
 
 
-@pytest.mark.parametrize("known", [True, False])
-def test_more_than_there_should_be_ends_the_download(server, tmp_path, monkeypatch, known):
+@pytest.mark.parametrize("is_known", [True, False])
+def test_more_than_there_should_be_ends_the_download(server, tmp_path, monkeypatch, is_known):
     monkeypatch.setattr(downloads, "_CHUNK", 1000)
     monkeypatch.setattr(downloads, "_MAX_BYTES", 5000)
-    remote = Remote(f"{server.url}/file", published.digest(CONTENT), 5000 if known else None)
+    remote = Remote(f"{server.url}/file", published.digest(CONTENT), 5000 if is_known else None)
     with pytest.raises(SpecbenchError, match="larger than the expected 5,000 bytes"):
         fetch_file(remote, tmp_path / "file")
     assert [path.name for path in tmp_path.iterdir()] == [".file.lock"]

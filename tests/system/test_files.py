@@ -54,8 +54,8 @@ def test_a_run_goes_on_with_a_warning_that_names_what_is_missing(tmp_path, monke
     without(monkeypatch, number, locks, syncs)
     for _ in range(2):
         run(tiny.executor(), [tiny.spec()], REQUESTS, tmp_path / "out")
-    said = capsys.readouterr().err
-    assert said.count("warning") == locks + syncs and (LOCKS in said, SYNCS in said) == (locks, syncs)
+    errors = capsys.readouterr().err
+    assert errors.count("warning") == locks + syncs and (LOCKS in errors, SYNCS in errors) == (locks, syncs)
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
@@ -144,5 +144,5 @@ def test_a_digest_that_takes_time_is_told_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(digests, "_SMALL_BYTES", 0)
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     assert len({digests.sha256_of(tmp_path / "model.safetensors") for _ in range(2)}) == 1
-    said = capsys.readouterr().err
-    assert said.count("computing the digest of") == 1 and "model.safetensors (0.0 GB), once on this machine" in said
+    errors = capsys.readouterr().err
+    assert errors.count("computing the digest of") == 1 and "model.safetensors (0.0 GB), once on this machine" in errors

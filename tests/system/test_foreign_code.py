@@ -69,7 +69,7 @@ def test_code_is_the_syntax_of_the_module_and_of_all_that_it_imports(place, impo
     (place / "mine.py").write_text(text.replace("Doc", "Other").replace("\n\n", "\n\n\n# a comment\n"))
     (place / "other.py").write_text("2  # nobody imports it\n")
     assert digest(imported=imported) == first, "comments, white space and docstrings change nothing"
-    found = {first}
+    digests = {first}
     for name, old, new in (
         ("mine.py", "THING = 1", "THING = 2"),
         ("rules.py", "return x", "return -x"),
@@ -79,8 +79,8 @@ def test_code_is_the_syntax_of_the_module_and_of_all_that_it_imports(place, impo
     ):
         path = place / name
         path.write_text(path.read_text().replace(old, new))
-        found.add(digest(imported=imported))
-    assert len(found) == 6
+        digests.add(digest(imported=imported))
+    assert len(digests) == 6
     names = {"mine", "rules", "deep", "deep.inner", "deep.level", "deep.plain.low"}
     assert set(code_of(["mine:THING"]).modules) == names
 
@@ -146,7 +146,7 @@ def typed(cell: str, number: int, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "told"),
+    ("returned", "problem"),
     [
         ("ratio(p, q, x) * float('nan')", "returned nan, not a number from 0"),
         ("ratio(p, q, x) - 9", r"returned -\d\S*, not a number from 0"),
@@ -155,9 +155,9 @@ def typed(cell: str, number: int, monkeypatch) -> None:
         ("None", "returned NoneType"),
     ],
 )
-def test_what_a_component_returns_wrongly_is_an_error_that_names_it(returned, told, no_cells, monkeypatch):
+def test_what_a_component_returns_wrongly_is_an_error_that_names_it(returned, problem, no_cells, monkeypatch):
     typed(CELL.replace("ratio(p, q, x) ** power", returned), 7, monkeypatch)
-    with pytest.raises(SpecbenchError, match=f"decoder 'soft': verifier 'soft': acceptance {told}"):
+    with pytest.raises(SpecbenchError, match=f"decoder 'soft': verifier 'soft': acceptance {problem}"):
         specbench.generate("a red circle", decoder="soft", threads=1)
 
 
@@ -248,17 +248,17 @@ def test_an_edited_decoder_and_an_edited_model_are_other_runs(place, cli):
     def run(*more):
         for name in ("power", "greys"):
             sys.modules.pop(name, None)
-        given = ("--model", "greys:MODEL", "--prompts", "p.txt", "--decoder", "ar,power:DECODER", "--out", "o")
-        done = cli("run", *given, *more)
+        arguments = ("--model", "greys:MODEL", "--prompts", "p.txt", "--decoder", "ar,power:DECODER", "--out", "o")
+        done = cli("run", *arguments, *more)
         assert done.code == 0, done.err
         return done.err, sorted(path.name for path in Path("o").iterdir())
 
     _, first = run("--limit", 1)
     (place / "power.py").write_text(power.replace("** self._power", "** (self._power / 2)"))
-    said, second = run("--limit", 2)
+    errors, second = run("--limit", 2)
     assert len(first) == 2 and len(second) == 3 and set(first) < set(second), "AR goes on in its own run"
     old = next(name for name in first if "power" in name)
-    assert "the code of power has changed (power)" in said and f"of before stay in {old}" in " ".join(said.split())
+    assert "the code of power has changed (power)" in errors and f"of before stay in {old}" in " ".join(errors.split())
     rows = report_rows(find_runs("o"))
     assert [row.n for row in rows if row.decoder == "ar"] == [2]
     labels = [row.label for row in rows if row.decoder == "power"]
@@ -270,8 +270,8 @@ def test_an_edited_decoder_and_an_edited_model_are_other_runs(place, cli):
 
     copy("power.py", place)
     (place / "greys.json").write_text((place / "greys.json").read_text() + " ")
-    said, third = run("--limit", 1)
-    assert len(third) == 5 and "the code of ar has changed (file greys.json)" in said
+    errors, third = run("--limit", 1)
+    assert len(third) == 5 and "the code of ar has changed (file greys.json)" in errors
     (place / "greys.py").write_text(greys.replace("/ 8", "/ 9"))
     assert len(run("--limit", 1)[1]) == 7
 
@@ -280,8 +280,8 @@ def test_rows_whose_code_was_edited_in_the_same_minute_are_told_apart(tmp_path):
     at = {"decoder": {"modules": {}, "edited": "2026-11-26T14:02:00+00:00"}}
     for number in "12":
         place = folder(tmp_path, replace(tiny.spec("sjd"), decoder_code=number * 64), sjd(2))
-        held = json.loads((place / "run.json").read_text())
-        (place / "run.json").write_text(json.dumps(held | {"code": at}))
+        info = json.loads((place / "run.json").read_text())
+        (place / "run.json").write_text(json.dumps(info | {"code": at}))
     folder(tmp_path, tiny.spec("sjd"), sjd(2))
     labels = sorted(row.label for row in report_rows(find_runs(tmp_path)))
     assert len(labels) == 3 and labels[0] == "sjd, code not recorded"

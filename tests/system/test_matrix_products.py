@@ -29,9 +29,9 @@ def compiled_error(view, dtype=torch.float32):
     def multiplied(hidden, wide, bias):
         return product(view(hidden * 2), wide[:, 24:72], bias)
 
-    found = torch.compile(multiplied, fullgraph=True, options={"cpp_wrapper": True})(made, wide, bias).double()
+    computed = torch.compile(multiplied, fullgraph=True, options={"cpp_wrapper": True})(made, wide, bias).double()
     exact = view(made * 2).double() @ wide[:, 24:72].double().T + bias.double()
-    return ((found - exact).abs().max() / exact.abs().max()).item()
+    return ((computed - exact).abs().max() / exact.abs().max()).item()
 
 
 @pytest.mark.parametrize("large", [0, matrix_products.LARGE])
@@ -42,11 +42,11 @@ def test_every_number_of_rows_gives_the_product(rows, columns, large, monkeypatc
     monkeypatch.setattr(matrix_products, "LARGE", large)
     torch.manual_seed(0)
     hidden, weight = torch.randn(rows, columns, 48), torch.randn(80, 48)
-    found, exact = product(hidden, weight), hidden.double() @ weight.double().T
-    assert found.shape == (rows, columns, 80) and found.is_contiguous()
-    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    computed, exact = product(hidden, weight), hidden.double() @ weight.double().T
+    assert computed.shape == (rows, columns, 80) and computed.is_contiguous()
+    torch.testing.assert_close(computed.double(), exact, rtol=1e-5, atol=1e-5)
     if large or not 1 < rows * columns <= FEW_STATES:
-        assert torch.equal(found, nn.functional.linear(hidden, weight))
+        assert torch.equal(computed, nn.functional.linear(hidden, weight))
 
 
 @needs_compiler

@@ -36,9 +36,9 @@ def machine(monkeypatch):
 
 def reading(machine, *busy: float, device: str = "cpu") -> dict:
     machine(0.0, *[0.0] * 8)
-    found = MachineMonitor(device)
+    readings = MachineMonitor(device)
     machine(10.0, *busy)
-    return found.read()
+    return readings.read()
 
 
 def test_other_work_counts_where_it_takes_cores_that_the_run_needs(machine):
@@ -55,12 +55,12 @@ def test_a_gpu_needs_one_core_and_foreign_cores_do_not_count(machine):
 
 def test_runs_tell_of_a_gpu_that_was_slowed_or_shared():
     machines = [{"gpu_slowed": []}, {"gpu_slowed": ["heat"]}, {"gpu_slowed": ["power cap", "heat"], "gpu_others": 2}]
-    said = gpu_disturbances(machines)
-    assert said == [
+    sentences = gpu_disturbances(machines)
+    assert sentences == [
         "2 other processes computed on the GPU",
         "the driver held the GPU's clock back (heat, power cap) in 2 of 3 readings",
     ]
-    assert machine_warnings(machines) == said
+    assert machine_warnings(machines) == sentences
     assert others_at_work(machines[1]) == "the driver held the GPU's clock back (heat) in 1 of 1 readings"
 
 
@@ -74,15 +74,15 @@ def test_runs_tell_of_a_gpu_that_was_slowed_or_shared():
 def test_in_a_container_a_process_does_not_take_itself_for_another(pids, cuda, others, monkeypatch):
     """Where NVML tells the host's numbers (4242 is this process there), its own is not among them."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda)
-    found = [
+    processes = [
         SimpleNamespace(pid=os.getpid() if pid == "own" else pid, usedGpuMemory=2**30 * (1 + (pid != 7)))
         for pid in pids
     ]
-    nvml = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses=lambda _: found, NVMLError=OSError)
+    nvml = SimpleNamespace(nvmlDeviceGetComputeRunningProcesses=lambda _: processes, NVMLError=OSError)
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(monitor, "gpu_of", lambda _: "handle")
     assert len(list(filter(None, monitor.gpu_users("cuda").split(", ")))) == others
-    assert len(monitor._other_processes(found)) == others
+    assert len(monitor._other_processes(processes)) == others
 
 
 def test_readings_of_before_tell_all_that_others_used():

@@ -69,14 +69,14 @@ def test_good_plugins_join_and_broken_ones_are_named(site, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "problem"),
     [("self._power = power", "verifier 'power' (power.py:"), ("return ratio(p, q, x) ** self._power", "SystemExit")],
     ids=["made", "used"],
 )
-def test_a_part_of_a_decoder_that_leaves_the_program_is_a_failed_image(tmp_path, line, said):
+def test_a_part_of_a_decoder_that_leaves_the_program_is_a_failed_image(tmp_path, line, problem):
     (tmp_path / "power.py").write_text(POWER.replace(line, "raise SystemExit"))
     done = specbench(tmp_path, "run", "--decoder", "power:DECODER", "--limit", "1", "--quiet")
-    assert done.returncode == 3 and said in done.stderr, done.stderr
+    assert done.returncode == 3 and problem in done.stderr, done.stderr
 
 
 MODEL = """
@@ -120,8 +120,8 @@ def test_a_foreign_model_is_named_for_its_faults(name, code, tmp_path):
     where = ("--prompts", "shapes", "--limit", "1", "--out", "runs")
     answer = specbench(tmp_path, "run", "--model", f"mine:{name}", "--decoder", "sjd", *where)
     assert answer.returncode == code and "a bug" not in answer.stderr, answer.stderr
-    told = (f"model '{name.lower()}'", "mine.py:", "the model drew", "is called")
-    assert any(text in answer.stderr for text in told), (name, answer.stderr)
+    texts = (f"model '{name.lower()}'", "mine.py:", "the model drew", "is called")
+    assert any(text in answer.stderr for text in texts), (name, answer.stderr)
     assert not list(tmp_path.rglob("outside*"))
 
 
@@ -154,15 +154,15 @@ def test_the_option_of_a_file_is_read_as_the_file_has_it(tmp_path):
     text = POWER.replace('"power", 0.5', '"eps", 2.0').replace("power):", "eps):").replace("= power", "= eps")
     (tmp_path / "keep.py").write_text(text.replace("above=0.0, maximum=1.0", "minimum=1.0, maximum=5.0"))
     (tmp_path / "power.py").write_text(POWER.replace('"power", 0.5', '"thr", 0.5'))
-    for given, code, told in [
+    for arguments, code, answer in [
         (("keep:DECODER", "--eps", "3"), 0, ""),
         (("keep:DECODER", "--eps", "0.5"), 2, "--eps 0.5: must be at least 1 and at most 5 (exponent on p/q"),
         (("keep:DECODER", "--eps", "abc"), 2, "--eps abc: expected a number (exponent on p/q"),
         (("keep:DECODER:eps=2:fresh-q=onehot",), 2, "commas separate options"),
         (("power:DECODER", "--thr", "0.2"), 2, "write it inline: --decoder power:DECODER:thr=VALUE"),
     ]:
-        done = specbench(tmp_path, "run", "--dry-run", "--decoder", *given)
-        assert (done.returncode, told in done.stderr) == (code, True), done.stderr
+        done = specbench(tmp_path, "run", "--dry-run", "--decoder", *arguments)
+        assert (done.returncode, answer in done.stderr) == (code, True), done.stderr
 
 
 def test_a_reference_that_is_no_decoder_is_refused(tmp_path):
@@ -172,12 +172,12 @@ def test_a_reference_that_is_no_decoder_is_refused(tmp_path):
     for name in ("one", "two"):  # two presets of one name, the name of a file
         (tmp_path / f"{name}.py").write_text(POWER.replace('"power"', '"one"'))
     (tmp_path / "lacks.py").write_text("from specbench.specs.presets import Preset\n" + PARTIAL)
-    for given, told in [
+    for decoder, problem in [
         ("one:DECODER,two:DECODER", "decoder 'two:DECODER' is called 'one', a name already taken"),
         ("two:DECODER,one:DECODER", "decoder 'one:DECODER' is called 'one', a name already taken"),
         ("lacks:PARTIAL", "decoder 'lacks:PARTIAL': its choices lack 'init'"),
     ]:
-        done = specbench(tmp_path, "run", "--decoder", given)
-        assert done.returncode == 2 and told in done.stderr
+        done = specbench(tmp_path, "run", "--decoder", decoder)
+        assert done.returncode == 2 and problem in done.stderr
     done = specbench(tmp_path, "audit", "power:DECODER")
     assert done.returncode == 2 and "there is no power.py in this folder" in done.stderr

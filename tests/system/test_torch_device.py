@@ -45,7 +45,7 @@ def test_a_device_that_is_not_here_is_a_missing_prerequisite(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("build", "said", "reason"),
+    ("build", "message", "reason"),
     [
         (None, "", "this build of torch is for CPUs only"),
         (
@@ -56,9 +56,9 @@ def test_a_device_that_is_not_here_is_a_missing_prerequisite(monkeypatch):
         ("13.0", "No CUDA GPUs are available", r"No CUDA GPUs are available \(CUDA_VISIBLE_DEVICES=7\)"),
     ],
 )
-def test_a_machine_without_a_gpu_that_torch_can_use_says_why(build, said, reason, monkeypatch):
+def test_a_machine_without_a_gpu_that_torch_can_use_says_why(build, message, reason, monkeypatch):
     def fails():
-        raise RuntimeError(said)
+        raise RuntimeError(message)
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "init", fails)
@@ -171,9 +171,9 @@ def old_card(cards, monkeypatch):
 
 
 def test_a_card_without_bfloat16_decodes_in_float32_and_eagerly_and_one_line_says_so(old_card):
-    dtype, compiled, [said] = compiler.settle_precision(None, "bfloat16", "auto", "cuda:1")
+    dtype, compiled, [note] = compiler.settle_precision(None, "bfloat16", "auto", "cuda:1")
     assert (dtype, compiled) == ("float32", False)
-    assert said.startswith("cuda:1 has no bfloat16 of its own: decoding in float32, eagerly; --dtype float16 needs")
+    assert note.startswith("cuda:1 has no bfloat16 of its own: decoding in float32, eagerly; --dtype float16 needs")
     for asked, mode, expected in [
         ("float16", "auto", ("float16", False)),
         ("float16", "on", ("float16", True)),

@@ -92,8 +92,8 @@ def by_hand(model, head, prefix, row, tokens, drafts):
         ids = [*prefix.ids[half, 1:length].tolist(), *tokens]
         guesses = []
         for number in range(len(drafts) + 1):
-            known = torch.tensor([ids + drafts[:number]])
-            guess = head.extrapolate(known, torch.cat([features, *guesses], dim=1))[:, -1:]
+            path_ids = torch.tensor([ids + drafts[:number]])
+            guess = head.extrapolate(path_ids, torch.cat([features, *guesses], dim=1))[:, -1:]
             guesses.append(guess)
         extrapolated.append(model.head(torch.cat(guesses, 1)[0]))
     logits = extrapolated[1] + GUIDED.guidance * (extrapolated[0] - extrapolated[1])
@@ -231,7 +231,7 @@ def test_a_stored_head_comes_back_and_others_are_refused(model, tmp_path):
 def test_a_head_is_loaded_once_for_many_batches_and_again_once_its_file_or_the_model_has_changed(tmp_path, monkeypatch):
     model, loads = Speaker(), []
     honest = load_head
-    counted = draft_head._EAGLE._replace(load=lambda found: loads.append(found) or honest(found))
+    counted = draft_head._EAGLE._replace(load=lambda folder: loads.append(folder) or honest(folder))
     monkeypatch.setattr(draft_head, "_EAGLE", counted)
     for name, seed in (("one", 1), ("other", 2)):
         save_head(new_head(head_config(), torch.randn(VOCAB, D), seed), tmp_path / name, {})

@@ -126,10 +126,10 @@ def _write_image_tokenizer(folder: Path, network: Emu3ForConditionalGeneration) 
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def published_vq(held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def published_vq(ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors of an `Emu3VQVAE` under the authors' names, which are MoVQGAN's."""
     tensors = {}
-    for name, tensor in held.items():
+    for name, tensor in ours.items():
         for side, block, names in (("decoder", "up_block.up", "up"), ("encoder", "down_block.down", "down")):
             name = name.replace(f"{side}.{block}.", f"{side}.{names}.").replace(f"{side}.middle_block.", f"{side}.mid.")
         name = name.replace(".mid.attn_norm.", ".mid.attn_1.norm.")

@@ -88,16 +88,16 @@ def movq() -> dict[str, Tensor]:
     sizes = {"base_channels": 32, "channel_multiplier": [1, 1, 1, 2], "hidden_size": 64, "num_res_blocks": 1}
     network = Emu3VQVAE(Emu3VQVAEConfig(codebook_size=CODES_2, attn_resolutions=[3], **sizes))
     network.post_quant_conv = torch.nn.Conv2d(4, 4, 1)
-    held = published_vq(randomise(network, seed=5).state_dict())
-    return {name: tensor for name, tensor in held.items() if ".time_" not in name}
+    tensors = published_vq(randomise(network, seed=5).state_dict())
+    return {name: tensor for name, tensor in tensors.items() if ".time_" not in name}
 
 
 def write_anole(folder: Path) -> Tiny:
     network = _network()
     network.save_pretrained(folder)
     decoder = meta_vq()
-    held = {f"model.vqmodel.{name}": tensor for name, tensor in decoder.items() if not name.startswith("loss.")}
-    in_two_shards(folder, stored(folder) | held)
+    images = {f"model.vqmodel.{name}": tensor for name, tensor in decoder.items() if not name.startswith("loss.")}
+    in_two_shards(folder, stored(folder) | images)
     tokenizer = _tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
 
@@ -182,8 +182,8 @@ def meta_decode(tensors: dict[str, Tensor], codes: Tensor) -> Tensor:
     def normalise(name: str, x: Tensor) -> Tensor:
         if f"{name}.conv_y.weight" in tensors:
             at = functional.interpolate(latents, size=x.shape[-2:])
-            own = [tensors[f"{name}.norm_layer.{part}"] for part in ("weight", "bias")]
-            return functional.group_norm(x, 32, *own, 1e-6) * convolve(f"{name}.conv_y", at) + convolve(
+            scale_and_shift = [tensors[f"{name}.norm_layer.{part}"] for part in ("weight", "bias")]
+            return functional.group_norm(x, 32, *scale_and_shift, 1e-6) * convolve(f"{name}.conv_y", at) + convolve(
                 f"{name}.conv_b", at
             )
         return functional.group_norm(x, 32, tensors[f"{name}.weight"], tensors[f"{name}.bias"], eps=1e-6)

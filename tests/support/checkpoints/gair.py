@@ -31,8 +31,8 @@ def write(folder: Path) -> Tiny:
     tokenizer = byte_tokenizer(chameleon.SPECIALS, chameleon.FIRST_BYTE, chameleon.IMAGE_WORDS)
     tokenizer.save(str(tokens / "text_tokenizer.json"))
     decoder = chameleon.meta_vq()
-    held = {"state_dict": decoder | {"loss.logvar": torch.zeros(())}}
-    torch.save(held, tokens / "vqgan.ckpt")
+    content = {"state_dict": decoder | {"loss.logvar": torch.zeros(())}}
+    torch.save(content, tokens / "vqgan.ckpt")
     (tokens / "vqgan.yaml").write_text("model: {}\n")
     first = 4
 
@@ -51,31 +51,33 @@ def _features(tensors: dict[str, Tensor], ids: list[int]) -> Tensor:
     """Last hidden states [T, d], one head at a time."""
     x = tensors["tok_embeddings.weight"][torch.tensor(ids)]
     for layer in range(LAYERS):
-        held = {name.removeprefix(f"layers.{layer}."): t for name, t in tensors.items() if f"layers.{layer}." in name}
-        x = x + _attention(held, _rms(x, held["attention_norm.weight"]))
-        h = _rms(x, held["ffn_norm.weight"])
-        gated = functional.silu(h @ held["feed_forward.w1.weight"].T) * (h @ held["feed_forward.w3.weight"].T)
-        x = x + gated @ held["feed_forward.w2.weight"].T
+        weights = {
+            name.removeprefix(f"layers.{layer}."): t for name, t in tensors.items() if f"layers.{layer}." in name
+        }
+        x = x + _attention(weights, _rms(x, weights["attention_norm.weight"]))
+        h = _rms(x, weights["ffn_norm.weight"])
+        gated = functional.silu(h @ weights["feed_forward.w1.weight"].T) * (h @ weights["feed_forward.w3.weight"].T)
+        x = x + gated @ weights["feed_forward.w2.weight"].T
     return _rms(x, tensors["norm.weight"])
 
 
-def _attention(held: dict[str, Tensor], x: Tensor) -> Tensor:
-    q, k, v = (x @ held[f"attention.{name}.weight"].T for name in ("wq", "wk", "wv"))
+def _attention(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+    q, k, v = (x @ weights[f"attention.{name}.weight"].T for name in ("wq", "wk", "wv"))
     heads = []
     for start in range(0, WIDTH, HEAD):
         part = slice(start, start + HEAD)
         queries, keys = (
-            torch.stack([_rotate(row, at) for at, row in enumerate(_normed(held, f"attention.{name}", m[:, part]))])
+            torch.stack([_rotate(row, at) for at, row in enumerate(_normed(weights, f"attention.{name}", m[:, part]))])
             for name, m in (("q_normalization", q), ("k_normalization", k))
         )
         scores = queries @ keys.T / HEAD**0.5
         causal = torch.ones(len(x), len(x), dtype=torch.bool).tril()
         heads.append(scores.masked_fill(~causal, -torch.inf).softmax(-1) @ v[:, part])
-    return torch.cat(heads, dim=-1) @ held["attention.wo.weight"].T
+    return torch.cat(heads, dim=-1) @ weights["attention.wo.weight"].T
 
 
-def _normed(held: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
-    return functional.layer_norm(x, (HEAD,), held[f"{name}.weight"], held[f"{name}.bias"], 1e-5)
+def _normed(weights: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
+    return functional.layer_norm(x, (HEAD,), weights[f"{name}.weight"], weights[f"{name}.bias"], 1e-5)
 
 
 def _rotate(vector: Tensor, position: int) -> Tensor:

@@ -55,9 +55,9 @@ def write(folder: Path, **generation: object) -> Tiny:
         places, _ = network.model.get_rope_index(torch.tensor([start]), GRIDS, torch.tensor([2]))
         drawn = network.model._cached_decode_position_ids[0, :, None, : len(stream)]
         network.model.rope_deltas = None
-        found = network(
+        output = network(
             torch.tensor([start + stream]), position_ids=torch.cat([places, drawn], dim=-1), attention_mask=None
         )
-        return found.logits[0, len(start) - 1 :]
+        return output.logits[0, len(start) - 1 :]
 
     return Tiny(folder, logits, range(HEAD), None)

@@ -85,16 +85,18 @@ def official_features(
 def official_layers(tensors: dict[str, Tensor], x: Tensor, padding: int, start: int | None) -> Tensor:
     """Last hidden states of inputs [T, d], of which `start` are the caption; None turns no position."""
     for layer in range(LAYERS):
-        held = {name.removeprefix(f"layers.{layer}."): t for name, t in tensors.items() if f"layers.{layer}." in name}
-        x = x + _attention(held, _rms(x, held["attention_norm.weight"]), padding, start)
-        h = _rms(x, held["ffn_norm.weight"])
-        gated = functional.silu(h @ held["feed_forward.w1.weight"].T) * (h @ held["feed_forward.w3.weight"].T)
-        x = x + gated @ held["feed_forward.w2.weight"].T
+        weights = {
+            name.removeprefix(f"layers.{layer}."): t for name, t in tensors.items() if f"layers.{layer}." in name
+        }
+        x = x + _attention(weights, _rms(x, weights["attention_norm.weight"]), padding, start)
+        h = _rms(x, weights["ffn_norm.weight"])
+        gated = functional.silu(h @ weights["feed_forward.w1.weight"].T) * (h @ weights["feed_forward.w3.weight"].T)
+        x = x + gated @ weights["feed_forward.w2.weight"].T
     return _rms(x, tensors["norm.weight"])
 
 
-def _attention(held: dict[str, Tensor], x: Tensor, padding: int, caption: int | None) -> Tensor:
-    q, k, v = (x @ held["attention.wqkv.weight"].T).split(WIDTH, dim=-1)
+def _attention(weights: dict[str, Tensor], x: Tensor, padding: int, caption: int | None) -> Tensor:
+    q, k, v = (x @ weights["attention.wqkv.weight"].T).split(WIDTH, dim=-1)
     heads = []
     for start in range(0, WIDTH, HEAD):
         part = slice(start, start + HEAD)
@@ -108,7 +110,7 @@ def _attention(held: dict[str, Tensor], x: Tensor, padding: int, caption: int | 
         sees[:, :padding] = False
         sees |= torch.eye(len(x), dtype=torch.bool)
         heads.append(scores.masked_fill(~sees, -torch.inf).softmax(-1) @ v[:, part])
-    return torch.cat(heads, dim=-1) @ held["attention.wo.weight"].T
+    return torch.cat(heads, dim=-1) @ weights["attention.wo.weight"].T
 
 
 def rotate(vector: Tensor, position: int, caption: int = CAPTION) -> Tensor:

@@ -81,9 +81,9 @@ def in_two_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         old.unlink()
     names = sorted(tensors)
     shards = {f"model-0000{number}-of-00002.safetensors": names[number - 1 :: 2] for number in (1, 2)}
-    for file, held in shards.items():
-        save_file({name: tensors[name].contiguous() for name in held}, folder / file, metadata={"format": "pt"})
-    index = {"metadata": {}, "weight_map": {name: file for file, held in shards.items() for name in held}}
+    for file, members in shards.items():
+        save_file({name: tensors[name].contiguous() for name in members}, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": {name: file for file, names in shards.items() for name in names}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
 
 
@@ -91,11 +91,11 @@ def in_pickled_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Two pickled shards and their index, as torch's format is published on the hub."""
     names = sorted(tensors)
     shards = {f"pytorch_model-0000{number}-of-00002.bin": names[number - 1 :: 2] for number in (1, 2)}
-    for file, held in shards.items():
-        torch.save({name: tensors[name].clone() for name in held}, folder / file)
+    for file, members in shards.items():
+        torch.save({name: tensors[name].clone() for name in members}, folder / file)
     index = {
         "metadata": {"total_size": 1},
-        "weight_map": {name: file for file, held in shards.items() for name in held},
+        "weight_map": {name: file for file, names in shards.items() for name in names},
     }
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
 

@@ -57,8 +57,8 @@ def write_detokenizer(folder: Path, side: int) -> Tiny:
     tensors |= llamagen.language_tensors()
     arguments = {"vocab_size": IMAGE_TOKENS, "cond_dim": FEATURES, "cls_token_num": count, "max_seq_len": tokens}
     arguments |= {"model_type": "clip_cond", "norm_eps": 1e-5}
-    held = {"name": "llama-abs-LP", "args": arguments, "sd": tensors}
-    torch.save({"model": held}, folder / f"ar_dtok_lp_{16 * side}px.pth")
+    content = {"name": "llama-abs-LP", "args": arguments, "sd": tensors}
+    torch.save({"model": content}, folder / f"ar_dtok_lp_{16 * side}px.pth")
     features = _write_ta_tok(folder / "ta_tok.pth")
     image = vq_network(IMAGE_TOKENS, 8)
     torch.save({"model": llamagen.official_vq(image)}, folder / "vq_ds16_t2i.pt")
