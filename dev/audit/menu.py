@@ -56,18 +56,18 @@ def main() -> int:
     options = parser.parse_args()
     torch.set_num_threads(1)
     decoders = list(lossless_decoders())
-    found = {row["decoder"]: row for row in read_rows(options.out)}
-    waiting = [spec for spec in widest_first(decoders) if described(spec) not in found]
+    by_decoder = {row["decoder"]: row for row in read_rows(options.out)}
+    waiting = [spec for spec in widest_first(decoders) if described(spec) not in by_decoder]
     with options.out.open("a") as out:
         for number, row in enumerate(menu_rows(waiting[: options.limit], options.workers), start=1):
-            found[str(row["decoder"])] = row
+            by_decoder[str(row["decoder"])] = row
             out.write(json.dumps(row) + "\n")
             out.flush()
             print(f"{number}/{len(waiting[: options.limit])} {row['verdict']} {row['decoder']}", file=sys.stderr)
-    lossy = [name for name, row in found.items() if row["verdict"] == "lossy"]
-    print(f"{len(found)} of {len(decoders)} combinations audited, {len(lossy)} of them not lossless")
+    lossy = [name for name, row in by_decoder.items() if row["verdict"] == "lossy"]
+    print(f"{len(by_decoder)} of {len(decoders)} combinations audited, {len(lossy)} of them not lossless")
     for name in lossy:
-        print(f"not lossless: {name}, p {found[name]['p_value']:.2g}, {found[name]['worst_setting']}")
+        print(f"not lossless: {name}, p {by_decoder[name]['p_value']:.2g}, {by_decoder[name]['worst_setting']}")
     return 4 if lossy else 0
 
 

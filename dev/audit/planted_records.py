@@ -107,9 +107,9 @@ def measure(what: str, kind: str, decoder: str, images: int, sampling: dict) -> 
         if kind == "changed":
             plain = RunStore.samples
             patch.setattr(RunStore, "samples", lambda self, columns: _changed(plain(self, columns), CHANGES[what]))
-        found = audit_run(folder, recompute=True, keep=False)
+        audit = audit_run(folder, recompute=True, keep=False)
     kept = ("verdict", "failed", "tokens", "impossible_tokens", "impossible_by_rounding", "agreement")
-    return {name: found[name] for name in kept}
+    return {name: audit[name] for name in kept}
 
 
 def _changed(rows: pd.DataFrame, change: Callable[[pd.DataFrame], None]) -> pd.DataFrame:

@@ -52,9 +52,9 @@ def measure(
             baseline=0, compile="on" if compiled else "off", threads=1, out=out, **tiny, **SHARP[sampling],
         ).folders  # fmt: skip
         compiled = read_info(folder).compiled
-        found = audit_run(folder, recompute=True, device=device, keep=False)
+        audit = audit_run(folder, recompute=True, device=device, keep=False)
     setting = dict(zip(KEYS, (model, decoder, sampling, dtype, batch, device, compiled), strict=True))
-    return setting | {name: found[name] for name in ("verdict", "tokens", "impossible_tokens", "agreement")}
+    return setting | {name: audit[name] for name in ("verdict", "tokens", "impossible_tokens", "agreement")}
 
 
 def settings(device: str, compiled: bool) -> Iterator[tuple]:
@@ -78,7 +78,7 @@ def main() -> int:
             if setting not in done:
                 out.write(json.dumps(measure(*setting)) + "\n")
                 out.flush()
-    wrong = [row for row in read_rows(OUT) if any(held["differs"] for held in row["agreement"].values())]
+    wrong = [row for row in read_rows(OUT) if any(column["differs"] for column in row["agreement"].values())]
     print(f"{len(read_rows(OUT))} runs, {len(wrong)} of them flagged")
     for row in wrong:
         print(row)

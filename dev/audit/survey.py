@@ -132,15 +132,15 @@ def changes(node: ast.AST) -> Iterator[tuple[str, Callable[[], None]]]:
 
 def functions(module: str) -> Iterator[tuple[str, FunctionType]]:
     """Functions, methods and properties that the module's own source defines, by dotted path."""
-    found = importlib.import_module(module)
+    loaded = importlib.import_module(module)
 
     def plain(value: object) -> FunctionType | None:
         value = getattr(value, "fget", None) or getattr(value, "func", None) or value
         value = inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
-        is_own = inspect.isfunction(value) and value.__code__.co_filename == found.__file__
+        is_own = inspect.isfunction(value) and value.__code__.co_filename == loaded.__file__
         return value if is_own and value.__name__ != "<lambda>" and not value.__closure__ else None
 
-    for name, value in vars(found).items():
+    for name, value in vars(loaded).items():
         if getattr(value, "__module__", "") != module:
             continue
         members = vars(value).items() if inspect.isclass(value) else [("", value)]
@@ -158,7 +158,7 @@ def body_nodes(function: FunctionType) -> tuple[ast.Module, list[ast.AST], int]:
 
 def lines_run() -> dict[str, set[tuple[str, str]]]:
     """Lines "file:number" of PACKAGES, with the pairs of a lossless decoder and a setting's name that run them."""
-    found: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    pairs: dict[str, set[tuple[str, str]]] = defaultdict(set)
     now: set[str] = set()
 
     def inside(frame, event, _):
@@ -179,8 +179,8 @@ def lines_run() -> dict[str, set[tuple[str, str]]]:
         finally:
             sys.settrace(None)
         for line in now:
-            found[line].add((decoder, setting.name))
-    return found
+            pairs[line].add((decoder, setting.name))
+    return pairs
 
 
 def mutations(run: dict[str, set[tuple[str, str]]]) -> list[dict]:
@@ -325,9 +325,9 @@ def try_again(mutation: dict, pairs: list[tuple[str, AuditSetting]]) -> Iterator
         alive(5 * SECONDS)
         import pytest
 
-        with contextlib.redirect_stdout(io.StringIO()) as said:
+        with contextlib.redirect_stdout(io.StringIO()) as output:
             failed = pytest.main(["-n0", "-q", "-x", "-p", "no:cacheprovider", *(str(ROOT / test) for test in TESTS)])
-        by = next((line for line in said.getvalue().splitlines() if line.startswith("FAILED")), "")[:160]
+        by = next((line for line in output.getvalue().splitlines() if line.startswith("FAILED")), "")[:160]
         yield {"result": "tests", "by": by} if failed == 1 else {}
 
 

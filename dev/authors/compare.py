@@ -152,8 +152,8 @@ def _request(package: str, metric: Metric, kept: pd.DataFrame, folder: Path) -> 
     if isinstance(metric, Fid):
         reference = [str(path.resolve()) for path in metric.reference.pictures]
         crop = "center256" if metric.name.endswith("+center256]") else "none"
-        own = {"reference": reference, "crop": crop, "antialias": metric.name.startswith("fid[tm-aa")}
-        return request | own | {"features": str(folder / "features.npy")}
+        settings = {"reference": reference, "crop": crop, "antialias": metric.name.startswith("fid[tm-aa")}
+        return request | settings | {"features": str(folder / "features.npy")}
     request["captions"] = list(kept["prompt"])
     if package == "hpsv2":
         vocabulary = Path(import_open_clip().__file__).parent / "bpe_simple_vocab_16e6.txt.gz"
@@ -181,14 +181,14 @@ def main() -> None:
     parser.add_argument("--out", default="results")
     parser.add_argument("--reference", type=Path)
     parser.add_argument("--python", type=Path)
-    given = parser.parse_args()
-    if not given.metrics:
-        return print_table(readiness(given.python), ("name", "status", "detail", "fix"))
-    settings = Settings(reference=given.reference, offline=True)
-    shown = [run_images(folder) for folder in find_runs(given.out, given.run)]
-    made = [metric_catalog.metric(name)(settings) for name in given.metrics]
+    options = parser.parse_args()
+    if not options.metrics:
+        return print_table(readiness(options.python), ("name", "status", "detail", "fix"))
+    settings = Settings(reference=options.reference, offline=True)
+    shown = [run_images(folder) for folder in find_runs(options.out, options.run)]
+    made = [metric_catalog.metric(name)(settings) for name in options.metrics]
     pairs = [(images, metric) for images in shown for metric in made if is_scored(images, metric)]
-    print_table([check_by_package(*pair, given.python) for pair in pairs], COLUMNS)
+    print_table([check_by_package(*pair, options.python) for pair in pairs], COLUMNS)
 
 
 if __name__ == "__main__":

@@ -106,10 +106,10 @@ def image_reward(request: dict) -> dict:
     import torch
     from transformers import BertTokenizer
 
-    found = importlib.metadata.distribution("image-reward").locate_file("ImageReward")
+    folder = importlib.metadata.distribution("image-reward").locate_file("ImageReward")
     for name in ("", ".models"):
         package = types.ModuleType("ImageReward" + name)
-        package.__path__ = [str(Path(str(found)).joinpath(*name.split(".")))]
+        package.__path__ = [str(Path(str(folder)).joinpath(*name.split(".")))]
         sys.modules[package.__name__] = package
     vocabulary = request["vocabulary"]
     BertTokenizer.from_pretrained = classmethod(lambda cls, *_, **__: cls(vocabulary))

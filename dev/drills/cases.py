@@ -94,17 +94,17 @@ def json_bytes(draw, whole) -> bytes:
 @functools.cache
 def options() -> dict[str, list[str]]:
     """List the options of every command, by command words."""
-    found = {}
+    by_command = {}
 
     def walk(command, path: str) -> None:
         inner = getattr(command, "commands", {})
         for name in inner:
             walk(inner[name], f"{path} {name}".strip())
         if not inner:
-            found[path] = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
+            by_command[path] = [name for parameter in command.params for name in parameter.opts if name.startswith("-")]
 
     walk(typer.main.get_command(build_app()), "")
-    return found
+    return by_command
 
 
 words = st.sampled_from(
@@ -149,7 +149,7 @@ def _rows_as(suffix: str, rows: list[dict]) -> bytes:
         columns: dict[str, list[str]] = {}
         for row in rows:
             for name in row:
-                columns[name] = [json.dumps(one.get(name)) for one in rows]
+                columns[name] = [json.dumps(row.get(name)) for row in rows]
         clean = {name.encode(errors="replace").decode(): values for name, values in columns.items()}
         pq.write_table(pa.table(clean), sink := io.BytesIO())
         return sink.getvalue()
@@ -321,8 +321,8 @@ PICTURES = {
 
 def change(folder: Path, pattern: str, kind: str, more: object, secret: Path) -> None:
     """Apply one change of `strangers`; a change that does not fit the file is ignored."""
-    found = sorted(folder.glob(pattern)) or [folder / pattern]
-    path, other = found[0], found[-1]
+    paths = sorted(folder.glob(pattern)) or [folder / pattern]
+    path, other = paths[0], paths[-1]
     if not path.parent.is_dir():
         return
     match kind:
@@ -443,25 +443,25 @@ MEMBERS = ("../x", "/x", "run/../../x", "a/run.json", "a/images/..", "a/images/x
 def packs(draw, whole: bytes) -> bytes:
     """Draw a packed file: one with changed headers or bytes, another manifest, or further members."""
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
-        held = {name: archive.read(name) for name in archive.namelist()}
+        members = {name: archive.read(name) for name in archive.namelist()}
     kind = draw(st.sampled_from(["headers", "headers", "bytes", "manifest", "members"]))
     if kind == "bytes":
         return damaged_bytes(whole, draw)
     if kind == "headers":
-        starts = [found.start() for found in re.finditer(rb"PK(\x01\x02|\x03\x04|\x05\x06)", whole)]
+        starts = [match.start() for match in re.finditer(rb"PK(\x01\x02|\x03\x04|\x05\x06)", whole)]
         data = bytearray(whole)
         for _ in range(draw(st.integers(1, 2))):
             place = draw(st.sampled_from(starts)) + draw(st.integers(0, 45))
             data[min(place, len(data) - 1)] ^= 1 << draw(st.integers(0, 7))
         return bytes(data)
-    about = json.loads(held.pop("pack.json"))
+    about = json.loads(members.pop("pack.json"))
     more = draw(st.lists(st.tuples(st.sampled_from(MEMBERS), st.binary(max_size=9)), max_size=2 * (kind == "members")))
     about["files"] |= {name: hashlib.sha256(data).hexdigest() for name, data in more if draw(st.booleans())}
     about = damaged_tree(about, draw) if kind == "manifest" else about
     deflated = draw(st.sampled_from([zipfile.ZIP_STORED, zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED]))
     with zipfile.ZipFile(sink := io.BytesIO(), "w", deflated) as archive, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # two members of one name
-        for name, data in [*held.items(), *more, ("pack.json", json.dumps(about).encode("utf-8", "surrogatepass"))]:
+        for name, data in [*members.items(), *more, ("pack.json", json.dumps(about).encode("utf-8", "surrogatepass"))]:
             archive.writestr(name, data)
     return sink.getvalue()
 

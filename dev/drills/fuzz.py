@@ -116,7 +116,7 @@ def judge(target, outcomes: Counter, watch: Watch) -> Callable[[], None]:
     """Build the hypothesis test of a `targets.Target`; it raises on failures and counts other results in `outcomes`."""
 
     @given(target.cases)
-    def one(case) -> None:
+    def test(case) -> None:
         before = time.perf_counter()
         with tempfile.TemporaryDirectory() as outside:
             box = Path(outside) / "box"
@@ -127,7 +127,7 @@ def judge(target, outcomes: Counter, watch: Watch) -> Callable[[], None]:
             assert os.listdir(outside) == ["box"]
         outcomes["slowest_ms"] = max(outcomes["slowest_ms"], round(1000 * (time.perf_counter() - before)))
 
-    return one
+    return test
 
 
 def drive(target, cases: int, number: int, watch: Watch) -> Counter:
@@ -174,13 +174,13 @@ def _until(ends: float, target) -> Callable[[bytes], None]:
     limits = settings(deadline=None, database=None)
     fuzz = limits(judge(target, outcomes, Watch())).hypothesis.fuzz_one_input
 
-    def one(data: bytes) -> None:
+    def entry(data: bytes) -> None:
         fuzz(data)
         if time.monotonic() > ends:
             log(f"{target.name}, by coverage", outcomes)
             os._exit(0)
 
-    return one
+    return entry
 
 
 def drill(cases: int, base: int, seconds: float, only: str | None = None) -> None:
@@ -199,8 +199,8 @@ def drill(cases: int, base: int, seconds: float, only: str | None = None) -> Non
     print(report())
 
 
-def log(target: str, found: Counter, **more: object) -> None:
-    row = {"target": target, **more, "specbench": __version__, "cases": found["accepted"] + found["refused"], **found}
+def log(target: str, tally: Counter, **more: object) -> None:
+    row = {"target": target, **more, "specbench": __version__, "cases": tally["accepted"] + tally["refused"], **tally}
     with LOG.open("a") as lines:
         lines.write(json.dumps(row) + "\n")
 
@@ -234,14 +234,14 @@ def main() -> None:
     parser.add_argument("--only", help="use only this kind of input")
     parser.add_argument("--guided", action="store_true", help="coverage-guided, with atheris; requires --only")
     parser.add_argument("--report", action="store_true", help="print the table of the log")
-    given = parser.parse_args()
+    options = parser.parse_args()
     os.environ.setdefault("SPECBENCH_CACHE", tempfile.mkdtemp(prefix="specbench-fuzz-"))
-    if given.report:
+    if options.report:
         print(report())
-    elif given.guided:
-        guide(given.only, given.seconds)
+    elif options.guided:
+        guide(options.only, options.seconds)
     else:
-        drill(given.cases, given.seed, given.seconds, given.only)
+        drill(options.cases, options.seed, options.seconds, options.only)
 
 
 if __name__ == "__main__":

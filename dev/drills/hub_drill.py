@@ -114,6 +114,6 @@ def download_from(box: Path, case) -> None:
         assert "\n" not in error.what and "a bug" not in error.what, error
         raise SpecbenchError(error.what) from error
     # Files of a failed download are for the next one to check: only those of this one are checked here.
-    whole = {one.name: one.read_bytes() for one in served.commits[REPO][COMMIT].iterdir()}
-    for one in box.glob("hf/*/snapshots/*/*"):
-        assert one.read_bytes() == whole[one.name], one
+    whole = {path.name: path.read_bytes() for path in served.commits[REPO][COMMIT].iterdir()}
+    for kept in box.glob("hf/*/snapshots/*/*"):
+        assert kept.read_bytes() == whole[kept.name], kept

@@ -75,8 +75,8 @@ def interrupt(name: str, box: Path, env: dict[str, str], draw: random.Random) ->
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     control = subprocess.Popen([sys.executable, "-c", SLEEPER], **pipes)
     control.stdout.readline()
-    said = box / "said"
-    with said.open("w") as stderr:
+    errors = box / "said"
+    with errors.open("w") as stderr:
         running = subprocess.Popen(command, cwd=box, env=os.environ | env, stdout=subprocess.DEVNULL, stderr=stderr)
         time.sleep(at)
         alive = running.poll() is None
@@ -86,7 +86,7 @@ def interrupt(name: str, box: Path, env: dict[str, str], draw: random.Random) ->
         ended = _wait(running, control, start)
     if not alive:
         return None
-    lines = said.read_text().splitlines()
+    lines = errors.read_text().splitlines()
     return {
         "command": name,
         "at_s": round(at, 2),
@@ -119,21 +119,21 @@ def outcomes() -> list[dict]:
     return [json.loads(line) for line in LOG.read_text().splitlines()] if LOG.exists() else []
 
 
-def was_done(one: dict) -> bool:
+def was_done(row: dict) -> bool:
     """Whether all output was there when the interrupt came."""
-    return one["code"] == 0 and not one["errors"] and one["ended_s"] < 1
+    return row["code"] == 0 and not row["errors"] and row["ended_s"] < 1
 
 
-def as_wanted(one: dict) -> bool:
+def as_wanted(row: dict) -> bool:
     """Whether a command ended as it should; where the control was slow, so may the command be."""
-    in_time = one["ended_s"] <= WITHIN_S * max(1.0, one["control_s"] / 0.1) or one["image_in_work"]
-    return was_done(one) or (one["code"] == 130 and one["errors"] == 1 and not one["traceback"] and in_time)
+    in_time = row["ended_s"] <= WITHIN_S * max(1.0, row["control_s"] / 0.1) or row["image_in_work"]
+    return was_done(row) or (row["code"] == 130 and row["errors"] == 1 and not row["traceback"] and in_time)
 
 
 def table() -> str:
     groups = defaultdict(list)
-    for one in outcomes():
-        groups[one["command"]].append(one)
+    for row in outcomes():
+        groups[row["command"]].append(row)
     groups["all"] = outcomes()
     heads = (
         "command",
@@ -147,11 +147,11 @@ def table() -> str:
         "not as wanted",
     )
     lines = [f"| {' | '.join(heads)} |", f"| --- |{' ---: |' * 8}"]
-    for name, found in groups.items():
-        late = [one for one in found if one["ended_s"] > WITHIN_S and not one["image_in_work"]]
-        cells = [len(found), sum(one["code"] == 130 for one in found), sum(one["errors"] == 1 for one in found)]
-        cells += [sum(map(was_done, found)), sum(one["traceback"] for one in found), len(late)]
-        cells += [f"{max((one['ended_s'] for one in found), default=0):.1f}", sum(not as_wanted(one) for one in found)]
+    for name, rows in groups.items():
+        late = [row for row in rows if row["ended_s"] > WITHIN_S and not row["image_in_work"]]
+        cells = [len(rows), sum(row["code"] == 130 for row in rows), sum(row["errors"] == 1 for row in rows)]
+        cells += [sum(map(was_done, rows)), sum(row["traceback"] for row in rows), len(late)]
+        cells += [f"{max((row['ended_s'] for row in rows), default=0):.1f}", sum(not as_wanted(row) for row in rows)]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -170,16 +170,16 @@ def main() -> None:
         inputs = Path(folder, "inputs")
         inputs.mkdir()
         env = prepared(asked.command, inputs)
-        done = sum(one["command"] == asked.command for one in outcomes())
+        done = sum(row["command"] == asked.command for row in outcomes())
         while done < asked.count and time.monotonic() < deadline:
             box = shutil.copytree(inputs, Path(folder, "box"))
             env |= {"SPECBENCH_CACHE": str(box / "cache")}
-            found = interrupt(asked.command, box, env, random.Random())
+            outcome = interrupt(asked.command, box, env, random.Random())
             shutil.rmtree(box)
-            if found:
+            if outcome:
                 done += 1
                 with LOG.open("a") as log:
-                    log.write(json.dumps(found) + "\n")
+                    log.write(json.dumps(outcome) + "\n")
 
 
 if __name__ == "__main__":

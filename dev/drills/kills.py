@@ -71,13 +71,13 @@ def decode_all(executor: Executor, out: Path) -> None:
 
 def contents(out: Path) -> dict[tuple, list[tuple]]:
     """Read all rows and images by (prompt, sample), without using specbench."""
-    found: dict[tuple, list[tuple]] = {}
+    images: dict[tuple, list[tuple]] = {}
     for folder in sorted(out.iterdir()):
         for row in pd.read_parquet(folder / "samples").to_dict("records"):
             facts = [row[name].tolist() if hasattr(row[name], "tolist") else row[name] for name in FACTS]
             picture = (folder / row["image"]).read_bytes() if row["image"] else None
-            found.setdefault((folder.name, row["prompt_id"], row["sample"]), []).append((facts, picture))
-    return found
+            images.setdefault((folder.name, row["prompt_id"], row["sample"]), []).append((facts, picture))
+    return images
 
 
 def compare(out: Path, truth: dict) -> dict[str, int]:
@@ -257,15 +257,15 @@ def drill(kind: str, kills: int, seed: int, seconds: float) -> None:
                 if not strike(Path(folder) / "out", draw):
                     misses += 1  # the process ended before the kill
                     continue
-                found = compare(Path(folder) / "out", truth)
-            log(kind, number, found)
+                outcome = compare(Path(folder) / "out", truth)
+            log(kind, number, outcome)
             number += 1
     print(f"{kind}: {number} of {kills} kills", file=sys.stderr)
 
 
-def log(kind: str, number: int, found: dict[str, int]) -> None:
+def log(kind: str, number: int, outcome: dict[str, int]) -> None:
     with LOG.open("a") as lines:
-        lines.write(json.dumps({"kind": kind, "kill": number, "specbench": __version__} | found) + "\n")
+        lines.write(json.dumps({"kind": kind, "kill": number, "specbench": __version__} | outcome) + "\n")
 
 
 def truth_of_a_quiet_run() -> dict:
@@ -300,10 +300,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=150.0, help="stop after this time; run again to continue")
-    given = parser.parse_args()
-    if given.kind == "report":
+    options = parser.parse_args()
+    if options.kind == "report":
         sys.exit(report())
-    drill(given.kind, given.kills, given.seed, given.seconds)
+    drill(options.kind, options.kills, options.seed, options.seconds)
 
 
 if __name__ == "__main__":

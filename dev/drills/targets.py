@@ -118,9 +118,9 @@ def _type_line(box: Path, case) -> None:
         stack.enter_context(contextlib.redirect_stdout(out))
         stack.enter_context(contextlib.redirect_stderr(err))
         code = _exit_code(line)
-    said = err.getvalue().splitlines()
+    lines = err.getvalue().splitlines()
     if code:
-        errors = [text for text in said if text.startswith("error: ")]
+        errors = [text for text in lines if text.startswith("error: ")]
         shown = "--nope" in line or "--help" in line or "-h" in line
         assert len(errors) == 1 or (shown and not errors) or not arguments, err.getvalue()
         assert "Traceback" not in err.getvalue()
@@ -140,9 +140,9 @@ def _write_prompts(box: Path, case) -> None:
 
 
 def _read_prompts(box: Path, case) -> None:
-    found = load_prompts(box / f"prompts{case[0]}")
-    assert len({prompt.id for prompt in found.prompts}) == len(found.prompts) > 0
-    for prompt in found.prompts:
+    prompts = load_prompts(box / f"prompts{case[0]}")
+    assert len({prompt.id for prompt in prompts.prompts}) == len(prompts.prompts) > 0
+    for prompt in prompts.prompts:
         assert (box / image_name(prompt.id, 0)).parent == box
         json.dumps(prompt.meta, allow_nan=True).encode()
 
@@ -233,8 +233,8 @@ def _lay_out_stranger(box: Path, case) -> None:
     shutil.copytree(example_stranger(), box / "results")
     (box / "secret").write_bytes(cases.SECRET)
     (folder,) = (box / "results").iterdir()
-    for one in case:
-        cases.change(folder, *one, box / "secret")
+    for change in case:
+        cases.change(folder, *change, box / "secret")
 
 
 def _use_stranger(box: Path, case) -> None:
@@ -268,15 +268,15 @@ def _use_stranger(box: Path, case) -> None:
 def _score_by_stranger(box: Path, case) -> None:
     """Score with a metric of which some parts are a stranger's; what is written must stay readable."""
 
-    def part(found):
+    def part(value):
         def call(*_, **__):
-            if isinstance(found, type):
-                raise found
-            return found
+            if isinstance(value, type):
+                raise value
+            return value
 
         return call
 
-    body = {name: found if name in ("name", "batch", "columns") else part(found) for name, found in case.items()}
+    body = {name: value if name in ("name", "batch", "columns") else part(value) for name, value in case.items()}
     sound = {"name": "strange", "identity": lambda _: {}, "features": lambda _, all: [{"value": 1.0} for _ in all]}
     module = sys.modules.setdefault("strange", types.ModuleType("strange"))
     module.METRIC = type("Strange", (PerImageMetric,), {"__module__": "strange", **sound, **body})
@@ -318,9 +318,9 @@ def _lay_out_doors(box: Path, case) -> None:
     shutil.copytree(example_stranger(), box / name)
     shutil.copy(example_pack(), box / "runs.zip")
     (box / "table.toml").write_text(TABLES[0].replace(TABLES[0].splitlines()[0], 'name = "table"', 1))
-    held = sorted(path for path in box.rglob("*") if path.is_file() and path.stat().st_size)
+    files = sorted(path for path in box.rglob("*") if path.is_file() and path.stat().st_size)
     for number, place, bit in flips:
-        data = bytearray((path := held[number % len(held)]).read_bytes())
+        data = bytearray((path := files[number % len(files)]).read_bytes())
         data[place % len(data)] ^= 1 << bit
         path.write_bytes(data)
     for link, to in {"link": "linked", "dangling": "nowhere", "circle": "circle"}.items():

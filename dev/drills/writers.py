@@ -46,14 +46,14 @@ def score(box: Path) -> None:
 
 def scores(box: Path) -> dict:
     """Features by image, and the run's numbers."""
-    found: dict = {}
+    by_key: dict = {}
     for folder in box.glob("results/*/image_scores/*"):
         for row in pd.read_parquet(folder).to_dict("records"):
-            found.setdefault(("image", row["prompt_id"], row["sample"]), []).append(str(row))
+            by_key.setdefault(("image", row["prompt_id"], row["sample"]), []).append(str(row))
     for path in box.glob("results/*/scores/*.parquet"):
         for row in pd.read_parquet(path).to_dict("records"):
-            found.setdefault(("run", row["metric"]), []).append(str(row))
-    return found
+            by_key.setdefault(("run", row["metric"]), []).append(str(row))
+    return by_key
 
 
 def merge_all(box: Path) -> None:
@@ -99,14 +99,14 @@ def import_answers(box: Path) -> None:
 
 def received(box: Path) -> dict:
     """What a user of the downloads finds: files of the cache under their names, and the commits that were kept."""
-    found = [path for pattern in ("hf/*/snapshots/*/*", "hf/*/refs/*", "specbench/*") for path in box.glob(pattern)]
-    return {path.name: [path.read_bytes()] for path in found if path.is_file() and path.suffix != ".lock"}
+    paths = [path for pattern in ("hf/*/snapshots/*/*", "hf/*/refs/*", "specbench/*") for path in box.glob(pattern)]
+    return {path.name: [path.read_bytes()] for path in paths if path.is_file() and path.suffix != ".lock"}
 
 
 def files(box: Path) -> dict:
     """Everything that is neither input nor a lock, by path."""
     written = (box / name for name in ("page.html", "official"))
-    paths = (path for one in written for path in ([one] if one.is_file() else one.rglob("*")))
+    paths = (path for place in written for path in ([place] if place.is_file() else place.rglob("*")))
     return {
         str(path.relative_to(box)): [_SVG_ID.sub(b"", path.read_bytes().replace(os.fsencode(box), b""))]
         for path in paths
@@ -194,8 +194,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=150.0, help=f"stop after this time; {LOG.name} is continued")
-    given = parser.parse_args()
-    drill(given.kind, given.kills, given.seed, given.seconds)
+    options = parser.parse_args()
+    drill(options.kind, options.kills, options.seed, options.seconds)
 
 
 if __name__ == "__main__":

@@ -106,10 +106,10 @@ class SiblingsEverywhere(Jacobi):
         if self._overlap is None or self._places >= sites:
             return torch.ones(rows, sites, dtype=torch.bool)
         place, drafts = torch.arange(sites) + self._shift[:, None], self._overlap.shape[1]
-        known = place < drafts
-        accepted = torch.where(known, self._overlap.gather(1, place.clamp(max=drafts - 1)), 1.0)
+        drafted = place < drafts
+        accepted = torch.where(drafted, self._overlap.gather(1, place.clamp(max=drafts - 1)), 1.0)
         reached = torch.nn.functional.pad(accepted.cumprod(1)[:, :-1], (1, 0), value=1.0)
-        chosen = known & (reached * (1 - accepted) >= self._least)
+        chosen = drafted & (reached * (1 - accepted) >= self._least)
         chosen[:, 0] = True
         return chosen & (chosen.cumsum(1) <= self._places)
 
@@ -140,17 +140,17 @@ class OracleLookup(LookupJacobi):
             p = self._model.logits(around(tokens, self._model.neighbours[inside] - 1)).softmax(-1)
             jacobi, seen = q[:, draft : draft + 1], self._neighbours[inside]
             changed = (around(tokens, seen) != around(self._fed, seen)).any(-1) | (slot >= self._drafted_to[:, None])
-            found, overlap = self._best(p, committed)
+            p_there, overlap = self._best(p, committed)
             taken = changed & (overlap > common_mass(p, jacobi) + self._margin) & (slot < length)
-            token = draw(found, self._batch.noise.uniform(slot, Stream.SIBLING, step))
+            token = draw(p_there, self._batch.noise.uniform(slot, Stream.SIBLING, step))
             tokens.scatter_(1, slot, torch.where(taken, token, tokens.gather(1, slot)))
-            recorded.append(torch.where(taken[..., None], found, jacobi))
+            recorded.append(torch.where(taken[..., None], p_there, jacobi))
         return torch.cat([*recorded, q[:, len(recorded) :]], dim=1)
 
     def _best(self, p: Tensor, committed: Tensor) -> tuple[Tensor, Tensor]:
         """The committed slot's distribution [B, 1, V] that overlaps most with p [B, 1, V], and the overlap [B, 1]."""
         history = self._history[:, : len(self._free)]
-        overlap = torch.stack([common_mass(own, true) for own, true in zip(history, p, strict=True)])
+        overlap = torch.stack([common_mass(row, true) for row, true in zip(history, p, strict=True)])
         past = torch.arange(len(self._free)) < committed[:, None]
         best, source = torch.where(past, overlap, -1.0).max(1, keepdim=True)
         return history[self._rows, source], best
@@ -194,13 +194,13 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     DRAFTERS.update(ADDED)
-    known = {(row["decoder"], row["model"], row["images"]): row for row in read_rows(options.out)}
+    by_setting = {(row["decoder"], row["model"], row["images"]): row for row in read_rows(options.out)}
     field = options.model == FieldModel.name
     model = FieldModel() if field else load_model(options.model)
     sampling = Sampling(1.0) if field else find_model(options.model).sampling()
     rows: list[dict] = []
     for name in options.decoders:
-        row = known.get((name, options.model, options.images))
+        row = by_setting.get((name, options.model, options.images))
         if row is None:
             start = time.process_time()
             forwards = count_forwards(model, spread_requests(options.images), spec_of(name), sampling)

@@ -32,10 +32,10 @@ class FieldModel:
         draw = torch.Generator().manual_seed(seed)
         self.codebook = torch.randn(vocab, dimensions, generator=draw)
         self.weights_sha256 = hashlib.sha256(self.codebook.numpy().tobytes()).hexdigest()
-        own = torch.arange(self.layout.length)
-        above = own - side
-        right = torch.where((own + 1) % side == 0, -1, above + 1)
-        self.neighbours = torch.stack([own - 1, above, right], 1).clamp(min=-1) + 1
+        slots = torch.arange(self.layout.length)
+        above = slots - side
+        right = torch.where((slots + 1) % side == 0, -1, above + 1)
+        self.neighbours = torch.stack([slots - 1, above, right], 1).clamp(min=-1) + 1
         """[N, 3] slots plus one of the neighbours; 0 where there is none."""
 
     def encode(self, prompts: Sequence[str]) -> int:
@@ -46,9 +46,9 @@ class FieldModel:
 
     def logits(self, around: Tensor) -> Tensor:
         """[..., V] logits of a slot whose neighbours are `around` [..., 3], -1 where there is none."""
-        known = (around >= 0).float() * WEIGHTS
-        mean = (known[..., None] * self.codebook[around.clamp(min=0)]).sum(-2)
-        mean = mean / known.sum(-1, keepdim=True).clamp(min=1e-9)
+        weights = (around >= 0).float() * WEIGHTS
+        mean = (weights[..., None] * self.codebook[around.clamp(min=0)]).sum(-2)
+        mean = mean / weights.sum(-1, keepdim=True).clamp(min=1e-9)
         return -SHARPNESS * torch.cdist(mean.flatten(0, 1), self.codebook).square().view(*mean.shape[:-1], -1)
 
 

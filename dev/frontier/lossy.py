@@ -90,11 +90,11 @@ def read_stored(file: Path) -> list[Decoded]:
     stored = json.loads(file.read_text())
     settings = {name: stored[name] for name in SHARED}
     runs = []
-    for one in stored["decoders"]:
-        name, *options = one["decoder"].split()
-        columns = {column: stored[column] for column in KEY} | {column: one[column] for column in ("nfe", *MARGINS)}
+    for entry in stored["decoders"]:
+        name, *options = entry["decoder"].split()
+        columns = {column: stored[column] for column in KEY} | {column: entry[column] for column in ("nfe", *MARGINS)}
         spec = resolve(name, dict(option.split("=") for option in options))
-        runs.append(Decoded(one["run_id"], one["decoder"], spec, settings, pd.DataFrame(columns).dropna()))
+        runs.append(Decoded(entry["run_id"], entry["decoder"], spec, settings, pd.DataFrame(columns).dropna()))
     return runs
 
 
@@ -156,7 +156,7 @@ def compare(runs: Sequence[Decoded]) -> list[dict[str, object]]:
             "images": len(pairs),
             "prompts": int(pairs.prompt_id.nunique()),
             "tokens": (tokens.value, tokens.low, tokens.high),
-            "seconds": {name: [one[name] for one in modelled] for name in DEVICES},
+            "seconds": {name: [row[name] for row in modelled] for name in DEVICES},
             "scores": {metric: float((pairs[metric] * weights(pairs.prompt_id, metric)).mean()) for metric in MARGINS},
         }
         if run is not baseline:
@@ -174,18 +174,18 @@ def compare(runs: Sequence[Decoded]) -> list[dict[str, object]]:
 def judge(rows: Sequence[dict[str, object]]) -> None:
     """Add `front` to each row, and to those of other decoders than AR `p`, corrected by Holm, and `equivalent`."""
     others = [row for row in rows if "differences" in row]
-    found = [[one["p"] for one in row["differences"].values()] for row in others]
-    worst = [None if None in both else max(both) for both in found]
+    p_values = [[gap["p"] for gap in row["differences"].values()] for row in others]
+    worst = [None if None in both else max(both) for both in p_values]
     for row, p in zip(others, holm(worst), strict=True):
         row |= {"p": p, "equivalent": p is not None and p < LEVEL}
     for row in rows:
         row["front"] = not any(better(other, row) for other in rows)
 
 
-def better(one: Mapping, other: Mapping) -> bool:
+def better(row: Mapping, other: Mapping) -> bool:
     """Whether a decoder takes fewer modelled seconds on all devices, with scores at least as good."""
-    faster = all(one["seconds"][device][0] < other["seconds"][device][0] for device in DEVICES)
-    return faster and all(_difference(one, metric) >= _difference(other, metric) for metric in MARGINS)
+    faster = all(row["seconds"][device][0] < other["seconds"][device][0] for device in DEVICES)
+    return faster and all(_difference(row, metric) >= _difference(other, metric) for metric in MARGINS)
 
 
 def _difference(row: Mapping, metric: str) -> float:
@@ -200,11 +200,11 @@ def table(rows: Sequence[Mapping]) -> str:
     lines = [[*heads, "p", "equivalent to AR", "front"]]
     lines.append(["---"] * len(lines[0]))
     for row in rows:
-        found = [f"{v[0]:.1f} [{min(v):.1f}, {max(v):.1f}]" for v in row["seconds"].values()]
+        times = [f"{v[0]:.1f} [{min(v):.1f}, {max(v):.1f}]" for v in row["seconds"].values()]
         line = [f"`{row['decoder']}`", "yes" if row["lossless"] else "no", str(row["columns"]), str(row["images"])]
-        line += [shown(Estimate(*row["tokens"])), *found]
+        line += [shown(Estimate(*row["tokens"])), *times]
         if "differences" in row:
-            line += [signed(one) for one in row["differences"].values()]
+            line += [signed(gap) for gap in row["differences"].values()]
             line += ["-" if row["p"] is None else f"{row['p']:.2g}", "yes" if row["equivalent"] else "not shown"]
         else:
             line += ["-"] * (len(MARGINS) + 2)
@@ -212,11 +212,11 @@ def table(rows: Sequence[Mapping]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def signed(found: Mapping[str, float | None]) -> str:
+def signed(gap: Mapping[str, float | None]) -> str:
     """Difference and its interval as text."""
-    if found["low"] is None:
-        return f"{found['difference']:+.3f}"
-    return f"{found['difference']:+.3f} [{found['low']:+.3f}, {found['high']:+.3f}]"
+    if gap["low"] is None:
+        return f"{gap['difference']:+.3f}"
+    return f"{gap['difference']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}]"
 
 
 def raw(runs: Sequence[Decoded], rows: Sequence[Mapping]) -> dict[str, object]:
@@ -224,8 +224,10 @@ def raw(runs: Sequence[Decoded], rows: Sequence[Mapping]) -> dict[str, object]:
     keys = pd.concat([run.images[list(KEY)] for run in runs]).drop_duplicates().sort_values(list(KEY))
     decoders = []
     for run in runs:
-        own = keys.merge(run.images, on=list(KEY), how="left").round({"shapes-clip": 4})
-        values = {name: own[name].astype(object).where(own[name].notna(), None).tolist() for name in ("nfe", *MARGINS)}
+        kept = keys.merge(run.images, on=list(KEY), how="left").round({"shapes-clip": 4})
+        values = {
+            name: kept[name].astype(object).where(kept[name].notna(), None).tolist() for name in ("nfe", *MARGINS)
+        }
         decoders.append({"decoder": run.decoder, "run_id": run.run_id, **values})
     settings = {"margins": MARGINS, "level": LEVEL, **runs[0].settings}
     return settings | {"rows": list(rows), **keys.to_dict("list"), "decoders": decoders}

@@ -36,7 +36,7 @@ def acceptances(images: int, paths: int, reach: int, starts: list[int]) -> tuple
     """1 - TV(p, q) [images * starts, reach] by distance, with q from half of the paths, and from a quarter."""
     model, sampling = load_model("shapes"), find_model("shapes").sampling()
     target, draws = Target(model.layout, sampling, model.device), torch.Generator().manual_seed(0)
-    found, split = [], []
+    accepted, split = [], []
     requests = spread_requests(images)
     for request, row in zip(requests, decode(model, requests, resolve("ar"), sampling, 0, render=False), strict=True):
         for start in starts:
@@ -44,18 +44,18 @@ def acceptances(images: int, paths: int, reach: int, starts: list[int]) -> tuple
             tokens = torch.from_numpy(row.tokens[:start]).long().expand(paths, -1)
             fed = torch.nn.functional.pad(tokens, (1, 0))
             logits = session.forward(fed, torch.arange(start + 1).expand(paths, -1))[:, -1:]
-            own, quarter = [], []
+            of_site, quarter = [], []
             for slot in range(start, start + reach):
                 p = target(logits, torch.full((paths, 1), slot))
                 mean, small, tested = p[: paths // 2].mean(0), p[: paths // 4].mean(0), p[paths // 2 :]
-                own.append(torch.minimum(tested, mean).sum(-1).mean())
+                of_site.append(torch.minimum(tested, mean).sum(-1).mean())
                 quarter.append(torch.minimum(tested, small).sum(-1).mean())
                 token = draw(p, torch.rand(paths, 1, generator=draws, dtype=torch.float64))
                 logits = session.forward(token, torch.full((paths, 1), slot + 1))
-            found.append(torch.stack(own))
+            accepted.append(torch.stack(of_site))
             split.append(torch.stack(quarter))
         print(f"{request.prompt_id}: done", file=sys.stderr)
-    return torch.stack(found), torch.stack(split)
+    return torch.stack(accepted), torch.stack(split)
 
 
 def main() -> None:
@@ -66,8 +66,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     starts = [66, 130, 194]
-    found, split = acceptances(options.images, options.paths, options.reach, starts)
-    mean = found.mean(0)
+    accepted, split = acceptances(options.images, options.paths, options.reach, starts)
+    mean = accepted.mean(0)
     chain = 1 + mean.cumprod(0).cumsum(0)
     rows = {"images": options.images, "paths": options.paths, "starts": starts}
     tables = {"acceptance": mean, "split": split.mean(0), "chain": chain}

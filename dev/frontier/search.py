@@ -146,8 +146,8 @@ def shown(estimate: Estimate) -> str:
 
 def spec_of(text: str) -> DecoderSpec:
     """The decoder of an argument such as "sjd:window=32"."""
-    (name, given), *_ = parse_decoders(split_list(text))
-    return resolve(name, given)
+    (name, options), *_ = parse_decoders(split_list(text))
+    return resolve(name, options)
 
 
 def main() -> None:
@@ -162,10 +162,10 @@ def main() -> None:
     parser.add_argument("--print", action="store_true", dest="only_print", help="decode nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    wanted = [*options.decoders, *(lossless_grid() if options.grid else ())]
+    names = [*options.decoders, *(lossless_grid() if options.grid else ())]
     setting = (options.model, options.images, options.seed)
     rows = {(row["decoder"], row["model"], row["images"], row.get("seed", 0)): row for row in read_rows(options.out)}
-    left = [name for name in wanted if (name, *setting) not in rows]
+    left = [name for name in names if (name, *setting) not in rows]
     if left and not options.only_print:
         if options.model == FieldModel.name:
             model, sampling = FieldModel(), Sampling(1.0)

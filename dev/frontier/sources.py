@@ -31,9 +31,9 @@ KEPT_ROWS = (1, 2, 4)
 @torch.inference_mode()
 def overlaps(model: ShapesModel, sampling: Sampling, images: int) -> list[dict[str, object]]:
     """One row per source, on `images` images that the draft heads were not trained on."""
-    given = corpus(model, images, 10**6, None)
-    prefix, network = model.encode(given.texts), model.backbone
-    tokens = torch.cat([given.tokens, given.tokens])
+    examples = corpus(model, images, 10**6, None)
+    prefix, network = model.encode(examples.texts), model.backbone
+    tokens = torch.cat([examples.tokens, examples.tokens])
     slots = torch.arange(1, tokens.shape[1]).expand(len(tokens), -1)
     stream = model.embed(tokens[:, :-1], slots, prefix.state)
     inputs = torch.cat([torch.stack(list(prefix.embeds)), stream], dim=1)
@@ -49,21 +49,21 @@ def overlaps(model: ShapesModel, sampling: Sampling, images: int) -> list[dict[s
 
     whole = network(inputs_embeds=inputs, use_cache=False, output_hidden_states=True)
     p, layers = guided(whole.last_hidden_state, sampling.guidance), len(network.layers)
-    found = [("without guidance", overlap(guided(whole.last_hidden_state, 1.0)), 1.0, 0.5)]
+    sources = [("without guidance", overlap(guided(whole.last_hidden_state, 1.0)), 1.0, 0.5)]
     for layer in range(1, layers):
         hidden = network.norm(whole.hidden_states[layer])
-        found.append(
+        sources.append(
             (f"first {layer} of {layers} layers", overlap(guided(hidden, sampling.guidance)), layer / layers, 1)
         )
-    own = torch.arange(inputs.shape[1])
+    places = torch.arange(inputs.shape[1])
     for rows in KEPT_ROWS:
-        near = own[:, None] - own < rows * model.layout.width
-        mask = ((own <= own[:, None]) & (near | (own <= first)))[None, None]
+        near = places[:, None] - places < rows * model.layout.width
+        mask = ((places <= places[:, None]) & (near | (places <= first)))[None, None]
         hidden = network(inputs_embeds=inputs, attention_mask=mask, use_cache=False).last_hidden_state
-        found.append((f"prompt and last {rows} rows", overlap(guided(hidden, sampling.guidance)), 1.0, 1))
+        sources.append((f"prompt and last {rows} rows", overlap(guided(hidden, sampling.guidance)), 1.0, 1))
     return [
         {"source": name, "overlap": round(a, 4), "cost": round(cost, 3), "rows": rows, "gain": round(gain(a, cost), 3)}
-        for name, a, cost, rows in found
+        for name, a, cost, rows in sources
     ]
 
 
@@ -81,8 +81,8 @@ def main() -> None:
     torch.set_num_threads(1)
     model = load_model("shapes")
     rows = overlaps(model, find_model("shapes").sampling(), options.images)
-    found = {"images": options.images, "weights_sha256": model.weights_sha256, "sources": rows}
-    options.out.write_text(json.dumps(found, indent=1) + "\n")
+    content = {"images": options.images, "weights_sha256": model.weights_sha256, "sources": rows}
+    options.out.write_text(json.dumps(content, indent=1) + "\n")
     for row in rows:
         print(*row.values(), sep="\t")
 

@@ -56,8 +56,8 @@ def pieces(name: str, device: str, scale: str) -> Iterator[Piece]:
     """What one part finds, as it comes, or the claim that it failed; at the end its files."""
     files: list[str] = []
     try:
-        found = PARTS[name].run(device, SCALES[scale])
-        for claims, rows in [found] if isinstance(found, tuple) else found:
+        outcome = PARTS[name].run(device, SCALES[scale])
+        for claims, rows in [outcome] if isinstance(outcome, tuple) else outcome:
             files += [path for row in rows for path in row.pop("files", ())]
             yield {"claims": claims, "rows": rows}
     except Exception as error:  # another part may still work
@@ -69,8 +69,8 @@ def _own_files(more: Sequence[str]) -> list[str]:
     """Files of this project that this process has imported, and `more` of programs that it started."""
     imported = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
     paths = [Path(path) for path in (*filter(None, imported), *more)]
-    own = {path for path in paths if any(path.is_relative_to(ROOT / folder) for folder in ("specbench", "dev"))}
-    return sorted(path.relative_to(ROOT).as_posix() for path in own)
+    files = {path for path in paths if any(path.is_relative_to(ROOT / folder) for folder in ("specbench", "dev"))}
+    return sorted(path.relative_to(ROOT).as_posix() for path in files)
 
 
 def _digest(files: Sequence[str]) -> str | None:
@@ -88,8 +88,8 @@ _GROUPS: set[int] = set()
 def pieces_apart(name: str, device: str, scale: str, seconds: float) -> Iterator[Piece]:
     """`pieces` of a part in a process of its own, which ends after `seconds` with all that it has started."""
     command = [sys.executable, __file__, "--part", name, "--device", device, "--scale", scale]
-    with tempfile.TemporaryFile("w+") as said:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, start_new_session=True)
+    with tempfile.TemporaryFile("w+") as stderr:
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True, start_new_session=True)
         _GROUPS.add(child.pid)
         late = Timer(max(seconds, 1), _kill, [child.pid])
         late.start()
@@ -106,8 +106,8 @@ def pieces_apart(name: str, device: str, scale: str, seconds: float) -> Iterator
             _kill(child.pid)
             code = child.wait()
         if not done:
-            said.seek(0)
-            last = (said.read().strip().splitlines() or ["no message"])[-1]
+            stderr.seek(0)
+            last = (stderr.read().strip().splitlines() or ["no message"])[-1]
             why = f"not done after {seconds:.0f} s" if cut else f"ended with {code}: {last}"
             yield {"claims": [failure(why)], "rows": []}
 
@@ -125,26 +125,26 @@ def _stop(number: int, _: object) -> None:
     sys.exit(128 + number)
 
 
-def report(facts: dict[str, object], found: Sequence[dict]) -> str:
+def report(facts: dict[str, object], parts: Sequence[dict]) -> str:
     """The markdown report."""
     lines = [
         f"# {facts['device']}",
         "",
-        f"Measured {_dates(found)} by `{facts['command']}`, scale {facts['scale']}.",
+        f"Measured {_dates(parts)} by `{facts['command']}`, scale {facts['scale']}.",
         "",
     ]
     lines += ["| part | what | value | goal | verdict |", "| --- | --- | --- | --- | --- |"]
-    for part in found:
-        for one in part["claims"]:
-            cells = [part["part"], one["what"], one["value"], one["goal"], one["verdict"]]
+    for part in parts:
+        for claim in part["claims"]:
+            cells = [part["part"], claim["what"], claim["value"], claim["goal"], claim["verdict"]]
             lines.append(f"| {' | '.join(str(cell).replace('|', '/') for cell in cells)} |")
-    times = ", ".join(f"{part['part']} {part['seconds']:.0f} s" for part in found)
+    times = ", ".join(f"{part['part']} {part['seconds']:.0f} s" for part in parts)
     return "\n".join([*lines, "", f"Times: {times}. Every measurement is in `raw.json`.", ""])
 
 
-def _dates(found: Sequence[dict]) -> str:
+def _dates(parts: Sequence[dict]) -> str:
     """The dates of the parts."""
-    return ", ".join(sorted({part["date"] for part in found}))
+    return ", ".join(sorted({part["date"] for part in parts}))
 
 
 def _before(path: Path, scale: str) -> list[dict]:
@@ -156,7 +156,7 @@ def _before(path: Path, scale: str) -> list[dict]:
 
 
 def _failed(part: dict) -> bool:
-    return any(one["verdict"] == FAILED for one in part["claims"])
+    return any(claim["verdict"] == FAILED for claim in part["claims"])
 
 
 def is_current(part: dict) -> bool:
@@ -177,15 +177,15 @@ class Results:
         self.device, self.scale, self._lock = device, scale, Lock()
         name = re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
         self.folders = [place / name for place in places]
-        self.found, self._here = _before(self.folders[0] / "raw.json", scale), environment.environment_facts()
+        self.parts, self._here = _before(self.folders[0] / "raw.json", scale), environment.environment_facts()
 
     def put(self, part: dict) -> None:
         """Take a part in the place of what was known of it, and write all."""
         named = {"date": environment.now()[:10], "git": self._here["git"], "digest": _digest(part.get("files", ()))}
         with self._lock:
-            self.found = [*(one for one in self.found if one["part"] != part["part"]), {**part, **named}]
+            self.parts = [*(old for old in self.parts if old["part"] != part["part"]), {**part, **named}]
             for folder in self.folders:
-                write(folder, self.device, self.scale, self._here, self.found)
+                write(folder, self.device, self.scale, self._here, self.parts)
 
 
 def prove(
@@ -203,7 +203,7 @@ def prove(
         minutes: that this call may take since its `start`; None for all it needs.
         run: gives the pieces of a part; arguments of `pieces_apart`.
     """
-    current = {part["part"] for part in results.found if is_current(part)}
+    current = {part["part"] for part in results.parts if is_current(part)}
     names = list(names) or [name for name in PARTS if name not in current]
     end = (clock() if start is None else start) + 60 * minutes if minutes else float("inf")
     left: list[str] = []
@@ -213,7 +213,7 @@ def prove(
         for piece in run(name, results.device, results.scale, min(PARTS[name].seconds, room)):
             part = {**part, **{key: [*part.get(key, ()), *value] for key, value in piece.items()}}
             part["seconds"] = clock() - began
-            lines = [f"{name}: {one['verdict']}: {one['what']}: {one['value']}" for one in piece["claims"]]
+            lines = [f"{name}: {claim['verdict']}: {claim['what']}: {claim['value']}" for claim in piece["claims"]]
             print("".join(f"{line}\n" for line in lines), end="", file=sys.stderr, flush=True)
             results.put(part)
 
@@ -221,24 +221,24 @@ def prove(
         for block in [[name] for name in group] if alone else [list(group)]:
             room = end - clock()
             # The first part of a call runs anyway, so that no part is left for ever.
-            fits = [name for name in block if name is names[0] or expected_seconds(name, results.found) <= room]
+            fits = [name for name in block if name is names[0] or expected_seconds(name, results.parts) <= room]
             left += [name for name in block if name not in fits]
             with ThreadPoolExecutor(len(fits) or 1) as pool:
                 list(pool.map(partial(done, room=room), fits))
     return left
 
 
-def write(folder: Path, device: str, scale: str, here: dict[str, object], found: list[dict]) -> None:
+def write(folder: Path, device: str, scale: str, here: dict[str, object], parts: list[dict]) -> None:
     """Write `raw.json` and `report.md`; `here`: facts of the machine."""
     order = {name: number for number, name in enumerate(PARTS)}
-    found.sort(key=lambda part: order.get(part["part"], len(order)))
+    parts.sort(key=lambda part: order.get(part["part"], len(order)))
     facts = {"device": device_name(device), "command": "make gpu", "scale": scale}
     if device == "cpu" or scale != "full":
         facts["command"] = f"python dev/gpu/prove.py --device {device} --scale {scale}"
     folder.mkdir(parents=True, exist_ok=True)
-    raw = {**facts, **here, "parts": found}
+    raw = {**facts, **here, "parts": parts}
     write_atomically(folder / "raw.json", (json.dumps(raw, indent=1) + "\n").encode())
-    write_atomically(folder / "report.md", report(facts, found).encode())
+    write_atomically(folder / "report.md", report(facts, parts).encode())
 
 
 def main() -> int:
@@ -275,9 +275,9 @@ def main() -> int:
     left = prove(results, options.parts, options.minutes, start=STARTED)
     print(results.folders[0])
     if left:
-        seconds = sum(expected_seconds(name, results.found) for name in left)
+        seconds = sum(expected_seconds(name, results.parts) for name in left)
         print(f"left, at most {seconds / 60:.0f} minutes: {', '.join(left)}; type the same again", file=sys.stderr)
-    return int(any(map(_failed, results.found)))
+    return int(any(map(_failed, results.parts)))
 
 
 def missing(device: str) -> str | None:

@@ -81,10 +81,10 @@ def fast_tests() -> None:
 
 def exit_codes(package: str) -> dict[str, int | None]:
     """What mutmut keeps of every mutation of a package: its name, and the exit code of the tests."""
-    found = {}
+    codes = {}
     for path in sorted((COPY / "mutants" / "specbench" / package).rglob("*.meta")):
-        found |= sorted(json.loads(path.read_text())["exit_code_by_key"].items())
-    return found
+        codes |= sorted(json.loads(path.read_text())["exit_code_by_key"].items())
+    return codes
 
 
 def prepare() -> None:
@@ -117,12 +117,12 @@ def same_today(mutations: list[str]) -> list[str]:
 
 def _functions(text: str) -> dict[str, str]:
     """Source of the functions and methods of a module, by name."""
-    found = {}
+    sources = {}
     for part in ast.parse(text).body:
         inside = part.body if isinstance(part, ast.ClassDef) else [part]
         owner = f"{part.name}." if isinstance(part, ast.ClassDef) else ""
-        found |= {f"{owner}{one.name}": ast.unparse(one) for one in inside if isinstance(one, ast.FunctionDef)}
-    return found
+        sources |= {f"{owner}{node.name}": ast.unparse(node) for node in inside if isinstance(node, ast.FunctionDef)}
+    return sources
 
 
 def again(number: int) -> int:
@@ -131,8 +131,8 @@ def again(number: int) -> int:
     before = {row["mutation"]: row for row in map(json.loads, OUT.read_text().splitlines())}
     names = same_today(list(before))
     random.Random(0).shuffle(names)
-    known = {name for package in PACKAGES for name in exit_codes(package)}
-    names = [name for name in names if name in known][:number]
+    there = {name for package in PACKAGES for name in exit_codes(package)}
+    names = [name for name in names if name in there][:number]
     mutmut("run", *names, "--max-children", "1")
     codes = {name: code for package in PACKAGES for name, code in exit_codes(package).items()}
     rows = [before[name] | {"today": RESULTS.get(codes[name], "found")} for name in names]

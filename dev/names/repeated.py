@@ -40,15 +40,15 @@ def defined(module: Path) -> set[str]:
 
 def repeated(private: bool = False) -> dict[str, list[str]]:
     """Modules by name, of the names that several define."""
-    found: dict[str, list[str]] = defaultdict(list)
+    places_of: dict[str, list[str]] = defaultdict(list)
     for module in sorted(PACKAGE.rglob("*.py")):
         place = module.relative_to(PACKAGE).with_suffix("").as_posix()
         if place.startswith("cli/"):
             continue
         for name in defined(module):
             if private or not name.startswith("_"):
-                found[name].append(place)
-    return {name: places for name, places in sorted(found.items()) if len(places) > 1}
+                places_of[name].append(place)
+    return {name: places for name, places in sorted(places_of.items()) if len(places) > 1}
 
 
 def main() -> None:

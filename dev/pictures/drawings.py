@@ -93,9 +93,9 @@ def one_step(path: Path) -> None:
         ),
     ]
     parts = []
-    for number, (name, said, cells) in enumerate(rows):
+    for number, (name, text, cells) in enumerate(rows):
         y = 30 + number * 84
-        parts += [_text(16, y + 22, name), _text(16, y + 41, said, "small")]
+        parts += [_text(16, y + 22, name), _text(16, y + 41, text, "small")]
         for place, (kind, label) in enumerate(cells):
             left = LEFT + place * (CELL + GAP)
             if kind:

@@ -44,11 +44,11 @@ def images(store: RunStore) -> pd.DataFrame:
 
 def difference(row: dict, metric: str) -> str:
     """Format `value [low, high]`; bold if the interval excludes 0."""
-    found = next((other for other in row["differences"] if other["metric"] == metric), None)
-    if found is None:
+    entry = next((other for other in row["differences"] if other["metric"] == metric), None)
+    if entry is None:
         return "-"
-    low, high, digits = found["low"], found["high"], 1 if metric == "shapes-frechet" else 3
-    text = f"{found['difference']:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
+    low, high, digits = entry["low"], entry["high"], 1 if metric == "shapes-frechet" else 3
+    text = f"{entry['difference']:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
     return f"**{text}**" if low > 0 or high < 0 else text
 
 
@@ -93,10 +93,10 @@ def with_intervals(table: str, pictures: pd.DataFrame) -> str:
     lines = [line.strip("| \n").split(" | ") for line in table.splitlines()]
     at = lines[0].index("tokens per step")
     for line in lines[2:]:
-        own = pictures[pictures["decoder"] == line[0]]
-        found = ratio_of_totals(own["tokens"].map(len), own["nfe"], own["prompt_id"])
-        steps_differ = found.low < found.high
-        line[at] = with_interval(found if steps_differ else replace(found, low=None, high=None))
+        of_decoder = pictures[pictures["decoder"] == line[0]]
+        ratio = ratio_of_totals(of_decoder["tokens"].map(len), of_decoder["nfe"], of_decoder["prompt_id"])
+        steps_differ = ratio.low < ratio.high
+        line[at] = with_interval(ratio if steps_differ else replace(ratio, low=None, high=None))
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
@@ -118,7 +118,7 @@ def main() -> None:
     for row in rows:
         row["audit"] = verdicts.get(row["run_id"], "-")
         row["name"] = names[row["run_id"]]
-        row["differences"] = [found for found in differences if found["run_id"] == row["run_id"]]
+        row["differences"] = [entry for entry in differences if entry["run_id"] == row["run_id"]]
     if options.add:
         stores.pop(baseline)
     taken = [names[name] for name in stores]
@@ -128,7 +128,7 @@ def main() -> None:
     )
     parts = [images(store).assign(decoder=names[name]) for name, store in stores.items()]
     if options.add:
-        gone = {found["run_id"] for found in differences}
+        gone = {entry["run_id"] for entry in differences}
         differences = [
             row for row in json.loads((to / "against-ar.json").read_text()) if row["run_id"] not in gone
         ] + differences

@@ -61,20 +61,20 @@ _as_published = ratio_tests.exponential
 
 def main(out: Path, limit: int) -> None:
     place = Path(__file__).parents[2] / "results/reference/readings.json"
-    found: dict[str, list[dict]] = json.loads(place.read_text()) if place.exists() else {}
+    readings: dict[str, list[dict]] = json.loads(place.read_text()) if place.exists() else {}
     for name, decoders in READINGS.items():
-        if name in found:
+        if name in readings:
             continue
-        found[name] = [measured(out, one, limit) for one in decoders]
+        readings[name] = [measured(out, decoder, limit) for decoder in decoders]
         if name == "schedule":
             ratio_tests.exponential = excess
-            found[name].append(measured(out / "excess", "cool-sd", limit) | {"reading": "excess over 1 decays"})
+            readings[name].append(measured(out / "excess", "cool-sd", limit) | {"reading": "excess over 1 decays"})
             ratio_tests.exponential = _as_published
-        place.write_text(json.dumps(found, indent=1) + "\n")
-    for name, values in ((name, values) for name, values in SAMPLING.items() if name not in found):
+        place.write_text(json.dumps(readings, indent=1) + "\n")
+    for name, values in ((name, values) for name, values in SAMPLING.items() if name not in readings):
         key = name.replace("-", "_")
-        found[name] = [measured(out, "sjd", limit, **{key: value}) | {"reading": f"{value:g}"} for value in values]
-        place.write_text(json.dumps(found, indent=1) + "\n")
+        readings[name] = [measured(out, "sjd", limit, **{key: value}) | {"reading": f"{value:g}"} for value in values]
+        place.write_text(json.dumps(readings, indent=1) + "\n")
 
 
 if __name__ == "__main__":

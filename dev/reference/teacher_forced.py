@@ -38,10 +38,10 @@ SAMPLING = Sampling(guidance=1.5, temperature=1.0, top_k=0, top_p=0.95)
 def measure(images: pd.DataFrame, model) -> list[dict]:
     """One row per image of one decoder."""
     values = teacher_forced_values(model, images.assign(seed=0), SAMPLING)
-    found = []
+    measured = []
     for number, image in enumerate(images.itertuples()):
         drawn = np.isfinite(values.logp[number])
-        found.append(
+        measured.append(
             {
                 "decoder": image.decoder,
                 "prompt_id": image.prompt_id,
@@ -51,7 +51,7 @@ def measure(images: pd.DataFrame, model) -> list[dict]:
                 "impossible": int((~values.possible[number]).sum()),
             }
         )
-    return found
+    return measured
 
 
 def described(rows: list[dict]) -> str:
@@ -78,8 +78,8 @@ def rewrite(headline: str, rows: list[dict]) -> str:
     at = head.index("NLL - H, nats")
     for line in lines[2:]:
         if line[0] in by_name:
-            own = line[at] if line[at + 1] == "=" else line[at + 1]
-            line[at:] = [described(by_name[line[0]]), own]
+            recorded = line[at] if line[at + 1] == "=" else line[at + 1]
+            line[at:] = [described(by_name[line[0]]), recorded]
             if any(row["impossible"] for row in by_name[line[0]]):
                 line[head.index("audit")] = "impossible tokens"
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -42,8 +42,8 @@ def main(runs: list[Path], to: Path) -> None:
         prompt = prompts[file.stem.rsplit("-", 1)[0]]
         request, picture = SceneRequest.from_json(prompt["scene"]), np.array(Image.open(file))
         images[request.category] += 1
-        if found := fault(request, picture):
-            faults[request.category][found] += 1
+        if problem := fault(request, picture):
+            faults[request.category][problem] += 1
             wrong[request.category].append((picture, prompt["prompt"]))
     for category in CATEGORIES:
         print(category, images[category], len(wrong[category]), dict(faults[category]))
@@ -54,5 +54,5 @@ def main(runs: list[Path], to: Path) -> None:
 
 
 if __name__ == "__main__":
-    *given, last = map(Path, sys.argv[1:])
-    main(given, last)
+    *runs, last = map(Path, sys.argv[1:])
+    main(runs, last)

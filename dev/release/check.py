@@ -56,7 +56,7 @@ def package_contents() -> tuple[dict[str, bytes], dict[str, bytes]]:
         installed = {name: archive.read(name) for name in archive.namelist()}
     with tarfile.open(sdist) as archive:
         members = [member for member in archive if member.isfile()]
-        source = {one.name.partition("/")[2]: archive.extractfile(one).read() for one in members}
+        source = {member.name.partition("/")[2]: archive.extractfile(member).read() for member in members}
     return installed, source
 
 
@@ -70,8 +70,8 @@ def faults(installed: Mapping[str, bytes], source: Mapping[str, bytes]) -> Itera
         yield "README.md does not render as an index's page"
     if not metadata.get_all("Classifier"):
         yield "no classifiers"
-    own = {name: content for name, content in installed.items() if not name.startswith(info)}
-    yield from _unnamed_licences(own, metadata)
+    files = {name: content for name, content in installed.items() if not name.startswith(info)}
+    yield from _unnamed_licences(files, metadata)
     carried = {f"{info}/licenses/{name}" for name in metadata.get_all("License-File", [])}
     if not {f"{info}/licenses/LICENSE", f"{info}/licenses/{LIBRARIES}"} <= carried & installed.keys():
         yield "the wheel's licenses/ lacks LICENSE or the plotting library's"
@@ -81,7 +81,7 @@ def _wrong_versions(*metadata: Message) -> Iterator[str]:
     heading = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
     cited = re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)[1]
     versions = {"CHANGELOG.md": heading, "CITATION.cff": cited}
-    versions |= {f"the {kind}": one["Version"] for kind, one in zip(("wheel", "sdist"), metadata, strict=True)}
+    versions |= {f"the {kind}": data["Version"] for kind, data in zip(("wheel", "sdist"), metadata, strict=True)}
     tags = _git("tag", "--points-at", "HEAD").split()
     versions |= {f"tag {tag}": tag.removeprefix("v") for tag in tags if re.fullmatch(r"v\d.*", tag)}
     if len(set(versions.values())) > 1:
@@ -106,8 +106,8 @@ def _unnamed_licences(installed: Mapping[str, bytes], metadata: Message) -> Iter
     for name in installed:
         if any(fnmatchcase(name, pattern) for pattern in OWN):
             continue
-        found = next(((file, words) for pattern, file, words in NOTICES if fnmatchcase(name, pattern)), None)
-        if found is None or not re.search(found[1], installed.get(found[0], b"").decode(), re.M):
+        notice = next(((file, words) for pattern, file, words in NOTICES if fnmatchcase(name, pattern)), None)
+        if notice is None or not re.search(notice[1], installed.get(notice[0], b"").decode(), re.M):
             yield f"no file of the wheel names the licence of {name}"
     expression = set(metadata["License-Expression"].split(" AND "))
     for library, licence, text in LIBRARY.findall(installed[LIBRARIES].decode()):
@@ -124,10 +124,10 @@ def _git(*arguments: str) -> str:
 
 def main() -> int:
     installed, source = package_contents()
-    found = list(faults(installed, source))
-    for fault in found:
+    problems = list(faults(installed, source))
+    for fault in problems:
         print(f"fault: {fault}", file=sys.stderr)
-    if found:
+    if problems:
         return 1
     libraries = ", ".join(f"{name} ({licence})" for name, licence, _ in LIBRARY.findall(installed[LIBRARIES].decode()))
     print(f"carried, with licences named in the wheel: weights of shapes (Apache-2.0), {libraries}")

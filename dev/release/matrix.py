@@ -151,8 +151,8 @@ def try_lowest(matrix: Matrix, python: str, folder: Path, clone: Path, jobs: str
     binary = environment / "bin" / "python"
     lowest.write_text("".join(f"{name}=={bound}\n" for name, bound in lowest_of(clone).items()))
     matrix.step("lowest: environment", [python, "-m", "venv", environment], folder)
-    wanted = ["--constraint", lowest, clone, *RUNS_TESTS]
-    if not matrix.step("lowest: pip install", [binary, *PIP_INSTALL, *wanted], folder):
+    packages = ["--constraint", lowest, clone, *RUNS_TESTS]
+    if not matrix.step("lowest: pip install", [binary, *PIP_INSTALL, *packages], folder):
         return
     fit_torchvision(matrix, "lowest", environment, folder)
     matrix.step("lowest: versions", [environment / "bin" / "specbench", "--version"], folder)
@@ -161,8 +161,8 @@ def try_lowest(matrix: Matrix, python: str, folder: Path, clone: Path, jobs: str
 
 def lowest_of(clone: Path) -> dict[str, str]:
     """The lower bound of every dependency, by name."""
-    wanted = tomllib.loads((clone / "pyproject.toml").read_text())["project"]["dependencies"]
-    return dict(requirement.split(">=") for requirement in wanted)
+    requirements = tomllib.loads((clone / "pyproject.toml").read_text())["project"]["dependencies"]
+    return dict(requirement.split(">=") for requirement in requirements)
 
 
 def try_packages(matrix: Matrix, python: str, folder: Path, clone: Path, tests: Sequence[str]) -> None:
@@ -192,9 +192,9 @@ def try_kept_torch(matrix: Matrix, python: str, wheel: Path, folder: Path) -> No
     matrix.step("torch kept: environment", [python, "-m", "venv", environment], folder)
     (packages,) = (environment / "lib").glob("python3*/site-packages")
     for name, version in (("torch", "2.13.0+cu130"), ("torchvision", "0.28.0+cu130")):
-        (found := packages / f"{name}-{version}.dist-info").mkdir()
-        (found / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        (found / "RECORD").write_text("")
+        (info := packages / f"{name}-{version}.dist-info").mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "RECORD").write_text("")
     matrix.step("torch kept: pip install", [environment / "bin" / "python", "-c", WOULD_INSTALL, wheel], folder)
 
 
@@ -238,8 +238,8 @@ def try_extra(matrix: Matrix, extra: str, base: Path, wheel: Path, folder: Path)
 
 def build_upon(environment: Path, base: Path) -> None:
     """Let an environment see the packages of another one, after its own."""
-    (own,), (other,) = (list((one / "lib").glob("python3*/site-packages")) for one in (environment, base))
-    (own / "base.pth").write_text(f"{other}\n")
+    (site,), (other,) = (list((place / "lib").glob("python3*/site-packages")) for place in (environment, base))
+    (site / "base.pth").write_text(f"{other}\n")
 
 
 def try_source_distribution(matrix: Matrix, base: Path, sdist: Path, folder: Path, tests: Sequence[str]) -> None:
@@ -279,10 +279,10 @@ def fresh_clone() -> Iterator[tuple[Path, Path]]:
 def keep(path: Path, rows: Sequence[Mapping], now: Mapping) -> None:
     """Write the rows, each with date and commit, in the places of older ones of the same Python and step."""
     stored = json.loads(path.read_text())["rows"] if path.exists() else []
-    found = {(row["python"], row["step"]): row for row in stored}
-    found |= {(row["python"], row["step"]): {**row, **now} for row in rows}
+    by_step = {(row["python"], row["step"]): row for row in stored}
+    by_step |= {(row["python"], row["step"]): {**row, **now} for row in rows}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"rows": list(found.values())}, indent=1, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps({"rows": list(by_step.values())}, indent=1, ensure_ascii=False) + "\n")
 
 
 def try_pythons(pythons: Sequence[str], path: Path, act: Callable[[Matrix, str, Path, Path], None]) -> list[dict]:
@@ -306,17 +306,17 @@ def main() -> int:
     parser.add_argument("--all-tests", action="store_true", help="run the whole suite instead of a selection")
     parser.add_argument("--jobs", default="auto", help="processes of the tests")
     parser.add_argument("--out", type=Path, default=RESULT, help="file of the result")
-    given = parser.parse_args()
-    tests = ("-n", given.jobs, *(() if given.all_tests else SELECTION))
+    options = parser.parse_args()
+    tests = ("-n", options.jobs, *(() if options.all_tests else SELECTION))
     rows = [
-        *try_pythons(given.python, given.out, lambda *places: try_checkout(*places, tests)),
-        *try_pythons(given.packages_of, given.out, lambda *places: try_packages(*places, tests)),
-        *try_pythons(given.lowest_of, given.out, lambda *places: try_lowest(*places, given.jobs)),
+        *try_pythons(options.python, options.out, lambda *places: try_checkout(*places, tests)),
+        *try_pythons(options.packages_of, options.out, lambda *places: try_packages(*places, tests)),
+        *try_pythons(options.lowest_of, options.out, lambda *places: try_lowest(*places, options.jobs)),
     ]
     failed = [row for row in rows if not row["passed"]]
     for row in failed:
         print(f"failed: {row['python']}: {row['step']}: {row['last_line']}")
-    print(f"{len(rows) - len(failed)} of {len(rows)} steps passed; {given.out}")
+    print(f"{len(rows) - len(failed)} of {len(rows)} steps passed; {options.out}")
     return 1 if failed or not rows else 0
 
 

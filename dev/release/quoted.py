@@ -55,8 +55,8 @@ def _false_alarms(what: str) -> float:
 
 def _impossible(decoder: str, what: str) -> float:
     rows = pd.read_json(RESULTS / "reference" / "teacher-forced.jsonl", lines=True)
-    own = rows[rows.decoder == decoder].impossible
-    return {"tokens": own.sum(), "images": (own > 0).sum(), "of": len(own)}[what]
+    counts = rows[rows.decoder == decoder].impossible
+    return {"tokens": counts.sum(), "images": (counts > 0).sum(), "of": len(counts)}[what]
 
 
 def _over_generate(guidance: float) -> float:
@@ -134,11 +134,11 @@ def agrees(quoted: str, raw: float) -> bool:
 def main() -> int:
     wrong, compared = 0, dict.fromkeys((page for page, _, _ in QUOTED), 0)
     for page, pattern, raw in QUOTED:
-        found = re.search(pattern, (ROOT / page).read_text())
-        right = found is not None and agrees(found[1], raw())
+        match = re.search(pattern, (ROOT / page).read_text())
+        right = match is not None and agrees(match[1], raw())
         wrong += not right
         compared[page] += 1
-        print(f"{'ok' if right else 'WRONG'}  {page}: {found[1] if found else 'gone: ' + pattern}, raw {raw():.6g}")
+        print(f"{'ok' if right else 'WRONG'}  {page}: {match[1] if match else 'gone: ' + pattern}, raw {raw():.6g}")
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "dev/notes").glob("*.md"))]
     print("\nWithout a raw file, as the pages say:")
     for page in pages:

@@ -35,24 +35,24 @@ def small_estimate(row: Mapping[str, float], prompts: int = TrainingPlan.prompts
     return mean_of_estimates([proportion_interval([1] * k + [0] * (each - k), range(each)) for k in hits])
 
 
-def panels(figure: Figure, held: Sequence[Mapping], rates: Sequence[Mapping], scores: Sequence[Mapping]) -> None:
+def panels(figure: Figure, evaluations: Sequence[Mapping], rates: Sequence[Mapping], scores: Sequence[Mapping]) -> None:
     """Loss and learning rate, gain of the caption, detector: each against thousands of samples."""
     loss, gain, detector = figure.subplots(1, 3)
-    thousands = [row["samples"] / 1000 for row in held]
-    loss.plot(thousands, [row["held_out_nll"] for row in held], "o-", color="tab:blue")
+    thousands = [row["samples"] / 1000 for row in evaluations]
+    loss.plot(thousands, [row["held_out_nll"] for row in evaluations], "o-", color="tab:blue")
     loss.set_ylabel("held-out nats per token", color="tab:blue")
     rate = loss.twinx()
     rate.plot([row["samples"] / 1000 for row in rates], [row["lr"] for row in rates], color="tab:gray", linewidth=1)
     rate.set_ylabel("learning rate, share of its peak", color="tab:gray")
     rate.set_ylim(0, 1.6)
-    gain.plot(thousands, [row["gain"] for row in held], "o-", color="tab:green")
+    gain.plot(thousands, [row["gain"] for row in evaluations], "o-", color="tab:green")
     gain.set_ylabel("gain of the caption, nats per image")
     gain.set_ylim(bottom=0)
     label = f"{TrainingPlan.prompts} prompts, guidance {TRIAL.guidance:g}, temperature {TRIAL.temperature:g}"
-    _bars(detector, thousands, [small_estimate(row) for row in held], label, color="tab:orange", alpha=0.6)
-    shuffled = [row["shuffled"] for row in held]
+    _bars(detector, thousands, [small_estimate(row) for row in evaluations], label, color="tab:orange", alpha=0.6)
+    shuffled = [row["shuffled"] for row in evaluations]
     detector.plot(thousands, shuffled, ":", color="tab:orange", label=f"{label}, shuffled captions")
-    full = [Estimate(*(found["shapes"]["correct"]["overall"][k] for k in ("value", "low", "high"))) for found in scores]
+    full = [Estimate(*(score["shapes"]["correct"]["overall"][k] for k in ("value", "low", "high"))) for score in scores]
     _bars(
         detector,
         [s["trained_samples"] / 1000 for s in scores],
@@ -69,9 +69,11 @@ def panels(figure: Figure, held: Sequence[Mapping], rates: Sequence[Mapping], sc
         axes.set_xlabel("thousands of training samples")
 
 
-def _bars(axes: Axes, x: Sequence[float], found: Sequence[Estimate], label: str, marker: str = "o", **style) -> None:
-    values = np.array([estimate.value for estimate in found])
-    reach = np.abs(np.array([(estimate.low, estimate.high) for estimate in found]).T - values)
+def _bars(
+    axes: Axes, x: Sequence[float], estimates: Sequence[Estimate], label: str, marker: str = "o", **style
+) -> None:
+    values = np.array([estimate.value for estimate in estimates])
+    reach = np.abs(np.array([(estimate.low, estimate.high) for estimate in estimates]).T - values)
     axes.errorbar(x, values, reach, marker=marker, linestyle="-", capsize=2, label=label, **style)
 
 
@@ -81,7 +83,7 @@ def main() -> None:
     folder = parser.parse_args().folder
     log = folder / "ar.jsonl"
     scores = [json.loads(file.read_text()) for file in folder.glob("scores*.json")]
-    scores.sort(key=lambda found: found["trained_samples"])
+    scores.sort(key=lambda score: score["trained_samples"])
     figure = Figure(figsize=(13, 3.8), layout="constrained")
     panels(figure, log_rows(log, "held_out_nll"), log_rows(log, "lr"), scores)
     figure.savefig(folder / "curve.png", dpi=100)

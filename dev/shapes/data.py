@@ -120,13 +120,13 @@ def noisy_tokens(scene: Scene) -> np.ndarray:
 
 def wordings(scene: Scene, rng: np.random.Generator) -> list[list[int]] | None:
     """`WORDINGS` encoded captions of a scene, or None where every try was a held-out meaning."""
-    found = []
+    encoded = []
     for _ in range(40):
         request = worded_in_reading_order(describe(scene, rng), scene)
         if not request.held_out():
-            found.append(captions.encode(captions.caption(request)))
-        if len(found) == WORDINGS:
-            return found
+            encoded.append(captions.encode(captions.caption(request)))
+        if len(encoded) == WORDINGS:
+            return encoded
     return None
 
 

@@ -44,13 +44,13 @@ def estimates(requests: list[SceneRequest], images: Tensor, clusters: list[str])
 
 def tags(requests: list[SceneRequest], images: Tensor) -> dict[str, float]:
     """Share of images, among those whose caption says something about it, in which each single tag is right."""
-    found = defaultdict(list)
+    verdicts = defaultdict(list)
     for request, image in zip(requests, images, strict=True):
         verdict = judge(request, detect(image.permute(1, 2, 0).numpy()))
         for tag in ("shape", "color", "bound", "position"):
             if getattr(verdict, tag) is not None:
-                found[tag].append(getattr(verdict, tag))
-    return {tag: round(float(np.mean(values)), 4) for tag, values in found.items()}
+                verdicts[tag].append(getattr(verdict, tag))
+    return {tag: round(float(np.mean(values)), 4) for tag, values in verdicts.items()}
 
 
 def reconstructions(tokenizer: ShapesTokenizer, count: int, seed: int = 4242) -> dict[str, object]:
@@ -80,16 +80,16 @@ def token_statistics(
 ) -> dict[str, Tensor]:
     """Per image, under the distribution really sampled from: share of tokens whose top-1 probability is below 5 %,
     mean entropy and mean negative log-probability of the tokens, in nats."""
-    found = defaultdict(list)
+    values = defaultdict(list)
     for start in range(0, len(tokens), 16):
         part = tokens[start : start + 16]
         ids = network.encode(captions[start : start + 16])
         plain = network(network.null_ids(len(part)), part)
         logp = truncate(plain + sampling.guidance * (network(ids, part) - plain), sampling).log_softmax(-1)
-        found["top1_below_5"].append((logp.amax(-1).exp() < 0.05).float().mean(1))
-        found["entropy"].append(torch.special.entr(logp.exp()).sum(-1).mean(1))
-        found["nll"].append(-logp.gather(2, part[..., None]).mean((1, 2)))
-    return {name: torch.cat(values) for name, values in found.items()}
+        values["top1_below_5"].append((logp.amax(-1).exp() < 0.05).float().mean(1))
+        values["entropy"].append(torch.special.entr(logp.exp()).sum(-1).mean(1))
+        values["nll"].append(-logp.gather(2, part[..., None]).mean((1, 2)))
+    return {name: torch.cat(values) for name, values in values.items()}
 
 
 def summary(values: dict[str, Tensor]) -> dict[str, dict]:
@@ -168,8 +168,8 @@ def main() -> None:
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     shipped = settings(args.weights)
-    given = {name: getattr(args, name) for name in shipped["sampling"]}
-    sampling = shipped["sampling"] | {name: value for name, value in given.items() if value is not None}
+    options = {name: getattr(args, name) for name in shipped["sampling"]}
+    sampling = shipped["sampling"] | {name: value for name, value in options.items() if value is not None}
     scores = {"trained_samples": shipped["trained_samples"], "sampling": sampling, "seed": args.seed}
     network, tokenizer = load_network(folder=args.weights), load_tokenizer(folder=args.weights)
     if args.renders:

@@ -20,24 +20,24 @@ def seen(scene: Scene) -> list[Detection]:
     ]
 
 
-def is_true(request: SceneRequest, scene: Scene, found: list[Detection] | None = None) -> bool:
-    """Whether a picture of `scene` is what `request` asks for; `found` is `seen(scene)`, where it is known."""
+def is_true(request: SceneRequest, scene: Scene, objects: list[Detection] | None = None) -> bool:
+    """Whether a picture of `scene` is what `request` asks for; `objects` is `seen(scene)`, where it is known."""
     if request.texture not in (None, scene.texture):
         return False
-    return judge(request, seen(scene) if found is None else found).correct
+    return judge(request, seen(scene) if objects is None else objects).correct
 
 
 def near_misses(request: SceneRequest, scene: Scene, count: int, rng: np.random.Generator) -> list[SceneRequest]:
     """Up to `count` different requests that differ from a true one in one attribute and are false of the scene; none
     has a held-out meaning."""
-    found, objects = [], seen(scene)
+    misses, objects = [], seen(scene)
     for _ in range(_TRIES):
-        if len(found) == count:
+        if len(misses) == count:
             break
         other = altered(request, rng)
-        if other not in found and not other.held_out() and not is_true(other, scene, objects):
-            found.append(other)
-    return found
+        if other not in misses and not other.held_out() and not is_true(other, scene, objects):
+            misses.append(other)
+    return misses
 
 
 def altered(request: SceneRequest, rng: np.random.Generator) -> SceneRequest:

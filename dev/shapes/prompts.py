@@ -76,16 +76,16 @@ def prompt(request: SceneRequest) -> dict:
 def standard_prompts(seed: int = 2026) -> list[dict]:
     """The `shapes` set, its categories in turn so that any beginning of it covers them all."""
     rng = np.random.default_rng(seed)
-    found: dict[str, dict[str, dict]] = defaultdict(dict)
+    lines: dict[str, dict[str, dict]] = defaultdict(dict)
     listed = [r for r in few() if r.held_out()]
     drawn = (r for r in many(rng) if r.held_out() and r.category in ("counting", "position", "color_attr"))
     for request in itertools.chain((listed[i] for i in rng.permutation(len(listed))), drawn):
         line = prompt(request)
-        if len(found[request.category]) < WANTED[request.category]:
-            found[request.category][line["id"]] = line
-        if all(len(found[c]) == WANTED[c] for c in ("counting", "position", "color_attr")):
+        if len(lines[request.category]) < WANTED[request.category]:
+            lines[request.category][line["id"]] = line
+        if all(len(lines[c]) == WANTED[c] for c in ("counting", "position", "color_attr")):
             break
-    columns = [list(found[c].values()) for c in CATEGORIES]
+    columns = [list(lines[c].values()) for c in CATEGORIES]
     return [line for row in itertools.zip_longest(*columns) for line in row if line]
 
 

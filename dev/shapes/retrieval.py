@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dev.shapes.negatives import near_misses
-from dev.shapes.train_clip import scenes_with_captions, told, true_pairs
+from dev.shapes.train_clip import request_of, scenes_with_captions, true_pairs
 from specbench.metrics.openclip import (
     folder_tokenizer,
     image_embeddings,
@@ -40,7 +40,7 @@ def retrieval(folder: Path = CLIP_FOLDER, batches: int = 8, seed: int = 1) -> di
     beaten: dict[str, list[bool]] = {}
     for _ in range(batches):
         scenes = scenes_with_captions(GALLERY, rng, held_out=True)
-        requests = [request for scene in scenes if (request := told(scene, rng, held_out=True))]
+        requests = [request for scene in scenes if (request := request_of(scene, rng, held_out=True))]
         images = image_embeddings(model, [normalised(render(scene)) for scene in scenes], "cpu")
 
         def embed(asked: list[SceneRequest]) -> Tensor:

@@ -66,14 +66,14 @@ def sample(
 def held_out_requests(count: int, seed: int) -> list[SceneRequest]:
     """Held-out requests, as many of each GenEval category as the count allows."""
     rng = np.random.default_rng(seed)
-    wanted = {name: count // len(CATEGORIES) for name in CATEGORIES}
-    found = []
-    while sum(wanted.values()):
+    left = {name: count // len(CATEGORIES) for name in CATEGORIES}
+    requests = []
+    while sum(left.values()):
         request = describe(realize(sample_request(rng), rng), rng)
-        if request.held_out() and wanted.get(request.category, 0):
-            wanted[request.category] -= 1
-            found.append(request)
-    return found
+        if request.held_out() and left.get(request.category, 0):
+            left[request.category] -= 1
+            requests.append(request)
+    return requests
 
 
 def detector_scores(requests: list[SceneRequest], images: Tensor) -> dict[str, float]:

@@ -137,14 +137,14 @@ def main() -> None:
         numbers, tokens = [0] * len(prompts), rendered_tokens(prompts, tokenizer, args.seed)
     levels = damage_levels(prompts, numbers, tokens, tokenizer, args.seed)
     rows = measure([_METRICS[name]() for name in args.metric], levels)
-    found = {"pictures": "model", "damage": rows}
+    content = {"pictures": "model", "damage": rows}
     if not args.run:
-        found |= {"pictures": "renders", "retrieval": retrieval()}
+        content |= {"pictures": "renders", "retrieval": retrieval()}
     args.out.mkdir(parents=True, exist_ok=True)
-    name = f"sensitivity-{found['pictures']}.json"
-    (args.out / name).write_text(json.dumps(found, indent=1) + "\n")
+    name = f"sensitivity-{content['pictures']}.json"
+    (args.out / name).write_text(json.dumps(content, indent=1) + "\n")
     print(table(rows))
-    print(json.dumps(found.get("retrieval", {})))
+    print(json.dumps(content.get("retrieval", {})))
 
 
 if __name__ == "__main__":

@@ -104,9 +104,9 @@ def auxiliary_targets(owner: Tensor, shape: Tensor, color: Tensor) -> Tensor:
     at = torch.arange(TOKENS, device=owner.device).expand_as(owner)
     upcoming = torch.where(owner > 0, at, TOKENS).flip(1).cummin(1).values.flip(1)
     which = owner.gather(1, upcoming.clamp(max=TOKENS - 1)).long()
-    known = upcoming < TOKENS
+    is_there = upcoming < TOKENS
     index = (which - 1).clamp(min=0)
-    attributes = [torch.where(known, table.long().gather(1, index), NOTHING) for table in (shape, color)]
+    attributes = [torch.where(is_there, table.long().gather(1, index), NOTHING) for table in (shape, color)]
     first = torch.stack([torch.where(owner == k + 1, at, TOKENS).amin(1) for k in range(MAX_COUNT)], 1)
     first = torch.where(first == TOKENS, -1, first)
     remaining = (first[:, :, None] >= at[:, None]).sum(1)

@@ -69,8 +69,8 @@ def write_definition(folder: Path) -> None:
 def word_tokenizer() -> Tokenizer:
     """The meaningful words of a caption as `captions.words` reads it, between start and end; the end has the highest
     id, where open_clip's text tower reads."""
-    known = [word for word in captions.VOCABULARY if not word.startswith("<")]
-    vocabulary = {word: index for index, word in enumerate((captions.PAD, UNKNOWN, START, *known, END))}
+    words = [word for word in captions.VOCABULARY if not word.startswith("<")]
+    vocabulary = {word: index for index, word in enumerate((captions.PAD, UNKNOWN, START, *words, END))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, UNKNOWN))
     aliases = [(rf"\b{raw}\b" if raw.isalnum() else raw, f" {word} ") for raw, word in captions.ALIASES.items()]
     fillers = rf"\b({'|'.join(sorted(captions.FILLERS))})\b|[.;]"
@@ -88,7 +88,7 @@ def scenes_with_captions(count: int, rng: np.random.Generator, held_out: bool = 
     scenes: list[Scene] = []
     while len(scenes) < count:
         scene = realize(sample_request(rng), rng)
-        if told(scene, rng, held_out) is not None:
+        if request_of(scene, rng, held_out) is not None:
             scenes.append(scene)
     return scenes
 
@@ -98,7 +98,7 @@ def clip_input(images: Tensor) -> Tensor:
     return (images.float() / 255 - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
 
 
-def told(scene: Scene, rng: np.random.Generator, held_out: bool = False) -> SceneRequest | None:
+def request_of(scene: Scene, rng: np.random.Generator, held_out: bool = False) -> SceneRequest | None:
     """A true request that is, or is not, held out; None where many tries found none."""
     tries = (describe(scene, rng) for _ in range(_TRIES))
     return next((request for request in tries if request.held_out() == held_out), None)
@@ -106,12 +106,12 @@ def told(scene: Scene, rng: np.random.Generator, held_out: bool = False) -> Scen
 
 def true_pairs(requests: Sequence[SceneRequest], scenes: Sequence[Scene]) -> Tensor:
     """bool [scenes, requests]: what is true of what."""
-    wanted = [{(clause.shape, clause.color) for clause in request.clauses} for request in requests]
+    needed = [{(clause.shape, clause.color) for clause in request.clauses} for request in requests]
     rows = []
     for scene in scenes:
-        found = seen(scene)
-        there = {(shape, color) for item in found for shape, color in ((item.shape, item.color), (item.shape, None))}
-        rows.append([w <= there and is_true(r, scene, found) for r, w in zip(requests, wanted, strict=True)])
+        objects = seen(scene)
+        there = {(shape, color) for item in objects for shape, color in ((item.shape, item.color), (item.shape, None))}
+        rows.append([w <= there and is_true(r, scene, objects) for r, w in zip(requests, needed, strict=True)])
     return torch.tensor(rows)
 
 
@@ -156,11 +156,11 @@ class ClipTrainer:
         rng = np.random.default_rng([10, self.seed, number])
         rows = rng.choice(len(self.scenes), _BATCH, replace=False)
         scenes = [self.scenes[row] for row in rows]
-        requests = [request for scene in scenes if (request := told(scene, rng))]
+        requests = [request for scene in scenes if (request := request_of(scene, rng))]
         assert len(requests) == _BATCH, "every scene had a caption before"
         near = [near_misses(r, s, NEAR_MISSES, rng) for r, s in zip(requests, scenes, strict=True)]
-        there = torch.tensor([[m < len(found) for m in range(NEAR_MISSES)] for found in near])
-        texts = [captions.caption(request) for request in [*requests, *(miss for found in near for miss in found)]]
+        there = torch.tensor([[m < len(misses) for m in range(NEAR_MISSES)] for misses in near])
+        texts = [captions.caption(request) for request in [*requests, *(miss for misses in near for miss in misses)]]
         self.model.train()
         images = self.model.encode_image(clip_input(self.images[torch.from_numpy(rows)]), normalize=True)
         ids = torch.tensor([encoding.ids for encoding in self.words.encode_batch(texts)])

@@ -59,11 +59,11 @@ def accuracies(reader: Reader, count: int = 1024, seed: int = 1) -> dict[str, fl
     """Share of fresh pictures whose background, kinds of objects (all of them) and number of objects are read right."""
     scenes = scenes_of(count, seed)
     texture, kinds, number = reader.eval()(pixels(scenes))
-    wanted = labels(scenes)
+    truth = labels(scenes)
     right = {
-        "texture": texture.argmax(1) == wanted[0],
-        "kinds": ((kinds > 0) == wanted[1]).all(1),
-        "count": number.argmax(1) == wanted[2],
+        "texture": texture.argmax(1) == truth[0],
+        "kinds": ((kinds > 0) == truth[1]).all(1),
+        "count": number.argmax(1) == truth[2],
     }
     return {name: round(float(hits.float().mean()), 4) for name, hits in right.items()}
 
@@ -85,15 +85,15 @@ class FeatureTrainer:
         return pixels(scenes), labels(scenes)
 
     def step(self, number: int) -> dict[str, float]:
-        images, known = self.data
+        images, targets = self.data
         rng = np.random.default_rng([12, self.seed, number])
         rows = torch.from_numpy(rng.choice(len(images), _BATCH, replace=False))
         texture, kinds, count = self.reader(images[rows])
-        wanted = [label[rows] for label in known]
+        truth = [label[rows] for label in targets]
         losses = {
-            "texture": F.cross_entropy(texture, wanted[0]),
-            "kinds": F.binary_cross_entropy_with_logits(kinds, wanted[1], reduction="none").sum(1).mean(),
-            "count": F.cross_entropy(count, wanted[2]),
+            "texture": F.cross_entropy(texture, truth[0]),
+            "kinds": F.binary_cross_entropy_with_logits(kinds, truth[1], reduction="none").sum(1).mean(),
+            "count": F.cross_entropy(count, truth[2]),
         }
         self.optimizer.zero_grad(set_to_none=True)
         sum(losses.values()).backward()

@@ -78,11 +78,11 @@ def bench_generate(sampling: Sampling, rounds: int, compiles: bool = True) -> tu
     for guidance in (1.0, sampling.guidance):
         same = Sampling(guidance, 1.0, sampling.top_k)
         network = load_model("shapes")._network
-        part, said = against_generate(
+        part, texts = against_generate(
             lambda: load_model("shapes"), lambda m: m._network.head, network.prefix, same, rounds, compiles
         )
         rows += part
-        lines += [f"guidance {guidance:g}, {line}" for line in said]
+        lines += [f"guidance {guidance:g}, {line}" for line in texts]
     return rows, lines
 
 
@@ -170,9 +170,9 @@ def bench_plain(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]]
         rows += [{**row, "window": window, "vocabulary": vocabulary} for row in part]
         plain = {row["round"]: mean_step(row) for row in part if row["name"] == "plain"}
         for name in contenders:
-            own = [(mean_step(row), row["round"]) for row in part if row["name"] == name]
-            ratio = statistics.median(ms / plain[turn] for ms, turn in own)
-            lines.append(f"{name}, {window}, {vocabulary}: {statistics.median(ms for ms, _ in own):.2f}, {ratio:.2f}")
+            times = [(mean_step(row), row["round"]) for row in part if row["name"] == name]
+            ratio = statistics.median(ms / plain[turn] for ms, turn in times)
+            lines.append(f"{name}, {window}, {vocabulary}: {statistics.median(ms for ms, _ in times):.2f}, {ratio:.2f}")
     return rows, lines
 
 
@@ -230,11 +230,11 @@ def bench_window(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str]
     decoders = by_window("sjd", windows) | by_window("sjd-isp", (4, 6, 8, 16))
     decoders |= by_window("vertical", (4, 6, 8, 12, 16)) | {"eagle-block": resolve("eagle-block")}
     rows = in_turns(decodes(model, decoders, sampling) | forwards, rounds)
-    one = median(rows, "forward 1", cpu_ms)
+    narrow = median(rows, "forward 1", cpu_ms)
     lines = ["window: ms per forward, window cost"]
     for window in windows:
         forward = median(rows, f"forward {window}", cpu_ms)
-        lines.append(f"{window}: {forward:.2f}, {forward / one:.2f}")
+        lines.append(f"{window}: {forward:.2f}, {forward / narrow:.2f}")
     return rows, [*lines, *gains(rows, decoders)]
 
 
@@ -338,9 +338,9 @@ def realised(model: ImageModel, names: Iterable[str], sampling: Sampling, rounds
     slow = model.compiles or model.device.type != "cpu"
     rows = in_turns(contenders, rounds, warm_up=list(contenders) if slow else ["ar"])
     lines = ["decoder: tokens per step, speed-up over ar, ms per step, of which forward, realised"]
-    for name, one in realised_shares(rows).items():
-        told = one.compression, one.speed_up, one.step_ms, one.forward_ms, one.realised
-        lines.append(f"{name}: {', '.join(f'{value:.2f}' for value in told)}")
+    for name, share in realised_shares(rows).items():
+        numbers = share.compression, share.speed_up, share.step_ms, share.forward_ms, share.realised
+        lines.append(f"{name}: {', '.join(f'{value:.2f}' for value in numbers)}")
     return rows, lines
 
 

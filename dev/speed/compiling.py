@@ -27,11 +27,11 @@ def bench_compile(sampling: Sampling, rounds: int) -> tuple[list[dict], list[str
                 window = ["--window", "auto"] if name == "window auto" else []
                 facts = compile_facts(decoders, window, Path(other if window else folder), name)
                 rows.append({"name": name, "round": turn, "decoders": decoders, **facts})
-    told = [
+    lines = [
         f"{row['name']}: {row['compile_s']:.1f} s, {row['compiled_forms']} forms; {row['whole_s']:.1f} s in all"
         for row in rows
     ]
-    return rows, told
+    return rows, lines
 
 
 def compile_facts(decoders: str, more: list[str], folder: Path, name: str) -> dict[str, float]:

@@ -40,23 +40,24 @@ def shares(rounds: int) -> dict[str, dict[str, float]]:
     spans.time = SimpleNamespace(perf_counter=time.process_time)
     model, sampling = load_model("shapes"), find_model("shapes").sampling()
     rows = in_turns({name: partial(timed_decode, model, spec, sampling) for name, spec in DECODERS.items()}, rounds)
-    found = {}
+    by_name = {}
     for name in DECODERS:
-        own = [row for row in rows if row["name"] == name]
-        steps = sum(row["nfe"] for row in own)
+        of_name = [row for row in rows if row["name"] == name]
+        steps = sum(row["nfe"] for row in of_name)
         parts = {
-            part: sum(row["spans_ms"].get(part, 0.0) for row in own) / steps for part in ("draft", "target", "verify")
+            part: sum(row["spans_ms"].get(part, 0.0) for row in of_name) / steps
+            for part in ("draft", "target", "verify")
         }
-        tokens = sum(row["tokens"] for row in own) / steps
-        found[name] = {
-            "images": len(own),
+        tokens = sum(row["tokens"] for row in of_name) / steps
+        by_name[name] = {
+            "images": len(of_name),
             "tokens_per_step": tokens,
-            "step_ms": sum(row["cpu_ms"] for row in own) / steps,
+            "step_ms": sum(row["cpu_ms"] for row in of_name) / steps,
         }
-        found[name] |= {f"{part}_ms": ms for part, ms in parts.items()}
-        gain = tokens * found["ar"]["step_ms"] / found[name]["step_ms"]
-        found[name] |= {"speed_up": gain, "realised": gain / (tokens * found["ar"]["target_ms"] / parts["target"])}
-    return found
+        by_name[name] |= {f"{part}_ms": ms for part, ms in parts.items()}
+        gain = tokens * by_name["ar"]["step_ms"] / by_name[name]["step_ms"]
+        by_name[name] |= {"speed_up": gain, "realised": gain / (tokens * by_name["ar"]["target_ms"] / parts["target"])}
+    return by_name
 
 
 @torch.inference_mode()
@@ -88,15 +89,15 @@ def call_us() -> dict[str, float]:
         "draw": lambda: draw(p, uniform),
         "target forward, 16 columns": lambda: session.forward(*run),
     }
-    found = {}
+    spent = {}
     for name, part in parts.items():
         times = TIMES if "forward" not in name else TIMES // 10
         part()
         start = time.process_time()
         for _ in range(times):
             part()
-        found[name] = round((time.process_time() - start) / times * 1e6, 1)
-    return found
+        spent[name] = round((time.process_time() - start) / times * 1e6, 1)
+    return spent
 
 
 def main() -> None:

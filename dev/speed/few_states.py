@@ -34,10 +34,10 @@ def bench_products(_sampling: Sampling, rounds: int) -> tuple[list[dict], list[s
             for name, way in ways().items():
                 call = partial(each, partial(way, hidden), weights)
                 contenders[f"{label}, {name}, {states}"] = partial(timed_call, call, times)
-        found = in_turns(contenders, rounds)
-        rows += found
+        timed = in_turns(contenders, rounds)
+        rows += timed
         for name in contenders:
-            lines.append(f"{name}: {median(found, name, lambda row: cpu_ms(row) / row['tokens']):.4g}")
+            lines.append(f"{name}: {median(timed, name, lambda row: cpu_ms(row) / row['tokens']):.4g}")
     return rows, lines
 
 

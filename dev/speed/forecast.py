@@ -50,17 +50,17 @@ def bench_forecast(sampling: Sampling, rounds: int) -> tuple[list[dict], list[st
         ]
         rows += part
         for window in WINDOWS:
-            found = [row for row in part if row["window"] == window]
+            of_window = [row for row in part if row["window"] == window]
             keys = ("predicted_ms", "measured_ms", "ratio", "ratio_apart")
-            predicted, measured, ratio, apart = (statistics.median(row[key] for row in found) for key in keys)
+            predicted, measured, ratio, apart = (statistics.median(row[key] for row in of_window) for key in keys)
             lines.append(f"{name}, {window}: {predicted:.2f}, {measured:.2f}, {ratio:.3f}; {apart:.3f}")
             print(lines[-1], file=sys.stderr)
-    for key, told in (("ratio", "calibrated together"), ("ratio_apart", "calibrated apart")):
+    for key, label in (("ratio", "calibrated together"), ("ratio_apart", "calibrated apart")):
         ratios = _ratios(rows, key)
         within = sum(abs(ratio - 1) <= GOAL for ratio in ratios.values())
         worst = max(ratios, key=lambda case: abs(ratios[case] - 1))
         far = f"{ratios[worst]:.3f} ({worst[0]}, {worst[1]})"
-        lines.append(f"{told}, within {GOAL:.0%}: {within} of {len(ratios)}; furthest {far}")
+        lines.append(f"{label}, within {GOAL:.0%}: {within} of {len(ratios)}; furthest {far}")
     return rows, lines
 
 

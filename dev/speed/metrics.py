@@ -219,16 +219,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    kept = given.out / "metrics.json"
-    chosen = given.metric or list(CASES)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    kept = options.out / "metrics.json"
+    chosen = options.metric or list(CASES)
     earlier = json.loads(kept.read_text()) if kept.is_file() else []
     others = [call | {"rows": [row for row in call["rows"] if row["metric"] not in chosen]} for call in earlier]
-    invocation = {"provenance": environment.environment_facts(), "threads": given.threads, "rows": []}
+    invocation = {"provenance": environment.environment_facts(), "threads": options.threads, "rows": []}
     content = [*(call for call in others if call["rows"]), invocation]
     for name in chosen:
-        for row in measure(CASES[name](Settings(batch=given.batch)), given.images, given.size, given.rounds):
+        for row in measure(CASES[name](Settings(batch=options.batch)), options.images, options.size, options.rounds):
             print(json.dumps(row), flush=True)
             invocation["rows"].append(row)
             write_atomically(kept, (json.dumps(content, indent=1) + "\n").encode())

@@ -38,10 +38,10 @@ def read(folder: Path, name: str) -> dict | None:
 
 def by_name(rows: Sequence[dict]) -> dict[str, list[dict]]:
     """Group rows by contender, in order of first appearance."""
-    found: dict[str, list[dict]] = {}
+    groups: dict[str, list[dict]] = {}
     for row in rows:
-        found.setdefault(row["name"], []).append(row)
-    return found
+        groups.setdefault(row["name"], []).append(row)
+    return groups
 
 
 def part_ms(rows: Sequence[dict], part: str) -> float:
@@ -88,8 +88,8 @@ def plot(folder: Path) -> Path | None:
     """Draw the plot of the results in `folder`; None if there are none."""
     draw_compiled = partial(draw_parts, title="Where a compiled step goes")
     parts = ((draw_parts, "decoders"), (draw_compiled, "decoders-compiled"), (draw_windows, "window"))
-    found = [(draw, read(folder, name)) for draw, name in parts]
-    panels = [(draw, document) for draw, document in found if document is not None]
+    documents = [(draw, read(folder, name)) for draw, name in parts]
+    panels = [(draw, document) for draw, document in documents if document is not None]
     if not panels:
         return None
     bars = max(len(by_name(document["rows"])) for _, document in panels)

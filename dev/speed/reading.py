@@ -146,16 +146,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     parser.add_argument("--threads", type=int, nargs="+", default=[torch.get_num_threads(), 1], help="of torch")
-    given = parser.parse_args()
+    options = parser.parse_args()
     facts, rows = environment.environment_facts(), []
-    for threads in dict.fromkeys(given.threads):
+    for threads in dict.fromkeys(options.threads):
         torch.set_num_threads(threads)
         for name in CASES:
-            for row in measure(name, given.images, given.size, given.rounds):
+            for row in measure(name, options.images, options.size, options.rounds):
                 rows.append(row | {"threads": threads, "cores": environment.available_cores()})
                 print(json.dumps(rows[-1]), flush=True)
     content = {"command": ["python", *sys.argv], "environment": facts, "rows": rows}
-    write_atomically(given.out / "reading.json", (json.dumps(content, indent=1) + "\n").encode())
+    write_atomically(options.out / "reading.json", (json.dumps(content, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

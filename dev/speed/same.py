@@ -44,11 +44,11 @@ def compare(out: Path) -> dict:
     rows = {read_info(folder).spec.decoder.name: _timed(folder) for folder in runs_in(out)}
     speed_ups = {name: vars(stats.speed_up(rows[name], rows["ar"]).total) for name in NAMES}
     pairs = {}
-    for one, other in itertools.combinations(NAMES, 2):
-        found = stats.speed_difference(stats.paired(rows[one], rows[other]))
-        pairs[f"{one} {other}"] = vars(stats.difference_to_show(found))
-    for found, p in zip(pairs.values(), stats.holm([one["p"] for one in pairs.values()]), strict=True):
-        found |= {"p_holm": p, "real": stats.is_real(p)}  # all pairs together answer one question
+    for name, other in itertools.combinations(NAMES, 2):
+        gap = stats.speed_difference(stats.paired(rows[name], rows[other]))
+        pairs[f"{name} {other}"] = vars(stats.difference_to_show(gap))
+    for gap, p in zip(pairs.values(), stats.holm([pair["p"] for pair in pairs.values()]), strict=True):
+        gap |= {"p_holm": p, "real": stats.is_real(p)}  # all pairs together answer one question
     return {
         "version": __version__,
         "images": min(map(len, rows.values())),
@@ -72,10 +72,10 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.what == "run":
         decode(asked.prompts, asked.out)
-    found = compare(asked.out)
+    content = compare(asked.out)
     if asked.what == "report":
-        RESULT.write_text(json.dumps(found, indent=1) + "\n")
-    print(json.dumps(found, indent=1))
+        RESULT.write_text(json.dumps(content, indent=1) + "\n")
+    print(json.dumps(content, indent=1))
 
 
 if __name__ == "__main__":

@@ -39,10 +39,10 @@ def main() -> None:
         images = [image for rows in batches for image in decode(model, rows, resolve(decoder), sampling, 0, False)]
         decoded[decoder, batch] = np.stack([image.tokens for image in images])
     rows = []
-    for one, batch, other, other_batch in PAIRS:
-        same = decoded[one, batch] == decoded[other, other_batch]
+    for preset, batch, other, other_batch in PAIRS:
+        same = decoded[preset, batch] == decoded[other, other_batch]
         first = [int(row.argmin()) for row in same if not row.all()]
-        name = f"{one} at batch {batch} against {other} at batch {other_batch}"
+        name = f"{preset} at batch {batch} against {other} at batch {other_batch}"
         rows.append({"pair": name, "images": len(same), "same": int(same.all(1).sum()), "first_difference": first})
         print(f"{name}: {rows[-1]['same']} of {len(same)} images the same")
     document = {

@@ -111,14 +111,14 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=24)
     parser.add_argument("--out", type=Path, default=Path("results/scale"))
     chosen = parser.parse_args()
-    one, two = (seconds_with(workers, chosen.images) for workers in (1, 2))
+    alone, two = (seconds_with(workers, chosen.images) for workers in (1, 2))
     result = {
         "provenance": environment.environment_facts(),
         "step_s": STEP_S,
         "images": chosen.images,
-        "one_worker_s": one,
+        "one_worker_s": alone,
         "two_workers_s": two,
-        "speedup": one / two,
+        "speedup": alone / two,
         "driver_cpu_ms_per_image": {str(workers): driver_ms(workers) for workers in (1, 64)},
     }
     text = json.dumps(result, indent=1) + "\n"

@@ -67,19 +67,19 @@ def main() -> None:
     parser.add_argument("--before", default="4159804", metavar="REVISION")
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
-    given = parser.parse_args()
+    options = parser.parse_args()
     facts = environment.environment_facts()
     with tempfile.TemporaryDirectory() as folder:
         older = Path(folder) / "before"
-        subprocess.run(["git", "worktree", "add", "--detach", older, given.before], cwd=HERE, check=True)
+        subprocess.run(["git", "worktree", "add", "--detach", older, options.before], cwd=HERE, check=True)
         try:
-            rows = list(measure({"before": older, "now": HERE}, given.pairs, f"{folder}/cache"))
+            rows = list(measure({"before": older, "now": HERE}, options.pairs, f"{folder}/cache"))
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", older], cwd=HERE, check=True)
-    found = list(medians(rows))
-    print(json.dumps(found, indent=1))
-    content = {"command": ["python", *sys.argv], "before": given.before, "environment": facts, "medians": found}
-    write_atomically(given.out / "startup.json", (json.dumps(content | {"rows": rows}, indent=1) + "\n").encode())
+    summary = list(medians(rows))
+    print(json.dumps(summary, indent=1))
+    content = {"command": ["python", *sys.argv], "before": options.before, "environment": facts, "medians": summary}
+    write_atomically(options.out / "startup.json", (json.dumps(content | {"rows": rows}, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ def bench_throughput(sampling: Sampling, rounds: int) -> tuple[list[dict], list[
     lines = ["decoder, batch: images per hour, over batch 1"]
     for name in DECODERS:
         pace = [median(rows, f"{name}, batch {batch}", per_hour) for batch in BATCHES]
-        lines += [f"{name}, {batch}: {own:.0f}, {own / pace[0]:.2f}" for batch, own in zip(BATCHES, pace, strict=True)]
+        lines += [
+            f"{name}, {batch}: {rate:.0f}, {rate / pace[0]:.2f}" for batch, rate in zip(BATCHES, pace, strict=True)
+        ]
     return rows, lines
 
 

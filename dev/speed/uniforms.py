@@ -53,9 +53,9 @@ def timed_recording() -> Iterator[list[float]]:
     spent: list[float] = []
 
     def timed(plain: Callable) -> Callable:
-        def call(*given: object) -> object:
+        def call(*arguments: object) -> object:
             start = time.perf_counter()
-            result = plain(*given)
+            result = plain(*arguments)
             spent.append((time.perf_counter() - start) * 1e3)
             return result
 
@@ -74,8 +74,8 @@ def timed_recording() -> Iterator[list[float]]:
 def without_recording() -> Iterator[None]:
     """Decode without keeping the values."""
     note, rows = UniformsRecorder.note, UniformsRecorder.rows
-    UniformsRecorder.note = lambda *given: None
-    UniformsRecorder.rows = lambda *given: {}
+    UniformsRecorder.note = lambda *arguments: None
+    UniformsRecorder.rows = lambda *arguments: {}
     try:
         yield
     finally:

@@ -54,11 +54,11 @@ def bench_bfloat16(sampling: Sampling, rounds: int) -> tuple[list[dict], list[st
             chosen = Sampling(3.0 if rows == 2 else 1.0, 1.0, 1000)
             contenders[f"ar {label} {name}"] = partial(timed_decode, model, resolve("ar"), chosen)
             contenders[f"ar compiled {label} {name}"] = partial(timed_decode, compiled, resolve("ar"), chosen)
-    found = in_turns(contenders, rounds)
-    per_token = {name: median(found, name, lambda row: cpu_ms(row) / row["tokens"]) for name in contenders}
+    timed = in_turns(contenders, rounds)
+    per_token = {name: median(timed, name, lambda row: cpu_ms(row) / row["tokens"]) for name in contenders}
     lines = ["CPU ms per token; tokens per second; over the reading of the weights"]
     for name, ms in per_token.items():
         over = ms / per_token[f"read {name.split()[-1]}"]
         lines.append(f"{name}: {ms:.1f}, {1e3 / ms:.1f}, {over:.2f}")
     lines += [f"{name}: {size / 1e6:.0f} MB" for name, size in sizes.items()]
-    return found, lines
+    return timed, lines

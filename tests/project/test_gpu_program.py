@@ -54,9 +54,9 @@ def test_parts_give_claims_and_a_broken_one_is_a_row(program, prove, tmp_path, m
     assert prove(results, parts) == []
     here, copy = (folder / "raw.json" for folder in results.folders)
     raw = json.loads(here.read_text())
-    assert raw["parts"] == json.loads(json.dumps(results.found)) and raw["versions"]["torch"]
+    assert raw["parts"] == json.loads(json.dumps(results.parts)) and raw["versions"]["torch"]
     assert copy.read_text() == here.read_text()
-    claims = {part["part"]: part["claims"] for part in results.found}
+    claims = {part["part"]: part["claims"] for part in results.parts}
     assert [claim["verdict"] for claim in claims.pop("families")] == ["failed"]
     assert all(claim["verdict"] != "failed" for of_part in claims.values() for claim in of_part), claims
     assert claims["repeats"][0]["verdict"] == "met"
@@ -123,7 +123,7 @@ class Card:
 )
 def test_fifteen_minutes_of_a_card_answer_what_decides_first(program, share, answered, tmp_path, monkeypatch):
     monkeypatch.setattr(program, "ThreadPoolExecutor", lambda workers: OneThread())
-    monkeypatch.setattr(program.Results, "put", lambda self, part: self.found.append({**part, "digest": None}))
+    monkeypatch.setattr(program.Results, "put", lambda self, part: self.parts.append({**part, "digest": None}))
     results, card = program.Results("cpu", "tiny", [tmp_path]), Card(program, share)
     left = list(program.PARTS)
     for start, minutes in ((90, 8.5), (90 + 570 + 5, 3.9)):  # the start of the machine, one call, what is left of it

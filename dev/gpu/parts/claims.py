@@ -14,6 +14,6 @@ def claim(what: str, value: object, goal: str = "-", met: bool | None = None) ->
     return {"what": what, "value": value, "goal": goal, "verdict": TOLD if met is None else MET if met else MISSED}
 
 
-def failure(said: str) -> dict[str, object]:
+def failure(text: str) -> dict[str, object]:
     """The claim of a part that failed."""
-    return {"what": "the part runs to its end", "value": " ".join(said.split())[:300], "goal": "-", "verdict": FAILED}
+    return {"what": "the part runs to its end", "value": " ".join(text.split())[:300], "goal": "-", "verdict": FAILED}

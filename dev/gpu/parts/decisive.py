@@ -28,8 +28,8 @@ def decisive(device: str, scale: Scale) -> Iterator[Outcome]:
         name, row = f"sjd, window {window}", _image(model, resolve("sjd", {"window": window}), scale)
         cost = step_cost(row)
         over = cost["step"] / cost["forward"]
-        told = f"{over:.3f} ({cost['step']:.2f} over {cost['forward']:.2f} ms, {row['steps']})"
-        claims = [claim(f"{name}: step over forward", told, f"{aim:.2f}", over <= aim)]
+        value = f"{over:.3f} ({cost['step']:.2f} over {cost['forward']:.2f} ms, {row['steps']})"
+        claims = [claim(f"{name}: step over forward", value, f"{aim:.2f}", over <= aim)]
         spans = ", ".join(f"{span} {ms / row['nfe']:.2f}" for span, ms in row["spans_ms"].items() if span != "prefill")
         claims.append(claim(f"{name}: milliseconds a step", f"{spans}; {row['tokens'] / row['nfe']:.2f} tokens a step"))
         yield claims, [{"name": name, **row}]
@@ -63,15 +63,15 @@ def _ar(model: RandomLlama, device: str, scale: Scale, aim: float | None = None)
     """AR's step, its prefill apart, over the reading of weights and KV cache, of which `aim` is the goal."""
     row = _image(model, resolve("ar"), scale)
     step, prefill = step_cost(row), row["spans_ms"].get("prefill", 0.0)
-    told = f"{step['step']:.3f} ms ({step['forward']:.3f} of it forward, {row['steps']}); prefill {prefill:.1f} ms"
-    claims = [claim(f"AR: a step of an image of {model.layout.length} tokens", told)]
+    value = f"{step['step']:.3f} ms ({step['forward']:.3f} of it forward, {row['steps']}); prefill {prefill:.1f} ms"
+    claims = [claim(f"AR: a step of an image of {model.layout.length} tokens", value)]
     claims += [claim("AR: compilation", f"{row['compile_s']:.0f} s")] if "compile_s" in row else []
     floor, weights = (floor_ms(model, device, scale, cache) for cache in (True, False))
     if floor is None:
         claims.append(claim("AR over the reading of weights and cache", "peaks are unknown: doctor --measure"))
     else:
-        told = f"{step['step'] / floor:.3f} ({step['step'] / weights:.3f} of the weights alone, {weights:.2f} ms)"
+        value = f"{step['step'] / floor:.3f} ({step['step'] / weights:.3f} of the weights alone, {weights:.2f} ms)"
         what = f"AR: a step over the reading of weights and cache ({floor:.2f} ms)"
         goal = (str(aim), step["step"] <= aim * floor) if aim else ()
-        claims.append(claim(what, told, *goal))
+        claims.append(claim(what, value, *goal))
     return claims, [{"name": "ar", **row}]

@@ -96,12 +96,12 @@ class PlainLoop:
         """`length` tokens, and when the first of them was queued."""
         token = self._next(torch.arange(PROMPT, device=self._model.device), self._slots[:PROMPT])
         _wait(self._model.device)
-        found, start = [token], time.perf_counter()
+        tokens, start = [token], time.perf_counter()
         for slot in range(PROMPT, PROMPT + length - 1):
             torch.compiler.cudagraph_mark_step_begin()
             token = self._step(token.clone(), self._slots[slot : slot + 1].clone())
-            found.append(token.clone())
-        return found, start
+            tokens.append(token.clone())
+        return tokens, start
 
     def timed(self, length: int) -> dict[str, float]:
         """Milliseconds of the prefill and of each token after the first."""

@@ -34,7 +34,7 @@ def exactness(device: str, scale: Scale) -> Outcome:
     The calls of so small a model keep a GPU waiting, so several processes share it.
     """
     names = scale.decoders or tuple(PRESETS)
-    settings = [*(one for one in AUDIT_SETTINGS if one.model == "transformer"), *DEVICE_SETTINGS]
+    settings = [*(setting for setting in AUDIT_SETTINGS if setting.model == "transformer"), *DEVICE_SETTINGS]
     jobs = [(setting, name) for name in names for setting in settings]
     if has_graphs(device):
         jobs += [(setting, name) for setting in COMPILED_SETTINGS for name in ("ar", "sjd", "gsd", "scd-gs")]
@@ -52,16 +52,16 @@ def recorded(device: str, scale: Scale) -> Iterator[Outcome]:
     """`audit --run --recompute` of runs decoded on the device: eager, and compiled where steps are captured."""
     from recorded import KEYS, measure, settings
 
-    tried = [one for compiled in (False, True) for one in settings(device, compiled)]
+    tried = [setting for compiled in (False, True) for setting in settings(device, compiled)]
     # AR under sharp sampling on one model: the part has minutes.
-    tried = [one for one in tried if "sjd" in one or "shapes" in one] if has_graphs(device) else tried[:1]
+    tried = [job for job in tried if "sjd" in job or "shapes" in job] if has_graphs(device) else tried[:1]
     rows = []
-    for one in tried:
-        rows.append(measure(*one))
+    for setting in tried:
+        rows.append(measure(*setting))
         yield [], rows[-1:]
     wrong = [row for row in rows if row["verdict"] != "consistent"]
-    found = f"{len(rows) - len(wrong)} of {len(rows)}" + "".join(f"; {[row[name] for name in KEYS]}" for row in wrong)
-    yield [claim("audit --run --recompute finds runs decoded here consistent", found, "all", not wrong)], []
+    value = f"{len(rows) - len(wrong)} of {len(rows)}" + "".join(f"; {[row[name] for name in KEYS]}" for row in wrong)
+    yield [claim("audit --run --recompute finds runs decoded here consistent", value, "all", not wrong)], []
 
 
 def judged(rows: list[dict[str, object]]) -> list[dict[str, object]]:
@@ -69,9 +69,9 @@ def judged(rows: list[dict[str, object]]) -> list[dict[str, object]]:
     tried = [row for row in rows if row.get("p_value") is not None]
     lossless, lossy = ([row for row in tried if row["lossless"] == kind] for kind in (True, False))
     wrong = [row for row in lossless if row["p_value"] < AUDIT_LEVEL]
-    found = f"{len(lossless) - len(wrong)} of {len(lossless)} audits"
-    found += "".join(f"; deviates: {row['decoder']}" for row in wrong)
-    claims = [claim("no decoder declared lossless deviates from the exact joint", found, "all", not wrong)]
+    value = f"{len(lossless) - len(wrong)} of {len(lossless)} audits"
+    value += "".join(f"; deviates: {row['decoder']}" for row in wrong)
+    claims = [claim("no decoder declared lossless deviates from the exact joint", value, "all", not wrong)]
     if lossy:
         seen = sum(row["p_value"] < AUDIT_LEVEL for row in lossy)
         claims.append(claim("decoders declared lossy deviate from it", f"{seen} of {len(lossy)} audits"))
@@ -85,10 +85,10 @@ def _audited(device: str, images: int, job: tuple[AuditSetting, str]) -> dict[st
     start = time.perf_counter()
     try:
         with _moved(setting_model(setting, 0)[0], device):
-            found = p_value(observe(setting, decoder, images, 0))
+            p = p_value(observe(setting, decoder, images, 0))
     except SpecbenchError as error:
         return row | {"p_value": None, "refused": str(error)}
-    return row | {"p_value": found, "images": images * setting.tables, "seconds": time.perf_counter() - start}
+    return row | {"p_value": p, "images": images * setting.tables, "seconds": time.perf_counter() - start}
 
 
 @contextmanager

@@ -38,9 +38,9 @@ def family_claims(rows: list[dict]) -> list[dict[str, object]]:
     for row in rows:
         if row["error"]:
             failed.setdefault((row["decoder"], row["error"].replace(row["model"], "MODEL")), []).append(row["model"])
-    found = f"{sum(not row['error'] for row in rows)} of {len(rows)}"
-    found += "".join(f"; {decoder} on {len(models)}: {error}" for (decoder, error), models in failed.items())
-    return [claim("every decoder decodes every family on the device", found, "all", not failed)]
+    value = f"{sum(not row['error'] for row in rows)} of {len(rows)}"
+    value += "".join(f"; {decoder} on {len(models)}: {error}" for (decoder, error), models in failed.items())
+    return [claim("every decoder decodes every family on the device", value, "all", not failed)]
 
 
 def _family(name: str, device: str) -> Iterator[dict[str, object]]:

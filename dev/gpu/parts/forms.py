@@ -46,10 +46,10 @@ def form(name: str, device: str, scale: Scale) -> Iterator[Outcome]:
     for decoder in decoders:
         rows = in_turns({decoder: partial(timed_decode, model, resolve(decoder), filtered(scale))}, scale.rounds)
         spent = steps[decoder] = median(rows, decoder, lambda row: step_cost(row)["step"])
-        told = f"{spent:.2f} ms a step"
+        value = f"{spent:.2f} ms a step"
         if floor is not None:
-            told += f", {spent / floor:.2f} of the reading of weights and cache in {scale.dtype}"
-        yield [claim(decoder, told)], rows
+            value += f", {spent / floor:.2f} of the reading of weights and cache in {scale.dtype}"
+        yield [claim(decoder, value)], rows
     claims = []
     if "sjd" in steps:
         over = steps["sjd"] / steps["ar"]

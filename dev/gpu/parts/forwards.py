@@ -34,10 +34,10 @@ def forwards(device: str, scale: Scale) -> Outcome:
             launched, kernels = _forward_ms(model, window, start)
             row = {"window": window, "context": PROMPT + start, "called_ms": launched, "ms": kernels}
             rows.append(row | (_forecast_ms(model, scale.dtype, window, start, peak_here) if peak_here else {}))
-    told = ", ".join(f"{row['ms']:.2f} at {row['window']}" for row in rows)
+    value = ", ".join(f"{row['ms']:.2f} at {row['window']}" for row in rows)
     free = max(row["window"] for row in rows if row["ms"] <= 1.1 * rows[0]["ms"])
     claims = [
-        claim("milliseconds of a forward, kernels only, by window", told),
+        claim("milliseconds of a forward, kernels only, by window", value),
         claim("widest window within 1.1 times the forward of one column", free),
         claim("the same with its calls, one column", f"{rows[0]['called_ms']:.2f} ms"),
     ]

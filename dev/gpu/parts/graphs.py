@@ -30,7 +30,7 @@ def graphs(device: str, scale: Scale) -> Outcome:
         for name in names:
             for number in range(4 if has_graphs(device) else 2):
                 request = [Request(CAPTION, "gpu", number)]
-                [one] = decode(eager, request, resolve(name), sampling, 0, render=False)
+                [image] = decode(eager, request, resolve(name), sampling, 0, render=False)
                 addresses.clear()
                 [other] = decode(compiled, request, resolve(name), sampling, 0, render=False)
                 forms = sum(function.forms for function in getattr(compiled, "compiled", []))
@@ -38,7 +38,7 @@ def graphs(device: str, scale: Scale) -> Outcome:
                     {
                         "decoder": name,
                         "image": number,
-                        "same": float(np.mean(one.tokens == other.tokens)),
+                        "same": float(np.mean(image.tokens == other.tokens)),
                         "forms": forms,
                         "captures": captured[0] or 0,
                         "addresses": list(addresses),
@@ -46,12 +46,12 @@ def graphs(device: str, scale: Scale) -> Outcome:
                 )
     same = statistics.mean(row["same"] == 1 for row in rows)
     again = sum(row["captures"] > before["captures"] for before, row in pairwise(rows) if row["image"] > 1)
-    held = graph_bytes() / GIB if has_graphs(device) else 0.0
+    gib = graph_bytes() / GIB if has_graphs(device) else 0.0
     unlike = len({address for row in rows for address in row["addresses"]})
     claims = [
         claim("images whose compiled tokens equal the eager ones", f"{same:.0%}", "all", same == 1),
         claim("different addresses of the KV cache over all images", unlike),
-        claim("compiled forms; captured graphs; GiB they hold", f"{rows[-1]['forms']}; {captured[0]}; {held:.2f}"),
+        claim("compiled forms; captured graphs; GiB they hold", f"{rows[-1]['forms']}; {captured[0]}; {gib:.2f}"),
     ]
     if has_graphs(device):
         claims.append(claim("images after a decoder's second that captured a graph again", again, "0", again == 0))
@@ -85,15 +85,15 @@ def _noting_addresses() -> Iterator[list[int]]:
     """Addresses of the first layer's keys of the caches that sessions make meanwhile."""
     from specbench.models.transformer.kv_cache import PositionLayer
 
-    found: list[int] = []
+    addresses: list[int] = []
     hold = PositionLayer._hold
 
     def noted(self, keys, values):
         hold(self, keys, values)
-        found.append(keys.data_ptr())
+        addresses.append(keys.data_ptr())
 
     PositionLayer._hold = noted
     try:
-        yield found
+        yield addresses
     finally:
         PositionLayer._hold = hold

@@ -32,11 +32,11 @@ def memory_claims(rows: list[dict]) -> list[dict[str, object]]:
     claims = []
     for row in rows:
         share = row["planned"] / row["live"]
-        told = f"{share:.2f} ({row['live'] / GIB:.3f} GiB of tensors, {row['allocated'] / GIB:.3f} by the allocator)"
+        value = f"{share:.2f} ({row['live'] / GIB:.3f} GiB of tensors, {row['allocated'] / GIB:.3f} by the allocator)"
         goal, within = "at least 0.95", share >= 0.95
         if row["model"] == "shapes":
             goal, within = "0.9 to 1.1", 0.9 <= share <= 1.1
-        claims.append(claim(f"{row['model']}, {row['decoder']}: planned over peak", told, goal, within))
+        claims.append(claim(f"{row['model']}, {row['decoder']}: planned over peak", value, goal, within))
     return claims
 
 

@@ -26,11 +26,11 @@ def repeats(device: str, scale: Scale) -> Outcome:
         works = {"draw": lambda p=p, u=uniform: draw(p, u), "top-p": lambda p=p: least_of_mass(p, 0.9)}
         rows += [{"work": f"{name} of {width}", **_differing(work, 50 * scale.rounds)} for name, work in works.items()]
     model, sampling = load_model("shapes", device), find_model("shapes").sampling()
-    given = model, [Request(CAPTION, "gpu", 0)], resolve("sjd"), sampling, 0
-    image = _differing(lambda: torch.from_numpy(decode(*given)[0].tokens), scale.rounds)
+    arguments = model, [Request(CAPTION, "gpu", 0)], resolve("sjd"), sampling, 0
+    image = _differing(lambda: torch.from_numpy(decode(*arguments)[0].tokens), scale.rounds)
     rows.append({"work": "an image by sjd", **image})
-    told = ", ".join(f"{row['work']}: {row['differing']} of {row['repeats']}" for row in rows)
-    return [claim("repetitions that differ from the first", told, "0", not any(row["differing"] for row in rows))], rows
+    text = ", ".join(f"{row['work']}: {row['differing']} of {row['repeats']}" for row in rows)
+    return [claim("repetitions that differ from the first", text, "0", not any(row["differing"] for row in rows))], rows
 
 
 def _differing(work, repetitions: int) -> dict[str, int]:

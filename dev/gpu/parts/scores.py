@@ -50,8 +50,8 @@ def scores(device: str, scale: Scale) -> Iterator[Outcome]:
                 continue
             row = {"score": name, **_timed(metric, pictures)}
             row["largest_difference"] = _difference(make("cpu"), metric, pictures[:4])
-            told = f"{row['images_per_s']:.3g} images/s, {row['waiting']:.0%} of it waiting for pictures"
-            claims = [claim(f"{name}, {side} px", told)]
+            value = f"{row['images_per_s']:.3g} images/s, {row['waiting']:.0%} of it waiting for pictures"
+            claims = [claim(f"{name}, {side} px", value)]
             difference = row["largest_difference"]
             what = f"{name}: features of CPU and device"
             claims.append(claim(what, f"{difference:.1e}", str(_TOLERANCE), difference <= _TOLERANCE))
@@ -73,7 +73,7 @@ def _timed(metric: Metric, pictures: Sequence[bytes]) -> dict[str, float]:
 
 def _difference(on_cpu: Metric, metric: Metric, pictures: Sequence[bytes]) -> float:
     """The largest difference of a feature to the CPU's, over the largest feature."""
-    here, there = (_features(one, [_sample(one, png) for png in pictures]) for one in (on_cpu, metric))
+    here, there = (_features(made, [_sample(made, png) for png in pictures]) for made in (on_cpu, metric))
     return float(np.abs(here - there).max() / np.abs(here).max())
 
 
@@ -87,9 +87,9 @@ def _sample(metric: Metric, png: bytes) -> Sample:
 
 
 def _png(noise: np.ndarray, side: int) -> bytes:
-    held = BytesIO()
-    Image.fromarray(noise).resize((side, side), Image.Resampling.BICUBIC).save(held, "png")
-    return held.getvalue()
+    file = BytesIO()
+    Image.fromarray(noise).resize((side, side), Image.Resampling.BICUBIC).save(file, "png")
+    return file.getvalue()
 
 
 def _given(metric: Metric, build: Callable[[], nn.Module], **more: object) -> Metric:
@@ -133,8 +133,10 @@ class _Detector(Metric):
         detector = Mask2Former.__new__(Mask2Former)
         detector.network, detector.device = self.network, self.settings.device
         detector.labels = {number: str(number) for number in range(80)}
-        found = [[one.score for one in image][:MOST_INSTANCES] for image in detector([one.pixels for one in samples])]
-        return [dict(enumerate([*image, *[0.0] * (MOST_INSTANCES - len(image))])) for image in found]
+        scores = [
+            [item.score for item in image][:MOST_INSTANCES] for image in detector([sample.pixels for sample in samples])
+        ]
+        return [dict(enumerate([*image, *[0.0] * (MOST_INSTANCES - len(image))])) for image in scores]
 
 
 _SCORES: dict[str, Callable[[str], Metric]] = {

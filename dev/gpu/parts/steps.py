@@ -25,8 +25,8 @@ def steps(device: str, scale: Scale) -> Outcome:
     names = ("ar", "sjd", "gsd", "scd-gs") if compiled else ("ar", "sjd")
     rows, _ = realised(model, names, filtered(scale), scale.rounds)
     shares = realised_shares(rows)
-    told = ", ".join(f"{name} {shares[name].image_ms / 1e3:.1f}" for name in names)
-    claims = [claim(f"seconds of an image of {model.layout.length} tokens", told)]
+    value = ", ".join(f"{name} {shares[name].image_ms / 1e3:.1f}" for name in names)
+    claims = [claim(f"seconds of an image of {model.layout.length} tokens", value)]
     if compiled:
         seconds = ", ".join(f"{part.seconds:.0f} s ({part.forms})" for part in model.compiled)
         claims.append(claim("compilation (forms): forwards, then each decoder's sampling and drafting", seconds))
@@ -54,19 +54,21 @@ def vertical_steps(device: str, scale: Scale) -> Iterator[Outcome]:
         for passes in (0, 2, 4, 6)
     }
     rows: list[dict] = []
-    for name, one in decoders.items():
-        found = in_turns({name: partial(timed_decode, model, one, filtered(scale))}, scale.rounds)
-        rows += found
-        yield step_claims({name: realised_shares(rows)[name]}), found
+    for name, decoder in decoders.items():
+        measured = in_turns({name: partial(timed_decode, model, decoder, filtered(scale))}, scale.rounds)
+        rows += measured
+        yield step_claims({name: realised_shares(rows)[name]}), measured
 
 
 def step_claims(shares: dict[str, Share]) -> list[dict[str, object]]:
     """Claims on what a step takes besides its forward."""
     claims = []
-    for name, one in shares.items():
-        told = f"{one.step_ms / one.forward_ms:.2f} ({one.step_ms:.2f} over {one.forward_ms:.2f} ms)"
-        claims.append(claim(f"{name}: step over forward", told, "1.05", one.step_ms <= 1.05 * one.forward_ms))
+    for name, share in shares.items():
+        value = f"{share.step_ms / share.forward_ms:.2f} ({share.step_ms:.2f} over {share.forward_ms:.2f} ms)"
+        claims.append(claim(f"{name}: step over forward", value, "1.05", share.step_ms <= 1.05 * share.forward_ms))
         if name != "ar":
-            found = f"{one.realised:.2f} (speed-up {one.speed_up:.2f}, {one.compression:.2f} tokens a step)"
-            claims.append(claim(f"{name}: realised share of the ideal speed-up", found, "0.95", one.realised >= 0.95))
+            realised = f"{share.realised:.2f} (speed-up {share.speed_up:.2f}, {share.compression:.2f} tokens a step)"
+            claims.append(
+                claim(f"{name}: realised share of the ideal speed-up", realised, "0.95", share.realised >= 0.95)
+            )
     return claims

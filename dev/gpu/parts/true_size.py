@@ -40,9 +40,9 @@ def small_card(device: str, scale: Scale) -> Iterator[Outcome]:
         for batch in scale.card_batches:
             options = ["--decoder", "sjd", "--baseline", "0", "--limit", str(batch), "--batch", str(batch)]
             options += ["--mode", "throughput"]
-            found, more = _typed("lumina", device, options, budget)
+            claims, more = _typed("lumina", device, options, budget)
             where = f"{f'{budget} GiB' if budget else 'all memory'}, batch {batch}"
-            yield [one | {"what": f"{where}: {one['what']}"} for one in found], more
+            yield [claim | {"what": f"{where}: {claim['what']}"} for claim in claims], more
 
 
 def _typed(model: str, device: str, options: Sequence[str], budget: int = 0) -> Outcome:
@@ -52,17 +52,17 @@ def _typed(model: str, device: str, options: Sequence[str], budget: int = 0) -> 
         place = ["--device", device, "--out", out, "--no-progress"]
         run = ["run", "--model", model, "--random-weights", "--prompts", "shapes", *size, *place, *options]
         done = _specbench(budget, *run)
-        said = [line for line in done.stderr.splitlines() if line.strip()]
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
         rows = json.loads(_specbench(0, "report", "--out", out, "--json").stdout or "[]")
-    used = json.loads(said.pop()) if said and said[-1].startswith("{") else {"peak": 0, "files": []}
-    told = f"exit code {done.returncode}, peak {used['peak'] / GIB:.1f} GiB"
+    used = json.loads(lines.pop()) if lines and lines[-1].startswith("{") else {"peak": 0, "files": []}
+    value = f"exit code {done.returncode}, peak {used['peak'] / GIB:.1f} GiB"
     typed = f"{model}: {' '.join(options)}"
-    claims = [claim(typed, told) if done.returncode == 0 else failure(f"{typed}: {told}: {said[-1:]}")]
+    claims = [claim(typed, value) if done.returncode == 0 else failure(f"{typed}: {value}: {lines[-1:]}")]
     for row in rows:
         values = ", ".join(f"{name} {row[name]:.4g}" for name in _SHOWN if row[name] is not None)
         claims.append(claim(f"{model}, {row['label']}, {row['steps']}", values))
     kept = [{name: row[name] for name in (*_SHOWN, "label", "steps", "n", "failed", "environment")} for row in rows]
-    return claims, [{"model": model, "typed": run, "budget_gib": budget, **used, "said": said, "rows": kept}]
+    return claims, [{"model": model, "typed": run, "budget_gib": budget, **used, "said": lines, "rows": kept}]
 
 
 def _specbench(budget: int, *words: str) -> subprocess.CompletedProcess:
