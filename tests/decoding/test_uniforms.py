@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from planted_bugs import plant
 
 from specbench.checks.enumerable_model import EnumerableModel, processed
 from specbench.decoding import loop, recorder, uniforms
@@ -174,8 +175,11 @@ def test_a_coupled_slot_drawn_from_the_residual_of_a_stale_q_is_flagged(monkeypa
 
 
 def test_a_q_of_the_next_column_is_flagged(monkeypatch):
-    plain = Jacobi._fill
-    monkeypatch.setattr(Jacobi, "_fill", lambda self, *arguments: plain(self, *arguments).roll(1, dims=1))
+    def propose(plain, *arguments):
+        proposal = plain(*arguments)
+        return proposal._replace(q=proposal.q.roll(1, dims=1))
+
+    plant(monkeypatch, Jacobi.propose, propose)
     assert audited(images("sjd", window=4)).deviates
 
 

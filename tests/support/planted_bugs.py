@@ -48,7 +48,7 @@ def plant(monkeypatch, seam: Seam, fault: Fault) -> None:
         *owner, name = seam.__qualname__.split(".")
         package = [module for key, module in sys.modules.items() if key.startswith("specbench")]
         module = sys.modules[seam.__module__]
-        owners = [getattr(module, *owner)] if owner else [held for held in package if vars(held).get(name) is seam]
+        owners = [getattr(module, *owner)] if owner else [user for user in package if vars(user).get(name) is seam]
     plain = getattr(owners[0], name)
     for owner in owners:
         monkeypatch.setattr(owner, name, wraps(plain)(lambda *args, **kwargs: fault(plain, *args, **kwargs)))
@@ -92,35 +92,71 @@ def _stale_q_of_none(plain, self, p, tests, *rest):
     return plain(self, torch.cat([p[:, :drafts], tail], 1), tests, *rest)
 
 
-def _looked_up_over_token_0(plain, self, committed, positions, step, q):
-    tokens, before = self._batch.tokens, self._batch.tokens.gather(1, positions)
-    other = plain(self, committed, positions, step, q)
-    tokens.scatter_(1, positions, torch.where(before == 0, tokens.gather(1, positions), before))
-    return torch.where((before == 0)[..., None], other, q)
+def _drafter(kind: type) -> Fault:
+    """A drafter of the class `kind`, which is given the drafter's own class as a base."""
+    return lambda plain, *args, **options: type(plain.__name__, (kind, plain), {})(*args, **options)
 
 
-def _kept_by_its_token(plain, self, committed, positions, refined, *rest):
-    tokens = self._fed = self._batch.tokens  # nothing before it seems changed
-    return plain(self, committed, positions, refined & (tokens.gather(1, positions) > 0), *rest)
+class _RefinedDrafts:
+    """A Jacobi drafter that knows of each draft which refined one it replaced, and the q of that."""
+
+    def begin(self, batch):
+        super().begin(batch)
+        self.stream, self.latest = batch.tokens, None
+
+    def observe(self, verification, positions, shift, keep_tail):
+        super().observe(verification, positions, shift, keep_tail)
+        p = verification.p if verification.refined_from is None else verification.refined_from
+        self.latest = p, shift[:, None]
+
+    def propose(self, committed, width, step):
+        before = self.stream.clone()
+        proposal = super().propose(committed, width, step)
+        if self.latest is None:
+            return proposal
+        p, shift = self.latest
+        positions = proposal.positions[:, : proposal.q.shape[1]]
+        slots = positions - committed[:, None] + shift
+        refined, q = slots < p.shape[1], sampling.rows_at(p, slots.clamp(max=p.shape[1] - 1))
+        return self.replaced(proposal, refined, before.gather(1, positions), q)
 
 
-def _coin_of_the_draft(plain, self, positions, refined, tokens, step, q):
-    coin = self._batch.noise.uniform(positions, Stream.COIN, step - 1)
-    least = torch.where(refined, coin * sampling.at(q, tokens), torch.inf)
-    return least, plain(self, positions, refined, tokens, step, q)[1]
+class _QOfReplaced(_RefinedDrafts):
+    def replaced(self, proposal, refined, drafts, q):
+        return proposal._replace(q=torch.where(refined[..., None], q, proposal.q))
+
+
+class _KeptByToken(_RefinedDrafts):
+    """Of a chain."""
+
+    def replaced(self, proposal, refined, drafts, q):
+        kept, positions = refined & (drafts > 0), proposal.positions[:, : proposal.q.shape[1]]
+        self.stream.scatter_(1, positions, torch.where(kept, drafts, self.stream.gather(1, positions)))
+        tokens = torch.cat([proposal.tokens[:, :1], self.stream.gather(1, positions)], 1)
+        return proposal._replace(tokens=tokens, q=torch.where(kept[..., None], q, proposal.q))
+
+
+def _siblings_reversed(proposal):
+    parents, order = proposal.tree.parents, list(range(len(proposal.tree.parents)))
+    for parent in set(parents):
+        siblings = [column for column in order if parents[column] == parent]
+        for column, other in zip(siblings, siblings[::-1], strict=True):
+            order[column] = other
+    return proposal._replace(tokens=proposal.tokens[:, order])
 
 
 def _recorded_as_uniform(plain, self, slots, noise):
-    return plain(self, slots, noise)[0], self._random.fill(slots, noise)[1]
+    past = slots._replace(positions=torch.full_like(slots.positions, 10**6), fresh=torch.ones_like(slots.fresh))
+    return plain(self, slots, noise)[0], plain(self, past, noise)[1]  # no slot past the image has a neighbour
 
 
 def _restarted_with_a_draft(plain, self, rows):
-    plain(self, rows)
+    plain(self, rows)  # nothing public says which slots of a row have drafts
     self._drafted_to[rows] = 1
 
 
 def _last_element_kept(plain, self, rows, prefix):
-    start = self._start.clone()
+    start = self._start.clone()  # nothing public has the prompts that the rows had
     plain(self, rows, prefix)
     self._start.copy_(start)
 
@@ -162,17 +198,17 @@ BUGS = (
     Bug("q", "a fresh token drawn from its neighbour's distribution is recorded as uniform", "sjd", GUIDED,
         token_init.Spatial.fill, _recorded_as_uniform, {"init": "left-sample"}),
     Bug("q", "fresh tokens are drawn from all but the last token", "sjd", GUIDED, token_init.Uniform.fill,
-        lambda plain, self, *rest: (plain(self, *rest)[0].clamp(max=self._layout.v_image - 2), plain(self, *rest)[1])),
+        _changed(lambda drawn: (drawn[0].minimum(drawn[1].count_nonzero(-1) - 2), drawn[1]))),
     Bug("q", "the draft head's q is recorded at another temperature", "eagle", WIDE,
-        Eagle._draw_children, _given(1, torch.square), {"tree": "chain"}),
+        Eagle.propose, _q(lambda q: torch.nn.functional.normalize(q.sqrt(), p=1, dim=-1)), {"tree": "chain"}),
     Bug("q", "a vertical head's draft is recorded with the q of the draft it replaces", "vertical", WIDE,
-        vertical.Vertical._draft, lambda plain, *args: (plain(*args), args[-1])[1]),
+        (vertical, "Vertical"), _drafter(_QOfReplaced)),
     Bug("q", "a vertical head's draft is kept by what it is", "vertical", STEADY,
-        vertical.Vertical._draft_run, _kept_by_its_token),
+        (vertical, "Vertical"), _drafter(_KeptByToken), {"siblings": 1}),
     Bug("q", "a vertical head's draft that is not kept is drawn from q instead of the residual distribution",
         "vertical-coupled", EIGHT, (vertical, "standard"), lambda plain, p, q: p),
     Bug("q", "a vertical head's draft is coupled by the coin that made it what it is", "vertical-coupled", EIGHT,
-        vertical.CoupledVertical._coupled, _coin_of_the_draft),
+        Noise.uniform, _numbers(Stream.FRESH, lambda positions, stream, draw: (positions, Stream.COIN, draw - 1))),
     Bug("q", "what remains of q without a sibling is not normalised", "sjd-pac", WIDE,
         sampling.without, lambda plain, weights, tokens: weights.scatter(-1, tokens[..., None], 0.0)),
     # Noise
@@ -226,11 +262,10 @@ BUGS = (
             "last_test": tables.test[tables.before[tables.tested[tables.last_test] - 1].argmax(-1)]
         }), {"siblings": 2}),
     Bug("tree", "drafts on a branch are tested with the q of the slot before", "sjd-pac", WIDE,
-        jacobi.JacobiTree._expand, _changed(lambda proposal: proposal if proposal.tree.is_chain else proposal._replace(
+        jacobi.Jacobi.propose, _changed(lambda proposal: proposal if proposal.tree.is_chain else proposal._replace(
             q=proposal.q[:, routes(proposal.tree, proposal.q.device).parent]))),
     Bug("tree", "siblings are tested in the reverse of the order they were drawn in", "eagle", WIDE,
-        Eagle._draw_children, _given(3, lambda level: level._replace(
-            drawn=level.drawn // level.most * level.most + level.most - 1 - level.drawn % level.most))),
+        Eagle.propose, _changed(_siblings_reversed)),
     Bug("tree", "a rejected draft is replaced from the residual of another parent", "eagle", WIDE,
         tree_verification.verify_tree, _tables(lambda tables: {"last_test": 0 * tables.last_test})),
     Bug("tree", "the drafts after an accepted sibling are those of the trunk", "sjd-pac", WIDE, Couple.refine,
@@ -248,9 +283,9 @@ BUGS = (
         greedy_paths.best_path, lambda plain, ratio, drafts: plain(ratio.flip(-1), drafts.flip(-1))),
     # Looked-up drafts
     Bug("q", "a looked-up draft is recorded with the q of the draft that it replaced", "best-lossless", EIGHT,
-        lookup.LookupJacobi._look_up, lambda plain, *args: (plain(*args), args[-1])[1]),
+        (lookup, "LookupJacobi"), _drafter(_QOfReplaced)),
     Bug("q", "whether a draft is looked up depends on the draft itself", "best-lossless", EIGHT,
-        lookup.LookupJacobi._look_up, _looked_up_over_token_0),
+        (lookup, "LookupJacobi"), _drafter(_KeptByToken), {"siblings": 1}),
     # Cache
     Bug("cache", "keys are written into the neighbour's row", "sjd", TRANSFORMER,
         PositionLayer.update, _given(1, lambda keys: keys.roll(1, 0))),
@@ -274,16 +309,16 @@ BUGS = (
     Bug("grammar", "forced tokens are expected one slot early", "sjd", GRAMMAR,
         sampling.Target.forced_at, _given(1, lambda positions: positions + 1)),
     Bug("sampling", "min-p is left out", "ar", FILTERS,
-        sampling.truncate, _given(1, lambda given: replace(given, min_p=None))),
+        sampling.truncate, _given(1, lambda settings: replace(settings, min_p=None))),
     Bug("sampling", "top-n-sigma is left out", "ar", FILTERS,
-        sampling.truncate, _given(1, lambda given: replace(given, top_n_sigma=None))),
+        sampling.truncate, _given(1, lambda settings: replace(settings, top_n_sigma=None))),
     Bug("sampling", "the temperature by entropy multiplies", "ar", FILTERS,
         sampling.entropy_factor, _changed(lambda factor: 1 / factor)),
     Bug("sampling", "ties at top-k are dropped", "ar", TIES, sampling.truncate, _TIES_BROKEN),
     Bug("sampling", "tokens tied with the last one that top-p keeps are dropped", "ar", TOP_P_TIES,
         sampling.truncate, _TIES_BROKEN),
     Bug("sampling", "top-p is measured before the temperature", "ar", TOP_P, sampling.truncate,
-        lambda plain, logits, given: plain(plain(logits, replace(given, temperature=1.0)), replace(given, top_p=1.0))),
+        lambda plain, logits, by: plain(plain(logits, replace(by, temperature=1.0)), replace(by, top_p=1.0))),
     Bug("sampling", "guidance points the other way", "ar", TRANSFORMER, TransformerModel.guide,
         _given(1, lambda logits: logits.roll(len(logits) // 2, 0))),
 )  # fmt: skip
@@ -291,9 +326,9 @@ BUGS = (
 RECORDING_FAULTS = {
     "temperature in drafted columns": (sampling.truncate, _given(
         0, lambda logits: torch.cat([logits[:, :1], logits[:, 1:] / 1.05], 1))),
-    "top-k": (sampling.truncate, _given(1, lambda given: replace(given, top_k=50))),
-    "top-p in drafted columns": (sampling.truncate, lambda plain, logits, given: torch.cat(
-        [plain(logits[:, :1], given), plain(logits[:, 1:], replace(given, top_p=0.93))], 1)),
+    "top-k": (sampling.truncate, _given(1, lambda settings: replace(settings, top_k=50))),
+    "top-p in drafted columns": (sampling.truncate, lambda plain, logits, by: torch.cat(
+        [plain(logits[:, :1], by), plain(logits[:, 1:], replace(by, top_p=0.93))], 1)),
     "guidance": (TransformerModel.guide, _given(2, lambda guidance: guidance * 1.4 / 1.5)),
     "cache": (run_step, _attends(-1)),
     "prompt": (ShapesNetwork.encode, _given(1, lambda prompts: prompts[::-1])),
