@@ -157,7 +157,7 @@ def wrongly_declared(facts: ModelFacts, model: ImageModel) -> list[str]:
         "stream slots": (facts.stream, layout.length),
         "image vocabulary": (facts.v_image, layout.v_image),
     }
-    return [f"{what}: {said} declared, {held} found" for what, (said, held) in pairs.items() if said != held]
+    return [f"{what}: {fact} declared, {value} found" for what, (fact, value) in pairs.items() if fact != value]
 
 
 _SHAPES = Path(__file__).parent / "shapes" / "weights"

@@ -96,11 +96,11 @@ def test_standard_error_covers_and_is_not_idle():
     for seed in range(150):
         x, y = (np.random.default_rng([seed, k]).normal(0.3, 1 + 0.1 * k, (600, 12)) for k in (0, 1))
         y = 0.8 * x + 0.2 * y
-        one, two = frechet_influence(Gaussian(x), reference), frechet_influence(Gaussian(y), reference)
+        first, second = frechet_influence(Gaussian(x), reference), frechet_influence(Gaussian(y), reference)
         values.append(frechet_distance(Gaussian(x), reference))
         paired.append(values[-1] - frechet_distance(Gaussian(y), reference))
-        errors.append(one.std() / np.sqrt(600))
-        paired_errors.append((one - two).std() / np.sqrt(600))
+        errors.append(first.std() / np.sqrt(600))
+        paired_errors.append((first - second).std() / np.sqrt(600))
     assert np.mean(errors) == pytest.approx(np.std(values), rel=0.25)
     assert np.mean(paired_errors) == pytest.approx(np.std(paired), rel=0.25)
     assert np.mean(paired_errors) < 0.8 * np.mean(errors)
@@ -395,13 +395,13 @@ def test_fewer_images_than_the_reference_say_how_much_too_large_fid_is(published
 
 
 def test_another_reference_is_another_score_of_the_same_features(published, tmp_path):
-    one = Fid("clean", Settings(reference=save(calibrated.images(2), tmp_path / "one")))
-    two = Fid("clean", Settings(reference=save(calibrated.images(3), tmp_path / "two")))
+    first = Fid("clean", Settings(reference=save(calibrated.images(2), tmp_path / "one")))
+    second = Fid("clean", Settings(reference=save(calibrated.images(3), tmp_path / "two")))
     assert (
-        made_score(one).fingerprint != made_score(two).fingerprint
-        and made_features(one).fingerprint == made_features(two).fingerprint
+        made_score(first).fingerprint != made_score(second).fingerprint
+        and made_features(first).fingerprint == made_features(second).fingerprint
     )
-    assert one.identity()["reference_n"] == "2"
+    assert first.identity()["reference_n"] == "2"
 
 
 def test_variants_share_no_fingerprint(published, tmp_path):

@@ -161,8 +161,8 @@ def test_what_a_component_returns_wrongly_is_an_error_that_names_it(returned, pr
         specbench.generate("a red circle", decoder="soft", threads=1)
 
 
-@pytest.mark.parametrize(("factor", "told"), [(2, "sums to [12]"), (float("nan"), "sums to nan"), (-1, "sums to -")])
-def test_a_drafters_q_that_is_no_distribution_is_an_error_that_names_it(factor, told, monkeypatch):
+@pytest.mark.parametrize(("factor", "problem"), [(2, "sums to [12]"), (float("nan"), "sums to nan"), (-1, "sums to -")])
+def test_a_drafters_q_that_is_no_distribution_is_an_error_that_names_it(factor, problem, monkeypatch):
     propose = Jacobi.propose
 
     def changed(self, committed, width, step):
@@ -170,7 +170,7 @@ def test_a_drafters_q_that_is_no_distribution_is_an_error_that_names_it(factor, 
         return proposal._replace(q=factor * proposal.q)
 
     monkeypatch.setattr(Jacobi, "propose", changed)
-    with pytest.raises(SpecbenchError, match=f"decoder 'sjd': drafter 'jacobi': propose returned a q that {told}"):
+    with pytest.raises(SpecbenchError, match=f"decoder 'sjd': drafter 'jacobi': propose returned a q that {problem}"):
         specbench.generate("a red circle", decoder="sjd", threads=1)
 
 
@@ -292,6 +292,6 @@ def test_a_model_whose_image_is_not_as_declared_is_refused(place):
     greys = copy("plugin/toy_plugin/greys.py", place)
     copy("plugin/toy_plugin/greys.json", place)
     (place / "greys.py").write_text(greys.replace("toy_plugin.greys", "greys").replace("tokens=64", "tokens=63"))
-    told = "model 'greys': image tokens: 63 declared, 64 found; stream slots: 63 declared, 64 found"
-    with pytest.raises(SpecbenchError, match=told):
+    problem = "model 'greys': image tokens: 63 declared, 64 found; stream slots: 63 declared, 64 found"
+    with pytest.raises(SpecbenchError, match=problem):
         specbench.generate("bright", model="greys:MODEL", threads=1)
