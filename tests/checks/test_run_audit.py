@@ -108,9 +108,9 @@ SAMPLED = {"limit": 2, "batch": 2, "cfg": 1.5, "temperature": 1.0, "top_k": 60, 
     ("decoder", "changed"),
     [
         ("sjd", {}),
-        ("ar", {"cfg": 7.0, "limit": 4, "batch": 4}),
+        pytest.param("ar", {"cfg": 7.0, "limit": 4, "batch": 4}, marks=pytest.mark.slow),
         ("ar", {"top_k": 1}),
-        ("ar", {"cfg": 7.0, "temperature": 0.3}),
+        pytest.param("ar", {"cfg": 7.0, "temperature": 0.3}, marks=pytest.mark.slow),
     ],
 )
 def test_rounding_is_no_verdict(decoder, changed, tmp_path):

@@ -11,6 +11,7 @@ import tiny
 import tiny_llama
 import torch
 from compilable import needs_compiler
+from one_of_each import presets
 from torch.utils._pytree import tree_leaves
 
 from specbench.decoding.loop import WARM_UP_STEPS, Decoding, decode, warm_up_steps
@@ -20,7 +21,7 @@ from specbench.models.transformer.kv_cache import whole_parts
 from specbench.models.transformer.model import TransformerSession
 from specbench.prompts import Request
 from specbench.runs.executors.local import warm_up
-from specbench.specs.presets import PRESETS, resolve
+from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
 SAMPLING = Sampling(guidance=2.0, temperature=0.9, top_k=4, top_p=0.95)
@@ -61,7 +62,7 @@ def shapes(monkeypatch) -> set:
     return seen
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", presets("drafter"))
 def test_no_image_has_a_step_of_a_shape_that_the_warm_up_has_not_met(shapes, name):
     model, decoder = Tall(), resolve(name)
     model.compile()

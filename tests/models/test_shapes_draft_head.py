@@ -8,6 +8,7 @@ import json
 import shutil
 
 import pytest
+from one_of_each import presets
 
 from specbench.decoding.loop import decode
 from specbench.models.catalog import find_model, load_model
@@ -24,7 +25,10 @@ def model():
     return load_model("shapes")
 
 
-@pytest.mark.parametrize("name", [name for name, preset in PRESETS.items() if preset.choices["drafter"] == "eagle"])
+OF_EAGLE = [name for name, preset in PRESETS.items() if preset.choices["drafter"] == "eagle"]
+
+
+@pytest.mark.parametrize("name", presets("verifier", OF_EAGLE))
 def test_the_shipped_head_is_worth_its_rounds(model, name):
     requests = [Request(text, text) for text in TEXTS]
     rows = decode(model, requests, resolve(name), find_model("shapes").sampling(), 0, render=False)

@@ -83,8 +83,9 @@ def test_drafts_in_several_image_rows_keep_a_distribution_per_slot():
 
 @pytest.mark.parametrize(
     ("name", "batch"),
-    [(name, 2) for name in ("ar", "sjd", "sjd, init left-sample", "scd-gs", "sjd-pac", "best-lossless", "eagle")]
-    + [("lantern", 2), ("zipar", 2), ("sjd", 1)],
+    [(name, 2) for name in ("ar", "sjd", "sjd, init left-sample", "eagle", "lantern", "zipar")]
+    + [("sjd", 1)]
+    + [pytest.param(name, 2, marks=pytest.mark.slow) for name in ("scd-gs", "sjd-pac", "best-lossless")],
 )
 def test_the_peak_from_prompt_to_pixels_is_predicted_within_a_tenth(name, batch):
     decoder, shapes = BENCH["DECODERS"][name], find_model("shapes")
