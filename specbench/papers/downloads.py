@@ -45,10 +45,10 @@ def fetch(
     Raises:
         SpecbenchError: an unknown name, a disk that is too small, or something that cannot be had.
     """
-    wanted = [lacking for name in names for lacking in downloads_of(name, images)]
+    needs = [lacking for name in names for lacking in downloads_of(name, images)]
     for model in (name for name in names if scores and name in models()):
         metrics = [*metrics, *metric_catalog.default_metrics(model, prompts.default_prompts(model))]
-    wanted += metric_catalog.downloads(metric_catalog.with_protocol(metrics, protocol), Settings())
+    needs += metric_catalog.downloads(metric_catalog.with_protocol(metrics, protocol), Settings())
     return [
         {
             "name": download.name,
@@ -57,7 +57,7 @@ def fetch(
             "commit": download.commit,
             "folder": str(download.folder),
         }
-        for download in fetch_all(wanted)
+        for download in fetch_all(needs)
     ]
 
 
@@ -79,8 +79,8 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
         return [missing for source in sources[name] if (missing := WantedFiles(source).missing())]
     if name in (networks := _networks()):
         return metric_catalog.downloads(networks[name][:1], Settings())
-    known = [*models(), *table_names(), *public_sets(), *metric_catalog.metric_names()]
-    unknown = unknown_name("thing to fetch", name, known)
+    valid = [*models(), *table_names(), *public_sets(), *metric_catalog.metric_names()]
+    unknown = unknown_name("thing to fetch", name, valid)
     guess = unknown.try_this.partition("valid:")[0].strip()
     raise SpecbenchError(unknown.what, f"{guess} see: specbench list --help".strip())
 
@@ -89,16 +89,16 @@ def table_downloads(table: Table) -> list[Download]:
     """What a table needs: models, draft heads, prompts, and the metrics of its columns with their reference images."""
     cells = [cell.values for cell in resolve_cells(table, {}, env={}) if cell.values]
     sets = dict.fromkeys(str(values["prompts"].value) for values in cells)
-    wanted = [need for name in sets for need in missing_set(name)]
+    needs = [need for name in sets for need in missing_set(name)]
     for model in dict.fromkeys(plan_model(values) for values in cells):
-        wanted += model.downloads()
+        needs += model.downloads()
     heads = dict.fromkeys(
         head_files(plan_model(values), planned.spec)
         for values in cells
         for planned in plan_decoders(values["decoder"].value, values)
     )
-    wanted += [need for head in heads if head and (need := head.missing())]
-    return wanted + metric_catalog.downloads(table.metrics(), Settings())
+    needs += [need for head in heads if head and (need := head.missing())]
+    return needs + metric_catalog.downloads(table.metrics(), Settings())
 
 
 def _sources() -> dict[str, list[Source]]:

@@ -156,8 +156,8 @@ def _expected(settings: CellSettings) -> int | None:
             size = len(prompts.load_prompts(settings.prompts).prompts)
     except SpecbenchError:
         return None
-    wanted = min(settings.limit or size, size) if size else settings.limit
-    return wanted and wanted * (settings.samples or 1)
+    count = min(settings.limit or size, size) if size else settings.limit
+    return count and count * (settings.samples or 1)
 
 
 def _unlike(settings: CellSettings, info: RunInfo) -> tuple[str, ...]:

@@ -137,14 +137,14 @@ def model_rows() -> _Rows:
 def metric_rows() -> _Rows:
     from specbench.metrics import catalog as metric_catalog
 
-    known = dict(metric_catalog.METRICS)
+    by_name = dict(metric_catalog.METRICS)
     for name, point in plugins.plugins("metrics").items():
         try:
-            said = metric_catalog.metric_summary(name)
+            text = metric_catalog.metric_summary(name)
         except SpecbenchError as error:
-            said = f"cannot be loaded: {error.what}"
-        known.setdefault(name, (point.value, said))
-    return [{"name": name, "summary": known[name][1], "target": known[name][0]} for name in sorted(known)]
+            text = f"cannot be loaded: {error.what}"
+        by_name.setdefault(name, (point.value, text))
+    return [{"name": name, "summary": by_name[name][1], "target": by_name[name][0]} for name in sorted(by_name)]
 
 
 def prompt_rows() -> _Rows:

@@ -165,8 +165,8 @@ def with_own_rows(table: Table, decoders: Sequence[str]) -> Table:
         name = read_name("decoder", name, PRESETS)
         label = ":".join([name, ",".join(f"{key}={value}" for key, value in inline.items())]).rstrip(":")
         for group, like in likes.items():
-            known = takes(name, inline) - set(CHOICES)
-            options = {key: value for key, value in like.settings["options"].items() if key in known} | inline
+            accepted = takes(name, inline) - set(CHOICES)
+            options = {key: value for key, value in like.settings["options"].items() if key in accepted} | inline
             settings = {**like.settings, "decoder": reference, "options": options}
             last = max(place for place, row in enumerate(rows) if row.group == group)
             rows.insert(last + 1, Row(label, group, settings, {}, {}, {}, None, None, own=True))
@@ -201,17 +201,17 @@ def chosen_setting(line: str) -> str:
 def merge_settings(defaults: Mapping, stated: Mapping) -> dict[str, object]:
     """Merge settings over the defaults; default options apply only to decoders that accept them."""
     merged = {**defaults, **stated}
-    known = takes(str(merged.get("decoder")), stated.get("options", {}))
-    options = {name: value for name, value in defaults.get("options", {}).items() if name in known}
+    accepted = takes(str(merged.get("decoder")), stated.get("options", {}))
+    options = {name: value for name, value in defaults.get("options", {}).items() if name in accepted}
     merged["options"] = options | stated.get("options", {})
     merged["sampling"] = {**defaults.get("sampling", {}), **stated.get("sampling", {})}
     return merged
 
 
-def takes(decoder: str, given: Mapping[str, object]) -> set[str]:
+def takes(decoder: str, overrides: Mapping[str, object]) -> set[str]:
     """Options and component kinds that a decoder accepts under the given components; none for AR."""
     preset = PRESETS.get(decoder_name(decoder))
     if preset is None or preset.choices["drafter"] == "none":
         return set()
-    choices = {kind: given.get(kind, value) for kind, value in preset.choices.items()}
+    choices = {kind: overrides.get(kind, value) for kind, value in preset.choices.items()}
     return {*options_of(preset, choices), *CHOICES}

@@ -78,13 +78,13 @@ def is_table(name: str) -> bool:
 
 def table_name(typed: str) -> str:
     """Name of the table that is meant, such as "SJD++ Table 2" or "2410.01699 fig. 6"; as typed if there is none."""
-    known = table_names()
-    if typed in known:
+    valid = table_names()
+    if typed in valid:
         return typed
     text = re.sub(r"arxiv[: ]*|tab(le|\.)?(?=[\d _-])", "", typed.casefold())
     text = re.sub(r"fig(ure|\.)?(?=[\d _-])", "fig", text)
-    also = {table: [f"{paper}-{table.rpartition('-')[2]}" for paper in _paper_names(table)] for table in known}
-    return next(iter(fitting(text, known, "table", also)), typed)
+    also = {table: [f"{paper}-{table.rpartition('-')[2]}" for paper in _paper_names(table)] for table in valid}
+    return next(iter(fitting(text, valid, "table", also)), typed)
 
 
 def _paper_names(table: str) -> list[str]:
@@ -182,8 +182,8 @@ def read_table(path: Path) -> Table:
     names = [column.name for column in columns]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise _wrong(file, "columns", f"two are called '{repeated[0]}'; give one another `name`")
-    known = names if len(columns) == len(read) else None  # what rows say of a mistaken column is no mistake of theirs
-    rows = _each(content["rows"], mistakes, lambda entry, i: _row(entry, known, defaults, content, file, f"rows[{i}]"))
+    valid = names if len(columns) == len(read) else None  # what rows say of a mistaken column is no mistake of theirs
+    rows = _each(content["rows"], mistakes, lambda entry, i: _row(entry, valid, defaults, content, file, f"rows[{i}]"))
     _check_default_options(content.get("defaults", {}), rows, mistakes, file)
     for mistake in mistakes[:-1]:
         console.show_error(mistake)
@@ -229,10 +229,10 @@ def _check_default_options(
 ) -> None:
     """Reject options of the defaults that no decoder of the rows takes, where all rows could be read."""
     runnable = [row.settings for row in rows if row and row.not_runnable_reason is None]
-    known = set().union(*(takes(settings["decoder"], settings["options"]) for settings in runnable))
-    for name in defaults.get("options", {}) if known and all(rows) else ():
-        if name not in known:
-            mistakes.append(_wrong(file, "defaults.options", str(unknown_name("option", name, known))))
+    taken = set().union(*(takes(settings["decoder"], settings["options"]) for settings in runnable))
+    for name in defaults.get("options", {}) if taken and all(rows) else ():
+        if name not in taken:
+            mistakes.append(_wrong(file, "defaults.options", str(unknown_name("option", name, taken))))
 
 
 def _column(entry: object, protocol: str | None, file: str, place: str) -> Column:
@@ -276,14 +276,14 @@ def _row(
     for needed in ("model", "decoder") if runnable else ():
         if needed not in stated and needed not in defaults:
             raise _wrong(file, f"{place}.{needed}", "missing here and in [defaults]")
-    for field, kind, known in (
+    for field, kind, valid in (
         ("paper", float, columns),
         ("spread", float, columns),
         ("notes", str, columns and [*columns, "row"]),
     ):
         for name, value in entry.get(field, {}).items():
-            if known is not None and name not in known:
-                raise _wrong(file, f"{place}.{field}", str(unknown_name("column", name, known)))
+            if valid is not None and name not in valid:
+                raise _wrong(file, f"{place}.{field}", str(unknown_name("column", name, valid)))
             if not _is(value, kind):
                 raise _wrong(file, f"{place}.{field}.{name}", f"{value!r} is no {_NOUNS[kind]}")
     for name in entry.get("bold", ()):
@@ -305,10 +305,10 @@ def _settings(defaults: Mapping, stated: Mapping, runnable: bool, file: str, pla
             raise unknown_name("decoder", settings["decoder"], PRESETS)
     except SpecbenchError as error:
         raise _wrong(file, f"{place}.decoder", str(error)) from None
-    known = takes(str(settings.get("decoder")), settings["options"])
+    valid = takes(str(settings.get("decoder")), settings["options"])
     for name in stated.get("options", {}) if runnable else ():
-        if name not in known:
-            raise _wrong(file, f"{place}.options", str(unknown_name("option", name, known)))
+        if name not in valid:
+            raise _wrong(file, f"{place}.options", str(unknown_name("option", name, valid)))
     return settings
 
 
@@ -332,9 +332,9 @@ def _chosen(
         return ()
     settings, options = row.settings, row.settings["options"]
     taken = takes(settings["decoder"], options)
-    given = {**shared, **settings, **settings["sampling"], **options}
-    several = {name: ", ".join(map(plain, value)) for name, value in given.items() if isinstance(value, list)}
-    values = {name: _OPEN if value is None else plain(value) for name, value in given.items()} | several
+    fields = {**shared, **settings, **settings["sampling"], **options}
+    several = {name: ", ".join(map(plain, value)) for name, value in fields.items() if isinstance(value, list)}
+    values = {name: _OPEN if value is None else plain(value) for name, value in fields.items()} | several
     return tuple(
         choice(name, values.get(name, _OPEN), reason)
         for name, reason in {**reasons, **stated}.items()
@@ -350,9 +350,9 @@ def _check_axes(axes: object, columns: Sequence[str], file: str) -> None:
         if axis == "x" and (value == "model" or (colon and kind in ("option", "sampling"))):
             continue
         if value not in columns:
-            known = [*columns, *(("model", "option:NAME", "sampling:NAME") if axis == "x" else ())]
+            valid = [*columns, *(("model", "option:NAME", "sampling:NAME") if axis == "x" else ())]
             raise _wrong(
-                file, f"axes.{axis}", str(unknown_name("axis" if axis == "x" else "column", str(value), known))
+                file, f"axes.{axis}", str(unknown_name("axis" if axis == "x" else "column", str(value), valid))
             )
 
 

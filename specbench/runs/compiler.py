@@ -46,8 +46,8 @@ def worth_compiling(stored: Sequence[bool], layers: int, steps: int, decoders: i
     saved, cost = steps * layers * _CALLS_S * _SAVED, _FIRST_S + layers * _LAYER_S + decoders * _DECODER_S
     if stored or saved <= cost or missing("cpu"):
         return False, None
-    told = f"saves about {duration(saved)} and costs about {duration(cost)}"
-    return True, f"compiling, which {told} (--compile off: eager)"
+    gain = f"saves about {duration(saved)} and costs about {duration(cost)}"
+    return True, f"compiling, which {gain} (--compile off: eager)"
 
 
 def settle_precision(asked: str | None, default: str, mode: str, device: str) -> tuple[str, bool, tuple[str, ...]]:
@@ -76,8 +76,8 @@ def missing(device: str) -> str | None:
         return "the package triton is not installed"
     if find_spec("torch") and _minor_version("torch") < COMPILING_TORCH[kind]:
         return f"torch before {'.'.join(map(str, COMPILING_TORCH[kind]))} cannot compile the steps on {kind}"
-    variable, known = ("CC", ("gcc", "clang", "cc")) if kind == "cuda" else ("CXX", ("g++", "clang++"))
-    compilers = (os.environ[variable],) if os.environ.get(variable) else known
+    variable, usual = ("CC", ("gcc", "clang", "cc")) if kind == "cuda" else ("CXX", ("g++", "clang++"))
+    compilers = (os.environ[variable],) if os.environ.get(variable) else usual
     if not any(map(shutil.which, compilers)):
         return f"no compiler ({', '.join(compilers)}) is installed"
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():

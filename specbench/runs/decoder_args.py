@@ -97,13 +97,13 @@ def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:
         elif not requests:
             raise SpecbenchError(f"--decoder {piece}: an option without a decoder", "for example gsd:G=50,window=16")
         if equals:
-            decoder, given = requests[-1]
+            decoder, options = requests[-1]
             run_on = re.search(r":([\w-]+)=", value)
             if run_on and run_on[1] in (setting.name for setting in decoder_settings()):
                 raise SpecbenchError(f"--decoder {piece}: commas separate options", f"{run_on[0].replace(':', ',')}...")
-            if option in given:
+            if option in options:
                 raise SpecbenchError(f"--decoder {piece}: '{decoder}' has two values of {option}", "set it once")
-            given[option] = value
+            options[option] = value
     return requests
 
 
@@ -111,7 +111,7 @@ def labelled_decoders(names: Sequence[str]) -> list[tuple[str, Any]]:
     """Decoders to audit or check, each with its label: names with inline options, or a user's own as "module:Name".
     Returns labels like "gsd:G=50" with a `DecoderSpec`, or with the reference of an object that is no preset."""
     decoders: list[tuple[str, Any]] = []
-    for name, inline in parse_decoders([piece for given in names for piece in split_list(given)]):
+    for name, inline in parse_decoders([piece for text in names for piece in split_list(text)]):
         label = ",".join([name, *(f"{key}={value}" for key, value in inline.items())]).replace(",", ":", 1)
         target = plugins.load_user_object(name, "decoder") if ":" in name else None
         if target is not None and not isinstance(target, Preset):
@@ -125,20 +125,20 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str,
     name = decoder_name(reference)
     preset, asked = PRESETS[read_name("decoder", name, PRESETS)], plain
     plain = {setting: Value(*value) for setting, value in published(name, model).items()} | dict(asked)
-    given = {kind: plain[kind].value for kind in _open_choices(preset, inline, plain)} | dict(inline)
-    auto_window = given.get("window") == "auto" and bool(given.pop("window"))
-    known = options_of(preset, choices_of(preset, given))
+    chosen = {kind: plain[kind].value for kind in _open_choices(preset, inline, plain)} | dict(inline)
+    auto_window = chosen.get("window") == "auto" and bool(chosen.pop("window"))
+    valid = options_of(preset, choices_of(preset, chosen))
     usual = options_of(preset)
     meant = {  # a published value is of the preset's own option, not of another component's with the same name
-        option for option in known if option in asked or (option in usual and usual[option].help == known[option].help)
+        option for option in valid if option in asked or (option in usual and usual[option].help == valid[option].help)
     }
-    plain_options = {option: plain[option] for option in known if option in meant & plain.keys() - inline.keys()}
+    plain_options = {option: plain[option] for option in valid if option in meant & plain.keys() - inline.keys()}
     if "window" in plain_options and plain_options["window"].value == "auto":
         auto_window = True
-    options = {option: held.value for option, held in plain_options.items() if held.value != "auto"}
-    origins = {option: plain[option].origin for option in [*given, *plain_options] if option in plain}
+    options = {option: value.value for option, value in plain_options.items() if value.value != "auto"}
+    origins = {option: plain[option].origin for option in [*chosen, *plain_options] if option in plain}
     origins |= dict.fromkeys(inline, "inline")
-    return PlannedDecoder(resolve(name, given | options), auto_window, origins)
+    return PlannedDecoder(resolve(name, chosen | options), auto_window, origins)
 
 
 def _open_choices(preset: Preset, inline: Mapping[str, str], plain: Mapping[str, Value]) -> list[str]:
@@ -151,7 +151,7 @@ def _open_choices(preset: Preset, inline: Mapping[str, str], plain: Mapping[str,
 
 
 def _unused(option: str, decoders: Sequence[str]) -> SpecbenchError:
-    valid = sorted({known for name in decoders for known in options_of(PRESETS[name])})
+    valid = sorted({option for name in decoders for option in options_of(PRESETS[name])})
     takes = f"they take: {', '.join(f'--{name}' for name in valid)}" if valid else "they take no options"
     owners = sorted(name for name, preset in PRESETS.items() if option in options_of(preset))
     hint = f"; --{option} belongs to {', '.join(owners)}" if owners else ""

@@ -86,6 +86,6 @@ def _of_model(model: ModelFacts) -> list[Need]:
     sizes = {0: model.parameters * BYTES[model.dtype], **({1: model.other_bytes} if len(model.companions) == 1 else {})}
     places = {source: place for place, source in enumerate((model.source, *model.companions))}
     return [
-        Need(wanted.what.removeprefix("the "), wanted.repo, sizes.get(places.get(wanted, -1)), wanted.licence, True)
-        for wanted in (part.source for part in model.checkpoint.absent())
+        Need(source.what.removeprefix("the "), source.repo, sizes.get(places.get(source, -1)), source.licence, True)
+        for source in (part.source for part in model.checkpoint.absent())
     ]

@@ -45,8 +45,8 @@ from specbench.system.monitor import MachineMonitor, others_at_work
 @contextmanager
 def open_executor(plan: Plan, reporter: Reporter) -> Iterator[tuple[Executor, ImageModel | None]]:
     """Load the plan's model here, or start its workers; yields the executor, and the model if it is in this process."""
-    given = plan.model, plan.device, plan.dtype, plan.threads, plan.compiled
-    load = functools.partial(_load_in_worker, plan.workers.references, model_code(plan.model), *given)
+    arguments = plan.model, plan.device, plan.dtype, plan.threads, plan.compiled
+    load = functools.partial(_load_in_worker, plan.workers.references, model_code(plan.model), *arguments)
     where = f"{plan.model.name} ({plan.dtype}, {plan.device})"
     if not plan.workers.elsewhere:
         on_gpu = plan.device.startswith("cuda") and torch.cuda.is_available()
@@ -83,14 +83,14 @@ def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int
     return loaded
 
 
-def _load_in_worker(references: Sequence[str], code: Code | None, model: ModelFacts, *given: Any) -> ImageModel:
+def _load_in_worker(references: Sequence[str], code: Code | None, model: ModelFacts, *arguments: Any) -> ImageModel:
     """`load_for_run` in a process that may not have imported the plan's own decoders yet, and must have its code."""
     add_plugin_decoders()
     plugins.search_current_folder()
     for reference in references:
         decoder_name(reference)
     require_code(f"model '{model.name}'", code and code.digest, model_code(model))
-    return load_for_run(model, *given)
+    return load_for_run(model, *arguments)
 
 
 def work_of(
@@ -100,24 +100,24 @@ def work_of(
     `model`: the loaded model; None if workers have it; `tell`: whether stored runs are read for what new ones differ
     in."""
     weights_sha256 = model.weights_sha256 if model else plans[0].model.weights_sha256()
-    wanted: dict[str, tuple[RunSpec, list[Request]]] = {}
+    by_run: dict[str, tuple[RunSpec, list[Request]]] = {}
     facts = {}
     # The files that loading downloaded may tell sizes and a revision that were unknown while planning.
     for plan in (replace(plan, model=plan.model.as_stored()) for plan in plans):
         memory, processors = plan.memory and dict(plan.memory), logits_processors(plan.model)
         for name, value in processors.items():
-            said = f"{name.replace('_', ' ')} {value:g} from {GENERATION_CONFIG} is part of the target distribution"
-            reporter.note(f"{plan.model.name}: {said}")
+            note = f"{name.replace('_', ' ')} {value:g} from {GENERATION_CONFIG} is part of the target distribution"
+            reporter.note(f"{plan.model.name}: {note}")
         for planned in plan.decoders:
             decoder, curve = planned.spec, None
             plan.head(decoder, download=True)
             if planned.auto_window:
                 decoder, curve = _choose_window(model, weights_sha256, plan, planned, reporter)
             spec = plan.spec(decoder, weights_sha256)
-            requests, (_, already) = plan.requests_of(planned), wanted.get(spec.run_id, (spec, ()))
+            requests, (_, already) = plan.requests_of(planned), by_run.get(spec.run_id, (spec, ()))
             if len(requests) <= len(already):
                 continue
-            wanted[spec.run_id] = spec, requests
+            by_run[spec.run_id] = spec, requests
             fields = {"origins": plan.origins(planned), "window_curve": curve, "memory": memory}
             fields |= {"processors": processors, "drawn": plan.drawn_of(planned), "asked": plan.asked_of(planned)}
             fields |= plan.model.file_facts(weights_sha256)
@@ -125,12 +125,12 @@ def work_of(
             fields |= {"code": {kind: code.to_json() for kind, code in codes.items() if code}}
             facts[spec.run_id] = {name: value for name, value in fields.items() if value}
             if not plan.workers.elsewhere:  # those of this machine, where it decodes
-                given = plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads
-                facts[spec.run_id]["roofline"] = roofline_facts(*given)
-    specs = [spec for spec, _ in wanted.values()]
+                arguments = plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads
+                facts[spec.run_id]["roofline"] = roofline_facts(*arguments)
+    specs = [spec for spec, _ in by_run.values()]
     for text in (*_twins(plans[0].out, specs), *_older_code(plans[0].out, specs, facts)) if tell else ():
         reporter.note(text)
-    return dict(wanted.values()), facts
+    return dict(by_run.values()), facts
 
 
 def _twins(out: Path, specs: Sequence[RunSpec]) -> list[str]:
@@ -145,7 +145,7 @@ def _twins(out: Path, specs: Sequence[RunSpec]) -> list[str]:
 
 def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping]) -> list[str]:
     """Stored runs from which new ones differ in the code of a plug-in alone, and where it was edited."""
-    said = []
+    lines = []
     for spec in specs:
         if not (spec.decoder_code or spec.model_code) or run_folder(out, spec).exists():
             continue
@@ -154,11 +154,11 @@ def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping
             code, last = facts[spec.run_id]["code"], older[-1].code or {}
             names = [name for kind in code for name in changed_modules(last.get(kind) or {}, code[kind])]
             places = f" ({', '.join(names)})" if older[-1].code else ""
-            said.append(
+            lines.append(
                 f"the code of {spec.decoder.name} has changed{places}: this is another run, and the images of before "
                 f"stay in {' and '.join(info.run_id for info in older)}"
             )
-    return said
+    return lines
 
 
 def roofline_facts(
@@ -217,8 +217,8 @@ def _tuned_window(
     what, most = f"windows tried with {decoder.name}", len(windows) + 1
     try:
         reporter.part(what, 0, most)
-        given = model, plan.chosen, decoder, plan.sampling, plan.seed, windows
-        window, curve = tune_window(*given, lambda tried: reporter.part(what, tried, most))
+        arguments = model, plan.chosen, decoder, plan.sampling, plan.seed, windows
+        window, curve = tune_window(*arguments, lambda tried: reporter.part(what, tried, most))
     finally:
         reporter.finish()
     company = others_at_work(monitor.read())
@@ -294,8 +294,8 @@ def decode_loaded(
         model = LoadedModel(model, layout, image_ids, prompt_ids, forced_ids, codebook, render)
     names = {*SAMPLING_SETTINGS.values(), "decoder", *(setting.name for setting in decoder_settings())}
     flags = {name.replace("_", "-"): value for name, value in settings.items()} | {"decoder": decoder}
-    known = [setting for setting in run_settings() if setting.name in names]
-    values = merge(known, flags, env={}) | {"model": Value("", "none")}
+    accepted = [setting for setting in run_settings() if setting.name in names]
+    values = merge(accepted, flags, env={}) | {"model": Value("", "none")}
     plain = SimpleNamespace(
         name=model.name, guided=True, v_image=model.layout.v_image, sampling=lambda: Sampling(guidance=1.0)
     )

@@ -87,11 +87,11 @@ def machine_warnings(machines: Sequence[dict]) -> list[str]:
     """What disturbed latencies that were measured in these machine states, one sentence each."""
     others = [cores for state in machines if (cores := taken_cores(state)) is not None]
     busy = bool(others) and np.mean(others) > BUSY_CORES
-    said = [f"other processes took {np.mean(others):.1f} of the cores"] if busy else []
-    said += gpu_disturbances(machines)
+    lines = [f"other processes took {np.mean(others):.1f} of the cores"] if busy else []
+    lines += gpu_disturbances(machines)
     clocks = [float(state["gpu_mhz"]) for state in machines if state.get("gpu_mhz")]
     if clocks and min(clocks) < STEADY_CLOCK * max(clocks):
-        said.append(
+        lines.append(
             f"the GPU's clock moved between {min(clocks):.0f} and {max(clocks):.0f} MHz (nvidia-smi -lgc locks it)"
         )
-    return said
+    return lines

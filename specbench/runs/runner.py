@@ -68,21 +68,21 @@ def _complete(group: Sequence[Plan]) -> RunSummary | None:
     first = group[0]
     if not (first.model.ready and runs_in(first.out)):
         return None
-    weights, wanted = first.model.weights_sha256(), {}
+    weights, by_spec = first.model.weights_sha256(), {}
     for plan in group:
         for planned in plan.decoders:
             window = earlier_window(plan, planned.spec, weights) if planned.auto_window else None
             if planned.auto_window and not window:
                 return None
             spec = plan.spec(with_window(planned.spec, window) if window else planned.spec, weights)
-            if len(requests := plan.requests_of(planned)) > len(wanted.get(spec, ())):
-                wanted[spec] = requests
-    stores = {spec: RunStore(run_folder(first.out, spec)) for spec in wanted}
+            if len(requests := plan.requests_of(planned)) > len(by_spec.get(spec, ())):
+                by_spec[spec] = requests
+    stores = {spec: RunStore(run_folder(first.out, spec)) for spec in by_spec}
     for spec, store in stores.items():
         store.check(spec)
-        if _pending(store, wanted[spec], first.trace) or store.unfinished():
+        if _pending(store, by_spec[spec], first.trace) or store.unfinished():
             return None
-    total = sum(map(len, wanted.values()))
+    total = sum(map(len, by_spec.values()))
     return RunSummary([store.folder for store in stores.values()], total, resumed=total)
 
 
@@ -107,8 +107,8 @@ def _run_group(group: Sequence[Plan], reporter: Reporter) -> RunSummary:
                     if note := cost_note(first):
                         reporter.note(note)
                     executor, model = running.enter_context(open_executor(first, reporter))
-                wanted, facts = work_of(part, model, reporter, not summary.folders)
-                done = run(executor, list(wanted), first.requests, first.out, reporter, facts, first.trace, wanted)
+                by_spec, facts = work_of(part, model, reporter, not summary.folders)
+                done = run(executor, list(by_spec), first.requests, first.out, reporter, facts, first.trace, by_spec)
             summary.add(done)
             if not done.interrupted:
                 signals.look()
@@ -133,27 +133,27 @@ def run(
     """
     reporter = reporter or Reporter()
     specs = {spec.run_id: spec for spec in specs}.values()
-    wanted = {spec: fewer.get(spec, requests) for spec in specs}
-    stores = {spec: RunStore(run_folder(out, spec)) for spec in wanted}
+    by_spec = {spec: fewer.get(spec, requests) for spec in specs}
+    stores = {spec: RunStore(run_folder(out, spec)) for spec in by_spec}
     for spec, store in stores.items():
         store.check(spec)
     with ExitStack() as writing:
-        work = {spec: _lock(store, spec, wanted[spec], trace, writing) for spec, store in stores.items()}
+        work = {spec: _lock(store, spec, by_spec[spec], trace, writing) for spec, store in stores.items()}
         writing.callback(reporter.finish)
         prepared = _warm_up(executor, work, reporter)
         facts = environment.environment_facts() | prepared
         for spec in work:
             if stores[spec].locked:
                 of_run = dict((run_facts or {}).get(spec.run_id, {}))
-                of_call = facts | {"drawn": of_run.pop("drawn", None), "wanted": len(wanted[spec])}
+                of_call = facts | {"drawn": of_run.pop("drawn", None), "wanted": len(by_spec[spec])}
                 stores[spec].begin(spec, of_call, of_run)
         todo = sum(map(len, work.values()))
-        total = sum(map(len, wanted.values()))
+        total = sum(map(len, by_spec.values()))
         summary = RunSummary([store.folder for store in stores.values()], total, resumed=total - todo)
         reporter.start(total, summary.resumed, summary.folders)
         stop = writing.enter_context(signals.finishing(reporter.stopping))
         # Chunks that are being decoded when it is set are finished and written.
-        chunks = takewhile(lambda _: not stop.is_set(), _chunks(executor, work, wanted, trace))
+        chunks = takewhile(lambda _: not stop.is_set(), _chunks(executor, work, by_spec, trace))
         for done in executor.decode(chunks, reporter) if todo else ():
             stores[done.spec].append(done.rows, done.images, done.traces)
             if done.hardware is not None:
@@ -201,7 +201,7 @@ def _warm_up(executor: Executor, work: Mapping[RunSpec, Sequence[Request]], repo
 def _chunks(
     executor: Executor,
     work: Mapping[RunSpec, Sequence[Request]],
-    wanted: Mapping[RunSpec, Sequence[Request]],
+    by_spec: Mapping[RunSpec, Sequence[Request]],
     trace: bool,
 ) -> Iterator[Chunk]:
     """Split the work into chunks. At batch 1 the decoders take turns image by image, so that slow drifts of the machine
@@ -214,8 +214,8 @@ def _chunks(
             yield Chunk(spec, tuple(requests[start : start + size]), trace)
     single = [spec for spec in work if spec.batch == 1]
     left = {spec: {request.key: request for request in work[spec]} for spec in single}
-    longest = sorted(single, key=lambda spec: len(wanted[spec]), reverse=True)
-    rounds = dict.fromkeys(request.key for spec in longest for request in wanted[spec])  # stored images count
+    longest = sorted(single, key=lambda spec: len(by_spec[spec]), reverse=True)
+    rounds = dict.fromkeys(request.key for spec in longest for request in by_spec[spec])  # stored images count
     for number, key in enumerate(rounds):
         missing = [spec for spec in balanced_order(single, number) if key in left[spec]]
         for turn, spec in enumerate(missing, 1):
@@ -252,15 +252,15 @@ def announcement(plans: Sequence[Plan]) -> list[str]:
     how = ", ".join((first.dtype, first.device, *(["compiled"] if first.compiled else [])))
     names = ", ".join(decoders[:_MOST_NAMED]) + (f" and {len(decoders) - 3} more" if len(decoders) > 3 else "")
     prompts, pictures = console.counted(len(first.chosen), "prompt"), console.counted(images, "image")
-    said = f"{first.model.name} ({how}): {prompts} of {first.prompts.name}, {pictures} with {names}{_time(asked)}"
+    line = f"{first.model.name} ({how}): {prompts} of {first.prompts.name}, {pictures} with {names}{_time(asked)}"
     added = [run for run in runs.values() if run[1].first is not None and run[2]]
     if not added:
-        return [said]
+        return [line]
     few, among = max((images, min(planned.first or 0, len(plan.chosen))) for plan, planned, images in added)
     first_few = f"the first {console.counted(few, 'prompt')}" if few == among else f"{few} of the first {among} prompts"
     there = all(_stored(plan, planned) for plan, planned, _ in added)
     cost = ", stored already" if there else f"{_time(added)} (--baseline 0: none)"
-    return [said, f"baseline for the speed-up: ar on {first_few}{cost}"]
+    return [line, f"baseline for the speed-up: ar on {first_few}{cost}"]
 
 
 def _stored(plan: Plan, decoder: PlannedDecoder) -> bool:
@@ -275,5 +275,5 @@ def _time(runs: Sequence[tuple[Plan, PlannedDecoder, int]]) -> str:
     """How long the images of runs take, where earlier runs tell."""
     alike = [(plan.out, plan.model.name, planned.spec.name, plan.device) for plan, planned, _ in runs]
     paces = {key: seconds_per_image(*key) for key in dict.fromkeys(alike)}
-    known = None not in paces.values() and sum(paces[key] * run[2] for key, run in zip(alike, runs, strict=True))
-    return f"; about {console.duration(known)} in all by earlier runs" if known else ""
+    seconds = None not in paces.values() and sum(paces[key] * run[2] for key, run in zip(alike, runs, strict=True))
+    return f"; about {console.duration(seconds)} in all by earlier runs" if seconds else ""

@@ -45,12 +45,12 @@ def sweep_plans(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]
 
 def sweep_values(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> Iterator[dict[str, Value]]:
     """The settings of each combination of the axes' values, without plans; says how far it is where there are many."""
-    known = _parsed_axes(axes)
-    total = math.prod(map(len, known.values()))
-    for number, chosen in enumerate(itertools.product(*known.values())):
+    parsed = _parsed_axes(axes)
+    total = math.prod(map(len, parsed.values()))
+    for number, chosen in enumerate(itertools.product(*parsed.values())):
         if total > _MANY and number % _MANY == 0 and console.progress_shown():
             console.say(f"planned {number:,} of {total:,} runs")
-        yield {**values, **dict(zip(known, chosen, strict=True))}
+        yield {**values, **dict(zip(parsed, chosen, strict=True))}
 
 
 def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Value]]:
@@ -67,9 +67,9 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Value]]
 
 def check_effects(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], shared: Shared) -> None:
     """Reject an axis without effect, for example one overridden by a decoder's inline option."""
-    known = _parsed_axes(axes)
-    first = {**values, **{name: choices[0] for name, choices in known.items()}}
-    for name, choices in known.items():
+    parsed = _parsed_axes(axes)
+    first = {**values, **{name: choices[0] for name, choices in parsed.items()}}
+    for name, choices in parsed.items():
         first_runs, *other_runs = (_runs(make_plan({**first, name: choice}, shared=shared)) for choice in choices[:2])
         if first_runs in other_runs:
             raise SpecbenchError(

@@ -102,7 +102,7 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
     return store.folder
 
 
-def read_stream(given: Sequence[np.ndarray], model: ImageModel, path: Path, ids: str | None) -> list[np.ndarray]:
+def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path, ids: str | None) -> list[np.ndarray]:
     """The stream tokens [N] of images, from ids of either kind, with or without those that the grammar forces."""
     layout = model.layout
     ids_of_codes, codes = np.arange(layout.vocab), torch.arange(layout.vocab, device=model.device)
@@ -113,8 +113,8 @@ def read_stream(given: Sequence[np.ndarray], model: ImageModel, path: Path, ids:
     tables = tables if ids is None else {ids: tables[ids]}
     streams: dict[str, list[np.ndarray]] = {}
     problems: list[tuple[float, str]] = []
-    for kind, known in tables.items():
-        read = [_stream(item, layout, known, kind) for item in given]
+    for kind, ids_in_order in tables.items():
+        read = [_stream(item, layout, ids_in_order, kind) for item in images]
         wrong = [(item[0], f"image {row + 1}: {item[1]}") for row, item in enumerate(read) if isinstance(item, tuple)]
         problems += wrong[:1]
         if not wrong:
@@ -128,21 +128,21 @@ def read_stream(given: Sequence[np.ndarray], model: ImageModel, path: Path, ids:
     raise SpecbenchError(f"{path}: {max(problems)[1]}")  # the kind that fits most ids is the one that was meant
 
 
-def _stream(given: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str) -> np.ndarray | tuple[float, str]:
+def _stream(image: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str) -> np.ndarray | tuple[float, str]:
     """Stream tokens of one image; or the share of its ids that fit, and what is wrong with it."""
     forced, free = np.array(layout.forced), layout.free_slots()
-    if len(given) not in (layout.length, len(free)):
+    if len(image) not in (layout.length, len(free)):
         whole = f", or {layout.length:,} with those that close its rows" if layout.length != len(free) else ""
-        return 0.0, f"{len(given):,} tokens, where an image of the model has {len(free):,}{whole}"
-    slots = np.arange(layout.length) if len(given) == layout.length else np.array(free)
+        return 0.0, f"{len(image):,} tokens, where an image of the model has {len(free):,}{whole}"
+    slots = np.arange(layout.length) if len(image) == layout.length else np.array(free)
     order = np.argsort(table, kind="stable")
-    place = np.searchsorted(table[order], given).clip(max=len(table) - 1)
-    code = np.where(table[order][place] == given, order[place], -1)
+    place = np.searchsorted(table[order], image).clip(max=len(table) - 1)
+    code = np.where(table[order][place] == image, order[place], -1)
     low, high = np.array(layout.bounds[:-1]).T[:, slots]
     fits = np.where(forced[slots] < 0, (code >= low) & (code < high), code == forced[slots])
     if not fits.all():
         index = int(fits.argmin())
-        slot, token = slots[index], f"slot {slots[index]:,} holds {given[index]}"
+        slot, token = slots[index], f"slot {slots[index]:,} holds {image[index]}"
         if forced[slot] >= 0:
             why = f"where the grammar has {table[forced[slot]]} (the end of a row)"
         elif kind == "model":
@@ -162,20 +162,20 @@ def _columns(path: Path) -> dict[str, list]:
         raise SpecbenchError(f"{path}: unknown suffix '{path.suffix}'", f"valid: {', '.join(readers)}")
     with blaming(path, "cannot be read as images' tokens ({})"):
         check_regular(path)
-        held = read(path)
-        if others := [name for name in held if name not in _COLUMNS]:
+        columns = read(path)
+        if others := [name for name in columns if name not in _COLUMNS]:
             unread = console.one_line(", ".join(others), 200)
             console.say(f"{path.name}: not read: {unread} (columns that are: {', '.join(_COLUMNS)})")
-        held = {name: held[name] for name in _COLUMNS if name in held}
-        if scalars := [name for name, values in held.items() if not isinstance(values, list)]:
+        columns = {name: columns[name] for name in _COLUMNS if name in columns}
+        if scalars := [name for name, values in columns.items() if not isinstance(values, list)]:
             raise ValueError(f"'{scalars[0]}' is one value")
-    lengths = set(map(len, held.values()))
-    if missing := [name for name in _COLUMNS[:2] if name not in held]:
+    lengths = set(map(len, columns.values()))
+    if missing := [name for name in _COLUMNS[:2] if name not in columns]:
         what = f"has no column '{missing[0]}'" if any(lengths) else f"holds none of the columns {', '.join(_COLUMNS)}"
         raise SpecbenchError(f"{path} {what}", "'prompt' and 'tokens' are needed, an entry an image")
     if len(lengths) != 1 or not any(lengths):
         raise SpecbenchError(f"{path} holds no images, or columns of different lengths")
-    return held
+    return columns
 
 
 def _parquet(path: Path) -> dict[str, list]:
@@ -192,8 +192,8 @@ def _npz(path: Path) -> dict[str, list]:
     with zipfile.ZipFile(path) as packed:
         if sum(member.file_size for member in packed.infolist()) > _MAX_BYTES:
             raise ValueError("its arrays are too large")
-    with np.load(path, allow_pickle=False) as held:
-        return {name: held[name].tolist() if name in _COLUMNS else [] for name in held}
+    with np.load(path, allow_pickle=False) as file:
+        return {name: file[name].tolist() if name in _COLUMNS else [] for name in file}
 
 
 def _json_lines(path: Path) -> dict[str, list]:

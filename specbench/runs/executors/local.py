@@ -163,8 +163,8 @@ def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], reporter: Report
             if is_out_of_memory(error):
                 misfits += 1
                 after = "its images" if misfits < MISFITS else "all images from here on"
-                told = out_of_memory(f"a batch of {spec.batch}", model.device, error, "a smaller --batch")
-                reporter.note(f"{told}; {after} are decoded one by one")
+                problem = out_of_memory(f"a batch of {spec.batch}", model.device, error, "a smaller --batch")
+                reporter.note(f"{problem}; {after} are decoded one by one")
         # After the error, whose traceback holds the batch's tensors.
         broken = [chunk for chunk, _, _ in begun.values()]
         begun.clear()

@@ -44,13 +44,13 @@ def plan_workers(values: Mapping[str, Value]) -> Workers:
     return workers
 
 
-def run_mode(given: str | None, batch: int | str, workers: Workers, device: str) -> str:
+def run_mode(mode: str | None, batch: int | str, workers: Workers, device: str) -> str:
     """Latency mode, or throughput if images share a device, which invalidates their latencies."""
-    alone = not workers.elsewhere or (device == "cuda" and given == "latency")
-    if given == "latency" and (batch != 1 or not alone):
+    alone = not workers.elsewhere or (device == "cuda" and mode == "latency")
+    if mode == "latency" and (batch != 1 or not alone):
         what = "--mode latency: needs one image at a time on an exclusive device"
         raise SpecbenchError(what, "use --batch 1, and one worker or one GPU per worker")
-    return given or ("latency" if batch == 1 and alone else "throughput")
+    return mode or ("latency" if batch == 1 and alone else "throughput")
 
 
 def import_ray():
@@ -82,8 +82,8 @@ def require_ray(address: str | None) -> None:
     except subprocess.TimeoutExpired:
         raise no_cluster(address, f"nothing within {_ANSWER_S} s") from None
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise no_cluster(address, said[-1] if said else f"exit code {done.returncode}")
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise no_cluster(address, lines[-1] if lines else f"exit code {done.returncode}")
 
 
 def no_cluster(address: str | None, why: str) -> SpecbenchError:

@@ -226,12 +226,12 @@ class RayWorkers:
         resource = "GPU" if gpu else "CPU"
         there = int(self._ray.cluster_resources().get(resource, 0))
         nodes = sum(node["Alive"] for node in self._ray.nodes())
-        wanted = size or (there if gpu else nodes)
-        if wanted > there or not wanted:
+        workers = size or (there if gpu else nodes)
+        if workers > there or not workers:
             raise SpecbenchError(
-                f"--workers {wanted}: the cluster has {there} {resource}s", "request fewer, or add nodes"
+                f"--workers {workers}: the cluster has {there} {resource}s", "request fewer, or add nodes"
             )
-        return wanted
+        return workers
 
 
 class Worker:
