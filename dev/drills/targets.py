@@ -52,7 +52,7 @@ from specbench.papers.listing import run_rows
 from specbench.papers.planned_cells import plan_table
 from specbench.papers.table_files import read_table
 from specbench.prompts import Prompt, load_prompts
-from specbench.reporting import FORMATS, render, report_rows
+from specbench.reporting import render, report_rows
 from specbench.reporting.html import write_page
 from specbench.reporting.picture_figures import find_grid
 from specbench.reporting.status import status, status_line
@@ -61,6 +61,7 @@ from specbench.store.merge_shards import merge_runs
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import image_name
+from specbench.system.table_formats import FORMATS, formats_with
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,7 @@ def _read_table(box: Path, case) -> None:
     (path,) = box.iterdir()
     table = read_table(path)
     joined = join(table, {})
-    for fmt in papers_render.TABLE_FORMATS:
+    for fmt in formats_with("tables"):
         papers_render.render_tables([joined], fmt)
     plan_table(table, {"model": "shapes", "prompts": "shapes", "out": str(box / "results"), "limit": "1"}, env={})
 

@@ -17,6 +17,7 @@ from specbench.cli.output import print_json, write_or_print
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.runs.settings import OPEN_IN_TABLES, check_environment, merge, run_settings, split_list
 from specbench.system import console
+from specbench.system.table_formats import formats_with
 
 if TYPE_CHECKING:
     from specbench.papers.join import PaperTable
@@ -44,7 +45,7 @@ def bench(
     name: _Table,
     added: opt.OwnRows = None,
     dry_run: opt.dry_run_switch() = False,
-    fmt: opt.format_option(opt.TABLE_FORMATS) = None,
+    fmt: opt.format_option(formats_with("tables")) = None,
     to: opt.To = None,
     columns: opt.Columns = None,
     notes: opt.Notes = False,
@@ -55,7 +56,7 @@ def bench(
 
     check_environment()
     values = {name: held.value for name, held in merge(_SETTINGS, flags).items()}
-    fmt = opt.chosen_format(fmt, to, bool(values["json"]), opt.TABLE_FORMATS)
+    fmt = opt.chosen_format("tables", fmt, to, bool(values["json"]))
     table, runs = _with_own(load_table(name), added or (), str(values["out"]))
     if dry_run:
         return _print_estimate(table, flags, bool(values["json"]))

@@ -16,14 +16,13 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from specbench.errors import SpecbenchError, read_name
+from specbench.errors import SpecbenchError
 from specbench.runs.settings import Setting
 from specbench.specs.options import Option, plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
+from specbench.system.table_formats import FORMATS, format_name, formats_with
 
-TABLE_FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
-_TO_FILES = ("html", "parquet")  # Formats that are not for a terminal
 OUTPUT: dict[str, Any] = {"show_envvar": False, "rich_help_panel": "Output"}
 _DECODERS = "Decoder names, or plug-ins as package.module:Name."
 
@@ -79,7 +78,7 @@ def dry_run_switch(**more: Any) -> Any:
     return switch("--dry-run", text, **more)
 
 
-def format_option(formats: tuple[str, ...], usual: str = "markdown") -> Any:
+def format_option(formats: Sequence[str], usual: str = "markdown") -> Any:
     text, by_ending = f"One of {', '.join(formats)}.", f"by the ending of --to, else {usual}"
     return option("--format", "NAME", text, show_default=by_ending)
 
@@ -90,22 +89,19 @@ def require_ending(flag: str, path: Path, *endings: str) -> None:
         raise SpecbenchError(f"{flag} {path}: nothing is written as {path.suffix} here", f"{' or '.join(endings)}")
 
 
-_ENDINGS = {".md": "markdown", ".txt": "markdown", "": "markdown", ".tex": "latex", ".htm": "html"}
-
-
-def chosen_format(fmt: str | None, to: Path | None, as_json: bool, formats: tuple[str, ...]) -> str:
-    """The format that was named, or else that of the file's ending, or else markdown."""
+def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) -> str:
+    """The format of a kind of output that was named, or else that of the file's ending, or else markdown."""
     fmt = "json" if as_json else fmt
     if fmt is None:
-        suffix = to.suffix.lower() if to else ""
-        fmt = _ENDINGS.get(suffix, suffix[1:])
-        if fmt not in formats:
-            known = [ending for ending, name in _ENDINGS.items() if ending and name in formats]
-            others = [f".{name}" for name in formats if name not in _ENDINGS.values() or name == "html"]
-            figures = "; a figure: specbench figure NAME" if suffix in (".pdf", ".png", ".svg") else ""
-            raise SpecbenchError(f"--to {to}: no table is written as {suffix}", f"{', '.join(known + others)}{figures}")
-    fmt = read_name("format", fmt, formats)
-    if fmt in _TO_FILES and to is None:
+        ending = to.suffix.lower()[1:] if to else ""
+        known = {name: FORMATS[name].endings for name in formats_with(output)}
+        fmt = next((name for name, own in known.items() if ending in (name, *own)), None if ending else "markdown")
+        if fmt is None:
+            valid = ", ".join(f".{one}" for own in known.values() for one in own)
+            figures = "; a figure: specbench figure NAME" if ending in ("pdf", "png", "svg") else ""
+            raise SpecbenchError(f"--to {to}: no table is written as .{ending}", f"{valid}{figures}")
+    fmt = format_name(output, fmt)
+    if FORMATS[fmt].to_file and to is None:
         raise SpecbenchError(f"--format {fmt}: not for a terminal", "name a file with --to")
     return fmt
 

@@ -14,8 +14,8 @@ from specbench.cli.output import write_or_print
 from specbench.errors import SpecbenchError, unknown_name
 from specbench.runs.settings import split_list
 from specbench.system import console
-from specbench.system.json_values import json_text
-from specbench.system.text_tables import latex_label, latex_table, markdown_table, plain_table, terminal_table
+from specbench.system.table_formats import FORMATS, formats_with, told, writer
+from specbench.system.text_tables import plain_table, terminal_table
 
 _REPORT = help_of(
     "report",
@@ -39,7 +39,7 @@ def add_to(app: typer.Typer) -> None:
 
 _Page = opt.option("--html", "FILE", "Write an HTML page with tables, plots and images to this file.", Path | None)
 _Explain = opt.switch("--explain", "Print the definition of every column.")
-_Long = opt.switch("--long", "Write one row per run and number, with interval and unit: csv, json or parquet.")
+_Long = opt.switch("--long", f"Write one row per run and number, with interval and unit: {told('long', 'or')}.")
 _All = opt.switch("--all", "Print every number of a run, in the tables behind the first one.")
 _TableModel = opt.model_option("Model to report instead of the table's model.", show_default="the table's")
 _TablePrompts = opt.prompts_option("Prompts to report instead of the table's prompts.", show_default="the table's")
@@ -57,7 +57,7 @@ _FormerMethods = opt.switch("--methods", "See specbench methods.", hidden=True)
 
 def report(
     runs: opt.Runs = None,
-    fmt: opt.format_option(opt.TABLE_FORMATS) = None,
+    fmt: opt.format_option(formats_with("report")) = None,
     html: _Page = None,
     everything: _All = False,
     explain: _Explain = False,
@@ -98,11 +98,9 @@ def report(
         return methods(runs, to, out)
     for text in incomplete_shards(shards_in(out)):
         console.warn(f"{text}: the tables lack their images")
-    fmt = opt.chosen_format(fmt, to, json, opt.TABLE_FORMATS)
-    if long and (fmt not in ("csv", "json", "parquet") or of_tables):
-        raise SpecbenchError(
-            "--long takes runs and the formats csv, json and parquet", "for example: --long --to t.csv"
-        )
+    fmt = opt.chosen_format("tables" if of_tables else "report", fmt, to, json)
+    if long and (not FORMATS[fmt].long or of_tables):
+        raise SpecbenchError(f"--long takes runs and the formats {told('long')}", "for example: --long --to t.csv")
     layout = {"columns": split_list(columns or ""), "notes": notes, "caption": caption}
     if of_tables:
         from specbench.cli.bench import report_tables
@@ -217,8 +215,8 @@ def methods(runs: opt.Runs = None, to: opt.To = None, out: opt.Out = "results") 
 
 def _report_over(over: str | None, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
     """Print runs over their seeds, or without these the damage that their losses are like."""
-    if over not in (None, "seed") or fmt not in ("markdown", "latex", "json"):
-        raise SpecbenchError("--over takes seed; it and --ruler take the formats markdown, latex and json")
+    if over not in (None, "seed") or fmt not in formats_with("over"):
+        raise SpecbenchError(f"--over takes seed; it and --ruler take the formats {told('over')}")
     from specbench.reporting.over import over_seeds, over_table, ruler_rows, ruler_table
     from specbench.store.run_folders import find_runs
 
@@ -226,19 +224,11 @@ def _report_over(over: str | None, runs: Sequence[str], out: str, fmt: str, to: 
     if over:
         rows = over_seeds(folders)
         table, records = over_table(rows), [row.record for row in rows]
-        copies = [f" {copy} is a copy and left out." for row in rows for copy in row.copies]
     else:
         rows = ruler_rows(folders)
-        table, records, copies = ruler_table(rows), list(map(vars, rows)), []
-    if fmt == "json":
-        return write_or_print(json_text(records), to)
-    if fmt == "latex":
-        texts = (cell.text for row in table.rows for cell in row)
-        return write_or_print(latex_table(table, latex_label(to and to.stem, *texts)), to)
-    write_or_print(f"{markdown_table(table)}\n\n{table.title}{''.join(copies)}\n", to)
+        table, records = ruler_table(rows), list(map(vars, rows))
+    write_or_print(writer("over", fmt)(table, records, to and to.stem), to)
 
-
-_COMPARE_FORMATS = ("markdown", "latex", "json")
 
 _FailIf = opt.option(
     "--fail-if",
@@ -253,7 +243,7 @@ def compare(
     run_b: opt.argument("RUN_B", "Run to compare with the baseline."),
     fail_if: _FailIf = None,
     reference: opt.Reference = None,
-    fmt: opt.format_option(_COMPARE_FORMATS) = None,
+    fmt: opt.format_option(formats_with("comparison")) = None,
     to: opt.To = None,
     out: opt.Out = "results",
     quiet: opt.Quiet = False,
@@ -269,24 +259,18 @@ def compare(
         reasons,
         verdict,
     )
-    from specbench.reporting.text_formats import comparison_latex
     from specbench.store.run_folders import find_run
 
     gates = [Gate.parse(text) for text in fail_if or ()]
-    fmt = opt.chosen_format(fmt, to, json, _COMPARE_FORMATS)
+    fmt = opt.chosen_format("comparison", fmt, to, json)
     a, b = find_run(out, run_a), find_run(out, run_b)
     rows = compare_runs(a, b, Settings(reference=reference, offline=True))
     named = [_described(folder) for folder in (a, b)]
-    table = plain_table(HEADINGS, comparison_lines(rows))
-    if fmt == "json":
-        write_or_print(json_text(row.record for row in rows), to)
-    elif fmt == "latex":
-        write_or_print(comparison_latex(rows, *named, to and to.stem), to)
-    elif to or not console.is_terminal():
-        said = "\n".join(f"- {line}" for line in (*directions(*named), verdict(rows), *reasons(rows)))
-        write_or_print(f"{said}\n\n{markdown_table(table, aligned=True)}\n", to)
+    if to or fmt != "markdown" or not console.is_terminal():
+        write_or_print(writer("comparison", fmt)(rows, *named, to and to.stem), to)
     else:
         screen, (*which, signs) = console.stdout(), directions(*named)
+        table = plain_table(HEADINGS, comparison_lines(rows))
         screen.print(*map(Text, which), Text(verdict(rows), style="bold"), Text(), sep="\n")
         screen.print(terminal_table(table, screen.width))
         screen.print(*(Text(line, style="dim") for line in (signs, *reasons(rows))), sep="\n")

@@ -1,6 +1,6 @@
-"""Output formats of joined tables: markdown, LaTeX, csv, json, parquet.
+"""Joined tables as what writers print: a table of texts, or records.
 
-In markdown and LaTeX each row has up to three lines: printed, measured, difference.
+As texts each row has up to three lines: printed, measured, difference.
 """
 
 from __future__ import annotations
@@ -10,26 +10,13 @@ from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 
-import pyarrow as pa
-
 from specbench.errors import unknown_name
 from specbench.papers.cells import OVER_BASELINE, Cell
 from specbench.papers.join import Line, PaperTable, definition, plain_name
 from specbench.papers.table import SCORE, Column
 from specbench.reporting.columns import FEW_PROMPTS, MISSING, TOO_FEW, between, number
-from specbench.reporting.text_formats import csv_text, inert
 from specbench.stats import RULE
-from specbench.store.image_scores import parquet_bytes
-from specbench.system.text_tables import (
-    LATEX_NEEDS,
-    TextCell,
-    TextTable,
-    escape,
-    latex_label,
-    latex_table,
-    markdown_table,
-    tex,
-)
+from specbench.system.text_tables import TextCell, TextTable
 
 PAPER, HERE, OWN, INTERVAL, DIFFERENCE = "paper", "here", "own", "95 %", "diff."
 OWN_ROWS = f"Rows marked {OWN} are not the paper's: they were added here, and measured like the others."
@@ -39,7 +26,7 @@ BOLD = (
 )
 LEGEND = "A difference with * is one: the paper's value lies outside the measured 95 % interval."
 _ARROWS = {"higher": "\u00a0↑", "lower": "\u00a0↓", "none": ""}
-_NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
+NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
 
 
 def text_table(joined: PaperTable, footnoted: bool = True, intervals_apart: bool = False) -> TextTable:
@@ -51,13 +38,6 @@ def text_table(joined: PaperTable, footnoted: bool = True, intervals_apart: bool
     ]
     table = TextTable(headings, groups, labels=2, title=joined.heading)
     return replace(table, notes=_below(joined, table.marked))
-
-
-def table_markdown(joined: PaperTable) -> str:
-    """Format as markdown: heading, table, footnotes, definitions, notes."""
-    table = text_table(joined)
-    notes = "\n".join(f"- {escape(text)}" for text in table.notes)
-    return f"### {escape(table.title)}\n\n{markdown_table(table)}\n\n{notes}\n"
 
 
 def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
@@ -82,29 +62,6 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
         lines=tuple(replace(line, cells=kept) for line, kept in zip(joined.lines, cells, strict=True)),
         definitions=tuple(map(definition, columns)),
     )
-
-
-def table_latex(joined: PaperTable, notes: bool = False) -> str:
-    """Format as a booktabs `tabular` in a `table*`; with `notes`, footnotes and notes follow it."""
-    table = text_table(joined, notes)
-    with_model = "" if joined.table.whole else latex_label(None, *joined.table.notes).removeprefix("tab:specbench")
-    written = LATEX_NEEDS + latex_table(table, f"tab:{joined.table.name}{with_model}", wide=True)
-    foot = "\n\n".join(map(tex, table.notes))
-    return written + (f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else "")
-
-
-def table_csv(joined: PaperTable) -> str:
-    """Format as csv, one line per row; columns "NAME paper", "NAME measured" and so on."""
-    return csv_text([{name: inert(value) for name, value in row.items()} for row in flat(joined)])
-
-
-def table_parquet(joined: PaperTable) -> bytes:
-    """Format as parquet with the columns of csv; the table's description is in the file's metadata."""
-    rows = flat(joined)
-    fields = [(name, _arrow(name)) for name in rows[0]]
-    about = {"specbench.table": joined.table.name, "specbench.heading": joined.heading}
-    about["specbench.notes"] = "\n".join(text_table(joined).notes)
-    return parquet_bytes(pa.Table.from_pylist(rows, schema=pa.schema(fields, metadata=about)))
 
 
 def records(joined: PaperTable) -> list[dict[str, object]]:
@@ -137,7 +94,7 @@ def flat(joined: PaperTable) -> list[dict[str, object]]:
         notes = dict.fromkeys((*record["notes"], *record["chosen"]))
         row |= {"runs": " ".join(record["runs"]), "notes": " ".join(notes)}
         for name, cell in record["cells"].items():
-            row |= {f"{name} {key}": cell[key] for key in (*_NUMBERS, "n", "why")}
+            row |= {f"{name} {key}": cell[key] for key in (*NUMBERS, "n", "why")}
         rows.append(row)
     return rows
 
@@ -257,10 +214,4 @@ def _plain(cell: Cell) -> dict[str, object]:
     numbers = (cell.paper, cell.spread, cell.value, cell.low, cell.high, cell.difference)
     marked = {"differs_from_baseline": True} if cell.mark else {}
     notes = [*cell.printed_notes, *cell.notes]
-    return dict(zip(_NUMBERS, numbers, strict=True)) | {"n": cell.n, "why": cell.why, **marked, "notes": notes}
-
-
-def _arrow(name: str) -> pa.DataType:
-    if name.endswith(tuple(f" {key}" for key in _NUMBERS)):
-        return pa.float64()
-    return pa.int64() if name == "images" or name.endswith(" n") else pa.string()
+    return dict(zip(NUMBERS, numbers, strict=True)) | {"n": cell.n, "why": cell.why, **marked, "notes": notes}

@@ -5,46 +5,96 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+import pyarrow as pa
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.text import Text
 
-from specbench.errors import SpecbenchError, read_name
-from specbench.papers.formats import (
-    HERE,
-    OWN,
-    PAPER,
-    records,
-    table_csv,
-    table_latex,
-    table_markdown,
-    table_parquet,
-    text_table,
-)
+from specbench.errors import SpecbenchError
+from specbench.papers.formats import HERE, NUMBERS, OWN, PAPER, flat, records, text_table
 from specbench.papers.join import PaperTable
+from specbench.reporting.text_formats import csv_text, inert
+from specbench.store.image_scores import parquet_bytes
 from specbench.system.json_values import json_text
-from specbench.system.text_tables import COLUMN_GAP, TextCell, TextTable, packed, panel
+from specbench.system.table_formats import FORMATS, format_name, writer
+from specbench.system.text_tables import (
+    COLUMN_GAP,
+    LATEX_NEEDS,
+    TextCell,
+    TextTable,
+    escape,
+    latex_label,
+    latex_table,
+    markdown_table,
+    packed,
+    panel,
+    tex,
+)
 
-TABLE_FORMATS = ("markdown", "csv", "latex", "json", "html", "parquet")
 _KIND, _LONGEST_LABEL = 6, 32
 
 
 def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown", notes: bool = False) -> str | bytes:
-    """The tables in one of `TABLE_FORMATS`, parquet as bytes. LaTeX has footnotes and definitions only with `notes`."""
-    fmt = read_name("format", fmt, TABLE_FORMATS)
-    if fmt == "json":
-        return json_text(row for joined in tables for row in records(joined))
-    if fmt == "html":
-        from specbench.papers.html_page import tables_page  # brings jinja2 and matplotlib
-
-        return tables_page(tables)
-    if fmt == "markdown":
-        return "\n".join(map(table_markdown, tables))
-    if fmt == "latex":
-        return "\n".join(table_latex(joined, notes) for joined in tables)
-    if len(tables) > 1:
+    """The tables in one of `FORMATS`, parquet as bytes. LaTeX has footnotes and definitions only with `notes`."""
+    fmt = format_name("tables", fmt)
+    if FORMATS[fmt].one_table and len(tables) > 1:
         raise SpecbenchError(f"--format {fmt} holds one table only", "name one table")
-    return table_csv(tables[0]) if fmt == "csv" else table_parquet(tables[0])
+    return writer("tables", fmt)(tables, notes)
+
+
+def tables_markdown(tables: Sequence[PaperTable], notes: bool = True) -> str:
+    """Format as markdown: heading, table, footnotes, definitions, notes."""
+    blocks = []
+    for table in map(text_table, tables):
+        below = "\n".join(f"- {escape(text)}" for text in table.notes)
+        blocks.append(f"### {escape(table.title)}\n\n{markdown_table(table)}\n\n{below}\n")
+    return "\n".join(blocks)
+
+
+def tables_latex(tables: Sequence[PaperTable], notes: bool = False) -> str:
+    """Format as a booktabs `tabular` in a `table*` each; with `notes`, footnotes and notes follow it."""
+    return "\n".join(_latex(joined, notes) for joined in tables)
+
+
+def _latex(joined: PaperTable, notes: bool) -> str:
+    table = text_table(joined, notes)
+    with_model = "" if joined.table.whole else latex_label(None, *joined.table.notes).removeprefix("tab:specbench")
+    written = LATEX_NEEDS + latex_table(table, f"tab:{joined.table.name}{with_model}", wide=True)
+    foot = "\n\n".join(map(tex, table.notes))
+    return written + (f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else "")
+
+
+def tables_csv(tables: Sequence[PaperTable], notes: bool = True) -> str:
+    """Format one table as csv, one line per row; columns "NAME paper", "NAME measured" and so on."""
+    return csv_text([{name: inert(value) for name, value in row.items()} for row in flat(*tables)])
+
+
+def tables_json(tables: Sequence[PaperTable], notes: bool = True) -> str:
+    """Format as one JSON array of the tables' `records`."""
+    return json_text(row for joined in tables for row in records(joined))
+
+
+def tables_parquet(tables: Sequence[PaperTable], notes: bool = True) -> bytes:
+    """Format one table as parquet with the columns of csv; its description is in the file's metadata."""
+    [joined] = tables
+    rows = flat(joined)
+    fields = [(name, _arrow(name)) for name in rows[0]]
+    about = {"specbench.table": joined.table.name, "specbench.heading": joined.heading}
+    about["specbench.notes"] = "\n".join(text_table(joined).notes)
+    return parquet_bytes(pa.Table.from_pylist(rows, schema=pa.schema(fields, metadata=about)))
+
+
+def tables_html(tables: Sequence[PaperTable], notes: bool = True) -> str:
+    """Format as a page, see `specbench.papers.html_page`."""
+    from specbench.papers.html_page import tables_page  # brings jinja2 and matplotlib
+
+    return tables_page(tables)
+
+
+def _arrow(name: str) -> pa.DataType:
+    if name.endswith(tuple(f" {key}" for key in NUMBERS)):
+        return pa.float64()
+    return pa.int64() if name == "images" or name.endswith(" n") else pa.string()
 
 
 def terminal(joined: PaperTable, console: Console) -> Group:

@@ -25,7 +25,8 @@ from specbench.specs.options import plain
 from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.run_folders import runs_in, setting_texts
 from specbench.store.run_info import identity_json
-from specbench.system.text_tables import TextTable, plain_table
+from specbench.system.json_values import json_text
+from specbench.system.text_tables import TextTable, latex_label, latex_table, markdown_table, plain_table
 
 NOTE = (
     "Runs that differ in the seed alone are one row. Value: over the images of all seeds; ±: standard deviation of the "
@@ -156,9 +157,25 @@ def over_table(rows: Sequence[SeedsRow]) -> TextTable:
         chosen = [MISSING if row.options.get(name) is None else plain(row.options[name]) for name in options]
         cells = [_cell(row.numbers.get(name), digits[name]) for name in numbers]
         lines.append([row.decoder, *chosen, str(len(row.seeds)), str(row.images), *cells])
+    headings = ["decoder", *options, "seeds", "images", *(named.get(name, name) for name in numbers)]
     return plain_table(
-        ["decoder", *options, "seeds", "images", *(named.get(name, name) for name in numbers)], lines, NOTE
+        headings, lines, NOTE, [f"{copy} is a copy and left out." for row in rows for copy in row.copies]
     )
+
+
+def over_markdown(table: TextTable, records: Sequence[Mapping], label: str | None) -> str:
+    """Format as markdown, with title and notes below."""
+    return f"{markdown_table(table)}\n\n{' '.join((table.title, *table.notes))}\n"
+
+
+def over_latex(table: TextTable, records: Sequence[Mapping], label: str | None) -> str:
+    """Format as a booktabs `table`."""
+    return latex_table(table, latex_label(label, *(cell.text for row in table.rows for cell in row)))
+
+
+def over_json(table: TextTable, records: Sequence[Mapping], label: str | None) -> str:
+    """Format the records as JSON."""
+    return json_text(records)
 
 
 def _cell(pooled: Pooled | None, digits: int) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from specbench.errors import SpecbenchError, read_name
-from specbench.reporting.compare import HEADINGS, comparison_lines, real_differences, verdict
+from specbench.errors import SpecbenchError
+from specbench.reporting.compare import HEADINGS, comparison_lines, directions, real_differences, reasons, verdict
 from specbench.reporting.row import Compared, ReportRow, record
 from specbench.reporting.sections import (
     BOLD_RULE,
@@ -26,6 +26,7 @@ from specbench.stats import Estimate
 from specbench.store.image_scores import parquet_bytes
 from specbench.store.schema import LONG_REPORT, OWNER, REPORT, column_facts
 from specbench.system.json_values import json_text, nonfinite_as_null
+from specbench.system.table_formats import FORMATS, format_name, told, writer
 from specbench.system.text_tables import (
     LATEX_NEEDS,
     TextTable,
@@ -57,17 +58,17 @@ class ReportOptions:
 
 def render(rows: Sequence[ReportRow], fmt: str = "markdown", **options: object) -> str | bytes:
     """Format the rows of `report_rows` in one of `FORMATS`; `options` as of `ReportOptions`."""
-    fmt, shown = read_name("format", fmt, FORMATS), ReportOptions(**options)
-    if shown.columns and fmt not in ("markdown", "latex"):
-        raise SpecbenchError(f"--columns: {fmt} has all of them", "choose columns of markdown or latex")
-    return FORMATS[fmt](rows, shown)
+    fmt, shown = format_name("report", fmt), ReportOptions(**options)
+    if shown.columns and not FORMATS[fmt].columns:
+        raise SpecbenchError(f"--columns: {fmt} has all of them", f"choose columns of {told('columns', 'or')}")
+    return writer("report", fmt)(rows, shown)
 
 
 def _chosen(rows: Sequence[ReportRow], options: ReportOptions) -> list[Section]:
     return with_columns(sections(rows), options.columns) if options.columns else sections(rows)
 
 
-def markdown(rows: Sequence[ReportRow], options: ReportOptions) -> str:
+def report_markdown(rows: Sequence[ReportRow], options: ReportOptions) -> str:
     """Format as markdown: by setting, what the runs say, the first table or all, and notes."""
     blocks, everything, grouped = [], options.everything, _chosen(rows, options)
     for section in grouped:
@@ -91,7 +92,7 @@ def _texts(section: Section, table: ReportTable, best: bool = False) -> TextTabl
     return distinct_columns(texts, kept=texts.headings) if section.tables else texts
 
 
-def to_csv(rows: Sequence[ReportRow], options: ReportOptions) -> str:
+def report_csv(rows: Sequence[ReportRow], options: ReportOptions) -> str:
     """Format as CSV: one line per run, one column per score, nested values as JSON."""
     return csv_text(long_rows(rows) if options.long else [_flat(row) for row in _records(rows)])
 
@@ -106,13 +107,13 @@ def csv_text(rows: Sequence[Mapping]) -> str:
     return text.getvalue()
 
 
-def to_json(rows: Sequence[ReportRow], options: ReportOptions) -> str:
+def report_json(rows: Sequence[ReportRow], options: ReportOptions) -> str:
     """Format as one JSON array of objects that carry `schema`, the version of their keys; missing and non-finite
     numbers are null."""
     return json_text(long_rows(rows) if options.long else [{"schema": REPORT_SCHEMA, **row} for row in _records(rows)])
 
 
-def to_html(rows: Sequence[ReportRow], options: ReportOptions) -> bytes:
+def report_html(rows: Sequence[ReportRow], options: ReportOptions) -> bytes:
     """Format as a page, see `specbench.reporting.html`."""
     from specbench.reporting.html import page  # brings jinja2 and matplotlib
 
@@ -125,7 +126,7 @@ def _records(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
     return [record(replace(row, real=names)) for row, names in zip(rows, real, strict=True)]
 
 
-def to_latex(rows: Sequence[ReportRow], options: ReportOptions) -> str:
+def report_latex(rows: Sequence[ReportRow], options: ReportOptions) -> str:
     """Format as LaTeX: a booktabs `table` for the first table of each section, or for all, with notes after them; bold
     as of `BOLD_RULE`."""
     grouped = _chosen(rows, options)
@@ -151,15 +152,20 @@ def comparison_latex(rows: Sequence[Compared], a: str, b: str, label: str | None
     return LATEX_NEEDS + latex_table(plain_table(HEADINGS, comparison_lines(rows), caption), latex_label(label, a, b))
 
 
-FORMATS: dict[str, Callable[[Sequence[ReportRow], ReportOptions], str | bytes]] = {
-    "markdown": markdown,
-    "csv": to_csv,
-    "latex": to_latex,
-    "json": to_json,
-    "html": to_html,
-    "parquet": lambda rows, options: parquet_bytes(report_arrow(rows, options.long)),
-}
-"""Writer of each format."""
+def comparison_markdown(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
+    """The compared numbers as markdown, below what they say."""
+    said = "\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows), *reasons(rows)))
+    return f"{said}\n\n{markdown_table(plain_table(HEADINGS, comparison_lines(rows)), aligned=True)}\n"
+
+
+def comparison_json(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
+    """The compared numbers as JSON."""
+    return json_text(row.record for row in rows)
+
+
+def report_parquet(rows: Sequence[ReportRow], options: ReportOptions) -> bytes:
+    """Format as parquet, see `report_arrow`."""
+    return parquet_bytes(report_arrow(rows, options.long))
 
 
 def report_arrow(rows: Sequence[ReportRow], long: bool = False) -> pa.Table:

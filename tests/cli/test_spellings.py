@@ -7,8 +7,7 @@ import shlex
 
 import pytest
 
-from specbench.cli.options import TABLE_FORMATS
-from specbench.errors import SpecbenchError, read_name
+from specbench.errors import SpecbenchError
 from specbench.metrics.catalog import metric_name, require_metric
 from specbench.models.catalog import model_name, models
 from specbench.names import folded, guess
@@ -16,6 +15,7 @@ from specbench.papers.table_files import load_table, table_names
 from specbench.prompts import prompt_set_names, set_name
 from specbench.runs.settings import merge, run_settings
 from specbench.specs.presets import PRESETS, resolve
+from specbench.system.table_formats import format_name
 
 MODELS = {
     "lumina": "lumina-mgpt, Lumina_mGPT, Lumina-mGPT-7B, Alpha-VLLM/Lumina-mGPT-7B-768, LUMINA",
@@ -135,7 +135,7 @@ def test_at_other_prompt_sets_nothing_is_guessed(typed, cli):
 
 @pytest.mark.parametrize(("typed", "format"), [("md", "markdown"), ("TeX", "latex"), ("CSV", "csv")])
 def test_formats_are_read_by_their_endings(typed, format):
-    assert read_name("format", typed, TABLE_FORMATS) == format
+    assert format_name("report", typed) == format
 
 
 def test_a_name_that_fits_several_is_refused_with_these():

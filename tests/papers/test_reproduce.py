@@ -19,8 +19,8 @@ from specbench.decoding.generation import SPANS
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.metrics.base import Settings
 from specbench.papers import planned_cells, reproduce
-from specbench.papers.formats import table_markdown
 from specbench.papers.planned_cells import find_measured, wanted_fields, with_bundled_scores
+from specbench.papers.render import render_tables
 from specbench.papers.reproduce import estimate, measured_table, total
 from specbench.papers.table_files import load_table, table_names
 from specbench.reporting.comparability import mismatched_fields
@@ -271,7 +271,7 @@ def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
     assert any("rows of the paper are" in note for note in done.table.notes)
     joined = measured_table(table, out=tmp_path)
     assert len(joined.lines) == len(table.rows)
-    assert "**" in re.sub(r"\| \*\*", "", table_markdown(joined))
+    assert "**" in re.sub(r"\| \*\*", "", render_tables([joined]))
     left_over = measured_table(load_table("gsd-1"), model="shapes", out=tmp_path)
     assert all(cell.paper is None for line in left_over.lines for cell in line.cells.values())
     labels = [line.label for line in left_over.lines]

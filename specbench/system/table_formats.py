@@ -1,0 +1,67 @@
+"""Formats of tables: endings of files, the kinds of output that are written in them, and what else they can hold.
+
+Nothing heavy is imported: commands list and refuse formats before any work. The writer of a format is the function
+`OUTPUT_FORMAT`, such as `report_csv`, in the module of its kind of output.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from specbench.errors import read_name
+
+_MODULES = {
+    "report": "reporting.text_formats",
+    "tables": "papers.render",
+    "comparison": "reporting.text_formats",
+    "over": "reporting.over",
+}
+"""Where the writers of each kind of output are: reports of runs, papers' tables, two runs compared, and runs together
+(`report --over`, `--ruler`)."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """What a format is for."""
+
+    endings: tuple[str, ...]  # of files; the first is also a name of the format
+    outputs: tuple[str, ...]  # keys of `_MODULES`; every other kind of output refuses the format
+    to_file: bool = False  # not for a terminal
+    columns: bool = False  # whether the columns of a report can be chosen
+    long: bool = False  # whether a report can have a row per run and number
+    one_table: bool = False  # whether it holds only one of the papers' tables
+
+
+FORMATS = {
+    "markdown": Format(("md", "txt"), tuple(_MODULES), columns=True),
+    "csv": Format(("csv",), ("report", "tables"), long=True, one_table=True),
+    "latex": Format(("tex",), tuple(_MODULES), columns=True),
+    "json": Format(("json",), tuple(_MODULES), long=True),
+    "html": Format(("html", "htm"), ("report", "tables"), to_file=True),
+    "parquet": Format(("parquet",), ("report", "tables"), to_file=True, long=True, one_table=True),
+}
+
+
+def formats_with(fact: str) -> list[str]:
+    """The formats of a kind of output, or whose field `fact` is true."""
+    return [name for name, known in FORMATS.items() if fact in known.outputs or getattr(known, fact, False)]
+
+
+def told(fact: str, last: str = "and") -> str:
+    """`formats_with` in words: "csv, json and parquet"."""
+    *first, end = formats_with(fact)
+    return f"{', '.join(first)} {last} {end}"
+
+
+def format_name(output: str, name: str) -> str:
+    """The format that a typed name means for a kind of output."""
+    known = formats_with(output)
+    return read_name("format", name, known, {one: FORMATS[one].endings[:1] for one in known})
+
+
+def writer(output: str, name: str) -> Callable[..., Any]:
+    """Import the writer of a format for a kind of output."""
+    return getattr(importlib.import_module(f"specbench.{_MODULES[output]}"), f"{output}_{name}")

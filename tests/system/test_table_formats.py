@@ -1,0 +1,25 @@
+"""Every format names writers that exist, and is found by its names."""
+
+import pytest
+
+from specbench.errors import SpecbenchError
+from specbench.system.table_formats import FORMATS, format_name, formats_with, told, writer
+
+OUTPUTS = ("report", "tables", "comparison", "over")
+
+
+@pytest.mark.parametrize(("output", "name"), [(output, name) for output in OUTPUTS for name in formats_with(output)])
+def test_each_named_writer_is_there(output, name):
+    assert callable(writer(output, name))
+
+
+def test_a_format_is_one_of_those_that_the_output_has():
+    assert format_name("report", "csv") == "csv" and format_name("comparison", "TeX") == "latex"
+    with pytest.raises(SpecbenchError, match="unknown format 'csv' \\(valid: json, latex, markdown\\)"):
+        format_name("comparison", "csv")
+    assert told("over") == "markdown, latex and json" and told("columns", "or") == "markdown or latex"
+
+
+def test_no_two_formats_share_an_ending():
+    endings = [ending for known in FORMATS.values() for ending in known.endings]
+    assert len(set(endings)) == len(endings)
