@@ -250,15 +250,7 @@ def compare(
     json: opt.Json = False,
 ) -> None:
     from specbench.metrics.base import Settings
-    from specbench.reporting.compare import (
-        HEADINGS,
-        Gate,
-        compare_runs,
-        comparison_lines,
-        directions,
-        reasons,
-        verdict,
-    )
+    from specbench.reporting.compare import HEADINGS, Gate, compare_runs, comparison_lines, directions, reasons, verdict
     from specbench.store.run_folders import find_run
 
     gates = [Gate.parse(text) for text in fail_if or ()]

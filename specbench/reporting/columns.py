@@ -125,7 +125,7 @@ def _series(key: str, most: int = 5) -> Callable[[ReportRow], str]:
     """Format the first `most` values of a list."""
 
     def cell(row: ReportRow) -> str:
-        values = getattr(row, key) or ()
+        values = row.value(key) or ()
         shown = [number(value) for value in values[:most]]
         return " ".join([*shown, "..."] if len(values) > most else shown) or MISSING
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 
@@ -28,8 +28,10 @@ from specbench.specs.presets import PRESETS
 from specbench.specs.run_spec import RunSpec
 from specbench.stats import Difference, Estimate
 from specbench.stats.intervals import FEW_UNITS
+from specbench.stats.numbers import IMAGES, SECOND_STAGE, TOKENS, TRACES
 from specbench.store.run_info import RunInfo, identity_json
 from specbench.store.run_store import RunStore, images_fingerprint, read_audit
+from specbench.store.schema import REPORT
 from specbench.system.json_values import nonfinite_as_text
 from specbench.system.monitor import gpu_disturbances, taken_cores
 
@@ -90,7 +92,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
     """Compute the row of one run, with its speed-up over the comparable AR runs."""
     info, rows = run.info, run.rows
     spec, batched = info.spec, info.spec.batch > 1
-    tokens, over = stats.token_stats(rows), cache(lambda ar: stats.speed_up(rows, ar.rows))
+    over = cache(lambda ar: stats.speed_up(rows, ar.rows))
     slow, few = (
         category or (None, None) for category in (stats.slowest_category(rows), stats.fewest_tokens_category(rows))
     )
@@ -110,10 +112,9 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
         steps=info.steps,
         n=len(rows),
         failed=run.failed,
-        **_means(rows, tokens),
+        **_numbers(run),
         stalled=stalled_images(rows),
         **_disturbances(run.folder if len(rows) <= _MOST_READINGS else None),
-        **{name: getattr(stats, name)(rows) for name in _OF_IMAGES},
         slowest_category_ms=slow[1],
         fewest_tokens_per_step=few[1],
         slowest_category=slow[0],
@@ -124,8 +125,6 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
         floor=info.roofline,
         over_ar=over_ar(run, ar_runs, over),
         **_over_fastest(run, ar_runs, over),
-        **{name: getattr(stats, name)(run.traced) if len(run.traced) else None for name in _TRACED},
-        **{name: getattr(tokens, name, None) for name in ("logp_std", "nll_gap_se", "zero_probability")},
         beside_ar=_beside_ar(run, ar_runs),
         scores=[ShownScore.of(score) for score in scores_to_show(run.folder, rows["prompt_id"])],
         audit=_audit(run),
@@ -134,7 +133,6 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
         model_edited=code_text(info, "model") if spec.model_code else None,
         untimed=run.untimed or None,
         versions=info.stack if run.untimed else None,
-        **({name: getattr(stats, name)(rows) for name in _SECOND_STAGE} if "stage2_nfe" in rows else {}),
         captions_cut=cut or None,
         one_by_one=int((rows["batch"] < spec.batch).sum()) or None,
         load=[call.load for call in info.invocations],
@@ -142,25 +140,22 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
     )
 
 
-_OF_IMAGES = (
-    *("latency_p50_ms", "latency_p95_ms", "tokens_per_step_p50", "tokens_per_step_p95"),
-    *("acceptance_by_offset", "rounds", "draft_ms", "acceptance_by_sibling", "draft_tv_by_depth", "theorem2_bound"),
-)
-"""Numbers of `specbench.stats` that need the rows of the images alone, besides means."""
-_SECOND_STAGE = ("stage2_nfe", "stage2_acceptance", "stage2_ms", "both_stages_ms")
-_TRACED = ("draft_tv", "draft_tv_by_offset", "draft_top1")  # Numbers of `specbench.stats` that need traces
-
-
-def _means(rows: pd.DataFrame, tokens: stats.TokenStats | None) -> dict[str, Estimate | None]:
-    """`stats.MEANS`, of enough prompts with intervals."""
-    enough, means = rows["prompt_id"].nunique() >= FEW_UNITS, {}
-    for name in stats.MEANS:
-        of_tokens = name in stats.TokenStats.__dataclass_fields__
-        value = getattr(tokens, name, None) if of_tokens else getattr(stats, name)(rows)
-        bounded = stats.interval(name, rows) if enough else None
-        bounds = (bounded.low, bounded.high) if bounded else (None, None)
-        means[name] = None if value is None else Estimate(value, *bounds)
-    return means
+def _numbers(run: Run) -> dict[str, object]:
+    """`stats.NUMBERS` as fields of a `ReportRow`; means of enough prompts have intervals."""
+    rows, found, enough = run.rows, {}, run.rows["prompt_id"].nunique() >= FEW_UNITS
+    there = {IMAGES: True, TOKENS: stats.tokens_measured(rows), TRACES: len(run.traced) > 0}
+    there[SECOND_STAGE] = "stage2_nfe" in rows
+    for name, known in stats.NUMBERS.items():
+        value = known.compute(run.traced if known.of == TRACES else rows) if there[known.of] else None
+        if name in stats.MEANS and value is not None:
+            bounded = stats.interval(name, rows) if enough else None
+            value = replace(bounded or Estimate(None), value=value)
+        found[name] = value
+    found = {name: found[name] for name in sorted(found, key=REPORT.names.index)}
+    staged = {name: found.pop(name) for name, known in stats.NUMBERS.items() if known.of == SECOND_STAGE}
+    named = {field.name: found.pop(field.name) for field in fields(ReportRow) if field.name in found}
+    staged = {name: value for name, value in staged.items() if value is not None}
+    return {**named, "numbers": found, "second_stage": staged or None}
 
 
 def _beside_ar(run: Run, ar_runs: Sequence[Run]) -> dict[str, Difference]:

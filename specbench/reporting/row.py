@@ -9,8 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
-from specbench.stats import MEANS, Difference, Estimate
+from specbench.stats import MEANS, NUMBERS, Difference, Estimate
 from specbench.stats.intervals import is_real
+
+Value = Estimate | float | Sequence[float | None] | None
+"""A number of a run: with or without an interval, by depth or place, or missing."""
 
 
 @dataclass(frozen=True)
@@ -169,29 +172,14 @@ class ReportRow:
     images_per_hour: float | None
     over_floor: float | None
     roofline_note: str | None  # why there is no roofline ratio
-    floor: Mapping | None  # inputs of the roofline
+    floor: Mapping[str, object] | None  # inputs of the roofline
     over_ar: OverAR
     speedup_fastest: Estimate | None  # over the fastest comparable AR configuration
     fastest_ar: str | None
     quoted: Quoted | None
     acceptance: Estimate | None
     acceptance_by_offset: Sequence[float | None] | None
-    rounds: float | None
-    acceptance_length: Estimate | None
-    draft_ms: float | None
-    acceptance_by_sibling: Sequence[float | None] | None
-    draft_tv_by_depth: Sequence[float | None] | None
-    theorem2_bound: float | None
-    top1: Estimate | None
-    # draft_tv, draft_tv_by_offset, draft_top1: of traced runs
-    draft_tv: float | None
-    draft_tv_by_offset: Sequence[float | None] | None
-    draft_top1: float | None
-    logp_mean: Estimate | None
-    logp_std: float | None
-    entropy_mean: Estimate | None
-    perplexity: Estimate | None
-    image_perplexity: Estimate | None
+    numbers: Mapping[str, Value]  # all others of `specbench.stats.NUMBERS`, for writers and tables
     nll_gap: Estimate | None
     nll_gap_se: float | None
     zero_probability: int | None
@@ -203,11 +191,7 @@ class ReportRow:
     model_edited: str | None = None  # when the code of a plug-in model was
     untimed: Mapping[str, int] | None = None  # images without times, by the versions that decoded them
     versions: str | None = None  # those of the others
-    # stage2_nfe, stage2_acceptance, stage2_ms, both_stages_ms: of models with a second stage
-    stage2_nfe: float | None = None
-    stage2_acceptance: float | None = None
-    stage2_ms: float | None = None
-    both_stages_ms: float | None = None
+    second_stage: Mapping[str, Value] | None = None  # numbers of models that have one
     captions_cut: int | None = None  # images whose caption the model did not read to the end
     one_by_one: int | None = None  # images in smaller batches than asked for
     load: Sequence[float | None]
@@ -218,10 +202,13 @@ class ReportRow:
 
     def number(self, name: str) -> Estimate | None:
         """A number of the run by its name, with or without an interval."""
-        for holder in (self, self.over_ar):
-            if (value := getattr(holder, name, None)) is not None:
-                return value if isinstance(value, Estimate) else Estimate(value)
-        return None
+        value = self.value(name)
+        return value if isinstance(value, Estimate | None) else Estimate(value)
+
+    def value(self, name: str) -> Value:
+        """The same as it was computed, which may be a list."""
+        known = (self.numbers, self.second_stage or {}, vars(self), vars(self.over_ar))
+        return next((value for held in known if (value := held.get(name)) is not None), None)
 
     def score(self, metric: str, fingerprint: str) -> ShownScore | None:
         return next(
@@ -235,24 +222,28 @@ _RARE = {field.name for field in fields(ReportRow) if field.default is None}
 
 def record(row: ReportRow) -> dict[str, object]:
     """The row as plain values by the keys of `specbench.store.schema.REPORT`, for writers of data."""
-    known = {name: value for name, value in _by_key(row).items() if value is not None or name not in _RARE}
     means = {name: row.number(name) for name in MEANS}
     bounds = {name: [mean.low, mean.high] for name, mean in means.items() if mean and mean.low is not None}
-    place = list(known).index("beside_ar")
-    return dict([*list(known.items())[:place], ("intervals", bounds), *list(known.items())[place:]])
+    several = {"over_ar": vars(row.over_ar), "numbers": row.numbers, "second_stage": row.second_stage or {}}
+    several["beside_ar"] = {"intervals": bounds, "beside_ar": row.beside_ar}
+    held = {key: item for name, own in vars(row).items() for key, item in several.get(name, {name: own}).items()}
+    return {key: value for key, value in _by_key(held).items() if value is not None or key not in _RARE}
 
 
-def _by_key(holder: object) -> dict[str, object]:
-    """Fields as plain values by key: of an estimate value and bounds are three keys, but for means, whose bounds are
-    under `intervals`."""
-    plain: dict[str, object] = {}
-    for field in fields(holder):
-        value = getattr(holder, field.name)
-        if str(field.type).startswith("Estimate") and field.name not in MEANS:
-            plain |= {field.name + end: getattr(value, part, None) for end, part in _ENDS.items()}
-        else:
-            plain |= _by_key(value) if isinstance(value, OverAR) else {field.name: _plain(value)}
-    return plain
+_BOUNDED = {"slowest_category_ms", "fewest_tokens_per_step", "speedup", "speedup_fastest", "tv"}
+_BOUNDED |= {name for name, known in NUMBERS.items() if known.bounded}
+"""Estimates whose bounds have keys of their own; those of means are under `intervals`."""
+
+
+def with_bounds(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    """Value and bounds of an estimate as three keys."""
+    return {name + end: getattr(estimate, part, None) for end, part in _ENDS.items()}
+
+
+def _by_key(held: Mapping[str, object]) -> dict[str, object]:
+    """Plain values by key."""
+    plain = (with_bounds(name, value) if name in _BOUNDED else {name: _plain(value)} for name, value in held.items())
+    return {key: value for keys in plain for key, value in keys.items()}
 
 
 def _plain(value: object) -> object:
@@ -272,4 +263,4 @@ def _plain(value: object) -> object:
         return value.value
     if isinstance(value, Path):
         return str(value)
-    return _by_key(value) if is_dataclass(value) else value
+    return _by_key(vars(value)) if is_dataclass(value) else value

@@ -216,7 +216,7 @@ def lacks_interval(rows: Sequence[ReportRow], parts: bool = True) -> bool:
 
 def _section(runs: list[ReportRow]) -> Section:
     speed = THROUGHPUT if runs[0].setting["batch"] > 1 else SPEED
-    traced = TRACED if any(row.draft_tv is not None for row in runs) else ()
+    traced = TRACED if any(row.number("draft_tv") for row in runs) else ()
     audited = AUDIT if any(row.audit for row in runs) else ()
     quality = (*QUALITY, *audited, *traced, *score_columns(runs))
     noted = dict.fromkeys((score.note, score.metric) for row in runs for score in row.scores if score.note)
@@ -228,11 +228,11 @@ def _section(runs: list[ReportRow]) -> Section:
         ReportTable(quality, remark=" ".join(remarks), topic="Quality, every column"),
         *(
             [ReportTable(DRAFTS, topic="Drafting")]
-            if any("head" in row.options or row.theorem2_bound for row in runs)
+            if any("head" in row.options or row.value("theorem2_bound") for row in runs)
             else ()
         ),
         ReportTable(TAILS, topic="Tails: median, 95th percentile, slowest category"),
-        *([ReportTable(STAGES, topic="Second stage")] if any(row.stage2_nfe is not None for row in runs) else ()),
+        *([ReportTable(STAGES, topic="Second stage")] if any(row.number("stage2_nfe") for row in runs) else ()),
         *(ReportTable((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
     ]
     first = ReportTable(first_columns(runs))

@@ -15,6 +15,7 @@ from specbench.reporting.columns import MISSING, TOO_FEW, between, number
 from specbench.reporting.comparability import Run, code_text, with_ar_runs
 from specbench.reporting.marks import label, window_of
 from specbench.reporting.report_rows import over_ar
+from specbench.reporting.row import with_bounds
 from specbench.store.merge_shards import incomplete_shards
 from specbench.store.run_folders import SHARDS, find_runs, runs_in, shards_in
 from specbench.store.run_info import RunInfo
@@ -79,7 +80,6 @@ def _status(run: Run, ar_runs: Sequence[Run]) -> dict:
     info, rows = run.info, run.rows
     call, options = info.invocations[-1], dict(info.spec.decoder.options)
     over = over_ar(run, ar_runs, cache(lambda ar: stats.speed_up(rows, ar.rows)))
-    speed = over.speedup or stats.Estimate(None)
     silent_s = _now() - _written(run.folder) if call.finished_at is None else None
     edited = [code_text(info)] if info.spec.decoder_code else []
     left = max((call.wanted or 0) - len(rows), 0)
@@ -94,9 +94,7 @@ def _status(run: Run, ar_runs: Sequence[Run]) -> dict:
         "wanted": call.wanted,
         "failed": run.failed,
         "tokens_per_second": stats.tokens_per_second(rows),
-        "speedup": speed.value,
-        "speedup_low": speed.low,
-        "speedup_high": speed.high,
+        **with_bounds("speedup", over.speedup),
         "eager_ar": over.eager_ar,
         "seconds_left": _seconds_left(run, left),
         "silent_s": silent_s,

@@ -307,9 +307,7 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
 
 
 def _image_numbers(rows: pd.DataFrame) -> dict[str, object]:
-    tokens = stats.token_stats(rows)
     of_image = ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "acceptance", "acceptance_by_offset", "top1")
     shared = ("logp_mean", "logp_std", "perplexity", "nll_gap")
-    return {name: getattr(stats, name)(rows) for name in of_image} | {
-        name: getattr(tokens, name, None) for name in shared
-    }
+    known = {*of_image, *(shared if stats.tokens_measured(rows) else ())}
+    return {name: getattr(stats, name)(rows) if name in known else None for name in (*of_image, *shared)}

@@ -8,5 +8,6 @@ not tokens forced by the grammar.
 from specbench.stats.drafts import *  # noqa: F403
 from specbench.stats.intervals import *  # noqa: F403
 from specbench.stats.means import *  # noqa: F403
+from specbench.stats.numbers import *  # noqa: F403
 from specbench.stats.speed import *  # noqa: F403
 from specbench.stats.tokens import *  # noqa: F403

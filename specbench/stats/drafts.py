@@ -9,6 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from specbench.stats.numbers import SECOND_STAGE, TRACES, Number
 from specbench.stats.speed import mean, ratio_or_none
 
 
@@ -141,3 +142,20 @@ def _chunks(column: pd.Series) -> list[pa.ListArray]:
     """Arrow arrays behind a column of lists, so that one is worked on at a time."""
     lists = pa.array(column.array)
     return lists.chunks if isinstance(lists, pa.ChunkedArray) else [lists]
+
+
+def _sums(lists: pd.Series) -> pd.Series:
+    """Sum of each list of a column; missing where the list is."""
+    column = pa.array(lists.array)
+    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    sums = np.bincount(pc.list_parent_indices(column), pc.list_flatten(column), len(column))
+    return pd.Series(np.where(column.is_null(), np.nan, sums), lists.index)
+
+
+OF_DRAFTS = (
+    Number(acceptance, totals=lambda rows: (_sums(rows["accepted"]), _sums(rows["tested"]))),
+    Number(acceptance_length, totals=round_totals),
+    *map(Number, (acceptance_by_offset, rounds, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound)),
+    *(Number(compute, of=TRACES) for compute in (draft_tv, draft_tv_by_offset, draft_top1)),
+    *(Number(compute, of=SECOND_STAGE) for compute in (stage2_nfe, stage2_acceptance, stage2_ms, both_stages_ms)),
+)

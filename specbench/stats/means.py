@@ -6,45 +6,23 @@ Prompts are the independent units. Errors are those of the linearised ratio, wit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.compute as pc
 
-from specbench.stats.drafts import round_totals
+from specbench.stats.drafts import OF_DRAFTS
 from specbench.stats.intervals import Difference, Estimate, mean_difference
-from specbench.stats.tokens import image_perplexities
+from specbench.stats.speed import OF_SPEED
+from specbench.stats.tokens import OF_TOKENS
 
 _KEY = ["prompt_id", "sample"]
-Totals = Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]]
-
-
-def _per_image(value: Callable[[pd.DataFrame], pd.Series]) -> Totals:
-    return lambda rows: (value(rows), pd.Series(1.0, rows.index))
-
-
-def _columns(top: str, bottom: str) -> Totals:
-    return lambda rows: (rows[top], rows[bottom])
-
-
-_TOTALS: Mapping[str, Totals] = {
-    "nfe": _per_image(lambda rows: rows["nfe"]),
-    "latency_ms": _per_image(lambda rows: rows["latency_ms"]),
-    "latency_e2e_ms": _per_image(lambda rows: rows["latency_e2e_ms"]),
-    "step_compression": _per_image(lambda rows: rows["stream_tokens"] / rows["nfe"]),
-    "image_perplexity": _per_image(image_perplexities),
-    "tokens_per_step": _columns("stream_tokens", "nfe"),
-    "step_ms": _columns("latency_ms", "nfe"),
-    "logp_mean": _columns("logp_sum", "free_tokens"),
-    "entropy_mean": _columns("entropy_sum", "free_tokens"),
-    "top1": _columns("top1_sum", "free_tokens"),
-    "nll_gap": lambda rows: (-rows["logp_sum"] - rows["entropy_sum"], rows["free_tokens"]),
-    "acceptance": lambda rows: (_sums(rows["accepted"]), _sums(rows["tested"])),
-    "acceptance_length": round_totals,
-}
-MEANS = (*_TOTALS, "perplexity")  # Numbers of a run that `interval` knows
+NUMBERS = {known.name: known for known in (*OF_SPEED, *OF_TOKENS, *OF_DRAFTS)}
+"""The numbers of a run, besides its comparison with others and what needs more than its rows."""
+MEANS = (
+    *(name for kind in ("per_image", "ratio", "totals") for name, known in NUMBERS.items() if getattr(known, kind)),
+    "perplexity",
+)
+"""Numbers of a run that `interval` knows, in the order of the key `intervals` of reports."""
 TOKEN_MEANS = ("logp_mean", "entropy_mean")
 """Token statistics whose differences from AR are tested together; the perplexity follows from the first."""
 
@@ -81,18 +59,10 @@ def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Di
 
 def _influences(name: str, rows: pd.DataFrame) -> tuple[float, pd.Series] | None:
     """The ratio, and each image's influence on it."""
-    top, bottom = (side.astype("float64") for side in _TOTALS[name](rows))
+    top, bottom = (side.astype("float64") for side in NUMBERS[name].sides(rows))
     defined = top.notna() & bottom.notna()
     top, bottom = top[defined], bottom[defined]
     if not bottom.sum():
         return None
     value = float(top.sum() / bottom.sum())
     return value, (top - value * bottom) / bottom.mean()
-
-
-def _sums(lists: pd.Series) -> pd.Series:
-    """Sum of each list of a column; missing where the list is."""
-    column = pa.array(lists.array)
-    column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    sums = np.bincount(pc.list_parent_indices(column), pc.list_flatten(column), len(column))
-    return pd.Series(np.where(column.is_null(), np.nan, sums), lists.index)

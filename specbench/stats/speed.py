@@ -20,6 +20,7 @@ from specbench.stats.intervals import (
     speed_difference,
     without_few,
 )
+from specbench.stats.numbers import Number
 from specbench.store.schema import AR_SPANS
 
 STALL = 3.0  # Time per target forward over its median above which an image stalled
@@ -249,3 +250,15 @@ def mean(values: pd.Series) -> float | None:
 def ratio_or_none(top: float, bottom: float) -> float | None:
     """Quotient; None if a value is missing or `bottom` is 0."""
     return None if pd.isna(top) or pd.isna(bottom) or not bottom else float(top / bottom)
+
+
+OF_SPEED = (
+    Number(nfe, per_image=lambda rows: rows["nfe"]),
+    Number(tokens_per_step, ratio=("stream_tokens", "nfe")),
+    Number(latency_ms, per_image=lambda rows: rows["latency_ms"]),
+    Number(latency_e2e_ms, per_image=lambda rows: rows["latency_e2e_ms"]),
+    Number(step_compression, per_image=lambda rows: rows["stream_tokens"] / rows["nfe"]),
+    Number(step_ms, ratio=("latency_ms", "nfe")),
+    *(Number(latency, bounded=True) for latency in (latency_p50_ms, latency_p95_ms)),
+    *(Number(pace, bounded=True) for pace in (tokens_per_step_p50, tokens_per_step_p95)),
+)

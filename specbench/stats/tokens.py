@@ -4,12 +4,12 @@ statistics of the committed tokens under the target distribution, in nats."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from specbench.stats.numbers import TOKENS, Number
 from specbench.stats.speed import ratio_or_none
 from specbench.store.token_sums import LISTS, token_sums
 
@@ -29,31 +29,9 @@ def as_frame(rows: pa.Table) -> pd.DataFrame:
     return rows.to_pandas(types_mapper=keep_lists, split_blocks=True, self_destruct=True)
 
 
-@dataclass(frozen=True)
-class TokenStats:
-    """Log-probability statistics of the free tokens under the target distribution, in nats."""
-
-    # logp_mean, logp_std, entropy_mean, perplexity, image_perplexity, nll_gap: see the functions of these names
-    logp_mean: float
-    logp_std: float | None
-    entropy_mean: float
-    perplexity: float
-    image_perplexity: float
-    nll_gap: float
-    nll_gap_se: float | None  # standard error of the gap over independent images; None for one image
-    zero_probability: int  # number of tokens with target probability 0; if any, the means are infinite
-
-
-def token_stats(rows: pd.DataFrame) -> TokenStats | None:
-    """Compute all token statistics; None without free tokens, or where nobody measured their p."""
-    if not rows["free_tokens"].sum() or rows[["logp_sum", "entropy_sum"]].isna().any(axis=None):
-        return None
-    gap, standard_error = nll_gap(rows)
-    pooled, per_image = perplexity(rows), image_perplexity(rows)
-    return TokenStats(
-        logp_mean(rows), logp_std(rows), entropy_mean(rows), pooled, per_image, gap, standard_error,
-        int(rows["impossible"].sum()),
-    )  # fmt: skip
+def tokens_measured(rows: pd.DataFrame) -> bool:
+    """Whether there are free tokens and their p was measured, without which no number below is known."""
+    return bool(rows["free_tokens"].sum()) and not rows[["logp_sum", "entropy_sum"]].isna().any(axis=None)
 
 
 def logp_mean(rows: pd.DataFrame) -> float | None:
@@ -95,22 +73,46 @@ def perplexity(rows: pd.DataFrame) -> float | None:
     return None if mean is None else float(np.exp(-mean))
 
 
-def nll_gap(rows: pd.DataFrame) -> tuple[float, float | None]:
+def nll_gap(rows: pd.DataFrame) -> float:
     """NLL - H gap: mean of -log p minus mean entropy of the target distributions, in nats per token, with its standard
     error over images; 0 within its error for an exact sampler (a non-zero gap proves bias, a zero gap proves
     nothing)."""
+    excess, tokens = _excess(rows)
+    mean = float(excess.sum() / tokens.sum())
+    return mean if math.isfinite(mean) else math.inf
+
+
+def nll_gap_se(rows: pd.DataFrame) -> float | None:
+    """Standard error of the NLL - H gap over independent images; None for one image, or an infinite gap."""
+    excess, tokens = _excess(rows)
+    n, mean = len(tokens), nll_gap(rows)
+    if n < 2 or not math.isfinite(mean):
+        return None
+    squares = np.square(excess - mean * tokens).sum()
+    return float(math.sqrt(n / (n - 1) * squares) / tokens.sum())
+
+
+def _excess(rows: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
+    """Sum of -log p minus entropy, and free tokens, of each image that has some."""
     rows = rows[rows["free_tokens"] > 0]
-    n, tokens = len(rows), rows["free_tokens"].sum()
-    excess = -rows["logp_sum"] - rows["entropy_sum"]
-    mean = float(excess.sum() / tokens)
-    if not math.isfinite(mean):
-        return math.inf, None
-    if n < 2:
-        return mean, None
-    squares = np.square(excess - mean * rows["free_tokens"]).sum()
-    return mean, float(math.sqrt(n / (n - 1) * squares) / tokens)
+    return -rows["logp_sum"] - rows["entropy_sum"], rows["free_tokens"]
+
+
+def zero_probability(rows: pd.DataFrame) -> int:
+    """Number of tokens with target probability 0; if any, the means are infinite."""
+    return int(rows["impossible"].sum())
 
 
 def top1(rows: pd.DataFrame) -> float | None:
     """Top-1 of p: largest probability of the target distribution, mean over free tokens."""
     return ratio_or_none(rows["top1_sum"].sum(), rows["free_tokens"].sum())
+
+
+OF_TOKENS = (
+    Number(logp_mean, ratio=("logp_sum", "free_tokens"), of=TOKENS),
+    Number(entropy_mean, ratio=("entropy_sum", "free_tokens"), of=TOKENS),
+    Number(image_perplexity, per_image=image_perplexities, of=TOKENS),
+    Number(nll_gap, totals=lambda rows: (-rows["logp_sum"] - rows["entropy_sum"], rows["free_tokens"]), of=TOKENS),
+    *(Number(compute, of=TOKENS) for compute in (logp_std, perplexity, nll_gap_se, zero_probability)),
+    Number(top1, ratio=("top1_sum", "free_tokens")),
+)

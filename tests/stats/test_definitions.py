@@ -82,7 +82,7 @@ def test_the_factors_multiply_to_the_speed_up(pairs):
 def test_one_prompt_has_no_interval_rather_than_a_zero_one():
     result = stats.speed_up(frame(sjd(1)), frame(ar(1)))
     assert result.total.value > 1 and result.total.low is None and result.total.high is None
-    assert stats.token_stats(frame(ar(1))).nll_gap_se is None
+    assert stats.nll_gap_se(frame(ar(1))) is None
     assert stats.mean_interval([3.0], ["p"]) == Estimate(3.0, None, None)
     assert stats.proportion_interval([1], ["p"]) == Estimate(1.0, None, None)
     assert stats.logp_std(free_tokens([[-1.0]])) is None
@@ -96,7 +96,7 @@ def test_nothing_in_common_is_no_speed_up():
 def test_no_rows_at_all_give_missing_numbers():
     empty = frame(ar(1)).iloc[:0]
     assert [f(empty) for f in (stats.nfe, stats.tokens_per_step, stats.step_compression, stats.step_ms)] == [None] * 4
-    assert stats.token_stats(empty) is None and stats.acceptance(empty) is None and stats.throughput(empty) is None
+    assert not stats.tokens_measured(empty) and stats.acceptance(empty) is None and stats.throughput(empty) is None
 
 
 def test_the_bootstrap_resamples_prompts_not_images():
@@ -118,11 +118,10 @@ def test_the_bootstrap_is_seeded():
 
 def test_token_statistics_see_free_tokens_only():
     rows = frame([generation(4, 1.0, logp=(-1.0, -2.0, -99.0, -3.0), entropy=(1.5, 1.5, 99.0, 2.0))])
-    tokens = stats.token_stats(rows)
-    assert tokens.logp_mean == -2.0 and tokens.logp_std == 1.0
-    assert tokens.perplexity == pytest.approx(math.exp(2.0))
-    assert tokens.nll_gap == pytest.approx(2.0 - 5.0 / 3)
-    assert tokens.zero_probability == 0
+    assert stats.logp_mean(rows) == -2.0 and stats.logp_std(rows) == 1.0
+    assert stats.perplexity(rows) == pytest.approx(math.exp(2.0))
+    assert stats.nll_gap(rows) == pytest.approx(2.0 - 5.0 / 3)
+    assert stats.zero_probability(rows) == 0
 
 
 def test_the_perplexity_is_pooled_or_a_mean_over_images():
@@ -150,16 +149,15 @@ def test_statistics_of_tokens_are_those_of_all_tokens_laid_end_to_end():
         gap = sum(value for value, _ in excess) / tokens
         squares = sum((value - gap * count) ** 2 for value, count in excess)
         expected = None if n == 1 else pytest.approx(math.sqrt(n / (n - 1) * squares) / tokens)
-        assert stats.nll_gap(rows) == (pytest.approx(gap), expected)
+        assert stats.nll_gap(rows) == pytest.approx(gap) and stats.nll_gap_se(rows) == expected
     assert stats.perplexity(rows.iloc[:0]) is None
 
 
 def test_a_token_of_probability_zero_makes_the_gap_infinite_and_is_counted():
     rows = frame([generation(4, 1.0, logp=(-1.0, -math.inf, 0.0, -3.0)), generation(4, 1.0)])
-    tokens = stats.token_stats(rows)
-    assert tokens.nll_gap == math.inf and tokens.nll_gap_se is None
-    assert tokens.logp_mean == -math.inf and tokens.perplexity == math.inf and tokens.logp_std is None
-    assert tokens.zero_probability == 1
+    assert stats.nll_gap(rows) == math.inf and stats.nll_gap_se(rows) is None
+    assert stats.logp_mean(rows) == -math.inf and stats.perplexity(rows) == math.inf and stats.logp_std(rows) is None
+    assert stats.zero_probability(rows) == 1
 
 
 def test_the_gap_of_an_exact_sampler_is_zero_within_its_error():
@@ -169,10 +167,10 @@ def test_the_gap_of_an_exact_sampler_is_zero_within_its_error():
     tokens = (p.cumsum(-1) > draw.random((60, 50, 1))).argmax(-1)
     logp = np.log(np.take_along_axis(p, tokens[..., None], -1))[..., 0]
     entropy = -(p * np.log(p)).sum(-1)
-    gap, error = stats.nll_gap(free_tokens(logp, entropy))
-    assert abs(gap) < 3 * error
-    biased, error = stats.nll_gap(free_tokens(np.log(p.max(-1)), entropy))
-    assert biased < -5 * error, "greedy tokens must show"
+    rows = free_tokens(logp, entropy)
+    assert abs(stats.nll_gap(rows)) < 3 * stats.nll_gap_se(rows)
+    biased = free_tokens(np.log(p.max(-1)), entropy)
+    assert stats.nll_gap(biased) < -5 * stats.nll_gap_se(biased), "greedy tokens must show"
 
 
 def test_acceptance_is_accepted_over_verified_drafts():

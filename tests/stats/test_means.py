@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from specbench import stats
-from specbench.stats import means
+from specbench.stats import drafts
 
 
 def lists(values: list) -> pd.Series:
@@ -56,4 +56,4 @@ def test_what_is_not_known_has_no_interval():
     assert stats.interval("logp_mean", impossible).low is None
     assert stats.difference_from("logp_mean", impossible, rows) is None
     assert stats.difference_from("logp_mean", rows, rows.iloc[:0]) is None
-    assert means._sums(lists([[1, 2], None, [], [4]])).tolist()[::3] == [3, 4]
+    assert drafts._sums(lists([[1, 2], None, [], [4]])).tolist()[::3] == [3, 4]

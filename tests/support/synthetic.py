@@ -123,5 +123,6 @@ AR = tiny.spec("ar")
 def bare_row(**values) -> ReportRow:
     """A report row with these values and no others."""
     none = dict.fromkeys((field.name for field in fields(ReportRow)), None)
-    empty = {"options": {}, "scores": [], "beside_ar": {}, "load": [], "environment": [], "over_ar": OverAR()}
+    empty = {"options": {}, "numbers": {}, "scores": [], "beside_ar": {}, "load": [], "environment": []}
+    empty |= {"over_ar": OverAR()}
     return ReportRow(**none | empty | values)
