@@ -26,7 +26,7 @@ BOLD = (
 )
 LEGEND = "A difference with * is one: the paper's value lies outside the measured 95 % interval."
 _ARROWS = {"higher": "\u00a0↑", "lower": "\u00a0↓", "none": ""}
-NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
+CELL_NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
 
 
 def text_table(joined: PaperTable, footnoted: bool = True, intervals_apart: bool = False) -> TextTable:
@@ -94,7 +94,7 @@ def flat(joined: PaperTable) -> list[dict[str, object]]:
         notes = dict.fromkeys((*record["notes"], *record["chosen"]))
         row |= {"runs": " ".join(record["runs"]), "notes": " ".join(notes)}
         for name, cell in record["cells"].items():
-            row |= {f"{name} {key}": cell[key] for key in (*NUMBERS, "n", "why")}
+            row |= {f"{name} {key}": cell[key] for key in (*CELL_NUMBERS, "n", "why")}
         rows.append(row)
     return rows
 
@@ -214,4 +214,4 @@ def _plain(cell: Cell) -> dict[str, object]:
     numbers = (cell.paper, cell.spread, cell.value, cell.low, cell.high, cell.difference)
     marked = {"differs_from_baseline": True} if cell.mark else {}
     notes = [*cell.printed_notes, *cell.notes]
-    return dict(zip(NUMBERS, numbers, strict=True)) | {"n": cell.n, "why": cell.why, **marked, "notes": notes}
+    return dict(zip(CELL_NUMBERS, numbers, strict=True)) | {"n": cell.n, "why": cell.why, **marked, "notes": notes}

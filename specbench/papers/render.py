@@ -11,7 +11,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from specbench.errors import SpecbenchError
-from specbench.papers.formats import HERE, NUMBERS, OWN, PAPER, flat, records, text_table
+from specbench.papers.formats import CELL_NUMBERS, HERE, OWN, PAPER, flat, records, text_table
 from specbench.papers.join import PaperTable
 from specbench.reporting.text_formats import csv_text, inert
 from specbench.store.image_scores import parquet_bytes
@@ -92,7 +92,7 @@ def tables_html(tables: Sequence[PaperTable], notes: bool = True) -> str:
 
 
 def _arrow(name: str) -> pa.DataType:
-    if name.endswith(tuple(f" {key}" for key in NUMBERS)):
+    if name.endswith(tuple(f" {key}" for key in CELL_NUMBERS)):
         return pa.float64()
     return pa.int64() if name == "images" or name.endswith(" n") else pa.string()
 

@@ -141,18 +141,18 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
 
 
 def _numbers(run: Run) -> dict[str, object]:
-    """`stats.NUMBERS` as fields of a `ReportRow`; means of enough prompts have intervals."""
+    """`stats.RUN_NUMBERS` as fields of a `ReportRow`; means of enough prompts have intervals."""
     rows, found, enough = run.rows, {}, run.rows["prompt_id"].nunique() >= FEW_UNITS
     there = {IMAGES: True, TOKENS: stats.tokens_measured(rows), TRACES: len(run.traced) > 0}
     there[SECOND_STAGE] = "stage2_nfe" in rows
-    for name, known in stats.NUMBERS.items():
+    for name, known in stats.RUN_NUMBERS.items():
         value = known.compute(run.traced if known.of == TRACES else rows) if there[known.of] else None
         if name in stats.MEANS and value is not None:
             bounded = stats.interval(name, rows) if enough else None
             value = replace(bounded or Estimate(None), value=value)
         found[name] = value
     found = {name: found[name] for name in sorted(found, key=REPORT.names.index)}
-    staged = {name: found.pop(name) for name, known in stats.NUMBERS.items() if known.of == SECOND_STAGE}
+    staged = {name: found.pop(name) for name, known in stats.RUN_NUMBERS.items() if known.of == SECOND_STAGE}
     named = {field.name: found.pop(field.name) for field in fields(ReportRow) if field.name in found}
     staged = {name: value for name, value in staged.items() if value is not None}
     return {**named, "numbers": found, "second_stage": staged or None}

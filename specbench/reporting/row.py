@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
-from specbench.stats import MEANS, NUMBERS, Difference, Estimate
+from specbench.stats import MEANS, RUN_NUMBERS, Difference, Estimate
 from specbench.stats.intervals import is_real
 
-Value = Estimate | float | Sequence[float | None] | None
+NumberValue = Estimate | float | Sequence[float | None] | None
 """A number of a run: with or without an interval, by depth or place, or missing."""
 
 
@@ -179,7 +179,7 @@ class ReportRow:
     quoted: Quoted | None
     acceptance: Estimate | None
     acceptance_by_offset: Sequence[float | None] | None
-    numbers: Mapping[str, Value]  # all others of `specbench.stats.NUMBERS`, for writers and tables
+    numbers: Mapping[str, NumberValue]  # all others of `specbench.stats.RUN_NUMBERS`, for writers and tables
     nll_gap: Estimate | None
     nll_gap_se: float | None
     zero_probability: int | None
@@ -191,7 +191,7 @@ class ReportRow:
     model_edited: str | None = None  # when the code of a plug-in model was
     untimed: Mapping[str, int] | None = None  # images without times, by the versions that decoded them
     versions: str | None = None  # those of the others
-    second_stage: Mapping[str, Value] | None = None  # numbers of models that have one
+    second_stage: Mapping[str, NumberValue] | None = None  # numbers of models that have one
     captions_cut: int | None = None  # images whose caption the model did not read to the end
     one_by_one: int | None = None  # images in smaller batches than asked for
     load: Sequence[float | None]
@@ -205,7 +205,7 @@ class ReportRow:
         value = self.value(name)
         return value if isinstance(value, Estimate | None) else Estimate(value)
 
-    def value(self, name: str) -> Value:
+    def value(self, name: str) -> NumberValue:
         """The same as it was computed, which may be a list."""
         known = (self.numbers, self.second_stage or {}, vars(self), vars(self.over_ar))
         return next((value for held in known if (value := held.get(name)) is not None), None)
@@ -231,7 +231,7 @@ def record(row: ReportRow) -> dict[str, object]:
 
 
 _BOUNDED = {"slowest_category_ms", "fewest_tokens_per_step", "speedup", "speedup_fastest", "tv"}
-_BOUNDED |= {name for name, known in NUMBERS.items() if known.bounded}
+_BOUNDED |= {name for name, known in RUN_NUMBERS.items() if known.bounded}
 """Estimates whose bounds have keys of their own; those of means are under `intervals`."""
 
 

@@ -152,7 +152,7 @@ def _sums(lists: pd.Series) -> pd.Series:
     return pd.Series(np.where(column.is_null(), np.nan, sums), lists.index)
 
 
-OF_DRAFTS = (
+DRAFT_NUMBERS = (
     Number(acceptance, totals=lambda rows: (_sums(rows["accepted"]), _sums(rows["tested"]))),
     Number(acceptance_length, totals=round_totals),
     *map(Number, (acceptance_by_offset, rounds, draft_ms, acceptance_by_sibling, draft_tv_by_depth, theorem2_bound)),

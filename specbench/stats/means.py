@@ -10,16 +10,16 @@ import math
 import numpy as np
 import pandas as pd
 
-from specbench.stats.drafts import OF_DRAFTS
+from specbench.stats.drafts import DRAFT_NUMBERS
 from specbench.stats.intervals import Difference, Estimate, mean_difference
-from specbench.stats.speed import OF_SPEED
-from specbench.stats.tokens import OF_TOKENS
+from specbench.stats.speed import SPEED_NUMBERS
+from specbench.stats.tokens import TOKEN_NUMBERS
 
 _KEY = ["prompt_id", "sample"]
-NUMBERS = {known.name: known for known in (*OF_SPEED, *OF_TOKENS, *OF_DRAFTS)}
+RUN_NUMBERS = {known.name: known for known in (*SPEED_NUMBERS, *TOKEN_NUMBERS, *DRAFT_NUMBERS)}
 """The numbers of a run, besides its comparison with others and what needs more than its rows."""
 MEANS = (
-    *(name for kind in ("per_image", "ratio", "totals") for name, known in NUMBERS.items() if getattr(known, kind)),
+    *(name for kind in ("per_image", "ratio", "totals") for name, known in RUN_NUMBERS.items() if getattr(known, kind)),
     "perplexity",
 )
 """Numbers of a run that `interval` knows, in the order of the key `intervals` of reports."""
@@ -59,7 +59,7 @@ def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Di
 
 def _influences(name: str, rows: pd.DataFrame) -> tuple[float, pd.Series] | None:
     """The ratio, and each image's influence on it."""
-    top, bottom = (side.astype("float64") for side in NUMBERS[name].sides(rows))
+    top, bottom = (side.astype("float64") for side in RUN_NUMBERS[name].sides(rows))
     defined = top.notna() & bottom.notna()
     top, bottom = top[defined], bottom[defined]
     if not bottom.sum():

@@ -252,7 +252,7 @@ def ratio_or_none(top: float, bottom: float) -> float | None:
     return None if pd.isna(top) or pd.isna(bottom) or not bottom else float(top / bottom)
 
 
-OF_SPEED = (
+SPEED_NUMBERS = (
     Number(nfe, per_image=lambda rows: rows["nfe"]),
     Number(tokens_per_step, ratio=("stream_tokens", "nfe")),
     Number(latency_ms, per_image=lambda rows: rows["latency_ms"]),

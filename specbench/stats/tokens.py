@@ -108,7 +108,7 @@ def top1(rows: pd.DataFrame) -> float | None:
     return ratio_or_none(rows["top1_sum"].sum(), rows["free_tokens"].sum())
 
 
-OF_TOKENS = (
+TOKEN_NUMBERS = (
     Number(logp_mean, ratio=("logp_sum", "free_tokens"), of=TOKENS),
     Number(entropy_mean, ratio=("entropy_sum", "free_tokens"), of=TOKENS),
     Number(image_perplexity, per_image=image_perplexities, of=TOKENS),
