@@ -180,27 +180,23 @@ def without_replaced_choices(table: Table, cells: Sequence[PlannedCell]) -> Tabl
 def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     """The table of the distinct runs that another model has here, each named by its decoder, without values of the
     paper. Rows of this model itself, run as printed, keep their values; what cannot be run is left out."""
-    by_settings = {cell.settings: cell for cell in cells}
-    printed = [row for row in table.rows if table.runs_of_row(row)]
-    alike: dict[str, list[Row]] = {}
-    for row in printed:
-        values = [by_settings[settings].values for settings in table.runs_of_row(row)]
-        alike.setdefault(
-            repr([{name: held.value for name, held in settings.items()} for settings in values]), []
-        ).append(row)
-    runs = [by_settings[table.runs_of_row(rows[0])[0]] for rows in alike.values()]
-    labels, sets = _labels(runs), {run.values["prompts"].value for run in runs if run.values}
-
-    def replaced(row: Row) -> bool:
-        return any(replaced_settings(by_settings[settings]) for settings in table.runs_of_row(row))
-
+    by_settings, alike = {cell.settings: cell for cell in cells}, {}
+    printed = [(row, [by_settings[asked] for asked in runs]) for row in table.rows if (runs := table.runs_of_row(row))]
+    for row, runs in printed:
+        values = [{name: held.value for name, held in run.values.items()} for run in runs]
+        alike.setdefault(repr(values), []).append((row, runs))
+    first_runs = [runs[0] for (_, runs), *_ in alike.values()]
+    sets = {run.values["prompts"].value for run in first_runs if run.values}
     rows = []
-    for members, run, named in zip(alike.values(), runs, labels, strict=True):
+    for members, run, label_here in zip(alike.values(), first_runs, _labels(first_runs), strict=True):
+        like = members[0][0]
         group = run.settings.decoder if table.axes else str(run.values["prompts"].value) if len(sets) > 1 else None
-        shared = tuple(text for text in members[0].chosen if all(text in row.chosen for row in members))
-        named = members[0].label if members[0].own else named
-        silent = Row(named, group, members[0].settings, {}, {}, {}, None, None, shared, members[0].own)
-        rows.append(next((row for row in members if row.settings["model"] == model and not replaced(row)), silent))
+        shared = tuple(text for text in like.chosen if all(text in row.chosen for row, _ in members))
+        label_here = like.label if like.own else label_here
+        silent = Row(label_here, group, like.settings, {}, {}, {}, None, None, shared, like.own)
+        own_model = [(row, runs) for row, runs in members if row.settings["model"] == model]
+        as_printed = [row for row, runs in own_model if not any(map(replaced_settings, runs))]
+        rows.append((*as_printed, silent)[0])
     groups = list(dict.fromkeys(row.group for row in rows))
     first = {row.settings["decoder"]: place for place, row in reversed(list(enumerate(rows)))}
 
@@ -211,8 +207,8 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     rows.sort(key=place)
     if all(row.paper for row in rows):
         return replace(table, rows=tuple(rows))
-    models = " and ".join(dict.fromkeys(name for row in printed if (name := row.settings["model"]) != model))
-    left_out, added = len(table.rows) - len(printed), sum(row.own for row in printed)
+    models = " and ".join(dict.fromkeys(name for row, _ in printed if (name := row.settings["model"]) != model))
+    left_out, added = len(table.rows) - len(printed), sum(row.own for row, _ in printed)
     note = (
         f"With {model} in the place of {models or 'the model as printed'}, no value of the paper is comparable, so its "
         f"rows have none; {len(printed) - added} rows of the paper are {len(rows) - sum(row.own for row in rows)} here"
