@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 _BLOCK = 256  # Slots of a block of a KV cache
 _LARGEST_VERTICAL_LAYER = 1024
@@ -137,12 +138,6 @@ def vertical_hidden(width: int) -> int:
     return min(3 * width, _LARGEST_VERTICAL_LAYER)
 
 
-def vertical_weights(width: int) -> int:
-    """Weights of a vertical draft head, without biases."""
-    hidden = vertical_hidden(width)
-    return first_layer_weights(width) + hidden**2 + hidden * width
-
-
 def first_layer_weights(width: int) -> int:
     """Weights of the first layer of a vertical draft head, which is read once for a run of drafts."""
     return _VERTICAL_INPUTS * width * vertical_hidden(width)
@@ -153,6 +148,28 @@ def draft_weights(width: int) -> int:
     for the token before."""
     hidden = vertical_hidden(width)
     return 2 * width * hidden + hidden**2
+
+
+def _eagle_weights(size: NetworkSize) -> int:
+    """A layer of the target, a projection of 2d x d, a token table."""
+    return size.layer_weights + 2 * size.width**2 + size.table * size.width
+
+
+def _vertical_weights(size: NetworkSize) -> int:
+    """Three layers, without biases."""
+    hidden = vertical_hidden(size.width)
+    return first_layer_weights(size.width) + hidden**2 + hidden * size.width
+
+
+class HeadSize(NamedTuple):
+    """What a draft head takes beside a target of a size; it may not be on this disk yet."""
+
+    weights: Callable[[NetworkSize], int]
+    cached_layers: int = 0  # with a KV cache as wide as the target's
+
+
+HEAD_SIZES = {"eagle": HeadSize(_eagle_weights, cached_layers=1), "vertical": HeadSize(_vertical_weights)}
+"""By kind of draft head."""
 
 
 _LLAMAGEN_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}

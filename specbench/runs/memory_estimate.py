@@ -3,7 +3,8 @@
     peak   = weights + batch x (cache + inputs + max(prefill, target, verify)), or while images are drawn
              weights + batch x (cache + inputs) + one picture's decoding (a batch's, where they are drawn together)
 
-    weights  the model, image decoder and text encoder; a draft head; LANTERN's table of neighbours; `table_bytes`
+    weights  the model, image decoder and text encoder; a draft head (`HEAD_SIZES`); LANTERN's table of neighbours;
+             `table_bytes`
     cache    rows x (prompt + stream slots + 2 x columns) x bytes per token, of all layers and a draft head's one; on a
              GPU in whole blocks, the prompt's and all
     inputs   rows x (prompt x embeddings and features [d] + stream slots x what the model adds to tokens there);
@@ -19,8 +20,6 @@ inner (the gate, what it multiplies, their product). Rows are two per image with
 of the widest forward: a window, the nodes of a tree, the rows of an image. Distributions are float32, the rest is in
 the model's dtype. A prompt has `ASSUMED_PROMPT_TOKENS` elements.
 
-A draft head, which may not be here yet, counts as a layer of the target, a projection of 2d x d and a token table.
-
 Not included: the cache of new prompts while a throughput run refills rows, numpy arrays, kernels and libraries, and the
 memory pool of captured graphs on a GPU (up to one `target` for each form).
 """
@@ -35,7 +34,7 @@ from dataclasses import asdict, dataclass
 
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
-from specbench.models.network_sizes import vertical_weights, whole_blocks
+from specbench.models.network_sizes import HEAD_SIZES, whole_blocks
 from specbench.runs.decoder_args import with_window
 from specbench.specs.components import columns_fed
 from specbench.specs.presets import DecoderSpec, resolve
@@ -79,18 +78,13 @@ def footprint(
     kv, network = model.kv_bytes(dtype), model.network
     if kv is None or network is None:
         return None
-    number, distribution = BYTES[dtype], 4 * model.v_image
+    number, distribution, memory = BYTES[dtype], 4 * model.v_image, _needs(decoder)
     rows, columns = 1 if sampling.guidance == 1 else 2, most_columns(decoder, model)
     weights, width = model.fixed_bytes(dtype), network.width * number
-    memory: Counter[str] = Counter()
-    for part in decoder.components:
-        memory.update(part.memory)
     weights += table_bytes(columns) * memory["tables"]
-    if decoder.head_kind == "eagle":
-        kv += kv // network.layers
-        weights += (network.layer_weights + 2 * network.width**2 + network.table * network.width) * number
-    if decoder.head_kind == "vertical":
-        weights += vertical_weights(network.width) * number
+    if head := HEAD_SIZES.get(decoder.head_kind):
+        kv += head.cached_layers * (kv // network.layers)
+        weights += head.weights(network) * number
     weights += 4 * model.v_image * min(NEIGHBOURS, model.v_image - 1) * memory["neighbours"]
     slots = ASSUMED_PROMPT_TOKENS + model.stream + 2 * columns
     if device != "cpu":
@@ -110,6 +104,11 @@ def footprint(
     return Footprint(weights, cache, inputs, max(prefill, target, verify), picture, model.renders_together)
 
 
+def _needs(decoder: DecoderSpec) -> Counter[str]:
+    """What its components state, summed by name."""
+    return sum((Counter(part.memory) for part in decoder.components), Counter())
+
+
 def single_image_bytes(model: ModelFacts) -> int | None:
     """Memory to decode one image at a time with AR, the model's own sampling and dtype; None if not counted."""
     need = footprint(model, resolve("ar"), model.sampling(), model.dtype)
@@ -126,21 +125,17 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
     whether the grammar forces slots. Alive are the last p, q and the guided logits, what components keep, and the
     maximum of: truncated logits and p; p padded for the forced slots, their one-hots and the combined p; temporaries of
     top-p (scaled, sorted and summed logits) and of components."""
-    parts = [part.memory for part in decoder.components]
     drawing = 3 if forced else 2
     # [scaled,] ranked, order (2), sum, sum before
     top_p = 5 + (sampling.temperature != 1) if sampling.top_p < 1 else 0
-    temporary = max(drawing, top_p, *(part.get("temporary", 0) for part in parts))
-    return 3 + sum(part.get("kept", 0) for part in parts) + temporary
+    temporary = max(drawing, top_p, *(part.memory.get("temporary", 0) for part in decoder.components))
+    return 3 + _needs(decoder)["kept"] + temporary
 
 
 def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
-    """Number of columns of the widest forward."""
-    options = dict(decoder.options)
-    if "rows-window" in options:
-        height, width = model.resolution
-        return math.isqrt(model.tokens * height // width) * columns_fed(options)  # a window per row of tokens
-    return columns_fed(options)
+    """Number of columns of the widest forward: of a window, or of one in every image row."""
+    (height, width), columns = model.resolution, columns_fed(dict(decoder.options))
+    return columns * math.isqrt(model.tokens * height // width) if _needs(decoder)["image_rows"] else columns
 
 
 def free_memory(device: str) -> int | None:

@@ -69,7 +69,9 @@ class Option:
         return " and ".join(parts) or "a number"
 
 
-MEMORY = frozenset(("tables", "slot_distributions", "slot_features", "slot_drafts", "kept", "temporary", "neighbours"))
+MEMORY = frozenset(
+    ("tables", "slot_distributions", "slot_features", "slot_drafts", "kept", "temporary", "neighbours", "image_rows")
+)
 """What a component may need beside the target, see `decoders.toml`."""
 
 
