@@ -24,7 +24,7 @@ from specbench.runs import compiler
 from specbench.runs.compiler import available_threads
 from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.needs import fetch_command, needs_of, score_needs
-from specbench.runs.plan import check_writable
+from specbench.runs.problems import check_writable
 from specbench.specs.presets import resolve
 from specbench.system import plugins
 from specbench.system.environment import requirements
@@ -71,7 +71,7 @@ def doctor(
     """
     if scale not in ("full", "tiny"):
         raise SpecbenchError(f"--scale {scale}: unknown", "valid: full, tiny")
-    choice = ModelChoice(weights, revision, random_weights, scale == "tiny")
+    choice = ModelChoice(weights, revision, random=random_weights, tiny=scale == "tiny")
     if choice != AS_PUBLISHED and not model:
         raise SpecbenchError("--weights, --revision, --random-weights and --scale require --model")
     chosen = metric_catalog.with_protocol(metrics, protocol)

@@ -43,6 +43,7 @@ class ModelChoice:
 
     weights: str | None = None  # folder or hub id that takes the place of the official checkpoint
     revision: str | None = None  # of the hub repository
+    _: KW_ONLY
     random: bool = False  # the true architecture with random weights
     # a grid of `TINY_GRID` tokens, checkpoints of any vocabulary, and with `random` a network to match
     tiny: bool = False
@@ -78,11 +79,11 @@ class ModelChoice:
         while ending := next((ending for ending in _ENDINGS if name.endswith(ending)), None):
             name = name.removesuffix(ending)
             endings.add(_ENDINGS[ending])
-        forms = ("released" if form in endings else "official" for form in _FORMS)
+        forms = {name: "released" if form in endings else "official" for form, name in _FORMS.items()}
         sized = re.fullmatch(r"(.*)\+(\d+x\d+)", name)
         name, size = sized.groups() if sized else (name, None)
-        random, tiny, eight_bits = (what in endings for what in ("random", "tiny", "eight_bits"))
-        return name, cls(weights, revision, random, tiny, *forms, size, eight_bits)
+        marks = {what: what in endings for what in ("random", "tiny", "eight_bits")}
+        return name, cls(weights, revision, size=size, **forms, **marks)
 
 
 _FORMS = {"rows": "guidance_rows", "prompt": "prompt_form", "guidance": "guidance_schedule"}
@@ -99,8 +100,9 @@ _ENDINGS = {
 """Endings of a model's name in records, by what they record of a `ModelChoice`, in their order."""
 
 
-class _Derived:
-    """Facts that a subclass of `ModelFacts` is given, or derives from what it is given."""
+class _InAnyForm:
+    """Facts that are fields of some models and properties of others. In `ModelFacts`, a dataclass, they would be fields
+    of all."""
 
     licence: str  # for people
     hub_id: str | None  # the hub repository of the weights; None for bundled ones
@@ -114,7 +116,7 @@ class _Derived:
 
 
 @dataclass(frozen=True)
-class ModelFacts(_Derived):
+class ModelFacts(_InAnyForm):
     """The facts of a model, and what can be asked of its files before it is loaded; subclasses say where these are."""
 
     name: str  # in records and on the command line

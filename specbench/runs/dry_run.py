@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,14 +15,11 @@ import pyarrow.compute as pc
 
 from specbench.decoding.generation import SPANS
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import check_model
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.prompts import downloadable, public_names
-from specbench.prompts.public import missing_set
 from specbench.runs.decoder_args import PlannedDecoder
-from specbench.runs.executors.ray_cluster import require_ray
-from specbench.runs.memory_estimate import footprint, free_memory
-from specbench.runs.plan import SAMPLING_SETTINGS, Plan, Problems, Shared, draft_plan, head_files, plan_drawing
+from specbench.runs.memory_estimate import footprint
+from specbench.runs.plan import SAMPLING_SETTINGS, Draft, Plan, Shared, draft_plan, head_files, plan_drawing
 from specbench.runs.settings import Value
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.stats.forward_time import Forward, Reached, forward_ms
@@ -31,8 +27,6 @@ from specbench.store.run_folders import find_runs_like, run_folder
 from specbench.store.run_store import RunStore
 from specbench.system.console import duration
 from specbench.system.device_peaks import find_peak, glimpse_peak
-from specbench.system.downloads import offline
-from specbench.system.torch_device import require_device
 
 ON_DISK, LISTED = "on disk", "they are listed above"
 ROW = (
@@ -91,25 +85,14 @@ class Outlook:
 def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[Outlook]:
     """The runs of merged settings, one for each decoder. `shared`: for callers with several settings."""
     shared = shared or Shared()
-    plan = draft_plan(values, shared)
-    model, problems = plan.model, Problems(plan.problems)
-    if not offline() and missing_set(str(values["prompts"].value)):  # a run downloads them first
-        problems = Problems(problem for problem in problems if problem.of != "prompts")
-    problems.check("device", require_device, plan.device)
-    if plan.workers.elsewhere:
-        problems.check("workers", require_ray, plan.workers.address)
-    if values["weights"].value and model.ready:  # files that no one has checked, as those of official weights are
-        problems.check("weights", check_model, model)
-    digest, cut = shared.once(("digest", model), model.weights_sha256) if model.ready else None, None
-    if not plan.problems:
+    draft = draft_plan(values, shared, ahead=True)
+    model, plan, cut = draft.model, draft.plan, None
+    digest = shared.once(("digest", model), model.weights_sha256) if model.ready else None
+    if plan:
         texts = [prompt.text for prompt in plan.chosen]
         key = ("captions", model, plan.prompts.sha256, plan_drawing(values))
         cut = shared.once(key, lambda: caption_note(model, texts))
-    runs = []
-    for planned in plan.decoders:
-        errors = [error for of, error in problems if of is planned or not isinstance(of, PlannedDecoder)]
-        runs.append(_outlook(plan, planned, digest, cut, errors, shared))
-    return runs
+    return [_outlook(draft, planned, digest, cut, shared) for planned in draft.decoders]
 
 
 def distinct_outlooks(settings: Iterable[Mapping[str, Value]], shared: Shared | None = None) -> list[Outlook]:
@@ -132,23 +115,16 @@ def obstacle(runs: Iterable[Outlook]) -> SpecbenchError | None:
     return SpecbenchError(f"{len(errors)} obstacles", LISTED, max(error.exit_code for error in errors))
 
 
-def _outlook(
-    plan: Plan,
-    planned: PlannedDecoder,
-    digest: str | None,
-    cut: str | None,
-    problems: Sequence[SpecbenchError],
-    shared: Shared,
-) -> Outlook:
-    model, device, out = plan.model, plan.device, Path(plan.settings["out"].value)
-    options, known, spec = dict(planned.spec.options), not plan.problems, None
+def _outlook(draft: Draft, planned: PlannedDecoder, digest: str | None, cut: str | None, shared: Shared) -> Outlook:
+    model, device, plan, settings = draft.model, draft.device, draft.plan, draft.settings
+    options, out, spec = dict(planned.spec.options), Path(settings["out"].value), None
     with suppress(SpecbenchError):  # its draft head is not on disk
-        spec = plan.spec(planned.spec, digest) if known and digest and not planned.auto_window else None
-    folder = spec and run_folder(plan.out, spec)
-    requests = plan.requests_of(planned) if known else ()
-    stored = RunStore(folder).completed(plan.trace) if folder and folder.is_dir() else set()
+        spec = plan.spec(planned.spec, digest) if plan and digest and not planned.auto_window else None
+    folder = spec and run_folder(draft.out, spec)
+    requests = plan.requests_of(planned) if plan else ()
+    stored = RunStore(folder).completed(draft.trace) if folder and folder.is_dir() else set()
     done = len(stored & {request.key for request in requests})
-    images = len(requests) if known else _expected_images(plan.settings, planned.first)
+    images = len(requests) if plan else _expected_images(settings, planned.first)
     missing = None if images is None else images - done
     alike = out, model.name, planned.spec.name, device
     pace = seconds_per_image(*alike, folder.name) if done else None
@@ -156,9 +132,9 @@ def _outlook(
     # Upper bound of an image on disk: an incompressible PNG and the lists of its row.
     image_bytes = math.prod(model.resolution) * 3 + model.tokens * 32 + 4096
     megabytes = None if missing is None else image_bytes * missing / 1e6
-    need = footprint(model, planned.spec, plan.sampling, plan.dtype, device)
-    memory = need.total(plan.batch if isinstance(plan.batch, int) else 1) if need else None
-    free = shared.once(("free", device), lambda: free_memory(device)) if need else None
+    batch = plan.batch if plan else settings["batch"].value
+    need = footprint(model, planned.spec, draft.sampling, draft.dtype, device)
+    memory = need.total(batch if isinstance(batch, int) else 1) if need else None
     head = head_files(model, planned.spec)
     return Outlook(
         run_id=folder and folder.name,
@@ -166,10 +142,9 @@ def _outlook(
         decoder=planned.spec.name,
         options=planned.chosen | options | ({"window": "auto"} if planned.auto_window else {}),
         lossless=planned.spec.lossless,
-        sampling=plan.sampling,
-        prompts=plan.prompts.name if known else plan.settings["prompts"].value,
-        device=device,
-        **{name: getattr(plan, name) for name in ("samples", "seed", "batch", "dtype")},
+        prompts=plan.prompts.name if plan else settings["prompts"].value,
+        batch=batch,
+        **{name: getattr(draft, name) for name in ("sampling", "samples", "seed", "dtype", "device", "out")},
         images=images,
         done=done,
         seconds=None if pace is None or missing is None else pace * missing,
@@ -178,9 +153,8 @@ def _outlook(
         captions=cut,
         weights=_where(model.files),
         head=head and _where(head.find),
-        obstacles=(*problems, *_too_large(memory, free, device), *_too_full(megabytes, out)),
+        obstacles=draft.obstacles(planned, memory, megabytes, shared),
         spec=spec,
-        out=plan.out,
     )
 
 
@@ -225,21 +199,6 @@ def _pace(folders: Sequence[Path]) -> float | None:
             return None
         images, seconds = images + len(rows), seconds + len(rows) / pace
     return seconds / images if images else None
-
-
-def _too_large(need: int | None, free: int | None, device: str) -> list[SpecbenchError]:
-    if need is None or free is None or need <= free:
-        return []
-    what = f"memory: the estimate is more than the {free // 2**30} GiB free on {device}"
-    return [SpecbenchError(what, "another device, a smaller batch or a smaller model")]
-
-
-def _too_full(megabytes: float | None, out: Path) -> list[SpecbenchError]:
-    there = next((folder for folder in (out, *out.absolute().parents) if folder.is_dir()), None)
-    if megabytes is None or there is None or (free := shutil.disk_usage(there).free / 1e6) >= megabytes:
-        return []
-    what = f"disk: up to {megabytes:,.0f} MB needed, {free:,.0f} MB free in {out}"
-    return [SpecbenchError(what, "another folder with --out, or fewer images")]
 
 
 def _where(files: Callable[[], object]) -> str:

@@ -4,34 +4,35 @@ torch."""
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 from specbench.errors import SpecbenchError
-from specbench.models.catalog import find_model, model_code
+from specbench.models.catalog import check_model, find_model, model_code
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head_files import HeadFiles, published_head
 from specbench.models.facts import EIGHT_BITS, ModelChoice, ModelFacts
 from specbench.models.hub_model import RELEASED, HubModel
 from specbench.prompts import Prompt, PromptSet, Request, load_prompts, requests_for
 from specbench.prompts.prompt_set import Drawing
+from specbench.prompts.public import missing_set
 from specbench.runs import compiler
 from specbench.runs.compiler import free_threads
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_ar
-from specbench.runs.executors.ray_cluster import THIS_PROCESS, Workers, plan_workers, run_mode
-from specbench.runs.memory_estimate import fitting_windows, settle_batch
+from specbench.runs.executors.ray_cluster import Workers, plan_workers, require_ray, run_mode
+from specbench.runs.memory_estimate import fitting_windows, free_memory, settle_batch
 from specbench.runs.needs import naming_all
+from specbench.runs.problems import Problem, Problems, check_disk, check_memory, check_writable
 from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value, plain_values
 from specbench.runs.shards import plan_shard, shard_folder
 from specbench.specs.presets import DecoderSpec, decoder_code
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
-from specbench.system.downloads import Download
-from specbench.system.foreign_code import Code, refuse_edited
-from specbench.system.torch_device import check_decoding_device
+from specbench.system.downloads import Download, offline
+from specbench.system.foreign_code import refuse_edited
+from specbench.system.torch_device import check_decoding_device, require_device
 
 SAMPLING_SETTINGS = {
     "guidance": "cfg",
@@ -43,36 +44,40 @@ SAMPLING_SETTINGS = {
     "top_n_sigma": "top-n-sigma",
 }
 MAX_IMAGES = 1_000_000
-_T = TypeVar("_T")
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Input of `specbench.runs.runner.run_plans`."""
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What the settings tell of a run, before prompts are read and memory is estimated."""
 
+    settings: Mapping[str, Value]
     model: ModelFacts
     decoders: tuple[PlannedDecoder, ...]
     sampling: Sampling
-    prompts: PromptSet | None  # None where they cannot be read
-    chosen: tuple[Prompt, ...]  # the prompts of `prompts` to generate
     samples: int
     seed: int
-    batch: int
     dtype: str
     device: str
-    threads: int
     compiled: bool
     out: Path
     trace: bool
-    settings: Mapping[str, Value]  # the settings the plan was made from
-    notes: tuple[str, ...] = ()  # unsupported requests, one sentence each
-    workers: Workers = THIS_PROCESS
-    mode: str = "latency"
-    shard: tuple[int, int] = (1, 1)
+    workers: Workers
+    mode: str
+    shard: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan(Asked):
+    """Input of `specbench.runs.runner.run_plans`, of which nothing is missing."""
+
+    prompts: PromptSet
+    chosen: tuple[Prompt, ...]  # the prompts of `prompts` to generate
+    drawn: str | None  # which prompts these are, in words; None for the whole set
+    batch: int
+    threads: int
+    notes: tuple[str, ...]  # unsupported requests, one sentence each
     # the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`
     memory: Mapping[str, object] | None = None
-    drawn: str | None = None  # which prompts these are, in words; None for the whole set
-    problems: tuple[Problem, ...] = ()  # why it cannot run; prompts, batch and threads are not settled then
 
     @property
     def work(self) -> tuple:
@@ -136,8 +141,8 @@ class Plan:
             threads=self.threads,
             compiled=self.compiled or None,
             head_sha256=head.sha256() if head else None,
-            decoder_code=_digest(decoder_code(decoder)),
-            model_code=_digest(model_code(self.model)),
+            decoder_code=getattr(decoder_code(decoder), "digest", None),
+            model_code=getattr(model_code(self.model), "digest", None),
             mode=self.mode if self.mode == "throughput" and self.batch == 1 else None,
         )
 
@@ -156,8 +161,24 @@ class Plan:
         return head and head.find(download)
 
 
-def _digest(code: Code | None) -> str | None:
-    return code and code.digest
+@dataclass(frozen=True, kw_only=True)
+class Draft(Asked):
+    """A run with all that stands in its way."""
+
+    plan: Plan | None  # None where prompts are not here yet, or with problems that no run can start with
+    problems: tuple[Problem, ...]
+
+    def obstacles(
+        self, planned: PlannedDecoder, memory: int | None, megabytes: float | None, shared: Shared
+    ) -> tuple[SpecbenchError, ...]:
+        """The problems of one decoder's run, which takes so many bytes of memory and so much on disk, where known."""
+        problems = Problems(each for each in self.problems if each.of is planned or isinstance(each.of, str))
+        if memory is not None:
+            free = shared.once(("free", self.device), lambda: free_memory(self.device))
+            problems.check(planned, check_memory, memory, free, self.device)
+        if megabytes is not None:
+            problems.check(planned, check_disk, megabytes, Path(self.settings["out"].value))
+        return tuple(error for _, error in problems)
 
 
 def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
@@ -181,96 +202,107 @@ class Shared:
         return self._known[key]
 
 
-class Problem(NamedTuple):
-    """Something that must be installed, downloaded or changed before a plan can run."""
-
-    of: object  # "prompts", "weights", or the decoder whose draft head is meant
-    error: SpecbenchError
-
-
-class Problems(list[Problem]):
-    """Problems that checks find."""
-
-    def check(self, of: object, work: Callable[..., _T], *given: object) -> _T | None:
-        """What `work` returns; None where it raises, which is a problem."""
-        try:
-            return work(*given)
-        except SpecbenchError as error:
-            self.append(Problem(of, error))
-            return None
-
-
 def make_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Plan:
     """Make the plan of a `run` from its merged settings; raises the first of its problems."""
-    plan = draft_plan(values, shared)
-    if not plan.problems:
-        return plan
-    of, error = plan.problems[0]
-    raise naming_all(error, plan.model, str(values["prompts"].value)) if of in ("prompts", "weights") else error
+    draft = draft_plan(values, shared)
+    if draft.plan:
+        return draft.plan
+    of, error = draft.problems[0]
+    raise naming_all(error, draft.model, str(values["prompts"].value)) if of in ("prompts", "weights") else error
 
 
-def draft_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Plan:
-    """A plan with its problems; raises only what is wrong with the settings themselves."""
-    value, shared, problems = plain_values(values), shared or Shared(), Problems()
-    model, decoders = plan_model(values), with_ar(plan_decoders(value["decoder"], values), values)
-    for code in (model_code(model), *(decoder_code(planned.spec) for planned in decoders)):
-        refuse_edited(code)
-    workers, (shard, alone) = plan_workers(values), plan_shard(value["shard"], os.environ)
-    drawing, sampling, device = plan_drawing(values), plan_sampling(model, values), value["device"]
-    check_decoding_device(device)
-    dtype, compiled, unmet = compiler.settle_precision(value["dtype"], model.dtype, value["compile"], device)
-    out = Path(value["out"]) / shard_folder(*shard)
-    named = value["prompts"], value.get("prompt-column")
-    images = named, drawing, value["samples"], shard
-    prompts, chosen = problems.check("prompts", _draw, *images, shared) or (None, ())
+def draft_plan(values: Mapping[str, Value], shared: Shared | None = None, ahead: bool = False) -> Draft:
+    """The plan with its problems, with `ahead` those, too, that a run meets once it has a plan; raises only what is
+    wrong with the settings themselves."""
+    (asked, unmet, alone), shared, problems, plan = _asked(values), shared or Shared(), Problems(), None
+    model, out, drawing = asked.model, asked.out, plan_drawing(values)
+    named = values["prompts"].value, plain_values(values).get("prompt-column")
+    prompts, chosen = problems.check("prompts", _draw, asked, named, drawing, shared) or (None, ())
     problems.check("weights", model.require_weights)
-    for planned in decoders:
+    for planned in asked.decoders:
         if head := head_files(model, planned.spec):
             problems.check(planned, head.require)
     captions = (model, *named, drawing)
     problems.check("captions", shared.once, captions, lambda: model.check_prompts(chosen))
     problems.check("out", shared.once, ("out", out), lambda: check_writable(out))
-    threads, busy = value["threads"] * (workers.count or 1), []
-    if not threads and not problems:
-        threads, busy = shared.once(("threads", out, model.name, device), lambda: free_threads(out, model.name, device))
-    plan = Plan(
+    if not problems:
+        threads, busy = _threads(asked, shared)
+        plan = Plan(
+            **vars(asked),
+            prompts=prompts,
+            chosen=chosen,
+            drawn=drawing.text(prompts),
+            batch=1 if values["batch"].value == "auto" else values["batch"].value,
+            threads=threads,
+            notes=(*unmet, *busy, *filter(None, [model.size_note, _rows_note(model, values), alone])),
+        )
+        if not asked.workers.elsewhere:
+            # What depends on the plan's size and on this machine: steps compiled or not, windows, batch.
+            plan = problems.check("memory", lambda: _settle_batch(_settle_windows(_settle_steps(plan, shared))))
+    if ahead:
+        _look_ahead(asked, problems)
+    return Draft(**vars(asked), plan=plan, problems=tuple(problems))
+
+
+def _asked(values: Mapping[str, Value]) -> tuple[Asked, tuple[str, ...], str]:
+    """What the settings tell, and the notes of number format and compilation, and of the shard."""
+    value = plain_values(values)
+    model, decoders = plan_model(values), with_ar(plan_decoders(value["decoder"], values), values)
+    for code in (model_code(model), *(decoder_code(planned.spec) for planned in decoders)):
+        refuse_edited(code)
+    workers, (shard, alone) = plan_workers(values), plan_shard(value["shard"], os.environ)
+    sampling, device = plan_sampling(model, values), value["device"]
+    check_decoding_device(device)
+    dtype, compiled, unmet = compiler.settle_precision(value["dtype"], model.dtype, value["compile"], device)
+    asked = Asked(
+        settings=values,
         model=model,
         decoders=tuple(decoders),
         sampling=sampling,
-        prompts=prompts,
-        chosen=chosen,
-        drawn=drawing.text(prompts) if prompts else None,
-        samples=value["samples"],
-        seed=value["seed"],
-        batch=value["batch"],
         dtype=dtype,
         device=device,
-        threads=threads // (workers.count or 1) or 1,
         compiled=compiled,
-        out=out,
-        trace=value["trace"],
-        settings=values,
-        notes=(*unmet, *busy, *filter(None, [model.size_note, _rows_note(model, values), alone])),
+        out=Path(value["out"]) / shard_folder(*shard),
         workers=workers,
         mode=run_mode(value["mode"], value["batch"], workers, device),
         shard=shard,
+        **{name: value[name] for name in ("samples", "seed", "trace")},
     )
-    if not problems and not workers.elsewhere:
-        # What depends on the plan's size and on this machine: steps compiled or not, windows, batch.
-        plan = problems.check("memory", lambda: _settle_batch(_settle_windows(_settle_steps(plan, shared)))) or plan
-    return replace(plan, problems=tuple(problems))
+    return asked, unmet, alone
+
+
+def _threads(asked: Asked, shared: Shared) -> tuple[int, list[str]]:
+    """CPU threads of each worker, and a line where these are not all."""
+    given, workers = asked.settings["threads"].value, asked.workers.count or 1
+    if given:
+        return given, []
+    facts = asked.out, asked.model.name, asked.device
+    threads, busy = shared.once(("threads", *facts), lambda: free_threads(*facts))
+    return threads // workers or 1, busy
 
 
 def _draw(
-    named: tuple[str, str | None], drawing: Drawing, samples: int, shard: tuple[int, int], shared: Shared
+    asked: Asked, named: tuple[str, str | None], drawing: Drawing, shared: Shared
 ) -> tuple[PromptSet, tuple[Prompt, ...]]:
     """The prompt set, and those of its prompts that are asked for, no more than a run can list."""
     prompts = shared.once(("prompts", *named), lambda: shared.load(*named))
     chosen = shared.once((*named, drawing), lambda: tuple(drawing.of(prompts)))
-    if (images := -(-len(chosen) * samples // shard[1])) > MAX_IMAGES:
+    samples, shards = asked.samples, asked.shard[1]
+    if (images := -(-len(chosen) * samples // shards)) > MAX_IMAGES:
         what = f"--samples {samples}: {images:,} images of {len(chosen):,} prompts, more than {MAX_IMAGES:,} of one run"
         raise SpecbenchError(what, "use --limit, or --shard I/N with another --out for each part")
     return prompts, chosen
+
+
+def _look_ahead(asked: Asked, problems: Problems) -> None:
+    """Add what a run meets once it has a plan, and leave out prompts that it downloads before."""
+    if not offline() and missing_set(str(asked.settings["prompts"].value)):
+        problems[:] = [problem for problem in problems if problem.of != "prompts"]
+    problems.check("device", require_device, asked.device)
+    if asked.workers.elsewhere:
+        problems.check("workers", require_ray, asked.workers.address)
+    if asked.settings["weights"].value and asked.model.ready:  # files that no one checked, as official weights are
+        problems.check("weights", check_model, asked.model)
 
 
 def _rows_note(model: ModelFacts, values: Mapping[str, Value]) -> str | None:
@@ -326,10 +358,10 @@ def _settle_steps(plan: Plan, shared: Shared) -> Plan:
 
 def _settle_batch(plan: Plan) -> Plan:
     """Set a batch size that fits into memory; "auto" reuses the earlier choice for the same run."""
-    specs = [planned.widest for planned in plan.decoders]
-    earlier = _earlier_batch(plan) if plan.batch == "auto" else None
-    batch, estimate = settle_batch(earlier or plan.batch, plan.model, specs, plan.sampling, plan.dtype, plan.device)
-    if plan.batch == "auto" and not earlier:
+    specs, asked = [planned.widest for planned in plan.decoders], plan.settings["batch"].value
+    earlier = _earlier_batch(plan) if asked == "auto" else None
+    batch, estimate = settle_batch(earlier or asked, plan.model, specs, plan.sampling, plan.dtype, plan.device)
+    if asked == "auto" and not earlier:
         images = max(1, plan.images)
         batch = min(batch, images)
         estimate = dict(estimate or {}) | {"batch": batch, "images": images}
@@ -375,15 +407,15 @@ def plan_model(values: Mapping[str, Value]) -> ModelFacts:
     """Model with the weights and size given in the settings."""
     value = plain_values(values)
     choice = ModelChoice(
-        value["weights"],
-        value["revision"],
-        value["random-weights"],
-        value["scale"] == "tiny",
-        value["guidance-rows"],
-        value["prompt-form"],
-        value["guidance-schedule"],
-        value["size"],
-        value["dtype"] == EIGHT_BITS,
+        weights=value["weights"],
+        revision=value["revision"],
+        random=value["random-weights"],
+        tiny=value["scale"] == "tiny",
+        guidance_rows=value["guidance-rows"],
+        prompt_form=value["prompt-form"],
+        guidance_schedule=value["guidance-schedule"],
+        size=value["size"],
+        eight_bits=value["dtype"] == EIGHT_BITS,
     )
     return find_model(value["model"]).configured(choice, download=True)
 
@@ -402,16 +434,3 @@ def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:
             f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens", "0 keeps all of them"
         )
     return sampling
-
-
-def check_writable(out: Path) -> None:
-    """Reject an unwritable results folder, tested with an unnamed temporary file."""
-    try:
-        existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
-        if not existing.is_dir():
-            raise SpecbenchError(f"--out {out}: {existing} is a file", "name a folder")
-        with tempfile.TemporaryFile(dir=existing):
-            pass
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise SpecbenchError(f"--out {out}: cannot write there ({reason})", "choose a writable folder") from None

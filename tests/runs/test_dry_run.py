@@ -24,7 +24,7 @@ def bare(monkeypatch, tmp_path):
 
 
 def test_all_obstacles_are_told_at_once(bare, monkeypatch):
-    monkeypatch.setattr("specbench.runs.dry_run.free_memory", lambda device: 2**30)
+    monkeypatch.setattr("specbench.runs.plan.free_memory", lambda device: 2**30)
     ar, vertical = api.dry_run(model="lumina", decoder=["ar", "vertical"], prompts="coco", limit=5, out=bare, top_k=7)
     assert ar.keys() == set(ROW)
     assert (ar["images"], ar["done"], ar["top_k"], ar["guidance"], ar["run_id"]) == (5, 0, 7, 3.0, None)
@@ -60,7 +60,7 @@ def test_every_decoder_finds_the_draft_head_that_comes_with_the_model(tmp_path):
 
 
 def test_the_table_lists_obstacles_once_and_the_exit_code_says_what_is_missing(bare, cli, monkeypatch):
-    monkeypatch.setattr("specbench.runs.dry_run.free_memory", lambda *_: 2**40)  # a smaller machine is an obstacle
+    monkeypatch.setattr("specbench.runs.plan.free_memory", lambda *_: 2**40)  # a smaller machine is an obstacle
     outcome = cli(
         "run", "--model", "lumina", "--decoder", "ar,vertical", "--prompts", "coco", "--dry-run", "--out", bare
     )
@@ -98,7 +98,7 @@ def test_a_prompt_file_is_read_once_for_all_runs_of_a_command(tmp_path, cli, mon
 def test_many_runs_are_planned_at_once_with_their_progress(tmp_path, cli, monkeypatch):
     """What all runs share is found out once: a sweep of 1,000 seeds took 27 s, one of 20,000 was silent for minutes."""
     calls = []
-    for name in ("models.shapes.captions.encode", "runs.dry_run.free_memory", "runs.plan.free_threads"):
+    for name in ("models.shapes.captions.encode", "runs.plan.free_memory", "runs.plan.free_threads"):
         place = f"specbench.{name}"
         monkeypatch.setattr(place, spied(calls, pkgutil.resolve_name(place)))
     values = merge(run_settings(), {"decoder": ["ar"], "limit": 4, "out": str(tmp_path)}, env={})

@@ -1,0 +1,60 @@
+"""What stands in the way of a run: the list of it, and checks of this machine."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from specbench.errors import SpecbenchError
+
+_T = TypeVar("_T")
+
+
+class Problem(NamedTuple):
+    """Something that must be installed, downloaded or changed before a run."""
+
+    of: object  # "prompts", "weights" and so on; the decoder, where it is of one alone
+    error: SpecbenchError
+
+
+class Problems(list[Problem]):
+    """Problems that checks find."""
+
+    def check(self, of: object, work: Callable[..., _T], *given: object) -> _T | None:
+        """What `work` returns; None where it raises, which is a problem."""
+        try:
+            return work(*given)
+        except SpecbenchError as error:
+            self.append(Problem(of, error))
+            return None
+
+
+def check_writable(out: Path) -> None:
+    """Reject an unwritable results folder, tested with an unnamed temporary file."""
+    try:
+        existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+        if not existing.is_dir():
+            raise SpecbenchError(f"--out {out}: {existing} is a file", "name a folder")
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise SpecbenchError(f"--out {out}: cannot write there ({reason})", "choose a writable folder") from None
+
+
+def check_memory(need: int, free: int | None, device: str) -> None:
+    """Reject bytes that are more than the free ones, where these are known."""
+    if free is not None and need > free:
+        what = f"memory: the estimate is more than the {free // 2**30} GiB free on {device}"
+        raise SpecbenchError(what, "another device, a smaller batch or a smaller model")
+
+
+def check_disk(megabytes: float, out: Path) -> None:
+    """Reject images that the disk of the results folder has no room for."""
+    there = next((folder for folder in (out, *out.absolute().parents) if folder.is_dir()), None)
+    if there is not None and (free := shutil.disk_usage(there).free / 1e6) < megabytes:
+        what = f"disk: up to {megabytes:,.0f} MB needed, {free:,.0f} MB free in {out}"
+        raise SpecbenchError(what, "another folder with --out, or fewer images")
