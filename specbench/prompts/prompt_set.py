@@ -15,7 +15,6 @@ from specbench.errors import SpecbenchError, listed, unknown_name
 
 _MAX_PROMPT_CHARS = 10_000
 _MAX_ID_CHARS = 200
-_DIGESTED_AT_ONCE = 1000
 _DRAWING_SEED = 0
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str).encode
 
@@ -150,7 +149,7 @@ def content_sha256(prompts: Sequence[Prompt]) -> str:
     """Digest of ids, texts, categories and metadata, sorted by id, so that the order in the file does not matter."""
     digest = hashlib.sha256()
     rows = map(_row_json, sorted(prompts, key=attrgetter("id")))
-    while chunk := list(islice(rows, _DIGESTED_AT_ONCE)):
+    while chunk := list(islice(rows, 1000)):
         digest.update("".join(f"{row}\n" for row in chunk).encode())
     return digest.hexdigest()
 

@@ -204,7 +204,8 @@ def _read_json(source: TableFile) -> Iterator[tuple[str, Prompt]]:
         rows = parse_json(_content(path).decode("utf-8-sig"))
     except ValueError as error:
         raise SpecbenchError(f"prompt file '{path}' is not JSON ({error})") from None
-    if isinstance(rows, dict) and _is_coco(rows):
+    captions, of_coco = rows.get("annotations") if isinstance(rows, dict) else None, {"image_id", "id", "caption"}
+    if isinstance(captions, list) and all(isinstance(row, dict) and of_coco <= row.keys() for row in captions):
         source.notes["the longest caption of each image, as coco"] = None
         yield from ((f"image {prompt.id}", prompt) for prompt in longest_captions(rows))
         return
@@ -215,12 +216,6 @@ def _read_json(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     for number, row in enumerate(rows, 1):
         where = f"entry {number}"
         yield where, prompt_of(source, where, {"text": row} if isinstance(row, str) else row)
-
-
-def _is_coco(content: dict) -> bool:
-    rows = content.get("annotations")
-    columns = {"image_id", "id", "caption"}
-    return isinstance(rows, list) and all(isinstance(row, dict) and columns <= row.keys() for row in rows)
 
 
 def _listed(content: dict, source: TableFile) -> object:

@@ -104,7 +104,10 @@ def resolve(name: str, overrides: Mapping[str, object] | None = None) -> Decoder
     values = {option: options[option].parse(overrides.get(option, options[option].default)) for option in options}
     _check_look_ahead(name, choices, values)
     stored = {key: value for key, value in values.items() if not options[key].later or value != options[key].default}
-    return DecoderSpec(name, **choices, options=tuple(sorted(stored.items())), lossless=_lossless(choices))
+    # A verifier that looks ahead is biased where the drafts that it looks at outlive the step.
+    biased = _looks_ahead(choices) and not CHOICES["refine"][choices["refine"]].redraws
+    lossless = all(part.lossless for part in _components(choices)) and not biased
+    return DecoderSpec(name, **choices, options=tuple(sorted(stored.items())), lossless=lossless)
 
 
 def choices_of(preset: Preset, overrides: Mapping[str, object]) -> dict[str, str]:
@@ -292,12 +295,6 @@ def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str
 
 def _looks_ahead(choices: Mapping[str, str]) -> bool:
     return "verifier" in _kinds(choices) and CHOICES["verifier"][choices["verifier"]].looks_ahead
-
-
-def _lossless(choices: Mapping[str, str]) -> bool:
-    """Whether every component is, and no verifier looks at drafts that outlive the step."""
-    biased = _looks_ahead(choices) and not CHOICES["refine"][choices["refine"]].redraws
-    return all(part.lossless for part in _components(choices)) and not biased
 
 
 class Published(NamedTuple):

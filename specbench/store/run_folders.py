@@ -56,9 +56,9 @@ def _find(name: str, runs: Sequence[Path]) -> list[Path]:
     exact = [folder for folder in runs if folder.name == name]
     if exact:
         return exact
-    inside = _runs_at(name)
-    if inside:
-        return inside
+    with suppress(OSError, ValueError):  # not a possible path
+        if inside := [Path(name)] if (Path(name) / RUN_JSON).is_file() else runs_in(Path(name)):
+            return inside
     near = [folder for folder in runs if folder.name.startswith(name)]
     near = near or [folder for folder in runs if _decoder_of(folder) == name]
     if len(near) > 1:
@@ -87,13 +87,6 @@ def _decoder_of(folder: Path) -> str | None:
     with suppress(SpecbenchError):  # damaged; whoever reads it is told
         return read_info(folder).spec.decoder.name
     return None
-
-
-def _runs_at(path: str) -> list[Path]:
-    try:
-        return [Path(path)] if (Path(path) / RUN_JSON).is_file() else runs_in(Path(path))
-    except (OSError, ValueError):  # not a possible path
-        return []
 
 
 def run_folder(out: Path | str, spec: RunSpec) -> Path:

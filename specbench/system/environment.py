@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
-from specbench.system.limits import available_cores
+from specbench.system.limits import available_cores, pages_bytes
 from specbench.system.version import __version__
 
 BUILD_RECORD = Path(__file__).with_name("build.json")
@@ -65,7 +65,13 @@ def git_state() -> dict[str, object]:
 
     `dirty`: whether tracked files were modified. Both are null where nothing is known.
     """
-    return checkout_state() or _recorded_state() or {"revision": None, "dirty": None}
+    if state := checkout_state():
+        return state
+    try:
+        state = json.loads(BUILD_RECORD.read_text())
+        return {"revision": state["revision"], "dirty": state["dirty"]}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {"revision": None, "dirty": None}
 
 
 def checkout_state() -> dict[str, object] | None:
@@ -79,26 +85,18 @@ def checkout_state() -> dict[str, object] | None:
     return {"revision": revision, "dirty": None if changes is None else bool(changes)}
 
 
-def _recorded_state() -> dict[str, object] | None:
-    try:
-        state = json.loads(BUILD_RECORD.read_text())
-        return {"revision": state["revision"], "dirty": state["dirty"]}
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
 def hardware() -> dict[str, object]:
     """CPU model, cores available to this process, memory, GPUs, and where there are any, CUDA, driver, and whether they
     use TF32."""
-    gpus = _gpus()
-    torch = sys.modules["torch"] if gpus else None
+    torch, memory = sys.modules.get("torch"), pages_bytes("SC_PHYS_PAGES")
+    gpus = torch.cuda.device_count() if torch and torch.cuda.is_available() else 0
     return {
         "platform": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu_model(),
         "cores": available_cores(),
-        "memory_gib": _memory_gib(),
-        "gpus": gpus,
-        **(_cuda_facts(torch) if torch else {}),
+        "memory_gib": None if memory is None else round(memory / 2**30, 1),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(gpus)],
+        **(_cuda_facts(torch) if gpus else {}),
     }
 
 
@@ -172,17 +170,3 @@ def _cpu_model() -> str | None:
 def _model_name(table: str) -> str | None:
     lines = (line.partition(":") for line in table.splitlines() if line.lower().startswith("model name"))
     return next((name.strip() for _, _, name in lines if name.strip() != "-"), None)
-
-
-def _memory_gib() -> float | None:
-    try:
-        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    except (ValueError, OSError, AttributeError):
-        return None
-
-
-def _gpus() -> list[str]:
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return []
-    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]

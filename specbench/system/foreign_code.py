@@ -31,7 +31,6 @@ from specbench.errors import SpecbenchError
 from specbench.system.environment import DISTRIBUTION, requirements
 
 _OURS = __name__.partition(".")[0]
-_INSTALLED = ("site-packages", "dist-packages")
 _SUFFIXES = (".py", "/__init__.py", ".so", ".abi3.so", sysconfig.get_config_var("EXT_SUFFIX") or ".so")
 
 
@@ -80,13 +79,14 @@ def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code |
     modules = {f"file {path.name}": _sha256(path.read_bytes()) for path in files if path.is_file()}
     paths, packages, tops = list(map(str, files)), set(), {_top(target) for target in foreign}
     todo, done = [target.partition(":")[0] for target in foreign], set()
+    standard = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib"))
     while todo:
         name = todo.pop()
         done.add(name)
         place = _locate(name)
         if place is not None and _installed(place):
             packages.add(_top(name))
-        if place is not None and (_top(name) in tops or not (_installed(place) or _standard(place))):
+        if place is not None and (_top(name) in tops or not (_installed(place) or place.startswith(standard))):
             source = _source(name, place)
             modules[name], paths = source.digest, [*paths, place]
             todo += [imported for imported in source.imports if imported not in done and _top(imported) != _OURS]
@@ -129,11 +129,7 @@ def _top(name: str) -> str:
 
 
 def _installed(path: str) -> bool:
-    return any(part in _INSTALLED for part in Path(path).parts)
-
-
-def _standard(path: str) -> bool:
-    return path.startswith(tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "platstdlib")))
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(path).parts)
 
 
 def _locate(name: str) -> str | None:
@@ -188,7 +184,7 @@ def _read(name: str, path: str) -> _Source:
 
 def _tokens(tree: ast.AST) -> Iterator[str]:
     """The nodes of a syntax tree level by level, without positions, docstrings and fields that Python versions add."""
-    todo = deque([tree])
+    todo, documented = deque([tree]), ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     while todo:
         node = todo.popleft()
         parts = [type(node).__name__]
@@ -196,15 +192,11 @@ def _tokens(tree: ast.AST) -> Iterator[str]:
             if name in ("ctx", "kind", "type_comment", "type_ignores") or value is None or value == []:
                 continue
             children = value if isinstance(value, list) else [value]
-            children = children[1:] if name == "body" and _documented(node) else children
+            if name == "body" and isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+                children = children[1:]
             todo += [child for child in children if isinstance(child, ast.AST)]
             parts.append(f"{name}={['*' if isinstance(child, ast.AST) else repr(child) for child in children]}")
         yield " ".join(parts)
-
-
-def _documented(node: ast.AST) -> bool:
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    return isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None
 
 
 def _imports(tree: ast.AST, name: str, package: str) -> Iterator[str]:

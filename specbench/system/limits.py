@@ -25,7 +25,7 @@ def available_cores() -> int:
 
 def available_memory() -> int | None:
     """Bytes of main memory that this process can still have, the page cache counted as free; None if unknown."""
-    free = [_table(_PROCESS / "meminfo").get("MemAvailable:", 0) * 1024 or _free_pages()]
+    free = [_table(_PROCESS / "meminfo").get("MemAvailable:", 0) * 1024 or pages_bytes("SC_AVPHYS_PAGES")]
     for group in _groups("memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             most = _words(group / limit)
@@ -36,9 +36,10 @@ def available_memory() -> int | None:
     return min((size for size in free if size is not None), default=None)
 
 
-def _free_pages() -> int | None:
+def pages_bytes(pages: str) -> int | None:
+    """Bytes of the pages of memory that the system counts under a name of `os.sysconf`; None if unknown."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf(pages)
     except (ValueError, OSError, AttributeError):
         return None
 

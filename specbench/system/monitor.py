@@ -12,8 +12,6 @@ from pathlib import Path
 
 BUSY_CORES = 0.25  # Cores taken by other processes on average above which latencies count as disturbed
 
-_GLANCE_S = 0.2
-
 
 class MachineMonitor:
     """Monitor from construction until `read`."""
@@ -49,7 +47,7 @@ class MachineMonitor:
 def cores_in_use() -> float:
     """Cores, of those that this process may use, that others use now; 0 where the system does not tell."""
     monitor = MachineMonitor()
-    time.sleep(_GLANCE_S)
+    time.sleep(0.2)
     return float(monitor.read().get("other_cores", 0.0))
 
 

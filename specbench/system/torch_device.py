@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 
 # Imports inside functions: torch, not for plans on a CPU, which do without.
 
 AUTO = "auto"
-_DRIVERS = tuple(Path(name) for name in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd"))
 _NAME = re.compile(r"(?P<kind>cpu|mps|cuda)(:(?P<index>\d{1,3}))?")
 
 
@@ -48,7 +46,7 @@ def require_device(device: str) -> None:
 
 def has_gpu_driver() -> bool:
     """Whether the system has the device files of a GPU driver."""
-    return any(path.exists() for path in _DRIVERS)
+    return any(map(os.path.exists, ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kfd")))
 
 
 def no_gpu_reason() -> str:
