@@ -53,11 +53,11 @@ def _gaps(rows: Sequence[ReportRow]) -> list[str]:
     looked_at = [row for row in rows if _exact(row) and row.nll_gap_se and row.n >= FEW_UNITS]
     beyond = [row for row in looked_at if abs(row.nll_gap.value) > 2 * row.nll_gap_se]
     listed = ", ".join(f"{_name(row)} ({row.nll_gap.value:+.3f} ± {number(row.nll_gap_se, 3)})" for row in beyond)
-    said = (
+    sentence = (
         f"NLL - H is beyond twice its error in {len(beyond)} of {len(looked_at)} lossless decoders: {listed}. Chance "
     )
-    said += "alone puts one in 20 there. specbench audit tells whether one is lossless."
-    return [said] if beyond else []
+    sentence += "alone puts one in 20 there. specbench audit tells whether one is lossless."
+    return [sentence] if beyond else []
 
 
 def _unequal_windows(rows: Sequence[ReportRow]) -> list[str]:
@@ -75,25 +75,25 @@ def _unequal_windows(rows: Sequence[ReportRow]) -> list[str]:
 def _unscored(rows: Sequence[ReportRow]) -> list[str]:
     """The default metrics of a real model's images that no run was scored by, and the command that scores them."""
     model = rows[0].model
-    if RANDOM in model or model.partition("+")[0] not in {known.name for known in MODELS}:
+    if RANDOM in model or model.partition("+")[0] not in {entry.name for entry in MODELS}:
         return []
     prompts = str(rows[0].setting["prompts"])
     scored = {score.metric for row in rows for score in row.scores}
-    wanted = [name for name in default_metrics(model, prompts) if name not in (*bundled_metrics(), *scored)]
+    metrics = [name for name in default_metrics(model, prompts) if name not in (*bundled_metrics(), *scored)]
     out = rows[0].folder.parent
     place = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
-    return [f"Not scored by {', '.join(wanted)}; to score them: specbench score{place}"] if wanted else []
+    return [f"Not scored by {', '.join(metrics)}; to score them: specbench score{place}"] if metrics else []
 
 
 def disturbances(rows: Sequence[ReportRow]) -> list[str]:
     """What the machine did to the measurement: stalled images, batches that did not fit, and other processes."""
-    said = _stalls([row for row in rows if row.stalled])
-    said += [
+    sentences = _stalls([row for row in rows if row.stalled])
+    sentences += [
         f"{_name(row)}: {row.one_by_one} of {row.n} images were decoded in smaller batches."
         for row in rows
         if row.one_by_one
     ]
-    said += [
+    sentences += [
         f"{_name(row)}: {count} of {row.n} images were decoded under {stack}, not {row.versions}; their times "
         "are left out."
         for row in rows
@@ -102,14 +102,16 @@ def disturbances(rows: Sequence[ReportRow]) -> list[str]:
     busy = [row.disturbed for row in rows if (row.disturbed or 0) > BUSY_CORES]
     if busy and any(row.latency_ms is not None for row in rows):
         cores = number(max(busy), 1)
-        said.append(f"Other processes took up to {cores} CPU cores from these runs: repeat timings on a quiet machine.")
-    said += [f"{_name(row)}: {'; '.join(row.gpu_disturbed)}." for row in rows if row.gpu_disturbed]
-    said += [
+        sentences.append(
+            f"Other processes took up to {cores} CPU cores from these runs: repeat timings on a quiet machine."
+        )
+    sentences += [f"{_name(row)}: {'; '.join(row.gpu_disturbed)}." for row in rows if row.gpu_disturbed]
+    sentences += [
         f"{_name(row)}: its run.json was changed after it ran, and names other settings than its id."
         for row in rows
         if row.settings_changed
     ]
-    return said + _versions(rows)
+    return sentences + _versions(rows)
 
 
 def _versions(rows: Sequence[ReportRow]) -> list[str]:
@@ -151,37 +153,39 @@ def _fastest(exact: Sequence[ReportRow]) -> str:
     speed, interval, best_is_real = quoted.speedup, _interval(best, p[best.run_id], len(exact)), is_real(p[best.run_id])
     images = f"{quoted.pairs} image{'s' if quoted.pairs != 1 else ''}"
     if speed.low is None and speed.value < 1:
-        said = (
+        sentence = (
             f"{ar} was the fastest; the next lossless decoder, {_name(best)}, ran {value} times as fast in {images}: "
         )
-        said += "too few for an interval"
+        sentence += "too few for an interval"
     elif speed.low is None:
-        said = (
+        sentence = (
             f"{_name(best)} ran {value} times as fast as {ar} in {images}: too few for an interval, or to call it the "
         )
-        said += "fastest"
+        sentence += "fastest"
     elif speed.value > 1 and best_is_real:
-        said = f"{_name(best)} is the fastest lossless decoder: {value} times as fast as {ar} {interval} over {images}"
+        sentence = (
+            f"{_name(best)} is the fastest lossless decoder: {value} times as fast as {ar} {interval} over {images}"
+        )
     elif shown := next((row for row in others if row.quoted.speedup.value > 1 and is_real(p[row.run_id])), None):
-        said = (
+        sentence = (
             f"{_name(best)} has the largest speed-up of a lossless decoder, {value} {interval} over {images}, but is "
             f"not shown to be faster than {ar}; {_name(shown)} is: {number(shown.quoted.speedup.value)} "
             f"{_interval(shown)}"
         )
     elif speed.value < 1 and best_is_real:
-        said = (
+        sentence = (
             f"No lossless decoder is faster than {ar}: the best, {_name(best)}, reaches {value} {interval} of its speed"
         )
     else:
-        said = (
+        sentence = (
             f"No lossless decoder is shown to be faster than {ar}: the best, {_name(best)}, is at {value} times its "
             f"speed {interval} over {images}"
         )
     highest = ((row, row.quoted.speedup.high) for row in others)
     level = [_name(row) for row, high in highest if high and high >= (speed.low or 0)]
-    said += f"; intervals overlap with {', '.join(level)}" if level else ""
+    sentence += f"; intervals overlap with {', '.join(level)}" if level else ""
     busy = any((row.disturbed or 0) > BUSY_CORES for row in exact)
-    return _with_eager(said + ", on a busy machine" * busy, best)
+    return _with_eager(sentence + ", on a busy machine" * busy, best)
 
 
 def _baseline(row: ReportRow) -> str:
@@ -189,8 +193,8 @@ def _baseline(row: ReportRow) -> str:
     return "AR" if row.quoted.ar_run == row.over_ar.baseline else f"the fastest AR ({row.quoted.ar})"
 
 
-def _with_eager(said: str, row: ReportRow) -> str:
-    return f"{said}; {row.quoted.eager_ar}." if row.quoted.eager_ar else f"{said}."
+def _with_eager(sentence: str, row: ReportRow) -> str:
+    return f"{sentence}; {row.quoted.eager_ar}." if row.quoted.eager_ar else f"{sentence}."
 
 
 def _with_loss(row: ReportRow) -> str:
@@ -259,9 +263,9 @@ def _untold(unclear: Mapping[str, Sequence[Compared]], needed: Sequence[int | No
     if not unclear:
         return []
     scores = [score for of_one in unclear.values() for score in of_one]
-    known = [score.prompts_needed for score in scores if score.prompts_needed] or [n for n in needed if n]
+    counts = [score.prompts_needed for score in scores if score.prompts_needed] or [n for n in needed if n]
     change = f"{100 * CHANGE:g} %"
-    most = f" Up to {max(known):,} prompts show a change of {change}." if known else ""
+    most = f" Up to {max(counts):,} prompts show a change of {change}." if counts else ""
     listed = (f"{who} in {', '.join(s.name + _bounds(s) for s in of_one)}" for who, of_one in unclear.items())
     images = min(score.n for score in scores)
     few = f"{images} image{'s' if images != 1 else ''}"
@@ -279,14 +283,14 @@ def _untimed(rows: Sequence[ReportRow], timed: Sequence[Mapping]) -> list[str]:
     if timed or not missing:
         return []
     reasons = dict.fromkeys(re.sub(r"\s+", " ", str(row.over_ar.speedup_note)) for row in missing)
-    said = [f"No speed-up can be given: {'; '.join(reasons)}."]
+    sentences = [f"No speed-up can be given: {'; '.join(reasons)}."]
     decoded = [row for row in missing if not row.imported]  # AR here has no times to compare with another program's
     if decoded and all(row.over_ar.baseline is None for row in missing):
         folder = decoded[0].folder
         if all(reason.startswith("differs") for reason in reasons) and any(row.decoder == "ar" for row in rows):
-            return [*said, "To compare: decode both in one command, with another --out."]  # AR is stored already
-        said.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
-    return said
+            return [*sentences, "To compare: decode both in one command, with another --out."]  # AR is stored already
+        sentences.append(f"To add AR: {read_info(folder).command('ar', folder.parent)}")
+    return sentences
 
 
 def _interval(row: ReportRow, corrected_p: float | None = None, tests: int = 1) -> str:
@@ -295,9 +299,9 @@ def _interval(row: ReportRow, corrected_p: float | None = None, tests: int = 1) 
     if speed.low is None:
         return ""
     p = row.quoted.speedup_p if corrected_p is None else corrected_p
-    said = "" if is_real(p) or speed.low <= 1 <= speed.high else f", p = {number(p, 3)} in a paired t test"
-    of_several = f" as the best of {tests}" if said and tests > 1 else ""
-    return f"[{between(speed.low, speed.high)}{said}{of_several}]"
+    p_text = "" if is_real(p) or speed.low <= 1 <= speed.high else f", p = {number(p, 3)} in a paired t test"
+    of_several = f" as the best of {tests}" if p_text and tests > 1 else ""
+    return f"[{between(speed.low, speed.high)}{p_text}{of_several}]"
 
 
 def _real(row: ReportRow) -> bool:

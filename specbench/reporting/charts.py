@@ -54,8 +54,8 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Seq
         points = []
         for x, y in curve.points:
             place = _estimates(Estimate(0), y) | {"x": x} if isinstance(x, str) else _estimates(x, y)
-            told = f"{run}, {where}\n{x_label} {x if isinstance(x, str) else f'{x.value:g}'}\n{y_label} {_told(y, 3)}"
-            points.append(place | {"run": run, "told": told})
+            tip = f"{run}, {where}\n{x_label} {x if isinstance(x, str) else f'{x.value:g}'}\n{y_label} {_told(y, 3)}"
+            points.append(place | {"run": run, "told": tip})
         if curve.measured:
             layers += _bars(points)
         if not categories:
@@ -150,12 +150,12 @@ def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
         steps, cost, overhead = row.over_ar.step_ratio, row.over_ar.window_cost, row.over_ar.overhead
         reached = (1.0, steps, steps / cost, steps / (cost * overhead))
         speed = _told(row.over_ar.speedup)
-        told = (f"x {number(steps)}", f"/ {number(cost)}", f"/ {number(overhead)}", speed)
+        texts = (f"x {number(steps)}", f"/ {number(cost)}", f"/ {number(overhead)}", speed)
         for place, part in enumerate(_PARTS):
             first, last = (1.0, reached[-1]) if part == "speed-up" else (reached[place], reached[place + 1])
             points.append(
                 {"x1": min(first, last), "x2": max(first, last), "y": part, "fy": name, "part": part,
-                 "told": f"{name}\n{part}: {told[place]}"}
+                 "told": f"{name}\n{part}: {texts[place]}"}
             )  # fmt: skip
     bounds = [
         {"x1": row.over_ar.speedup.low, "x2": row.over_ar.speedup.high, "y": _PARTS[-1], "fy": name}
@@ -186,10 +186,10 @@ def categories_chart(metric: str, means: Mapping[str, Mapping[str, tuple[Estimat
 def tails_chart(rows: Mapping[str, ReportRow], marks: Marks) -> Chart:
     """Median, 95th percentile and slowest category of the latency, a point per run."""
     tails = {"median": "latency_p50_ms", "95th percentile": "latency_p95_ms", "slowest category": "slowest_category_ms"}
-    found = {title: {run: (value, row.n) for run, row in rows.items() if (value := getattr(row, tail))}
+    latencies = {title: {run: (value, row.n) for run, row in rows.items() if (value := getattr(row, tail))}
              for title, tail in tails.items()}  # fmt: skip
     caption = "Milliseconds an image took; which category is the slowest stands in the full table."
-    return groups_chart("Tails of the latency", caption, "latency, ms", found, marks)
+    return groups_chart("Tails of the latency", caption, "latency, ms", latencies, marks)
 
 
 def groups_chart(
@@ -226,9 +226,9 @@ def sweep_chart(option: str, curves: Mapping[str, Sequence[tuple[object, Estimat
     for name, points in curves.items():
         for value, speed, steps in points:
             x = str(value) if text else value
-            told = f"{name} {option}={value}\nspeed-up {_told(speed)}\nsteps {number(steps)}x"
-            solid.append({"x": x, "y": speed.value, "y1": speed.low, "y2": speed.high, "run": name, "told": told})
-            dashed.append({"x": x, "y": steps, "run": name, "told": told})
+            tip = f"{name} {option}={value}\nspeed-up {_told(speed)}\nsteps {number(steps)}x"
+            solid.append({"x": x, "y": speed.value, "y1": speed.low, "y2": speed.high, "run": name, "told": tip})
+            dashed.append({"x": x, "y": steps, "run": name, "told": tip})
     return _chart(
         f"Sweep of {option}",
         "Solid: speed-up over AR, with 95 % intervals. Dashed: the steps saved, which is the speed-up of a window that "
@@ -311,14 +311,14 @@ def logp_chart(shares: Mapping[str, np.ndarray], marks: Marks) -> Chart:
 def numbers(chart: Chart) -> list[str]:
     """The points of a chart in words, at most `MOST_NUMBERS`: what a page shows of it where scripts do not run."""
     layers = chart["layers"]
-    told = dict.fromkeys(
+    lines = dict.fromkeys(
         str(point["told"]).replace("\n", ": ", 1).replace("\n", ", ")
         for layer in layers
         for point in layer["points"]
         if isinstance(point, Mapping) and "told" in point
     )
-    left_out = len(told) - MOST_NUMBERS
-    return [*list(told)[:MOST_NUMBERS], *([f"and {left_out:,} more points"] if left_out > 0 else [])]
+    left_out = len(lines) - MOST_NUMBERS
+    return [*list(lines)[:MOST_NUMBERS], *([f"and {left_out:,} more points"] if left_out > 0 else [])]
 
 
 def _chart(title: str, caption: str, scales: Mapping, layers: Points, rows: float | None = None) -> Chart:

@@ -152,8 +152,8 @@ def _speedup(row: ReportRow) -> str:
 
 def _short_speedup(row: ReportRow) -> str:
     """The speed-up alone; over which images is said once, below the table."""
-    said = str(row.over_ar.speedup_note or "").partition(" (")[0]
-    note = None if row.over_ar.speedup is not None else said
+    reason = str(row.over_ar.speedup_note or "").partition(" (")[0]
+    note = None if row.over_ar.speedup is not None else reason
     return _speedup(replace(row, over_ar=replace(row.over_ar, speedup_note=note)))
 
 

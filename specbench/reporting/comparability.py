@@ -122,7 +122,7 @@ def _apart(mine: str, theirs: str) -> tuple[str, str]:
         return mine, theirs
     these, those = (dict(part.rsplit(" ", 1) for part in text.split(", ") if part) for text in (mine, theirs))
     names = [name for name in these if name in those and these[name] != those[name]]
-    return tuple(", ".join(f"{name} {held[name]}" for name in names) for held in (these, those))
+    return tuple(", ".join(f"{name} {versions[name]}" for name in names) for versions in (these, those))
 
 
 def configuration(info: RunInfo) -> str:

@@ -138,7 +138,7 @@ def real_differences(run_id: str, folder: Path, over_ar: OverAR) -> set[str]:
 
 def scores_beside(a: Path, b: Path) -> list[Compared]:
     """`quality_rows` without distances to reference images, which take long."""
-    return quality_rows(a, b, wanted=lambda metric: not lower_is_better(metric))
+    return quality_rows(a, b, condition=lambda metric: not lower_is_better(metric))
 
 
 def _speed_rows(a: Run, b: Run) -> list[Compared]:
@@ -187,11 +187,11 @@ def _latency_rows(name: str, run: Run) -> list[Compared]:
 
 
 def quality_rows(
-    a: Path, b: Path, settings: Settings | None = None, wanted: Callable[[str], bool] = lambda name: True
+    a: Path, b: Path, settings: Settings | None = None, condition: Callable[[str], bool] = lambda name: True
 ) -> list[Compared]:
-    """Compute the paired differences of overall scores, B minus A, for the metrics selected by `wanted`."""
+    """Compute the paired differences of overall scores, B minus A, for the metrics that meet `condition`."""
     scores = [{(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b)]
-    whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0] and wanted(key[0])]
+    whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0] and condition(key[0])]
     common = of_same_captions(a, b) if whole else None
     if common is not None and common.empty:
         return [Compared(name, note=OTHER_CAPTIONS) for name in dict.fromkeys(name for name, _ in whole)]
@@ -214,8 +214,10 @@ def quality_rows(
 
 def _plain_difference(mine: Mapping, theirs: Mapping) -> Compared | None:
     """Difference of two distances that have no interval: nothing but the stored scores is needed."""
-    known = lower_is_better(str(mine["metric"])) and mine["images"] == theirs["images"] == mine["n"] == theirs["n"]
-    if not known or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
+    whole_distances = (
+        lower_is_better(str(mine["metric"])) and mine["images"] == theirs["images"] == mine["n"] == theirs["n"]
+    )
+    if not whole_distances or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
         return None
     gap = stats.Estimate(theirs["value"] - mine["value"])
     return Compared(str(mine["metric"]), gap, n=mine["n"], note="too few images for an interval")
@@ -307,16 +309,16 @@ class Gate:
 
 def verdict(rows: Sequence[Compared]) -> str:
     """What of the rows of `compare_runs` is real at the 5 % level, in one sentence."""
-    said = {True: [], False: []}
+    clauses = {True: [], False: []}
     tests = Counter(_question(row) for row in rows if row.p_holm is not None)
     for row in rows:
         if row.value is None or (row.name in _NAMES and row.name != "speedup"):
             continue
         real = row.real
-        said[real].append(_told(row) if real else _open(row, tests[_question(row)]))
-    real = f"{'; '.join(said[True])}." if said[True] else ""
-    open_ = f"No difference is shown in {', '.join(said[False])}." if said[False] else ""
-    if said[True] or said[False]:
+        clauses[real].append(_told(row) if real else _open(row, tests[_question(row)]))
+    real = f"{'; '.join(clauses[True])}." if clauses[True] else ""
+    open_ = f"No difference is shown in {', '.join(clauses[False])}." if clauses[False] else ""
+    if clauses[True] or clauses[False]:
         return " ".join(filter(None, (real, open_)))
     steps = next((row.value for row in rows if row.name == "step_ratio"), None)
     if steps is None:
@@ -369,15 +371,15 @@ def comparison_lines(rows: Sequence[Compared]) -> list[tuple[str, ...]]:
 
 def reasons(rows: Sequence[Compared]) -> list[str]:
     """Why numbers are missing or restricted, and what the last column means."""
-    said: dict[str, list[str]] = {}
+    titles: dict[str, list[str]] = {}
     for row in rows:
         if row.note and _title(row):
-            said.setdefault(row.note, []).append(_title(row))
+            titles.setdefault(row.note, []).append(_title(row))
     needed = (
         f"Prompts needed: to detect a change of {100 * CHANGE:g} % of the speed-up, or of A's score, with 80 % power."
     )
     return [
-        *(f"{'; '.join(names)}: {note}." for note, names in said.items()),
+        *(f"{'; '.join(names)}: {note}." for note, names in titles.items()),
         *([needed] if any(row.prompts_needed for row in rows) else []),
     ]
 

@@ -164,30 +164,30 @@ def _draw_group(
 
 
 def _axes(axes: Axes, scales: Mapping[str, Mapping], places: Mapping[str, list]) -> None:
-    for axis, held in (("x", axes.xaxis), ("y", axes.yaxis)):
-        scale = scales.get(axis, {})
+    for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+        scale = scales.get(name, {})
         if scale.get("label"):
-            held.set_label_text(str(scale["label"]))
+            axis.set_label_text(str(scale["label"]))
         if scale.get("type") == "log":
-            getattr(axes, f"set_{axis}scale")("log")
-            held.set_major_formatter("{x:g}")
-            held.set_minor_formatter("{x:g}" if axis == "x" else "")
-        if axis in places:
-            texts = places[axis]
-            if axis == "y" and isinstance(texts[0], tuple):
+            getattr(axes, f"set_{name}scale")("log")
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter("{x:g}" if name == "x" else "")
+        if name in places:
+            texts = places[name]
+            if name == "y" and isinstance(texts[0], tuple):
                 rows = len(texts) // len({facet for facet, _ in texts})
                 middles = [place + (rows - 1) / 2 for place in range(0, len(texts), rows)]
-                held.set_ticks(middles, [texts[int(middle)][0] for middle in middles])
+                axis.set_ticks(middles, [texts[int(middle)][0] for middle in middles])
             else:
-                held.set_ticks(range(len(texts)), texts)
-            if axis == "y":
+                axis.set_ticks(range(len(texts)), texts)
+            if name == "y":
                 axes.set_ylim(len(texts) - 0.5, -0.5)
         elif scale.get("domain"):
-            getattr(axes, f"set_{axis}lim")(*scale["domain"])
+            getattr(axes, f"set_{name}lim")(*scale["domain"])
         if scale.get("reverse"):
-            held.set_inverted(True)
+            axis.set_inverted(True)
         if scale.get("grid"):
-            held.grid(True, color="0.9", linewidth=0.5)
+            axis.grid(True, color="0.9", linewidth=0.5)
             axes.set_axisbelow(True)
 
 

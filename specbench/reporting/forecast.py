@@ -61,8 +61,8 @@ class Accepted:
     @property
     def range(self) -> Range:
         """Lowest and highest tokens per step."""
-        known = [self.tokens_per_step, *(entry.tokens_per_step for entry in self.printed)]
-        return min(known), max(known)
+        tokens = [self.tokens_per_step, *(entry.tokens_per_step for entry in self.printed)]
+        return min(tokens), max(tokens)
 
 
 @dataclass(frozen=True)
@@ -302,8 +302,8 @@ def _printed_sentences(accepted: Sequence[Accepted]) -> list[str]:
     lines = []
     for name, printed in {length.label: length.printed for length in accepted if length.printed}.items():
         low, high = (pick(printed, key=lambda entry: entry.tokens_per_step) for pick in (min, max))
-        told = dict.fromkeys(f"{entry.tokens_per_step:.3g} on {entry.model} ({entry.source})" for entry in (low, high))
-        lines.append(f"{name}: papers print {' to '.join(told)}; the ranges include these tokens per step.")
+        texts = dict.fromkeys(f"{entry.tokens_per_step:.3g} on {entry.model} ({entry.source})" for entry in (low, high))
+        lines.append(f"{name}: papers print {' to '.join(texts)}; the ranges include these tokens per step.")
     unknown = dict.fromkeys(length.decoder.name for length in accepted if not length.printed)
     if unknown:
         lines.append(f"No tokens per step on another model were read in a paper for {', '.join(unknown)}: no range.")

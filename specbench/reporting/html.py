@@ -268,8 +268,8 @@ def _two_scores(names: Mapping[str, ReportRow]) -> list[_Measure]:
 
 def _span(estimates: Iterable[Estimate]) -> tuple[float, float]:
     every = [number for estimate in estimates for number in (estimate.value, estimate.low, estimate.high)]
-    known = [number for number in every if number is not None and math.isfinite(number)]
-    return (min(known), max(known)) if known else (0.0, 0.0)
+    numbers = [number for number in every if number is not None and math.isfinite(number)]
+    return (min(numbers), max(numbers)) if numbers else (0.0, 0.0)
 
 
 def _percent(value: float | None, span: tuple[float, float]) -> float | None:
@@ -350,10 +350,10 @@ def _differences(names: Mapping[str, ReportRow]) -> list[TextTable]:
     least = min((score.p_holm for _, score in tested if not score.real), default=None)
     headings = ("decoder", "score", "difference [95 %]", "p, corrected")
     cells = ((name, score.name, with_interval(score.estimate, 3), f"{score.p_holm:.4f}") for name, score in real)
-    said = f"{RULE} Of {counted(len(tested), 'score difference')}, {len(real) or 'none'} "
-    said += "is real" if len(real) < 2 else "are real"
-    said += "." if least is None else f"; the smallest p of the others is {number(least, 3)}."
-    return [plain_table(headings if real else (), cells, "Score differences from AR", [said])]
+    sentence = f"{RULE} Of {counted(len(tested), 'score difference')}, {len(real) or 'none'} "
+    sentence += "is real" if len(real) < 2 else "are real"
+    sentence += "." if least is None else f"; the smallest p of the others is {number(least, 3)}."
+    return [plain_table(headings if real else (), cells, "Score differences from AR", [sentence])]
 
 
 def _gallery(names: Mapping[str, ReportRow], marks: Marks, limit: int) -> dict:

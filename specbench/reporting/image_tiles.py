@@ -227,8 +227,8 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
             else:
                 free = ~np.asarray(row.forced, dtype=bool)
                 values = np.asarray(getattr(row, quantity), dtype=float)[free].reshape(grid)
-            known = ~np.isnan(values)
-            total, seen = total + np.where(known, values, 0.0), seen + known
+            mask = ~np.isnan(values)
+            total, seen = total + np.where(mask, values, 0.0), seen + mask
     if grid is None or (quantity == "accepted" and not np.any(total)):
         return None
     return np.divide(total, seen, out=np.full(grid, np.nan), where=seen > 0)

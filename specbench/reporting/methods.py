@@ -37,8 +37,8 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
     if not infos:
         what = "a methods paragraph describes what specbench decoded"
         raise SpecbenchError(what, "these runs are tokens of other programs")
-    known = {info.spec.decoder.name: PRESETS.get(info.spec.decoder.name) for info in infos}
-    papers = {name: _published(preset.paper) if preset else None for name, preset in known.items()}
+    presets = {info.spec.decoder.name: PRESETS.get(info.spec.decoder.name) for info in infos}
+    papers = {name: _published(preset.paper) if preset else None for name, preset in presets.items()}
     sentences = [
         *_each("Images were decoded with {}.", map(_model, infos)),
         *_each("Sampling used {}.", _samplings(infos)),
@@ -85,8 +85,8 @@ def _samplings(infos: Sequence[RunInfo]) -> list[str]:
     for info in infos:
         seeds.setdefault(_sampling(info), set()).add(info.spec.seed)
     return [
-        f"{text}, seed{'s' if len(given) > 1 else ''} {_listed(map(str, sorted(given)))}"
-        for text, given in seeds.items()
+        f"{text}, seed{'s' if len(numbers) > 1 else ''} {_listed(map(str, sorted(numbers)))}"
+        for text, numbers in seeds.items()
     ]
 
 
@@ -118,23 +118,23 @@ def _decoders(infos: Sequence[RunInfo], papers: Mapping[str, str | None]) -> Ite
     for name, several in alike.items():
         names = dict.fromkeys(option for options in several for option in options)
         values = {option: list(dict.fromkeys(options.get(option) for options in several)) for option in names}
-        if sum(len(given) > 1 for given in values.values()) > 1 or any(None in given for given in values.values()):
+        if sum(len(texts) > 1 for texts in values.values()) > 1 or any(None in texts for texts in values.values()):
             sets = [{option: [value] for option, value in options.items()} for options in several]
         else:
             sets = [values]
         for chosen in sets:
-            said = ", ".join(
-                tex(f"{option} = {_listed(sorted(given, key=natural))}") for option, given in chosen.items()
+            description = ", ".join(
+                tex(f"{option} = {_listed(sorted(texts, key=natural))}") for option, texts in chosen.items()
             )
-            yield f"{name} ({said})" if said else name
+            yield f"{name} ({description})" if description else name
 
 
 def _options(info: RunInfo) -> dict[str, str]:
     """The options that were asked for or are not the decoder's usual ones, and its window."""
     decoder = info.spec.decoder
     usual = dict(resolve(decoder.name).options) if decoder.name in PRESETS else {}
-    given = {"window", *(info.origins or ())}
-    return {name: plain(value) for name, value in decoder.options if name in given or usual.get(name) != value}
+    names = {"window", *(info.origins or ())}
+    return {name: plain(value) for name, value in decoder.options if name in names or usual.get(name) != value}
 
 
 def _metrics(folders: Sequence[Path]) -> list[str]:
@@ -145,18 +145,18 @@ def _metrics(folders: Sequence[Path]) -> list[str]:
     for (name, _), score in scores.items():
         if ":" not in name:
             identity = json.loads(score["identity"])
-            known = [f"{key} {value}" for key, value in identity.items() if len(str(value)) <= 60]
-            texts.append(rf"\texttt{{{tex(name)}}} ({tex(', '.join(known))})")
+            facts = [f"{key} {value}" for key, value in identity.items() if len(str(value)) <= 60]
+            texts.append(rf"\texttt{{{tex(name)}}} ({tex(', '.join(facts))})")
     return [f"Scores are {_listed(texts)}."] if texts else []
 
 
 def _machine(info: RunInfo) -> str:
     call = info.invocations[-1]
     versions = {name: call.versions.get(name) for name in ("specbench", "torch", "transformers", "python")}
-    known = [f"{name} {value}" for name, value in versions.items() if value]
+    facts = [f"{name} {value}" for name, value in versions.items() if value]
     revision = str(call.git.get("revision") or "")[:10]
-    known += [f"commit {revision}{' with changes' if call.git.get('dirty') else ''}"] if revision else []
-    return rf"{tex(call.machine)} with {tex(', '.join(known))}~\cite{{specbench}}"
+    facts += [f"commit {revision}{' with changes' if call.git.get('dirty') else ''}"] if revision else []
+    return rf"{tex(call.machine)} with {tex(', '.join(facts))}~\cite{{specbench}}"
 
 
 def _statistics(infos: Sequence[RunInfo]) -> str:

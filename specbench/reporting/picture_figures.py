@@ -49,27 +49,27 @@ class Grid:
 def find_grid(runs: Mapping[str, Path], name: str) -> Grid:
     """The grid of a name of `PICTURE_FIGURES` over run folders by label; "pictures:WORDS,..." chooses prompts by the
     start of an id or a part of a text."""
-    kind, _, wanted = name.partition(":")
+    kind, _, words = name.partition(":")
     if not runs:
         raise SpecbenchError(f"figure {kind}: there are no runs to show")
-    return _images(runs, wanted) if kind == _GRID else _token_map(runs, kind)
+    return _images(runs, words) if kind == _GRID else _token_map(runs, kind)
 
 
-def _images(runs: Mapping[str, Path], wanted: str) -> Grid:
-    known = first_prompts(next(iter(runs.values())), _ANY_PROMPTS if wanted else _PROMPTS)
-    chosen = list(known)
-    if wanted:
-        texts = {key: shown.text for key, shown in known.items()}
-        chosen = list(dict.fromkeys(_prompt(texts, word.strip()) for word in wanted.split(",")))
+def _images(runs: Mapping[str, Path], words: str) -> Grid:
+    prompts = first_prompts(next(iter(runs.values())), _ANY_PROMPTS if words else _PROMPTS)
+    chosen = list(prompts)
+    if words:
+        texts = {key: shown.text for key, shown in prompts.items()}
+        chosen = list(dict.fromkeys(_prompt(texts, word.strip()) for word in words.split(",")))
     of_runs = {label: tiles(folder, chosen) for label, folder in runs.items()}
     pictures = [[tile.pixels if (tile := of.get(key)) else None for of in of_runs.values()] for key in chosen]
     numbers = [
-        {"prompt_id": key, "prompt": known[key].text, "run": label, "steps": of[key].nfe}
+        {"prompt_id": key, "prompt": prompts[key].text, "run": label, "steps": of[key].nfe}
         for key in chosen
         for label, of in of_runs.items()
         if key in of
     ]
-    return Grid(list(runs), [known[key].text for key in chosen], pictures, None, numbers)
+    return Grid(list(runs), [prompts[key].text for key in chosen], pictures, None, numbers)
 
 
 def _prompt(texts: Mapping[str, str], word: str) -> str:
@@ -116,18 +116,18 @@ def grid_figure(grid: Grid, width: str = "column") -> Drawn:
     )
     with mpl.rc_context(STYLE):
         figure = Drawn((inches, height), layout="constrained")
-        held = figure.subplots(len(grid.rows), len(grid.columns), squeeze=False)
+        panels = figure.subplots(len(grid.rows), len(grid.columns), squeeze=False)
         image = None
         for place, (label, row) in enumerate(zip(grid.rows, grid.pictures, strict=True)):
-            for axes, column, picture in zip(held[place], grid.columns, row, strict=True):
+            for axes, column, picture in zip(panels[place], grid.columns, row, strict=True):
                 axes.set(xticks=[], yticks=[], frame_on=False)
                 if place == 0:
                     axes.set_title("\n".join(textwrap.wrap(printable(column), max(6, int(20 * side)))), fontsize=6)
                 if picture is not None:
                     image = axes.imshow(picture, cmap="cividis", vmin=0, vmax=top, interpolation="nearest")
-            held[place][0].set_ylabel(
+            panels[place][0].set_ylabel(
                 "\n".join(textwrap.wrap(printable(label), max(6, int(22 * side)))[:3]), fontsize=5
             )
         if grid.bar and image is not None:
-            figure.colorbar(image, ax=held, label=grid.bar, location="bottom", aspect=40)
+            figure.colorbar(image, ax=panels, label=grid.bar, location="bottom", aspect=40)
     return figure

@@ -98,7 +98,7 @@ def pareto(runs: Sequence[ReportRow], metric: str, fingerprint: str) -> list[Poi
 
 
 def _above(estimate: Estimate, other: Estimate, sign: int) -> bool:
-    """Whether the interval of `one` lies wholly above that of `other`, or below it where `sign` is -1."""
+    """Whether the interval of `estimate` lies wholly above that of `other`, or below it where `sign` is -1."""
     if estimate.low is None or other.low is None:
         return False
     return estimate.low > other.high if sign > 0 else estimate.high < other.low

@@ -83,8 +83,8 @@ def _with_versions(rows: Sequence[ReportRow], infos: Sequence[RunInfo]) -> list[
     named = []
     for row, key, info in zip(rows, keys, infos, strict=True):
         times, code = groups[key], info.spec.decoder_code
-        told = times[code] if list(times.values()).count(times[code]) == 1 else f"{times[code]}, code {code[:6]}"
-        named.append(replace(row, label=f"{row.label}, {told}") if len(times) > 1 else row)
+        version = times[code] if list(times.values()).count(times[code]) == 1 else f"{times[code]}, code {code[:6]}"
+        named.append(replace(row, label=f"{row.label}, {version}") if len(times) > 1 else row)
     return named
 
 
@@ -142,20 +142,20 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
 
 def _numbers(run: Run) -> dict[str, object]:
     """`stats.RUN_NUMBERS` as fields of a `ReportRow`; means of enough prompts have intervals."""
-    rows, found, enough = run.rows, {}, run.rows["prompt_id"].nunique() >= FEW_UNITS
+    rows, numbers, enough = run.rows, {}, run.rows["prompt_id"].nunique() >= FEW_UNITS
     there = {IMAGES: True, TOKENS: stats.tokens_measured(rows), TRACES: len(run.traced) > 0}
     there[SECOND_STAGE] = "stage2_nfe" in rows
-    for name, known in stats.RUN_NUMBERS.items():
-        value = known.compute(run.traced if known.of == TRACES else rows) if there[known.of] else None
+    for name, number in stats.RUN_NUMBERS.items():
+        value = number.compute(run.traced if number.of == TRACES else rows) if there[number.of] else None
         if name in stats.MEANS and value is not None:
             bounded = stats.interval(name, rows) if enough else None
             value = replace(bounded or Estimate(None), value=value)
-        found[name] = value
-    found = {name: found[name] for name in sorted(found, key=REPORT.names.index)}
-    staged = {name: found.pop(name) for name, known in stats.RUN_NUMBERS.items() if known.of == SECOND_STAGE}
-    named = {field.name: found.pop(field.name) for field in fields(ReportRow) if field.name in found}
+        numbers[name] = value
+    numbers = {name: numbers[name] for name in sorted(numbers, key=REPORT.names.index)}
+    staged = {name: numbers.pop(name) for name, number in stats.RUN_NUMBERS.items() if number.of == SECOND_STAGE}
+    named = {field.name: numbers.pop(field.name) for field in fields(ReportRow) if field.name in numbers}
     staged = {name: value for name, value in staged.items() if value is not None}
-    return {**named, "numbers": found, "second_stage": staged or None}
+    return {**named, "numbers": numbers, "second_stage": staged or None}
 
 
 def _beside_ar(run: Run, ar_runs: Sequence[Run]) -> dict[str, Difference]:
@@ -254,11 +254,11 @@ def _over_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict[str, ob
     run's own number format, which is what may be quoted."""
     comparable = [ar for ar in ar_runs if not mismatched_fields(run.info, ar.info, any_configuration=True)]
     results = [(over(ar), ar) for ar in comparable]
-    known = sorted(((r, ar) for r, ar in results if r is not None), key=lambda pair: pair[0].total.value)
-    if not known:
+    pairs = sorted(((r, ar) for r, ar in results if r is not None), key=lambda pair: pair[0].total.value)
+    if not pairs:
         return {"speedup_fastest": None, "fastest_ar": None, "quoted": None}
-    fastest, quoted = known[0], None
-    for result, ar in [pair for pair in known if pair[1].info.spec.dtype == run.info.spec.dtype][:1]:
+    fastest, quoted = pairs[0], None
+    for result, ar in [pair for pair in pairs if pair[1].info.spec.dtype == run.info.spec.dtype][:1]:
         how = configuration(ar.info)
         quoted = Quoted(_shown(result), result.p, result.pairs, ar.info.run_id, how, eager_ar(ar))
     return {"speedup_fastest": _shown(fastest[0]), "fastest_ar": configuration(fastest[1].info), "quoted": quoted}

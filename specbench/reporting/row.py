@@ -207,8 +207,8 @@ class ReportRow:
 
     def value(self, name: str) -> NumberValue:
         """The same as it was computed, which may be a list."""
-        known = (self.numbers, self.second_stage or {}, vars(self), vars(self.over_ar))
-        return next((value for held in known if (value := held.get(name)) is not None), None)
+        sources = (self.numbers, self.second_stage or {}, vars(self), vars(self.over_ar))
+        return next((value for source in sources if (value := source.get(name)) is not None), None)
 
     def score(self, metric: str, fingerprint: str) -> ShownScore | None:
         return next(
@@ -226,12 +226,12 @@ def record(row: ReportRow) -> dict[str, object]:
     bounds = {name: [mean.low, mean.high] for name, mean in means.items() if mean and mean.low is not None}
     several = {"over_ar": vars(row.over_ar), "numbers": row.numbers, "second_stage": row.second_stage or {}}
     several["beside_ar"] = {"intervals": bounds, "beside_ar": row.beside_ar}
-    held = {key: item for name, own in vars(row).items() for key, item in several.get(name, {name: own}).items()}
-    return {key: value for key, value in _by_key(held).items() if value is not None or key not in _RARE}
+    values = {key: item for name, value in vars(row).items() for key, item in several.get(name, {name: value}).items()}
+    return {key: value for key, value in _by_key(values).items() if value is not None or key not in _RARE}
 
 
 _BOUNDED = {"slowest_category_ms", "fewest_tokens_per_step", "speedup", "speedup_fastest", "tv"}
-_BOUNDED |= {name for name, known in RUN_NUMBERS.items() if known.bounded}
+_BOUNDED |= {name for name, number in RUN_NUMBERS.items() if number.bounded}
 """Estimates whose bounds have keys of their own; those of means are under `intervals`."""
 
 
@@ -240,9 +240,9 @@ def with_bounds(name: str, estimate: Estimate | None) -> dict[str, float | None]
     return {name + end: getattr(estimate, part, None) for end, part in _ENDS.items()}
 
 
-def _by_key(held: Mapping[str, object]) -> dict[str, object]:
+def _by_key(values: Mapping[str, object]) -> dict[str, object]:
     """Plain values by key."""
-    plain = (with_bounds(name, value) if name in _BOUNDED else {name: _plain(value)} for name, value in held.items())
+    plain = (with_bounds(name, value) if name in _BOUNDED else {name: _plain(value)} for name, value in values.items())
     return {key: value for keys in plain for key, value in keys.items()}
 
 

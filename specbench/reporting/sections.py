@@ -99,8 +99,8 @@ def _told_apart(section: Section, others: Sequence[Section]) -> str:
     alike = [other.runs[0].setting for other in others if _heading(other.runs, drawn=False) == plain]
     setting_here, edited = section.runs[0].setting, section.runs[0].model_edited or ""
     apart = [name for name in setting_here if any(setting.get(name) != setting_here[name] for setting in alike)]
-    known = {"prompts_sha256": "prompt file", "weights_sha256": "weights", "model_code": f"model {edited}, code"}
-    return ", ".join([section.heading, *(f"{known.get(name, name)} {str(setting_here[name])[:8]}" for name in apart)])
+    titles = {"prompts_sha256": "prompt file", "weights_sha256": "weights", "model_code": f"model {edited}, code"}
+    return ", ".join([section.heading, *(f"{titles.get(name, name)} {str(setting_here[name])[:8]}" for name in apart)])
 
 
 _MOST_NOTES = 3
@@ -127,17 +127,17 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
     order = (
         [*columns[::-1], *(column for column in columns if column.heading == DECODER.heading)] for columns in every
     )
-    known = [{column.heading.lower().removesuffix(" [95 %]"): column for column in columns} for columns in order]
-    short = [_short_names(columns) | columns for columns in known]
-    wanted = [name.strip().lower() for name in names if name.strip().lower() != DECODER.heading]
-    for name in wanted:
+    by_heading = [{column.heading.lower().removesuffix(" [95 %]"): column for column in columns} for columns in order]
+    short = [_short_names(columns) | columns for columns in by_heading]
+    headings = [name.strip().lower() for name in names if name.strip().lower() != DECODER.heading]
+    for name in headings:
         if not any(name in columns for columns in short):
-            raise unknown_name("column", name, dict.fromkeys(name for columns in known for name in columns))
+            raise unknown_name("column", name, dict.fromkeys(name for columns in by_heading for name in columns))
     shown = []
     for section, columns in zip(grouped, short, strict=True):
         # A chosen baseline: every choice keeps it.
         over = (heading for heading in columns if heading.startswith("over "))
-        kept = [columns[name] for name in (DECODER.heading.lower(), *wanted, *over) if name in columns]
+        kept = [columns[name] for name in (DECODER.heading.lower(), *headings, *over) if name in columns]
         shown.append(replace(section, first=ReportTable(kept), tables=()))
     return shown
 
@@ -295,8 +295,8 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
 
 def _load(rows: Sequence[ReportRow]) -> list[str]:
     """Format the range of load averages; other load makes latencies noisy."""
-    known = [load for row in rows for load in row.load if isinstance(load, int | float)]
-    if not known:
+    loads = [load for row in rows for load in row.load if isinstance(load, int | float)]
+    if not loads:
         return []
-    span = f"{min(known):.1f}" if min(known) == max(known) else f"{min(known):.1f} to {max(known):.1f}"
+    span = f"{min(loads):.1f}" if min(loads) == max(loads) else f"{min(loads):.1f} to {max(loads):.1f}"
     return [f"Load average when the runs started: {span}."]

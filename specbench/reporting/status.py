@@ -138,7 +138,7 @@ def status_table(rows: Sequence[Mapping], width: int) -> Group:
     quoted = (row["eager_ar"] for row in rows if row["speedup"] is not None and row["decoder"] != "ar")
     return Group(
         terminal_table(table, width, (*STATUS_COLUMNS[:3], STATUS_COLUMNS[-1])),
-        *(f"{said}." for said in dict.fromkeys(quoted) if said),
+        *(f"{sentence}." for sentence in dict.fromkeys(quoted) if sentence),
     )
 
 

@@ -309,5 +309,5 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
 def _image_numbers(rows: pd.DataFrame) -> dict[str, object]:
     of_image = ("nfe", "step_compression", "latency_ms", "latency_e2e_ms", "acceptance", "acceptance_by_offset", "top1")
     shared = ("logp_mean", "logp_std", "perplexity", "nll_gap")
-    known = {*of_image, *(shared if stats.tokens_measured(rows) else ())}
-    return {name: getattr(stats, name)(rows) if name in known else None for name in (*of_image, *shared)}
+    names = {*of_image, *(shared if stats.tokens_measured(rows) else ())}
+    return {name: getattr(stats, name)(rows) if name in names else None for name in (*of_image, *shared)}

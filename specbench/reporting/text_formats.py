@@ -80,8 +80,8 @@ def report_markdown(rows: Sequence[ReportRow], options: ReportOptions) -> str:
             blocks += [markdown_table(texts), *map(prose, texts.notes)]
         below = [*section.notes, *([f"Measured on {section.machines}."] if section.machines else [])]
         blocks += [prose(text) for text in below] if not everything else []
-    said = definitions(grouped, everything) if options.explain else ()
-    blocks.append("\n".join(f"- {prose(text)}" for text in said))
+    meanings = definitions(grouped, everything) if options.explain else ()
+    blocks.append("\n".join(f"- {prose(text)}" for text in meanings))
     blocks.append("\n".join(prose(text) for text in circumstances(rows)) if everything else "")
     return "\n\n".join(block for block in blocks if block) + "\n"
 
@@ -141,9 +141,9 @@ def report_latex(rows: Sequence[ReportRow], options: ReportOptions) -> str:
         floats.append(latex_table(captioned, label if place == 1 else f"{label}-{place}"))
     answers = "".join(f"{tex(sentence)}\n\n" for section in grouped for sentence in section.answer)
     below = answers + "\n\n".join(map(tex, (*definitions(grouped), *circumstances(rows, load=False)))) + "\n"
-    said = f"% {BOLD_RULE}\n" if marked else ""
+    comment = f"% {BOLD_RULE}\n" if marked else ""
     notes = f"\n{{\\footnotesize\n{below}\n}}\n" if options.notes else ""
-    return LATEX_NEEDS + said + "\n".join(floats) + notes
+    return LATEX_NEEDS + comment + "\n".join(floats) + notes
 
 
 def comparison_latex(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
@@ -154,8 +154,8 @@ def comparison_latex(rows: Sequence[Compared], a: str, b: str, label: str | None
 
 def comparison_markdown(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
     """The compared numbers as markdown, below what they say."""
-    said = "\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows), *reasons(rows)))
-    return f"{said}\n\n{markdown_table(plain_table(HEADINGS, comparison_lines(rows)), aligned=True)}\n"
+    text = "\n".join(f"- {line}" for line in (*directions(a, b), verdict(rows), *reasons(rows)))
+    return f"{text}\n\n{markdown_table(plain_table(HEADINGS, comparison_lines(rows)), aligned=True)}\n"
 
 
 def comparison_json(rows: Sequence[Compared], a: str, b: str, label: str | None = None) -> str:
@@ -186,7 +186,7 @@ def _json(value: object) -> object:
 
 def long_rows(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
     """The numbers and scores of report rows, a row for each, with the columns of `LONG_REPORT`."""
-    units = {name: known["unit"] for name, known in column_facts(REPORT).items()}
+    units = {name: facts["unit"] for name, facts in column_facts(REPORT).items()}
     names = [field.name for field in REPORT if pa.types.is_floating(field.type)]
     numbers = []
     for row in rows:
