@@ -80,8 +80,8 @@ def _empty_app(root_options: bool) -> CommandLine:
     return app
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _version(version: bool) -> None:
+    if version:
         from specbench.system.environment import describe_installation  # only this option waits for it
 
         print(describe_installation())
@@ -245,13 +245,13 @@ def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError
     parameter = getattr(error, "param", None)
     variable, names = getattr(parameter, "envvar", None), getattr(parameter, "opts", ())
     typed = any(argument.partition("=")[0] in names for argument in arguments)
-    given = (
+    source = (
         f" (environment {variable}={os.environ[variable]})"
         if variable and os.environ.get(variable) and not typed
         else ""
     )
     about = getattr(parameter, "help", None) if type(error).__name__ == "MissingParameter" else None
-    return SpecbenchError(error.format_message() + given, about or f"see '{path} --help'", BAD_INPUT)
+    return SpecbenchError(error.format_message() + source, about or f"see '{path} --help'", BAD_INPUT)
 
 
 def _own_option(option: str, arguments: Sequence[str]) -> str:
@@ -268,14 +268,14 @@ def _own_option(option: str, arguments: Sequence[str]) -> str:
 def _option_meant(option: str, context: Any) -> str:
     """What to type instead of an option that a command does not have."""
     command, path = context.info_name, context.command_path
-    said = {
+    answers = {
         ("--decoder", "bench"): "a table names its decoders; add yours with --with",
         ("--metric", "run"): "images are scored afterwards: specbench score --metric NAME",
     }
     options = [name for parameter in context.command.params for name in parameter.opts if name.startswith("--")]
     meant = names.option(option, ["--decoder", "--metric"])
-    if (meant, command) in said:
-        return said[meant, command]
+    if (meant, command) in answers:
+        return answers[meant, command]
     if advice := names.advice(option):
         return advice
     if near := names.guess(option, [*options, "--help"]):

@@ -55,7 +55,7 @@ def bench(
     from specbench.papers.table_files import load_table
 
     check_environment()
-    values = {name: held.value for name, held in merge(_SETTINGS, flags).items()}
+    values = {name: setting.value for name, setting in merge(_SETTINGS, flags).items()}
     fmt = opt.chosen_format("tables", fmt, to, bool(values["json"]))
     table, runs = _with_own(load_table(name), added or (), str(values["out"]))
     if dry_run:
@@ -128,9 +128,9 @@ def _with_own(table: Table, added: Sequence[str], out: str) -> tuple[Table, list
     from specbench.store.run_folders import find_runs, runs_in
 
     names = split_list(",".join(added))
-    known = [folder.name for folder in runs_in(Path(out))]
+    ids = [folder.name for folder in runs_in(Path(out))]
     others = [name for name in names if ":" not in name and name not in PRESETS]
-    runs = [name for name in others if Path(name).exists() or any(run.startswith(name) for run in known)]
+    runs = [name for name in others if Path(name).exists() or any(run.startswith(name) for run in ids)]
     decoders = [name for name in names if name not in runs]
     return with_own_rows(table, decoders), find_runs(out, runs) if runs else []
 

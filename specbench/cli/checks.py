@@ -245,8 +245,8 @@ def audit_runs(
         cells = [_cells(row) for row in rows]
         print_table(cells, list(cells[0]))
     causes = {row["run_id"]: f"; likely cause: {row['cause']}" for row in rows if row.get("cause")}
-    told = ((row["run_id"], f"{row['verdict']}: {decided_by(row)}") for row in rows if row["failed"])
-    if failed := [f"{name} ({why}{causes.get(name, '')})" for name, why in told]:
+    failures = ((row["run_id"], f"{row['verdict']}: {decided_by(row)}") for row in rows if row["failed"])
+    if failed := [f"{name} ({why}{causes.get(name, '')})" for name, why in failures]:
         raise SpecbenchError(
             f"tokens or records are not those of the model's distribution: {', '.join(failed)}",
             "the table and the lines above say what deviates most",
@@ -277,8 +277,8 @@ def decided_by(row: Mapping) -> str:
     from specbench.checks.run_audit import IMPOSSIBLE, OTHERS
 
     if row["verdict"] == OTHERS:
-        name, held = next((name, held) for name, held in row["agreement"].items() if held["differs"])
-        off = f"{held['beyond']:.2%} of the tokens" if held["rounding"] is None else f"{abs(held['mean']):.2g} a token"
+        name, gap = next((name, gap) for name, gap in row["agreement"].items() if gap["differs"])
+        off = f"{gap['beyond']:.2%} of the tokens" if gap["rounding"] is None else f"{abs(gap['mean']):.2g} a token"
         return f"{name}: {off}"
     if row["verdict"] == IMPOSSIBLE:
         return f"{row['impossible_tokens']:,} tokens of probability 0"
@@ -299,7 +299,7 @@ def notes(row: Mapping) -> list[str]:
         if row["unavailable"]:
             how.append(f"not tested: {', '.join(row['unavailable'])}")
         lines.append("; ".join(how))
-        lines += [_distance(name, held) for name, held in row["agreement"].items()]
+        lines += [_distance(name, gap) for name, gap in row["agreement"].items()]
         if not row["agreement"] and not row["target"]:
             lines.append("the run has no recorded log p to compare")
         if row["impossible_tokens"]:
@@ -320,20 +320,20 @@ def notes(row: Mapping) -> list[str]:
     return lines
 
 
-def _distance(name: str, held: Mapping) -> str:
+def _distance(name: str, gap: Mapping) -> str:
     """Line on the agreement of a recorded value."""
-    mean, rounding, told = held["mean"], held["rounding"], "from"
+    mean, rounding, side = gap["mean"], gap["rounding"], "from"
     if name == "entropy" and rounding is not None:  # the mean has a sign
-        told = "below" if mean < 0 else "above"
+        side = "below" if mean < 0 else "above"
     line = (
-        f"recorded {name}: {abs(mean):.2g} {told} the recomputed value on average, {held['beyond']:.2%} of the tokens "
+        f"recorded {name}: {abs(mean):.2g} {side} the recomputed value on average, {gap['beyond']:.2%} of the tokens "
     )
     line += "more than 0.01"
     if rounding is not None:
         line += f"; rounding makes {abs(rounding):.2g}"
-    if held["images"]:
-        line += f", but not the distance of {console.counted(held['images'], 'image')}"
-    return line + ("; this is not the model's" if held["differs"] else "")
+    if gap["images"]:
+        line += f", but not the distance of {console.counted(gap['images'], 'image')}"
+    return line + ("; this is not the model's" if gap["differs"] else "")
 
 
 _CHECK_HELP = help_of(

@@ -85,8 +85,8 @@ def _numbers(row: Mapping) -> dict[str, str]:
 def _told(row: Mapping) -> dict[str, object]:
     """One row as texts, each number with its range."""
     shown = {name: _ranged(row, key) for name, key in _numbers(row).items()}
-    known = {name: row[name] for name in ("source", "window")}
-    return {**known, "decoder": row["label"], "tokens_per_step": _ranged(row, "tokens_per_step"), **shown}
+    cells = {name: row[name] for name in ("source", "window")}
+    return {**cells, "decoder": row["label"], "tokens_per_step": _ranged(row, "tokens_per_step"), **shown}
 
 
 def _ranged(row: Mapping, name: str) -> str:

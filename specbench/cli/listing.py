@@ -79,9 +79,9 @@ def list_things(
     if name is not None and kind == "decoders":
         from specbench.specs.presets import PRESETS, decoder_name
 
-        known = PRESETS.get(decoder_name(name.partition(":")[0]))
-        if known is not None and console.is_terminal():
-            lines = (f"{known.name}: {known.summary}", f"paper: {known.paper}", f"equation: {known.equation}", "")
+        preset = PRESETS.get(decoder_name(name.partition(":")[0]))
+        if preset is not None and console.is_terminal():
+            lines = (f"{preset.name}: {preset.summary}", f"paper: {preset.paper}", f"equation: {preset.equation}", "")
             console.stdout().print(*map(Text, lines), sep="\n")
         return print_table(rows, ("name", "value", "source", "published"))
     if kind == "decoders" and console.is_terminal():

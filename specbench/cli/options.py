@@ -94,10 +94,13 @@ def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) 
     fmt = "json" if as_json else fmt
     if fmt is None:
         ending = to.suffix.lower()[1:] if to else ""
-        known = {name: FORMATS[name].endings for name in formats_with(output)}
-        fmt = next((name for name, own in known.items() if ending in (name, *own)), None if ending else "markdown")
+        endings = {name: FORMATS[name].endings for name in formats_with(output)}
+        fmt = next(
+            (name for name, texts in endings.items() if ending in (name, *texts)),
+            None if ending else "markdown",
+        )
         if fmt is None:
-            valid = ", ".join(f".{one}" for own in known.values() for one in own)
+            valid = ", ".join(f".{text}" for texts in endings.values() for text in texts)
             figures = "; a figure: specbench figure NAME" if ending in ("pdf", "png", "svg") else ""
             raise SpecbenchError(f"--to {to}: no table is written as .{ending}", f"{valid}{figures}")
     fmt = format_name(output, fmt)
@@ -147,8 +150,8 @@ def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None
         by_parameter = {f"flag_{setting.name.replace('-', '_')}": setting for setting in settings}
 
         def wrapper(**arguments):
-            given = {by_parameter[name].name: arguments.pop(name) for name in by_parameter}
-            return command(**arguments, flags=given)
+            values = {by_parameter[name].name: arguments.pop(name) for name in by_parameter}
+            return command(**arguments, flags=values)
 
         parameters = inspect.signature(command, eval_str=True).parameters.values()
         kept = [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in parameters if parameter.name != "flags"]
@@ -193,8 +196,8 @@ def _sentence(text: str) -> str:
 def _decoder_help(option: Option) -> str:
     """Describe a decoder option with its default by decoder: "Cluster size (gsd 10)"."""
     defaults: dict[object, list[str]] = {}
-    for name, known in _options_by_preset(tuple(PRESETS)).items():
-        same = known.get(option.name)
+    for name, options in _options_by_preset(tuple(PRESETS)).items():
+        same = options.get(option.name)
         if same and same.help == option.help:
             defaults.setdefault(same.default, []).append(name)
     shown = {value: "on" if value is True else "" if value is False else plain(value) for value in defaults}

@@ -49,8 +49,10 @@ def print_table(
         return print(markdown_table(table, aligned=True))
     width = console.stdout().width if console.is_terminal() else elsewhere
     values = {column: [row.get(column) for row in rows] for column in columns}
-    texts = {name for name, held in values.items() if not all(isinstance(value, int | float | None) for value in held)}
-    texts |= {name for name, held in values.items() if any(isinstance(value, bool) for value in held)}
+    texts = {
+        name for name, column in values.items() if not all(isinstance(value, int | float | None) for value in column)
+    }
+    texts |= {name for name, column in values.items() if any(isinstance(value, bool) for value in column)}
     table = distinct_columns(table, [name.replace("_", " ") for name in (columns[0], *kept)])
     left = [name.replace("_", " ") for name in texts]
     Console(highlight=False, width=width).print(terminal_table(table, width, left))

@@ -88,7 +88,7 @@ def report(
         "--html": html, "--all": everything, "--explain": explain, "--long": long, "--columns": columns,
         "--notes": notes, "--with": added, "--baseline": baseline, "--caption": caption,
     }  # fmt: skip
-    _check_outputs(html, *([name for name, given in flags.items() if given] for flags in (instead, shown)))
+    _check_outputs(html, *([name for name, value in flags.items() if value] for flags in (instead, shown)))
     of_tables = any(map(is_table, runs or ()))
     if figure_name:
         console.say("--figure is a command now: specbench figure NAME; the next version of report does not know it")

@@ -81,8 +81,8 @@ class _RunCommand(Command):
             of_decoders = panel.startswith("Decoder ")
             if options:
                 parameter.hidden = name not in options
-                if (known := options.get(name)) is not None:
-                    parameter.help = escape(f"{known.help} (default {plain(known.default) or 'none'})")
+                if (option := options.get(name)) is not None:
+                    parameter.help = escape(f"{option.help} (default {plain(option.default) or 'none'})")
             elif self._topic != _EVERYTHING:
                 parameter.rich_help_panel = "Most used" if name in _MOST_USED else panel
                 parameter.hidden = of_decoders and name not in _MOST_USED
@@ -141,23 +141,23 @@ def _live_table(folders: Sequence[Path]) -> RenderableType:
 
 def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
     """Say where published values of some decoders, and the defaults of others, make them incomparable."""
-    said, equal = [], []
+    differences, equal = [], []
     for name in ("window", "fresh-q"):
         open_here = [decoder for plan in plans for decoder in plan.decoders if decoder.origins.get(name) != "inline"]
         by_decoder = {decoder.spec.name: dict(decoder.spec.options).get(name) for decoder in open_here}
         values = {decoder: value for decoder, value in by_decoder.items() if value is not None}
         if len(set(values.values())) > 1:
-            said.append(f"{name} ({', '.join(f'{decoder} {value}' for decoder, value in values.items())})")
+            differences.append(f"{name} ({', '.join(f'{decoder} {value}' for decoder, value in values.items())})")
             equal.append(f"--{name} {min(values.values())}")
-    if said:
-        reporter.note(f"decoders differ in {' and '.join(said)}; equal, for example: {' '.join(equal)}")
+    if differences:
+        reporter.note(f"decoders differ in {' and '.join(differences)}; equal, for example: {' '.join(equal)}")
 
 
-def _merged(given: Mapping[str, object], config: str | None) -> dict[str, Value]:
+def _merged(flags: Mapping[str, object], config: str | None) -> dict[str, Value]:
     check_environment()
     config = config or os.environ.get("SPECBENCH_CONFIG") or None
     stored = read_config(config, [setting.name for setting in _SETTINGS]) if config else {}
-    values = merge(_SETTINGS, given, config=stored, config_name=config or "")
+    values = merge(_SETTINGS, flags, config=stored, config_name=config or "")
     if any(values[name].given for name in ("decoder", "prompts", *(setting.name for setting in DRAWN))):
         return values
     return values | {"limit": Value(_FIRST_LOOK, _UNNAMED)}
@@ -293,8 +293,10 @@ def demo(
     rows = report_rows([Path(str(run["folder"])) for run in records])
     screen = console.stdout()
     screen.print(Text(), narrow_table(rows, screen.width), Text(), sep="\n")
-    said = [*answer(rows)[:1], *disturbances(rows)[-1:]]
-    screen.print(*(Text(line) for line in (*said, f"Images of every decoder: {out / demonstration.PICTURE}")), sep="\n")
+    lines = [*answer(rows)[:1], *disturbances(rows)[-1:]]
+    screen.print(
+        *(Text(line) for line in (*lines, f"Images of every decoder: {out / demonstration.PICTURE}")), sep="\n"
+    )
     if not quiet:
         console.stderr().print(
             "Type next:",

@@ -97,14 +97,14 @@ def score(
 
     settings = Settings(chosen_device(device or AUTO, float64=False), batch, reference, offline, python)
     settings.check()
-    told = None if quiet else ScoreProgress()
+    progress = None if quiet else ScoreProgress()
     if layout and images is None:
         raise SpecbenchError("--layout requires --images", "it says how the files of a folder are named")
     if images is not None:
-        folders: Sequence = [images_to_score(images, prompts, prompt_column, Path(out), layout, told)]
+        folders: Sequence = [images_to_score(images, prompts, prompt_column, Path(out), layout, progress)]
     else:
         folders = find_runs(out, named if runs else ())
-    options = {"protocol": protocol, "settings": settings, "reporter": told, "bundled_only": bundled_only}
+    options = {"protocol": protocol, "settings": settings, "reporter": progress, "bundled_only": bundled_only}
     scoring = score_images(folders, metric or None, **options).check(partly=images is None)
     if against:
         rows = difference_rows(find_run(out, against), find_runs(out, runs or ()), names, settings)
@@ -145,7 +145,7 @@ def _find_scored(names: Sequence[str], out: str) -> None:
     try:
         find_runs(out, names)
     except SpecbenchError as error:
-        metric = next((name for name in names if name in {known.partition("[")[0] for known in metric_names()}), None)
+        metric = next((name for name in names if name in {text.partition("[")[0] for text in metric_names()}), None)
         if metric is None:
             raise
         raise SpecbenchError(

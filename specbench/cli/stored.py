@@ -157,13 +157,13 @@ def import_results(
     from specbench import api
 
     benchmark = read_name("benchmark", benchmark, (*_BENCHMARKS, _TOKENS))
-    given = {name: value for name, value in flags.items() if value is not None}
+    values = {name: value for name, value in flags.items() if value is not None}
     if benchmark == _TOKENS:
         if run or not program:
             raise SpecbenchError("tokens are of a program, not of a run", "--program 'NAME VERSION', and no RUN")
-        folder = api.import_tokens(results, program, out, ids, **given)
+        folder = api.import_tokens(results, program, out, ids, **values)
         return print_json([{"run_id": folder.name, "folder": str(folder)}]) if json else print(folder)
-    if not run or program or ids or given:
+    if not run or program or ids or values:
         raise SpecbenchError(f"results of {benchmark} are of a run", "name it, without the options of tokens")
     rows = api.import_results(benchmark, run, results, out)
     print_json(rows) if json else print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))

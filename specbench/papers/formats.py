@@ -45,16 +45,16 @@ def only_columns(joined: PaperTable, names: Sequence[str]) -> PaperTable:
     here, or names of columns in the table's file, of their numbers or metrics, in any case; speed-ups over a baseline
     stay."""
     usual = {plain_name(column): column for column in joined.table.columns}
-    known = {
+    by_name = {
         text.lower(): column
         for column in joined.table.columns
         for text in (column.key.removeprefix(SCORE), column.key, column.header, column.name)
     } | usual
-    names = [*names, *(name for name in (OVER_BASELINE,) if name in known and name not in names)]
+    names = [*names, *(name for name in (OVER_BASELINE,) if name in by_name and name not in names)]
     for name in names:
-        if name.strip().lower() not in known:
+        if name.strip().lower() not in by_name:
             raise unknown_name("column", name, usual)
-    columns = tuple(known[name.strip().lower()] for name in names)
+    columns = tuple(by_name[name.strip().lower()] for name in names)
     cells = ({column.name: line.cells[column.name] for column in columns} for line in joined.lines)
     return replace(
         joined,
@@ -148,12 +148,12 @@ def row_texts(
 
 def _best_measured(joined: PaperTable, group: str | None, column: Column) -> list[Line]:
     """The row of a group with its best measured value, where that differs from AR's; none by other numbers."""
-    known = [(line, line.cells[column.name]) for line in joined.lines if line.group == group]
-    values = [cell.value for _, cell in known if cell.value is not None]
+    pairs = [(line, line.cells[column.name]) for line in joined.lines if line.group == group]
+    values = [cell.value for _, cell in pairs if cell.value is not None]
     if column.better == "none" or not values:
         return []
     top = max(values) if column.better == "higher" else min(values)
-    return [line for line, cell in known if cell.value == top and cell.real]
+    return [line for line, cell in pairs if cell.value == top and cell.real]
 
 
 def _below(joined: PaperTable, bold: bool) -> list[str]:
@@ -162,7 +162,7 @@ def _below(joined: PaperTable, bold: bool) -> list[str]:
     marked = any(cell.outside for line in joined.lines for cell in line.cells.values())
     few = any(cell.too_few for line in joined.lines for cell in line.cells.values())
     added = any(line.own for line in joined.lines) and joined.table.paper
-    legend = [text for text, said in ((OWN_ROWS, added), (LEGEND, marked), (BOLD, bold), (FEW_PROMPTS, few)) if said]
+    legend = [text for text, used in ((OWN_ROWS, added), (LEGEND, marked), (BOLD, bold), (FEW_PROMPTS, few)) if used]
     return [*notes, *legend, *joined.definitions, *joined.remarks]
 
 
@@ -201,8 +201,8 @@ def _difference(column: Column, cell: Cell) -> str:
     return f"{cell.difference:+,.{column.precision}f}{'*' if cell.outside else ''}"
 
 
-def _marks(notes: Sequence[str], known: Sequence[str]) -> str:
-    shown = [_superscript(known.index(note) + 1) for note in notes if note in known]
+def _marks(notes: Sequence[str], footnotes: Sequence[str]) -> str:
+    shown = [_superscript(footnotes.index(note) + 1) for note in notes if note in footnotes]
     return " " + ",".join(shown) if shown else ""
 
 
