@@ -245,11 +245,8 @@ def _usage_problem(error: Exception, arguments: Sequence[str]) -> SpecbenchError
     parameter = getattr(error, "param", None)
     variable, names = getattr(parameter, "envvar", None), getattr(parameter, "opts", ())
     typed = any(argument.partition("=")[0] in names for argument in arguments)
-    source = (
-        f" (environment {variable}={os.environ[variable]})"
-        if variable and os.environ.get(variable) and not typed
-        else ""
-    )
+    text = os.environ.get(variable or "")
+    source = f" (environment {variable}={text})" if text and not typed else ""
     about = getattr(parameter, "help", None) if type(error).__name__ == "MissingParameter" else None
     return SpecbenchError(error.format_message() + source, about or f"see '{path} --help'", BAD_INPUT)
 

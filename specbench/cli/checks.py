@@ -30,10 +30,7 @@ _Seed = opt.option("--seed", "N", "Random seed of the models and of the decoding
 _Compile = opt.switch("--compile", "Also audit compiled steps (a minute or more per decoder).")
 _Thorough = opt.switch("--thorough", "Decode ten times the images in the settings that would show least.")
 _StoredRuns = opt.option(
-    "--run",
-    "RUN",
-    "Audit stored runs instead: run ids, prefixes of run ids, or run folders.",
-    list[str] | None,
+    "--run", "RUN", "Audit stored runs instead: run ids, prefixes of run ids, or run folders.", list[str] | None
 )
 _Recompute = opt.switch("--recompute", "With --run: recompute p, teacher-forced.")
 _RunWeights = opt.option("--weights", "DIR|OWNER/NAME", "With --recompute: the run's checkpoint, if not official.")
@@ -160,8 +157,7 @@ def audit(
 def _check_audit(
     decoders: Sequence[str], runs: bool, compiled: bool, thorough: bool, recomputed: bool, elsewhere: bool, device: str
 ) -> None:
-    """Refuse flags of `audit` that contradict or need each other. `runs`: stored ones are audited; `recomputed`: a flag
-    that recomputes p is given; `elsewhere`: the checkpoint to recompute with is named."""
+    """Refuse flags of `audit` that contradict or need each other; `elsewhere`: a checkpoint is named to recompute p."""
     if runs and decoders:
         raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other", "write --run before every run")
     if runs and compiled:
@@ -327,8 +323,8 @@ def _distance(name: str, gap: Mapping) -> str:
         side = "below" if mean < 0 else "above"
     line = (
         f"recorded {name}: {abs(mean):.2g} {side} the recomputed value on average, {gap['beyond']:.2%} of the tokens "
+        "more than 0.01"
     )
-    line += "more than 0.01"
     if rounding is not None:
         line += f"; rounding makes {abs(rounding):.2g}"
     if gap["images"]:

@@ -61,23 +61,9 @@ def train_head(
     from specbench.training import head as heads
 
     progress = None if quiet else _Progress()
+    tell, device = progress and progress.tell, chosen_device(device)
     try:
-        print(
-            heads.train_head(
-                out,
-                model,
-                data,
-                images,
-                epochs,
-                batch,
-                lr,
-                seed,
-                device=chosen_device(device),
-                threads=threads,
-                tell=progress and progress.tell,
-                kind=kind,
-            )
-        )
+        print(heads.train_head(out, model, data, images, epochs, batch, lr, seed, device, threads, tell, kind))
     finally:
         if progress:
             progress.finish()

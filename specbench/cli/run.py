@@ -57,8 +57,6 @@ _COLUMNS = (
 _FIRST_LOOK = 8  # Prompts where neither these nor decoders are named; an interval takes as many
 _UNNAMED = "default where neither decoders nor prompts are named"
 _PIPED_WIDTH = 160  # Characters of a dry run's lines where there is no terminal
-
-
 _MOST_USED = ("decoder", "prompts", "limit", "model", "window", "device", "out", "dry-run")
 _EVERYTHING = "all"
 
@@ -98,10 +96,7 @@ def add_to(app: typer.Typer) -> None:
 
 @flags(_SETTINGS)
 def run(
-    flags: dict,
-    config: _Config = None,
-    dry_run: dry_run_switch(rich_help_panel="Output") = False,
-    sweep: _Sweep = None,
+    flags: dict, config: _Config = None, dry_run: dry_run_switch(rich_help_panel="Output") = False, sweep: _Sweep = None
 ) -> None:
     from specbench.runs.sweep import parse_sweep, sweep_plans
 
@@ -293,10 +288,8 @@ def demo(
     rows = report_rows([Path(str(run["folder"])) for run in records])
     screen = console.stdout()
     screen.print(Text(), narrow_table(rows, screen.width), Text(), sep="\n")
-    lines = [*answer(rows)[:1], *disturbances(rows)[-1:]]
-    screen.print(
-        *(Text(line) for line in (*lines, f"Images of every decoder: {out / demonstration.PICTURE}")), sep="\n"
-    )
+    lines = [*answer(rows)[:1], *disturbances(rows)[-1:], f"Images of every decoder: {out / demonstration.PICTURE}"]
+    screen.print(*map(Text, lines), sep="\n")
     if not quiet:
         console.stderr().print(
             "Type next:",

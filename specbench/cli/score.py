@@ -42,10 +42,7 @@ _Images = opt.option(
     Path | None,
 )
 _Layout = opt.option(
-    "--layout",
-    "NAME",
-    f"Names of the files of --images: {', '.join(_LAYOUTS)}.",
-    show_default="the one that fits",
+    "--layout", "NAME", f"Names of the files of --images: {', '.join(_LAYOUTS)}.", show_default="the one that fits"
 )
 _Against = opt.option("--against", "RUN", "Print paired score differences from this run instead.")
 _Python = opt.option(

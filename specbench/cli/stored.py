@@ -130,10 +130,7 @@ def show(
 
 
 def export(
-    benchmark: _Layout,
-    run: Run,
-    to: option("--to", "DIR", "New or empty folder.", Path),
-    out: Out = "results",
+    benchmark: _Layout, run: Run, to: option("--to", "DIR", "New or empty folder.", Path), out: Out = "results"
 ) -> None:
     from specbench import api
 

@@ -55,8 +55,8 @@ def _gaps(rows: Sequence[ReportRow]) -> list[str]:
     listed = ", ".join(f"{_name(row)} ({row.nll_gap.value:+.3f} ± {number(row.nll_gap_se, 3)})" for row in beyond)
     sentence = (
         f"NLL - H is beyond twice its error in {len(beyond)} of {len(looked_at)} lossless decoders: {listed}. Chance "
+        "alone puts one in 20 there. specbench audit tells whether one is lossless."
     )
-    sentence += "alone puts one in 20 there. specbench audit tells whether one is lossless."
     return [sentence] if beyond else []
 
 
@@ -87,13 +87,13 @@ def _unscored(rows: Sequence[ReportRow]) -> list[str]:
 
 def disturbances(rows: Sequence[ReportRow]) -> list[str]:
     """What the machine did to the measurement: stalled images, batches that did not fit, and other processes."""
-    sentences = _stalls([row for row in rows if row.stalled])
-    sentences += [
+    lines = _stalls([row for row in rows if row.stalled])
+    lines += [
         f"{_name(row)}: {row.one_by_one} of {row.n} images were decoded in smaller batches."
         for row in rows
         if row.one_by_one
     ]
-    sentences += [
+    lines += [
         f"{_name(row)}: {count} of {row.n} images were decoded under {stack}, not {row.versions}; their times "
         "are left out."
         for row in rows
@@ -102,16 +102,14 @@ def disturbances(rows: Sequence[ReportRow]) -> list[str]:
     busy = [row.disturbed for row in rows if (row.disturbed or 0) > BUSY_CORES]
     if busy and any(row.latency_ms is not None for row in rows):
         cores = number(max(busy), 1)
-        sentences.append(
-            f"Other processes took up to {cores} CPU cores from these runs: repeat timings on a quiet machine."
-        )
-    sentences += [f"{_name(row)}: {'; '.join(row.gpu_disturbed)}." for row in rows if row.gpu_disturbed]
-    sentences += [
+        lines += [f"Other processes took up to {cores} CPU cores from these runs: repeat timings on a quiet machine."]
+    lines += [f"{_name(row)}: {'; '.join(row.gpu_disturbed)}." for row in rows if row.gpu_disturbed]
+    lines += [
         f"{_name(row)}: its run.json was changed after it ran, and names other settings than its id."
         for row in rows
         if row.settings_changed
     ]
-    return sentences + _versions(rows)
+    return lines + _versions(rows)
 
 
 def _versions(rows: Sequence[ReportRow]) -> list[str]:
@@ -155,13 +153,13 @@ def _fastest(exact: Sequence[ReportRow]) -> str:
     if speed.low is None and speed.value < 1:
         sentence = (
             f"{ar} was the fastest; the next lossless decoder, {_name(best)}, ran {value} times as fast in {images}: "
+            "too few for an interval"
         )
-        sentence += "too few for an interval"
     elif speed.low is None:
         sentence = (
             f"{_name(best)} ran {value} times as fast as {ar} in {images}: too few for an interval, or to call it the "
+            "fastest"
         )
-        sentence += "fastest"
     elif speed.value > 1 and best_is_real:
         sentence = (
             f"{_name(best)} is the fastest lossless decoder: {value} times as fast as {ar} {interval} over {images}"

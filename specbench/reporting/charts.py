@@ -59,14 +59,20 @@ def figure_chart(curves: Sequence[Curve], x_label: str, y_label: str, order: Seq
         if curve.measured:
             layers += _bars(points)
         if not categories:
-            layers.append(_lines(points, None if curve.measured else DASH))
+            layers.append(_layer("line", points, dash=None if curve.measured else DASH))
         layers.append(_dots(points, hollow=not curve.measured))
-    x = {"label": x_label, "type": "point", "domain": categories} if categories else _number_axis(curves, x_label)
+    values = [x.value for curve in curves for x, _ in curve.points if isinstance(x, Estimate)]
+    decades = bool(values) and 0 < 100 * min(values) <= max(values)
+    scale = {"type": "log", "tickFormat": "~g"} if decades else {"nice": True}
     marks = {name: mark_at(place) for place, name in enumerate(named.values())}
     return _chart(
         f"{y_label} against {x_label}" if x_label else y_label,
         _figure_caption(curves),
-        {"x": x, "y": _axis(y_label), **_scales(marks, legend=groups != [""])},
+        {
+            "x": {"label": x_label, **({"type": "point", "domain": categories} if categories else scale)},
+            "y": _axis(y_label),
+            **_scales(marks, legend=groups != [""]),
+        },
         layers,
     )
 
@@ -132,11 +138,7 @@ def prompts_chart(
     return _chart(
         "Speed-up of each prompt",
         "A point per image in common with AR; the bar is the speed-up over all of them.",
-        {
-            "x": _axis("speed-up over AR"),
-            "y": {"label": None, "domain": list(ratios)},
-            **_scales(marks, ratios),
-        },
+        {"x": _axis("speed-up over AR"), "y": {"label": None, "domain": list(ratios)}, **_scales(marks, ratios)},
         [_layer("one", [1]), _dots(points, size=3.5), _layer("total", totals, None)],
         rows=len(ratios),
     )
@@ -239,8 +241,8 @@ def sweep_chart(option: str, curves: Mapping[str, Sequence[tuple[object, Estimat
             **_scales(marks),
         },
         [
-            *_bars(solid), _lines(dashed, DASH), _lines(solid, None), _dots(dashed, True, 3), _dots(solid),
-            _ends(solid),
+            *_bars(solid), _layer("line", dashed, dash=DASH), _layer("line", solid, dash=None), _dots(dashed, True, 3),
+            _dots(solid), _ends(solid),
         ],
     )  # fmt: skip
 
@@ -331,9 +333,8 @@ def _room(axis: str, scale: Mapping[str, object], layers: Points) -> Mapping[str
     """The scale with room around the only value there is, which would else be labelled with all of its digits."""
     channels = [name for name in (axis, f"{axis}1", f"{axis}2") if axis in ("x", "y")]
     points = [point for layer in layers for point in layer["points"]]
-    values = {point.get(name) if isinstance(point, Mapping) else point for point in points for name in channels} - {
-        None
-    }
+    values = {point.get(name) if isinstance(point, Mapping) else point for point in points for name in channels}
+    values.discard(None)
     if len(values) != 1 or "domain" in scale or not isinstance(value := values.pop(), int | float):
         return scale
     low, high = sorted((value * (1 - _ROOM), value * (1 + _ROOM))) if value else (-1, 1)
@@ -355,15 +356,11 @@ def _bars(points: Points) -> list[dict[str, object]]:
     return [_layer("interval", bounded)] if bounded else []
 
 
-def _lines(points: Points, dash: str | None) -> dict[str, object]:
-    return _layer("line", points, dash=dash)
-
-
 def _own_lines(points: Points, marks: Marks) -> list[dict[str, object]]:
     by_dash: dict[str | None, list[Mapping[str, object]]] = {}
     for point in points:
         by_dash.setdefault(marks[str(point["run"])].dash, []).append(point)
-    return [_lines(of_dash, dash) for dash, of_dash in by_dash.items()]
+    return [_layer("line", of_dash, dash=dash) for dash, of_dash in by_dash.items()]
 
 
 def _dots(points: Points, hollow: bool = False, size: float = 4.5) -> dict[str, object]:
@@ -377,12 +374,6 @@ def _ends(points: Points) -> dict[str, object]:
 
 def _estimates(x: Estimate, y: Estimate) -> dict[str, float | None]:
     return {"x": x.value, "x1": x.low, "x2": x.high, "y": y.value, "y1": y.low, "y2": y.high}
-
-
-def _number_axis(curves: Sequence[Curve], label: str) -> dict[str, object]:
-    values = [x.value for curve in curves for x, _ in curve.points]
-    decades = bool(values) and 0 < 100 * min(values) <= max(values)
-    return {"label": label} | ({"type": "log", "tickFormat": "~g"} if decades else {"nice": True})
 
 
 def _told(estimate: Estimate, digits: int = 2) -> str:

@@ -214,10 +214,8 @@ def quality_rows(
 
 def _plain_difference(mine: Mapping, theirs: Mapping) -> Compared | None:
     """Difference of two distances that have no interval: nothing but the stored scores is needed."""
-    whole_distances = (
-        lower_is_better(str(mine["metric"])) and mine["images"] == theirs["images"] == mine["n"] == theirs["n"]
-    )
-    if not whole_distances or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
+    whole = lower_is_better(str(mine["metric"])) and mine["images"] == theirs["images"] == mine["n"] == theirs["n"]
+    if not whole or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
         return None
     gap = stats.Estimate(theirs["value"] - mine["value"])
     return Compared(str(mine["metric"]), gap, n=mine["n"], note="too few images for an interval")

@@ -134,7 +134,10 @@ def forecast_rows(accepted: Sequence[Accepted], setting: ForecastSetting) -> lis
 def _row(length: Accepted, setting: ForecastSetting, ar_overhead: float | None) -> dict[str, object]:
     model = setting.model
     ends = [_numbers(length, setting, corner) for corner in _corners(length, setting, ar_overhead)]
-    assumed = _middle(length, setting, ar_overhead)
+    shares = Reached(sum(setting.bandwidth) / 2, sum(setting.flops) / 2)
+    mean = setting.overhead_ms and sum(setting.overhead_ms) / 2
+    overheads = (length.overhead_ms, ar_overhead) if mean is None else (mean, mean)
+    assumed = Assumed(shares, *overheads, length.tokens_per_step)
     middle, columns = _numbers(length, setting, assumed), most_columns(length.decoder, model)
     slots = model.stream
     row: dict[str, object] = {
@@ -181,13 +184,6 @@ def _corners(length: Accepted, setting: ForecastSetting, ar: float | None) -> It
         yield Assumed(Reached(bandwidth, flops), overhead, ar_overhead, tokens)
 
 
-def _middle(length: Accepted, setting: ForecastSetting, ar: float | None) -> Assumed:
-    shares = Reached(sum(setting.bandwidth) / 2, sum(setting.flops) / 2)
-    if setting.overhead_ms is None:
-        return Assumed(shares, length.overhead_ms, ar, length.tokens_per_step)
-    return Assumed(shares, *[sum(setting.overhead_ms) / 2] * 2, length.tokens_per_step)
-
-
 def _numbers(length: Accepted, setting: ForecastSetting, assumed: Assumed) -> dict[str, float]:
     """The forecast under one set of assumptions."""
     model, columns = setting.model, most_columns(length.decoder, setting.model)
@@ -195,11 +191,8 @@ def _numbers(length: Accepted, setting: ForecastSetting, assumed: Assumed) -> di
     def ms(forward: Forward) -> float:
         return sum(forward_ms(forward, setting.peak, assumed.reached).values())
 
-    prefill, single, forward = (
-        ms(setting.forward(PROMPT_TOKENS, 0)),
-        ms(setting.forward(1)),
-        ms(setting.forward(columns, slots=model.stream)),
-    )
+    prefill, single = ms(setting.forward(PROMPT_TOKENS, 0)), ms(setting.forward(1))
+    forward = ms(setting.forward(columns, slots=model.stream))
     rounds = 1.0  # of drafting, per forward
     if length.decoder.drafter == "eagle-skips":
         interval = dict(length.decoder.options)["interval"]

@@ -25,15 +25,7 @@ from PIL import Image
 
 from specbench.metrics.catalog import unjudged
 from specbench.reporting import charts, image_tiles
-from specbench.reporting.columns import (
-    FASTEST,
-    TOO_FEW,
-    failed_audit,
-    number,
-    score_versions,
-    value_of,
-    with_interval,
-)
+from specbench.reporting.columns import FASTEST, TOO_FEW, failed_audit, number, score_versions, value_of, with_interval
 from specbench.reporting.compare import corrected, scores_beside
 from specbench.reporting.marks import Mark, Marks, marks_of
 from specbench.reporting.plot_data import lower_is_better, pareto, speed_by_prompt, step_data, sweeps
@@ -173,7 +165,6 @@ def _section(section: Section, limit: int) -> dict:
             "[" in cell and TOO_FEW not in cell for row in section.runs for cell in (c.cell(row) for c in table.columns)
         )
     ]
-    has_intervals = not lacks_interval(section.runs, parts=False)
     by_category = []
     for metric in dict.fromkeys(metric for scored in values.values() for metric in scored):
         means = image_tiles.category_means(values, metric)
@@ -184,7 +175,7 @@ def _section(section: Section, limit: int) -> dict:
         "answer": section.answer,
         "headline": _headline(names, marks),
         "table": page_table(section.first, section.runs, best=True),
-        "has_intervals": has_intervals,
+        "has_intervals": not lacks_interval(section.runs, parts=False),
         "marks": [marks[name] for name in names],
         "legend": {row.decoder: by_decoder[row.decoder] for row in section.runs},
         "folded": folded + _differences(names),
@@ -212,8 +203,7 @@ def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False
 
 
 def _headline(names: Mapping[str, ReportRow], marks: Marks) -> dict:
-    """The speed and up to two scores of each run as places on a line, in percent: lossless runs apart, the fastest
-    first."""
+    """Speed and up to two scores of each run as places on a line in percent; lossless runs apart, the fastest first."""
     measures = [_speed(names), *_two_scores(names)]
     spans = [_span((*values.values(), Estimate(ar))) for _, _, values, ar, _ in measures]
     groups: dict[str, list] = {"lossless": [], "not lossless": []}

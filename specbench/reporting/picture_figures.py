@@ -109,11 +109,8 @@ def grid_figure(grid: Grid, width: str = "column") -> Drawn:
     inches = WIDTHS[width]
     side = inches / len(grid.columns)  # of a picture; a letter of size 6 is a twentieth of an inch wide
     height = side * len(grid.rows) + _LABEL + (2 * _LABEL if grid.bar else 0)
-    top = (
-        max((np.nanmax(picture) for row in grid.pictures for picture in row if picture is not None), default=1)
-        if grid.bar
-        else 1
-    )
+    pictures = [picture for row in grid.pictures for picture in row if picture is not None]
+    top = max(map(np.nanmax, pictures), default=1) if grid.bar else 1
     with mpl.rc_context(STYLE):
         figure = Drawn((inches, height), layout="constrained")
         panels = figure.subplots(len(grid.rows), len(grid.columns), squeeze=False)

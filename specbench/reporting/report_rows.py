@@ -74,8 +74,7 @@ def _beside_ours(rows: Sequence[ReportRow]) -> list[ReportRow]:
 
 
 def _with_versions(rows: Sequence[ReportRow], infos: Sequence[RunInfo]) -> list[ReportRow]:
-    """The rows, with labels of those that differ in a plug-in's code alone that tell when it was edited ("power, edited
-    26 Nov 14:02")."""
+    """The rows; labels that differ in a plug-in's code alone tell when it was edited ("power, edited 26 Nov 14:02")."""
     groups: dict[str, dict[str, str]] = {}
     keys = [json.dumps([row.model, row.setting, row.label, row.options], sort_keys=True) for row in rows]
     for key, info in zip(keys, infos, strict=True):
@@ -250,8 +249,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
 
 
 def _over_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict[str, object]:
-    """Speed-up over the fastest comparable AR configuration (dtype, threads, compilation), and over the fastest in the
-    run's own number format, which is what may be quoted."""
+    """Speed-up over the fastest comparable AR, and the one to be quoted: over the fastest in the same number format."""
     comparable = [ar for ar in ar_runs if not mismatched_fields(run.info, ar.info, any_configuration=True)]
     results = [(over(ar), ar) for ar in comparable]
     pairs = sorted(((r, ar) for r, ar in results if r is not None), key=lambda pair: pair[0].total.value)

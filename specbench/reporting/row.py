@@ -211,9 +211,8 @@ class ReportRow:
         return next((value for source in sources if (value := source.get(name)) is not None), None)
 
     def score(self, metric: str, fingerprint: str) -> ShownScore | None:
-        return next(
-            (score for score in self.scores if (score.metric, score.fingerprint) == (metric, fingerprint)), None
-        )
+        scores = (score for score in self.scores if (score.metric, score.fingerprint) == (metric, fingerprint))
+        return next(scores, None)
 
 
 _ENDS = {"": "value", "_low": "low", "_high": "high"}

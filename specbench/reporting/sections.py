@@ -39,8 +39,6 @@ READING = (
     "speed-up = tokens per step / (window cost x overhead), "
     "with the tokens per step relative to AR over the same images."
 )
-
-
 BOLD_RULE = f"Bold: the best value of its column, where its difference from AR is real. {RULE}"
 
 
@@ -143,8 +141,7 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
 
 
 def _short_names(columns: Mapping[str, ReportColumn]) -> dict[str, ReportColumn]:
-    """What a column may be called besides its heading: the key of its number ("nfe", "speedup"), or a metric without
-    its variant."""
+    """Further names of columns: the key of the number ("nfe", "speedup"), or a metric without its variant."""
     keys = {column.source.__name__: column for column in columns.values() if callable(column.source)}
     plain = {heading.partition("[")[0]: column for heading, column in columns.items() if "[" in heading}
     return plain | keys | {_FORMER[name]: column for name, column in columns.items() if name in _FORMER}
@@ -223,14 +220,11 @@ def _section(runs: list[ReportRow]) -> Section:
     metrics = {note: ", ".join(name for other, name in noted if other == note) for note, _ in noted}
     remarks = [f"{names}: {note}." for note, names in metrics.items()]
     parts = part_columns(runs).items()
+    drafting = any("head" in row.options or row.value("theorem2_bound") for row in runs)
     tables = [
         ReportTable(speed, topic="Speed, every column"),
         ReportTable(quality, remark=" ".join(remarks), topic="Quality, every column"),
-        *(
-            [ReportTable(DRAFTS, topic="Drafting")]
-            if any("head" in row.options or row.value("theorem2_bound") for row in runs)
-            else ()
-        ),
+        *([ReportTable(DRAFTS, topic="Drafting")] if drafting else ()),
         ReportTable(TAILS, topic="Tails: median, 95th percentile, slowest category"),
         *([ReportTable(STAGES, topic="Second stage")] if any(row.number("stage2_nfe") for row in runs) else ()),
         *(ReportTable((DECODER, WINDOW, *columns), f"{metric} by part") for metric, columns in parts),
@@ -282,13 +276,9 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     parts += [row.processors] if row.processors else []
     named = {"entropy_scale": "entropy scale", "min_p": "min-p", "top_n_sigma": "top-n-sigma"}
     parts += [f"{text} {sampling[name]:g}" for name, text in named.items() if sampling.get(name)]
-    parts += [
-        setting["dtype"],
-        setting["device"],
-        *([f"{threads} thread{'s' * (threads != 1)}"] if threads else []),
-        *(dict.fromkeys(row.steps.partition(" ")[0] for row in runs if tells_steps(row))),
-        f"batch {setting['batch']}",
-    ]
+    parts += [setting["dtype"], setting["device"], *([f"{threads} thread{'s' * (threads != 1)}"] if threads else [])]
+    parts += dict.fromkeys(row.steps.partition(" ")[0] for row in runs if tells_steps(row))
+    parts += [f"batch {setting['batch']}"]
     source = f" from {row.source}" if row.source else ""
     return f"{row.model}{source}: {', '.join(parts)}"
 
