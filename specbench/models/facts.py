@@ -68,9 +68,9 @@ class ModelChoice:
 
     def name(self, model: str) -> str:
         """Name of the model in records, with an ending for each deviation from the official model."""
-        held = vars(self) | self.released
+        values = vars(self) | self.released
         size = f"+{self.size}" if self.size else ""
-        return model + size + "".join(ending for ending, what in _ENDINGS.items() if held[what])
+        return model + size + "".join(ending for ending, what in _ENDINGS.items() if values[what])
 
     @classmethod
     def of_name(cls, name: str, weights: str | None = None, revision: str | None = None) -> tuple[str, ModelChoice]:

@@ -51,8 +51,8 @@ def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, s
     every = table.all_settings()
     shared = {"trace": any(column.key in _TRACED for column in table.columns)}
     cells = [_resolve(asked, shared, f"{table.name}.toml", settings, flags, env) for asked in every]
-    known = [PRESETS[cell.decoder].choices["drafter"] for cell in every if cell.decoder in PRESETS]
-    if "none" in known or not any(column.key in RATIOS_TO_AR for column in table.columns):
+    drafters = [PRESETS[cell.decoder].choices["drafter"] for cell in every if cell.decoder in PRESETS]
+    if "none" in drafters or not any(column.key in RATIOS_TO_AR for column in table.columns):
         none = {"baseline": Value(0, "default of tables")}
         cells = [replace(cell, values=cell.values and {**cell.values, **none}) for cell in cells]
     _raise_if_all_refused(cells)
@@ -68,16 +68,16 @@ def _resolve(
     env: Mapping[str, str],
 ) -> PlannedCell:
     try:
-        given = _settings(asked, flags.get("model")) | shared
+        table = _settings(asked, flags.get("model")) | shared
         unused = {"head"} - takes(asked.decoder, dict(asked.options))
         flags = {name: value for name, value in flags.items() if name not in unused}
         if flags.get("head"):
             flags["head"] = head_of(str(flags["head"]), str(flags.get("model") or asked.model))
         open_here = {
-            setting.env for setting in settings if setting.name in OPEN_IN_TABLES - unused and setting.name not in given
+            setting.env for setting in settings if setting.name in OPEN_IN_TABLES - unused and setting.name not in table
         }
         free = {name: value for name, value in env.items() if name in open_here}
-        return PlannedCell(asked, merge(settings, flags, free, given, file))
+        return PlannedCell(asked, merge(settings, flags, free, table, file))
     except SpecbenchError as problem:
         return PlannedCell(asked, {}, problem=problem)
 
@@ -145,7 +145,7 @@ def find_measured(cells: Sequence[PlannedCell], out: Path | str) -> dict[CellSet
 def wanted_fields(values: Mapping[str, Value]) -> dict[str, object]:
     """The fields of the `RunSpec` that the settings ask for; dtype, device and threads only where they were given, and
     whatever draft head."""
-    value = {name: held.value for name, held in values.items()}
+    value = {name: setting.value for name, setting in values.items()}
     model, (planned,) = plan_model(values), plan_decoders(value["decoder"], values)
     fields = {"model": model.name, "prompts": value["prompts"], "seed": value["seed"], "batch": value["batch"]}
     fields |= {"sampling": plan_sampling(model, values), "decoder": without_options(planned.spec, "head")}
@@ -156,7 +156,7 @@ def wanted_fields(values: Mapping[str, Value]) -> dict[str, object]:
 def replaced_settings(cell: PlannedCell) -> set[str]:
     """Names of the settings whose values are not those that the table states."""
     stated = _settings(cell.settings, None)
-    return {name for name, held in cell.values.items() if name in stated and held.value != stated[name]} - {"decoder"}
+    return {name for name, value in cell.values.items() if name in stated and value.value != stated[name]} - {"decoder"}
 
 
 def as_run_here(table: Table, cells: Sequence[PlannedCell], model: object, folders: Iterable[Path]) -> Table:
@@ -183,7 +183,7 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     by_settings, alike = {cell.settings: cell for cell in cells}, {}
     printed = [(row, [by_settings[asked] for asked in runs]) for row in table.rows if (runs := table.runs_of_row(row))]
     for row, runs in printed:
-        values = [{name: held.value for name, held in run.values.items()} for run in runs]
+        values = [{name: value.value for name, value in run.values.items()} for run in runs]
         alike.setdefault(repr(values), []).append((row, runs))
     first_runs = [runs[0] for (_, runs), *_ in alike.values()]
     sets = {run.values["prompts"].value for run in first_runs if run.values}
@@ -227,7 +227,7 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
         else:
             spec, origins = resolve(decoder_name(run.settings.decoder), dict(run.settings.options)), {}
         names.append(label(spec, origins, run.settings.model))
-        values = {name: held.value for name, held in run.values.items() if name not in ("decoder", "seed")}
+        values = {name: value.value for name, value in run.values.items() if name not in ("decoder", "seed")}
         facts.append(values | dict(spec.options))
     labels = []
     for name, facts_of_run in zip(names, facts, strict=True):

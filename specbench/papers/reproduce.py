@@ -256,8 +256,8 @@ def run_lines(planned: Sequence[PlannedCell]) -> list[str]:
     line."""
     seeds: dict[tuple[tuple[str, ...], str], dict[object, None]] = {}
     for cell in (cell for cell in planned if cell.values):
-        given = {name: held for name, held in cell.values.items() if held.given and name not in _ELSEWHERE}
-        words = tuple(word for name, held in given.items() for word in _words(name, held.value))
+        settings = {name: value for name, value in cell.values.items() if value.given and name not in _ELSEWHERE}
+        words = tuple(word for name, value in settings.items() for word in _words(name, value.value))
         place = words, ",".join(cell.values["decoder"].value)
         seeds.setdefault(place, {})[cell.values["seed"].value if cell.values["seed"].given else None] = None
     lines: dict[tuple[str, ...], list[str]] = {}
@@ -301,11 +301,11 @@ def total(rows: Sequence[Mapping]) -> str:
     once = {row["run_id"] or number: row for number, row in enumerate(rows) if row["problem"] is None}.values()
     images = sum((row["images"] or 0) - row["done"] for row in once)
     more = " and those of prompts that are not here" * any(row["images"] is None for row in once)
-    known = [row["seconds"] for row in once if row["seconds"] is not None]
-    time = f"about {duration(sum(known))}" if len(known) == len(once) else "time unknown before a first image"
-    if known and len(known) < len(once):
-        unknown = len(once) - len(known)
-        time = f"about {duration(sum(known))}, and {unknown} run{'s' if unknown > 1 else ''} of unknown time"
+    seconds = [row["seconds"] for row in once if row["seconds"] is not None]
+    time = f"about {duration(sum(seconds))}" if len(seconds) == len(once) else "time unknown before a first image"
+    if seconds and len(seconds) < len(once):
+        unknown = len(once) - len(seconds)
+        time = f"about {duration(sum(seconds))}, and {unknown} run{'s' if unknown > 1 else ''} of unknown time"
     disk = math.ceil(sum(row["megabytes"] or 0 for row in once))
     return f"{images} image{'s' * (images != 1)}{more} to make, {time}, at most {disk:,} MB" + (
         f"; {rest}" if blocked else ""

@@ -97,12 +97,12 @@ def outlooks(values: Mapping[str, Value], shared: Shared | None = None) -> list[
 
 def distinct_outlooks(settings: Iterable[Mapping[str, Value]], shared: Shared | None = None) -> list[Outlook]:
     """The distinct runs of several merged settings; what seeds have in common is found out once."""
-    shared, known, runs = shared or Shared(), {}, []
+    shared, by_key, runs = shared or Shared(), {}, []
     for values in settings:
-        key = tuple(str(held.value) for name, held in values.items() if name != "seed")
-        alike = [outlook.of_seed(values["seed"].value) for outlook in known.get(key, ())]
+        key = tuple(str(value.value) for name, value in values.items() if name != "seed")
+        alike = [outlook.of_seed(values["seed"].value) for outlook in by_key.get(key, ())]
         if not alike or None in alike or values["batch"].value == "auto":  # which an earlier run may have settled
-            alike = known[key] = outlooks(values, shared)
+            alike = by_key[key] = outlooks(values, shared)
         runs += alike
     return list({json.dumps(outlook.row, default=str): outlook for outlook in reversed(runs)}.values())[::-1]
 
@@ -220,8 +220,8 @@ def cost_note(plan: Plan) -> str | None:
     earlier = seconds_per_image(plan.out, model.name, "ar", plan.device)
     if size is None or plan.workers.elsewhere or earlier is not None:
         return None
-    given = plan.device, plan.dtype, plan.threads
-    peak = find_peak(*given) or glimpse_peak(*given)[0]  # a busy machine's, too: the run will be as slow
+    machine = plan.device, plan.dtype, plan.threads
+    peak = find_peak(*machine) or glimpse_peak(*machine)[0]  # a busy machine's, too: the run will be as slow
     guided, context = plan.sampling.guidance != 1, model.stream / 2
     forward = Forward(size, model.network.moved, model.v_image, BYTES[plan.dtype], 1, 1, guided, context)
     seconds = model.stream * sum(forward_ms(forward, peak, Reached()).values()) / 1e3
@@ -230,7 +230,7 @@ def cost_note(plan: Plan) -> str | None:
 
 def cost_text(steps: int, seconds: float, device: str, source: str) -> str:
     """The forecast of AR's `steps` in words."""
-    said, where = f"forecast: {duration(seconds)} an image of ar", f"on {device} ({source})"
+    forecast, where = f"forecast: {duration(seconds)} an image of ar", f"on {device} ({source})"
     if seconds > _LONG_S:
-        return f"{said} {where}; instead: a GPU, --model janus, or to try it --random-weights --scale tiny"
-    return f"{said} ({steps:,} steps) {where}; k tokens per step divide the steps by k"
+        return f"{forecast} {where}; instead: a GPU, --model janus, or to try it --random-weights --scale tiny"
+    return f"{forecast} ({steps:,} steps) {where}; k tokens per step divide the steps by k"

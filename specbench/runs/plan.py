@@ -89,8 +89,8 @@ class Plan(Asked):
     def asked_of(self, decoder: PlannedDecoder) -> dict[str, object]:
         """Values that the user gave, but for the decoder's; those that decode the same images of a baseline."""
         names = (*RUN_ORIGINS, "samples", "out", *(setting.name for setting in DRAWN))
-        given = {name: self.settings[name].value for name in names if self.settings[name].given}
-        return given if decoder.first is None else given | {"samples": 1, "limit": min(decoder.first, len(self.chosen))}
+        flags = {name: self.settings[name].value for name in names if self.settings[name].given}
+        return flags if decoder.first is None else flags | {"samples": 1, "limit": min(decoder.first, len(self.chosen))}
 
     def drawn_of(self, decoder: PlannedDecoder) -> str | None:
         if decoder.first is None or decoder.first >= len(self.chosen):
@@ -120,7 +120,7 @@ class Plan(Asked):
 
     def origins(self, decoder: PlannedDecoder) -> dict[str, str]:
         """Origin of each value of one decoder's run, by setting name."""
-        shared = {name: held.origin for name, held in self.settings.items() if name in RUN_ORIGINS}
+        shared = {name: value.origin for name, value in self.settings.items() if name in RUN_ORIGINS}
         options = {name: f"default of {decoder.spec.name}" for name, _ in decoder.spec.options}
         return shared | options | dict(decoder.origins)
 
@@ -183,10 +183,10 @@ class Draft(Asked):
 
 def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
     """The decoder's draft head, the given one, the model's or its published one; None without one."""
-    given, bundled = dict(decoder.options).get("head"), model.heads.get(decoder.head_kind)
-    if given is None:
+    head, bundled = dict(decoder.options).get("head"), model.heads.get(decoder.head_kind)
+    if head is None:
         return None
-    return HeadFiles(given or ("" if bundled else published_head(model.name, decoder.head_kind)), model.name, bundled)
+    return HeadFiles(head or ("" if bundled else published_head(model.name, decoder.head_kind)), model.name, bundled)
 
 
 class Shared:
@@ -273,9 +273,9 @@ def _asked(values: Mapping[str, Value]) -> tuple[Asked, tuple[str, ...], str]:
 
 def _threads(asked: Asked, shared: Shared) -> tuple[int, list[str]]:
     """CPU threads of each worker, and a line where these are not all."""
-    given, workers = asked.settings["threads"].value, asked.workers.count or 1
-    if given:
-        return given, []
+    number, workers = asked.settings["threads"].value, asked.workers.count or 1
+    if number:
+        return number, []
     facts = asked.out, asked.model.name, asked.device
     threads, busy = shared.once(("threads", *facts), lambda: free_threads(*facts))
     return threads // workers or 1, busy
@@ -374,9 +374,9 @@ def _earlier_batch(plan: Plan) -> int | None:
         return None
     weights, runs = plan.model.weights_sha256(), read_infos(plan.out)
     for planned in plan.decoders if runs else ():
-        wanted = vars(plan.spec(planned.spec, weights))
-        wanted = {name: value for name, value in wanted.items() if name not in ("batch", "mode")}
-        for info in find_runs_like(runs, **wanted).values():
+        fields = vars(plan.spec(planned.spec, weights))
+        fields = {name: value for name, value in fields.items() if name not in ("batch", "mode")}
+        for info in find_runs_like(runs, **fields).values():
             if "images" in (info.memory or {}):  # written by --batch auto alone
                 return info.spec.batch
     return None
@@ -384,8 +384,8 @@ def _earlier_batch(plan: Plan) -> int | None:
 
 def earlier_window(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int | None:
     """The window that `--window auto` chose for the same run before, so that repeating a command resumes it."""
-    wanted = vars(plan.spec(decoder, weights_sha256)) | {"decoder": without_options(decoder, "window")}
-    for info in find_runs_like(plan.out, **wanted).values():
+    fields = vars(plan.spec(decoder, weights_sha256)) | {"decoder": without_options(decoder, "window")}
+    for info in find_runs_like(plan.out, **fields).values():
         if info.window_curve is not None:
             return dict(info.spec.decoder.options)["window"]
     return None
@@ -422,8 +422,8 @@ def plan_model(values: Mapping[str, Value]) -> ModelFacts:
 
 def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:
     """Model's sampling with the settings applied; rejects a top-k above the image vocabulary."""
-    given = {field: values[name].value for field, name in SAMPLING_SETTINGS.items()}
-    sampling = replace(model.sampling(), **{name: held for name, held in given.items() if held is not None})
+    fields = {field: values[name].value for field, name in SAMPLING_SETTINGS.items()}
+    sampling = replace(model.sampling(), **{name: value for name, value in fields.items() if value is not None})
     sampling = replace(
         sampling, **{name: getattr(sampling, name) or None for name in ("entropy_scale", "min_p", "top_n_sigma")}
     )

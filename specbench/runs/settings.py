@@ -86,7 +86,7 @@ class Value:
 
 
 def plain_values(values: Mapping[str, Value]) -> dict[str, Any]:
-    return {name: held.value for name, held in values.items()}
+    return {name: value.value for name, value in values.items()}
 
 
 def split_list(text: str) -> list[str]:
@@ -253,7 +253,7 @@ def run_settings() -> tuple[Setting, ...]:
     return (*_WORK, *_WORKERS, *_MODEL, *_SAMPLING, *decoder_settings(), *_OUTPUT)
 
 
-def read_config(path: str | Path, known: Iterable[str]) -> dict[str, object]:
+def read_config(path: str | Path, keys: Iterable[str]) -> dict[str, object]:
     """Read settings from a TOML file, by name."""
     try:
         text = Path(path).read_bytes().decode("utf-8")
@@ -262,18 +262,18 @@ def read_config(path: str | Path, known: Iterable[str]) -> dict[str, object]:
         raise SpecbenchError(f"--config {path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise SpecbenchError(f"--config {path}: not a TOML file ({error})") from None
-    known = list(known)
-    return {setting_name(f"setting in {path}:", key, known): value for key, value in values.items()}
+    keys = list(keys)
+    return {setting_name(f"setting in {path}:", key, keys): value for key, value in values.items()}
 
 
-def setting_name(kind: str, typed: str, known: Iterable[str]) -> str:
+def setting_name(kind: str, typed: str, keys: Iterable[str]) -> str:
     """The setting that a key of a file or an argument means."""
-    known = list(known)
-    name = names.option(typed, known)
-    if name is None and (said := names.advice(typed)):
-        raise SpecbenchError(f"unknown {kind} '{typed}'", said)
+    keys = list(keys)
+    name = names.option(typed, keys)
+    if name is None and (advice := names.advice(typed)):
+        raise SpecbenchError(f"unknown {kind} '{typed}'", advice)
     if name is None:
-        raise unknown_name(kind, typed, known)
+        raise unknown_name(kind, typed, keys)
     return name
 
 
@@ -288,29 +288,29 @@ def merge(
     the process), config file (as `read_config` returns it), default."""
     env = os.environ if env is None else env
     config = config or {}
-    known = [setting.name for setting in settings]
-    flags = {setting_name("setting", flag, known): value for flag, value in flags.items()}
+    keys = [setting.name for setting in settings]
+    flags = {setting_name("setting", flag, keys): value for flag, value in flags.items()}
     values = {setting.name: _pick(setting, flags, env, config, config_name) for setting in settings}
-    return {name: _settled(name, held, values) for name, held in values.items()}
+    return {name: _settled(name, value, values) for name, value in values.items()}
 
 
-def _settled(name: str, held: Value, values: Mapping[str, Value]) -> Value:
+def _settled(name: str, value: Value, values: Mapping[str, Value]) -> Value:
     """A value whose default depends on this machine or on the model."""
     if name == "device":
-        return replace(held, value=chosen_device(held.value))
+        return replace(value, value=chosen_device(value.value))
     if name == "model":
-        return replace(held, value=_model_named(held.value))
-    if name == "prompts" and (held.value is not None or "model" in values):
+        return replace(value, value=_model_named(value.value))
+    if name == "prompts" and (value.value is not None or "model" in values):
         from specbench.prompts import default_prompts, set_name  # not for `--help`
 
-        if held.value is not None:
-            return replace(held, value=set_name(held.value))
+        if value.value is not None:
+            return replace(value, value=set_name(value.value))
         model = _model_named(values["model"].value)
         if (prompts := default_prompts(model)) is None:
             what = f"'{model}' is a second stage, whose prompts are the images of a first one"
             raise SpecbenchError(what, "--prompts results/RUN, a run of tar-1.5b or tar-7b")
         return Value(prompts, f"default of {model}")
-    return held
+    return value
 
 
 def _model_named(typed: str) -> str:
