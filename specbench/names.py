@@ -40,11 +40,9 @@ _FILLING = {
 
 def folded(name: str) -> str:
     """A name without what does not matter in it: of "EAGLE (v1)", "eagle1"."""
-    plain = re.sub(r"[\W_]", lambda mark: _SPOKEN.get(mark[0], ""), unicodedata.normalize("NFKD", name.casefold()))
+    plain = unicodedata.normalize("NFKD", name.casefold())
+    plain = re.sub(r"[\W_]", lambda mark: {"+": "plus", "&": "and"}.get(mark[0], ""), plain)
     return re.sub(r"v(?=\d)", "", plain)
-
-
-_SPOKEN = {"+": "plus", "&": "and"}
 
 
 def _spellings(name: str) -> list[str]:

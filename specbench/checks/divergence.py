@@ -182,9 +182,7 @@ def _summed(tables: Sequence[Counts]) -> tuple[float, float]:
 
 def _scale(tables: Sequence[Counts]) -> float:
     """Scale of the chi-square distribution with the mean and the variance of the summed statistics (Satterthwaite).
-
-    It is above 1 because blocks of one image are dependent.
-    """
+    It is above 1 because blocks of one image are dependent."""
     dof = sum(degrees_of_freedom(block) for counts in tables for block in counts.blocks)
     return 1 + sum(counts.block_covariance for counts in tables) / max(2 * dof, 1)
 

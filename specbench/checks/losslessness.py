@@ -140,8 +140,10 @@ def audit_one(
     weakest = max(seen, key=seen.__getitem__, default=None)
     alone = 0
     if isinstance(decoder, DecoderSpec):  # a user's function may draw other noise in another batch
-        lone = [setting for setting in accepted if setting.batch == 1]
-        alone = sum(_fewest_moved(counts[setting.name], counted(setting, batch=_BATCH)) for setting in lone)
+        for setting in (setting for setting in accepted if setting.batch == 1):
+            pairs = zip(counts[setting.name], counted(setting, batch=_BATCH), strict=True)
+            # Least number of images that must be others in a batch.
+            alone += sum(int(np.abs(mine.total - other.total).sum()) // 2 for mine, other in pairs)
     lossless = getattr(decoder, "lossless", None)
     declared = None if lossless is None else (LOSSLESS if lossless else LOSSY)
     return {
@@ -189,11 +191,6 @@ def verdict_line(row: Mapping) -> str:
         row["alone_differ"] > 0
     )
     return f"{row['verdict']} ({seen}){other}"
-
-
-def _fewest_moved(some: Sequence[Counts], others: Sequence[Counts]) -> int:
-    """Least number of images that two ways to decode the same requests must have decoded differently."""
-    return sum(int(np.abs(counts.total - other.total).sum()) // 2 for counts, other in zip(some, others, strict=True))
 
 
 def _refused(decoder: DecoderSpec | Decode, settings: Sequence[AuditSetting], seed: int) -> list[str]:

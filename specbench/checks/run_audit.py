@@ -289,8 +289,7 @@ def _stacked(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 
 def _place(steps: np.ndarray) -> np.ndarray | None:
-    """[K, N] place of each slot in the window of the step that committed it; None where steps do not commit from the
-    left."""
+    """[K, N] place of each slot in the window of its step; None where steps do not commit from the left."""
     if steps.ndim == 1 or (np.diff(steps, axis=1) < 0).any():
         return None
     return np.arange(steps.shape[1]) - np.stack([np.searchsorted(row, row) for row in steps])

@@ -26,7 +26,6 @@ SPATIAL_RELATIONS = (
 """Of 2D prompts, in the order they are looked for. The paper's program has no rule for the last one."""
 DEPTH_SIGNS = {"in front of": 1, "behind": -1, "hidden": -1}
 """Of 3D prompts: the sign of how much nearer the first object must be than the second."""
-BESIDE = ("on side of", "next to", "near")
 REACH = 150 / 479
 """How far apart things beside each other may be, in short sides of the picture: 150 pixels at the paper's size."""
 LITTLE = 0.1
@@ -111,7 +110,7 @@ def placed(a: Box, b: Box, asked: str | None, side: float) -> float:
     """Degree to which box a lies from box b as asked, 0 to 1."""
     (ax, ay), (bx, by) = _centre(a), _centre(b)
     across, down = ax - bx, ay - by
-    if asked in BESIDE:
+    if asked in ("on side of", "next to", "near"):
         apart = (abs(across), abs(down))
         return 1.0 if min(apart) < REACH * side else REACH * side / max(apart)
     lies = {

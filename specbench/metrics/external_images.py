@@ -27,8 +27,6 @@ from specbench.system.json_values import parse_json
 _NUMBERED = re.compile(r"(?P<name>.+)[-_](?P<sample>\d{1,9})")
 _LINE = re.compile(r"(?:prompt[-_])?(?P<name>\d{1,12})(?:[-_](?P<sample>\d{1,9}))?")
 _STARTED = re.compile(r"(?P<name>.+)-\d+-init-.{1,6}-seed(?:None|(?P<sample>\d{1,19}))-img_topk\w+", re.DOTALL)
-_START = 30  # Characters of a caption in the names that GSD's and SJD's test programs give
-_MAX_JSON_BYTES = 2**28
 _Pairs = Iterable[tuple[Key, Path]]
 
 
@@ -208,7 +206,7 @@ def _by_caption(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 
 def _by_start(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
-    ids = _ids_by(lambda text: text[:_START], prompts)
+    ids = _ids_by(lambda text: text[:30], prompts)  # as GSD's and SJD's test programs name images
 
     def pairs() -> _Pairs:
         for path in pictures_in(folder):
@@ -293,7 +291,7 @@ def _kept_captions(folder: Path) -> dict[int, str]:
 
 
 def _json(path: Path) -> Any:
-    return parse_json(read_regular(path, _MAX_JSON_BYTES))
+    return parse_json(read_regular(path, 2**28))
 
 
 def _quarter(row: Any) -> np.ndarray:

@@ -22,7 +22,6 @@ from specbench.metrics.published_weights import GENEVAL2_JUDGE, folder_identity
 from specbench.stats import mean_interval
 
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_YES = ("Yes", "yes", " yes", " Yes")
 Judge = Callable[[np.ndarray, str, Sequence[str]], float]
 """An image uint8 [H, W, 3], a question and its right answers, to their probability."""
 
@@ -30,7 +29,7 @@ Judge = Callable[[np.ndarray, str, Sequence[str]], float]
 def right_answers(question: str, answer: str) -> tuple[str, ...]:
     """What counts as right, as in the authors' program."""
     if not question.startswith("How many"):
-        return _YES
+        return "Yes", "yes", " yes", " Yes"
     number = str(_NUMBERS.index(answer) + 1) if answer in _NUMBERS else "other"
     return answer, answer.capitalize(), f" {answer}", f" {answer.capitalize()}", number, f" {number}"
 

@@ -14,17 +14,7 @@ from specbench.models.checkpoint_files import Source, WantedFiles, read_json
 from specbench.models.hub_downloads import DIGESTS, REVISIONS, is_pinned_only, on_hub_endpoint
 from specbench.system import console
 from specbench.system.digests import cache_folder, digest_of, sha256_of
-from specbench.system.downloads import (
-    HUB,
-    Download,
-    Progress,
-    Remote,
-    fetch_all,
-    fetch_file,
-    matches,
-    offline,
-    size_of,
-)
+from specbench.system.downloads import HUB, Download, Progress, Remote, fetch_all, fetch_file, matches, offline, size_of
 
 _FILES = ("config.json", "model.safetensors")  # Of a model folder: no pickles
 GENEVAL2_JUDGE = "Qwen/Qwen3-VL-8B-Instruct"

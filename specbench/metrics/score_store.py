@@ -16,14 +16,7 @@ import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog
-from specbench.metrics.base import (
-    MEAN_OF_IMAGES,
-    Metric,
-    Settings,
-    column_difference,
-    made_features,
-    made_score,
-)
+from specbench.metrics.base import MEAN_OF_IMAGES, Metric, Settings, column_difference, made_features, made_score
 from specbench.stats import Difference, Estimate, difference_to_show, prompts_for_change, without_few
 from specbench.store.image_scores import ImageScores, feature_place, owner_of, parquet_bytes, stored_values
 from specbench.store.run_store import RunStore

@@ -293,10 +293,6 @@ def default_sizes(family: str) -> dict[str, int]:
     return dict(zip(sizes.SIZES, _DEFAULTS[family], strict=False)) | widths
 
 
-_DOES_NOT_TELL = (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError)
-"""What reading sizes off files of others may raise."""
-
-
 def stored_size(
     family: str, official: sizes.NetworkSize, folder: Path, source: Source | None = None
 ) -> sizes.NetworkSize | None:
@@ -306,7 +302,7 @@ def stored_size(
         if source and family.startswith("llamagen"):
             return _llamagen_size(CheckpointFiles(source, (folder / source.files[0],)), official)
         return _configured_size(family, folder)
-    except _DOES_NOT_TELL:
+    except (OSError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError, SpecbenchError):
         return None
 
 

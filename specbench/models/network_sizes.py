@@ -8,10 +8,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 _BLOCK = 256  # Slots of a block of a KV cache
-_LARGEST_VERTICAL_LAYER = 1024
-"""Most hidden units of a vertical draft head: each draft reads most layers again, so that they have to stay small
-beside the target."""
-_VERTICAL_INPUTS = 6  # Features and embeddings that a vertical draft head looks at
 
 
 SIZES = (
@@ -134,13 +130,14 @@ def whole_blocks(slots: int) -> int:
 
 
 def vertical_hidden(width: int) -> int:
-    """Hidden units of a new vertical draft head for features of `width` numbers."""
-    return min(3 * width, _LARGEST_VERTICAL_LAYER)
+    """Hidden units of a new vertical draft head for features of `width` numbers: each draft reads most layers again, so
+    that they have to stay small beside the target."""
+    return min(3 * width, 1024)
 
 
 def first_layer_weights(width: int) -> int:
     """Weights of the first layer of a vertical draft head, which is read once for a run of drafts."""
-    return _VERTICAL_INPUTS * width * vertical_hidden(width)
+    return 6 * width * vertical_hidden(width)  # for six features and embeddings
 
 
 def draft_weights(width: int) -> int:
@@ -148,11 +145,6 @@ def draft_weights(width: int) -> int:
     for the token before."""
     hidden = vertical_hidden(width)
     return 2 * width * hidden + hidden**2
-
-
-def _eagle_weights(size: NetworkSize) -> int:
-    """A layer of the target, a projection of 2d x d, a token table."""
-    return size.layer_weights + 2 * size.width**2 + size.table * size.width
 
 
 def _vertical_weights(size: NetworkSize) -> int:
@@ -168,7 +160,11 @@ class HeadSize(NamedTuple):
     cached_layers: int = 0  # with a KV cache as wide as the target's
 
 
-HEAD_SIZES = {"eagle": HeadSize(_eagle_weights, cached_layers=1), "vertical": HeadSize(_vertical_weights)}
+HEAD_SIZES = {
+    # a layer of the target, a projection of 2d x d, a token table
+    "eagle": HeadSize(lambda size: size.layer_weights + 2 * size.width**2 + size.table * size.width, cached_layers=1),
+    "vertical": HeadSize(_vertical_weights),
+}
 """By kind of draft head."""
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_REBUILD = "torch._utils _rebuild_tensor_v2"
 _DTYPES = {
     "torch DoubleStorage": torch.float64,
     "torch FloatStorage": torch.float32,
@@ -107,7 +106,7 @@ def _unpickle(data: bytes, storages: _Storages) -> dict[str, object]:
                 _set(stack[-1], [part for item in (state or {}).items() for part in item])
             case "REDUCE":
                 function, arguments = stack[-2:]
-                stack[-2:] = [storages.tensor(*arguments) if function == _REBUILD else None]
+                stack[-2:] = [storages.tensor(*arguments) if function == "torch._utils _rebuild_tensor_v2" else None]
             case "BINPERSID":
                 pass  # the description of a storage is an argument of the rebuild function
             case "STOP":

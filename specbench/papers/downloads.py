@@ -77,8 +77,9 @@ def downloads_of(name: str, images: bool = False) -> list[Download]:
         return [missing for missing in [missing_file(files[name])] if missing]
     if name in (sources := _sources()):
         return [missing for source in sources[name] if (missing := WantedFiles(source).missing())]
-    if name in (networks := _networks()):
-        return metric_catalog.downloads(networks[name][:1], Settings())
+    for metric in metric_catalog.METRICS:
+        if name in metric_catalog.metric(metric)(Settings()).repositories.values():
+            return metric_catalog.downloads([metric], Settings())
     valid = [*models(), *table_names(), *public_sets(), *metric_catalog.metric_names()]
     unknown = unknown_name("thing to fetch", name, valid)
     guess = unknown.try_this.partition("valid:")[0].strip()
@@ -111,12 +112,3 @@ def _sources() -> dict[str, list[Source]]:
                     sources[source.repo].append(source)
     sources |= {source.repo: [source] for source in PUBLISHED_HEADS.values()}
     return sources
-
-
-def _networks() -> dict[str, list[str]]:
-    """The metrics that read each hub repository."""
-    networks: dict[str, list[str]] = {}
-    for name in metric_catalog.METRICS:
-        for repository in metric_catalog.metric(name)(Settings()).repositories.values():
-            networks.setdefault(repository, []).append(name)
-    return networks

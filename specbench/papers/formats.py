@@ -25,7 +25,6 @@ BOLD = (
     f"and column, where its difference from AR is real. {RULE}"
 )
 LEGEND = "A difference with * is one: the paper's value lies outside the measured 95 % interval."
-_ARROWS = {"higher": "\u00a0↑", "lower": "\u00a0↓", "none": ""}
 CELL_NUMBERS = ("paper", "spread", "measured", "low", "high", "difference")
 
 
@@ -167,7 +166,7 @@ def _below(joined: PaperTable, bold: bool) -> list[str]:
 
 
 def heading(column: Column) -> str:
-    return column.header + _ARROWS[column.better]
+    return column.header + {"higher": "\u00a0↑", "lower": "\u00a0↓", "none": ""}[column.better]
 
 
 def _printed(column: Column, cell: Cell) -> str:

@@ -53,15 +53,14 @@ def tables_markdown(tables: Sequence[PaperTable], notes: bool = True) -> str:
 
 def tables_latex(tables: Sequence[PaperTable], notes: bool = False) -> str:
     """Format as a booktabs `tabular` in a `table*` each; with `notes`, footnotes and notes follow it."""
-    return "\n".join(_latex(joined, notes) for joined in tables)
-
-
-def _latex(joined: PaperTable, notes: bool) -> str:
-    table = text_table(joined, notes)
-    with_model = "" if joined.table.whole else latex_label(None, *joined.table.notes).removeprefix("tab:specbench")
-    written = LATEX_NEEDS + latex_table(table, f"tab:{joined.table.name}{with_model}", wide=True)
-    foot = "\n\n".join(map(tex, table.notes))
-    return written + (f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else "")
+    blocks = []
+    for joined in tables:
+        table = text_table(joined, notes)
+        with_model = "" if joined.table.whole else latex_label(None, *joined.table.notes).removeprefix("tab:specbench")
+        blocks.append(LATEX_NEEDS + latex_table(table, f"tab:{joined.table.name}{with_model}", wide=True))
+        foot = "\n\n".join(map(tex, table.notes))
+        blocks[-1] += f"\n{{\\footnotesize\n{foot}\n\n}}\n" if notes else ""
+    return "\n".join(blocks)
 
 
 def tables_csv(tables: Sequence[PaperTable], notes: bool = True) -> str:

@@ -21,14 +21,7 @@ from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.prompts.prompt_set import Prompt
 from specbench.prompts.public_files import READERS
 from specbench.system.digests import cache_folder
-from specbench.system.downloads import (
-    Download,
-    Progress,
-    Remote,
-    fetch_file,
-    matches,
-    mismatch,
-)
+from specbench.system.downloads import Download, Progress, Remote, fetch_file, matches, mismatch
 from specbench.system.files import check_regular, data_folder
 
 MIRROR = "SPECBENCH_PROMPTS_MIRROR"

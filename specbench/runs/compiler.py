@@ -25,7 +25,6 @@ _CALLS_S, _SAVED = 4e-4, 0.5
 """Seconds that the calls of an eager layer cost on a CPU of 2023, and the share of AR's steps that decoders take."""
 _FIRST_S, _LAYER_S, _DECODER_S = 20.0, 2.5, 15.0
 """Seconds of compiling the forwards, each of their layers, and the functions of a decoder."""
-QUOTING_TORCH = (2, 14)  # First version of torch that quotes the path of its libraries for the linker
 
 
 def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
@@ -83,7 +82,8 @@ def missing(device: str) -> str | None:
     if not Path(sysconfig.get_path("include"), "Python.h").is_file():
         return "Python's header files are not installed (package python3-dev or similar)"
     torch = find_spec("torch")
-    if kind == "cpu" and torch and " " in str(torch.origin) and _minor_version("torch") < QUOTING_TORCH:
+    # Torch quotes the path of its libraries for the linker from then on.
+    if kind == "cpu" and torch and " " in str(torch.origin) and _minor_version("torch") < (2, 14):
         return f"torch before 2.14 cannot compile from a path with spaces: {torch.origin}"
     return None
 

@@ -68,7 +68,13 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
     used = {name for decoder in planned.values() for name, origin in decoder.origins.items() if origin != "inline"}
     for name in plain:
         if name not in used and not any(name in inline for _, inline in requests):
-            raise _unused(name, [decoder.spec.name for decoder in planned.values()])
+            decoders = [decoder.spec.name for decoder in planned.values()]
+            valid = sorted({option for decoder in decoders for option in options_of(PRESETS[decoder])})
+            takes = f"they take: {', '.join(f'--{option}' for option in valid)}" if valid else "they take no options"
+            owners = sorted(owner for owner, preset in PRESETS.items() if name in options_of(preset))
+            hint = f"; --{name} belongs to {', '.join(owners)}" if owners else ""
+            what = f"--{name}: none of the chosen decoders ({', '.join(decoders)}) takes it"
+            raise SpecbenchError(what, takes + hint)
     return list(planned.values())
 
 
@@ -148,11 +154,3 @@ def _open_choices(preset: Preset, inline: Mapping[str, str], plain: Mapping[str,
     drafter = inline.get("drafter") or (plain["drafter"].value if "drafter" in plain else preset.choices["drafter"])
     ignored = DRAFTERS[drafter].ignores if drafter in DRAFTERS else ()
     return [kind for kind in CHOICES if kind in plain and kind not in ignored]
-
-
-def _unused(option: str, decoders: Sequence[str]) -> SpecbenchError:
-    valid = sorted({option for name in decoders for option in options_of(PRESETS[name])})
-    takes = f"they take: {', '.join(f'--{name}' for name in valid)}" if valid else "they take no options"
-    owners = sorted(name for name, preset in PRESETS.items() if option in options_of(preset))
-    hint = f"; --{option} belongs to {', '.join(owners)}" if owners else ""
-    return SpecbenchError(f"--{option}: none of the chosen decoders ({', '.join(decoders)}) takes it", takes + hint)

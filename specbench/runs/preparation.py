@@ -327,10 +327,6 @@ def _decoded(
     return images
 
 
-PILOTS = 2
-PILOT_ID = "(pilot)"
-
-
 def tune_window(
     model: ImageModel,
     prompts: Sequence[Prompt],
@@ -346,7 +342,7 @@ def tune_window(
     window would take minutes to compile."""
     if "window" not in dict(decoder.options):
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "omit --window")
-    requests = [Request(prompts[number % len(prompts)].text, PILOT_ID, number) for number in range(PILOTS)]
+    requests = [Request(prompts[number % len(prompts)].text, "(pilot)", number) for number in range(2)]
     compiles = isinstance(model, CompilableModel) and model.compiles
     if not compiles:
         decode(model, requests[:1], with_window(decoder, 2), sampling, seed)
@@ -398,8 +394,7 @@ def _point(window: int, images: Sequence[Generation], ar: Sequence[Generation], 
 
 
 def _costs(images: Sequence[Generation], alone: bool) -> tuple[float, float, float]:
-    """Milliseconds per forward, latency over forward time, milliseconds per image; of the forwards `alone` or of
-    all."""
+    """Milliseconds per forward, latency over forward time, milliseconds per image; `alone`: of the forwards."""
     target = sum(image.spans_ms["target"] for image in images)
     latency = target if alone else sum(image.spans_ms.get(span, 0.0) for image in images for span in AR_SPANS)
     return target / sum(image.nfe for image in images), latency / target, latency / len(images)

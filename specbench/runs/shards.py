@@ -16,7 +16,6 @@ _TASKS = (
 )
 """Number of a task, from 0, and of all tasks, innermost launcher first: torchrun, mpirun, srun."""
 _ARRAYS = ("SLURM_ARRAY_TASK_ID", "PBS_ARRAY_INDEX", "PBS_ARRAYID", "LSB_JOBINDEX")
-_ALONE = "--shard auto: no scheduler or launcher has set a part, so all images are decoded here"
 _FROM_1 = "number the array from 1: --array=1-N, -J 1-N or [1-N]"
 
 
@@ -46,7 +45,7 @@ def _automatic(text: str, env: Mapping[str, str]) -> tuple[tuple[int, int], str]
     if size and array is None:
         raise SpecbenchError(f"--shard {text}: this is no job of an array", "auto alone is for tasks of one job")
     if array is None and task is None:
-        return (1, 1), _ALONE
+        return (1, 1), "--shard auto: no scheduler or launcher has set a part, so all images are decoded here"
     (job, jobs), (rank, tasks) = array or (1, 1), task or (0, 1)
     return ((job - 1) * tasks + rank + 1, jobs * tasks), ""
 

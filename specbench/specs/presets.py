@@ -94,7 +94,9 @@ def resolve(name: str, overrides: Mapping[str, object] | None = None) -> Decoder
     """Resolve the preset `name` with the caller's choices and options."""
     name = read_name("decoder", name, PRESETS, _cited())
     preset = PRESETS[name]
-    overrides = _as_named(preset, overrides or {})
+    # Options by their own names: "g" of GSD is "G", where that is the only one.
+    valid = [*CHOICES, *options_of(preset)]
+    overrides = {next(iter(names.fitting(given, valid)), given): value for given, value in (overrides or {}).items()}
     choices = choices_of(preset, overrides)
     _check_fit(name, choices)
     options = options_of(preset, choices)
@@ -244,12 +246,6 @@ def add_plugin_decoders() -> None:
 def _cited() -> dict[str, list[str]]:
     """Names of the paper of each decoder: its title, its short name, its number on arXiv."""
     return {name: re.split(r"\s*[,:;()]\s*|arXiv ", preset.paper) for name, preset in PRESETS.items()}
-
-
-def _as_named(preset: Preset, overrides: Mapping[str, object]) -> dict[str, object]:
-    """Options by their own names: "g" of GSD is "G", where that is the only one."""
-    valid = [*CHOICES, *options_of(preset)]
-    return {next(iter(names.fitting(name, valid)), name): value for name, value in overrides.items()}
 
 
 def _kinds(choices: Mapping[str, str]) -> list[str]:

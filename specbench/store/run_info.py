@@ -313,14 +313,10 @@ def _read_spec(content: Mapping[str, object]) -> RunSpec:
     decoder, sampling = dict(content["decoder"]), _build(Sampling, content["sampling"])
     if not isinstance(decoder["options"], dict):
         raise TypeError("options")
-    options = {name: _number(value) for name, value in decoder["options"].items()}
+    # Undoes `nonfinite_as_text`.
+    options = {name: _NOT_FINITE.get(str(value), value) for name, value in decoder["options"].items()}
     built = _build(DecoderSpec, {**decoder, "options": tuple(sorted(options.items(), key=lambda option: option[0]))})
     return _build(RunSpec, {**content, "decoder": built, "sampling": sampling})
-
-
-def _number(value: object) -> object:
-    """Undo `nonfinite_as_text` for an option."""
-    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
 
 
 def _check_optional(content: Mapping[str, object]) -> None:

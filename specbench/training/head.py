@@ -128,19 +128,16 @@ class HeadTrainer:
         plan, warm = self._plan, max(1, round(self._plan.warmup * self._plan.steps))
         for group in self._optimizer.param_groups:
             group["lr"] = plan.lr * min((step + 1) / warm, (plan.steps - step) / max(1, plan.steps - warm))
-        batch = self._store.rows(self._rows(step))
-        draw = torch.Generator().manual_seed(self._plan.seed * 1_000_003 + step)
+        epoch, within = divmod(step, plan.images // plan.batch)
+        order = torch.randperm(plan.images, generator=torch.Generator().manual_seed(plan.seed + epoch))
+        batch = self._store.rows(order[within * plan.batch :][: plan.batch].tolist())
+        draw = torch.Generator().manual_seed(plan.seed * 1_000_003 + step)
         parts = self._kind.losses(self._model, self.head, batch, draw)
         self._optimizer.zero_grad(set_to_none=True)
         parts["loss"].backward()
         torch.nn.utils.clip_grad_value_(self.head.parameters(), _CLIP)
         self._optimizer.step()
         return {name: value.detach() for name, value in parts.items()}
-
-    def _rows(self, step: int) -> list[int]:
-        epoch, within = divmod(step, self._plan.images // self._plan.batch)
-        order = torch.randperm(self._plan.images, generator=torch.Generator().manual_seed(self._plan.seed + epoch))
-        return order[within * self._plan.batch :][: self._plan.batch].tolist()
 
     def _checkpoint(self) -> None:
         state = {"head": self.head.state_dict(), "optimizer": self._optimizer.state_dict(), "step": self._step}

@@ -48,13 +48,19 @@ class _TreeVerifier:
         self._refined = torch.zeros_like(proposal.tokens)
 
     def verify(self, refinement: Refinement) -> Verification:
-        tables, proposal = self._tables, self._proposal
-        coin = self._coins()
+        tables, proposal, step = self._tables, self._proposal, self._step
+        # One uniform per column [B, C], for the draft it consumes; drafts of the same slot have separate coins.
+        stream = torch.where(tables.in_trunk, int(Stream.COIN), int(Stream.SIBLING_COIN))
+        draw = torch.where(tables.in_trunk, step, step * proposal.max_columns + tables.peer)
+        coin = self._noise.uniform(proposal.positions - 1, stream, draw)
         refined_p = None
         if refinement.keeps_tail or self._verifier.compares:
-            following = self._following(coin)
+            # Per column, the test of its next draft along the path, a candidate for reuse.
+            next_draft, its_coin, depth = proposal.tokens[:, tables.next], coin[:, tables.next], tables.depth + 1
+            slots = proposal.positions
+            following = DraftTests.of(self._p, proposal.q, next_draft, its_coin, slots, depth, tables.has_next)
             refined_p = refined_from(refinement, self._p, following)
-            self._refined = refinement.refine(self._p, following, self._noise, proposal.positions, self._step)
+            self._refined = refinement.refine(self._p, following, self._noise, slots, step)
         tests = self._tests(coin)
         verdict = self._verifier.verify(tests, self._refined[:, tables.tested_parent])
         drafted, passed = tests.drafted[:, tables.test], (tests.drafted & verdict.accepted)[:, tables.test]
@@ -75,20 +81,6 @@ class _TreeVerifier:
         path = self._rows[:, None], columns
         refined_p = None if refined_p is None else refined_p[path]
         return Verification(first, columns, tokens, self._p[path], tested, accepted, facts, refined_p)
-
-    def _coins(self) -> Tensor:
-        """One uniform per column [B, C], for the draft it consumes; drafts of the same slot have separate coins."""
-        tables, step = self._tables, self._step
-        draw = step * self._proposal.max_columns + tables.peer
-        stream = torch.where(tables.in_trunk, int(Stream.COIN), int(Stream.SIBLING_COIN))
-        return self._noise.uniform(self._proposal.positions - 1, stream, torch.where(tables.in_trunk, step, draw))
-
-    def _following(self, coin: Tensor) -> DraftTests:
-        """Per column, the test of its next draft along the path (candidate for reuse by the refinement)."""
-        tables, proposal = self._tables, self._proposal
-        next_draft, depth = proposal.tokens[:, tables.next], tables.depth + 1
-        slots = proposal.positions
-        return DraftTests.of(self._p, proposal.q, next_draft, coin[:, tables.next], slots, depth, tables.has_next)
 
     def _tests(self, coin: Tensor) -> DraftTests:
         """The tests of all drafts, siblings against what the ones before leave if they are rejected."""

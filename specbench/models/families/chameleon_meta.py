@@ -12,7 +12,6 @@ from specbench.models.checkpoint_files import CheckpointFiles, read_json
 from specbench.models.checkpoint_loading import META_NAMES, meta_name, rotary_halves
 
 PARAMS, TOKENIZER, IMAGE = "params.json", "text_tokenizer.json", "vqgan.ckpt"
-_COMPUTED = "rope.freqs"  # Rotary frequencies, which are computed and not learned
 _IMAGE_WORD = "<reserved08707>"  # Meta's placeholder of an image inside a text, which transformers calls <image>
 _HEAD, _FIRST_GATE = "output.weight", "layers.0.feed_forward.w1.weight"
 _NAMES = META_NAMES | {
@@ -67,7 +66,7 @@ def convert_meta(tensors: Mapping[str, Tensor], config: ChameleonConfig, files: 
     head = config.hidden_size // config.num_attention_heads
     converted = {}
     for name, tensor in tensors.items():
-        if name == _COMPUTED:
+        if name == "rope.freqs":  # rotary frequencies, which are computed and not learned
             continue
         if any(part in name for part in _ROTATED):
             if len(tensor) % head or head % 2:

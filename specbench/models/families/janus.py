@@ -22,7 +22,6 @@ from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
 
 BEGIN_IMAGE = "<begin_of_image>"
-PUBLISHED_TYPE = "multi_modality"  # `model_type` of deepseek-ai's configuration
 UNUSED = ("lm_head.", "vision_model.", "aligner.", "vqmodel.encoder.", "vqmodel.quant_conv.")
 
 _SPECIALS = {"<｜begin▁of▁sentence｜>": 100_000, "<｜▁pad▁｜>": 100_002, BEGIN_IMAGE: 100_016}
@@ -81,7 +80,7 @@ def load(request: LoadRequest) -> Janus:
         start, pad, _ = _SPECIALS
         return Janus(request, stand_in_tokenizer(_SPECIALS, first_byte=0), network, start, pad)
     files = request.files[0]
-    if read_json(files.source, files.named("config.json")).get("model_type") == PUBLISHED_TYPE:
+    if read_json(files.source, files.named("config.json")).get("model_type") == "multi_modality":  # deepseek-ai's
         unused = ("vision_model.", "aligner.", "gen_vision_model.quantize.codebook_used")
         tensors = stored.rename(stored.drop(stored.read_tensors(files), unused), _converted_name)
         config, (start, pad, _) = _published_config(tensors, files), _SPECIALS

@@ -32,7 +32,6 @@ from specbench.models.network_sizes import NetworkSize, llamagen_shape
 from specbench.models.transformer.model import Prefix
 
 CAPTION = 120  # Positions that the caption takes, padding included
-VQ_FILE = "vq_ds16_t2i.pt"
 HEAD_GRIDS = {"t2i": 16, "t2i2": 32}
 """Side of the grid that a published draft head was trained on, by the `input_type` of its configuration."""
 TINY_SIZES = {"hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 2}
@@ -171,7 +170,7 @@ def load(request: LoadRequest) -> LlamaGen:
     if not request.files:
         return _random(request)
     files, text_files = request.files
-    language, image = files.only("t2i_*.pt"), files.only(VQ_FILE)
+    language, image = files.only("t2i_*.pt"), files.only("vq_ds16_t2i.pt")
     tensors, config = converted(request, language, "uncond_embedding")
     network = stored.build_network(Network, config, tensors["uncond_embedding"].shape[-1])
     request.fill(network, tensors, language)
@@ -367,20 +366,18 @@ def clean_caption(caption: str) -> str:
 
 def _clean_once(caption: str) -> str:
     text = unquote_plus(caption).strip().lower().replace("<person>", "person")
-    text = _apply_rules(_CHARACTERS, _page_text(_apply_rules(_ADDRESSES, text)))
+    parser = _PageText()
+    parser.feed(_apply_rules(_ADDRESSES, text))
+    parser.close()
+    text = _apply_rules(_CHARACTERS, "".join(parser.pieces))
     if len(_WORD_JOINTS.findall(text)) > 3:
         text = _WORD_JOINTS.sub(" ", text)
-    text = html.unescape(html.unescape(_repaired(text))).strip()
+    if not (text.isascii() and text.isprintable() and "&" not in text):  # plain ASCII has no encoding to repair
+        import ftfy  # not needed for most captions
+
+        text = ftfy.fix_text(text)
+    text = html.unescape(html.unescape(text)).strip()
     return _apply_rules(_SHOP_WORDS + _SPACING + _ENDS, text).strip()
-
-
-def _repaired(text: str) -> str:
-    """The text with its encoding repaired; plain ASCII has nothing to repair, and needs no ftfy."""
-    if text.isascii() and text.isprintable() and "&" not in text:
-        return text
-    import ftfy  # not needed for most captions
-
-    return ftfy.fix_text(text)
 
 
 def _apply_rules(rules: _Rules, text: str) -> str:
@@ -399,10 +396,3 @@ class _PageText(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.cdata_elem is None:
             self.pieces.append(data)
-
-
-def _page_text(page: str) -> str:
-    parser = _PageText()
-    parser.feed(page)
-    parser.close()
-    return "".join(parser.pieces)

@@ -19,6 +19,8 @@ MIN_AREA = 45
 MIN_OVERLAP = 0.72
 MAX_ASPECT = 1.5
 _RASTER = 24
+_Y, _X = (np.mgrid[:_RASTER, :_RASTER] + 0.5) * 2 - _RASTER
+_OUTLINES = np.stack([shape_distance(shape, _X, _Y, _RASTER) < 0 for shape in SHAPES])
 _PALETTE = np.array([RGB[name] for name in COLORS], np.float32)
 
 
@@ -114,12 +116,3 @@ def _recognize(patch: np.ndarray, color: str) -> Detection | None:
         return None
     box = (int(left), int(top), int(right), int(bottom))
     return Detection(SHAPES[best], color, (left + right) / 2, (top + bottom) / 2, box, float(overlaps[best]))
-
-
-def _outlines() -> np.ndarray:
-    at = (np.arange(_RASTER) + 0.5) * 2 - _RASTER
-    y, x = np.meshgrid(at, at, indexing="ij")
-    return np.stack([shape_distance(s, x, y, _RASTER) < 0 for s in SHAPES])
-
-
-_OUTLINES = _outlines()

@@ -33,7 +33,9 @@ def compiled_ahead(
     machine; yields a function that waits for one of them."""
     unknown = [spec for spec in specs[1:] if not _mark(spec).exists()]
     count = min(len(unknown), available_threads() - 1)
-    if model.device.type != "cpu" or _weights(model) > _MOST_BYTES:
+    parameters = getattr(getattr(model, "backbone", None), "parameters", list)
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in parameters())
+    if model.device.type != "cpu" or weights > _MOST_BYTES:
         count = 0
     crew: dict[RunSpec, subprocess.Popen] = {}
     for part in range(count):
@@ -112,12 +114,6 @@ def compile_given() -> None:
     for spec in specs:
         warm(model, [spec], texts)
         _mark(spec).touch()
-
-
-def _weights(model: ImageModel) -> int:
-    """Bytes of a model's parameters; 0 where it has none that are known."""
-    parameters = getattr(getattr(model, "backbone", None), "parameters", list)
-    return sum(parameter.numel() * parameter.element_size() for parameter in parameters())
 
 
 def _mark(spec: RunSpec) -> Path:
