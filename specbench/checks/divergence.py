@@ -125,11 +125,9 @@ def degrees_of_freedom(counts: Counts) -> int:
 
 
 def _pooled(due: np.ndarray) -> np.ndarray:
-    """Number of the cell that each of the cells with expected counts `due` belongs to.
-
-    Cells expected fewer than POOLED times are one cell; if even that is expected fewer times, it joins the rarest of
-    the others, because one image in a cell expected 0.001 times would decide the test.
-    """
+    """Numbers of the pooled cells of those with expected counts `due`: all below POOLED are one cell, which joins the
+    rarest of the others where even its count is below, because one image in a cell expected 0.001 times would decide
+    the test."""
     rare = due < POOLED
     cells = np.where(rare, 0, np.cumsum(~rare))
     if 0 < due[rare].sum() < POOLED and not rare.all():

@@ -342,8 +342,7 @@ def _recomputed(
 def _under_other_target(
     info: RunInfo, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str, dtype: str
 ) -> tuple[Values, dict[str, object]]:
-    """Values of a teacher-forced pass with the weights of a run in eight bits as they were before, and what they say of
-    the run (see `_recomputed`)."""
+    """As `_recomputed`, with the weights of a run in eight bits as they were before."""
     spec = info.spec
     if dtype not in BYTES:
         raise SpecbenchError(f"--dtype {dtype}: unknown", f"valid: {', '.join(BYTES)}")

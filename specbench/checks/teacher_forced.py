@@ -200,10 +200,8 @@ def _share_beyond(gap: np.ndarray) -> float:
 
 
 def _outliers(sums: np.ndarray, mean: float, tokens: np.ndarray) -> np.ndarray:
-    """Whether sums over so many tokens, of terms of at most 1, are larger than rounding of this mean makes them.
-
-    By Bernstein's inequality an expected sum m is exceeded by 6 sqrt(m) + 12 once in 10^5 times at most.
-    """
+    """Whether sums over so many tokens, of terms of at most 1, are larger than rounding of this mean makes them: by
+    Bernstein's inequality an expected sum m is exceeded by 6 sqrt(m) + 12 once in 10^5 times at most."""
     expected = _ROUNDING * mean * tokens
     return sums > expected + 6 * np.sqrt(expected) + 12
 

@@ -97,8 +97,7 @@ def _checked(method: Callable[..., Any], name: str, who: str) -> Callable[..., A
 
 
 def _bad_weight(value: Tensor, p: Tensor, q: Tensor, x: Tensor) -> str:
-    """What is wrong with an acceptance or weights: not where the model gave NaN, nor where there is no draft, whose q
-    may be anything."""
+    """What is wrong with an acceptance or weights, where there is a draft and the model did not give NaN."""
     drafted = q.gather(-1, x) > 0 if value.shape[-1] == 1 else (q > 0).any(-1, keepdim=True)
     bad = ~(value >= -1e-6) & drafted & ~p.isnan().any(-1, keepdim=True)
     return f" {value[bad][0].item():g}, not a number from 0" if bad.any() else ""

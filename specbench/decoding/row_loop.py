@@ -105,9 +105,8 @@ class ImageRowLoop:
         self._fed.scatter_(1, slots.flatten().expand(len(filled), -1), filled.flatten(1))
 
     def _columns(self, step: Tensor) -> Any:
-        """Columns of the `step`-th [B, 1] forward, with `tokens`, `positions` and `aside` as
-        `ScatteredSession.forward_scattered` takes them but for their shape [B, ...]; None if all images are complete.
-        """
+        """Columns of the `step`-th [B, 1] forward, None if all images are complete: `tokens`, `positions` and `aside`
+        as `ScatteredSession.forward_scattered` takes them but for their shape [B, ...]."""
         raise NotImplementedError
 
     def _visible(self, columns: Any) -> Tensor:

@@ -127,7 +127,13 @@ class SkippingLoop(Loop):
             super()._commit(logits, proposal)
             return
         fed, taken = proposal.tokens.shape[1] - after.tokens.shape[1], after.positions[:, 0] - self.committed
-        self._record_skipped(logits[:, :fed], proposal.positions[:, :fed], taken)
+        # Record p of the skipped tokens, the `taken` [B] ones from the first slot that is not committed.
+        skipped, past = proposal.positions[:, :fed], self.tokens.shape[1] - 1
+        slots = torch.where(skipped >= self.committed[:, None], skipped, past)
+        p, tokens = self._target(logits[:, :fed], skipped), self.tokens.gather(1, skipped)
+        self.recorder.slots(p, tokens, slots, self.steps)
+        # The step counts for images that it completes by skipping, too.
+        self.recorder.count_forward((taken > 0) & (self.committed + taken == self._length))
         self.committed = self.committed + taken
         tables = None if after.tree.is_chain else routes(after.tree, logits.device)
         by_depth = first_drafts_by_depth(after.tree, logits.device)
@@ -138,11 +144,3 @@ class SkippingLoop(Loop):
         self._was_full = False
         self._drafter.observe(verified, positions, shift, self._refinement.keeps_tail)
         self.committed = self.committed + shift
-
-    def _record_skipped(self, logits: Tensor, positions: Tensor, taken: Tensor) -> None:
-        """Record p of the skipped tokens, the `taken` [B] ones from the first slot that is not committed."""
-        new, past = positions >= self.committed[:, None], self.tokens.shape[1] - 1
-        p, tokens = self._target(logits, positions), self.tokens.gather(1, positions)
-        self.recorder.slots(p, tokens, torch.where(new, positions, past), self.steps)
-        # The step counts for images that it completes by skipping, too.
-        self.recorder.count_forward((taken > 0) & (self.committed + taken == self._length))

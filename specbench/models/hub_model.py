@@ -285,8 +285,7 @@ _PLAIN = ("summary", "patch", "row_ends", "v_image", "caption_tokens", "classes"
 
 
 def _glm_preview(height: int, width: int) -> tuple[tuple[int, int], ...]:
-    """Height and width of GLM-Image's preview of a grid: about 256 tokens in its ratio, rounded down as its processor
-    does."""
+    """GLM-Image's preview of a grid: about 256 tokens in its ratio, rounded down as its processor does."""
     ratio = height / width
     return ((int(math.sqrt(ratio) * 16), int(math.sqrt(1 / ratio) * 16)),)
 

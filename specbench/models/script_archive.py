@@ -62,11 +62,8 @@ class _Storages:
 
 
 def _unpickle(data: bytes, storages: _Storages) -> dict[str, object]:
-    """Modules as dictionaries of their attributes, tensors as tensors, every other object as None.
-
-    The opcodes are those that torch's exporter writes. Python's unpickler would call what the file names, and allocate
-    what it claims.
-    """
+    """Modules as dictionaries of their attributes, tensors as tensors, every other object as None, by the opcodes that
+    torch's exporter writes. Python's unpickler would call what the file names, and allocate what it claims."""
     stack, outer, memo = [], [], {}
     for opcode, value, _ in pickletools.genops(data):
         match opcode.name:

@@ -37,7 +37,6 @@ MAX_PROMPTS = 1_000_000
 MAX_FILE_BYTES = 2**28
 _FORMATS = "formats: .txt (one prompt per line), .json, .jsonl, .csv, .tsv, .parquet"
 _LINE = re.compile(rb"[^\r\n]+(?:\r\n|[\r\n])?|\r\n|[\r\n]")
-TEXT_SUFFIXES = ("", ".txt", ".text", ".md", ".prompts")
 
 
 def read_file(path: Path, column: str | None = None) -> list[Prompt]:
@@ -58,7 +57,7 @@ def read_entries(path: Path, column: str | None = None) -> list[Prompt]:
 def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
     path, column = source.path, source.column
     suffix = _suffix(path)
-    reader = _read_text if suffix in TEXT_SUFFIXES else _READERS.get(suffix)
+    reader = _read_text if suffix in ("", ".txt", ".text", ".md", ".prompts") else _READERS.get(suffix)
     if (path / "samples").is_dir():
         reader = _read_run
     elif path.is_dir():
@@ -317,12 +316,9 @@ _READERS = {
 
 
 TEXT_KEYS = ("text", "prompt", "caption")
-_BY_MEANING = ("prompt", "text", "caption")
-"""Text columns, those that are meant for generation before those that describe."""
 ID_KEYS = ("id", "prompt_id")
 OUR_COLUMNS = (*TEXT_KEYS, *ID_KEYS, "category", "meta")
 """Columns that the header of a CSV or TSV file may name in any case."""
-_ID_TYPES = (str, int, type(None))
 
 
 class TableFile(NamedTuple):
@@ -376,7 +372,7 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise SpecbenchError(f"prompt file '{path}': {where} contains an invalid character (lone surrogate)")
     name = _single(path, where, row, columns.id)
-    if name.__class__ not in _ID_TYPES:
+    if name.__class__ not in (str, int, type(None)):
         raise SpecbenchError(f"prompt file '{path}': {where}: the id must be text or a whole number, not {name!r:.40}")
     category = row[columns.category] if columns.category else None
     meta = _metadata(path, where, row, columns) if columns.others or columns.meta else {}
@@ -388,7 +384,8 @@ def _text(source: TableFile, row: dict, keys: tuple[str, ...]) -> object:
     """The text of a row: of `prompt`, `text` and `caption` that differ, the first of these; of a list, its first."""
     filled = [key for key in keys if row[key] not in (None, "")]
     if len(filled) > 1 and len({str(row[key]) for key in filled}) > 1:
-        filled.sort(key=lambda key: _BY_MEANING.index(singular(str(key).strip(), ())))
+        # Those that are meant for generation before those that describe.
+        filled.sort(key=lambda key: ("prompt", "text", "caption").index(singular(str(key).strip(), ())))
         source.notes[f"texts are those of '{filled[0]}', not of '{filled[1]}'; --prompt-column says which"] = None
     text = row[filled[0]] if filled else None
     if isinstance(text, list) and text:
@@ -408,8 +405,7 @@ def _metadata(path: Path, where: str, row: dict, columns: _Columns) -> dict:
 
 
 def _single(path: Path, where: str, row: dict, keys: tuple[str, ...]) -> object:
-    """The value of the first of these columns of one meaning, None if there is none; a row in which they differ is
-    refused: which one counts would be a guess."""
+    """The first of these columns of one meaning, None if there is none; a row in which they differ is refused."""
     if len(keys) > 1:
         filled = [key for key in keys if row[key] not in (None, "")]
         if any(row[key] != row[filled[0]] for key in filled):

@@ -20,7 +20,6 @@ from specbench.system.version import __version__
 BUILD_RECORD = Path(__file__).with_name("build.json")
 """Added to wheels and source distributions by `dev/release/build_hook.py`; absent in a checkout."""
 DISTRIBUTION = "specbench-image"  # What pip installs; `specbench` on the index is another project
-_PACKAGES = ("torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors", "torchao")
 
 
 def now() -> str:
@@ -42,7 +41,7 @@ def environment_facts() -> dict[str, object]:
 def versions() -> dict[str, str | None]:
     # The metadata of an editable installation keeps the version that it was made with.
     present: dict[str, str | None] = {"python": platform.python_version(), "specbench": __version__}
-    for package in _PACKAGES:
+    for package in ("torch", "transformers", "numpy", "pandas", "pyarrow", "safetensors", "torchao"):
         try:
             present[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -23,7 +23,6 @@ from importlib.metadata import EntryPoint, entry_points
 from specbench.errors import PARTIAL, SpecbenchError
 from specbench.system.console import one_line
 
-_REFERENCE = re.compile(r"[^\W\d][\w.]*:[^\W\d][\w.]*")
 _NAME = re.compile(r"\w[\w.+ \[\]-]{0,99}")
 PLUGIN_KINDS = ("decoders", "models", "metrics", "prompts")
 _loaded: set[str] = set()  # Top names of the modules that plug-ins came from
@@ -139,4 +138,4 @@ def path_component(name: object) -> bool:
 
 def is_reference(name: str) -> bool:
     """Whether a name is written as a reference, "package.module:NAME"."""
-    return _REFERENCE.fullmatch(name) is not None
+    return re.fullmatch(r"[^\W\d][\w.]*:[^\W\d][\w.]*", name) is not None

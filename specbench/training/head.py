@@ -282,8 +282,12 @@ def _vertical_losses(
     before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
     ids = batch.ids.gather(1, place).to(model.device)
     features = batch.features.gather(1, before).float().to(model.device)
-    slots = torch.arange(model.layout.length, device=model.device).expand_as(ids)
-    starts = _run_starts(len(ids), ids.shape[1], draw).to(model.device)
+    run = torch.randint(1, _LONGEST_RUN + 1, (len(ids), 1), generator=draw)
+    offset = torch.randint(0, _LONGEST_RUN, (len(ids), 1), generator=draw) % run
+    slots = torch.arange(model.layout.length)
+    # The first slot [n, N] of the run that each slot lies in.
+    starts = (slots - (slots - offset) % run).clamp(min=0).to(model.device)
+    slots = slots.to(model.device).expand_as(ids)
     above = slots_above(model.layout).to(model.device)
     around = surroundings(features, ids, model.token_table().float(), above, starts, slots)
     guess = head(around, slots - starts).to(model.dtype)
@@ -291,14 +295,6 @@ def _vertical_losses(
     guessed = model.head(guess).float().log_softmax(-1)
     free = (torch.tensor(model.layout.forced, device=model.device) < 0).float()
     return {"loss": -((p * guessed).sum(-1) * free).sum() / (free.sum() * len(ids))}
-
-
-def _run_starts(images: int, length: int, draw: torch.Generator) -> Tensor:
-    """[n, N] first slot of the run that each slot lies in; lengths and offsets of the runs are drawn for each image."""
-    run = torch.randint(1, _LONGEST_RUN + 1, (images, 1), generator=draw)
-    offset = torch.randint(0, _LONGEST_RUN, (images, 1), generator=draw) % run
-    slots = torch.arange(length)
-    return (slots - (slots - offset) % run).clamp(min=0)
 
 
 KINDS = {

@@ -15,9 +15,6 @@ from specbench.decoding.sampling import draw, one_hot, rows_at, without
 from specbench.models.interface import Tree
 from specbench.models.transformer.compilation import call_eager
 
-STEP_STREAMS = Stream.FRESH, Stream.COIN, Stream.REDRAW
-"""Streams that a step of a Jacobi decoder reads at every slot of its window."""
-
 
 class Jacobi:
     """A chain: the refined drafts of the previous step, then fresh tokens from the initialisation."""
@@ -69,7 +66,8 @@ class Jacobi:
     def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and positions [B, width] of a chain, and q [B, width - 1, V] of its drafts."""
         positions = committed[:, None] + self._slots[:width]
-        self._batch.noise.hash_together(positions, STEP_STREAMS, step)
+        # What a step reads at every slot of its window.
+        self._batch.noise.hash_together(positions, (Stream.FRESH, Stream.COIN, Stream.REDRAW), step)
         q = self._fill(committed, positions[:, :-1], step)
         return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, q
 

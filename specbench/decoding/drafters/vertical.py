@@ -82,8 +82,7 @@ class Vertical(JacobiTree):
         return self._draft(committed, positions, step, super()._fill(committed, positions, step))
 
     def _draft(self, committed: Tensor, positions: Tensor, step: Tensor, q: Tensor) -> Tensor:
-        """Draw the drafts of the slots `positions` [B, D] that are not kept; q [B, D, V] of all, given that of the
-        refined ones."""
+        """Draw the drafts of `positions` [B, D] that are not kept; q [B, D, V] of all, given that of refined ones."""
         if positions.shape[1] == 0:
             return q
         self._learn()

@@ -50,7 +50,7 @@ class Lantern(RatioTest):
         return torch.where(mass > 0, mass / q.gather(-1, x), 0.0)
 
     def residual_weights(self, tests: DraftTests | FailedTest) -> Tensor:
-        if self._residual not in _RESIDUALS:
+        if self._residual not in (paper, release_q, release_p):
             return super().residual_weights(tests)
         around = self.neighbourhood(tests.p, tests.draft[..., None])
         return or_target(self._residual(tests.p, tests.q, around).clamp(min=0), tests.p)
@@ -108,9 +108,6 @@ def release_p(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
 def release(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
     """The released code's residual for the family at hand, one of the two above."""
     raise NotImplementedError("chosen when the verifier is built")
-
-
-_RESIDUALS = (paper, release_q, release_p)
 
 
 def _scaled(distribution: Tensor, ids: Tensor, kept: Tensor) -> Tensor:

@@ -28,9 +28,6 @@ from specbench.models.transformer.model import Prefix, TransformerSession
 
 START, END_OF_TURN, BEGIN_IMAGE, END_IMAGE = "<s>", "<reserved08706>", "<racm3:break>", "<eoss>"
 FIRST_IMAGE_ID = 4
-LARGEST_PLAIN_WIDTH = 4096
-"""Larger Chameleon models than 7B have their norms after attention and feed-forward layers (swin norm)."""
-
 _RESERVED = {f"<reserved{number:05d}>": number + 4 for number in range(8706, 8900)}
 SPECIALS_1 = {START: 0, "<pad>": 1, "</s>": 2, END_IMAGE: 8196, BEGIN_IMAGE: 8197, **_RESERVED}
 RELEASED_WORDS = "Generate an image of "  # What SJD's released script writes before Anole's prompt
@@ -56,7 +53,8 @@ def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: M
     tokenizer of random weights."""
     if not request.files:
         ids = image_ids or range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
-        swin = {"swin_norm": request.info.network.width > LARGEST_PLAIN_WIDTH}
+        # Larger models than 7B have their norms after attention and feed-forward layers.
+        swin = {"swin_norm": request.info.network.width > 4096}
         sizes = request.sized_network(swin, TINY | {"num_key_value_heads": 4})
         network = request.randomise(_language_model(ChameleonConfig(**sizes, vocabulary_map={"<image>": 8711})))
         return _trunk(network, stand_in_tokenizer(specials, first_byte=10_000), ids, {})
