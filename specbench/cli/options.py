@@ -91,9 +91,8 @@ def require_ending(flag: str, path: Path, *endings: str) -> None:
 
 def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) -> str:
     """The format of a kind of output that was named, or else that of the file's ending, or else markdown."""
-    fmt = "json" if as_json else fmt
+    fmt, ending = "json" if as_json else fmt, to.suffix.lower()[1:] if to else ""
     if fmt is None:
-        ending = to.suffix.lower()[1:] if to else ""
         endings = {name: FORMATS[name].endings for name in formats_with(output)}
         fmt = next(
             (name for name, texts in endings.items() if ending in (name, *texts)),
@@ -106,6 +105,8 @@ def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) 
     fmt = format_name(output, fmt)
     if FORMATS[fmt].to_file and to is None:
         raise SpecbenchError(f"--format {fmt}: not for a terminal", "name a file with --to")
+    if any(ending in other.endings for name, other in FORMATS.items() if name != fmt) and ending != "txt":
+        console.warn(f"{to} holds {fmt}, as asked for, and not what its ending says")
     return fmt
 
 

@@ -96,8 +96,9 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
     spec = runs[0].info.spec
     settings = {name: text for name, text in setting_texts(spec).items() if name not in ("seed", "decoder-code")}
     settings |= {"code": code_text(runs[0].info)} if spec.decoder_code else {}
-    numbers = {"nfe": _pooled([run.rows.assign(top=run.rows["nfe"], bottom=1.0) for run in runs])}
-    numbers |= _speedups(runs, baselines)
+    numbers = _speedups(runs, baselines)
+    if not any(run.rows["nfe"].isna().any() for run in runs):  # nobody counted those of imported tokens
+        numbers = {"nfe": _pooled([run.rows.assign(top=run.rows["nfe"], bottom=1.0) for run in runs])} | numbers
     scored = [{(row["metric"], row["fingerprint"]) for row in read_scores(run.folder)} for run in runs]
     common = sorted(set.intersection(*scored))
     for metric, fingerprint in common:

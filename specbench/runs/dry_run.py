@@ -182,6 +182,8 @@ def caption_note(model: ModelFacts, captions: Sequence[str]) -> str | None:
 
 def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: str | None = None) -> float | None:
     """Mean seconds per image from stored rows: of a run, or of all of its model, decoder and device; None without."""
+    if not out.is_dir():
+        return None
     if run_id and (pace := _pace([out / run_id])) is not None:
         return pace
     return _pace(list(find_runs_like(out, model=model, decoder={"name": decoder}, device=device)))

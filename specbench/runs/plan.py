@@ -173,7 +173,7 @@ class Draft(Asked):
     ) -> tuple[SpecbenchError, ...]:
         """The problems of one decoder's run, which takes so many bytes of memory and so much on disk, where known."""
         problems = Problems(each for each in self.problems if each.of is planned or isinstance(each.of, str))
-        if memory is not None:
+        if memory is not None and "memory" not in [each.of for each in problems]:
             free = shared.once(("free", self.device), lambda: free_memory(self.device))
             problems.check(planned, check_memory, memory, free, self.device)
         if megabytes is not None:

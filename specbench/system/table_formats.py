@@ -47,7 +47,7 @@ FORMATS = {
 
 def formats_with(fact: str) -> list[str]:
     """The formats of a kind of output, or whose field `fact` is true."""
-    return [name for name, known in FORMATS.items() if fact in known.outputs or getattr(known, fact, False)]
+    return [name for name, form in FORMATS.items() if fact in form.outputs or getattr(form, fact, False)]
 
 
 def told(fact: str, last: str = "and") -> str:
@@ -58,8 +58,8 @@ def told(fact: str, last: str = "and") -> str:
 
 def format_name(output: str, name: str) -> str:
     """The format that a typed name means for a kind of output."""
-    known = formats_with(output)
-    return read_name("format", name, known, {one: FORMATS[one].endings[:1] for one in known})
+    formats = formats_with(output)
+    return read_name("format", name, formats, {name: FORMATS[name].endings[:1] for name in formats})
 
 
 def writer(output: str, name: str) -> Callable[..., Any]:

@@ -349,6 +349,8 @@ def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_f
     compared = cli("compare", runs[0], runs[1], "--to", tmp_path / "c.tex")
     assert compared.code == 0 and r"speed-up $\uparrow$ & " in (tmp_path / "c.tex").read_text()
     assert json.loads(cli("compare", runs[0], runs[1], "--json").out)[0]["name"] == "speedup"
+    other = cli("compare", runs[0], runs[1], "--json", "--to", tmp_path / "c.csv")
+    assert other.code == 0 and "c.csv holds json, as asked for, and not what its ending says" in other.err
     refused = cli("report", "--out", tmp_path, "--columns", "steps,sped", "--format", "latex")
     assert refused.code == 2 and "unknown column 'sped'" in refused.err
     paper = ("report", "gsd-1", "--out", tmp_path, "--format", "latex", "--columns")

@@ -52,6 +52,18 @@ def test_a_run_that_can_start_has_no_obstacles_and_an_identity(tmp_path):
     assert row["images"] == 6 and row["options"]["G"] == 50 and row["options"]["window"] == 8
 
 
+def test_a_file_in_the_place_of_results_and_a_batch_that_does_not_fit_are_one_obstacle_each(tmp_path, monkeypatch):
+    out = tmp_path / "file"
+    out.write_text("mine")
+    (row,) = api.dry_run(decoder="ar", prompts="nope", out=out)
+    first, second = row["obstacles"]
+    assert "unknown prompt set" in first and f"{out} is a file" in second
+    for place in ("plan", "memory_estimate"):
+        monkeypatch.setattr(f"specbench.runs.{place}.free_memory", lambda device: 2**28)
+    (row,) = api.dry_run(decoder="ar", batch=4096, limit=1, out=tmp_path)
+    assert [text.partition(":")[0] for text in row["obstacles"]] == ["--batch 4096"]
+
+
 def test_every_decoder_finds_the_draft_head_that_comes_with_the_model(tmp_path):
     with_head = [name for name in PRESETS if "head" in dict(resolve(name).options)]
     rows = api.dry_run(decoder=with_head, limit=1, out=tmp_path)

@@ -85,6 +85,7 @@ def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
     assert report.count("###") == 2 and "apart from AR, which differs in the prompt set (import --prompts)" in report
     for command in (
         ("report", folder, "--all", "--explain"),
+        ("report", folder, "--over", "seed"),
         ("report", folder, "--html", tmp_path / "page.html"),
         ("report", folder, "--long", "--to", tmp_path / "long.parquet"),
         ("figure", "pictures", folder, "--to", tmp_path / "pictures.png"),
