@@ -32,12 +32,15 @@ from specbench.metrics.openclip import normalised, squashed
 from specbench.stats import Difference
 
 YES, NO = 2748, 2053
+MOST_QUESTIONS = 8
+NOT_ASKED = ("top", "the side", "the left", "the right")
+REMOVED = '.!"()*#:;~'
 
 
 def questions(phrases: Sequence[str]) -> list[str]:
     """Ask BLIP about the noun phrases of a prompt: at most eight questions."""
-    asked = [phrase for phrase in phrases if phrase not in ("top", "the side", "the left", "the right")][:8]
-    return [f"{phrase}?".lower().translate(str.maketrans("", "", '.!"()*#:;~')) for phrase in asked]
+    asked = [phrase for phrase in phrases if phrase not in NOT_ASKED][:MOST_QUESTIONS]
+    return [f"{phrase}?".lower().translate(str.maketrans("", "", REMOVED)) for phrase in asked]
 
 
 class CategoryMetric(PerImageMetric):

@@ -27,6 +27,7 @@ from specbench.system.json_values import parse_json
 _NUMBERED = re.compile(r"(?P<name>.+)[-_](?P<sample>\d{1,9})")
 _LINE = re.compile(r"(?:prompt[-_])?(?P<name>\d{1,12})(?:[-_](?P<sample>\d{1,9}))?")
 _STARTED = re.compile(r"(?P<name>.+)-\d+-init-.{1,6}-seed(?:None|(?P<sample>\d{1,19}))-img_topk\w+", re.DOTALL)
+_MAX_JSON_BYTES = 2**28
 _Pairs = Iterable[tuple[Key, Path]]
 
 
@@ -291,7 +292,7 @@ def _kept_captions(folder: Path) -> dict[int, str]:
 
 
 def _json(path: Path) -> Any:
-    return parse_json(read_regular(path, 2**28))
+    return parse_json(read_regular(path, _MAX_JSON_BYTES))
 
 
 def _quarter(row: Any) -> np.ndarray:

@@ -38,6 +38,7 @@ from specbench.system.json_values import parse_json
 Files = Iterator[tuple[bytes, *tuple[str, ...]]]
 """Contents of exported files, each with the names of its folders and its own."""
 MAX_LINES = 10**5  # Above the number of prompts of any benchmark; file names have five digits for them
+_MAX_RESULTS_BYTES = 2**30
 _GENEVAL_TEXTS = ("filename", "prompt", "reason", "details")
 _ANSWER = {"question_id", "answer"}
 _LENGTHS = ("short", "long")
@@ -430,4 +431,4 @@ def _refuse_contradiction(path: Path, what: str, value: float | str, before: flo
 
 
 def _text(path: Path) -> str:
-    return read_regular(path, 2**30).decode("utf-8")
+    return read_regular(path, _MAX_RESULTS_BYTES).decode("utf-8")

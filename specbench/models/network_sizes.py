@@ -8,6 +8,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 _BLOCK = 256  # Slots of a block of a KV cache
+_LARGEST_VERTICAL_LAYER = 1024
+"""Most hidden units of a vertical draft head: each draft reads most layers again, so that they have to stay small
+beside the target."""
+_VERTICAL_INPUTS = 6  # Features and embeddings that a vertical draft head looks at
 
 
 SIZES = (
@@ -130,14 +134,13 @@ def whole_blocks(slots: int) -> int:
 
 
 def vertical_hidden(width: int) -> int:
-    """Hidden units of a new vertical draft head for features of `width` numbers: each draft reads most layers again, so
-    that they have to stay small beside the target."""
-    return min(3 * width, 1024)
+    """Hidden units of a new vertical draft head for features of `width` numbers."""
+    return min(3 * width, _LARGEST_VERTICAL_LAYER)
 
 
 def first_layer_weights(width: int) -> int:
     """Weights of the first layer of a vertical draft head, which is read once for a run of drafts."""
-    return 6 * width * vertical_hidden(width)  # for six features and embeddings
+    return _VERTICAL_INPUTS * width * vertical_hidden(width)
 
 
 def draft_weights(width: int) -> int:

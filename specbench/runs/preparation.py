@@ -327,6 +327,9 @@ def _decoded(
     return images
 
 
+_PILOTS = 2  # Images that a window is chosen with
+
+
 def tune_window(
     model: ImageModel,
     prompts: Sequence[Prompt],
@@ -342,7 +345,7 @@ def tune_window(
     window would take minutes to compile."""
     if "window" not in dict(decoder.options):
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "omit --window")
-    requests = [Request(prompts[number % len(prompts)].text, "(pilot)", number) for number in range(2)]
+    requests = [Request(prompts[number % len(prompts)].text, "(pilot)", number) for number in range(_PILOTS)]
     compiles = isinstance(model, CompilableModel) and model.compiles
     if not compiles:
         decode(model, requests[:1], with_window(decoder, 2), sampling, seed)
