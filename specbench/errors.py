@@ -43,6 +43,12 @@ def listed(names: Iterable[str]) -> str:
     return ", ".join(f'"{name}"' if "," in name else name for name in names)
 
 
+def enumerated(texts: Iterable[str], last: str = "and") -> str:
+    """Distinct texts as a sentence has them: "csv, json and parquet"."""
+    *first, end = dict.fromkeys(texts)
+    return f"{', '.join(first)} {last} {end}" if first else end
+
+
 _LISTS = {**{kind: f"{kind}s" for kind in ("decoder", "model", "metric", "table", "run")}, "prompt set": "prompts"}
 """What `specbench list` lists, by kind of name."""
 

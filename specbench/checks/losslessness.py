@@ -140,7 +140,8 @@ def audit_one(
     weakest = max(seen, key=seen.__getitem__, default=None)
     alone = 0
     if isinstance(decoder, DecoderSpec):  # a user's function may draw other noise in another batch
-        for setting in (setting for setting in accepted if setting.batch == 1):
+        lone = [setting for setting in accepted if setting.batch == 1]
+        for setting in lone:
             pairs = zip(counts[setting.name], counted(setting, batch=_BATCH), strict=True)
             # Least number of images that must be others in a batch.
             alone += sum(int(np.abs(mine.total - other.total).sum()) // 2 for mine, other in pairs)

@@ -19,7 +19,9 @@ _HELP = help_of(
     "printed.",
 )
 _KNOWN = ("source", "decoder", "window", "tokens_per_step")
-_Sources = runs_argument("RUN|TABLE", "Run ids, prefixes of run ids, run folders, or tables of the papers.")
+_Sources = runs_argument(
+    "RUN|TABLE", "Run ids, prefixes of run ids, their decoders, run folders, or tables of the papers."
+)
 _On = option("--on", "DEVICE", "Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s.")
 _Overhead = option(
     "--overhead-ms",

@@ -8,7 +8,7 @@ A type such as `Runs` or `Out` is a whole parameter. Where only the help differs
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -89,6 +89,12 @@ def require_ending(flag: str, path: Path, *endings: str) -> None:
         raise SpecbenchError(f"{flag} {path}: nothing is written as {path.suffix} here", f"{' or '.join(endings)}")
 
 
+def warn_of_ending(to: Path | None, fmt: str, others: Collection[str]) -> None:
+    """Say it where a file's ending is one of those of `others` than the format that it holds."""
+    if to and to.suffix.lower()[1:] in others:
+        console.warn(f"{to} holds {fmt}, as asked for, and not what its ending says")
+
+
 def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) -> str:
     """The format of a kind of output that was named, or else that of the file's ending, or else markdown."""
     fmt, ending = "json" if as_json else fmt, to.suffix.lower()[1:] if to else ""
@@ -105,8 +111,8 @@ def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) 
     fmt = format_name(output, fmt)
     if FORMATS[fmt].to_file and to is None:
         raise SpecbenchError(f"--format {fmt}: not for a terminal", "name a file with --to")
-    if any(ending in other.endings for name, other in FORMATS.items() if name != fmt) and ending != "txt":
-        console.warn(f"{to} holds {fmt}, as asked for, and not what its ending says")
+    others = {text for name, other in FORMATS.items() if name != fmt for text in other.endings}
+    warn_of_ending(to, fmt, others - {"txt"})
     return fmt
 
 

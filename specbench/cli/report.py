@@ -11,10 +11,10 @@ from rich.text import Text
 from specbench.cli import options as opt
 from specbench.cli.commands import help_of
 from specbench.cli.output import write_or_print
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import SpecbenchError, enumerated, unknown_name
 from specbench.runs.settings import split_list
 from specbench.system import console
-from specbench.system.table_formats import FORMATS, formats_with, told, writer
+from specbench.system.table_formats import FORMATS, formats_with, writer
 from specbench.system.text_tables import plain_table, terminal_table
 
 _REPORT = help_of(
@@ -39,7 +39,9 @@ def add_to(app: typer.Typer) -> None:
 
 _Page = opt.option("--html", "FILE", "Write an HTML page with tables, plots and images to this file.", Path | None)
 _Explain = opt.switch("--explain", "Print the definition of every column.")
-_Long = opt.switch("--long", f"Write one row per run and number, with interval and unit: {told('long', 'or')}.")
+_Long = opt.switch(
+    "--long", f"Write one row per run and number, with interval and unit: {enumerated(formats_with('long'), 'or')}."
+)
 _All = opt.switch("--all", "Print every number of a run, in the tables behind the first one.")
 _TableModel = opt.model_option("Model to report instead of the table's model.", show_default="the table's")
 _TablePrompts = opt.prompts_option("Prompts to report instead of the table's prompts.", show_default="the table's")
@@ -100,7 +102,9 @@ def report(
         console.warn(f"{text}: the tables lack their images")
     fmt = opt.chosen_format("tables" if of_tables else "report", fmt, to, json)
     if long and (not FORMATS[fmt].long or of_tables):
-        raise SpecbenchError(f"--long takes runs and the formats {told('long')}", "for example: --long --to t.csv")
+        raise SpecbenchError(
+            f"--long takes runs and the formats {enumerated(formats_with('long'))}", "for example: --long --to t.csv"
+        )
     layout = {"columns": split_list(columns or ""), "notes": notes, "caption": caption}
     if of_tables:
         from specbench.cli.bench import report_tables
@@ -177,6 +181,7 @@ def figure(
     fmt = fmt or (to and to.suffix[1:]) or "pdf"
     if fmt not in _FIGURE_FORMATS or width not in _WIDTHS:
         raise SpecbenchError("a figure takes --format pdf, svg or png, and --width column or page")
+    opt.warn_of_ending(to, fmt, {*_FIGURE_FORMATS} - {fmt})
     tables = [measured_table(load_table(run), model, prompts, out) for run in runs or () if is_table(run)]
     rows = [] if tables else report_rows(find_runs(out, runs or ()))
     folders = {row.label: row.folder for row in rows}
@@ -216,7 +221,7 @@ def methods(runs: opt.Runs = None, to: opt.To = None, out: opt.Out = "results") 
 def _report_over(over: str | None, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
     """Print runs over their seeds, or without these the damage that their losses are like."""
     if over not in (None, "seed") or fmt not in formats_with("over"):
-        raise SpecbenchError(f"--over takes seed; it and --ruler take the formats {told('over')}")
+        raise SpecbenchError(f"--over takes seed; it and --ruler take the formats {enumerated(formats_with('over'))}")
     from specbench.reporting.over import over_seeds, over_table, ruler_rows, ruler_table
     from specbench.store.run_folders import find_runs
 
@@ -239,7 +244,7 @@ _FailIf = opt.option(
 
 
 def compare(
-    run_a: opt.argument("RUN_A", "Baseline run: run id, prefix of a run id, or run folder."),
+    run_a: opt.argument("RUN_A", "Baseline run: run id, prefix of a run id, its decoder, or run folder."),
     run_b: opt.argument("RUN_B", "Run to compare with the baseline."),
     fail_if: _FailIf = None,
     reference: opt.Reference = None,

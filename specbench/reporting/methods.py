@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, enumerated
 from specbench.metrics.score_store import read_scores
 from specbench.reporting.marks import natural
 from specbench.specs.options import plain
@@ -43,8 +43,8 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
         *_each("Images were decoded with {}.", map(_model, infos)),
         *_each("Sampling used {}.", _samplings(infos)),
         *_each("The prompts were {}.", map(_prompts, infos)),
-        f"The decoders were {_listed(_decoders(infos, papers))}.",
-        *([f"Tokens of {_listed(theirs)} were drawn by these programs, on machines of theirs."] if theirs else []),
+        f"The decoders were {enumerated(_decoders(infos, papers))}.",
+        *([f"Tokens of {enumerated(theirs)} were drawn by these programs, on machines of theirs."] if theirs else []),
         *_metrics(folders),
         *_each("We measured on {}.", (_machine(info) for info in infos)),
         _statistics(infos),
@@ -64,11 +64,6 @@ def _each(sentence: str, texts: Iterable[str]) -> list[str]:
     return [sentence.format(text) for text in dict.fromkeys(texts)]
 
 
-def _listed(texts: Iterable[str]) -> str:
-    *first, last = dict.fromkeys(texts)
-    return f"{', '.join(first)} and {last}" if first else last
-
-
 def _model(info: RunInfo) -> str:
     spec, commits = info.spec, info.commits or {}
     where = [f"{name} at commit {commit[:12]}" for name, commit in commits.items()]
@@ -85,7 +80,7 @@ def _samplings(infos: Sequence[RunInfo]) -> list[str]:
     for info in infos:
         seeds.setdefault(_sampling(info), set()).add(info.spec.seed)
     return [
-        f"{text}, seed{'s' if len(numbers) > 1 else ''} {_listed(map(str, sorted(numbers)))}"
+        f"{text}, seed{'s' if len(numbers) > 1 else ''} {enumerated(map(str, sorted(numbers)))}"
         for text, numbers in seeds.items()
     ]
 
@@ -124,7 +119,7 @@ def _decoders(infos: Sequence[RunInfo], papers: Mapping[str, str | None]) -> Ite
             sets = [values]
         for chosen in sets:
             description = ", ".join(
-                tex(f"{option} = {_listed(sorted(texts, key=natural))}") for option, texts in chosen.items()
+                tex(f"{option} = {enumerated(sorted(texts, key=natural))}") for option, texts in chosen.items()
             )
             yield f"{name} ({description})" if description else name
 
@@ -147,7 +142,7 @@ def _metrics(folders: Sequence[Path]) -> list[str]:
             identity = json.loads(score["identity"])
             facts = [f"{key} {value}" for key, value in identity.items() if len(str(value)) <= 60]
             texts.append(rf"\texttt{{{tex(name)}}} ({tex(', '.join(facts))})")
-    return [f"Scores are {_listed(texts)}."] if texts else []
+    return [f"Scores are {enumerated(texts)}."] if texts else []
 
 
 def _machine(info: RunInfo) -> str:

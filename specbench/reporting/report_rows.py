@@ -146,15 +146,15 @@ def _numbers(run: Run) -> dict[str, object]:
     there[SECOND_STAGE] = "stage2_nfe" in rows
     for name, number in stats.RUN_NUMBERS.items():
         value = number.compute(run.traced if number.of == TRACES else rows) if there[number.of] else None
+        if number.of == SECOND_STAGE and value is None:  # only the rows of models that have one have these keys
+            continue
         if name in stats.MEANS and value is not None:
             bounded = stats.interval(name, rows) if enough else None
             value = replace(bounded or Estimate(None), value=value)
         numbers[name] = value
     numbers = {name: numbers[name] for name in sorted(numbers, key=REPORT.names.index)}
-    staged = {name: numbers.pop(name) for name, number in stats.RUN_NUMBERS.items() if number.of == SECOND_STAGE}
     named = {field.name: numbers.pop(field.name) for field in fields(ReportRow) if field.name in numbers}
-    staged = {name: value for name, value in staged.items() if value is not None}
-    return {**named, "numbers": numbers, "second_stage": staged or None}
+    return {**named, "numbers": numbers}
 
 
 def _beside_ar(run: Run, ar_runs: Sequence[Run]) -> dict[str, Difference]:

@@ -179,7 +179,7 @@ class ReportRow:
     quoted: Quoted | None
     acceptance: Estimate | None
     acceptance_by_offset: Sequence[float | None] | None
-    numbers: Mapping[str, NumberValue]  # all others of `specbench.stats.RUN_NUMBERS`, for writers and tables
+    numbers: Mapping[str, NumberValue]  # all others of `specbench.stats.RUN_NUMBERS` that the run can have
     nll_gap: Estimate | None
     nll_gap_se: float | None
     zero_probability: int | None
@@ -191,7 +191,6 @@ class ReportRow:
     model_edited: str | None = None  # when the code of a plug-in model was
     untimed: Mapping[str, int] | None = None  # images without times, by the versions that decoded them
     versions: str | None = None  # those of the others
-    second_stage: Mapping[str, NumberValue] | None = None  # numbers of models that have one
     captions_cut: int | None = None  # images whose caption the model did not read to the end
     one_by_one: int | None = None  # images in smaller batches than asked for
     load: Sequence[float | None]
@@ -207,7 +206,7 @@ class ReportRow:
 
     def value(self, name: str) -> NumberValue:
         """The same as it was computed, which may be a list."""
-        sources = (self.numbers, self.second_stage or {}, vars(self), vars(self.over_ar))
+        sources = (self.numbers, vars(self), vars(self.over_ar))
         return next((value for source in sources if (value := source.get(name)) is not None), None)
 
     def score(self, metric: str, fingerprint: str) -> ShownScore | None:
@@ -223,7 +222,7 @@ def record(row: ReportRow) -> dict[str, object]:
     """The row as plain values by the keys of `specbench.store.schema.REPORT`, for writers of data."""
     means = {name: row.number(name) for name in MEANS}
     bounds = {name: [mean.low, mean.high] for name, mean in means.items() if mean and mean.low is not None}
-    several = {"over_ar": vars(row.over_ar), "numbers": row.numbers, "second_stage": row.second_stage or {}}
+    several = {"over_ar": vars(row.over_ar), "numbers": row.numbers}
     several["beside_ar"] = {"intervals": bounds, "beside_ar": row.beside_ar}
     values = {key: item for name, value in vars(row).items() for key, item in several.get(name, {name: value}).items()}
     return {key: value for key, value in _by_key(values).items() if value is not None or key not in _RARE}

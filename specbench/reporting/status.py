@@ -35,7 +35,7 @@ def status(out: str | Path = "results", runs: Sequence[str] = ()) -> list[dict]:
 
     Args:
         out: the results folder.
-        runs: run ids, prefixes of run ids, or run folders; empty means all.
+        runs: run ids, prefixes of run ids, their decoders, or run folders; empty means all.
 
     Returns:
         One dict per run: `run_id, folder, part` (the shard's folder), `model, decoder, window, images` (decoded),

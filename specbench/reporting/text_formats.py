@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, enumerated
 from specbench.reporting.compare import HEADINGS, comparison_lines, directions, real_differences, reasons, verdict
 from specbench.reporting.row import Compared, ReportRow, record
 from specbench.reporting.sections import (
@@ -26,7 +26,7 @@ from specbench.stats import Estimate
 from specbench.store.image_scores import parquet_bytes
 from specbench.store.schema import LONG_REPORT, OWNER, REPORT, column_facts
 from specbench.system.json_values import json_text, nonfinite_as_null
-from specbench.system.table_formats import FORMATS, format_name, told, writer
+from specbench.system.table_formats import FORMATS, format_name, formats_with, writer
 from specbench.system.text_tables import (
     LATEX_NEEDS,
     TextTable,
@@ -60,7 +60,9 @@ def render(rows: Sequence[ReportRow], fmt: str = "markdown", **options: object) 
     """Format the rows of `report_rows` in one of `FORMATS`; `options` as of `ReportOptions`."""
     fmt, shown = format_name("report", fmt), ReportOptions(**options)
     if shown.columns and not FORMATS[fmt].columns:
-        raise SpecbenchError(f"--columns: {fmt} has all of them", f"choose columns of {told('columns', 'or')}")
+        raise SpecbenchError(
+            f"--columns: {fmt} has all of them", f"choose columns of {enumerated(formats_with('columns'), 'or')}"
+        )
     return writer("report", fmt)(rows, shown)
 
 

@@ -16,10 +16,10 @@ from specbench.stats.speed import SPEED_NUMBERS
 from specbench.stats.tokens import TOKEN_NUMBERS
 
 _KEY = ["prompt_id", "sample"]
-RUN_NUMBERS = {known.name: known for known in (*SPEED_NUMBERS, *TOKEN_NUMBERS, *DRAFT_NUMBERS)}
+RUN_NUMBERS = {number.name: number for number in (*SPEED_NUMBERS, *TOKEN_NUMBERS, *DRAFT_NUMBERS)}
 """The numbers of a run, besides its comparison with others and what needs more than its rows."""
 MEANS = (
-    *(name for kind in ("per_image", "ratio", "totals") for name, known in RUN_NUMBERS.items() if getattr(known, kind)),
+    *(name for kind in ("per_image", "ratio", "totals") for name, of in RUN_NUMBERS.items() if getattr(of, kind)),
     "perplexity",
 )
 """Numbers of a run that `interval` knows, in the order of the key `intervals` of reports."""

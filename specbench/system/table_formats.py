@@ -50,12 +50,6 @@ def formats_with(fact: str) -> list[str]:
     return [name for name, form in FORMATS.items() if fact in form.outputs or getattr(form, fact, False)]
 
 
-def told(fact: str, last: str = "and") -> str:
-    """`formats_with` in words: "csv, json and parquet"."""
-    *first, end = formats_with(fact)
-    return f"{', '.join(first)} {last} {end}"
-
-
 def format_name(output: str, name: str) -> str:
     """The format that a typed name means for a kind of output."""
     formats = formats_with(output)

@@ -297,6 +297,8 @@ def test_seeds_methods_figures_and_a_data_set(here, cli):
     for fmt, first in (("pdf", b"%PDF"), ("svg", b"<?xml"), ("png", b"\x89PNG")):
         assert cli("figure", "time-per-step", "--to", f"f.{fmt}").code == 0
         assert Path(f"f.{fmt}").read_bytes().startswith(first) and "target forward" in Path("f.csv").read_text()
+    other = cli("figure", "time-per-step", "--to", "f.png", "--format", "svg")
+    assert other.code == 0 and "f.png holds svg, as asked for" in other.err
     assert b"FontFile2" in Path("f.pdf").read_bytes(), "fonts are embedded"
     assert cli("export", "dataset", "shapes-ar", "--to", "ds").code == 0
     lines = [json.loads(line) for line in Path("ds/train/metadata.jsonl").read_text().splitlines()]

@@ -161,17 +161,32 @@ def test_what_a_component_returns_wrongly_is_an_error_that_names_it(returned, pr
         specbench.generate("a red circle", decoder="soft", threads=1)
 
 
+@pytest.fixture
+def scaled(monkeypatch):
+    """Jacobi's drafter as one of a plug-in, with a multiple of its q."""
+
+    def scale(factor):
+        propose = Jacobi.propose
+
+        def changed(self, committed, width, step):
+            proposal = propose(self, committed, width, step)
+            return proposal._replace(q=factor * proposal.q)
+
+        monkeypatch.setattr(Jacobi, "propose", changed)
+
+    return scale
+
+
 @pytest.mark.parametrize(("factor", "problem"), [(2, "sums to [12]"), (float("nan"), "sums to nan"), (-1, "sums to -")])
-def test_a_drafters_q_that_is_no_distribution_is_an_error_that_names_it(factor, problem, monkeypatch):
-    propose = Jacobi.propose
-
-    def changed(self, committed, width, step):
-        proposal = propose(self, committed, width, step)
-        return proposal._replace(q=factor * proposal.q)
-
-    monkeypatch.setattr(Jacobi, "propose", changed)
+def test_a_drafters_q_that_is_no_distribution_is_an_error_that_names_it(factor, problem, scaled):
+    scaled(factor)
     with pytest.raises(SpecbenchError, match=f"decoder 'sjd': drafter 'jacobi': propose returned a q that {problem}"):
         specbench.generate("a red circle", decoder="sjd", threads=1)
+
+
+def test_a_drafters_q_that_is_rounded_is_a_distribution(scaled):
+    scaled(1 + 2**-8)
+    assert specbench.generate("a red circle", decoder="sjd", threads=1).nfe
 
 
 def test_an_error_of_a_cells_code_is_named_with_its_line(no_cells, monkeypatch):

@@ -2,8 +2,8 @@
 
 import pytest
 
-from specbench.errors import SpecbenchError
-from specbench.system.table_formats import FORMATS, format_name, formats_with, told, writer
+from specbench.errors import SpecbenchError, enumerated
+from specbench.system.table_formats import FORMATS, format_name, formats_with, writer
 
 OUTPUTS = ("report", "tables", "comparison", "over")
 
@@ -17,7 +17,10 @@ def test_a_format_is_one_of_those_that_the_output_has():
     assert format_name("report", "csv") == "csv" and format_name("comparison", "TeX") == "latex"
     with pytest.raises(SpecbenchError, match="unknown format 'csv' \\(valid: json, latex, markdown\\)"):
         format_name("comparison", "csv")
-    assert told("over") == "markdown, latex and json" and told("columns", "or") == "markdown or latex"
+    assert (
+        enumerated(formats_with("over")) == "markdown, latex and json"
+        and enumerated(formats_with("columns"), "or") == "markdown or latex"
+    )
 
 
 def test_no_two_formats_share_an_ending():
