@@ -7,8 +7,6 @@ runs this, and a test fails while a block is stale.
 from __future__ import annotations
 
 import inspect
-import json
-import os
 import re
 import sys
 from collections import Counter
@@ -18,6 +16,8 @@ from pathlib import Path
 
 import click
 import typer
+from markdown_blocks import ROOT, as_table, escape
+from measured_blocks import drills, effects, gpu, paper_plan, printed_latencies, reference, results, schedules
 
 from specbench import stats
 from specbench.checks.audit_settings import AUDIT_SETTINGS, AuditSetting
@@ -29,7 +29,7 @@ from specbench.models.catalog import models as all_models
 from specbench.models.hub_downloads import REVISIONS
 from specbench.models.hub_model import MODELS
 from specbench.papers.listing import prompt_rows
-from specbench.papers.table_files import conventions, load_tables, table_names
+from specbench.papers.table_files import load_tables, table_names
 from specbench.prompts import load_prompts
 from specbench.prompts import prompt_set_names as prompt_sets
 from specbench.prompts.public import public_names
@@ -38,17 +38,12 @@ from specbench.runs.settings import OTHER_VARIABLES
 from specbench.specs.components import CHOICES, Component
 from specbench.specs.options import plain
 from specbench.specs.presets import PRESETS, resolve
-from specbench.store.run_folders import find_runs
 from specbench.store.schema import FILE_KINDS, column_facts
 from specbench.system.plugins import plugins
-from specbench.system.version import __version__
 
-ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "support"))
-from planted_bugs import BUGS  # noqa: E402
+from planted_bugs import BUGS
 
-RESULTS = ROOT / "results" / "readme"
-REFERENCE = ROOT / "results" / "reference"
 HUB_METRICS = {
     "facebook/mask2former-swin-small-coco-instance": "GenEval",
     "google/owlv2-base-patch16-ensemble": "T2I-CompBench++ (OWLv2)",
@@ -97,7 +92,7 @@ GUIDES = {
 
 def command_help(page: Path, argument: str) -> str:
     """Of every command the first line of its help and its guide; `--help` prints the rest."""
-    first = {name: _escape(_plain_help(command).split("\n\n")[0]) for name, command in _commands()}
+    first = {name: escape(_plain_help(command).split("\n\n")[0]) for name, command in _commands()}
     guides = {name: f" [Guide]({GUIDES[name]})" if name in GUIDES else "" for name in first}
     return "\n".join(f"- `specbench {name}`: {said}{guides[name]}" for name, said in first.items())
 
@@ -149,7 +144,7 @@ def _unlike_sjd(name: str) -> list[str]:
 def components(page: Path, kind: str) -> str:
     """The values of one choice, for example of the verifier."""
     return "\n".join(
-        f"- `{name}`{'' if component.lossless else ' (lossy)'}: {_escape(component.summary)}"
+        f"- `{name}`{'' if component.lossless else ' (lossy)'}: {escape(component.summary)}"
         for name, component in _built_in_parts(kind)
     )
 
@@ -188,7 +183,7 @@ def metrics(page: Path, argument: str) -> str:
     for name in METRICS:
         base, _, variant = name.rstrip("]").partition("[")
         base = name if base == "compbench" else base  # six scores, no variants of one
-        groups.setdefault(base, {})[variant] = _escape(METRICS[name].summary).split()
+        groups.setdefault(base, {})[variant] = escape(METRICS[name].summary).split()
 
     def line(base: str, variants: dict[str, list[str]]) -> str:
         if len(variants) == 1:
@@ -243,10 +238,10 @@ def readings(page: Path, argument: str) -> str:
                 values, places = found.setdefault((setting, reason), ({}, {}))
                 values[value] = places[table.name] = None
     rows = [
-        [f"`{setting}`", ", ".join(values), _escape(reason), _places(places)]
+        [f"`{setting}`", ", ".join(values), escape(reason), _places(places)]
         for (setting, reason), (values, places) in sorted(found.items())
     ]
-    return _table(["setting", "chosen", "evidence", "tables and figures"], rows)
+    return as_table(["setting", "chosen", "evidence", "tables and figures"], rows)
 
 
 def _places(names: Iterable[str]) -> str:
@@ -273,39 +268,6 @@ def _ranges(numbers: Sequence[str]) -> list[str]:
     return [text for run in runs for text in ([f"{run[0]}-{run[-1]}"] if len(run) > 2 else run)]
 
 
-def effects(page: Path, argument: str) -> str:
-    """What another reading changes, by setting, where that is known: stated, or measured on `shapes`."""
-    rows = {setting: [_escape(said)] for setting, said in conventions()["effects"].items()}
-    for setting, found in _measured_readings().items():
-        if setting != "schedule":  # a table of its own
-            each = [f"`{one['reading']}` {_tokens(one)}" for one in found]
-            rows.setdefault(setting, []).append(", ".join(each))
-    return _table(
-        ["setting", "what another reading changes"],
-        ([f"`{setting}`", "; ".join(said)] for setting, said in sorted(rows.items())),
-    )
-
-
-def _measured_readings() -> dict[str, list[dict]]:
-    return json.loads((REFERENCE / "readings.json").read_text())
-
-
-def _tokens(one: dict) -> str:
-    return f"{one['value']:.2f} [{one['low']:.2f}, {one['high']:.2f}]"
-
-
-def schedules(page: Path, argument: str) -> str:
-    """The readings of Cool-SD's schedule: lengths of the fitted chain beside the printed ones, tokens on `shapes`."""
-    from schedules import READINGS, fitted
-
-    found, measured = fitted(), [_tokens(one) for one in _measured_readings()["schedule"]]
-    places = [f"{model}, delta = {delta:g}" for model, delta in found]
-    rows = [["printed", *(f"{length:.2f}" for length, _ in found.values()), "-"]]
-    for place, name in enumerate(READINGS):
-        rows.append([name, *(f"{lengths[name]:.2f}" for _, lengths in found.values()), measured[place]])
-    return _table(["the schedule's reading", *places, "`shapes`, delta = 1.1"], rows)
-
-
 NUMBERS = (
     *("nfe", "tokens_per_step", "step_compression", "step_ratio", "latency_ms", "speedup"),
     *("acceptance", "acceptance_length", "draft_tv"),
@@ -325,124 +287,8 @@ def paper_names(page: Path, argument: str) -> str:
     for key, headers in found.items():
         name, _, meaning = definition_of(getattr(stats, key)).partition(": ")
         said = "; ".join(f"{header} ({', '.join(sorted(papers))})" for header, papers in headers.items())
-        rows.append([name, f"`{key}`", _escape(meaning.partition(";")[0].rstrip(".")), _escape(said) or "-"])
-    return _table(["name", "column", "definition", "in the papers' tables"], rows)
-
-
-def printed_latencies(page: Path, argument: str) -> str:
-    """The papers' latencies per step over the weight read of their GPUs: the range of a table's rows with a floor."""
-    from printed_floors import printed_latencies as rows
-
-    found: dict[tuple[str, str], list[dict]] = {}
-    for one in rows():
-        if one["over_floor"] is not None:
-            found.setdefault((str(one["table"]), str(one["device"]).removeprefix("NVIDIA ")), []).append(one)
-
-    def span(some: list[dict], number: str) -> str:
-        low, high = (f"{end(one[number] for one in some):.1f}" for end in (min, max))
-        return low if low == high else f"{low} to {high}"
-
-    header = ["table", "GPU", "rows", "printed ms per step", "times the weight read", "times the floor"]
-    numbers = ("printed_step_ms", "over_weights", "over_floor")
-    return _table(
-        header,
-        (
-            [f"`{table}`", device, str(len(some)), *(span(some, n) for n in numbers)]
-            for (table, device), some in found.items()
-        ),
-    )
-
-
-def paper_plan(page: Path, argument: str) -> str:
-    """Forecast hours and disk of the runs of a table of one model on a GPU."""
-    from specbench import estimate, forecast
-
-    table, _, device = argument.partition(" ")
-    plans = estimate(table)
-    speeds = forecast(device, [table], plans[0]["model"].partition("+")[0])
-
-    def ranges(values: Iterable[Sequence[float]], factor: float) -> str:
-        middle, low, high = (sum(ends) * factor for ends in zip(*values, strict=True))
-        return f"{middle:.3g} ({low:.3g}-{high:.3g})"
-
-    paces = [[speed[f"seconds{end}"] for end in ("", "_low", "_high")] for speed in speeds]
-    hours = [[s * plan["images"] for s in pace] for pace, plan in zip(paces, plans, strict=True)]
-    sets: dict[str, list[Sequence[float]]] = {}
-    for plan, hour in zip(plans, hours, strict=True):
-        sets.setdefault(plan["prompts"], []).append(hour)
-    lines = [[f"{name}: {len(some)} rows", ranges(some, 1 / 3600)] for name, some in sets.items()]
-    disk = sum(plan["megabytes"] for plan in plans) / 1e3
-    images = sum(plan["images"] for plan in plans)
-    lines.append(["all", ranges(hours, 1 / 3600)])
-    each = dict.fromkeys(f"{plan['images']:,} for a row of {plan['prompts']}" for plan in plans)
-    said = f"Images: {', '.join(each)}, {images:,} in all, at most {disk:.0f} GB on disk."
-    return _table(["prompts", "hours"], lines) + f"\n\n{said}"
-
-
-def gpu(page: Path, argument: str) -> str:
-    """A row for each device on which `make gpu` ran: the goals met by part."""
-    raws = sorted((ROOT / "results" / "gpu").glob("*/raw.json"))
-    if not raws:
-        return "Nothing has been measured on a GPU yet; `make gpu` does."
-    found = {raw: json.loads(raw.read_text()) for raw in raws}
-    parts = list(dict.fromkeys(part["part"] for device in found.values() for part in device["parts"]))
-    rows = []
-    for raw, device in found.items():
-        met = {part["part"]: _goals_met(part["claims"]) for part in device["parts"]}
-        rows.append([f"[{device['device']}]({_link(page, raw.with_name('report.md'))})", *map(met.get, parts)])
-    return _table(["goals of `make gpu` met", *parts], rows)
-
-
-def _goals_met(claims: list[dict]) -> str:
-    aims = [one for one in claims if one["goal"] != "-"]
-    return f"{sum(one['verdict'] == 'met' for one in aims)} of {len(aims)}" if aims else "-"
-
-
-def results(page: Path, argument: str) -> str:
-    """The headline table of the runs committed under results/readme, a forecast for a GPU, and their pictures."""
-    from specbench.papers.forecasts import forecast
-    from specbench.reporting import report_rows
-    from specbench.reporting.columns import first_columns
-    from specbench.reporting.demo import PICTURE
-
-    rows = report_rows(find_runs(RESULTS / "runs.zip"))
-    columns = [column for column in first_columns(rows) if any(column.cell(row) != "-" for row in rows)]
-    columns = [column for column in columns if not column.title.startswith("images")]
-    elsewhere = {row["source"]: row for row in forecast("A100", out=RESULTS / "runs.zip", model="lumina")}
-    titles = [column.title for column in columns] + ["forecast for Lumina on an A100"]
-    cells = ([column.cell(row) for column in columns] + [_forecast(elsewhere[f"run {row.run_id}"])] for row in rows)
-    said = f"{rows[0].n} images a decoder, of `shapes`, compiled, AR too. Measured on {rows[0].environment[0]}."
-    picture = f"![One row per prompt, one column per decoder]({_link(page, RESULTS / PICTURE)})"
-    ranges = "A forecast's range is over its assumptions and what papers print of the decoder; -: none prints it."
-    return f"{_table(titles, cells)}\n\n{said} {ranges}\n\n{picture}"
-
-
-def _forecast(row: dict) -> str:
-    """A range of speed-ups; none of a decoder whose tokens per step no paper prints on another model."""
-    if row["tokens_per_step_low"] == row["tokens_per_step_high"] != 1:
-        return "-"
-    low, high = row["speed_up_low"], row["speed_up_high"]
-    return f"{low:.1f}x" if low == high else f"{low:.1f} to {high:.1f}x"
-
-
-DROPPED = ("NLL - H, nats", "in its own context", "images", "window", "lossless", "Frechet")
-"""Columns of the table of all decoders that its own file has alone."""
-
-
-def reference(page: Path, argument: str) -> str:
-    """The decoders of today, with their defaults, in the table of `dev/reference/collect.py`; a part of the picture."""
-    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in _lines(REFERENCE / "headline.md")]
-    kept = [number for number, name in enumerate(table[0]) if name not in DROPPED]
-    # zipar-released decodes as AR here: its window is a row of `shapes`
-    rows = (row for row in table[2:] if row[0] in PRESETS and row[0] != "zipar-released")
-    picture = f"![Five captions by some of the decoders]({_link(page, REFERENCE / 'gallery.png')})"
-    steps = table[0].index("tokens per step")
-    cells = ([row[n].split(" [")[0] if n == steps else row[n] for n in kept] for row in rows)
-    return _table([table[0][n] for n in kept], cells) + "\n\n" + picture
-
-
-def _lines(path: Path) -> list[str]:
-    return path.read_text().strip().splitlines()
+        rows.append([name, f"`{key}`", escape(meaning.partition(";")[0].rstrip(".")), escape(said) or "-"])
+    return as_table(["name", "column", "definition", "in the papers' tables"], rows)
 
 
 FIRST_FUNCTIONS = ("run", "generate", "report", "samples", "load", "score", "compare", "columns", "audit")
@@ -460,7 +306,7 @@ def functions(page: Path, argument: str) -> str:
             given = [each for each in inspect.signature(function).parameters.values() if each.kind != each.VAR_KEYWORD]
             taken = ", ".join([each.name for each in given if each.default is each.empty] + ["..."])
             said = (inspect.getdoc(function) or "").split("\n\n")[0]
-            shown.append(f"- `{name}({taken})`: {_escape(said)}")
+            shown.append(f"- `{name}({taken})`: {escape(said)}")
     return "\n".join(shown)
 
 
@@ -534,27 +380,6 @@ def columns(page: Path, kind: str) -> str:
     return "\n".join(f"- `{name}` `{types[name]}`{units[name]}: {one['meaning']}" for name, one in facts.items())
 
 
-def drills(page: Path, argument: str) -> str:
-    """What was tried and went wrong in the drills, with this version's code and in all."""
-    kills, fuzz, interrupts = (
-        [json.loads(line) for line in (ROOT / "results" / "drills" / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("kills", "fuzz", "interrupts")
-    )
-    faults = sum(row[name] for row in kills for name in ("lost", "duplicated", "changed", "foreign"))
-    lines = [
-        ["kills and moved folders", *_by_version(kills), f"{faults} rows lost, doubled or changed"],
-        ["malformed inputs", *_by_version(fuzz), "0 tracebacks, hangs or files outside"],
-        ["Ctrl-C", *_by_version(interrupts), f"{sum(row['traceback'] for row in interrupts)} tracebacks"],
-    ]
-    return _table(["tried", f"with {__version__}", "in all", "went wrong"], lines)
-
-
-def _by_version(rows: list[dict]) -> list[str]:
-    """How many cases the rows of a drill's log count, of this version and of all."""
-    cases = [(row.get("specbench", row.get("version")), row.get("cases", 1)) for row in rows]
-    return [f"{sum(n for version, n in cases if version == __version__):,}", f"{sum(n for _, n in cases):,}"]
-
-
 BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "audit-settings": audit_settings,
     "command-help": command_help,
@@ -616,18 +441,6 @@ def _is_ours(component: Component) -> bool:
 
 def _plain_help(command: click.Command) -> str:
     return re.sub(r"\[/?[a-z ]+\]", "", (command.help or "").split("\f")[0])
-
-
-def _escape(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def _link(page: Path, target: Path) -> str:
-    return Path(os.path.relpath(target, page.parent)).as_posix()
-
-
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows))
 
 
 if __name__ == "__main__":
