@@ -131,7 +131,7 @@ def test_lossless_decoders_give_independent_uniform_values(name):
 @pytest.mark.parametrize("change", [{"fresh-q": "onehot"}, {"init": "left-sample"}, {"init": "above-repeat"}])
 def test_initialisations_with_their_own_q_give_uniform_values(change):
     for name in ("sjd", "scd-mc", "scd-gs"):
-        result = audited(images(name, 3000, window=4, **change))
+        result = audited(images(name, 4000, window=4, **change))
         assert not result.deviates, (name, result.tests[0])
 
 
