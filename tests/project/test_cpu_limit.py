@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import cpu_limit
+import pytest
 
 pytest_plugins = ["pytester"]
 SUITE = """
@@ -24,12 +25,15 @@ def test_slow(): subprocess.run([sys.executable, "-c", SPIN])
 """
 
 
-def test_a_test_is_charged_for_its_processes_and_its_share_of_fixtures(pytester):
+@pytest.mark.parametrize(
+    ("slowness", "too_long"), [(1, ["test_it.py::test_starts_a_process"]), (3, [])], ids=["quiet core", "slow core"]
+)
+def test_a_test_is_charged_for_its_processes_and_its_share_of_fixtures(pytester, monkeypatch, slowness, too_long):
+    monkeypatch.setattr(cpu_limit, "_reference_s", lambda: slowness * cpu_limit._REFERENCE_S)
     pytester.makepyfile(test_it=SUITE)
     pytester.makeini("[pytest]\nmarkers = slow")
     done = pytester.inline_run("-p", "no:cacheprovider", plugins=[cpu_limit.CpuLimit(0.2, {"test_it.py::test_named"})])
-    failed = [report.nodeid for report in done.getfailures()]
-    assert failed == ["test_it.py::test_starts_a_process"]
+    assert [report.nodeid for report in done.getfailures()] == too_long
 
 
 def test_exceptions_are_few_and_name_tests_and_reasons():
