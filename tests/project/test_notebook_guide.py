@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 
 NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebook.ipynb"
-SECONDS = 120
+SECONDS_A_CELL = 600
+"""A cell that takes so long hangs: each takes seconds."""
 
 
 def test_the_stored_notebook_has_an_output_wherever_a_cell_shows_something():
@@ -22,12 +22,11 @@ def test_the_stored_notebook_has_an_output_wherever_a_cell_shows_something():
 
 
 @pytest.mark.slow
-def test_every_cell_runs_in_a_fresh_kernel_within_two_minutes(tmp_path):
+def test_every_cell_runs_in_a_fresh_kernel(tmp_path):
     reason = "nbclient or ipykernel is missing: make test installs them"
     nbformat, nbclient = pytest.importorskip("nbformat", reason=reason), pytest.importorskip("nbclient", reason=reason)
     pytest.importorskip("ipykernel", reason=reason)
-    notebook, start = nbformat.read(NOTEBOOK, as_version=4), time.monotonic()
-    nbclient.NotebookClient(notebook, timeout=SECONDS, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert time.monotonic() - start < SECONDS
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbclient.NotebookClient(notebook, timeout=SECONDS_A_CELL, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = json.dumps([cell.get("outputs") for cell in notebook.cells], ensure_ascii=False).replace("\xa0", " ")
     assert "speed-up ↑" in shown and "no deviation seen" in shown and "image/png" in shown
