@@ -176,6 +176,7 @@ def figure(
     from specbench.reporting import figures, picture_figures
     from specbench.reporting.html import page_charts
     from specbench.reporting.report_rows import report_rows
+    from specbench.reporting.row import unique_names
     from specbench.store.run_folders import find_runs
 
     fmt = fmt or (to and to.suffix[1:]) or "pdf"
@@ -184,7 +185,7 @@ def figure(
     opt.warn_of_ending(to, fmt, {*_FIGURE_FORMATS} - {fmt})
     tables = [measured_table(load_table(run), model, prompts, out) for run in runs or () if is_table(run)]
     rows = [] if tables else report_rows(find_runs(out, runs or ()))
-    folders = {row.label: row.folder for row in rows}
+    folders = {name: row.folder for name, row in unique_names(rows).items()}
     folders |= {line.label: folder for table in tables for line in table.lines for folder in line.folders}
     kind = name.partition(":")[0]
     if kind in picture_figures.PICTURE_FIGURES:

@@ -262,14 +262,14 @@ def runs_as_one(members: Sequence[tuple[Run, Sequence[Run]]]) -> tuple[Run, Repo
     run, beside = members[0]
     if len(members) == 1:
         row = report_row(run, beside)
-        real = real_differences(row.run_id, row.folder, row.over_ar)
+        real = real_differences(row.folder, row.over_ar)
         return run, replace(row, real=real), nearest[0] and nearest[0][1]
     run = _Seeds(run.folder, [run for run, _ in members])
     unlike = [nearby for nearby in nearest if nearby is None or nearby[0]]
     ar = (unlike[0] and unlike[0][1]) if unlike else _Seeds(nearest[0][1].folder, [nearby[1] for nearby in nearest])
     row = report_row(run, [ar] if ar else [])
     real = [
-        real_differences(run.info.run_id, run.folder, replace(row.over_ar, baseline=nearby[1].info.run_id))
+        real_differences(run.folder, replace(row.over_ar, ar_folder=nearby[1].folder))
         for run, nearby in zip(run.runs, () if unlike else nearest, strict=not unlike)
     ]
     failed = [audit for run in run.runs if (audit := read_audit(run.folder)) and audit["failed"]]

@@ -228,11 +228,10 @@ def _free_window(row: ReportRow) -> str | None:
 
 def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str]:
     """Score differences from AR of the chosen runs: those that are real, and those that cannot be told."""
-    folders = {row.run_id: row.folder for row in rows}
     compared: list[tuple[str, Compared]] = []
-    for row in (row for row in chosen if row.over_ar.baseline is not None):
-        baseline = folders.get(row.over_ar.baseline, row.folder.parent / row.over_ar.baseline)
-        compared += [(_name(row), score) for score in corrected(scores_beside(baseline, row.folder)) if score.estimate]
+    for row in (row for row in chosen if row.over_ar.ar_folder is not None):
+        beside = scores_beside(row.over_ar.ar_folder, row.folder)
+        compared += [(_name(row), score) for score in corrected(beside) if score.estimate]
     names = {score.name for _, score in compared}
     scores = [score for row in rows if row.decoder == "ar" for score in row.scores] if compared else []
     needed = [score.prompts_needed for score in scores if score.metric in names]

@@ -24,7 +24,7 @@ from specbench.reporting.columns import MARK, MISSING, TOO_FEW, between, number
 from specbench.reporting.comparability import Run, is_ar, mismatched_fields
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import eager_ar, stalled_images
-from specbench.reporting.row import Against, Compared, OverAR, ReportRow, Stalled
+from specbench.reporting.row import Against, Compared, OverAR, ReportRow, Stalled, unique_names
 from specbench.stats.intervals import CHANGE, FEW_UNITS
 from specbench.system.foreign_code import code_of, edited_text
 from specbench.system.plugins import is_reference
@@ -75,13 +75,13 @@ def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None
 
 
 def compare_rows(rows: Sequence[ReportRow], baseline: str) -> list[ReportRow]:
-    """The report rows with their numbers `against` a baseline of the same model and setting: the name of a decoder, the
-    label of a row, or the start of a run id."""
-    bases: dict[str, ReportRow] = {}
-    for row in rows:
-        named = baseline.lower() in (row.decoder.lower(), row.label.lower())
-        if named or row.run_id.startswith(baseline):
-            bases.setdefault(_same_setting(row), row)
+    """The report rows with their numbers `against` a baseline of the same model and setting: a row's name, the name of
+    its decoder, or the start of a run id."""
+    alike: dict[str, dict[str, ReportRow]] = {}
+    for name, row in unique_names(rows).items():
+        alike.setdefault(_same_setting(row), {})[name] = row
+    names = {row.run_id: name for named in alike.values() for name, row in named.items()}
+    bases = {setting: base for setting, named in alike.items() if (base := _base(named, baseline))}
     compared = [row for row in rows if bases.get(_same_setting(row), row) is not row]
     if not compared:
         raise SpecbenchError(f"--baseline {baseline}: no run has that name beside others of its setting")
@@ -89,9 +89,20 @@ def compare_rows(rows: Sequence[ReportRow], baseline: str) -> list[ReportRow]:
     return [
         row
         if bases.get(_same_setting(row), row) is row
-        else replace(row, against=Against(bases[_same_setting(row)].label, next(numbers)))
+        else replace(row, against=Against(names[bases[_same_setting(row)].run_id], next(numbers)))
         for row in rows
     ]
+
+
+def _base(named: Mapping[str, ReportRow], baseline: str) -> ReportRow | None:
+    """The row that `baseline` means: by its name among the rows, else its label, decoder, or start of its run id."""
+    names = [(row, name, row.label, row.decoder) for name, row in named.items()]
+    ways = [[row for row, *words in names if words[at].lower() == baseline.lower()] for at in range(3)]
+    meant = next(filter(None, [*ways, [row for row, *_ in names if row.run_id.startswith(baseline)]]), [])
+    if len(meant) > 1:
+        several = " or ".join(name for name, row in named.items() if row in meant)
+        raise SpecbenchError(f"--baseline {baseline}: is it {several}?", "give that name, or the start of a run's id")
+    return meant[0] if meant else None
 
 
 def _same_setting(row: ReportRow) -> str:
@@ -125,15 +136,13 @@ def _question(row: Compared) -> str:
     return row.name if row.name in _NAMES else "distances" if lower_is_better(row.name) else "scores"
 
 
-def real_differences(run_id: str, folder: Path, over_ar: OverAR) -> set[str]:
+def real_differences(folder: Path, over_ar: OverAR) -> set[str]:
     """Names of the numbers of a run, "speedup" and metrics, that differ from AR's; without distances to reference
     images."""
-    if over_ar.baseline in (None, run_id):
+    if over_ar.ar_folder in (None, folder):
         return set()
     speed = Compared("speedup", p=over_ar.speedup_p)
-    return {
-        row.name for row in corrected([speed, *scores_beside(folder.parent / over_ar.baseline, folder)]) if row.real
-    }
+    return {row.name for row in corrected([speed, *scores_beside(over_ar.ar_folder, folder)]) if row.real}
 
 
 def scores_beside(a: Path, b: Path) -> list[Compared]:

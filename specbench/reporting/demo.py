@@ -8,7 +8,7 @@ from pathlib import Path
 from specbench.metrics import scoring
 from specbench.reporting.picture_figures import write_pictures
 from specbench.reporting.report_rows import report_rows
-from specbench.reporting.row import record
+from specbench.reporting.row import record, unique_names
 from specbench.reporting.text_formats import render
 from specbench.runs.compiler import missing
 from specbench.runs.plan import Plan, make_plan
@@ -63,7 +63,7 @@ def demo(
         raise problem
     scoring.score(summary.folders, reporter=score_reporter).check()
     rows = report_rows(summary.folders)
-    write_pictures({row.label: row.folder for row in rows}, out / PICTURE)
+    write_pictures({name: row.folder for name, row in unique_names(rows).items()}, out / PICTURE)
     (out / TABLES).write_text(render(rows, everything=True, explain=True))
     return [record(row) for row in rows]
 

@@ -30,7 +30,7 @@ from specbench.reporting.compare import corrected, scores_beside
 from specbench.reporting.marks import Mark, Marks, marks_of
 from specbench.reporting.plot_data import lower_is_better, pareto, speed_by_prompt, step_data, sweeps
 from specbench.reporting.report_rows import report_rows
-from specbench.reporting.row import ReportRow, ShownScore
+from specbench.reporting.row import ReportRow, ShownScore, unique_names
 from specbench.reporting.sections import (
     BOLD_RULE,
     ReportTable,
@@ -269,13 +269,9 @@ def _percent(value: float | None, span: tuple[float, float]) -> float | None:
 
 
 def _names(runs: Sequence[ReportRow]) -> dict[str, ReportRow]:
-    """Name the runs uniquely: the label, with window and run id where needed."""
+    """The runs by `unique_names` that are short enough for a page."""
     names: dict[str, ReportRow] = {}
-    labels = [row.label for row in runs]
-    for row in runs:
-        name = row.label
-        if labels.count(name) > 1:
-            name = f"{name} W={row.options.get('window', 1)}"
+    for name, row in unique_names(runs).items():
         digest = row.run_id.rpartition("-")[2]
         short = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
         names[short if short not in names else f"{short[: _LONGEST_NAME - 9]}… {digest[:8]}"] = row
@@ -296,10 +292,7 @@ def _speed_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.C
     timed = {name: row for name, row in names.items() if row.over_ar.speedup is not None and row.decoder != "ar"}
     if not timed:
         return []
-    ratios = {
-        name: speed_by_prompt(row.folder, row.folder.parent / row.over_ar.baseline, MOST_POINTS)
-        for name, row in timed.items()
-    }
+    ratios = {name: speed_by_prompt(row.folder, row.over_ar.ar_folder, MOST_POINTS) for name, row in timed.items()}
     total = {name: row.over_ar.speedup for name, row in timed.items()}
     drawn = [charts.parts_chart(timed), charts.prompts_chart(ratios, total, marks)]
     by_decoder = {row.decoder: marks[name] for name, row in names.items()}

@@ -16,7 +16,7 @@ from specbench.reporting.figures import chart_figure, figure_names, saved
 from specbench.reporting.html import page_charts, page_table, template
 from specbench.reporting.picture_figures import find_grid, grid_figure
 from specbench.reporting.report_rows import report_rows
-from specbench.reporting.row import ReportRow
+from specbench.reporting.row import ReportRow, unique_names
 from specbench.reporting.sections import sections
 from specbench.reporting.text_formats import report_arrow
 from specbench.store.schema import with_units
@@ -80,7 +80,7 @@ class Report(pd.DataFrame):
             SpecbenchError: no such prompt, or an image that is missing or damaged.
         """
         words = [prompts] if isinstance(prompts, str) else prompts
-        folders = {row.label: row.folder for row in self._rows}
+        folders = {name: row.folder for name, row in unique_names(self._rows).items()}
         return grid_figure(find_grid(folders, ":".join(["pictures", ",".join(words)]).rstrip(":")), width)
 
 

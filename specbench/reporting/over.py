@@ -20,7 +20,7 @@ from specbench.reporting.comparability import Run, code_text, copies, is_ar, nea
 from specbench.reporting.compare import quality_rows
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import report_rows
-from specbench.reporting.row import ReportRow
+from specbench.reporting.row import ReportRow, unique_names
 from specbench.specs.options import plain
 from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.run_folders import runs_in, setting_texts
@@ -224,11 +224,11 @@ def ruler_rows(folders: Sequence[Path]) -> list[Damage]:
         for row in rulers:
             for metric, loss in _losses(base, row).items():
                 points.setdefault(metric, []).append((float(row.options["share"]), *loss))
-        for row in alike:
+        for name, row in unique_names(alike).items():
             if row.decoder not in ("ar", "replace"):
                 for metric, loss in _losses(base, row).items():
                     measured = damage(loss, points.get(metric, []))
-                    damages.append(replace(measured, model=row.model, label=row.label, metric=metric))
+                    damages.append(replace(measured, model=row.model, label=name, metric=metric))
     if not damages:
         what = "--ruler: no setting with AR, replace and another decoder that share a score with an interval"
         shares = "replace:share=0.01,replace:share=0.02,replace:share=0.05,replace:share=0.1,replace:share=0.2"

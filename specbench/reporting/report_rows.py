@@ -28,7 +28,7 @@ from specbench.specs.presets import PRESETS
 from specbench.specs.run_spec import RunSpec
 from specbench.stats import Difference, Estimate
 from specbench.stats.intervals import FEW_UNITS
-from specbench.stats.numbers import IMAGES, SECOND_STAGE, TOKENS, TRACES
+from specbench.stats.numbers import ACCEPTANCE_BIAS, IMAGES, SECOND_STAGE, TOKENS, TRACES
 from specbench.store.run_info import RunInfo, identity_json
 from specbench.store.run_store import RunStore, images_fingerprint, read_audit
 from specbench.store.schema import REPORT
@@ -143,7 +143,7 @@ def _numbers(run: Run) -> dict[str, object]:
     """`stats.RUN_NUMBERS` as fields of a `ReportRow`; means of enough prompts have intervals."""
     rows, numbers, enough = run.rows, {}, run.rows["prompt_id"].nunique() >= FEW_UNITS
     there = {IMAGES: True, TOKENS: stats.tokens_measured(rows), TRACES: len(run.traced) > 0}
-    there[SECOND_STAGE] = "stage2_nfe" in rows
+    there |= {SECOND_STAGE: "stage2_nfe" in rows, ACCEPTANCE_BIAS: not run.info.spec.decoder.biased_elsewhere}
     for name, number in stats.RUN_NUMBERS.items():
         value = number.compute(run.traced if number.of == TRACES else rows) if there[number.of] else None
         if number.of == SECOND_STAGE and value is None:  # only the rows of models that have one have these keys
@@ -244,7 +244,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
     partial = f"over the {shared} in common with AR" if result.pairs < len(run.rows) else None
     return OverAR(
         _shown(result), result.p, result.steps, result.window_cost, result.overhead, result.end_to_end, result.pairs,
-        ar.info.run_id, eager_ar(ar), partial,
+        ar.info.run_id, ar.folder, eager_ar(ar), partial,
     )  # fmt: skip
 
 

@@ -94,6 +94,7 @@ class OverAR:
     speedup_e2e: float | None = None
     pairs: int | None = None  # images that both decoded
     baseline: str | None = None  # run id of AR
+    ar_folder: Path | None = None  # its folder, which may have any name; no key of reports
     eager_ar: str | None = None  # what must be said of an AR that was not compiled
     speedup_note: str | None = None
 
@@ -214,6 +215,19 @@ class ReportRow:
         return next(scores, None)
 
 
+def unique_names(rows: Sequence[ReportRow]) -> dict[str, ReportRow]:
+    """Rows by a name that no other has: the label, with model, window and run id where labels are alike."""
+    names: dict[str, ReportRow] = {}
+    for row in rows:
+        name, alike = row.label, [other for other in rows if other.label == row.label]
+        if len({other.model for other in alike}) > 1:
+            name = f"{row.model} {name}"
+        if len({other.options.get("window") for other in alike}) > 1:
+            name = f"{name} W={row.options.get('window', 1)}"
+        names[f"{name} {row.run_id.rpartition('-')[2][:8]}" if name in names else name] = row
+    return names
+
+
 _ENDS = {"": "value", "_low": "low", "_high": "high"}
 _RARE = {field.name for field in fields(ReportRow) if field.default is None}
 
@@ -222,7 +236,8 @@ def record(row: ReportRow) -> dict[str, object]:
     """The row as plain values by the keys of `specbench.store.schema.REPORT`, for writers of data."""
     means = {name: row.number(name) for name in MEANS}
     bounds = {name: [mean.low, mean.high] for name, mean in means.items() if mean and mean.low is not None}
-    several = {"over_ar": vars(row.over_ar), "numbers": row.numbers}
+    over = {name: value for name, value in vars(row.over_ar).items() if name != "ar_folder"}
+    several = {"over_ar": over, "numbers": row.numbers}
     several["beside_ar"] = {"intervals": bounds, "beside_ar": row.beside_ar}
     values = {key: item for name, value in vars(row).items() for key, item in several.get(name, {name: value}).items()}
     return {key: value for key, value in _by_key(values).items() if value is not None or key not in _RARE}

@@ -54,7 +54,7 @@ class ReportTable:
 
     def texts(self, runs: Sequence[ReportRow], best: bool = False) -> TextTable:
         """The table of these runs. `best`: bold as of `BOLD_RULE`."""
-        real = [real_differences(row.run_id, row.folder, row.over_ar) if best else () for row in runs]
+        real = [real_differences(row.folder, row.over_ar) if best else () for row in runs]
         columns = []
         for column in self.columns:
             top = column.best(runs)

@@ -124,7 +124,7 @@ def report_html(rows: Sequence[ReportRow], options: ReportOptions) -> bytes:
 
 def _records(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
     """The rows as plain values, with the verdicts that tables and sentences show, under `real`."""
-    real = (sorted(real_differences(row.run_id, row.folder, row.over_ar)) for row in rows)
+    real = (sorted(real_differences(row.folder, row.over_ar)) for row in rows)
     return [record(replace(row, real=names)) for row, names in zip(rows, real, strict=True)]
 
 

@@ -66,6 +66,16 @@ class DecoderSpec:
         return DRAFTERS[self.drafter].head_kind or self.drafter
 
     @property
+    def biased_elsewhere(self) -> bool:
+        """Whether more than its acceptance probability makes it lossy, or a plug-in's component may."""
+        if self.lossless:
+            return False
+        if unknown := [kind for kind in CHOICES if getattr(self, kind) not in CHOICES[kind]]:
+            return unknown != ["verifier"]
+        others = (CHOICES[kind][getattr(self, kind)] for kind in _kinds(vars(self)) if kind != "verifier")
+        return _keeps_seen_drafts(vars(self)) or not all(part.lossless for part in others)
+
+    @property
     def components(self) -> list[Component]:
         """Its components that are in effect."""
         return _components(vars(self))
@@ -106,9 +116,7 @@ def resolve(name: str, overrides: Mapping[str, object] | None = None) -> Decoder
     values = {option: options[option].parse(overrides.get(option, options[option].default)) for option in options}
     _check_look_ahead(name, choices, values)
     stored = {key: value for key, value in values.items() if not options[key].later or value != options[key].default}
-    # A verifier that looks ahead is biased where the drafts that it looks at outlive the step.
-    biased = _looks_ahead(choices) and not CHOICES["refine"][choices["refine"]].redraws
-    lossless = all(part.lossless for part in _components(choices)) and not biased
+    lossless = all(part.lossless for part in _components(choices)) and not _keeps_seen_drafts(choices)
     return DecoderSpec(name, **choices, options=tuple(sorted(stored.items())), lossless=lossless)
 
 
@@ -287,6 +295,11 @@ def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str
             f"use --refine {' or '.join(refine for refine, part in CHOICES['refine'].items() if part.redraws)}, or "
             "--any-tail for biased images (lossy)",
         )
+
+
+def _keeps_seen_drafts(choices: Mapping[str, str]) -> bool:
+    """Whether drafts that a verifier looks at before it decides outlive the step, which biases it."""
+    return _looks_ahead(choices) and not CHOICES["refine"][choices["refine"]].redraws
 
 
 def _looks_ahead(choices: Mapping[str, str]) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 IMAGES, TOKENS, TRACES, SECOND_STAGE = "images", "tokens", "traces", "second stage"
+ACCEPTANCE_BIAS = "bias of the acceptance alone"
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,9 @@ class Number:
     ratio: tuple[str, str] | None = None
     totals: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]] | None = None
     bounded: bool = False  # whether `compute` returns an Estimate
-    of: str = IMAGES  # which rows it needs: any, with measured tokens, of traces, or with a second stage
+    # of which rows it is: all, those with measured tokens, traces, those with a second stage, or those of a decoder
+    # that is lossy by its acceptance alone
+    of: str = IMAGES
 
     @property
     def name(self) -> str:

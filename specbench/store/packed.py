@@ -100,6 +100,8 @@ def unpacked(path: Path) -> Path:
             extract(path, Path(aside, "runs"))
             Path(aside, "runs").replace(folder)
     except OSError as error:
+        if folder.is_dir():  # by another process, meanwhile
+            return folder
         what = f"{path} cannot be unpacked into {folder.parent}: {error.strerror or error}"
         raise SpecbenchError(what, "name another folder: SPECBENCH_CACHE=DIR") from error
     return folder

@@ -201,6 +201,14 @@ def test_neighbourhood_of_the_worked_example(rule, limit, members, accepted):
     assert math.isclose(lantern.acceptance(P, Q, x), accepted, rel_tol=1e-6)
 
 
+def test_the_default_k_has_its_additional_neighbour(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+    k = dict(resolve("lantern").options)["k"]
+    lantern = lantern_rule(paper, Lantern, torch.arange(k + 3.0)[:, None], k, limit=0.1)
+    around = lantern.neighbourhood(torch.full((1, k + 3), 1 / (k + 3)), torch.tensor([[0]]))
+    assert (around.ids.shape[-1], around.wide.shape[-1]) == (k, k + 1)
+
+
 def slow_neighbourhood(p, x, codebook, k, limit) -> list[int]:
     others = sorted((v for v in range(len(p)) if v != x), key=lambda v: abs(codebook[v] - codebook[x]))[:k]
     members, mass = [], 0.0

@@ -25,6 +25,7 @@ from specbench.reporting.compare import (
     FEW_NOTE,
     OTHER_CAPTIONS,
     Gate,
+    compare_rows,
     compare_runs,
     comparison_lines,
     corrected,
@@ -33,11 +34,12 @@ from specbench.reporting.compare import (
 )
 from specbench.reporting.image_tiles import ACCEPTED, DRAWN, commit_steps, grid_of, origins
 from specbench.reporting.over import over_seeds
-from specbench.reporting.row import Compared
+from specbench.reporting.row import Compared, unique_names
 from specbench.reporting.sections import BOLD_RULE, sections
 from specbench.store.run_folders import find_runs
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, sample_row
+from specbench.system.table_formats import formats_with
 
 
 class Brightness(PerImageMetric):
@@ -127,10 +129,35 @@ def test_seeds_are_pooled_over_scores_of_the_same_fingerprint(runs, monkeypatch)
     assert sum(name.startswith("brightness (") for name in over_seeds([*runs, second])[1].numbers) == 2
 
 
+def test_runs_that_differ_in_the_window_alone_keep_names_of_their_own(runs, cli, tmp_path):
+    wide = replace(SJD, decoder=replace(SJD.decoder, options=tuple(dict(SJD.decoder.options, window=64).items())))
+    other = pictured(runs[0].parent, wide, synthetic.sjd(8), range(8))
+    narrow, broad = (dict(spec.decoder.options)["window"] for spec in (SJD, wide))
+    names = [*unique_names(rows := report_rows([*runs, other]))]
+    assert names == ["ar", *(f"sjd W={window}" for window in sorted((narrow, broad)))]
+    assert {row.folder for row in unique_names(rows).values()} == {*runs, other}
+    drawn = cli("figure", "pictures", "--to", str(tmp_path / "p.svg"), "--out", str(runs[0].parent))
+    assert drawn.code == 0 and all(name in (tmp_path / "p.csv").read_text() for name in names)
+    with pytest.raises(SpecbenchError, match=f"is it {names[1]} or {names[2]}"):
+        compare_rows(rows, "sjd")
+    against = [row.against for row in compare_rows(rows, names[2])]
+    assert [item and item.baseline for item in against] == [names[2], names[2], None]
+    assert [row.against for row in compare_rows(rows, other.name)] == against
+
+
+@pytest.mark.parametrize("fmt", formats_with("report"))
+def test_a_renamed_ar_folder_is_found_by_every_format(runs, fmt):
+    expected = render(report_rows(runs), fmt)
+    renamed = runs[0].rename(runs[0].with_name("baseline"))
+    row = report_rows([runs[1]])[0]
+    assert row.over_ar.ar_folder == renamed and real_differences(row.folder, row.over_ar) == {"brightness"}
+    assert len(render(report_rows([renamed, runs[1]]), fmt)) > 0.9 * len(expected)
+
+
 def test_bold_follows_the_verdict_of_compare_in_latex_and_on_the_page(runs, tmp_path):
     rows = report_rows(runs)
     real = {row.name for row in compare_runs(*runs) if row.real}
-    other, unmarked = (real_differences(row.run_id, row.folder, row.over_ar) for row in rows[::-1])
+    other, unmarked = (real_differences(row.folder, row.over_ar) for row in rows[::-1])
     assert real == {"brightness"} == other and not unmarked
     assert rows[1].over_ar.speedup.value > 1 and rows[1].over_ar.speedup_p > 0.05, (
         "a best speed-up that shows nothing is not bold"

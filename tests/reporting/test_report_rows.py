@@ -43,6 +43,22 @@ def results(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(
+    ("decoder", "options", "bounded"),
+    [
+        ("sjd", {}, True),
+        ("gsd", {"G": 50}, True),
+        ("sjd++", {}, False),
+        ("vvs", {}, False),
+        ("sjd-block", {"refine": "reuse", "any-tail": True}, False),
+    ],
+)
+def test_theorem_2_bounds_only_what_its_acceptance_alone_makes_lossy(tmp_path, decoder, options, bounded):
+    images = [replace(image, facts={"theorem2_bound": 0.25}) for image in sjd(2)]
+    folder(tmp_path, replace(SJD, decoder=resolve(decoder, options)), images)
+    assert rows_of(tmp_path)[0]["theorem2_bound"] == (0.25 if bounded else None)
+
+
 @pytest.mark.parametrize("fmt", ["markdown", "csv", "json"])
 def test_tables_are_the_golden_ones(results, fmt):
     """To accept a change: run with UPDATE_GOLDEN=1 in the environment, and read the difference."""

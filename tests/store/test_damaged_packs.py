@@ -95,3 +95,18 @@ def test_a_pack_without_a_run_and_a_cache_that_cannot_be_written_are_named(tmp_p
     (tmp_path / "file").touch()
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path / "file"))
     assert "SPECBENCH_CACHE=DIR" in cli("report", written(tmp_path / "x.zip", members)).err
+
+
+def test_a_pack_that_another_process_unpacks_meanwhile_is_read(members, tmp_path, monkeypatch):
+    from specbench.store import packed
+
+    path, extract = written(tmp_path / "one.zip", members), packed.extract
+
+    def beaten(path, folder):
+        extract(path, folder)
+        monkeypatch.setattr(packed, "extract", extract)
+        packed.unpacked(path)
+
+    monkeypatch.setattr(packed, "extract", beaten)
+    folder = packed.unpacked(path)
+    assert folder == packed.unpacked(path) and [*folder.rglob("run.json")] and not [*folder.parent.glob("tmp*")]

@@ -23,7 +23,7 @@ from specbench.errors import SpecbenchError
 from specbench.system.digests import cache_folder
 
 _TIE = 1 + 1e-6
-MOST_NEIGHBOURS = 1000  # Neighbours per token in the cached table
+MOST_NEIGHBOURS = 1001  # Neighbours per token in the cached table: LANTERN's k, and the one more of its release
 _ROWS = 1024  # Rows of the distance matrix computed at a time: a full one takes 15 GiB at V = 64,000
 
 
@@ -125,7 +125,7 @@ def neighbour_table(codebook: Tensor, raw: bool = False, folder: Path | None = N
     codebook = codebook.detach().float().cpu().contiguous()
     digest = hashlib.sha256(codebook.numpy().tobytes() + str(tuple(codebook.shape)).encode()).hexdigest()[:16]
     folder = folder or cache_folder() / "neighbours"
-    path = folder / f"{digest}-{'raw' if raw else 'normalised'}.npy"
+    path = folder / f"{digest}-{'raw' if raw else 'normalised'}-{MOST_NEIGHBOURS}.npy"
     if path.is_file():
         try:
             return torch.from_numpy(np.load(path))
