@@ -219,7 +219,11 @@ def _free_window(row: ReportRow) -> str | None:
     cost, steps, overhead = row.over_ar.window_cost, row.over_ar.step_ratio, row.over_ar.overhead
     if not cost or cost <= _COSTLY_WINDOW or not steps or not overhead:
         return None
-    fed = columns_fed(row.options) if window_of(row.options) else "several"
+    length = round(
+        row.number("nfe").value * row.number("tokens_per_step").value
+    )  # the widest window that an image fills
+    window = window_of(row.options)
+    fed = columns_fed({**row.options, "window": min(window, length)}) if window else "several"
     return (
         f"A target forward of {fed} tokens takes {number(cost)} times as long as one of a single token here. At equal "
         f"cost {row.label} would be {number(steps / overhead)} times as fast as AR."

@@ -259,7 +259,9 @@ def _over_fastest(run: Run, ar_runs: Sequence[Run], over: _Over) -> dict[str, ob
     for result, ar in [pair for pair in pairs if pair[1].info.spec.dtype == run.info.spec.dtype][:1]:
         how = configuration(ar.info)
         quoted = Quoted(_shown(result), result.p, result.pairs, ar.info.run_id, how, eager_ar(ar))
-    return {"speedup_fastest": _shown(fastest[0]), "fastest_ar": configuration(fastest[1].info), "quoted": quoted}
+    how, fewer = configuration(fastest[1].info), fastest[0].pairs < max(result.pairs for result, _ in pairs)
+    how += f", {fastest[0].pairs} image{'s' * (fastest[0].pairs > 1)} of {len(run.rows)}" * fewer
+    return {"speedup_fastest": _shown(fastest[0]), "fastest_ar": how, "quoted": quoted}
 
 
 def _shown(result: stats.SpeedUp) -> Estimate:

@@ -20,7 +20,7 @@ def row(label, speedup=None, low=None, high=None, lossless=True, quoted=None, wi
     quoted = quoted or (total and Quoted(total, p, 9, "m-ar", "float32, 1 thread", None))
     usual = {"run_id": f"m-{label}", "folder": Path(f"nowhere/m-{label}"), "options": {"window": 16}, "n": 9}
     usual |= {"latency_ms": Estimate(400.0, None, None), "latency_p50_ms": Estimate(300.0, None, None)}
-    usual |= {"model": "m"}
+    usual |= {"model": "m", "nfe": Estimate(128.0), "tokens_per_step": Estimate(2.0)}
     return bare_row(**usual | {"decoder": label, "label": label, "lossless": lossless, "over_ar": over,
                                "quoted": quoted} | more)  # fmt: skip
 
@@ -150,6 +150,8 @@ def test_a_failed_audit_takes_the_title():
 def test_a_window_that_is_not_free_says_what_a_free_one_would_bring():
     assert any("sjd would be 1.60 times" in text for text in answer([AR, row("sjd", 1.1, 1.0, 1.2, window_cost=1.5)]))
     assert len(answer([AR, row("sjd", 1.1, 1.05, 1.2)])) == 1
+    wide = row("sjd", 1.1, 1.0, 1.2, window_cost=1.5, options={"window": 4000})
+    assert any("A target forward of 256 tokens" in text for text in answer([AR, wide])), "an image has no more"
 
 
 def test_the_machine_is_remarked_upon():

@@ -162,6 +162,8 @@ def test_the_fastest_ar_configuration_is_found(tmp_path):
     quoted = rows_of(tmp_path, "sjd")[0]["quoted"]
     assert quoted["ar_run"] == compiled.run_id and quoted["speedup"] == pytest.approx(3 * 12 / 122)
     assert quoted["ar"] == "float32, 2 threads, compiled" and quoted["eager_ar"] is None
+    folder(tmp_path, changed(AR, dtype="bfloat16", threads=4), [generation(4, 5.0, 1.0)])
+    assert rows_of(tmp_path, "sjd")[0]["fastest_ar"] == "bfloat16, 4 threads, 1 image of 3"
 
 
 @pytest.mark.parametrize(("ratio", "text"), [(5.31, "takes 5.3 times"), (1.9, None), (None, "not compiled here: ")])
