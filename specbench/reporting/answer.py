@@ -221,7 +221,7 @@ def _free_window(row: ReportRow) -> str | None:
         return None
     length = round(
         row.number("nfe").value * row.number("tokens_per_step").value
-    )  # the widest window that an image fills
+    )  # no window is wider
     window = window_of(row.options)
     fed = columns_fed({**row.options, "window": min(window, length)}) if window else "several"
     return (
