@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -101,10 +102,13 @@ def report(
     for text in incomplete_shards(shards_in(out)):
         console.warn(f"{text}: the tables lack their images")
     fmt = opt.chosen_format("tables" if of_tables else "report", fmt, to, json)
-    if long and (not FORMATS[fmt].long or of_tables):
+    if long and not FORMATS[fmt].long:
         raise SpecbenchError(
-            f"--long takes runs and the formats {enumerated(formats_with('long'))}", "for example: --long --to t.csv"
+            f"--long takes the formats {enumerated(formats_with('long'))}", "for example: --long --to t.csv"
         )
+    of_runs = {"--over": over, "--ruler": ruler, "--all": everything, "--explain": explain, "--long": long}
+    if of_tables and any(of_runs.values()):
+        raise SpecbenchError(f"{next(filter(of_runs.get, of_runs))} takes runs, and {runs[0]} is a table")
     layout = {"columns": split_list(columns or ""), "notes": notes, "caption": caption}
     if of_tables:
         from specbench.cli.bench import report_tables
@@ -153,9 +157,10 @@ def _print_report(
             return
     rows = compare_rows(rows, baseline) if baseline else rows
     printed = printed_beside(rows) if fmt == "markdown" and not layout["columns"] else []
-    if fmt == "markdown" and to is None and not layout["columns"] and console.is_terminal():
+    if fmt == "markdown" and to is None and console.is_terminal():
         screen = console.stdout()
-        return screen.print(report_view(rows, screen.width, layout["explain"], layout["everything"], printed))
+        shown = [layout[name] for name in ("explain", "everything")]
+        return screen.print(report_view(rows, screen.width, *shown, printed, layout["columns"]))
     text = render(rows, fmt, **layout)
     write_or_print("\n".join([text, *(f"- {line}\n" for line in printed)]) if printed else text, to)
 
@@ -233,6 +238,10 @@ def _report_over(over: str | None, runs: Sequence[str], out: str, fmt: str, to: 
     else:
         rows = ruler_rows(folders)
         table, records = ruler_table(rows), list(map(vars, rows))
+    if fmt == "markdown" and to is None and console.is_terminal():
+        screen = console.stdout()
+        below = replace(table, title="", notes=[table.title, *table.notes])
+        return screen.print(terminal_table(below, screen.width))
     write_or_print(writer("over", fmt)(table, records, to and to.stem), to)
 
 

@@ -219,9 +219,7 @@ def _free_window(row: ReportRow) -> str | None:
     cost, steps, overhead = row.over_ar.window_cost, row.over_ar.step_ratio, row.over_ar.overhead
     if not cost or cost <= _COSTLY_WINDOW or not steps or not overhead:
         return None
-    length = round(
-        row.number("nfe").value * row.number("tokens_per_step").value
-    )  # no window is wider
+    length = round(row.number("nfe").value * row.number("tokens_per_step").value)  # no window is wider
     window = window_of(row.options)
     fed = columns_fed({**row.options, "window": min(window, length)}) if window else "several"
     return (

@@ -135,8 +135,10 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
     for section, columns in zip(grouped, short, strict=True):
         # A chosen baseline: every choice keeps it.
         over = (heading for heading in columns if heading.startswith("over "))
-        kept = [columns[name] for name in (DECODER.heading.lower(), *headings, *over) if name in columns]
-        shown.append(replace(section, first=ReportTable(kept), tables=()))
+        names = (name for name in (DECODER.heading.lower(), *headings, *over) if name in columns)
+        kept = list(dict.fromkeys(columns[name] for name in names))
+        notes = _notes(section.runs, _remarks(section.runs, [column.heading for column in kept]))
+        shown.append(replace(section, first=ReportTable(kept), tables=(), notes=notes))
     return shown
 
 
@@ -216,14 +218,12 @@ def _section(runs: list[ReportRow]) -> Section:
     traced = TRACED if any(row.number("draft_tv") for row in runs) else ()
     audited = AUDIT if any(row.audit for row in runs) else ()
     quality = (*QUALITY, *audited, *traced, *score_columns(runs))
-    noted = dict.fromkeys((score.note, score.metric) for row in runs for score in row.scores if score.note)
-    metrics = {note: ", ".join(name for other, name in noted if other == note) for note, _ in noted}
-    remarks = [f"{names}: {note}." for note, names in metrics.items()]
+    remarks = _remarks(runs)
     parts = part_columns(runs).items()
     drafting = any("head" in row.options or row.value("theorem2_bound") for row in runs)
     tables = [
         ReportTable(speed, topic="Speed, every column"),
-        ReportTable(quality, remark=" ".join(remarks), topic="Quality, every column"),
+        ReportTable(quality, remark=remarks, topic="Quality, every column"),
         *([ReportTable(DRAFTS, topic="Drafting")] if drafting else ()),
         ReportTable(TAILS, topic="Tails: median, 95th percentile, slowest category"),
         *([ReportTable(STAGES, topic="Second stage")] if any(row.number("stage2_nfe") for row in runs) else ()),
@@ -232,9 +232,19 @@ def _section(runs: list[ReportRow]) -> Section:
     first = ReportTable(first_columns(runs))
     if any(row.against for row in runs):
         first, *tables = (replace(table, columns=_against(table.columns, runs)) for table in (first, *tables))
-    notes = _notes(runs, " ".join(remarks))
+    notes = _notes(runs, remarks)
     machines = dict.fromkeys(line.partition(", python ")[0] for row in runs for line in row.environment)
     return Section(_heading(runs), runs, first, tables, answer(runs), notes, " and ".join(machines))
+
+
+def _remarks(runs: Sequence[ReportRow], headings: Sequence[str] | None = None) -> str:
+    """The notes of all scores, or of those that these columns show, a sentence each."""
+    noted = dict.fromkeys((score.note, score.metric) for row in runs for score in row.scores if score.note)
+    shown = [
+        (note, name) for note, name in noted if headings is None or any(text.startswith(name) for text in headings)
+    ]
+    metrics = {note: ", ".join(name for other, name in shown if other == note) for note, _ in shown}
+    return " ".join(f"{names}: {note}." for note, names in metrics.items())
 
 
 def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list[ReportColumn]:

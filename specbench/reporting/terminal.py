@@ -39,7 +39,7 @@ from specbench.reporting.columns import (
 from specbench.reporting.image_tiles import tiles
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.row import ReportRow, record
-from specbench.reporting.sections import ReportTable, circumstances, definitions, sections
+from specbench.reporting.sections import ReportTable, circumstances, definitions, sections, with_columns
 from specbench.specs.presets import PRESETS
 from specbench.store.run_info import decoder_json, describe_point
 from specbench.store.run_store import RunStore
@@ -57,18 +57,24 @@ _CHOICES = ("drafter", "init", "verifier", "residual", "refine")
 
 
 def report_view(
-    rows: Sequence[ReportRow], width: int, explain: bool = False, everything: bool = False, printed: Sequence[str] = ()
+    rows: Sequence[ReportRow],
+    width: int,
+    explain: bool = False,
+    everything: bool = False,
+    printed: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> Group:
     """Lay out the rows of `report_rows` in `width` characters, with definitions (`explain`), with the tables behind the
-    first one and all notes (`everything`), and with lines of what papers print for the same cells (`printed`)."""
+    first one and all notes (`everything`), and with lines of what papers print for the same cells (`printed`); or with
+    chosen `columns` alone."""
     parts: list[RenderableType] = []
-    grouped = sections(rows)
+    grouped = with_columns(sections(rows), columns) if columns else sections(rows)
     for section in grouped:
         heading = "; ".join(filter(None, (section.heading, section.machines)))
         parts += [*([Text()] if parts else []), Text(one_line(heading), style="bold")]
         parts += [*(Text(one_line(sentence)) for sentence in section.answer), Text()] if section.answer else []
         for table in section.shown(everything):
-            parts += [_table(table, section.runs, width)]
+            parts += [_table(table, section.runs, width, whole=bool(columns))]
             parts += [Text()] if everything else []
         parts += [] if everything else [Text(one_line(note), style="dim") for note in section.notes]
     below = [*(definitions(grouped, everything) if explain else ()), *(circumstances(rows) if everything else ())]
@@ -95,8 +101,8 @@ def narrow_table(runs: Sequence[ReportRow], width: int) -> Group:
     return _table(table(), runs, width)
 
 
-def _table(table: ReportTable, runs: Sequence[ReportRow], width: int) -> Group:
-    kept = [column.title for column in table.columns if column.heading in KEPT]
+def _table(table: ReportTable, runs: Sequence[ReportRow], width: int, whole: bool = False) -> Group:
+    kept = [column.title for column in table.columns if whole or column.heading in KEPT]
     return terminal_table(distinct_columns(table.texts(runs), kept), width, _LEFT)
 
 

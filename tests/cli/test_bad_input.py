@@ -77,6 +77,10 @@ BAD = [
     ("run janus", "flags only", "specbench run --model janus"),
     ("run --decoder gsd:G:50", "NAME=VALUE", "gsd:G=50"),
     ("score", "no runs in results", "specbench run"),
+    *(
+        (f"report gsd-1 {flag}", f"{flag.split()[0]} takes runs, and gsd-1 is a table", "")
+        for flag in ("--over seed", "--ruler", "--all", "--explain", "--long --format csv")
+    ),
     ("report --format exel", "unknown format 'exel'", "markdown"),
     ("audit nothing", "unknown decoder 'nothing'", "specbench list decoders"),
     ("audit ar --samples 5", "'--samples'", "1000"),

@@ -32,6 +32,12 @@ def test_it_fits_and_breaks_no_word(rows, width):
     assert "Too few: an interval of fewer than 8 prompts" in " ".join(text.split())
 
 
+def test_chosen_columns_fit_too_and_stand_once(rows):
+    text = shown(rows, 60, columns=("nfe", "speed-up", "steps", "nfe", "tokens per step"))
+    assert max(map(len, text.splitlines())) <= 60 and "| ---" not in text
+    assert text.count("NFE ↓") == 1 and "latency" not in text.rpartition("decoder")[2]
+
+
 def test_a_stalled_image_is_named_and_the_median_stands_beside_the_mean(rows):
     text = " ".join(shown(rows, 80).split())
     assert "1 of 4 images stalled, the slowest took 8.00 s" in text and "median" in text
