@@ -35,7 +35,7 @@ def test_it_fits_and_breaks_no_word(rows, width):
 def test_chosen_columns_fit_too_and_stand_once(rows):
     text = shown(rows, 60, columns=("nfe", "speed-up", "steps", "nfe", "tokens per step"))
     assert max(map(len, text.splitlines())) <= 60 and "| ---" not in text
-    assert text.count("NFE ↓") == 1 and "latency" not in text.rpartition("decoder")[2]
+    assert text.count("NFE") == 1 and "latency s" not in text
 
 
 def test_a_stalled_image_is_named_and_the_median_stands_beside_the_mean(rows):
