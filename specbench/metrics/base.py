@@ -222,11 +222,12 @@ def part_scores(
 
 
 def column_difference(
-    features: pd.DataFrame, baseline: pd.DataFrame, column: str, over_categories: bool = False
+    features: pd.DataFrame, baseline: pd.DataFrame, column: str, over_categories: bool = False, all_of: Sequence = ()
 ) -> tuple[Difference, int] | None:
-    """Mean paired difference of a column by prompt; `over_categories`: the mean of the categories' means."""
+    """Mean paired difference of a column by prompt; `over_categories`: the mean of the categories' means, None where
+    these are not `all_of` some."""
     both = paired_features(features, baseline, column, ["category"] if over_categories else ())
-    if both.empty:
+    if both.empty or (all_of and set(both["category"]) != set(all_of)):
         return None
     gaps = both[column].astype("float64") - both[f"{column}_base"].astype("float64")
     if over_categories:
@@ -246,6 +247,8 @@ def paired_features(
 
 MEAN_OF_IMAGES = "mean"
 """Says in an identity that the score is the mean of a stored `value` per image, of which differences can be paired."""
+IMPORTED = "results file"
+"""Fact of imported scores that is told but not in their fingerprint, which no two runs would share otherwise."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +260,8 @@ class Origin:
 
     @property
     def fingerprint(self) -> str:
-        text = json.dumps([self.metric, dict(self.facts)], sort_keys=True)
+        facts = {name: fact for name, fact in self.facts.items() if name != IMPORTED}
+        text = json.dumps([self.metric, facts], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 

@@ -17,9 +17,8 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import Metric, Sample, Score, column_difference, part_scores
+from specbench.metrics.base import IMPORTED, MEAN_OF_IMAGES, Metric, Sample, Score, column_difference, part_scores
 from specbench.stats import Difference, mean_interval
-from specbench.store.schema import read_meta
 from specbench.system.images import png_bytes
 
 TABLE_COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natural_language")
@@ -132,12 +131,9 @@ class OfficialDpgBench(Metric):
         for name, sample in sorted(verdicts.keys() - images)[:1]:
             what = f"the results are about image {sample} of '{name}', which the run lacks"
             raise SpecbenchError(what, "import the results of this run's export")
-        for row in rows.itertuples():  # before any is stored
-            if self.accepts(None, meta := read_meta(row.meta)):
-                self._answers(row.prompt_id, int(row.sample), meta)
 
     def identity(self) -> Mapping[str, str]:
-        return {"results": self.digest}
+        return {"program": "DPG-Bench's program", "score": MEAN_OF_IMAGES, IMPORTED: self.digest}
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return "questions" in meta and "line" in meta

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Metric, Sample, Score, column_difference, described, paired_features, part_scores
+from specbench.metrics.base import Metric, Sample, Score, column_difference, described, part_scores
 from specbench.metrics.clip import clip_versions
-from specbench.metrics.geneval_rules import GENEVAL_COLORS, Found, confident, details, judge_image
+from specbench.metrics.geneval_rules import GENEVAL_COLORS, TAGS, Found, confident, details, judge_image
 from specbench.metrics.openclip import (
     OPENCLIP_PACKAGES,
     centred,
@@ -46,10 +46,6 @@ TEMPLATES = ("a photo of a {color} {name}", "a photo of a {color}-colored {name}
 KEPT_SCORE = 0.05  # Detections below are not kept with the features; the rules use none below 0.3
 
 
-TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
-"""Of the benchmark; its overall score is the mean over these six."""
-
-
 class JudgedMetric(Metric):
     """Base class of metrics with a verdict per image: fraction of correct images per tag, and the unweighted mean
     over the six tags. The mean over fewer or other tags has another name, "metric:overall of N tags"."""
@@ -69,10 +65,7 @@ class JudgedMetric(Metric):
         return [Score(name, overall, sum(part.n for part in parts)), *parts]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        common = paired_features(features, baseline, "correct", ["category"])
-        if set(common["category"]) != set(TAGS):
-            return None
-        return column_difference(features, baseline, "correct", over_categories=True)
+        return column_difference(features, baseline, "correct", over_categories=True, all_of=TAGS)
 
 
 class GenEval(JudgedMetric):

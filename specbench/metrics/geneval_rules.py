@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+TAGS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+"""Of the benchmark; its overall score is the mean over these six."""
 GENEVAL_COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 THRESHOLD, COUNTING_THRESHOLD = 0.3, 0.9
 MOST_OBJECTS = 16

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -20,13 +20,13 @@ import pyarrow as pa
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.metrics import compbench_rules as rules
-from specbench.metrics.base import Metric, Sample, Score, made_score, part_scores
+from specbench.metrics.base import IMPORTED, Metric, Sample, Score, made_score, part_scores
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
 from specbench.metrics.export_folder import export_folder
 from specbench.metrics.geneval import JudgedMetric
 from specbench.metrics.reference import with_influence
-from specbench.metrics.score_store import scores_to_show
-from specbench.metrics.scoring import run_images, score, why_unfit
+from specbench.metrics.score_store import forget, scores_to_show
+from specbench.metrics.scoring import run_images, samples_of, score, why_unfit
 from specbench.prompts.public_files import COMPBENCH_CATEGORIES, official_row
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import image_name, read_meta
@@ -101,6 +101,8 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
         metric = OfficialCompBench(results, 1 + int(images.rows["sample"].max()))
     if reason := why_unfit(images, metric):
         raise SpecbenchError(f"the results cannot be scores of {images.name}: {reason}")
+    metric.features(samples_of(images, metric))  # refuses before anything is replaced
+    forget(run, metric)
     score([images], metric).check()
     scores, digest = scores_to_show(run, images.rows["prompt_id"]), made_score(metric).fingerprint
     return [{"run_id": images.name, **row} for row in scores if row["fingerprint"] == digest]
@@ -164,7 +166,7 @@ class OfficialGenEval(JudgedMetric):
         self._verdicts = _read_geneval(results)
 
     def identity(self) -> Mapping[str, str]:
-        return {"results": digest_of(self.results)}
+        return {"program": "GenEval's evaluator", IMPORTED: digest_of(self.results)}
 
     def features_of(self, sample: Sample) -> dict[str, object]:
         key = (official_line(sample.prompt_id, sample.meta), sample.sample)
@@ -197,7 +199,7 @@ class OfficialCompBench(Metric):
             raise SpecbenchError(f"{results} holds no official results", "looked for <category>/" + RESULTS["color"])
 
     def identity(self) -> Mapping[str, str]:
-        return {name: digest_of(file) for name, file in self._files.items()}
+        return _imported("T2I-CompBench++'s scripts", self.results, self._files.values())
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         # An answer about a complex prompt may be combined from the answers of its parts.
@@ -238,8 +240,7 @@ class OfficialTiif(Metric):
             raise SpecbenchError(f"{results} holds no official results", "looked for sample-0/<kind>/short/0.json")
 
     def identity(self) -> Mapping[str, str]:
-        lines = "\n".join(f"{path.relative_to(self.results)} {digest_of(path)}" for path in self._files)
-        return {"results": sha256(lines.encode()).hexdigest()}
+        return _imported("TIIF-Bench's program", self.results, self._files)
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return _of_tiif(category, meta)
@@ -284,6 +285,12 @@ class OfficialTiif(Metric):
         return Score(
             name, with_influence(float((weight * rows["right"]).sum()), influence, rows["prompt_id"]), len(rows)
         )
+
+
+def _imported(program: str, results: Path, files: Iterable[Path]) -> dict[str, str]:
+    """The identity of scores from a program's folder of results."""
+    lines = "\n".join(f"{path.relative_to(results)} {digest_of(path)}" for path in files)
+    return {"program": program, IMPORTED: sha256(lines.encode()).hexdigest()}
 
 
 class _Row(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog
 from specbench.metrics.base import MEAN_OF_IMAGES, Metric, Settings, column_difference, made_features, made_score
+from specbench.metrics.geneval_rules import TAGS
 from specbench.stats import Difference, Estimate, difference_to_show, prompts_for_change, without_few
 from specbench.store.image_scores import ImageScores, feature_place, owner_of, parquet_bytes, stored_values
 from specbench.store.run_store import RunStore
@@ -35,9 +37,8 @@ _SCORE_TYPES = {
     "cut": float | None,
     "edited": str | None,
 }
-_OVER_CATEGORIES = ("shapes-detector",)  # Metrics that are the mean of their categories' means of `correct`
-_BY_CATEGORY = ("compbench[", "geneval[")
-"""Metrics with a difference only for some categories; the metric itself decides."""
+_OVER_TAGS = ("geneval[hf-m2f]", "geneval[official]")
+_OVER_CATEGORIES = ("shapes-detector", *_OVER_TAGS)  # Metrics that are the mean of their categories' means of `correct`
 
 
 def read_scores(folder: Path) -> list[dict[str, object]]:
@@ -164,14 +165,15 @@ def stored_difference(
 ) -> tuple[Difference, int] | None:
     """Subtract the score of `baseline` from that of `folder`, both of this fingerprint, over the images both have, and
     count those: without the metric and its networks. None if it is no plain mean, or values are missing."""
-    if metric.startswith(_BY_CATEGORY) or (metric not in catalog.METRICS and identity.get("score") != MEAN_OF_IMAGES):
+    if metric not in (*catalog.METRICS, *_OVER_TAGS) and identity.get("score") != MEAN_OF_IMAGES:
         return None
     mine, theirs = [stored_values(feature_place(path, f"{metric}-{fingerprint}")) for path in (folder, baseline)]
     if mine is None or theirs is None:
         return None
     common = of_same_captions(folder, baseline)
     mine, theirs = _kept(mine, common), _kept(theirs, common)
-    return column_difference(mine, theirs, "value", over_categories=metric in _OVER_CATEGORIES)
+    tags = TAGS if metric in _OVER_TAGS else ()
+    return column_difference(mine, theirs, "value", over_categories=metric in _OVER_CATEGORIES, all_of=tags)
 
 
 def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bool:
@@ -230,6 +232,15 @@ def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | N
         return (None if cut is None else 0.0), None
     count, tokens = cut
     return count / len(captions), f"{count} of {len(captions)} captions are cut: it reads {tokens} tokens"
+
+
+def forget(folder: Path, metric: Metric) -> None:
+    """Remove all that is stored of a metric in a run folder, whatever its fingerprint."""
+    with writing(folder, ()):
+        for place in ("scores", "image_scores"):
+            for path in files_named(folder / place, "*-*"):
+                if path.name.rpartition("-")[0] == metric.name:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _scores_file(folder: Path, metric: Metric) -> Path:

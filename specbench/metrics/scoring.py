@@ -399,6 +399,12 @@ def _feature_rows(metric: Metric, images: Sequence[_Image]) -> Iterator[dict[str
         }
 
 
+def samples_of(images: Images, metric: Metric) -> list[Sample]:
+    """The images that a metric can score, without their pixels: for one that needs none."""
+    rows = images.rows[[*_accepted(images.rows, metric)]]
+    return [_samples(None, row, [metric])[metric.name] for row in rows.itertuples()]
+
+
 def _accepted(rows: pd.DataFrame, metric: Metric) -> Iterator[bool]:
     """Tell of each image whether a metric can score it."""
     return (bool(metric.accepts(_text(row.category), read_meta(row.meta))) for row in rows.itertuples())

@@ -32,6 +32,7 @@ from specbench.system.plugins import is_reference
 FEW_NOTE = f"too few prompts for an interval or a p-value (fewer than {FEW_UNITS})"
 """Note of a number whose interval is left out."""
 OTHER_CAPTIONS = "no images of the same captions: what the runs share is the ids of their prompts"
+_UNPAIRED = "no images in common, or no paired difference is defined for this metric"
 HEADINGS = ("number", "value", "95 %", "p (Holm)", "images", "prompts needed")
 _NAMES = {
     "speedup": "speed-up ↑",
@@ -234,7 +235,9 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
     name, identity = str(score["metric"]), json.loads(score["identity"])
     if (stored := stored_difference(b, a, name, str(score["fingerprint"]), identity)) is not None:
         return _difference(name, stats.difference_to_show(stored[0]), stored[1], score)
-    reference = name if name in metric_catalog.metric_names() else str(identity.get("class"))
+    reference = name if name in metric_catalog.metric_names() else identity.get("class")
+    if reference is None:  # imported
+        return Compared(name, note=_UNPAIRED)
     code = code_of([reference]) if reference != name and is_reference(reference) else None
     if reference != name and (code is None or code.digest[:16] != identity.get("code")):
         return Compared(name, note=f"its class {reference} is not here as it was when it scored")
@@ -248,7 +251,7 @@ def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) ->
     except SpecbenchError as error:
         return Compared(name, note=error.what)
     if paired is None:
-        return Compared(name, note="no images in common, or no paired difference is defined for this metric")
+        return Compared(name, note=_UNPAIRED)
     shown = stats.Difference(paired["difference"], paired["low"], paired["high"], paired["p"], paired["spread"])
     return _difference(name, shown, paired["n"], score)
 

@@ -3,12 +3,19 @@ result of another form is a score."""
 
 import json
 import os
+import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import synthetic
 
+from specbench.metrics.geneval_rules import TAGS
+from specbench.metrics.score_store import read_scores
 from specbench.prompts import Prompt
+from specbench.reporting import report_rows
+from specbench.reporting.columns import score_columns
+from specbench.reporting.compare import compare_runs
 
 
 def a_run(out: Path, *prompts: Prompt) -> Path:
@@ -154,3 +161,36 @@ def test_tiif_goes_out_in_its_layout_and_answers_come_back_as_its_program_counts
     refused(cli("import", "tiif", run, "--from", to), "is not a result of TIIF-Bench's program")
     path.unlink()
     refused(cli("import", "tiif", run, "--from", to), "text/short/0.json is missing")
+
+
+def verdicts(path: Path, right: set[int]) -> Path:
+    rows = [
+        GENEVAL | {"filename": f"{line:05d}/samples/0000.png", "prompt": None, "correct": line in right}
+        for line in range(2 * len(TAGS))
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def test_imported_scores_of_two_runs_are_one_column_and_compare_and_a_second_import_replaces_the_first(tmp_path, cli):
+    about = {"include": [{"class": "cup", "count": 1}]}
+    prompts = [Prompt(f"p{n}", "a cup", TAGS[n % 6], {**about, "line": n}) for n in range(2 * len(TAGS))]
+    runs = [synthetic.pictured(tmp_path / "o", prompts, spec=spec) for spec in (synthetic.AR, synthetic.SJD)]
+    for run, right in zip(runs, ({0, 1, 2, 3, 4}, {0, 1, 2, 3, 4, 5, 6, 7}), strict=True):
+        assert cli("import", "geneval", run, "--from", verdicts(tmp_path / f"{run.name}.jsonl", right)).code == 0
+    [row] = [row for row in compare_runs(*runs) if row.name == "geneval[official]"]
+    assert row.value == pytest.approx(3 / 12) and row.n == 12
+    assert len(score_columns(report_rows(runs))) == 1
+    [old] = (runs[0] / "scores").glob("geneval[[]*.parquet")
+    table = pq.read_table(old)  # of a version whose fingerprint was that of the results' file
+    older = table.set_column(table.schema.get_field_index("fingerprint"), "fingerprint", [["4a92abd5"] * len(table)])
+    pq.write_table(older, old.with_name("geneval[official]-4a92abd5.parquet"))
+    [features] = (runs[0] / "image_scores").iterdir()
+    shutil.copytree(features, features.with_name("geneval[official]-4a92abd5"))
+    assert {row["fingerprint"] for row in read_scores(runs[0])} > {"4a92abd5"}
+    (tmp_path / "part.jsonl").write_text(json.dumps(GENEVAL | {"prompt": None}))
+    refused(cli("import", "geneval", runs[0], "--from", tmp_path / "part.jsonl"), "has no result for 00001")
+    assert compare_runs(*runs)[-1].value == row.value, "what is refused replaces nothing"
+    assert cli("import", "geneval", runs[0], "--from", verdicts(tmp_path / "b.jsonl", {0})).code == 0
+    [whole] = [row for row in read_scores(runs[0]) if row["metric"] == "geneval[official]"]
+    assert whole["value"] == pytest.approx(1 / 12) and len([*(runs[0] / "image_scores").iterdir()]) == 1
