@@ -207,7 +207,7 @@ class PerImageMetric(Metric):
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         if statistics.empty:
             return []
-        return [Score(self.name, mean_interval(statistics["value"], statistics["prompt_id"]), len(statistics))]
+        return [mean_score(self.name, statistics, "value")]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return column_difference(features, baseline, "value")
@@ -218,7 +218,16 @@ def part_scores(
 ) -> list[Score]:
     """Scores "name:part", means of `column` of the rows that have each value of the column `by`."""
     parts = rows.groupby(by, sort=True, dropna=False)
-    return [Score(f"{name}:{part}", interval(group[column], group["prompt_id"]), len(group)) for part, group in parts]
+    return [mean_score(f"{name}:{part}", group, column, interval) for part, group in parts if group[column].count()]
+
+
+def mean_score(name: str, rows: pd.DataFrame, column: str, interval: Callable[..., Estimate] = mean_interval) -> Score:
+    """Score that is the mean of a column of the rows; those without a value are left out, and counted in its note."""
+    kept = rows.dropna(subset=column)
+    if kept.empty:
+        raise SpecbenchError(f"no image has a value of {name}")
+    lacking = f"{len(rows) - len(kept)} of {len(rows)} images have no value" if len(kept) < len(rows) else None
+    return Score(name, interval(kept[column], kept["prompt_id"]), len(kept), lacking)
 
 
 def column_difference(
@@ -227,6 +236,7 @@ def column_difference(
     """Mean paired difference of a column by prompt; `over_categories`: the mean of the categories' means, None where
     these are not `all_of` some."""
     both = paired_features(features, baseline, column, ["category"] if over_categories else ())
+    both = both.dropna(subset=[column, f"{column}_base"])
     if both.empty or (all_of and set(both["category"]) != set(all_of)):
         return None
     gaps = both[column].astype("float64") - both[f"{column}_base"].astype("float64")

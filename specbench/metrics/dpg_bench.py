@@ -184,4 +184,4 @@ class OfficialDpgBench(Metric):
         return scores + part_scores(name, answers, "category", "yes")
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        return column_difference(features.dropna(subset="value"), baseline.dropna(subset="value"), "value")
+        return column_difference(features, baseline, "value")

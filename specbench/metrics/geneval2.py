@@ -17,9 +17,8 @@ import torch
 from PIL import Image
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import PerImageMetric, Sample, Score, part_scores
+from specbench.metrics.base import PerImageMetric, Sample, Score, mean_score, part_scores
 from specbench.metrics.published_weights import GENEVAL2_JUDGE, folder_identity
-from specbench.stats import mean_interval
 
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 Judge = Callable[[np.ndarray, str, Sequence[str]], float]
@@ -96,11 +95,7 @@ class GenEval2(PerImageMetric):
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
         if statistics.empty:
             return []
-        prompts = statistics["prompt_id"]
-        results = [
-            Score(name, mean_interval(statistics[column], prompts), len(statistics))
-            for name, column in ((self.name, "value"), (f"{self.name}:atoms", "atoms"))
-        ]
+        results = [mean_score(self.name, statistics, "value"), mean_score(f"{self.name}:atoms", statistics, "atoms")]
         kept = [(row.prompt_id, *answer) for row in statistics.itertuples() for answer in json.loads(row.answers)]
         atoms = pd.DataFrame(kept, columns=["prompt_id", "skill", "share"])
         results += part_scores(self.name, statistics.dropna(subset="category"), "category", "value")

@@ -23,7 +23,7 @@ from specbench.checks.verify import verify
 from specbench.errors import BAD_INPUT, PARTIAL, SpecbenchError
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics import scoring
-from specbench.metrics.base import Metric, Score, made_score
+from specbench.metrics.base import Metric, PerImageMetric, Score, made_score
 from specbench.metrics.score_store import feature_parts, read_scores, scores_to_show, stored_difference, writing
 from specbench.metrics.shapes import ShapesDetector
 from specbench.models.shapes import render, scene
@@ -130,6 +130,37 @@ class ShortSighted(Mean):
 
     def captions_cut(self, captions):
         return sum(len(caption) > 3 for caption in captions), 3
+
+
+class Gaps(PerImageMetric):
+    """Number of the prompt, without a value for some images."""
+
+    name, lacking = "gaps", ("s3",)
+
+    def identity(self):
+        return {}
+
+    def accepts(self, category, meta):
+        return True
+
+    def features_of(self, sample):
+        return {"value": None if sample.prompt_id in self.lacking else float(sample.prompt_id[1:])}
+
+
+def test_images_without_a_value_are_left_out_of_a_mean_and_of_differences_and_counted(tmp_path, monkeypatch):
+    monkeypatch.setitem(metric_catalog.METRICS, "gaps", metric_catalog.MetricEntry(f"{__name__}:Gaps", "gaps"))
+    runs = [drawn_run(tmp_path, n=10), drawn_run(tmp_path, n=10, spec=tiny.spec("gsd"))]
+    for run, lacking in zip(runs, (("s3",), ("s5",)), strict=True):
+        monkeypatch.setattr(Gaps, "lacking", lacking)
+        scoring.score([run], ["gaps"]).check()
+    [score] = read_scores(runs[0])
+    assert score["value"] == pytest.approx((45 - 3) / 9) and score["low"] < score["value"] < score["high"]
+    assert score["n"] == 9 and score["note"] == "1 of 10 images have no value"
+    [compared] = [row for row in compare_runs(*runs) if row.name == "gaps"]
+    assert compared.value == 0 and compared.n == 8
+    monkeypatch.setattr(Gaps, "lacking", {f"s{number}" for number in range(10)})
+    with pytest.raises(SpecbenchError, match="no image has a value of gaps"):
+        scoring.score([drawn_run(tmp_path / "b", n=10)], ["gaps"]).check()
 
 
 def test_an_image_is_decoded_once_for_all_metrics(tmp_path, monkeypatch):
