@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
@@ -221,13 +221,19 @@ def part_scores(
     return [mean_score(f"{name}:{part}", group, column, interval) for part, group in parts if group[column].count()]
 
 
+def answer_scores(name: str, images: pd.DataFrame, answers: Iterable[list]) -> list[Score]:
+    """Scores "name:part" of answers about images, by image a list of [part, value]; `n` counts images."""
+    rows = images.assign(answer=[*answers]).explode("answer").dropna(subset="answer")  # under the index of the image
+    return part_scores(name, rows.assign(part=rows["answer"].str[0], value=rows["answer"].str[1]), "part", "value")
+
+
 def mean_score(name: str, rows: pd.DataFrame, column: str, interval: Callable[..., Estimate] = mean_interval) -> Score:
     """Score that is the mean of a column of the rows; those without a value are left out, and counted in its note."""
     kept = rows.dropna(subset=column)
     if kept.empty:
         raise SpecbenchError(f"no image has a value of {name}")
     lacking = f"{len(rows) - len(kept)} of {len(rows)} images have no value" if len(kept) < len(rows) else None
-    return Score(name, interval(kept[column], kept["prompt_id"]), len(kept), lacking)
+    return Score(name, interval(kept[column], kept["prompt_id"]), kept.index.nunique(), lacking)
 
 
 def column_difference(

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import IMPORTED, MEAN_OF_IMAGES, Metric, Sample, Score, column_difference, part_scores
+from specbench.metrics.base import IMPORTED, MEAN_OF_IMAGES, Metric, Sample, Score, answer_scores, column_difference
 from specbench.stats import Difference, mean_interval
 from specbench.system.images import png_bytes
 
@@ -179,9 +179,7 @@ class OfficialDpgBench(Metric):
         scores = [Score(name, mean_interval(rows[column], rows["prompt_id"]), len(rows), note)]
         if column == "released":
             rows = rows[rows["sample"] == rows["sample"].max()]
-        kept = [(row.prompt_id, *answer) for row in rows.itertuples() for answer in json.loads(row.answers)[column]]
-        answers = pd.DataFrame(kept, columns=["prompt_id", "category", "yes"])
-        return scores + part_scores(name, answers, "category", "yes")
+        return scores + answer_scores(name, rows, (json.loads(text)[column] for text in rows["answers"]))
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return column_difference(features, baseline, "value")

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import PerImageMetric, Sample, Score, mean_score, part_scores
+from specbench.metrics.base import PerImageMetric, Sample, Score, answer_scores, mean_score, part_scores
 from specbench.metrics.published_weights import GENEVAL2_JUDGE, folder_identity
 
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -96,7 +96,5 @@ class GenEval2(PerImageMetric):
         if statistics.empty:
             return []
         results = [mean_score(self.name, statistics, "value"), mean_score(f"{self.name}:atoms", statistics, "atoms")]
-        kept = [(row.prompt_id, *answer) for row in statistics.itertuples() for answer in json.loads(row.answers)]
-        atoms = pd.DataFrame(kept, columns=["prompt_id", "skill", "share"])
         results += part_scores(self.name, statistics.dropna(subset="category"), "category", "value")
-        return results + part_scores(self.name, atoms, "skill", "share")
+        return results + answer_scores(self.name, statistics, map(json.loads, statistics["answers"]))

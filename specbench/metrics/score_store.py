@@ -37,6 +37,7 @@ _SCORE_TYPES = {
     "cut": float | None,
     "edited": str | None,
 }
+_ONE_A_PROMPT = "dpg-bench[released]:"  # Scores of the last sample of each prompt
 _OVER_TAGS = ("geneval[hf-m2f]", "geneval[official]")
 _OVER_CATEGORIES = ("shapes-detector", *_OVER_TAGS)  # Metrics that are the mean of their categories' means of `correct`
 
@@ -65,10 +66,11 @@ def _known_score(row: dict[str, object]) -> dict[str, object]:
 def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object]]:
     """`read_scores` without the intervals of few prompts; `too_few` says where one was left out, or cannot be, and
     `prompts_needed` how many prompts show a change of 2 %. `prompt_ids`: prompt of each image of the run."""
-    per_prompt = len(prompt_ids) / max(1, prompt_ids.nunique())
-    scores = read_scores(folder)
+    of_run, scores = prompt_ids.nunique(), read_scores(folder)
     for row in scores:
-        prompts, alone = row["n"] / max(1.0, per_prompt), row["n"] == 1  # one image has no interval to leave out
+        per_prompt = 1 if row["metric"].startswith(_ONE_A_PROMPT) else len(prompt_ids) / max(1, of_run)
+        prompts = min(row["n"] / max(1, per_prompt), of_run)  # `n` of older files may count answers
+        alone = row["n"] == 1  # one image has no interval to leave out
         shown = without_few(Estimate(row["value"], row["low"], row["high"]), prompts)
         row["prompts_needed"] = prompts_for_change(shown, prompts)
         row |= {"low": shown.low, "high": shown.high, "too_few": alone or shown.low != row["low"]}

@@ -15,6 +15,7 @@ from PIL import Image
 from specbench.metrics.dpg_bench import dpg_score, released_score
 from specbench.prompts import Prompt
 from specbench.prompts.public_files import read_dpg_bench
+from specbench.stats import Estimate, prompts_for_change
 
 
 @pytest.fixture
@@ -68,6 +69,22 @@ def test_a_grid_holds_the_samples_row_by_row_and_the_table_a_row_to_skip(tmp_pat
         rows = list(csv.DictReader(file))
     assert rows[0] == rows[1] and len(rows) == 6
     assert (rows[5]["dependency"], rows[5]["tuple"]) == ("1,2", "relation - spatial (dogs, cat, beside)")
+
+
+@pytest.mark.parametrize("count", [3, 10])
+def test_prompts_behind_a_category_are_counted_not_its_answers(tmp_path, cli, count):
+    questions = [{"id": n, "parents": [0], "tuple": f"entity - {n}", "question": f"is {n}?"} for n in range(1, 11)]
+    prompts = [Prompt(f"p{n}", f"text {n}", None, {"line": n + 1, "questions": questions}) for n in range(count)]
+    run = a_run(tmp_path, prompts)
+    cli("export", "dpg-bench", run, "--to", tmp_path / "out")
+    (tmp_path / "d.txt").write_text("\n".join(judged(tmp_path / "out", by_chance)))
+    outcome = cli("import", "dpg-bench", run, "--from", tmp_path / "d.txt", "--json")
+    scores = {row["metric"]: row for row in json.loads(outcome.out)}
+    for name, n in (("dpg-bench:entity", 4 * count), ("dpg-bench[released]:entity", count)):
+        shown = scores[name]
+        assert shown["n"] == n and shown["too_few"] == (count < 8) == (shown["low"] is None)
+        estimate = Estimate(shown["value"], shown["low"], shown["high"])
+        assert shown["prompts_needed"] == prompts_for_change(estimate, count)
 
 
 def test_scores_are_those_of_the_rule_and_of_the_released_program(tmp_path, cli, prompts):

@@ -31,6 +31,7 @@ def test_the_geometric_mean_is_of_prompts_and_the_arithmetic_one_of_atoms_and_sk
     rows = metric.features([TOYS, dataclasses.replace(TOYS, prompt_id="001")])
     frame = pd.DataFrame(rows).assign(prompt_id=["000", "001"], category=["3 atoms", "4 atoms"])
     scores = {score.name.partition(":")[2]: score.estimate.value for score in metric.scores(frame)}
+    assert {score.n for score in metric.scores(frame)} == {1, 2}, "images, not atoms"
     assert scores[""] == pytest.approx(np.mean([gmean(row) for row in atoms]))
     assert scores["atoms"] == pytest.approx(np.mean(atoms))
     assert (scores["3 atoms"], scores["4 atoms"]) == (pytest.approx(gmean(atoms[0])), pytest.approx(gmean(atoms[1])))
