@@ -24,7 +24,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
-from specbench.stats import Difference, Estimate, mean_difference, mean_interval
+from specbench.stats import Difference, Estimate, mean_difference, mean_interval, mean_of_estimates, proportion_interval
 from specbench.system.downloads import Download
 from specbench.system.foreign_code import code_of
 from specbench.system.limits import available_cores
@@ -234,6 +234,14 @@ def mean_score(name: str, rows: pd.DataFrame, column: str, interval: Callable[..
         raise SpecbenchError(f"no image has a value of {name}")
     lacking = f"{len(rows) - len(kept)} of {len(rows)} images have no value" if len(kept) < len(rows) else None
     return Score(name, interval(kept[column], kept["prompt_id"]), kept.index.nunique(), lacking)
+
+
+def category_scores(name: str, rows: pd.DataFrame, column: str) -> list[Score]:
+    """Scores of a metric of verdicts: the unweighted mean of the categories' proportions of `column`, then these."""
+    parts = part_scores(name, rows, "category", column, proportion_interval)
+    if not parts:
+        return []
+    return [Score(name, mean_of_estimates([part.estimate for part in parts]), sum(part.n for part in parts)), *parts]
 
 
 def column_difference(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import ClassVar
@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from specbench.metrics import published_weights as checkpoints
-from specbench.metrics.base import Metric, Sample, Score, column_difference, described, part_scores
+from specbench.metrics.base import Metric, Sample, Score, category_scores, column_difference, described
 from specbench.metrics.clip import clip_versions
 from specbench.metrics.geneval_rules import GENEVAL_COLORS, TAGS, Found, confident, details, judge_image
 from specbench.metrics.openclip import (
@@ -34,7 +34,7 @@ from specbench.metrics.openclip import (
     text_embeddings,
 )
 from specbench.metrics.published_weights import folder_identity
-from specbench.stats import Difference, mean_of_estimates, proportion_interval
+from specbench.stats import Difference
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SHORT, LONG, DIVISOR = 800, 1333, 32
@@ -56,13 +56,11 @@ class JudgedMetric(Metric):
         return category is not None and "include" in meta
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        parts = part_scores(self.name, statistics, "category", "correct", proportion_interval)
-        if not parts:
-            return []
-        overall = mean_of_estimates([part.estimate for part in parts])
-        whole = set(statistics["category"]) == set(TAGS)
-        name = self.name if whole else f"{self.name}:overall of {len(parts)} tag{'s' if len(parts) > 1 else ''}"
-        return [Score(name, overall, sum(part.n for part in parts)), *parts]
+        scores = category_scores(self.name, statistics, "correct")
+        if scores and set(statistics["category"]) != set(TAGS):
+            tags = f"{len(scores) - 1} tag{'s' if len(scores) > 2 else ''}"
+            scores[0] = replace(scores[0], name=f"{self.name}:overall of {tags}")
+        return scores
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return column_difference(features, baseline, "correct", over_categories=True, all_of=TAGS)

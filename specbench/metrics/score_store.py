@@ -17,9 +17,17 @@ import pyarrow.parquet as pq
 
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog
-from specbench.metrics.base import MEAN_OF_IMAGES, Metric, Settings, column_difference, made_features, made_score
+from specbench.metrics.base import (
+    MEAN_OF_IMAGES,
+    Metric,
+    Settings,
+    category_scores,
+    column_difference,
+    made_features,
+    made_score,
+)
 from specbench.metrics.geneval_rules import TAGS
-from specbench.stats import Difference, Estimate, difference_to_show, prompts_for_change, without_few
+from specbench.stats import Difference, Estimate, difference_to_show, mean_interval, prompts_for_change, without_few
 from specbench.store.image_scores import ImageScores, feature_place, owner_of, parquet_bytes, stored_values
 from specbench.store.run_store import RunStore
 from specbench.store.schema import KEY, OWNER, RUN_SCORES, with_units
@@ -176,6 +184,21 @@ def stored_difference(
     mine, theirs = _kept(mine, common), _kept(theirs, common)
     tags = TAGS if metric in _OVER_TAGS else ()
     return column_difference(mine, theirs, "value", over_categories=metric in _OVER_CATEGORIES, all_of=tags)
+
+
+def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estimate | None:
+    """Score the images of several runs together as tables show a score, by that of one run: without the metric and its
+    networks. None if it is not known to be a mean of stored values."""
+    name, identity = str(score["metric"]), json.loads(str(score["identity"]))
+    known = name in (*catalog.METRICS, *catalog.IMPORTED) or identity.get("score") == MEAN_OF_IMAGES
+    stored = [stored_values(feature_place(path, f"{name}-{score['fingerprint']}")) for path in folders if known]
+    if not stored or any(values is None or values.empty for values in stored):
+        return None
+    values = pd.concat(stored).dropna(subset="value")  # DPG-Bench has none where a question was not asked
+    estimate = mean_interval(values["value"], values["prompt_id"])
+    if name in _OVER_CATEGORIES:
+        estimate = category_scores(name, values, "value")[0].estimate
+    return without_few(estimate, values["prompt_id"].nunique())
 
 
 def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bool:

@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import Metric, Sample, Score, column_difference, part_scores
+from specbench.metrics.base import Metric, Sample, Score, category_scores, column_difference
 from specbench.metrics.clip import CosineMetric
 from specbench.metrics.openclip import Tokenize, folder_tokenizer, load_folder_model, whole
 from specbench.metrics.reference import ReferenceImages, damaged_features, feature_matrix, kept_features
@@ -31,7 +31,7 @@ from specbench.models.shapes.scene import (
     SceneRequest,
     realize_in_order,
 )
-from specbench.stats import Difference, mean_of_estimates, proportion_interval
+from specbench.stats import Difference
 from specbench.system.digests import digest_of
 from specbench.system.json_values import parse_json
 
@@ -66,9 +66,7 @@ class ShapesDetector(Metric):
         return read_request(meta) is not None
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        parts = part_scores(self.name, statistics, "category", "correct", proportion_interval)
-        overall = mean_of_estimates([part.estimate for part in parts])
-        return [Score(self.name, overall, sum(part.n for part in parts)), *parts]
+        return category_scores(self.name, statistics, "correct")
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return column_difference(features, baseline, "correct", over_categories=True)

@@ -14,7 +14,7 @@ import pandas as pd
 
 from specbench import stats
 from specbench.errors import SpecbenchError
-from specbench.metrics.score_store import read_scores
+from specbench.metrics.score_store import pooled_score, read_scores
 from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.comparability import Run, code_text, copies, is_ar, nearest_ar
 from specbench.reporting.compare import quality_rows
@@ -22,7 +22,6 @@ from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.row import ReportRow, unique_names
 from specbench.specs.options import plain
-from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.run_folders import runs_in, setting_texts
 from specbench.store.run_info import identity_json
 from specbench.system.json_values import json_text
@@ -96,19 +95,27 @@ def _row(runs: Sequence[Run], baselines: Sequence[Run]) -> SeedsRow:
     spec = runs[0].info.spec
     settings = {name: text for name, text in setting_texts(spec).items() if name not in ("seed", "decoder-code")}
     settings |= {"code": code_text(runs[0].info)} if spec.decoder_code else {}
-    numbers = _speedups(runs, baselines)
-    if not any(run.rows["nfe"].isna().any() for run in runs):  # nobody counted those of imported tokens
-        numbers = {"nfe": _pooled([run.rows.assign(top=run.rows["nfe"], bottom=1.0) for run in runs])} | numbers
-    scored = [{(row["metric"], row["fingerprint"]) for row in read_scores(run.folder)} for run in runs]
-    common = sorted(set.intersection(*scored))
-    for metric, fingerprint in common:
-        values = [stored_values(feature_place(run.folder, f"{metric}-{fingerprint}")) for run in runs]
-        if ":" not in metric and all(seed is not None and len(seed) for seed in values):
+    decoded = [run for run in runs if len(run.rows)]
+    every = pd.concat([run.rows[["prompt_id", "nfe"]] for run in runs], ignore_index=True)
+    nfe = stats.interval("nfe", every)  # nobody counted those of imported tokens
+    numbers = {"nfe": _pooled(nfe, every, [stats.nfe(run.rows) for run in decoded])} if nfe else {}
+    numbers |= _speedups(decoded, baselines) | (_scores(decoded) if decoded else {})
+    options, seeds = settings | dict(spec.decoder.options), [run.info.spec.seed for run in decoded]
+    return SeedsRow(spec.model, spec.decoder.full_name, options, seeds, len(every), numbers)
+
+
+def _scores(runs: Sequence[Run]) -> dict[str, Pooled]:
+    """The overall scores that all runs have, of metrics that are means over images or categories."""
+    scored = [{(row["metric"], row["fingerprint"]): row for row in read_scores(run.folder)} for run in runs]
+    common, numbers = sorted(set.intersection(*map(set, scored))), {}
+    for metric, fingerprint in (key for key in common if ":" not in key[0]):
+        own = [scores[metric, fingerprint] for scores in scored]
+        estimate, values = pooled_score([run.folder for run in runs], own[0]), [score["value"] for score in own]
+        if estimate is not None and not pd.isna(values).any():
             several = sum(name == metric for name, _ in common) > 1
             name = f"{metric} ({fingerprint})" if several else metric
-            numbers[name] = _pooled([seed.assign(top=seed["value"].astype("float64"), bottom=1.0) for seed in values])
-    options, seeds = settings | dict(spec.decoder.options), [run.info.spec.seed for run in runs]
-    return SeedsRow(spec.model, spec.decoder.full_name, options, seeds, sum(len(run.rows) for run in runs), numbers)
+            numbers[name] = Pooled(estimate.value, _spread(values), estimate.low, estimate.high)
+    return numbers
 
 
 def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled]:
@@ -118,29 +125,23 @@ def _speedups(runs: Sequence[Run], baselines: Sequence[Run]) -> dict[str, Pooled
         nearest = nearest_ar(run, baselines)
         if nearest and not nearest[0]:
             both = stats.paired(run.rows, nearest[1].rows).dropna(subset=["latency_ms", "latency_ms_base"])
-            pairs.append(both.assign(top=both["latency_ms_base"], bottom=both["latency_ms"]))
+            pairs.append(both.assign(log=np.log(both["latency_ms_base"] / both["latency_ms"])))
     if not pairs or not all(map(len, pairs)):
         return {}
-    logs = [seed.assign(top=np.log(seed["top"] / seed["bottom"]), bottom=1.0) for seed in pairs]
-    geometric = {name: None if x is None else float(np.exp(x)) for name, x in vars(_pooled(logs)).items()}
-    spread = _spread(_values(logs, np.exp))
-    return {"speedup": _pooled(pairs), "speedup_geometric": replace(Pooled(**geometric), spread=spread)}
+    every = pd.concat(pairs)
+    logs = stats.mean_interval(every["log"], every["prompt_id"])
+    geometric = stats.Estimate(*(None if x is None else float(np.exp(x)) for x in (logs.value, logs.low, logs.high)))
+    ratios = [seed["latency_ms_base"].sum() / seed["latency_ms"].sum() for seed in pairs]
+    return {
+        "speedup": _pooled(stats.speedup(every), every, ratios),
+        "speedup_geometric": _pooled(geometric, every, [np.exp(seed["log"].mean()) for seed in pairs]),
+    }
 
 
-def _values(seeds: Sequence[pd.DataFrame], scale=float) -> list[float]:
-    return [float(scale(seed["top"].sum() / seed["bottom"].sum())) for seed in seeds]
-
-
-def _pooled(seeds: Sequence[pd.DataFrame]) -> Pooled:
-    """The ratio of the sums of `top` and `bottom` over all seeds."""
-    every = pd.concat(seeds)
-    signed = (every["top"] < 0).any()  # a bootstrap of sums does for both; a mean of logarithms may be negative
-    if signed or (every["bottom"] == 1.0).all():
-        estimate = stats.mean_interval(every["top"].astype("float64"), every["prompt_id"])
-    else:
-        estimate = stats.ratio_of_totals(every["top"], every["bottom"], every["prompt_id"])
-    estimate = stats.without_few(estimate, every["prompt_id"].nunique())
-    return Pooled(estimate.value, _spread(_values(seeds)), estimate.low, estimate.high)
+def _pooled(estimate: stats.Estimate, every: pd.DataFrame, own: Sequence[float]) -> Pooled:
+    """An estimate over all images; `own`: that of each seed."""
+    shown = stats.without_few(estimate, every["prompt_id"].nunique())
+    return Pooled(shown.value, _spread(own), shown.low, shown.high)
 
 
 def _spread(values: Sequence[float]) -> float | None:
