@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import bdtrik
 
+from specbench.decoding.generation import SPANS
 from specbench.models.network_sizes import Size
 from specbench.stats.intervals import (
     UPPER_QUANTILE,
@@ -69,8 +70,7 @@ def step_ms(rows: pd.DataFrame) -> float | None:
 def throughput(rows: pd.DataFrame) -> float | None:
     """Throughput: images per second, from the spans of the batches the images were decoded in."""
     rows = with_times(rows)
-    spans = [name for name in rows.columns if name.endswith("_ms") and name not in ("latency_ms", "latency_e2e_ms")]
-    seconds = (rows[spans].sum(axis=1) / rows["batch"]).sum() / 1e3
+    seconds = (rows[[f"{span}_ms" for span in SPANS]].sum(axis=1) / rows["batch"]).sum() / 1e3
     return ratio_or_none(len(rows), seconds)
 
 

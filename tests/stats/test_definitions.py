@@ -49,6 +49,8 @@ def test_batched_rows_have_throughput_and_no_latency():
     assert stats.speed_up(rows, frame(ar())) is None
     assert stats.throughput(rows) == pytest.approx(2 / 0.023)
     assert stats.images_per_hour(rows) == pytest.approx(3600 * 2 / 0.023)
+    staged = rows.assign(stage2_ms=0.7)
+    assert stats.throughput(staged) == stats.throughput(rows), "the second stage is in the span `render`"
 
 
 def test_the_speed_up_is_a_ratio_of_totals_over_pairs():
