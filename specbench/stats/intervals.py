@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 import pandas as pd
-from scipy.special import nctdtr, ndtr, ndtri, stdtr, stdtrit  # importing scipy.stats takes as long as a report
+from scipy.special import bdtrik, nctdtr, ndtr, ndtri, stdtr, stdtrit  # importing scipy.stats takes as long as a report
 
 UPPER_QUANTILE = 0.975
 BOOTSTRAP_RESAMPLES = 10_000  # With 2,000 the printed second decimal of a bound would depend on the seed
@@ -125,6 +125,33 @@ def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n * n))
     return Estimate(share, min(share, centre - half), max(share, centre + half))
+
+
+def quantile_interval(values: pd.Series, clusters: pd.Series, share: float) -> Estimate | None:
+    """Quantile of the values that are there, with the 95 % interval between order statistics that tables show; none
+    where no value is beyond a bound. Images of one prompt are correlated: ranks are those of as many independent ones
+    as tell as much of the share below the quantile, or the median, which is steadier (Korn and Graubard 1998)."""
+    values = values.dropna().astype("float64")
+    if values.empty:
+        return None
+    clusters, ordered, n = clusters[values.index], np.sort(values), len(values)
+    value, sizes = Estimate(float(np.quantile(ordered, share))), clusters.value_counts()
+    independent = min(_independent(values <= values.quantile(at), clusters) for at in (share, 0.5))
+    independent = max(independent, n**2 / np.square(sizes).sum())
+    ranks = np.ceil(bdtrik([1 - UPPER_QUANTILE, UPPER_QUANTILE], independent, share))
+    low, high = np.add(ranks, (0, 1)) * (n + 1) / (independent + 1)
+    if low < 1 or high > n or len(sizes) < FEW_UNITS:
+        return value
+    return replace(value, low=float(ordered[math.floor(low) - 1]), high=float(ordered[math.ceil(high) - 1]))
+
+
+def _independent(ones: pd.Series, clusters: pd.Series) -> float:
+    """Number of independent values of which a share has the error that it has over clusters."""
+    share, error, prompts = clustered_mean(ones, clusters)
+    if not error:
+        return prompts
+    n, t = len(ones), stdtrit([len(ones) - 1, prompts - 1], UPPER_QUANTILE)
+    return min(n, round((t[0] / t[1]) ** 2 * n / (n - 1) * share * (1 - share) / error**2, 6))
 
 
 def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:

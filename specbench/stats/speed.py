@@ -6,17 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
-from scipy.special import bdtrik
 
 from specbench.decoding.generation import SPANS
 from specbench.models.network_sizes import Size
 from specbench.stats.intervals import (
-    UPPER_QUANTILE,
     Estimate,
     difference_to_show,
     mean_interval,
+    quantile_interval,
     ratio_of_totals,
     speed_difference,
     without_few,
@@ -183,24 +181,24 @@ def floor_ms(rows: pd.DataFrame, floor: Mapping) -> pd.Series:
 def latency_p50_ms(rows: pd.DataFrame) -> Estimate | None:
     """Latency p50: median latency over images, milliseconds, with its distribution-free 95 % interval; far below the
     mean where an image stalled."""
-    return _quantile(rows["latency_ms"], 0.5)
+    return quantile_interval(rows["latency_ms"], rows["prompt_id"], 0.5)
 
 
 def latency_p95_ms(rows: pd.DataFrame) -> Estimate | None:
     """Latency p95: the latency that 95 % of the images do not exceed, milliseconds, with its distribution-free 95 %
     interval (none where the images are too few for an upper bound)."""
-    return _quantile(rows["latency_ms"], 0.95)
+    return quantile_interval(rows["latency_ms"], rows["prompt_id"], 0.95)
 
 
 def tokens_per_step_p50(rows: pd.DataFrame) -> Estimate | None:
     """Tokens per step p50: median over images of the image's tokens per step, with its distribution-free 95 %
     interval."""
-    return _quantile(rows["stream_tokens"] / rows["nfe"], 0.5)
+    return quantile_interval(rows["stream_tokens"] / rows["nfe"], rows["prompt_id"], 0.5)
 
 
 def tokens_per_step_p95(rows: pd.DataFrame) -> Estimate | None:
     """Tokens per step p95: what 95 % of the images reach at least, with its distribution-free 95 % interval."""
-    return _quantile(rows["stream_tokens"] / rows["nfe"], 0.05)
+    return quantile_interval(rows["stream_tokens"] / rows["nfe"], rows["prompt_id"], 0.05)
 
 
 def slowest_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
@@ -213,17 +211,6 @@ def fewest_tokens_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
     """Slowest category by tokens per step: that with the fewest tokens per step, mean over images, and its 95 %
     interval over prompts; chosen as for the latency."""
     return _least_favourable(rows, rows["stream_tokens"] / rows["nfe"], -1)
-
-
-def _quantile(values: pd.Series, share: float) -> Estimate | None:
-    """Quantile with the interval between order statistics; a bound is None where no image is beyond it."""
-    ordered = np.sort(values.dropna().to_numpy(float))
-    if not len(ordered):
-        return None
-    ranks = np.ceil(bdtrik([1 - UPPER_QUANTILE, UPPER_QUANTILE], len(ordered), share)).astype(int)
-    reached = ranks[0] > 0 and ranks[1] < len(ordered)
-    bounds = (float(ordered[ranks[0] - 1]), float(ordered[ranks[1]])) if reached else (None, None)
-    return Estimate(float(np.quantile(ordered, share)), *bounds)
 
 
 def _least_favourable(rows: pd.DataFrame, values: pd.Series, sign: int) -> tuple[str, Estimate] | None:

@@ -82,6 +82,23 @@ def test_the_proportion_interval_covers_with_several_images_a_prompt():
     assert honest(hits, 0.95), hits / RUNS
 
 
+@pytest.mark.parametrize(("prompts", "images", "within"), [(20, 10, 0.05), (20, 10, 5.0), (100, 1, 0.0), (8, 10, 0.5)])
+def test_the_median_and_p95_cover_with_several_images_a_prompt(prompts, images, within):
+    """`within`: deviation of the images of a prompt, relative to that of the prompts."""
+    draw, runs = np.random.default_rng(prompts), 100
+    clusters = pd.Series(np.repeat(np.arange(prompts), images))
+    values = draw.normal(size=(runs, prompts, 1)) + within * draw.normal(size=(runs, prompts, images))
+    frames = [pd.DataFrame({"latency_ms": 100 + run.ravel(), "prompt_id": clusters}) for run in values]
+    hits = covered((stats.latency_p50_ms(frame), 100.0) for frame in frames)
+    assert hits / runs >= 0.93, hits / runs
+    assert prompts < 20 or honest(hits, 0.96, runs), "the few ranks of few prompts are a wider interval"
+    truth = 100 + 1.6448536 * math.hypot(1, within)
+    tails = [tail for tail in map(stats.latency_p95_ms, frames) if tail.low is not None]
+    assert covered((tail, truth) for tail in tails) >= 0.93 * len(tails)
+    alone = stats.latency_p50_ms(frames[0][frames[0]["prompt_id"] < 7])
+    assert alone.low is None and alone.value > 90, "no interval of fewer than eight prompts"
+
+
 def test_p_values_are_those_of_the_paired_t_test():
     draw = np.random.default_rng(4)
     x, y = draw.normal(size=(2, 15))
