@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from specbench.errors import enumerated
 from specbench.metrics.catalog import bundled_metrics, default_metrics
 from specbench.models.facts import RANDOM
 from specbench.models.hub_model import MODELS
@@ -39,6 +40,7 @@ def answer(rows: Sequence[ReportRow]) -> list[str]:
         *(sentence for row in chosen[:1] if (sentence := _free_window(row))),
         *_quality(chosen, rows),
         *(_apart(row) for row in apart),
+        *_other_calls(timed),
         *_untimed(rows, against_ar),
         *_gaps(rows),
         *_unscored(rows),
@@ -212,6 +214,18 @@ def _apart(row: ReportRow) -> str:
         "as AR's of a single token. AR ran on a slower machine, or a busy one: decode both in one command, with "
         "another --out."
     )
+
+
+def _other_calls(timed: Sequence[ReportRow]) -> list[str]:
+    """What the intervals of runs leave out that were not decoded in turn with AR."""
+    names = [_name(row) for row in timed if row.over_ar.decoded_apart]
+    if not names:
+        return []
+    told = f"{names[0]} and {len(names) - 1} others" if len(names) > 3 else enumerated(names)
+    return [
+        f"{told}: decoded in another call than AR; no interval shows how the machine changed in between. One command "
+        "decodes all in turn (with another --out)."
+    ]
 
 
 def _free_window(row: ReportRow) -> str | None:

@@ -98,6 +98,20 @@ def _stacks(info: RunInfo, started: Iterable[str]) -> list[str]:
     return [calls[max(0, bisect_right(starts, str(at)) - 1)][1] for at in started]
 
 
+def decoded_apart(run: Run, other: Run) -> bool:
+    """Whether most images that two runs share were decoded in other calls, so that the machine had time to change."""
+    mine, theirs = map(_calls, (run, other))
+    common = mine.keys() & theirs.keys()
+    return 2 * sum(mine[key] != theirs[key] for key in common) > len(common)
+
+
+def _calls(run: Run) -> dict[tuple, str]:
+    """When the call began that decoded each image: the last before it."""
+    starts = sorted(str(call.started_at) for call in run.info.invocations)
+    rows = zip(*(run.rows[name] for name in (*KEY, "started_at")), strict=True)
+    return {(prompt, sample): starts[max(0, bisect_right(starts, str(at)) - 1)] for prompt, sample, at in rows}
+
+
 def is_ar(info: RunInfo) -> bool:
     """Whether a run used AR sampling without drafts, here."""
     return info.spec.decoder.drafter == "none" and info.spec.tokens_sha256 is None

@@ -21,7 +21,7 @@ from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings, made_score
 from specbench.metrics.score_store import difference, of_same_captions, read_scores, stored_difference
 from specbench.reporting.columns import MARK, MISSING, TOO_FEW, between, number
-from specbench.reporting.comparability import Run, is_ar, mismatched_fields
+from specbench.reporting.comparability import Run, decoded_apart, is_ar, mismatched_fields
 from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import eager_ar, stalled_images
 from specbench.reporting.row import Against, Compared, OverAR, ReportRow, Stalled, unique_names
@@ -174,6 +174,7 @@ def _speed_rows(a: Run, b: Run) -> list[Compared]:
     back = stats.ratio_of_totals(pairs["latency_ms"], pairs["latency_ms_base"], pairs["prompt_id"])
     total, back = (stats.without_few(estimate, result.prompts) for estimate in (result.total, back))
     notes = [] if result.pairs == len(a.rows) == len(b.rows) else ["over the images in common"]
+    notes += ["decoded in other calls, between which the machine may have changed"] if decoded_apart(a, b) else []
     notes += [eager] if is_ar(a.info) and (eager := eager_ar(a)) else []
     note = "; ".join(notes if total.low is not None else [*notes, FEW_NOTE]) or None
     factors = zip(names[2:], (result.steps, result.window_cost, result.overhead), strict=True)

@@ -17,6 +17,7 @@ from specbench.reporting.comparability import (
     code_text,
     configuration,
     copies,
+    decoded_apart,
     is_ar,
     mismatched_fields,
     nearest_ar,
@@ -244,7 +245,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
     partial = f"over the {shared} in common with AR" if result.pairs < len(run.rows) else None
     return OverAR(
         _shown(result), result.p, result.steps, result.window_cost, result.overhead, result.end_to_end, result.pairs,
-        ar.info.run_id, ar.folder, eager_ar(ar), partial,
+        ar.info.run_id, decoded_apart(run, ar), ar.folder, eager_ar(ar), partial,
     )  # fmt: skip
 
 

@@ -94,6 +94,7 @@ class OverAR:
     speedup_e2e: float | None = None
     pairs: int | None = None  # images that both decoded
     baseline: str | None = None  # run id of AR
+    decoded_apart: bool | None = None  # whether AR's images are from other calls
     ar_folder: Path | None = None  # its folder, which may have any name; no key of reports
     eager_ar: str | None = None  # what must be said of an AR that was not compiled
     speedup_note: str | None = None
