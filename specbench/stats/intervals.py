@@ -177,10 +177,11 @@ def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: 
 
 
 def difference_to_show(difference: Difference) -> Difference:
-    """The difference as tables show it: without interval and p-value if those are of fewer than `FEW_UNITS` prompts."""
+    """The difference as tables show it: without interval, p-value and spread if those are of fewer than `FEW_UNITS`
+    prompts."""
     if difference.prompts is None or difference.prompts >= FEW_UNITS:
         return difference
-    return replace(without_few(difference, difference.prompts), p=None)
+    return replace(without_few(difference, difference.prompts), p=None, spread=None)
 
 
 def speed_difference(pairs: pd.DataFrame) -> Difference:
