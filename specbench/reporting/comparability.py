@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 
 import pandas as pd
@@ -44,7 +45,8 @@ class Run:
         info, store = RunStore(self.folder).info(), RunStore(self.folder)
         if len(set(info.stacks)) > 1:
             started = store.samples(["started_at", "status"])
-            counts = Counter(_stacks(info, started[started["status"] == "ok"]["started_at"]))
+            stacks = _stacks(info, started[started["status"] == "ok"]["started_at"])
+            counts = Counter(filter(set(info.stacks).__contains__, stacks))
             info.stack = max(counts, key=counts.__getitem__, default=info.stacks[-1])
         return info
 
@@ -92,10 +94,15 @@ class Run:
 
 
 def _stacks(info: RunInfo, started: Iterable[str]) -> list[str]:
-    """The versions under which each image was decoded: those of the last invocation that began before it."""
-    calls = sorted(zip((str(call.started_at) for call in info.invocations), info.stacks, strict=True))
-    starts = [start for start, _ in calls]
-    return [calls[max(0, bisect_right(starts, str(at)) - 1)][1] for at in started]
+    """The versions under which each image was decoded: those of the last call that began before it, or "A or B" where
+    calls of others ran at the same time, as shards do."""
+    calls = [(str(call.started_at), str(call.finished_at or "")) for call in info.invocations]
+    known, starts, stacks = info.stacks, sorted(start for start, _ in calls), []
+    for at in (max(str(text), starts[0]) for text in started):
+        last = starts[bisect_right(starts, at) - 1]
+        running = [start == last or start <= at <= end for start, end in calls]
+        stacks.append(" or ".join(dict.fromkeys(compress(known, running))))
+    return stacks
 
 
 def decoded_apart(run: Run, other: Run) -> bool:

@@ -12,6 +12,7 @@ from synthetic import AR, SJD, ar, changed, folder, generation, sjd, stored_rows
 
 from specbench.reporting import render, report_rows
 from specbench.reporting.answer import answer
+from specbench.reporting.comparability import Run
 from specbench.reporting.compare import compare_runs
 from specbench.reporting.forecast import accepted_lengths
 from specbench.reporting.marks import label, window_of
@@ -266,12 +267,37 @@ def test_no_speed_up_across_versions_that_time_the_forward(tmp_path):
     assert rows_of(tmp_path, "sjd")[0]["speedup"] > 1
 
 
+def test_images_of_calls_of_several_versions_at_once_have_no_times(tmp_path):
+    """Shards run side by side, and the workers of a call begin with it: nothing says which of them decoded an image."""
+    place = folder(tmp_path, SJD, [])
+    with RunStore(place).lock(SJD) as store:
+        info = store.info()
+        first, second, third = (replace(info.invocations[0], stored={}) for _ in range(3))
+        first.started_at, first.finished_at = "2026-02-01T00", "2026-02-01T20"
+        second.started_at, second.finished_at = "2026-02-01T10", "2026-02-01T23"
+        third.started_at, third.finished_at = "2026-02-02T00", None
+        second.versions = {**first.versions, "torch": "2.10.0"}
+        store._write_info(replace(info, invocations=[first, second, third]))
+        rows = zip(stored_rows(sjd(6)), ("01T05", "01T06", "01T15", "01T22", "01T23:30", "02T01"), strict=True)
+        store.append([row | {"started_at": f"2026-02-{at}"} for row, at in rows])
+    old, new = (f"python 3.11, torch {version}" for version in ("2.9.0", "2.10.0"))
+    run = Run(place)
+    assert run.info.stack == old and run.untimed == {f"{old} or {new}": 1, new: 2}
+    assert run.rows["latency_ms"].notna().tolist() == [True, True, False, False, False, True]
+    at_once = replace(info, invocations=[replace(call, started_at=first.started_at) for call in (first, second)])
+    with RunStore(place).lock(SJD) as store:
+        store._write_info(at_once)
+    [row] = report_rows([place])
+    assert row.latency_ms is None and sum(row.untimed.values()) == 6
+
+
 def test_times_under_other_versions_than_most_are_left_out_and_said(tmp_path):
     folder(tmp_path, AR, ar(8))
     place, alone = folder(tmp_path, SJD, sjd(8)), folder(tmp_path / "alone", SJD, sjd(8))
     slow = stored_rows([None] * 8 + [generation(2, 3000.0)] * 2)[8:]
     with RunStore(place).lock(SJD) as store:
         info = store.info()
+        info.invocations[0].finished_at = "2026-01-30T00:00:00.000+00:00"
         later = replace(info.invocations[0], started_at="2026-01-31T00:00:00.000+00:00", stored={})
         later.versions = {**later.versions, "torch": "2.10.0"}
         store._write_info(replace(info, invocations=[*info.invocations, later]))
