@@ -93,7 +93,8 @@ def head_of(text: str, model: str) -> str | None:
 
 
 def _settings(asked: CellSettings, model: object) -> dict[str, object]:
-    """The cell's values by setting name. A substituted model brings prompts it can read, and its vocabulary."""
+    """The cell's values by setting name. A substituted model brings prompts it can read, its vocabulary, and guidance
+    or none."""
     inline = ",".join(f"{name}={value}" for name, value in asked.options)
     settings = {
         name: getattr(asked, name) for name in ("model", "prompts", "limit", "samples", "seed", "batch", "dtype")
@@ -106,6 +107,7 @@ def _settings(asked: CellSettings, model: object) -> dict[str, object]:
         other = find_model(str(model))
         settings["prompts"] = other.name if other.name in prompts.prompt_set_names() else asked.prompts
         settings["top-k"] = settings.get("top-k") if (settings.get("top-k") or 0) <= other.v_image else 0
+        settings["cfg"] = settings.get("cfg") if other.guided else None
     return {name: value for name, value in settings.items() if value is not None}
 
 

@@ -278,6 +278,16 @@ def test_a_substituted_model_stands_once_and_under_its_own_name(tmp_path):
     assert labels[-5:] == ["gsd G=3", "gsd", *(f"gsd G={G}" for G in (25, 50, 100))], "rows of two groups in one order"
 
 
+@pytest.mark.parametrize(
+    ("model", "flags", "scales"), [("tar-1.5b", {}, {None}), ("tar-1.5b", {"cfg": 2.0}, {2.0}), ("janus", {}, {3.0})]
+)
+def test_a_substituted_model_without_guidance_leaves_out_the_table_s(tmp_path, model, flags, scales):
+    """What the user asks for stays, and is refused when the run is planned."""
+    flags |= {"model": model, "out": str(tmp_path)}
+    cells = reproduce.resolve_cells(load_table("gsd-1"), flags, env={})
+    assert {cell.values["cfg"].value for cell in cells} == scales
+
+
 def test_headings_that_still_hold_are_kept_and_no_row_stands_under_another_model(tmp_path):
     """Two models run Cool-SD and UniformRSD in a figure; in a table, Anole's rows run Lumina-mGPT."""
     figure = measured_table(load_table("cool-sd-fig5"), model="shapes", out=tmp_path)
