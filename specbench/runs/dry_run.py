@@ -198,7 +198,7 @@ def _pace(folders: Sequence[Path]) -> float | None:
         rows = stats.as_frame(pa.concat_tables(pieces)) if pieces else ()
         pace = stats.throughput(rows) if pieces else None
         if not pace:
-            return None
+            continue
         images, seconds = images + len(rows), seconds + len(rows) / pace
     return seconds / images if images else None
 

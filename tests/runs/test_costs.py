@@ -1,7 +1,10 @@
 """What an image will cost, and how many threads a run takes on a busy machine. It concerns several modules: dry_run,
 compiler."""
 
+from dataclasses import replace
+
 import pytest
+import synthetic
 
 from specbench.runs import compiler, dry_run
 from specbench.runs.plan import make_plan
@@ -21,6 +24,16 @@ def test_the_forecast_of_seven_billion_weights_is_the_time_to_read_them(monkeypa
     busy = dry_run.cost_note(make_plan(merge(run_settings(), settings, env={})))
     assert "8.9 hours an image" in busy and "instead: a GPU" in busy, "a busy machine is told, too"
     assert "divide the steps" in note and "a GPU, --model janus" in dry_run.cost_text(2352, 3601, "CPU", "now")
+
+
+def test_a_stored_run_without_images_does_not_hide_the_pace_of_others(tmp_path):
+    decoded = {0: [None], 1: synthetic.sjd(), 2: []}
+    for seed, images in decoded.items():
+        synthetic.folder(tmp_path, replace(synthetic.SJD, seed=seed), images)
+    spec = synthetic.SJD
+    pace = dry_run.seconds_per_image(tmp_path, spec.model, spec.decoder.name, spec.device)
+    folder = tmp_path / replace(spec, seed=1).run_id
+    assert pace == dry_run.seconds_per_image(tmp_path, spec.model, spec.decoder.name, spec.device, folder.name) > 0
 
 
 @pytest.mark.parametrize(("used", "expected"), [(0.2, 4), (1.6, 2), (9.0, 1)])
