@@ -156,6 +156,8 @@ def _missing(column: Column, measured: Measured) -> Cell:
             return Cell(why=why, notes=(f"Not comparable: {measured.row.over_ar.speedup_note}.",))
         return Cell(why=str(measured.row.over_ar.speedup_note).partition(":")[0])
     if column.key in ("draft_tv", "draft_top1"):
+        if len(measured.run.traced):
+            return Cell(why="no drafts")
         return Cell(why="no trace", notes=("Kept by `specbench run --trace`, and by `specbench bench`.",))
     if column.key in TIMES and (batch := measured.row.setting["batch"]) > 1:
         return Cell(why=f"batch {batch}", notes=("Latency is measured one image at a time.",))

@@ -91,3 +91,12 @@ def test_a_stalled_image_is_named_at_the_latency():
     )
     calm = Measured(run, replace(row_of_run, stalled=None), None, (), None, 9)
     assert not any("stalled" in note for note in make_cell(row, latency, calm, None, None).notes)
+
+
+@pytest.mark.parametrize(("traces", "why"), [(2, "no drafts"), (0, "no trace")])
+def test_a_traced_run_without_drafts_is_not_said_to_lack_a_trace(printed, traces, why):
+    measured = score(2, None)
+    measured.run.traced = pd.DataFrame({"sample": range(traces)})
+    column = Column("tv", "draft_tv", "TV", None, 2, "lower", 1.0, {})
+    cell = make_cell(printed, column, measured, None, None)
+    assert cell.why == why and bool(cell.notes) == (not traces)
