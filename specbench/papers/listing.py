@@ -205,11 +205,14 @@ def table_rows() -> _Rows:
 def run_rows(out: Path, warn: Callable[[str], None]) -> _Rows:
     from specbench.store.run_folders import distinctions, runs_in
     from specbench.store.run_info import read_info
+    from specbench.store.run_store import RunStore
 
-    rows, infos = [], {}
+    rows, infos, images = [], {}, {}
     for folder in runs_in(out):
         try:
-            infos[folder] = read_info(folder)
+            pictures = folder / "images"  # quicker to count than rows, which may be many parts
+            done = pictures.glob("*.png") if pictures.is_dir() else RunStore(folder).completed()
+            images[folder], infos[folder] = sum(1 for _ in done), read_info(folder)
         except SpecbenchError as error:
             warn(error.what)
     differing = distinctions({folder.name: info for folder, info in infos.items()})
@@ -225,7 +228,7 @@ def run_rows(out: Path, warn: Callable[[str], None]) -> _Rows:
                 "differs": differing[folder.name],
                 "prompts": spec.prompts,
                 "seed": spec.seed,
-                "images": sum(1 for _ in (folder / "images").glob("*.png")),  # its rows may be many parts
+                "images": images[folder],
             }
         )
     return rows

@@ -126,6 +126,8 @@ def test_a_packed_file_is_read_like_a_folder_and_a_changed_byte_is_named(here, c
     assert cli("pack", "--to", here / "link", "--without-pictures").code == 0 and (here / "link").is_symlink()
     assert cli("pack", "--to", here / "results").code == 2 and cli("pack", "--to", "-").code == 2
     assert cli("report", packed).out.count("| sjd") and cli("verify", packed).code == 0
+    listed, kept = (json.loads(cli("list", "runs", "--out", out, "--json").out) for out in (packed, here / "results"))
+    assert [row["images"] for row in listed] == [row["images"] for row in kept] and all(r["images"] for r in kept)
     data = bytearray(packed.read_bytes())
     with zipfile.ZipFile(packed) as archive:
         member = next(member for member in archive.infolist() if "/samples/" in member.filename)
