@@ -205,9 +205,7 @@ class PerImageMetric(Metric):
     columns: ClassVar = {"value": pa.float32()}
 
     def scores(self, statistics: pd.DataFrame) -> list[Score]:
-        if statistics.empty:
-            return []
-        return [mean_score(self.name, statistics, "value")]
+        return [] if statistics.empty else [mean_score(self.name, statistics, "value")]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return column_difference(features, baseline, "value")

@@ -17,8 +17,8 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import IMPORTED, MEAN_OF_IMAGES, Metric, Sample, Score, answer_scores, column_difference
-from specbench.stats import Difference, mean_interval
+from specbench.metrics.base import IMPORTED, MEAN_OF_IMAGES, PerImageMetric, Sample, Score, answer_scores
+from specbench.stats import mean_interval
 from specbench.system.images import png_bytes
 
 TABLE_COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natural_language")
@@ -116,7 +116,7 @@ def questions_table(items: Sequence[tuple[str, Sequence[Mapping]]]) -> bytes:
     return sink.getvalue().encode()
 
 
-class OfficialDpgBench(Metric):
+class OfficialDpgBench(PerImageMetric):
     """DPG-Bench's scores from its judge's answers: `dpg-bench`, the rule as described, and `dpg-bench[released]`, that
     of the released program. `verdicts`: answers by question, by prompt and number of the image, for all images of the
     run's `rows`; `digest`: of their file."""
@@ -180,6 +180,3 @@ class OfficialDpgBench(Metric):
         if column == "released":
             rows = rows[rows["sample"] == rows["sample"].max()]
         return scores + answer_scores(name, rows, (json.loads(text)[column] for text in rows["answers"]))
-
-    def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
-        return column_difference(features, baseline, "value")

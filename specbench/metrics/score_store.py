@@ -78,10 +78,9 @@ def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object
     for row in scores:
         per_prompt = 1 if row["metric"].startswith(_ONE_A_PROMPT) else len(prompt_ids) / max(1, of_run)
         prompts = min(row["n"] / max(1, per_prompt), of_run)  # `n` of older files may count answers
-        alone = row["n"] == 1  # one image has no interval to leave out
         shown = without_few(Estimate(row["value"], row["low"], row["high"]), prompts)
         row["prompts_needed"] = prompts_for_change(shown, prompts)
-        row |= {"low": shown.low, "high": shown.high, "too_few": alone or shown.low != row["low"]}
+        row |= {"low": shown.low, "high": shown.high, "too_few": row["n"] == 1 or shown.low != row["low"]}
     return scores
 
 
@@ -133,18 +132,9 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     if pair is None:
         return None
     estimate, n = difference_to_show(pair[0]), pair[1]
-    return {
-        "run_id": folder.name,
-        "baseline": baseline.name,
-        "metric": metric.name,
-        "difference": estimate.value,
-        "low": estimate.low,
-        "high": estimate.high,
-        "p": estimate.p,
-        "spread": estimate.spread,
-        "n": n,
-        "fingerprint": made_score(metric).fingerprint,
-    }
+    row = {"run_id": folder.name, "baseline": baseline.name, "metric": metric.name, "difference": estimate.value}
+    row |= {name: getattr(estimate, name) for name in ("low", "high", "p", "spread")}
+    return row | {"n": n, "fingerprint": made_score(metric).fingerprint}
 
 
 def difference_rows(
@@ -262,10 +252,9 @@ def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | N
 def forget(folder: Path, metric: Metric) -> None:
     """Remove all that is stored of a metric in a run folder, whatever its fingerprint."""
     with writing(folder, ()):
-        for place in ("scores", "image_scores"):
-            for path in files_named(folder / place, "*-*"):
-                if path.name.rpartition("-")[0] == metric.name:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for path in (path for place in ("scores", "image_scores") for path in files_named(folder / place, "*-*")):
+            if path.name.rpartition("-")[0] == metric.name:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _scores_file(folder: Path, metric: Metric) -> Path:
