@@ -285,8 +285,7 @@ def _option_meant(option: str, context: Any) -> str:
 
 def _options_of(command: str) -> list[str]:
     """The options of another command, under the names of other programs too."""
-    app = build_app(command, root_options=False)
-    group = typer.main.get_command(app)
+    group = typer.main.get_command(build_app(command, root_options=False))
     chosen = group.commands[command] if command in getattr(group, "commands", {}) else group
     return [name for parameter in chosen.params for name in parameter.opts]
 

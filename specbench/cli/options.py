@@ -55,8 +55,7 @@ _PROTOCOLS = ("sjd", "cool-sd", "zipar", "mulo-sd", "fid-50k")
 
 def protocol_option(what: str) -> Any:
     """`what` a protocol's metrics are for; their names follow."""
-    named = f"{what} of a paper: {', '.join(_PROTOCOLS[:-1])} or {_PROTOCOLS[-1]}."
-    return option("--protocol", "NAME", named)
+    return option("--protocol", "NAME", f"{what} of a paper: {', '.join(_PROTOCOLS[:-1])} or {_PROTOCOLS[-1]}.")
 
 
 def prompts_option(help: str, **more: Any) -> Any:

@@ -240,8 +240,7 @@ def _report_over(over: str | None, runs: Sequence[str], out: str, fmt: str, to: 
         table, records = ruler_table(rows), list(map(vars, rows))
     if fmt == "markdown" and to is None and console.is_terminal():
         screen = console.stdout()
-        below = replace(table, title="", notes=[table.title, *table.notes])
-        return screen.print(terminal_table(below, screen.width))
+        return screen.print(terminal_table(replace(table, title="", notes=[table.title, *table.notes]), screen.width))
     write_or_print(writer("over", fmt)(table, records, to and to.stem), to)
 
 

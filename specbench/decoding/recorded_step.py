@@ -155,8 +155,7 @@ class WaitingStep(NamedTuple):
     @property
     def bytes(self) -> int:
         """Memory of the distributions."""
-        tables = self.p, self.q, self.before and self.before.q
-        return sum(table.nbytes for table in tables if table is not None)
+        return sum(table.nbytes for table in (self.p, self.q, self.before and self.before.q) if table is not None)
 
 
 def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcome, Committed]:

@@ -111,8 +111,7 @@ class RowJacobiLoop(ImageRowLoop):
         flat = slots.flatten(1)
         fresh = (~self._has_draft.gather(1, flat) & (flat < self._length)).view_as(slots)
         drawn = (self._noise.uniform(flat, Stream.FRESH, step) * self._plan.v_image).long().view_as(slots)
-        vocab = self._q.shape[-1]
-        q = one_hot(drawn, vocab)
+        q = one_hot(drawn, self._q.shape[-1])
         if not self._plan.one_hot:
             q = torch.zeros_like(q)
             q[..., : self._plan.v_image] = 1 / self._plan.v_image

@@ -168,8 +168,7 @@ def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, rows: ImageRows, la
     free = target.forced_at((positions - 1).clamp(min=0)) < 0
     aside = starting & free & (above < width)
     stand_in = torch.where(opens | opens.roll(1), newest.roll(1, dims=1), newest.roll(2, dims=1))
-    consumed = torch.where(aside, stand_in, positions - 1)
-    fed = tokens.gather(1, consumed.clamp(min=0))
+    fed = tokens.gather(1, torch.where(aside, stand_in, positions - 1).clamp(min=0))
     return RowRoots(above, starting, starting | growing, closing, positions, fed, aside)
 
 

@@ -75,8 +75,7 @@ class EagleSkips(Eagle):
         self._store(self._news.features, positions)
         if self.after_skip is not None:
             columns = torch.arange(self._paths.shape[1], device=positions.device)
-            fed = positions[:, :1] - len(columns) + columns
-            self._store(self._batch.session.features[:, : len(columns)], fed)
+            self._store(self._batch.session.features[:, : len(columns)], positions[:, :1] - len(columns) + columns)
 
     def _skip(self, drafted: Proposal, committed: Tensor, step: Tensor) -> Tensor:
         """Write the first drafts of a random path after the committed tokens, for the head with older features; return

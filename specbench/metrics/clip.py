@@ -114,8 +114,7 @@ class Clip(CosineMetric):
 
     @cached_property
     def network(self) -> torch.nn.Module:
-        path = self.weights_file(self.variant.checkpoint)
-        return load_openai(path, self.settings.device)
+        return load_openai(self.weights_file(self.variant.checkpoint), self.settings.device)
 
     def preprocess(self, pixels: np.ndarray) -> torch.Tensor:
         return super().preprocess(self.variant.prepare(pixels))

@@ -139,8 +139,7 @@ class BlipVqa(CategoryMetric):
 
     @torch.inference_mode()
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
-        images = torch.stack(self.preprocessed(samples))
-        seen = self.network.see(images.to(self.settings.device))
+        seen = self.network.see(torch.stack(self.preprocessed(samples)).to(self.settings.device))
         asked = [
             (number, [ENCODE_TOKEN, *self.tokenizer.ids(question)[1:]])
             for number, sample in enumerate(samples)

@@ -122,8 +122,7 @@ class Fid(Metric):
     def network(self) -> Inception:
         from specbench.metrics.inception_network import load_inception
 
-        path = self.weights_file("inception")
-        return load_inception(path, self.settings.device)
+        return load_inception(self.weights_file("inception"), self.settings.device)
 
     def preprocess(self, pixels: np.ndarray) -> Tensor:
         return FRONT_ENDS[self.front_end](CROPS[self.crop](pixels))

@@ -99,8 +99,7 @@ def untrained_model(architecture: str) -> torch.nn.Module:
 
 def load_folder_model(folder: Path, device: str) -> torch.nn.Module:
     """Load a CLIP in float32 from a folder in open_clip's layout: configuration, weights and tokenizer."""
-    model = import_open_clip().create_model(f"local-dir:{folder}")
-    return model.eval().requires_grad_(False).to(device)
+    return import_open_clip().create_model(f"local-dir:{folder}").eval().requires_grad_(False).to(device)
 
 
 def folder_tokenizer(folder: Path) -> Tokenize:

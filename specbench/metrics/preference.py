@@ -44,8 +44,7 @@ def hps_input(pixels: np.ndarray) -> Tensor:
 def load_hpsv2(path: Path, device: str, architecture: str = HPS_ARCHITECTURE) -> torch.nn.Module:
     """Build the network and load an authors' checkpoint, whose digest the caller has checked, in float32."""
     model = untrained_model(architecture)
-    content = torch.load(path, map_location="cpu", weights_only=True)
-    model.load_state_dict(content["state_dict"])
+    model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["state_dict"])
     return model.float().eval().requires_grad_(False).to(device)
 
 
@@ -193,8 +192,7 @@ class Aesthetic(Clip):
 
     @cached_property
     def head(self) -> nn.Module:
-        weights = load_weights(self.weights_file("aesthetic"))
-        return linear_layers(part_of(weights, "layers.")).requires_grad_(False)
+        return linear_layers(part_of(load_weights(self.weights_file("aesthetic")), "layers.")).requires_grad_(False)
 
     def features(self, samples: Sequence[Sample]) -> list[dict[str, object]]:
         images = image_embeddings(self.network, self.preprocessed(samples), self.settings.device)

@@ -244,8 +244,7 @@ def read_json(source: Source, path: Path) -> dict[str, object]:
 def _companion_folder(source: Source, folder: Path) -> Path | None:
     """Where a companion's files lie in or beside a `--weights` folder."""
     inside = (folder / name for name in (source.folder_name, *source.folders))
-    places = (*inside, folder.resolve().parent / source.folder_name)
-    return next((place for place in places if place.is_dir()), None)
+    return next((place for place in (*inside, folder.resolve().parent / source.folder_name) if place.is_dir()), None)
 
 
 def _in_folder(source: Source, folder: Path, repo: str | None = None) -> CheckpointFiles:

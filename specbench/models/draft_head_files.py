@@ -102,5 +102,4 @@ def head_in(folder: Path) -> CheckpointFiles:
             f"it needs {CONFIG} and {' or '.join(WEIGHTS)}; 'specbench train-head' makes one",
             MISSING_PREREQUISITE,
         )
-    source = Source("the draft head", folder.name, (), "")
-    return CheckpointFiles(source, (folder / CONFIG, weights[0]))
+    return CheckpointFiles(Source("the draft head", folder.name, (), ""), (folder / CONFIG, weights[0]))

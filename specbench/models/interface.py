@@ -45,8 +45,7 @@ class TokenLayout:
     @classmethod
     def with_row_ends(cls, height: int, width: int, v_image: int) -> TokenLayout:
         """A raster grid whose every row is closed by one forced special token."""
-        row = (-1,) * width + (v_image,)
-        return cls(height, width, v_image, row * height)
+        return cls(height, width, v_image, ((-1,) * width + (v_image,)) * height)
 
     def __post_init__(self):
         if sum(slot < 0 for slot in self.forced) != sum(rows * columns for rows, columns in self.grids):

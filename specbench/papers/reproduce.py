@@ -87,8 +87,7 @@ def measured_table(
                 raise
     cells = resolve_cells(table, {"model": model, "prompts": prompts, "out": str(out)}, env={})
     measured = find_measured(cells, out)
-    folders = [folder for folder in measured.values() if isinstance(folder, Path)]
-    table = as_run_here(table, cells, model, folders)
+    table = as_run_here(table, cells, model, [folder for folder in measured.values() if isinstance(folder, Path)])
     return join(with_runs(table, runs), measured)
 
 
@@ -200,8 +199,7 @@ def score_table(
     settings, fitting = replace(settings, offline=settings.offline or trial), []
     for name in dict.fromkeys([*table.metrics(), *(metric_catalog.bundled_metrics() if trial else ())]):
         try:
-            metric = metric_catalog.metric(name)(settings)
-            missing = metric.missing() if settings.offline else ()
+            missing = metric_catalog.metric(name)(settings).missing() if settings.offline else ()
             if problem := problems.get(name) or (SpecbenchError(*missing[0]) if missing else None):
                 raise problem
             fitting.append(name)

@@ -151,8 +151,7 @@ def parts_chart(rows: Mapping[str, ReportRow]) -> Chart:
     for name, row in rows.items():
         steps, cost, overhead = row.over_ar.step_ratio, row.over_ar.window_cost, row.over_ar.overhead
         reached = (1.0, steps, steps / cost, steps / (cost * overhead))
-        speed = _told(row.over_ar.speedup)
-        texts = (f"x {number(steps)}", f"/ {number(cost)}", f"/ {number(overhead)}", speed)
+        texts = (f"x {number(steps)}", f"/ {number(cost)}", f"/ {number(overhead)}", _told(row.over_ar.speedup))
         for place, part in enumerate(_PARTS):
             first, last = (1.0, reached[-1]) if part == "speed-up" else (reached[place], reached[place + 1])
             points.append(

@@ -198,8 +198,7 @@ def _audit(run: Run) -> ShownAudit | None:
     if stored is None:
         return None
     rows = RunStore(run.folder).samples(["status", "started_at"])
-    current = images_fingerprint(rows[rows["status"] == "ok"]) == stored["fingerprint"]
-    return shown_audit(stored, current)
+    return shown_audit(stored, images_fingerprint(rows[rows["status"] == "ok"]) == stored["fingerprint"])
 
 
 def shown_audit(stored: Mapping, current: bool = True) -> ShownAudit:

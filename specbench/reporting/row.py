@@ -271,8 +271,7 @@ def _plain(value: object) -> object:
     if isinstance(value, Compared):
         return value.record
     if isinstance(value, Difference):
-        kept = {name: getattr(value, name) for name in ("value", "low", "high", "p")}
-        return kept | {"real": is_real(value.p)}
+        return {name: getattr(value, name) for name in ("value", "low", "high", "p")} | {"real": is_real(value.p)}
     if isinstance(value, Estimate):
         return value.value
     if isinstance(value, Path):

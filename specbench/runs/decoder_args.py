@@ -86,8 +86,7 @@ def with_ar(decoders: Sequence[PlannedDecoder], values: Mapping[str, Value]) -> 
     prompts = value["baseline"] if value["baseline"] is not None else BASELINE_PROMPTS * timed
     if not prompts or any(planned.spec.drafter == "none" for planned in decoders):
         return list(decoders)
-    ar = _plan_decoder("ar", {}, {}, str(value["model"]))
-    return [*decoders, replace(ar, first=prompts)]
+    return [*decoders, replace(_plan_decoder("ar", {}, {}, str(value["model"])), first=prompts)]
 
 
 def parse_decoders(pieces: Sequence[str]) -> list[tuple[str, dict[str, str]]]:

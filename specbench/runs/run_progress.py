@@ -56,8 +56,7 @@ class RunSummary:
     def problem(self) -> SpecbenchError | None:
         """Error with the exit code of an incomplete run; None if it is complete."""
         if self.interrupted:
-            there = self.resumed + self.done
-            return signals.stopped(f" with {there} of {self.total} images done", self.interrupted)
+            return signals.stopped(f" with {self.resumed + self.done} of {self.total} images done", self.interrupted)
         if self.failed:
             return SpecbenchError(
                 f"{self.failed} of {self.total} images failed; the first one: {self.errors[0]}",

@@ -256,8 +256,7 @@ def run_settings() -> tuple[Setting, ...]:
 def read_config(path: str | Path, keys: Iterable[str]) -> dict[str, object]:
     """Read settings from a TOML file, by name."""
     try:
-        text = Path(path).read_bytes().decode("utf-8")
-        values = tomllib.loads(text)
+        values = tomllib.loads(Path(path).read_bytes().decode("utf-8"))
     except OSError as error:
         raise SpecbenchError(f"--config {path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

@@ -268,8 +268,7 @@ def _components(choices: Mapping[str, str]) -> list[Component]:
 def _check_fit(name: str, choices: Mapping[str, str]) -> None:
     """Reject a component without the one it requires."""
     for kind in _kinds(choices):
-        part = CHOICES[kind][choices[kind]]
-        needed = part.only_with
+        needed = CHOICES[kind][choices[kind]].only_with
         others = {choices[other] for other in _kinds(choices) if other != kind}
         if needed and not others & set(needed):
             named = ", ".join(f"{kind} {value}" for kind, value in choices.items() if kind in ("drafter", "verifier"))

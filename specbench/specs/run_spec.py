@@ -74,8 +74,7 @@ class RunSpec:
 
     def content(self) -> dict[str, object]:
         """Nested dicts of the spec, without unset fields."""
-        parts = {"decoder": dict(vars(self.decoder)), "sampling": _given(self.sampling)}
-        return _given(self) | parts
+        return _given(self) | {"decoder": dict(vars(self.decoder)), "sampling": _given(self.sampling)}
 
     def identity(self) -> dict[str, object]:
         """`content` without what may differ between the invocations of a run."""

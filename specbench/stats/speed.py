@@ -111,8 +111,7 @@ def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
 
 def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
     """Compute the speed-up of `rows` over the AR rows `baseline` and its factors; None without timed pairs."""
-    pairs = paired(rows, baseline)
-    timed = pairs.dropna(subset=["latency_ms", "latency_ms_base"])
+    timed = paired(rows, baseline).dropna(subset=["latency_ms", "latency_ms_base"])
     if timed.empty or not (timed[["target_ms", "target_ms_base"]].sum() > 0).all():
         return None
     return SpeedUp(

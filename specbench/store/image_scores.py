@@ -43,8 +43,7 @@ class ImageScores:
             raise ValueError(f"a column {taken[0]}")
         self._run, name = run, f"{metric}-{fingerprint}"
         made_by = {"metric": metric, "fingerprint": fingerprint}
-        place = run / "image_scores" / name
-        self._log = ParquetLog(place, IMAGE_SCORES, KEY, owner=lambda: owner_of(run) | made_by)
+        self._log = ParquetLog(run / "image_scores" / name, IMAGE_SCORES, KEY, owner=lambda: owner_of(run) | made_by)
         self._own = pa.schema([*_FIXED, *columns.items()])
         self._old = ParquetLog(run / "scores" / name, self._own, KEY)
 

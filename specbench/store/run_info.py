@@ -76,8 +76,7 @@ class Invocation:
         if not (isinstance(parts, dict) and all(isinstance(options, dict) for options in parts.values())):
             raise TypeError("compile_options")
         float(content.get("load") or 0)
-        fields = {name: content.get(name) for name in _names(cls)}
-        return cls(**fields, stored=content)
+        return cls(**{name: content.get(name) for name in _names(cls)}, stored=content)
 
     def to_json(self) -> dict[str, object]:
         """The JSON object; optional facts are left out while unknown."""

@@ -115,8 +115,7 @@ class RunStore:
         try:
             self._made = [folder for folder in (samples, *samples.parents) if not folder.exists()]
             samples.mkdir(parents=True, exist_ok=True)
-            busy = f"{self.folder} is being written by another process"
-            self._lock = take_lock(self.folder / ".lock", busy, _WAIT)
+            self._lock = take_lock(self.folder / ".lock", f"{self.folder} is being written by another process", _WAIT)
             sync_folder(self.folder)
         except OSError as error:
             raise SpecbenchError(

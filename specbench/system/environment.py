@@ -134,8 +134,7 @@ def describe_installation() -> str:
     """Format version, commit and main packages of this installation as the line of `specbench --version`."""
     present = versions()
     packages = _named(present, ("python", "torch", "transformers"))
-    parts = [*_named(present, ("specbench",)), _commit(git_state()), *packages]
-    return ", ".join(part for part in parts if part)
+    return ", ".join(part for part in [*_named(present, ("specbench",)), _commit(git_state()), *packages] if part)
 
 
 def _named(versions: Mapping, names: Iterable[str]) -> list[str]:

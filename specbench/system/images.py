@@ -86,8 +86,7 @@ def _too_large(path: Path, size: str) -> SpecbenchError:
 def _rgb(image: Image.Image) -> np.ndarray | None:
     """Convert to uint8 [H, W, 3]; None if a pixel is not opaque."""
     if image.mode.startswith("I"):
-        values = np.asarray(image, dtype=np.uint32)
-        return np.repeat((values >> 8).astype(np.uint8)[..., None], 3, axis=2)
+        return np.repeat((np.asarray(image, dtype=np.uint32) >> 8).astype(np.uint8)[..., None], 3, axis=2)
     if "A" in image.mode or "a" in image.mode or "transparency" in image.info:
         pixels = np.asarray(image.convert("RGBA"))
         return pixels[..., :3].copy() if pixels[..., 3].min() == 255 else None

@@ -100,8 +100,7 @@ class Eagle:
     def _learn(self, news: News, readable: Tensor) -> Tensor:
         """Append the tokens committed by the last step; return the head's features [R, d] after the newest. Part of the
         drafting, and so of its compiled code."""
-        ids = self._model.table_ids(news.tokens)
-        seen = self._cache.append(ids, news.features, news.positions, readable)
+        seen = self._cache.append(self._model.table_ids(news.tokens), news.features, news.positions, readable)
         newest = (news.shift - 1).clamp(min=0).repeat(len(seen) // len(news.shift))
         return seen[torch.arange(len(seen), device=seen.device), newest]
 

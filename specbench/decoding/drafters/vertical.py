@@ -47,8 +47,7 @@ class Vertical(JacobiTree):
         self._head = vertical_head_for(context.model, head)
         self._above = slots_above(context.layout).to(context.device)
         self._table = context.model.token_table()
-        slot = torch.arange(len(self._above), device=context.device)
-        places, exists = places_before(self._above, slot[None])
+        places, exists = places_before(self._above, torch.arange(len(self._above), device=context.device)[None])
         self._places = torch.where(exists, places, -1)[0]
         """[N + 1, 3] earlier slots whose tokens the head looks at, -1 where there is none."""
         self._reach = reach(context.layout)  # Largest number of drafts that can be prepared at once

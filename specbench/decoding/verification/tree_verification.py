@@ -67,8 +67,7 @@ class _TreeVerifier:
         # A draft is tested once those before it are rejected.
         tested = drafted & (passed.float() @ tables.before.T == 0)
         accepted = passed & tested
-        rejected = (~accepted).float()
-        alive = rejected @ tables.ancestors[:, 1:].T == 0
+        alive = (~accepted).float() @ tables.ancestors[:, 1:].T == 0
         stop = torch.where(alive, tables.depth, -1).argmax(1)
         first, columns = tables.depth[stop], tables.route[stop]
         drafts = torch.nn.functional.pad(proposal.tokens.gather(1, columns[:, 1:]), (0, 1))

@@ -152,8 +152,7 @@ def load_cosmos(files: CheckpointFiles, device: str) -> CosmosDecoder:
         sizes = len(flat["post_quant_conv.weight"]), widths or list(PUBLISHED[1]), len(ups) // max(levels, 1)
     except KeyError:
         sizes = PUBLISHED
-    filled = fill(build_network(network, *sizes), flat, files, device, torch.float32)
-    return CosmosDecoder(filled, device)
+    return CosmosDecoder(fill(build_network(network, *sizes), flat, files, device, torch.float32), device)
 
 
 def random_cosmos(sizes: tuple[int, Sequence[int], int], device: str) -> CosmosDecoder:

@@ -29,8 +29,7 @@ class Liquid(FamilyModel):
 
 def load(request: LoadRequest) -> Liquid:
     if not request.files:
-        config = GemmaConfig(**request.sized_network({}, _TINY))
-        network = request.randomise(build_network(GemmaForCausalLM, config))
+        network = request.randomise(build_network(GemmaForCausalLM, GemmaConfig(**request.sized_network({}, _TINY))))
         tokenizer = stand_in_tokenizer(_SPECIALS, first_byte=1000)
         return Liquid.after_words(request, tokenizer, network, _WORDS, random_decoder(request))
     files, vq_files = request.files

@@ -203,8 +203,7 @@ class LlamaGenClass(FamilyModel):
         codes = range(network.output.out_features)
         unused = stand_in_tokenizer({}, first_byte=0)
         super().__init__(request, unused, network.model, network.output.weight, codes, decoder)
-        head = network.model.config.head_dim
-        rotary = GridRotary(self.layout.height, self.layout.width, head, caption=1)
+        rotary = GridRotary(self.layout.height, self.layout.width, network.model.config.head_dim, caption=1)
         network.model.rotary_emb = rotary.to(request.device)
         self._classes = network.embedding_table.weight
 

@@ -176,8 +176,7 @@ class CodeFeatures(nn.Module):
     def forward(self, codes: Tensor) -> Tensor:
         sides = torch.full((len(codes), 2), math.isqrt(codes.shape[1]), device="cpu")  # read by the host
         latents = self.out_linear(self._normed(self.embedding_proj(self.embedding(codes))))
-        seen = self.decoder(latents, None, sides).last_hidden_state
-        return self.decode_task_layer(seen)
+        return self.decode_task_layer(self.decoder(latents, None, sides).last_hidden_state)
 
 
 def load_detokenizer(request: LoadRequest) -> TarDetokenizer:

@@ -56,8 +56,7 @@ class TamingDecoder:
 
     def decode(self, codes: Tensor) -> Tensor:
         # `JanusVQVAE.decode` always normalises and takes squares only.
-        latents = self._table[codes].permute(0, 3, 1, 2)
-        return self._network.decoder(self._network.post_quant_conv(latents))
+        return self._network.decoder(self._network.post_quant_conv(self._table[codes].permute(0, 3, 1, 2)))
 
 
 CHAMELEON_VQ = {

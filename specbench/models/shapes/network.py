@@ -84,8 +84,7 @@ class ShapesNetwork(nn.Module):
     def prefix_embeds(self, ids: Tensor) -> Tensor:
         """Inputs of the caption slots, [R, 16] to [R, 16, d]; the output at the last slot predicts image token 0."""
         embeds = self.llama.embed_tokens(ids + self.codes) + self.place(objects_before(ids))
-        start = self.slot_embeds(ids)[:, :1]
-        return torch.cat([embeds[:, :-1], embeds[:, -1:] + start], dim=1)
+        return torch.cat([embeds[:, :-1], embeds[:, -1:] + self.slot_embeds(ids)[:, :1]], dim=1)
 
     def slot_embeds(self, ids: Tensor) -> Tensor:
         """What the input that predicts each image token gets besides the token before it: [R, 16] to [R, 256, d]."""

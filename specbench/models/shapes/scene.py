@@ -131,8 +131,7 @@ class Scene:
 
 def holds(relation: str, ax: float, ay: float, bx: float, by: float, margin: float = 6.0) -> bool:
     """Whether centre a stands in `relation` to centre b, by more than `margin` pixels."""
-    distance = {"left": bx - ax, "right": ax - bx, "above": by - ay, "below": ay - by}[relation]
-    return distance > margin
+    return {"left": bx - ax, "right": ax - bx, "above": by - ay, "below": ay - by}[relation] > margin
 
 
 def sample_request(rng: np.random.Generator) -> SceneRequest:
@@ -163,8 +162,7 @@ def realize(request: SceneRequest, rng: np.random.Generator) -> Scene:
     else:
         raise SceneError(f"no layout satisfies the relations {request.relations}")
     items = tuple(Item(shape, color, *place) for (shape, color, _), place in zip(kinds, places, strict=True))
-    texture = request.texture or str(rng.choice(TEXTURES))
-    return Scene(items, texture, int(rng.integers(2**31)))
+    return Scene(items, request.texture or str(rng.choice(TEXTURES)), int(rng.integers(2**31)))
 
 
 def describe(scene: Scene, rng: np.random.Generator) -> SceneRequest:
@@ -175,8 +173,7 @@ def describe(scene: Scene, rng: np.random.Generator) -> SceneRequest:
     if len(kinds) == 1:
         clause = Clause(kinds[0][0], kinds[0][1] if colored else None, len(scene.items))
         return SceneRequest((clause,), (), texture)
-    order = rng.permutation(len(scene.items))
-    items = [scene.items[i] for i in order]
+    items = [scene.items[i] for i in rng.permutation(len(scene.items))]
     colored |= len({i.shape for i in items}) < len(items)
     clauses = tuple(Clause(i.shape, i.color if colored else None) for i in items)
     relations = []

@@ -57,8 +57,7 @@ class CompiledStep(CompiledForms):
 
         def step(buffers: Sequence[tuple[Tensor, Tensor]], inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
             # As a Python int the length would be a constant of the compiled code; as a tensor's size it is a shape.
-            cache = _placed(buffers, inputs.slots, inputs.index.shape[0])
-            return run_step(model, guidance, cache, inputs)
+            return run_step(model, guidance, _placed(buffers, inputs.slots, inputs.index.shape[0]), inputs)
 
         def prefill(buffers: Sequence[tuple[Tensor, Tensor]], embeds: Tensor, positions: Tensor, slots: Tensor):
             index = torch.arange(embeds.shape[1], device=embeds.device)

@@ -77,8 +77,7 @@ def run_layer(
     query = _rotated(linear_output(attention.q_proj, normed).view(shape).transpose(1, 2), *rotary)
     key = _rotated(linear_output(attention.k_proj, normed).view(shape).transpose(1, 2), *rotary)
     value = linear_output(attention.v_proj, normed).view(shape).transpose(1, 2)
-    cached = cache.layers[attention.layer_idx]
-    key, value = cached.update(key, value)
+    key, value = cache.layers[attention.layer_idx].update(key, value)
     seen, _ = grouped_attention(attention, query, key, value, mask, attention.scaling)
     hidden = hidden + linear_output(attention.o_proj, seen.reshape(*hidden.shape[:-1], -1))
     mlp, normed = layer.mlp, _norm(layer.post_attention_layernorm, hidden)

@@ -36,8 +36,7 @@ class Prefix:
     ids: Tensor | None = None
 
     def conditional(self) -> Prefix:
-        rows = len(self.embeds) // 2
-        return self.take(range(rows))
+        return self.take(range(len(self.embeds) // 2))
 
     def take(self, rows: Sequence[int]) -> Prefix:
         rows = list(rows)
@@ -238,8 +237,7 @@ class TransformerSession:
         """Feed every prompt but its last element. Shorter rows write slots that their stream overwrites later."""
         if not longest:
             return None
-        rows = [embeds[:-1] for embeds in self._prefix.embeds]
-        embeds = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        embeds = nn.utils.rnn.pad_sequence([embeds[:-1] for embeds in self._prefix.embeds], batch_first=True)
         slots = self._index[:longest].expand(len(embeds), -1)
         if self._compiled and self._compiled.prefills and self._cache.is_ready:
             return self._compiled.prefill(self._cache, embeds, slots + self._shift, slots)
@@ -328,8 +326,7 @@ class TransformerSession:
         tokens, positions = self._twice(tokens), self._twice(positions)
         fed, aside = self._twice(fed), self._twice(aside)
         position_ids = self._last + positions
-        places = self._scratch + self._index[: position_ids.shape[1]]
-        slots = torch.where(aside, places, position_ids)
+        slots = torch.where(aside, self._scratch + self._index[: position_ids.shape[1]], position_ids)
         place = self._index - self._last
         fed = fed if fed.dim() == 3 else fed[:, None]
         end = fed.shape[2]
