@@ -71,8 +71,7 @@ def doctor(
 
     rows = machine.doctor(model, out, weights, revision, random_weights, scale, metric or (), measure, protocol)
     print_json(rows) if json else _print_readiness(rows if everything else _in_short(rows))
-    missing = dict.fromkeys(row["name"] for row in rows if row["status"] == machine.MISSING)
-    if missing:
+    if missing := dict.fromkeys(row["name"] for row in rows if row["status"] == machine.MISSING):
         raise SpecbenchError(f"not ready: {', '.join(missing)}", "see the fixes above", MISSING_PREREQUISITE)
     if not json:
         best = f"--model {model or 'janus'} --decoder ar,sjd,gsd --window 16 --fresh-q onehot --limit 4"
@@ -369,6 +368,5 @@ def check(
     several = len({row["name"] for row in rows}) > 1
     columns = ("name", "check", "status", "detail") if several else ("check", "status", "detail")
     print_json(rows) if json else print_table(rows, columns, ("status",))
-    failed = [f"{row['check']} of {row['name']}" for row in rows if row["status"] == FAILED]
-    if failed:
+    if failed := [f"{row['check']} of {row['name']}" for row in rows if row["status"] == FAILED]:
         raise SpecbenchError(f"failed: {', '.join(failed)}", "the table has the details", GATE)

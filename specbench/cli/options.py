@@ -203,8 +203,7 @@ def _decoder_help(option: Option) -> str:
     """Describe a decoder option with its default by decoder: "Cluster size (gsd 10)"."""
     defaults: dict[object, list[str]] = {}
     for name, options in _options_by_preset(tuple(PRESETS)).items():
-        same = options.get(option.name)
-        if same and same.help == option.help:
+        if (same := options.get(option.name)) and same.help == option.help:
             defaults.setdefault(same.default, []).append(name)
     shown = {value: "on" if value is True else "" if value is False else plain(value) for value in defaults}
     rare = [f"{'/'.join(names)} {shown[value]}".strip() for value, names in defaults.items() if len(names) <= 4]

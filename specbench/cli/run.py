@@ -165,8 +165,7 @@ def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
 
     shared = Shared()
     outlooks = distinct_outlooks(sweep_values(values, axes), shared)
-    problem = obstacle(outlooks)
-    if problem is None:
+    if (problem := obstacle(outlooks)) is None:
         check_effects(values, axes, shared)
     rows = [outlook.row for outlook in outlooks]
     if as_json:

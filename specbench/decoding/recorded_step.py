@@ -172,8 +172,7 @@ def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcom
         return outcome, seen
     drafted = outcome.drafted(row, slot)
     seen = seen._replace(q=_rows_of([step.q for step in steps], row, slot), drafted=drafted, tested=drafted)
-    befores = [step.before for step in steps if step.before]
-    if not befores:
+    if not (befores := [step.before for step in steps if step.before]):
         return outcome, seen
     start, drafts = (torch.cat(field)[row] for field in list(zip(*befores, strict=True))[1:3])
     numbers = list(zip(*befores, strict=True))[3:]

@@ -121,8 +121,7 @@ class SkippingLoop(Loop):
     _drafter: EagleSkips
 
     def _commit(self, logits: Tensor, proposal: Proposal) -> None:
-        after = self._drafter.after_skip
-        if after is None:
+        if (after := self._drafter.after_skip) is None:
             super()._commit(logits, proposal)
             return
         fed, taken = proposal.tokens.shape[1] - after.tokens.shape[1], after.positions[:, 0] - self.committed

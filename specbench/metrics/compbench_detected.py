@@ -56,8 +56,7 @@ class Owl:
     @torch.inference_mode()
     def __call__(self, images: Sequence[np.ndarray], names: Sequence[Sequence[str]]) -> list[dict[str, list[Found]]]:
         """Detect the named objects in each image uint8 [H, W, 3], best first."""
-        most = max(map(len, names), default=0)
-        if not most:
+        if not (most := max(map(len, names), default=0)):
             return [{} for _ in images]
         size = self.network.config.vision_config.image_size
         x_BCHW = torch.stack([owlv2_input(pixels, size) for pixels in images]).to(self.device)

@@ -245,8 +245,7 @@ def _named(paths: Iterable[Path], ids: Mapping[str, str], plain: Callable[[str],
     for path in paths:
         numbered = _NUMBERED.fullmatch(path.stem)
         read = [(plain(path.stem), 0), *([(plain(numbered["name"]), int(numbered["sample"]))] if numbered else [])]
-        fitting = sorted({(ids[name], sample) for name, sample in read if name in ids})
-        if not fitting:
+        if not (fitting := sorted({(ids[name], sample) for name, sample in read if name in ids})):
             raise _no_prompt(path)
         if len(fitting) > 1:
             names = " and ".join(f"'{name}'" for name, _ in fitting)
@@ -256,8 +255,7 @@ def _named(paths: Iterable[Path], ids: Mapping[str, str], plain: Callable[[str],
 
 def _numbered(paths: Iterable[Path], ids: Mapping[int, str], why: str) -> _Pairs:
     for path in paths:
-        number = _LINE.fullmatch(path.stem)
-        if number is None or int(number["name"]) not in ids:
+        if (number := _LINE.fullmatch(path.stem)) is None or int(number["name"]) not in ids:
             raise _no_prompt(path, why.format(int(number["name"])) if number else "")
         yield (ids[int(number["name"])], int(number["sample"] or 0)), path
 
@@ -271,8 +269,7 @@ def _ranked(pairs: _Pairs) -> _Pairs:
 
 
 def _ids_by(name_of: Callable[[str], str], prompts: Sequence[Prompt]) -> dict[str, str]:
-    ids = {name_of(prompt.text): prompt.id for prompt in prompts}
-    if len(ids) < len(prompts):
+    if len(ids := {name_of(prompt.text): prompt.id for prompt in prompts}) < len(prompts):
         raise SpecbenchError("two captions would have the same file name")
     return ids
 

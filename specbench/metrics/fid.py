@@ -206,8 +206,7 @@ def fid_estimate(images: Gaussian, reference: Moments, prompts: Sequence[str]) -
 
 def fid_difference(features: pd.DataFrame, baseline: pd.DataFrame, reference: Moments) -> tuple[Difference, int] | None:
     """FID of one run minus another's over the images both have, paired, and their number; None for fewer than two."""
-    both = paired_features(features, baseline, "feature")
-    if len(both) < 2:
+    if len(both := paired_features(features, baseline, "feature")) < 2:
         return None
     mine, theirs = (Gaussian(feature_matrix(both[column], reference.d)) for column in ("feature", "feature_base"))
     gap = frechet_distance(mine, reference) - frechet_distance(theirs, reference)

@@ -81,8 +81,7 @@ class Scoring:
 
     def problem(self) -> SpecbenchError | None:
         """One error for all `problems`, those of plug-ins first, which says so if others are scored; None without."""
-        problems = sorted(self.problems, key=lambda problem: not isinstance(problem, PluginError))
-        if not problems:
+        if not (problems := sorted(self.problems, key=lambda problem: not isinstance(problem, PluginError))):
             return None
         first, more = problems[0], len(problems) - 1
         what = first.what + (f"; and {more} more problem{'s' if more > 1 else ''}" if more else "")
@@ -386,8 +385,7 @@ def _samples(pixels: np.ndarray, row: Any, metrics: Sequence[Metric]) -> dict[st
 
 def _feature_rows(metric: Metric, images: Sequence[_Image]) -> Iterator[dict[str, object]]:
     samples = [image.samples[metric.name] for image in images]
-    features = metric.features(samples)
-    if len(features) != len(samples):
+    if len(features := metric.features(samples)) != len(samples):
         raise ValueError(f"features of {len(features)} images instead of {len(samples)}")
     for (row, _), sample, kept in zip(images, samples, features, strict=True):
         yield {

@@ -169,8 +169,7 @@ class WantedFiles:
                     return CheckpointFiles(source, (beside / name,))
             if place := _companion_folder(source, beside):
                 return _in_folder(source, place)
-        folder = self.folder()
-        if folder is None:
+        if (folder := self.folder()) is None:
             nor = f", nor {source.beside[0]} in {beside}" if beside and source.beside else ""
             called = f"{self.repo} at {self.revision}" if self.revision else self.repo
             raise _missing(source, f"{called} is not on this disk{nor}", self.repo, self.revision)

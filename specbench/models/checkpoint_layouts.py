@@ -267,8 +267,7 @@ class ModelFiles:
             return usual  # its files by name, though others' may lie beside them
         family = usual.name
         _refuse_unread(folder, weights, family)
-        name = recognise(folder)
-        if name and family not in (LAYOUTS[name].family, *LAYOUTS[name].shared):
+        if (name := recognise(folder)) and family not in (LAYOUTS[name].family, *LAYOUTS[name].shared):
             what = f"--weights {weights}: holds {LAYOUTS[name].what}, not '{self.model}'"
             raise SpecbenchError(what, f"use --model {LAYOUTS[name].models}")
         return next((layout for layout in self.layouts if layout.name == name), usual)

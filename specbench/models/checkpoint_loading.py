@@ -84,8 +84,7 @@ def read_tokenizer(files: CheckpointFiles, name: str = "tokenizer.json") -> Toke
 
 def token_id(tokenizer: Tokenizer, name: str) -> int:
     """Id of a special token by its name."""
-    number = tokenizer.token_to_id(name)
-    if number is None:
+    if (number := tokenizer.token_to_id(name)) is None:
         raise SpecbenchError(f"the tokenizer has no token '{name}'", "check that it is the tokenizer of this model")
     return number
 
@@ -93,8 +92,7 @@ def token_id(tokenizer: Tokenizer, name: str) -> int:
 def named_token(files: CheckpointFiles, *roles: str) -> str:
     """Name of the token that `tokenizer_config.json` gives the first of these roles that it knows."""
     path = files.named("tokenizer_config.json")
-    config = read_json(files.source, path)
-    for entry in map(config.get, roles):
+    for entry in map(read_json(files.source, path).get, roles):
         name = entry.get("content") if isinstance(entry, dict) else entry
         if isinstance(name, str):
             return name

@@ -193,8 +193,7 @@ class HubModel(ModelFacts):
         """Accepts any text; of a model by class, the number of a class; of a second stage, codes, which no other model
         accepts from a run."""
         for prompt in prompts:
-            codes = codes_in(prompt.text)
-            if codes and "codes" in prompt.meta and (self.second or not self.codes):
+            if (codes := codes_in(prompt.text)) and "codes" in prompt.meta and (self.second or not self.codes):
                 what = f"prompt '{prompt.id:.40}': '{self.name}' reads no codes of a run, which are for a second stage"
                 raise SpecbenchError(what, "--prompts SET or FILE, as that run has them")
             if self.codes and max(codes, default=0 if self.second else self.codes) >= self.codes:

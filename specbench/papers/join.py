@@ -237,8 +237,7 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
     remarks = [f"Measured here on {text}." for text in environments]
     drawn = dict.fromkeys(text for measured in used for text in measured.row.drawn or ())
     remarks += [f"Prompts decoded here: {text}." for text in drawn]
-    images = sorted({measured.row.n for measured in used})
-    if images:
+    if images := sorted({measured.row.n for measured in used}):
         remarks.append(
             f"Images per row measured here: {' to '.join(map(str, dict.fromkeys(images[:1] + images[-1:])))}."
         )

@@ -210,8 +210,7 @@ def merge_settings(defaults: Mapping, stated: Mapping) -> dict[str, object]:
 
 def takes(decoder: str, overrides: Mapping[str, object]) -> set[str]:
     """Options and component kinds that a decoder accepts under the given components; none for AR."""
-    preset = PRESETS.get(decoder_name(decoder))
-    if preset is None or preset.choices["drafter"] == "none":
+    if (preset := PRESETS.get(decoder_name(decoder))) is None or preset.choices["drafter"] == "none":
         return set()
     choices = {kind: overrides.get(kind, value) for kind, value in preset.choices.items()}
     return {*options_of(preset, choices), *CHOICES}

@@ -218,8 +218,7 @@ def _apart(row: ReportRow) -> str:
 
 def _other_calls(timed: Sequence[ReportRow]) -> list[str]:
     """What the intervals of runs leave out that were not decoded in turn with AR."""
-    names = [_name(row) for row in timed if row.over_ar.decoded_apart]
-    if not names:
+    if not (names := [_name(row) for row in timed if row.over_ar.decoded_apart]):
         return []
     told = f"{names[0]} and {len(names) - 1} others" if len(names) > 3 else enumerated(names)
     return [

@@ -112,8 +112,7 @@ def _beside_ar(key: str, digits: int) -> Callable[[ReportRow], str]:
     """Difference from AR, marked where it is real."""
 
     def cell(row: ReportRow) -> str:
-        difference = row.beside_ar.get(key)
-        if not difference:
+        if not (difference := row.beside_ar.get(key)):
             return MISSING
         text = with_interval(difference, digits, MARK if is_real(difference.p) else "")
         return f"+{text}" if difference.value > 0 else text
@@ -217,8 +216,7 @@ def _label(row: ReportRow) -> str:
 
 def audit_cell(row: ReportRow) -> str:
     """The verdict of the stored audit in one line."""
-    audit = row.audit
-    if not audit:
+    if not (audit := row.audit):
         return MISSING
     if audit.verdict == "deviates":
         bound = with_interval(audit.tv, 3)

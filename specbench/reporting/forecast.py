@@ -297,8 +297,7 @@ def _printed_sentences(accepted: Sequence[Accepted]) -> list[str]:
         low, high = (pick(printed, key=lambda entry: entry.tokens_per_step) for pick in (min, max))
         texts = dict.fromkeys(f"{entry.tokens_per_step:.3g} on {entry.model} ({entry.source})" for entry in (low, high))
         lines.append(f"{name}: papers print {' to '.join(texts)}; the ranges include these tokens per step.")
-    unknown = dict.fromkeys(length.decoder.name for length in accepted if not length.printed)
-    if unknown:
+    if unknown := dict.fromkeys(length.decoder.name for length in accepted if not length.printed):
         lines.append(f"No tokens per step on another model were read in a paper for {', '.join(unknown)}: no range.")
     return lines
 

@@ -194,8 +194,7 @@ def _roofline(rows: pd.DataFrame, floor: Mapping | None) -> dict[str, object]:
 
 
 def _audit(run: Run) -> ShownAudit | None:
-    stored = read_audit(run.folder)
-    if stored is None:
+    if (stored := read_audit(run.folder)) is None:
         return None
     rows = RunStore(run.folder).samples(["status", "started_at"])
     return shown_audit(stored, images_fingerprint(rows[rows["status"] == "ok"]) == stored["fingerprint"])
@@ -236,8 +235,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
     differing, ar = nearest
     if differing:
         return OverAR(speedup_note=f"differs from AR in {', '.join(differing)}")
-    result = over(ar)
-    if result is None:
+    if (result := over(ar)) is None:
         how = f"batch {spec.batch}" if spec.batch > 1 else "throughput mode"
         return OverAR(speedup_note="no images in common with AR" if spec.timed else f"{how}: latency is not measured")
     shared = f"{result.pairs} images" if result.pairs > 1 else "one image"

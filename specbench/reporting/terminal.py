@@ -301,8 +301,7 @@ def _find(folder: Path, prompt: str, sample: int) -> pa.Table:
         raise SpecbenchError(
             f"no prompt of this run matches '{prompt}'", f"give an id or words of its text; ids: {some}"
         )
-    chosen = ids[matches].to_list()
-    if len(chosen) > 1:
+    if len(chosen := ids[matches].to_list()) > 1:
         shown = ", ".join(map(one_line, chosen[:_MOST_NAMED]))
         raise SpecbenchError(f"prompt '{prompt}' is ambiguous", f"{len(chosen)} prompts match, for example {shown}")
     here = (pc.field("prompt_id") == chosen[0]) & (pc.field("sample") == sample)

@@ -58,8 +58,7 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
     on the model of `values`, else as in the preset."""
     names = {setting.name for setting in decoder_settings()}
     plain = {name: value for name, value in values.items() if name in names and value.given}
-    requests = parse_decoders(pieces)
-    if not requests:
+    if not (requests := parse_decoders(pieces)):
         raise SpecbenchError("no decoder given", f"--decoder takes: {', '.join(sorted(PRESETS))}")
     planned: dict[tuple, PlannedDecoder] = {}
     for reference, inline in requests:

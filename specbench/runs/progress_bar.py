@@ -87,8 +87,7 @@ class ProgressReporter:
             self._bar.stop()
             self._bar = None
         seconds = time.monotonic() - self._started
-        done = self._done - self._resumed
-        if done and seconds >= self._quick_s:
+        if (done := self._done - self._resumed) and seconds >= self._quick_s:
             what = self.what.replace("images", "image", done == 1)
             self.note(f"{done} {what} in {console.duration(seconds)}")
         self._total, self._done, self._resumed, self._part = 0, 0, 0, _Part()

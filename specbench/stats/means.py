@@ -30,12 +30,10 @@ TOKEN_MEANS = ("logp_mean", "entropy_mean")
 def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
     """One of `MEANS` with its 95 % interval; None without images that have it."""
     if name == "perplexity":
-        logp = interval("logp_mean", rows)
-        if logp is None:
+        if (logp := interval("logp_mean", rows)) is None:
             return None
         return Estimate(*(None if mean is None else float(np.exp(-mean)) for mean in (logp.value, logp.high, logp.low)))
-    influences = _influences(name, rows)
-    if influences is None:
+    if (influences := _influences(name, rows)) is None:
         return None
     value, gaps = influences
     if not math.isfinite(value):

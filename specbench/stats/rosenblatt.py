@@ -90,8 +90,7 @@ class RosenblattResult:
 
 def audit_tokens(tokens: Tokens, level: float = LEVEL) -> RosenblattResult:
     """Test a run."""
-    tests = list(all_tests(tokens))
-    if not tests:
+    if not (tests := list(all_tests(tokens))):
         raise ValueError(f"fewer than {FEWEST} tokens")
     corrected = holm([test.p for test in tests])
     tests = [Test(**{**vars(test), "corrected": p}) for test, p in zip(tests, corrected, strict=True)]
@@ -117,8 +116,7 @@ def all_tests(tokens: Tokens) -> Iterator[Test]:
             if kind != "all" and len(np.unique(group[~np.isnan(u)])) < 2:
                 continue  # the one group is tested as "all"
             for number, label in enumerate(labels):
-                values = u[(group == number) & ~np.isnan(u)]
-                if len(values) >= FEWEST:
+                if len(values := u[(group == number) & ~np.isnan(u)]) >= FEWEST:
                     distance = uniform_distance(values)[0]
                     yield Test(order, kind, label, len(values), distance, float(kstwo.sf(distance, len(values))))
         for lag in LAGS:
@@ -184,8 +182,7 @@ def _choose(u: np.ndarray, group: np.ndarray) -> tuple[dict[int, tuple[float, in
     """Per group its point and sign, and the distance per token, less what uniform values would have on average."""
     points, score = {}, 0.0
     for number in np.unique(group):
-        values = u[(group == number) & ~np.isnan(u)]
-        if len(values) >= FEWEST // 2:
+        if len(values := u[(group == number) & ~np.isnan(u)]) >= FEWEST // 2:
             distance, t, sign = uniform_distance(values)
             points[int(number)] = (t, sign)
             score += (distance - _MEAN_NULL_DISTANCE / math.sqrt(len(values))) * len(values) / u.size
@@ -220,8 +217,7 @@ def detectable(tokens: Tokens, level: float) -> float:
 def _correlation(order: str, kind: str, group: str, first: np.ndarray, second: np.ndarray) -> Iterator[Test]:
     """Products of centred pairs: mean 0 and variance 1/144 each, uncorrelated, if the values are independent."""
     products = (first - 0.5) * (second - 0.5)
-    products = products[~np.isnan(products)]
-    if len(products) >= FEWEST:
+    if len(products := products[~np.isnan(products)]) >= FEWEST:
         correlation = 12 * float(products.mean())
         p = 2 * float(ndtr(-abs(correlation) * math.sqrt(len(products))))
         yield Test(order, kind, group, len(products), correlation, p)

@@ -132,8 +132,7 @@ def feature_place(run: Path, name: str) -> Path:
 
 def stored_values(folder: Path) -> pd.DataFrame | None:
     """Key, category and `value` of each image in one of `feature_folders`; None without such values."""
-    part = next(iter(files_named(folder, "*.parquet")), None)
-    if part is None:
+    if (part := next(iter(files_named(folder, "*.parquet")), None)) is None:
         return None
     try:
         check_regular(part)

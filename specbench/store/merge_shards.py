@@ -44,8 +44,7 @@ def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") 
         SpecbenchError: a folder without runs, a damaged or busy one, or two different runs with one name.
     """
     out = Path(out)
-    sources = [Path(folder) for folder in folders] or shards_in(out)
-    if not sources:
+    if not (sources := [Path(folder) for folder in folders] or shards_in(out)):
         raise SpecbenchError(f"no shards in {out}", "name the folders to merge, or make them with run --shard")
     runs: dict[str, list[Path]] = {}
     for source in sources:

@@ -46,15 +46,13 @@ def shards_in(out: str | Path) -> list[Path]:
 
 def find_run(out: Path | str, name: str | Path) -> Path:
     """The run folder of one name; raises what `find_runs` raises, and where the name is that of several runs."""
-    folders = find_runs(out, [name])
-    if len(folders) > 1:
+    if len(folders := find_runs(out, [name])) > 1:
         raise SpecbenchError(f"{name} holds {len(folders)} runs", f"name one of them, with --out {name}")
     return folders[0]
 
 
 def _find(name: str, runs: Sequence[Path]) -> list[Path]:
-    exact = [folder for folder in runs if folder.name == name]
-    if exact:
+    if exact := [folder for folder in runs if folder.name == name]:
         return exact
     with suppress(OSError, ValueError):  # not a possible path
         if inside := [Path(name)] if (Path(name) / RUN_JSON).is_file() else runs_in(Path(name)):

@@ -44,8 +44,7 @@ def prepare_streams() -> None:
     codecs.register_error("specbench+bytes", _as_given)
     instead = {"strict": "specbench", "backslashreplace": "specbench", "surrogateescape": "specbench+bytes"}
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
+        if (stream := getattr(sys, name)) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the rest of the process
             warn(f"{name} is closed: what belongs there is not printed")
         elif isinstance(stream, io.TextIOWrapper) and stream.errors in instead:

@@ -96,8 +96,7 @@ def fetch_all(downloads: Iterable[Download], failed: dict[Download, SpecbenchErr
 
     from specbench.system import console
 
-    parts = _that_fit(dict.fromkeys(downloads), failed)
-    if not parts:
+    if not (parts := _that_fit(dict.fromkeys(downloads), failed)):
         return parts
     last = ""
     for part in parts if console.progress_shown() else ():

@@ -73,8 +73,7 @@ def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code |
     """Code behind references "package.module:NAME"; None where all of them are specbench's. Nothing is imported, so
     that a reference from a results folder of others can be compared first. `files`: data files whose content counts as
     code."""
-    foreign = sorted({target for target in targets if target and _top(target) != _OURS})
-    if not foreign:
+    if not (foreign := sorted({target for target in targets if target and _top(target) != _OURS})):
         return None
     modules = {f"file {path.name}": _sha256(path.read_bytes()) for path in files if path.is_file()}
     paths, packages, tops = list(map(str, files)), set(), {_top(target) for target in foreign}
@@ -83,8 +82,7 @@ def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code |
     while todo:
         name = todo.pop()
         done.add(name)
-        place = _locate(name)
-        if place is not None and _installed(place):
+        if (place := _locate(name)) is not None and _installed(place):
             packages.add(_top(name))
         if place is not None and (_top(name) in tops or not (_installed(place) or place.startswith(standard))):
             source = _source(name, place)

@@ -33,8 +33,7 @@ def json_text(rows: Iterable[Mapping]) -> str:
 
 
 def _without_repeats(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    content = dict(pairs)
-    if len(content) < len(pairs):
+    if len(content := dict(pairs)) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"key '{next(name for name in names if names.count(name) > 1)[:40]}' is repeated")
     return content

@@ -28,8 +28,7 @@ def available_memory() -> int | None:
     free = [_table(_PROCESS / "meminfo").get("MemAvailable:", 0) * 1024 or pages_bytes("SC_AVPHYS_PAGES")]
     for group in _groups("memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
-            most = _words(group / limit)
-            if most and most[0].isdecimal() and (taken := _words(group / used)):
+            if (most := _words(group / limit)) and most[0].isdecimal() and (taken := _words(group / used)):
                 kept = _table(group / "memory.stat")
                 cached = sum(kept.get(f"total_{name}", kept.get(name, 0)) for name in ("active_file", "inactive_file"))
                 free.append(max(0, int(most[0]) - int(taken[0]) + cached))

@@ -81,8 +81,7 @@ def _cores() -> set[int]:
 
 def gpu_users(device: str) -> str:
     """Other processes on a CUDA device and their memory, in words; empty if there are none, or NVML does not tell."""
-    handle = gpu_of(device)
-    if handle is None:
+    if (handle := gpu_of(device)) is None:
         return ""
     import pynvml as nvml  # an extra
 

@@ -217,8 +217,7 @@ def read_ranks(lines: bytes) -> dict[bytes, int]:
     or a byte without a token."""
     ranks = {}
     for number, line in enumerate(lines.splitlines(), 1):
-        parts = line.split()
-        if not parts:
+        if not (parts := line.split()):
             continue
         if len(parts) != 2 or not parts[1].isdigit():
             raise ValueError(f"line {number} is not a token and its rank")

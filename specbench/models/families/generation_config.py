@@ -39,8 +39,7 @@ def read_repetition_penalty(files: CheckpointFiles) -> float:
     for name, harmless in _WITHOUT_EFFECT.items():
         if config.get(name) not in harmless:
             raise _unsupported(path, name, config[name])
-    penalty = config.get("repetition_penalty")
-    if penalty is None:
+    if (penalty := config.get("repetition_penalty")) is None:
         return 1.0
     if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not 0 < penalty < float("inf"):
         raise files.source.damaged(path, ValueError(f"repetition_penalty = {penalty!r} is not a positive number"))

@@ -154,8 +154,7 @@ def realize(request: SceneRequest, rng: np.random.Generator) -> Scene:
     if len(kinds) > MAX_COUNT:
         raise SceneError(f"a scene holds at most {MAX_COUNT} objects, this one asks for {len(kinds)}")
     for _ in range(5000):
-        places = _place(len(kinds), rng)
-        if places is None:
+        if (places := _place(len(kinds), rng)) is None:
             continue
         if all(_related(rel, kinds, places) for rel in request.relations):
             break
@@ -179,8 +178,7 @@ def describe(scene: Scene, rng: np.random.Generator) -> SceneRequest:
     relations = []
     if rng.random() < 0.6:
         for j in range(1, len(items)):
-            names = [n for n in RELATIONS if _clearly(n, items[0], items[j])]
-            if names:
+            if names := [n for n in RELATIONS if _clearly(n, items[0], items[j])]:
                 relations.append((str(rng.choice(names)), 0, j))
         if len(relations) < len(items) - 1:
             relations = []
@@ -228,8 +226,7 @@ def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
     of the clauses."""
     for _ in range(TRIES):
         drawn = realize(request, rng)
-        ordered = in_reading_order(drawn)
-        if ordered and request.relations:
+        if (ordered := in_reading_order(drawn)) and request.relations:
             return ordered
         if ordered:
             kinds = zip(drawn.items, ordered.items, strict=True)
