@@ -195,7 +195,7 @@ def figure(
     kind = name.partition(":")[0]
     if kind in picture_figures.PICTURE_FIGURES:
         grid = picture_figures.find_grid(folders, name)
-        drawn, numbers = picture_figures.draw_grid(grid, fmt, width), grid.csv
+        drawn, numbers = picture_figures.grid_figure(grid, width), grid.csv
     else:
         shown = [chart for table in tables for chart in figure_charts(table)] if tables else page_charts(rows)
         charts = figures.figure_names(shown)
@@ -206,9 +206,9 @@ def figure(
             )
         if name not in charts:
             raise unknown_name("figure", name, [*charts, *picture_figures.PICTURE_FIGURES], most=99)
-        drawn, numbers = figures.draw_chart(charts[name], fmt, width), figures.figure_csv(charts[name])
+        drawn, numbers = figures.chart_figure(charts[name], width), figures.figure_csv(charts[name])
     to = to or Path(f"{kind}.{fmt}")
-    write_or_print(drawn, to)
+    write_or_print(figures.saved(drawn, fmt), to)
     write_or_print(numbers, to.with_suffix(".csv"))
 
 

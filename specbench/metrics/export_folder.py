@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from specbench.errors import FAILURE, SpecbenchError
-from specbench.system.files import MAX_NAME_BYTES, take_lock
+from specbench.system.files import MAX_NAME_BYTES, replacing
 
 
 class ExportFolder:
@@ -46,17 +46,9 @@ def export_folder(target: Path) -> Iterator[ExportFolder]:
         if place == Path.cwd():
             raise SpecbenchError(f"{target} is the current folder", "name another")
         place.parent.mkdir(parents=True, exist_ok=True)
-        aside, lock_path = (place.with_name(f".{place.name[:200]}.{end}") for end in ("tmp", "lock"))
-        lock = take_lock(lock_path, f"{target} is being exported to by another process")
-        try:
-            _remove(aside)  # of a killed export
+        with replacing(place, f"{target} is being exported to by another process", _remove) as aside:
             aside.mkdir()
             yield ExportFolder(aside)
-            os.rename(aside, place)
-        finally:
-            _remove(aside)
-            lock_path.unlink(missing_ok=True)
-            os.close(lock)
     except OSError as error:
         raise SpecbenchError(f"cannot write {target}: {error.strerror or error}", "", FAILURE) from error
 

@@ -103,8 +103,7 @@ def load_table(name: str) -> Table:
     if name not in table_names():
         paper = re.sub(r"[ _-]+(tab|fig)?[a-z.]*[ _-]*\d+$", "", name, flags=re.IGNORECASE)
         tables = table_names()
-        of_paper = fitting(paper, [], also={table: _paper_names(table) for table in tables})
-        if of_paper:
+        if of_paper := fitting(paper, [], also={table: _paper_names(table) for table in tables}):
             raise SpecbenchError(f"unknown table '{name}'", f"of this paper there are: {', '.join(of_paper)}")
         raise unknown_name("table", name, tables)
     return read_table(data_folder("benchmarks") / f"{name}.toml")
@@ -112,8 +111,7 @@ def load_table(name: str) -> Table:
 
 def load_tables() -> list[Table]:
     """Load all tables, in the order of their names."""
-    folder = data_folder("benchmarks")
-    return [read_table(folder / f"{name}.toml") for name in table_names()]
+    return [read_table(data_folder("benchmarks") / f"{name}.toml") for name in table_names()]
 
 
 def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:

@@ -49,11 +49,6 @@ def figure_names(charts: Sequence[Chart]) -> dict[str, Chart]:
     return named
 
 
-def draw_chart(chart: Chart, fmt: str = "pdf", width: str = "column") -> bytes:
-    """The file of `chart_figure`; `fmt` is pdf, svg or png."""
-    return saved(chart_figure(chart, width), fmt)
-
-
 def chart_figure(chart: Chart, width: str = "column") -> Drawn:
     """Draw a chart; `width` is one of `WIDTHS`."""
     scales = chart["scales"]
@@ -82,7 +77,7 @@ def chart_figure(chart: Chart, width: str = "column") -> Drawn:
 
 
 def saved(figure: Figure, fmt: str) -> bytes:
-    """The bytes of a figure's file, the same each time."""
+    """The bytes of a figure's file, the same each time; `fmt` is pdf, svg or png."""
     sink = io.BytesIO()
     with mpl.rc_context(STYLE):
         figure.savefig(sink, format=fmt, metadata={"CreationDate": None} if fmt == "pdf" else None)

@@ -73,8 +73,7 @@ def _images(runs: Mapping[str, Path], words: str) -> Grid:
 
 
 def _prompt(texts: Mapping[str, str], word: str) -> str:
-    near = [key for key, text in texts.items() if key.startswith(word) or word in text]
-    if not near:
+    if not (near := [key for key, text in texts.items() if key.startswith(word) or word in text]):
         raise SpecbenchError(f"figure {_GRID}: no decoded prompt has '{word}' in its text or id")
     return near[0]
 
@@ -95,13 +94,8 @@ def _token_map(runs: Mapping[str, Path], kind: str) -> Grid:
 
 def write_pictures(runs: Mapping[str, Path], path: Path) -> Path:
     """Write the pictures of the first prompts, one column for each of `runs` (folders by label), as a PNG file."""
-    write_output(path, draw_grid(_images(runs, ""), "png", "page"))
+    write_output(path, saved(grid_figure(_images(runs, ""), "page"), "png"))
     return path
-
-
-def draw_grid(grid: Grid, fmt: str = "pdf", width: str = "column") -> bytes:
-    """The file of `grid_figure`; arguments as of `specbench.reporting.figures.draw_chart`."""
-    return saved(grid_figure(grid, width), fmt)
 
 
 def grid_figure(grid: Grid, width: str = "column") -> Drawn:

@@ -59,13 +59,8 @@ class Option:
         return parsed
 
     def _range(self) -> str:
-        parts = []
-        if self.minimum is not None:
-            parts.append(f"at least {plain(self.minimum)}")
-        if self.above is not None:
-            parts.append(f"above {plain(self.above)}")
-        if self.maximum is not None:
-            parts.append(f"at most {plain(self.maximum)}")
+        bounds = {"at least": self.minimum, "above": self.above, "at most": self.maximum}
+        parts = (f"{name} {plain(bound)}" for name, bound in bounds.items() if bound is not None)
         return " and ".join(parts) or "a number"
 
 
@@ -106,8 +101,7 @@ class Component:
 
 def parse_size(text: str) -> tuple[int, int]:
     """Height and width in pixels of a size written WIDTHxHEIGHT."""
-    sides = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
-    if not sides:
+    if not (sides := re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)):
         raise SpecbenchError(f"--size {text}: not WIDTHxHEIGHT", "for example --size 768x512")
     return int(sides[2]), int(sides[1])
 

@@ -13,13 +13,13 @@ import struct
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from specbench.errors import SpecbenchError
 from specbench.store.run_info import RUN_JSON
 from specbench.system.digests import cache_folder, sha256_of
-from specbench.system.files import MAX_NAME_BYTES, STDOUT, check_regular, take_lock
+from specbench.system.files import MAX_NAME_BYTES, STDOUT, check_regular, replacing
 from specbench.system.json_values import parse_json
 
 MANIFEST = "pack.json"
@@ -57,7 +57,8 @@ def pack(folders: Sequence[Path], target: Path, pictures: bool = True) -> int:
     try:
         if os.path.lexists(place):  # a link is followed, a device kept
             check_regular(place)
-        with _written_aside(place) as aside, zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:
+        busy, remove = f"{place} is being packed by another process", partial(Path.unlink, missing_ok=True)
+        with replacing(place, busy, remove) as aside, zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:
             for folder in folders:
                 RunStore(folder).samples(["status"])  # a damaged run is refused before it is sent
                 for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
@@ -70,21 +71,6 @@ def pack(folders: Sequence[Path], target: Path, pictures: bool = True) -> int:
     except OSError as error:
         raise SpecbenchError(f"cannot write {target}: {error.strerror}") from error
     return len(digests)
-
-
-@contextmanager
-def _written_aside(place: Path) -> Iterator[Path]:
-    """A file that becomes `place` at the end. It has one name, so that what a killed process left is written over."""
-    aside, lock_path = (place.with_name(f".{place.name[:160]}.{ending}") for ending in ("tmp", "lock"))
-    lock = take_lock(lock_path, f"{place} is being packed by another process")
-    try:
-        aside.unlink(missing_ok=True)
-        yield aside
-        os.replace(aside, place)
-    finally:
-        aside.unlink(missing_ok=True)
-        lock_path.unlink(missing_ok=True)
-        os.close(lock)
 
 
 def unpacked(path: Path) -> Path:
@@ -120,8 +106,7 @@ def extract(path: Path, folder: Path) -> None:
 def changed_members(path: Path) -> Iterator[str]:
     """What of a packed file is not as it was written, in words that name the member."""
     with _opened(path) as archive:
-        files = _manifest(path, archive)["files"]
-        for name, expected in files.items():
+        for name, expected in _manifest(path, archive)["files"].items():
             try:
                 with archive.open(name) as member:
                     digest = hashlib.sha256()

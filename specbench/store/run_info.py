@@ -325,9 +325,8 @@ def _check_optional(content: Mapping[str, object]) -> None:
             raise TypeError(name)
     if not all(isinstance(code, dict) for code in (content.get("code") or {}).values()):
         raise TypeError("code")
-    if not isinstance(content.get("window_curve"), list | None):
-        raise TypeError("window_curve")
-    if not all(isinstance(point, dict) for point in content.get("window_curve") or ()):
+    curve = content.get("window_curve")
+    if not isinstance(curve, list | None) or not all(isinstance(point, dict) for point in curve or ()):
         raise TypeError("window_curve")
     if (facts := content.get("floor")) is not None:
         Size(**facts["size"])

@@ -13,7 +13,7 @@ import stat
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -116,6 +116,22 @@ def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> i
     return handle
 
 
+@contextmanager
+def replacing(place: Path, busy: str, remove: Callable[[Path], object]) -> Iterator[Path]:
+    """A path that becomes `place` at the end, of one writer at a time; others are told `busy`. It has one name, so that
+    what a killed process left there is found; `remove` takes it away."""
+    aside, lock_path = (place.with_name(f".{place.name[:160]}.{ending}") for ending in ("tmp", "lock"))
+    lock = take_lock(lock_path, busy)
+    try:
+        remove(aside)
+        yield aside
+        os.replace(aside, place)
+    finally:
+        remove(aside)
+        lock_path.unlink(missing_ok=True)
+        os.close(lock)
+
+
 def lock_when_free(path: Path, name: str) -> int:
     """Lock a file, after the process that holds it is done; `name` is what to say it waits for, nothing if empty."""
     while True:
@@ -193,8 +209,7 @@ def read_error(
     `error` itself where no content is the cause of it."""
     if isinstance(error, ImportError | NameError):
         raise error
-    reason = refusal(path, error)
-    if reason is not None:
+    if (reason := refusal(path, error)) is not None:
         return SpecbenchError(f"{path} cannot be read: {reason}", exit_code=exit_code)
     return SpecbenchError(f"{path} {damaged}", try_this, exit_code)
 
