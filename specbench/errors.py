@@ -74,8 +74,7 @@ def read_name(
 ) -> str:
     """The valid name that a typed one means, see `names.fitting`; where no spelling fits, one of `fallback`."""
     valid = list(valid)
-    fitting = names.fitting(name, valid, kind, also) or list(fallback)
-    if len(fitting) > 1:
+    if len(fitting := names.fitting(name, valid, kind, also) or list(fallback)) > 1:
         raise SpecbenchError(f"{kind} '{name}' is the name of several", ", ".join(fitting))
     if not fitting:
         raise unknown_name(kind, name, valid)

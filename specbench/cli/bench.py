@@ -34,9 +34,8 @@ _Table = opt.argument("NAME", "A table or figure, see 'specbench list tables', o
 
 
 def add_to(app: typer.Typer) -> None:
-    app.command(name="bench", help=_HELP, epilog="The tables: specbench list tables. Then: specbench report NAME")(
-        bench
-    )
+    epilog = "The tables: specbench list tables. Then: specbench report NAME"
+    app.command(name="bench", help=_HELP, epilog=epilog)(bench)
 
 
 @opt.flags(_SETTINGS, dict.fromkeys(("model", "prompts", "samples", "seed", "batch"), "the table's"))
@@ -104,9 +103,8 @@ def report_tables(
     joined = []
     for name in names:
         if not is_table(name):
-            raise SpecbenchError(
-                f"unknown table '{name}'", "report takes runs or tables, not both; see: specbench list tables"
-            )
+            advice = "report takes runs or tables, not both; see: specbench list tables"
+            raise SpecbenchError(f"unknown table '{name}'", advice)
         table, folders = _with_own(load_table(name), added, out)
         joined.append(_against(measured_table(table, model, prompts, out, folders), baseline))
         if model is None and not any(line.runs for line in joined[-1].lines):
@@ -177,12 +175,10 @@ def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) ->
         print_json(rows)
     else:
         print_dry_run(seeds_together(rows), first=("rows",), notes=("chosen",))
-        lacking = [] if flags.get("model") else scoring_needs(table)
-        if lacking:
+        if lacking := [] if flags.get("model") else scoring_needs(table):
             print("\nTo score (specbench fetch brings it):", *lacking, sep="\n")
         print("\nThe same images, without scores and table:", *run_lines(planned), sep="\n")
         console.say(total(rows))
     if all(row["problem"] for row in rows):
-        raise SpecbenchError(
-            f"no row of {table.name} can run here", "its obstacles are listed above", MISSING_PREREQUISITE
-        )
+        what = f"no row of {table.name} can run here"
+        raise SpecbenchError(what, "its obstacles are listed above", MISSING_PREREQUISITE)

@@ -245,11 +245,8 @@ def audit_runs(
     causes = {row["run_id"]: f"; likely cause: {row['cause']}" for row in rows if row.get("cause")}
     failures = ((row["run_id"], f"{row['verdict']}: {decided_by(row)}") for row in rows if row["failed"])
     if failed := [f"{name} ({why}{causes.get(name, '')})" for name, why in failures]:
-        raise SpecbenchError(
-            f"tokens or records are not those of the model's distribution: {', '.join(failed)}",
-            "the table and the lines above say what deviates most",
-            GATE,
-        )
+        what = f"tokens or records are not those of the model's distribution: {', '.join(failed)}"
+        raise SpecbenchError(what, "the table and the lines above say what deviates most", GATE)
 
 
 def _cells(row: Mapping) -> dict[str, object]:

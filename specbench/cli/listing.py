@@ -154,6 +154,5 @@ def show(flags: dict, name: _NameOrFile, json: Json = False) -> None:
         chosen["ids"], values["prompt-column"].value,
     )  # fmt: skip
     if json:
-        print_json(rows)
-    else:
-        print_table([row | {"text": " ".join(row["text"].split())} for row in rows], ("id", "category", "text"))
+        return print_json(rows)
+    print_table([row | {"text": " ".join(row["text"].split())} for row in rows], ("id", "category", "text"))

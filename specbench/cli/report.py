@@ -103,9 +103,8 @@ def report(
         console.warn(f"{text}: the tables lack their images")
     fmt = opt.chosen_format("tables" if of_tables else "report", fmt, to, json)
     if long and not FORMATS[fmt].long:
-        raise SpecbenchError(
-            f"--long takes the formats {enumerated(formats_with('long'))}", "for example: --long --to t.csv"
-        )
+        what = f"--long takes the formats {enumerated(formats_with('long'))}"
+        raise SpecbenchError(what, "for example: --long --to t.csv")
     of_runs = {"--over": over, "--ruler": ruler, "--all": everything, "--explain": explain, "--long": long}
     if of_tables and any(of_runs.values()):
         raise SpecbenchError(f"{next(filter(of_runs.get, of_runs))} takes runs, and {runs[0]} is a table")
@@ -200,10 +199,8 @@ def figure(
         shown = [chart for table in tables for chart in figure_charts(table)] if tables else page_charts(rows)
         charts = figures.figure_names(shown)
         if tables and not charts:
-            raise SpecbenchError(
-                f"no chart of {', '.join(runs)}: neither the paper nor a run here has its numbers",
-                "run it with specbench bench, or name another model with --model",
-            )
+            what = f"no chart of {', '.join(runs)}: neither the paper nor a run here has its numbers"
+            raise SpecbenchError(what, "run it with specbench bench, or name another model with --model")
         if name not in charts:
             raise unknown_name("figure", name, [*charts, *picture_figures.PICTURE_FIGURES], most=99)
         drawn, numbers = figures.chart_figure(charts[name], width), figures.figure_csv(charts[name])
@@ -283,9 +280,8 @@ def compare(
     for gate in gates:
         gate.check(rows)
     if all(row.value is None for row in rows if not row.name.endswith("_ms")):
-        raise SpecbenchError(
-            "nothing of these runs could be compared", "compare runs of one model, prompt set and seed"
-        )
+        what = "nothing of these runs could be compared"
+        raise SpecbenchError(what, "compare runs of one model, prompt set and seed")
 
 
 def _described(folder: Path) -> str:

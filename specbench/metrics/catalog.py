@@ -273,8 +273,7 @@ def bundled_metrics() -> list[str]:
 
 def metric_summary(name: str) -> str:
     """One-line summary of a score, without importing the code of built-in metrics."""
-    derived = _DERIVED.get(name) or _DERIVED.get(name.partition("[")[0])
-    if derived:
+    if derived := _DERIVED.get(name) or _DERIVED.get(name.partition("[")[0]):
         return derived
     return METRICS[name].summary if name in METRICS else metric(name).summary
 

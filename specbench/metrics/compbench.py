@@ -75,8 +75,7 @@ class VqaNetwork(nn.Module):
     def __init__(self, weights: Mapping[str, Tensor]):
         super().__init__()
         self.vision = vision_network(part_of(weights, "visual_encoder."))
-        width = self.vision.config.hidden_size
-        self.reader = text_network(part_of(weights, "text_encoder."), width)
+        self.reader = text_network(part_of(weights, "text_encoder."), self.vision.config.hidden_size)
         self.answerer = text_network(part_of(weights, "text_decoder."), self.reader.config.hidden_size, head=True)
 
     def see(self, images_BCHW: Tensor) -> Tensor:

@@ -277,8 +277,7 @@ def _check_shards(source: Source, folder: Path, paths: Sequence[Path], repo: str
             if not (index.parent / name).is_file():
                 raise _missing(source, f"{index.parent} has no {name}, which its {index.name} lists", repo)
     for path in paths:
-        shard = _SHARD.fullmatch(path.name)
-        if shard and not indices:
+        if (shard := _SHARD.fullmatch(path.name)) and not indices:
             raise _missing(source, f"{folder} has {path.name}, but no {shard[1]}{shard[4]}.index.json", repo)
 
 

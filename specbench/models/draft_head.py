@@ -140,9 +140,8 @@ class HeadLoading(NamedTuple, Generic[Head]):
         """Load the head `path`, or if that is empty the published or the model's, ready for `model`; the head used
         last is kept."""
         if not isinstance(model, self.able):
-            raise SpecbenchError(
-                f"model '{model.name}' cannot be used with a draft head", "choose a decoder without one"
-            )
+            what = f"model '{model.name}' cannot be used with a draft head"
+            raise SpecbenchError(what, "choose a decoder without one")
         path = path or self.published(model.name)
         files = HeadFiles(path, model.name).find(download=True) if path else None
         source = (_identity(files) if files else "bundled", model.device, model.dtype)

@@ -178,8 +178,7 @@ class HubModel(ModelFacts):
     @property
     def checkpoint(self) -> ModelFiles:
         """Its files, in any layout that they may have."""
-        layouts = Layout(self.family, (self.source, *self.companions)), *self.also
-        return ModelFiles(self.name, layouts, self.choice)
+        return ModelFiles(self.name, (Layout(self.family, (self.source, *self.companions)), *self.also), self.choice)
 
     def require_weights(self) -> None:
         if self.eight_bits:

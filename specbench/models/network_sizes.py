@@ -203,8 +203,7 @@ def _chameleon(size: NetworkSize) -> dict[str, int]:
 
 def _llamagen(size: NetworkSize, text_width: int = 2048, caption: int = 120) -> dict[str, int]:
     """LlamaGen: a caption projection, and learned vectors of the unconditional caption."""
-    projection = (text_width + size.width) * size.width
-    return {"extra": projection + caption * text_width, "head_rows": size.words}
+    return {"extra": (text_width + size.width) * size.width + caption * text_width, "head_rows": size.words}
 
 
 def _janus(size: NetworkSize, codes: int = 16_384) -> dict[str, int]:

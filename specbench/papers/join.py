@@ -238,9 +238,8 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
     drawn = dict.fromkeys(text for measured in used for text in measured.row.drawn or ())
     remarks += [f"Prompts decoded here: {text}." for text in drawn]
     if images := sorted({measured.row.n for measured in used}):
-        remarks.append(
-            f"Images per row measured here: {' to '.join(map(str, dict.fromkeys(images[:1] + images[-1:])))}."
-        )
+        fewest_most = " to ".join(map(str, dict.fromkeys(images[:1] + images[-1:])))
+        remarks.append(f"Images per row measured here: {fewest_most}.")
     unlike = dict.fromkeys(text for measured in used for text in measured.unlike)
     if unlike and any(cell.paper is not None for line in lines for cell in line.cells.values()):
         remarks.append(f"Run with {', '.join(unlike)}: such rows show no difference from the paper.")
@@ -257,10 +256,8 @@ def with_baseline(joined: PaperTable, name: str) -> PaperTable:
     """The joined table with a column of the speed-ups over a row of each group, and with marks on scores and speed-ups
     that differ from that row's. `name`: the row's label, the name of its decoder, or the start of its run's id."""
     if SEEDS in joined.remarks:
-        raise SpecbenchError(
-            f"--baseline {name}: {joined.table.name} has rows of several seeds",
-            f"choose one: specbench bench {joined.table.name} --seed N",
-        )
+        what = f"--baseline {name}: {joined.table.name} has rows of several seeds"
+        raise SpecbenchError(what, f"choose one: specbench bench {joined.table.name} --seed N")
     bases: dict[str | None, Line] = {}
     for row, line in zip(joined.table.rows, joined.lines, strict=True):
         named = name.lower() in (line.label.lower(), str(row.settings.get("decoder")).lower())

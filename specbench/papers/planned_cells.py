@@ -265,6 +265,5 @@ def _panels(table: Table, columns: Sequence[Column]) -> Iterator[Mapping[str, st
     columns_by_name = {column.name: column for column in table.columns}
     for axes in table.axes:
         y = columns_by_name[axes["y"]]
-        stand_in = next((column.name for column in columns if y.score and column.better == y.better), None)
-        if stand_in:
+        if stand_in := next((column.name for column in columns if y.score and column.better == y.better), None):
             yield {**axes, "y": stand_in}

@@ -285,8 +285,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
         lines += _printed_sentences(
             [length for length in accepted if length.decoder.name != "ar" and length.model != model.name]
         )
-    if setting.batch > 1:
-        lines.append("Rows of a batch that finish are refilled at once.")
+    lines += ["Rows of a batch that finish are refilled at once."] if setting.batch > 1 else []
     return lines
 
 

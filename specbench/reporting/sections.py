@@ -295,8 +295,7 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
 
 def _load(rows: Sequence[ReportRow]) -> list[str]:
     """Format the range of load averages; other load makes latencies noisy."""
-    loads = [load for row in rows for load in row.load if isinstance(load, int | float)]
-    if not loads:
+    if not (loads := [load for row in rows for load in row.load if isinstance(load, int | float)]):
         return []
     span = f"{min(loads):.1f}" if min(loads) == max(loads) else f"{min(loads):.1f} to {max(loads):.1f}"
     return [f"Load average when the runs started: {span}."]

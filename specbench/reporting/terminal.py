@@ -152,10 +152,7 @@ def run_view(folder: Path) -> RenderableType:
 def _setting(card: Mapping, row: ReportRow) -> Iterator[tuple[str, str]]:
     origins = card["origins"]
     yield "model", card["model"]
-    if card["source"]:
-        yield "source", card["source"]
-    if card["processors"]:
-        yield "processors", card["processors"]
+    yield from ((name, card[name]) for name in ("source", "processors") if card[name])
     yield "steps", row.steps
     for name, value in card["setting"].items():
         items = value.items() if isinstance(value, Mapping) else [(name, value)]

@@ -395,8 +395,7 @@ def together(plans: Iterable[Plan]) -> list[list[Plan]]:
     """Group the plans by `work`, in order of first appearance."""
     groups: list[list[Plan]] = []
     for plan in plans:
-        group = next((group for group in groups if group[0].work == plan.work), None)
-        if group is None:
+        if (group := next((group for group in groups if group[0].work == plan.work), None)) is None:
             groups.append([plan])
         else:
             group.append(plan)
@@ -430,7 +429,6 @@ def plan_sampling(model: ModelFacts, values: Mapping[str, Value]) -> Sampling:
     if sampling.guidance != 1 and not model.guided:
         raise SpecbenchError(f"--cfg {sampling.guidance:g}: {model.name} has no unconditional prompt", "omit it")
     if sampling.top_k > model.v_image:
-        raise SpecbenchError(
-            f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens", "0 keeps all of them"
-        )
+        what = f"--top-k {sampling.top_k}: {model.name} has only {model.v_image} image tokens"
+        raise SpecbenchError(what, "0 keeps all of them")
     return sampling

@@ -72,13 +72,11 @@ def check_effects(values: Mapping[str, Value], axes: Mapping[str, Sequence[objec
     for name, choices in parsed.items():
         first_runs, *other_runs = (_runs(make_plan({**first, name: choice}, shared=shared)) for choice in choices[:2])
         if first_runs in other_runs:
-            raise SpecbenchError(
-                f"--sweep {name}: changes nothing here", f"--decoder sets {name} itself; omit it there"
-            )
+            what = f"--sweep {name}: changes nothing here"
+            raise SpecbenchError(what, f"--decoder sets {name} itself; omit it there")
 
 
 def _runs(plan: Plan) -> tuple:
     machine = (plan.dtype, plan.device, plan.threads, plan.compiled)
     setting = (plan.sampling, plan.prompts.sha256, plan.seed, plan.batch, *machine)
-    decoders = [(decoder.spec, decoder.auto_window) for decoder in plan.decoders]
-    return plan.model, decoders, setting
+    return plan.model, [(decoder.spec, decoder.auto_window) for decoder in plan.decoders], setting

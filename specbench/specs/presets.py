@@ -126,10 +126,8 @@ def choices_of(preset: Preset, overrides: Mapping[str, object]) -> dict[str, str
     for kind in CHOICES.keys() & overrides.keys():
         choices[kind] = read_name(kind, str(overrides[kind]), CHOICES[kind])
     if preset.choices["drafter"] == "none" != choices["drafter"]:
-        raise SpecbenchError(
-            f"decoder '{preset.name}' drafts nothing: --drafter {choices['drafter']} contradicts it",
-            "start from a preset that drafts, such as sjd",
-        )
+        what = f"decoder '{preset.name}' drafts nothing: --drafter {choices['drafter']} contradicts it"
+        raise SpecbenchError(what, "start from a preset that drafts, such as sjd")
     return choices
 
 
@@ -272,10 +270,8 @@ def _check_fit(name: str, choices: Mapping[str, str]) -> None:
         others = {choices[other] for other in _kinds(choices) if other != kind}
         if needed and not others & set(needed):
             named = ", ".join(f"{kind} {value}" for kind, value in choices.items() if kind in ("drafter", "verifier"))
-            raise SpecbenchError(
-                f"decoder '{name}': --{kind} {choices[kind]} cannot be combined with {named}",
-                f"it needs {' or '.join(needed)}",
-            )
+            what = f"decoder '{name}': --{kind} {choices[kind]} cannot be combined with {named}"
+            raise SpecbenchError(what, f"it needs {' or '.join(needed)}")
 
 
 def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str, object]) -> None:
@@ -284,10 +280,8 @@ def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str
         return
     verifier, refine = choices["verifier"], choices["refine"]
     if not DRAFTERS[choices["drafter"]].is_chain(values):
-        raise SpecbenchError(
-            f"decoder '{name}': --verifier {verifier} verifies a chain of drafts, and this drafter's branch",
-            "use --drafter jacobi, or eagle with --tree chain",
-        )
+        what = f"decoder '{name}': --verifier {verifier} verifies a chain of drafts, and this drafter's branch"
+        raise SpecbenchError(what, "use --drafter jacobi, or eagle with --tree chain")
     if not CHOICES["refine"][refine].redraws and not values.get(ANY_TAIL):
         raise SpecbenchError(
             f"decoder '{name}': --verifier {verifier} looks at later drafts, which --refine {refine} keeps",

@@ -33,9 +33,8 @@ def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
         place = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
         raise SpecbenchError(f"no runs in {out}, only shards of some", f"merge them first: specbench merge{place}")
     if not runs:
-        raise SpecbenchError(
-            f"no runs in {out}", "create one with `specbench run`, or name the results folder with --out"
-        )
+        advice = "create one with `specbench run`, or name the results folder with --out"
+        raise SpecbenchError(f"no runs in {out}", advice)
     return runs
 
 

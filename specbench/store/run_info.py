@@ -300,8 +300,7 @@ def decoder_json(decoder: DecoderSpec) -> dict[str, object]:
 def check_same_run(folder: Path, stored: RunInfo, spec: RunSpec) -> None:
     """Refuse a run folder, described by `stored`, that holds another run than `spec`."""
     there, here = _flat(identity_json(stored.spec)), _flat(identity_json(spec))
-    differing = [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]
-    if differing:
+    if differing := [name for name in sorted(there.keys() | here.keys()) if there.get(name) != here.get(name)]:
         name = differing[0]
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         what = f"{folder} holds another run: {name} is {there.get(name)} there, {here.get(name)} here{more}"

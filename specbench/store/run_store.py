@@ -118,9 +118,8 @@ class RunStore:
             self._lock = take_lock(self.folder / ".lock", f"{self.folder} is being written by another process", _WAIT)
             sync_folder(self.folder)
         except OSError as error:
-            raise SpecbenchError(
-                f"cannot write to {self.folder}: {error.strerror}", "choose another folder with --out"
-            ) from error
+            what = f"cannot write to {self.folder}: {error.strerror}"
+            raise SpecbenchError(what, "choose another folder with --out") from error
 
     def begin(
         self, spec: RunSpec, provenance: Mapping[str, object], facts: Mapping[str, object] | None = None

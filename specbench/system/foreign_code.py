@@ -132,8 +132,7 @@ def _installed(path: str) -> bool:
 
 def _locate(name: str) -> str | None:
     """File of a module, imported or not; None where it has none."""
-    module = sys.modules.get(name)
-    if module is not None:
+    if (module := sys.modules.get(name)) is not None:
         return os.path.abspath(path) if isinstance(path := getattr(module, "__file__", None), str) else None
     if name in sys.builtin_module_names or _top(name) in sys.stdlib_module_names:
         return None

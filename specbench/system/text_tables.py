@@ -87,8 +87,7 @@ def markdown_table(table: TextTable, aligned: bool = False) -> str:
     write = (lambda text: one_line(text).replace("|", "\\|")) if aligned else escape
     rows = [list(map(write, table.headings))]
     for group, lines in table.groups:
-        if group:
-            rows.append([f"**{write(group)}**", *[""] * (len(table.headings) - 1)])
+        rows += [[f"**{write(group)}**", *[""] * (len(table.headings) - 1)]] if group else []
         rows += [[f"**{write(cell.text)}**" if cell.bold else write(cell.text) for cell in line] for line in lines]
     if aligned:
         widths = [max(map(cell_len, texts)) for texts in zip(*rows, strict=True)]

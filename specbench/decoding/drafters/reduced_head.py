@@ -34,8 +34,7 @@ class ReducedHead:
         slots = torch.arange(positions.shape[1], device=positions.device)
         committed = (slots < shift[:, None])[..., None]
         mass = torch.where(committed, verification.p, 0.0).sum(1)[:, : self._v_image]
-        latest = mass.topk(self._ids.shape[1]).indices
-        self._ids = torch.where(shift[:, None] > 0, latest, self._ids)
+        self._ids = torch.where(shift[:, None] > 0, mass.topk(self._ids.shape[1]).indices, self._ids)
         self._reduced = self._batch.session.reduced_head(self._ids)
 
     def _head_logits(self, features: Tensor) -> Tensor:

@@ -43,8 +43,7 @@ class CosmosDecoder:
         self.codebook = fsq_codebook().to(device)
 
     def decode(self, codes: Tensor) -> Tensor:
-        x = self._network(self.codebook[codes].permute(0, 3, 1, 2))
-        return last_frame(last_frame(x))
+        return last_frame(last_frame(self._network(self.codebook[codes].permute(0, 3, 1, 2))))
 
 
 def last_frame(x: Tensor) -> Tensor:

@@ -89,8 +89,7 @@ class GlmImage(FamilyModel):
             asked = [{"role": "user", "content": [{"type": "text", "text": text}]}]
             (text,), _ = render_jinja_template([asked], chat_template=self._template)
         sizes = "".join(f"{start}{height} {width}{end}" for height, width in reversed(self.layout.grids))
-        begins = text.startswith(image)
-        ids = self.tokenizer.encode(text + sizes + image, add_special_tokens=not begins).ids
+        ids = self.tokenizer.encode(text + sizes + image, add_special_tokens=not text.startswith(image)).ids
         return ids, ids
 
     def encode(self, prompts: Sequence[str]) -> Prefix:

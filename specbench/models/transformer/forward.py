@@ -109,8 +109,7 @@ class OutputRows(NamedTuple):
 
     def logits(self, features: Tensor) -> Tensor:
         """Guided logits [B, T, K] of features [R, T, d], conditional rows first."""
-        hidden = self.before(features)
-        halves = hidden.unflatten(0, (-1, len(self.weight)))
+        halves = self.before(features).unflatten(0, (-1, len(self.weight)))
         # The rows of an image, next to each other, read its part of the matrix once.
         logits = halves.transpose(0, 1).flatten(1, 2) @ self.weight.mT
         logits = logits if self.bias is None else logits + self.bias[:, None]

@@ -346,8 +346,7 @@ class TransformerSession:
         return slots, mask
 
     def keep(self, columns: Tensor, positions: Tensor) -> None:
-        source = self._fed.gather(1, self._twice(columns))
-        self._cache.move(source, self._last + self._twice(positions))
+        self._cache.move(self._fed.gather(1, self._twice(columns)), self._last + self._twice(positions))
 
     def refill(self, rows: Tensor, prefix: Prefix) -> None:
         fresh = TransformerSession(self._model, prefix, self._guidance, columns=0, length=0)

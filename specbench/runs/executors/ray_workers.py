@@ -82,11 +82,8 @@ class WorkerPool:
     def _next(self) -> tuple[dict | DecodedChunk | WorkerLost | None, Chunk | None]:
         """Handle the next result: facts, images, or the loss of a worker with images."""
         if not self._busy:
-            raise SpecbenchError(
-                f"all {self._crew.size} workers were lost, the last one because {self._lost}",
-                "finished images are kept; run the same command again to resume",
-                FAILURE,
-            )
+            what = f"all {self._crew.size} workers were lost, the last one because {self._lost}"
+            raise SpecbenchError(what, "finished images are kept; run the same command again to resume", FAILURE)
         ticket = self._crew.wait(list(self._busy))
         worker, chunk = self._busy.pop(ticket)
         try:
