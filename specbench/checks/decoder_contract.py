@@ -27,6 +27,7 @@ from specbench.runs.decoder_args import labelled_decoders
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import RosenblattResult, Tokens, audit_tokens
+from specbench.system.torch_state import PinnedTorch
 
 SLOW_RULE = 3.0
 """Time per step outside the target forwards, over that of exact SJD with the same window, that is called slow."""
@@ -44,6 +45,7 @@ WIDE_DTYPES = {"float32": (torch.float32, 1e-3, 0.001), "bfloat16": (torch.bfloa
 """Distance of a recorded log p, in nats, and share of tokens beyond it or of probability 0, that rounding explains."""
 
 
+@PinnedTorch(False)
 def check_decoder(decoder: Auditable, samples: int = AUDIT_SAMPLES, seed: int = 0) -> list[Finding]:
     """Run every conformance test on a decoder, given as to `specbench.checks.losslessness.audit_decoders`. `samples`:
     images for the exactness test, on the settings of `specbench audit`."""
@@ -322,7 +324,7 @@ def wide_faults(
     return [f"{dtype}: {text}" for text in wrong], result
 
 
-@torch.inference_mode()
+@PinnedTorch()
 def _reference(model: EnumerableTransformer, text: str, tokens: np.ndarray, seed: int) -> np.ndarray:
     """[4, n, N] uniforms by token id and by p descending, log p and entropy of `tokens` [n, N], given those before."""
     logits = model.guided(text, torch.from_numpy(tokens[:, :-1]), WIDE_SAMPLING.guidance)

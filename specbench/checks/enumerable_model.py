@@ -22,6 +22,7 @@ from specbench.models.interface import DraftPrompt, TokenLayout, Tree
 from specbench.models.transformer.model import Prefix, TransformerModel
 from specbench.models.vertical_head import VerticalHead, new_vertical_head
 from specbench.specs.run_spec import Sampling
+from specbench.system.torch_state import PinnedTorch
 
 _NO_SPECIAL_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 """Settings of a Llama that has image tokens only; the usual ids lie outside such small vocabularies."""
@@ -316,7 +317,7 @@ class EnumerableTransformer(TransformerModel):
         conditional, unconditional = guided
         return unconditional + guidance * (conditional - unconditional)
 
-    @torch.inference_mode()
+    @PinnedTorch()
     def joint(self, sampling: Sampling, prompt: str) -> np.ndarray:
         """Exact probability of every image, as the function `joint`, from forwards without a cache."""
 

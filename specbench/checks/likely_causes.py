@@ -27,6 +27,7 @@ from specbench.models.interface import ImageModel, TokenLayout
 from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import LEVEL
 from specbench.system import console
+from specbench.system.torch_state import PinnedTorch
 
 _STUDIED, _STUDIED_TOKENS = 16, 4096
 _FLOOR, _ROUNDED_FLOOR = {"float32": 1e-6}, 0.1
@@ -199,7 +200,7 @@ class _Study:
                     total[place, some] += log_p.sum(1).double().cpu().numpy()
         return total
 
-    @torch.inference_mode()
+    @PinnedTorch()
     def _logits(
         self, texts: Sequence[str], tokens: np.ndarray, scales: set[float], width: int
     ) -> Iterator[tuple[Callable[[float], Tensor], Tensor]]:
@@ -212,7 +213,7 @@ class _Study:
         for (one, positions), (two, _) in zip(*pair, strict=True):
             yield lambda scale, one=one, two=two: one if scale == 1 else torch.lerp(one, two, scale - 1), positions
 
-    @torch.inference_mode()
+    @PinnedTorch()
     def _log_p(self, target: Target, logits: Tensor, positions: Tensor, chosen: Tensor, share: float) -> Tensor:
         p = at(target(logits, positions), chosen)
         inside = chosen.clamp(max=logits.shape[-1] - 1)

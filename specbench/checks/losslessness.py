@@ -38,6 +38,7 @@ from specbench.runs.decoder_args import labelled_decoders
 from specbench.specs.presets import PRESETS, DecoderSpec, Preset, decoder_name, resolve
 from specbench.specs.run_spec import Sampling
 from specbench.system import plugins
+from specbench.system.torch_state import PinnedTorch
 
 AUDIT_SAMPLES = 290_000  # Images per decoder: some 19,300 of each setting, times its share
 _BATCH = 10_000
@@ -111,6 +112,7 @@ def audit_decoders(
     return rows
 
 
+@PinnedTorch(False)
 def audit_one(
     name: str,
     decoder: DecoderSpec | Decode,

@@ -13,6 +13,7 @@ from specbench.models.catalog import find_model, load_model, wrongly_declared
 from specbench.models.facts import ModelFacts
 from specbench.models.interface import ImageModel, Session
 from specbench.prompts import load_prompts, prompt_set_names
+from specbench.system.torch_state import PinnedTorch
 
 _GUIDANCE = 3.0
 _WINDOW = 4
@@ -67,7 +68,7 @@ class ModelChecks:
     def render(self) -> Finding:
         """Pixels are uint8, of the declared size, and do not depend on the batch."""
         tokens = self._model.layout.image_tokens(self._tokens)
-        with torch.inference_mode():
+        with PinnedTorch():
             pixels, alone = self._model.render(tokens), self._model.render(tokens[:1])
         shape = (2, 3, *self._info.resolution)
         wrong = [f"pixels are {pixels.dtype}, not uint8"] * (pixels.dtype != torch.uint8)
@@ -114,7 +115,7 @@ class ModelChecks:
         """A row that is given to a new prompt forgets the old one."""
         session = self._begin([self._texts[1]] * 2)
         self._forward(session, self._tokens.flip(0), 0, min(_WINDOW, self._slots))
-        with torch.inference_mode():
+        with PinnedTorch():
             session.refill(torch.tensor([0], device=self._model.device), self._model.encode([self._texts[0]]))
         return self._same("refill", self._fed(session, 1)[:1], "a row that held another image", rows=1)
 
@@ -131,7 +132,7 @@ class ModelChecks:
         return self._reference
 
     def _begin(self, texts: Sequence[str] | None = None) -> Session:
-        with torch.inference_mode():
+        with PinnedTorch():
             return self._model.begin(self._model.encode(list(texts or self._texts)), _GUIDANCE, _WINDOW)
 
     def _fed(self, session: Session, width: int, rows: Sequence[int] = (0, 1)) -> Tensor:
@@ -143,7 +144,7 @@ class ModelChecks:
     def _forward(self, session: Session, tokens: Tensor, start: int, end: int) -> Tensor:
         """Logits of the slots `start` to `end`, each from the token before it."""
         positions = torch.arange(start, end, device=tokens.device).expand(len(tokens), -1).contiguous()
-        with torch.inference_mode():
+        with PinnedTorch():
             return session.forward(tokens.gather(1, (positions - 1).clamp(min=0)), positions).clone()
 
     def _same(self, name: str, logits: Tensor, how: str, rows: int = 2) -> Finding:

@@ -83,9 +83,10 @@ def _masses(
 
     from specbench.decoding.sampling import Target, at, entropy
     from specbench.decoding.uniforms import mass_before, mass_before_id
+    from specbench.system.torch_state import PinnedTorch
 
     generator = torch.Generator(model.device).manual_seed(0)
-    with torch.inference_mode():
+    with PinnedTorch():
         target = Target(model.layout, sampling, model.device)
         # At most half of what top-p leaves out, so that something is left out.
         wider = replace(sampling, top_p=sampling.top_p + min(_EDGE, (1 - sampling.top_p) / 2))

@@ -38,6 +38,7 @@ from specbench.store.token_sums import LISTS, SUMS, token_sums
 from specbench.system.console import counted, one_line
 from specbench.system.device_peaks import KNOWN
 from specbench.system.plugins import plugins
+from specbench.system.torch_state import PinnedTorch
 
 OK, WRONG, OPEN = "ok", "WRONG", "not checked"
 _CLOSE = 1e-5
@@ -201,7 +202,7 @@ def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
             yield f"{total} is not the sum of its spans"
 
 
-@torch.inference_mode()
+@PinnedTorch()
 def _drawing(run: Path, device: str) -> tuple[str, str]:
     """The pictures are those of the tokens."""
     info, store = RunStore(run).info(), RunStore(run)

@@ -26,6 +26,7 @@ from specbench.models.transformer.host_sync import to_host
 from specbench.prompts import Request
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import Sampling
+from specbench.system.torch_state import PinnedTorch
 
 Outcome = tuple[Request, Generation | SpecbenchError | np.ndarray]
 """A request with its image or error; with its stream tokens [N] where nothing is measured."""
@@ -40,6 +41,7 @@ def refills(method: Method) -> bool:
     return isinstance(method.drafter, RestartableDrafter)
 
 
+@PinnedTorch()
 def decode_each(
     model: ImageModel,
     requests: Iterable[Request],
@@ -93,7 +95,6 @@ class ContinuousBatch:
         self._known_ms: dict[str, float] = {}
         self._in_work: dict[int, ImageSlot] = {}
 
-    @torch.inference_mode()
     def run(self) -> Iterator[Outcome]:
         """Decode until all requests are done."""
         if not self._begin():

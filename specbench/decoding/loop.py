@@ -45,6 +45,7 @@ from specbench.prompts import Request
 from specbench.prompts.prompt_set import second_stage_id
 from specbench.specs.presets import DecoderSpec, resolve
 from specbench.specs.run_spec import Sampling
+from specbench.system.torch_state import PinnedTorch
 
 WARM_UP_STEPS = 32
 """Maximum steps of a warm-up; a step of a GPU's new shape is run, captured and replayed in the first three."""
@@ -61,7 +62,7 @@ class Decoding(NamedTuple):
     trace: bool = False  # whether to record `Generation.draft_tv` and `draft_top1`; their time is in no span
 
 
-@torch.inference_mode()
+@PinnedTorch()
 def decode(
     model: ImageModel,
     requests: Sequence[Request],
@@ -109,7 +110,7 @@ def decode(
     return [checked(row, request, model) for row, request in zip(rows, requests, strict=True)]
 
 
-@torch.inference_mode()
+@PinnedTorch()
 def decode_tokens(how: Decoding, requests: Sequence[Request], rare: bool = False) -> Tensor:
     """Stream tokens [B, N] of `requests`, decoded as one batch by the steps of `decode`, without measurements.
 
@@ -123,7 +124,7 @@ def decode_tokens(how: Decoding, requests: Sequence[Request], rare: bool = False
     return loop.tokens[:, : how.model.layout.length]
 
 
-@torch.inference_mode()
+@PinnedTorch()
 def warm_up_steps(how: Decoding, requests: Sequence[Request], render: bool = True) -> Iterator[int]:
     """Run the steps that compile, allocate or load what an image needs, at most `WARM_UP_STEPS`; yields their number
     after each. `render`: whether to decode tokens into pixels at the end."""

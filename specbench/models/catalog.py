@@ -273,11 +273,14 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
     check_decoding_device(device)
     info.require_weights()
     use_device(device)
-    if isinstance(info, HubModel):
-        from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
+    from specbench.system.torch_state import PinnedTorch  # brings torch
 
-        return load(info, device, dtype or info.dtype, info.checkpoint.fetch())
-    return info.load(device, dtype)
+    with PinnedTorch(False):
+        if isinstance(info, HubModel):
+            from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
+
+            return load(info, device, dtype or info.dtype, info.checkpoint.fetch())
+        return info.load(device, dtype)
 
 
 def check_model(info: ModelFacts) -> None:

@@ -40,6 +40,7 @@ from specbench.system.device_failures import memory_for, release_memory
 from specbench.system.device_peaks import find_peak, glimpse_peak
 from specbench.system.foreign_code import Code, changed_modules, require_code
 from specbench.system.monitor import MachineMonitor, others_at_work
+from specbench.system.torch_state import PinnedTorch
 
 
 @contextmanager
@@ -232,6 +233,7 @@ def _tuned_window(
     return window, curve
 
 
+@PinnedTorch(False)
 def generate_images(captions: Sequence[str], values: Mapping[str, Value]) -> list[Generation]:
     """Decode `captions` as one batch, with the settings of a run."""
     if not captions:

@@ -102,8 +102,10 @@ def _run_group(group: Sequence[Plan], reporter: Reporter) -> RunSummary:
             else:
                 from specbench.runs.dry_run import cost_note
                 from specbench.runs.preparation import open_executor, work_of
+                from specbench.system.torch_state import PinnedTorch
 
                 if executor is None:
+                    running.enter_context(PinnedTorch(False))
                     if note := cost_note(first):
                         reporter.note(note)
                     executor, model = running.enter_context(open_executor(first, reporter))

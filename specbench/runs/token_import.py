@@ -34,6 +34,7 @@ from specbench.system import console
 from specbench.system.environment import now
 from specbench.system.files import blaming, check_regular, read_regular
 from specbench.system.json_values import parse_json
+from specbench.system.torch_state import PinnedTorch
 
 ID_KINDS = ("codes", "model")
 _COLUMNS = ("prompt", "tokens", "prompt_id", "seed", "logp", "seconds")
@@ -52,6 +53,7 @@ class _Image:
     seconds: float | None
 
 
+@PinnedTorch(False)
 def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Path, ids: str | None = None) -> Path:
     """Make a run of the tokens of a file, and return its folder; images that are stored there already are skipped.
     `program`: label of the run; `values`: settings of `OF_TOKENS`; `ids`: one of `ID_KINDS`, None for the kind that
@@ -265,7 +267,7 @@ def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: Ru
     for start in range(0, len(images), _TOGETHER):
         some = images[start : start + _TOGETHER]
         tokens = torch.from_numpy(np.stack([image.tokens for image in some])).long().to(model.device)
-        with torch.inference_mode():
+        with PinnedTorch():
             pictures = drawn(model, tokens, [image.request for image in some], spec.decoder, spec.seed)
         rows, files = [], {}
         for image, (pixels, _) in zip(some, pictures, strict=True):

@@ -14,10 +14,11 @@ from specbench.models.draft_head import EagleHead
 from specbench.models.transformer.model import TransformerModel
 from specbench.models.vertical_head import VerticalHead, slots_above, surroundings
 from specbench.specs.run_spec import Sampling
+from specbench.system.torch_state import PinnedTorch
 from specbench.training.data import Corpus, teacher_forced
 
 
-@torch.inference_mode()
+@PinnedTorch()
 def alignment(
     model: TransformerModel, head: EagleHead, images: Corpus, sampling: Sampling, depths: int = 5, starts: int = 8
 ) -> list[dict[str, object]]:
@@ -68,7 +69,7 @@ def alignment(
     return [*table, {"depth": "1, x_t", **_summary(wrong)}]
 
 
-@torch.inference_mode()
+@PinnedTorch()
 def vertical_alignment(
     model: TransformerModel, head: VerticalHead, images: Corpus, sampling: Sampling, depths: int = 5, starts: int = 8
 ) -> list[dict[str, object]]:

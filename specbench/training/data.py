@@ -14,6 +14,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.interface import FeatureSession
 from specbench.models.transformer.model import TransformerModel
 from specbench.store.run_folders import find_run
+from specbench.system.torch_state import PinnedTorch
 
 _CHUNK = 16
 
@@ -67,7 +68,7 @@ class Examples:
     length: Tensor  # [n] number of valid features
 
 
-@torch.inference_mode()
+@PinnedTorch()
 def examples(model: TransformerModel, images: Corpus, unconditional: Tensor) -> Examples:
     """Compute teacher-forced features; rows with `unconditional` [n] True have no caption."""
     rows = len(images.texts)

@@ -34,6 +34,7 @@ from specbench.models.vertical_head import (
     vertical_head_for,
 )
 from specbench.runs.preparation import load_for_run
+from specbench.system.torch_state import PinnedTorch
 from specbench.training.alignment import alignment, vertical_alignment
 from specbench.training.data import Examples, FeatureStore, check_counts, corpus
 
@@ -146,6 +147,7 @@ class HeadTrainer:
         (self._work / "loss.jsonl").write_text("".join(json.dumps(row) + "\n" for row in self._losses))
 
 
+@PinnedTorch(False)
 def train_head(
     out: str | Path,
     model: str = "shapes",
@@ -182,6 +184,7 @@ def train_head(
     return Path(out)
 
 
+@PinnedTorch(False)
 def check_head(
     model: str = "shapes",
     head: str = "",

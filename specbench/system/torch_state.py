@@ -1,0 +1,74 @@
+"""State of torch, which a program or a plug-in may have set for work of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import torch
+
+
+class _State(NamedTuple):
+    read: Callable[[], Any]
+    write: Callable[[Any], None]
+    pinned: Any = None  # None: restored, but left to whatever a run sets
+
+
+def _attribute(of: object, name: str, pinned: object) -> _State:
+    return _State(partial(getattr, of, name), partial(setattr, of, name), pinned)
+
+
+_AUTOCAST = [
+    _State(partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind), False)
+    for kind in ("cpu", "cuda")
+]
+_UNITS = [
+    attrgetter(f"{library}.{work}")(torch.backends)
+    for library, works in {"cuda": ("matmul",), "cudnn": ("conv", "rnn"), "mkldnn": ("matmul", "conv", "rnn")}.items()
+    for work in works
+    if hasattr(torch.backends, "fp32_precision")  # since torch 2.9
+]
+_STATES = (
+    _State(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
+    *_AUTOCAST,
+    _State(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
+    _attribute(torch.backends.cudnn, "allow_tf32", False),
+    *(_attribute(unit, "fp32_precision", "ieee") for unit in _UNITS),
+    _State(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
+    _State(torch.get_num_threads, torch.set_num_threads),
+)
+
+
+class PinnedTorch(torch.inference_mode):
+    """Context or decorator in which numbers are those of the dtype and device that a run names: no autocast, no TF32 or
+    bfloat16 in the products of float32, new tensors in float32 on the CPU. `mode`: whether in inference mode, else with
+    gradients. What was before is there again afterwards, and so is the number of threads."""
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._before = [(state, _read(state)) for state in _STATES]
+        for state in _STATES:
+            if state.pinned is not None:
+                state.write(state.pinned)
+        # Every call is slower in such a context, so there is none unless another one must be hidden.
+        self._device = None if torch.get_default_device().type == "cpu" else torch.device("cpu")
+        if self._device:
+            self._device.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._device:
+            self._device.__exit__(*error)
+        for state, before in self._before:
+            if before not in (None, _read(state)):
+                state.write(before)
+        super().__exit__(*error)
+
+
+def _read(state: _State) -> Any:
+    """The value of a state; None if it was set by other functions of torch, which refuses to tell it."""
+    try:
+        return state.read()
+    except RuntimeError:
+        return None

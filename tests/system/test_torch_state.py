@@ -1,0 +1,71 @@
+"""State of torch that a program or a plug-in set for itself: a run's numbers do not depend on it, and it is left as it
+was. It concerns loading, decoding and audits alike."""
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+import torch
+
+from specbench import api
+from specbench.system.torch_state import _STATES, PinnedTorch, _read
+
+KINDS = ("cpu", "cuda")
+LEGACY = {
+    "default dtype": (torch.set_default_dtype, torch.float64, torch.float32),
+    "default device": (torch.set_default_device, "meta", None),
+    "precision": (torch.set_float32_matmul_precision, "medium", "highest"),
+    "convolutions": (lambda on: setattr(torch.backends.cudnn, "allow_tf32", on), False, True),
+    "determinism": (torch.use_deterministic_algorithms, True, False),
+    **{f"autocast {kind}": (lambda on, kind=kind: torch.set_autocast_enabled(kind, on), True, False) for kind in KINDS},
+}
+NEW = {"precision of all": (lambda name: setattr(torch.backends, "fp32_precision", name), "tf32", "none")}
+
+
+@pytest.fixture(params=[LEGACY, NEW], ids=["legacy", "new"])
+def foreign(request):
+    """Every state is other than torch's own, and read afterwards as before."""
+    if request.param is NEW and not hasattr(torch.backends, "fp32_precision"):
+        pytest.skip("since torch 2.9")
+    threads, clean = torch.get_num_threads(), [_read(state) for state in _STATES]
+    with ExitStack() as undo:
+        for write, other, usual in request.param.values():
+            undo.callback(write, usual)
+            write(other)
+        seen = torch.get_default_device(), [_read(state) for state in _STATES]
+        assert seen[1] != clean
+        yield
+        assert (torch.get_default_device(), [_read(state) for state in _STATES]) == seen
+    assert torch.get_num_threads() == threads
+
+
+@pytest.fixture(scope="module")
+def clean():
+    return api.generate("a red circle", decoder="sjd", window=64, threads=1)
+
+
+def test_an_image_is_the_same_whatever_state_torch_is_in_and_the_state_is_left(clean, foreign):
+    image = api.generate("a red circle", decoder="sjd", window=64, threads=max(1, torch.get_num_threads() - 1))
+    assert np.array_equal(image.tokens, clean.tokens) and np.allclose(image.logp, clean.logp, atol=1e-3)
+
+
+def test_a_context_of_autocast_and_of_a_device_does_not_reach_into_a_pinned_one():
+    with torch.autocast("cpu", torch.bfloat16), torch.device("meta"), torch.no_grad():
+        with PinnedTorch(False):
+            product = torch.ones(2, 2, requires_grad=True) @ torch.ones(2, 2)
+            assert (product.dtype, product.device.type, product.requires_grad) == (torch.float32, "cpu", True)
+        assert torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled()
+        assert torch.ones(1).device.type == "meta"
+
+
+def test_a_pinned_generator_gives_the_state_back_between_its_values():
+    @PinnedTorch()
+    def dtypes():
+        for _ in range(2):
+            yield torch.get_default_dtype()
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert [(inside, torch.get_default_dtype()) for inside in dtypes()] == [(torch.float32, torch.float64)] * 2
+    finally:
+        torch.set_default_dtype(torch.float32)
