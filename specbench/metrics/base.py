@@ -269,7 +269,7 @@ def paired_features(
 
 MEAN_OF_IMAGES = "mean"
 """Says in an identity that the score is the mean of a stored `value` per image, of which differences can be paired."""
-IMPORTED = "results file"
+RESULTS_FILE = "results file"
 """Fact of imported scores that is told but not in their fingerprint, which no two runs would share otherwise."""
 
 
@@ -282,7 +282,7 @@ class Origin:
 
     @property
     def fingerprint(self) -> str:
-        facts = {name: fact for name, fact in self.facts.items() if name != IMPORTED}
+        facts = {name: fact for name, fact in self.facts.items() if name != RESULTS_FILE}
         text = json.dumps([self.metric, facts], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import IMPORTED, MEAN_OF_IMAGES, PerImageMetric, Sample, Score, answer_scores
+from specbench.metrics.base import MEAN_OF_IMAGES, RESULTS_FILE, PerImageMetric, Sample, Score, answer_scores
 from specbench.stats import mean_interval
 from specbench.system.images import png_bytes
 
@@ -133,7 +133,7 @@ class OfficialDpgBench(PerImageMetric):
             raise SpecbenchError(what, "import the results of this run's export")
 
     def identity(self) -> Mapping[str, str]:
-        return {"program": "DPG-Bench's program", "score": MEAN_OF_IMAGES, IMPORTED: self.digest}
+        return {"program": "DPG-Bench's program", "score": MEAN_OF_IMAGES, RESULTS_FILE: self.digest}
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:
         return "questions" in meta and "line" in meta

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.metrics import compbench_rules as rules
-from specbench.metrics.base import IMPORTED, Metric, Sample, Score, made_score, part_scores
+from specbench.metrics.base import RESULTS_FILE, Metric, Sample, Score, made_score, part_scores
 from specbench.metrics.dpg_bench import OfficialDpgBench, grid_files, read_verdict
 from specbench.metrics.export_folder import export_folder
 from specbench.metrics.geneval import JudgedMetric
@@ -166,7 +166,7 @@ class OfficialGenEval(JudgedMetric):
         self._verdicts = _read_geneval(results)
 
     def identity(self) -> Mapping[str, str]:
-        return {"program": "GenEval's evaluator", IMPORTED: digest_of(self.results)}
+        return {"program": "GenEval's evaluator", RESULTS_FILE: digest_of(self.results)}
 
     def features_of(self, sample: Sample) -> dict[str, object]:
         key = (official_line(sample.prompt_id, sample.meta), sample.sample)
@@ -290,7 +290,7 @@ class OfficialTiif(Metric):
 def _imported(program: str, results: Path, files: Iterable[Path]) -> dict[str, str]:
     """The identity of scores from a program's folder of results."""
     lines = "\n".join(f"{path.relative_to(results)} {digest_of(path)}" for path in files)
-    return {"program": program, IMPORTED: sha256(lines.encode()).hexdigest()}
+    return {"program": program, RESULTS_FILE: sha256(lines.encode()).hexdigest()}
 
 
 class _Row(NamedTuple):
