@@ -240,8 +240,7 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
     0; `failed`: it claims to be lossless and deviates, or what it recorded is not the model's; `tv, tv_low, tv_high`:
     the lower bound on the mean total variation per token; `p_value`: the smallest, corrected; `order, kind, group`: of
     the test with that p-value; `place, entropy`: the place in the window and the range of entropy that deviate most,
-    None where none does; `detectable`: see `specbench.stats.rosenblatt.detectable`.
-    """
+    None where none does; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
     decoder, worst = info.spec.decoder, result.tests[0]
     return {
         "run_id": info.run_id,
@@ -307,8 +306,7 @@ def _recomputed(
 
     Orders that need q are tested as recorded. Rounding moves p, most where guidance multiplies it, so that exact
     samples of a run of fewer bits are none of p recomputed in other shapes or in float32: their uniformity is tested by
-    the recorded values, or by token id alone.
-    """
+    the recorded values, or by token id alone."""
     facts, recorded = model_of(spec, weights, revision), rows["u_id"].notna()
     model, free = load_model(facts, device, spec.dtype), _free(rows)
     values, rounding = teacher_forced_values(model, rows, spec.sampling), None

@@ -209,12 +209,8 @@ def _outliers(sums: np.ndarray, mean: float, tokens: np.ndarray) -> np.ndarray:
 
 def _against(distance: np.ndarray, control: np.ndarray, slack: float = 0.0) -> dict[str, object]:
     """Means of the values [K, N] and of `control` [M, N], without NaN, and whether the first `differs` from 0 by more
-    than such rounding, chance and `slack`.
-
-    The chance is that of `control`: values which differ much in some images alone are no reason to allow for more.
-    Where rounding moves few tokens, but far, as between ties under top-k 1, `control` may hold none of these: `_FLIPS`
-    of them are allowed for on either side.
-    """
+    than such rounding, the chance of `control`, and `slack`. Where rounding moves few tokens, but far, as between ties
+    under top-k 1, `control` may hold none of these: `_FLIPS` of them are allowed for on either side."""
     distance, control = (values[~np.isnan(values).all(1)] for values in (distance, control))
     mean, rounding = float(np.nanmean(distance)), float(np.nanmean(control))
     tokens = [int((~np.isnan(values)).sum()) for values in (distance, control)]

@@ -237,11 +237,8 @@ def _kth(values: np.ndarray, k: int) -> np.ndarray:
 
 
 def _largest(values: np.ndarray, k: int) -> np.ndarray:
-    """Entries of `values` [rows, V] that include the k largest, [rows, K] padded with -inf, K mostly much less than V.
-
-    Selecting among an eighth of the entries, then among those above a bound that these give, takes a third to two
-    thirds of the time of selecting among all. All are returned where the bound leaves fewer than k.
-    """
+    """Entries of `values` [rows, V] that include the k largest, [rows, K] padded with -inf, K mostly much less than V:
+    those above a bound from an eighth of them, in half the time, or all where it leaves fewer than k."""
     sample = values[:, ::8]
     expected = k / 8
     bound = _kth(sample, min(int(expected + 4 * expected**0.5) + 8, sample.shape[1]))

@@ -216,8 +216,7 @@ def metric(name: str) -> Callable[..., Any]:
 
 
 def _foreign(cls: Any, reference: str) -> Callable[..., Any]:
-    """A metric that is not specbench's: each of its methods names it in whatever it raises or returns wrongly, and its
-    name, which becomes that of files and of columns, is checked."""
+    """A plug-in's metric: each method names it in whatever it raises or returns wrongly, and its name is checked."""
     if not (isinstance(cls, type) and all(hasattr(cls, part) for part in ("features", "scores", "identity"))):
         raise SpecbenchError(f"metric '{reference}' is no specbench metric", "subclass specbench.metrics.base.Metric")
 

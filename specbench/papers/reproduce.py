@@ -121,8 +121,7 @@ def _fetch_prompts(cells: Iterable[PlannedCell], warn: Warn) -> None:
 
 
 def _fetch(planned: Sequence[PlannedCell], metrics: Iterable[str]) -> tuple[list[PlannedCell], dict]:
-    """Download all that cells and metrics need, before the first image. A cell whose model or head cannot be had gets
-    the problem; also returns the problems of metrics."""
+    """Download all that cells and metrics need, before the first image; return the cells, and problems of metrics."""
     plans = {cell.settings: cell.plan for cell in planned if cell.plan is not None}
     needs: dict[object, Callable[[], Sequence[Download]]] = {
         name: partial(metric_catalog.downloads, [name]) for name in (metrics if plans else ())

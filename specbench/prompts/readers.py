@@ -232,8 +232,7 @@ def _listed(content: dict, source: TableFile) -> object:
 
 
 def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
-    """Quotes enclose fields of CSV files. In TSV files, where no field needs them, they are part of the text if they
-    enclose only a part of a field."""
+    """Quotes enclose fields of CSV files; in TSV files they are text where they enclose a part of a field."""
     if (delimiter := _delimiter(source)) != "\t":
         yield from _rows(source, delimiter, csv.QUOTE_MINIMAL)
         return

@@ -270,8 +270,7 @@ def _quality(chosen: Sequence[ReportRow], rows: Sequence[ReportRow]) -> list[str
 
 
 def _untold(unclear: Mapping[str, Sequence[Compared]], needed: Sequence[int | None]) -> list[str]:
-    """Differences that may be none, by decoder, and how many prompts would find one: from the differences, or else as
-    `needed` from the variance of AR's own scores."""
+    """Differences that may be none, by decoder, and how many prompts would find one: from them, or else as `needed`."""
     if not unclear:
         return []
     scores = [score for of_one in unclear.values() for score in of_one]

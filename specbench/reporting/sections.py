@@ -91,8 +91,7 @@ def sections(rows: Sequence[ReportRow]) -> list[Section]:
 
 
 def _told_apart(section: Section, others: Sequence[Section]) -> str:
-    """Its heading, with the settings in which sections of the same heading differ, as an edited list of prompts. Which
-    prompts of it were drawn tells no lists apart."""
+    """Its heading, with the settings in which sections of the same heading differ, but for which prompts were drawn."""
     plain = _heading(section.runs, drawn=False)
     alike = [other.runs[0].setting for other in others if _heading(other.runs, drawn=False) == plain]
     setting_here, edited = section.runs[0].setting, section.runs[0].model_edited or ""

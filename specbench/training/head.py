@@ -275,12 +275,10 @@ def eagle_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw
 def _vertical_losses(
     model: TransformerModel, head: VerticalHead, batch: Examples, draw: torch.Generator
 ) -> dict[str, Tensor]:
-    """Loss of one batch: cross-entropy between the target's distribution of a slot and the head's, as it drafts.
+    """Loss of one batch: cross-entropy between the target's distribution of a slot and the head's, without guidance.
 
     Every image is cut at random, by `draw`, into runs of consecutive slots, as long as the drafts of a step; within a
-    run the head knows the features of the slots before it, and all earlier tokens. Without guidance, as the EAGLE
-    head's loss.
-    """
+    run the head knows the features of the slots before it, and all earlier tokens."""
     place = batch.prompt[:, None] + torch.arange(model.layout.length)
     before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
     ids = batch.ids.gather(1, place).to(model.device)
