@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from specbench import prompts as prompt_sets
 from specbench.api.results import report, samples
+from specbench.errors import SpecbenchError
 from specbench.runs.run_progress import RunSummary
 from specbench.runs.settings import OF_TOKENS, merge, run_settings
 from specbench.runs.sweep import sweep_plans, sweep_values
@@ -239,8 +240,8 @@ def show_prompts(
     offset: int = 0,
     sample: int | None = None,
     per_category: int | None = None,
-    categories: Sequence[str] = (),
-    ids: Sequence[str] = (),
+    categories: Sequence[str] | None = None,
+    ids: Sequence[str] | None = None,
     column: str | None = None,
 ) -> Rows:
     """The prompts of a set or file (`specbench prompts show`).
@@ -260,7 +261,10 @@ def show_prompts(
     """
     from specbench.prompts.prompt_set import Drawing
 
-    drawing = Drawing(tuple(ids), tuple(categories), offset, per_category, sample, limit)
+    for name, chosen in (("categories", categories), ("ids", ids)):
+        if chosen is not None and not chosen:
+            raise SpecbenchError(f"no {name} given", f"name some, or omit {name}")
+    drawing = Drawing(tuple(ids or ()), tuple(categories or ()), offset, per_category, sample, limit)
     return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts, column))]
 
 

@@ -26,7 +26,7 @@ def report(runs: Names = (), out: str | Path = "results", long: bool = False) ->
     """The numbers of runs, one row per run.
 
     Args:
-        runs: run id, unique beginning of one, or folder, or a list of them; all runs in `out` if empty.
+        runs: run id, unique beginning of one, or folder, or a list of them; all runs in `out` by default.
         long: one row per run and number or score instead, with its interval, images and unit.
 
     Returns:
@@ -228,7 +228,7 @@ def score(
     """Score the images of runs; scores that exist are not computed again.
 
     Args:
-        runs: run id, unique beginning of one, or folder, or a list of them; all runs in `out` if empty.
+        runs: run id, unique beginning of one, or folder, or a list of them; all runs in `out` by default.
         metrics: a name or several; with neither metrics nor protocol, those of
             `specbench.metrics.catalog.default_metrics` that apply to the prompts.
         protocol: "sjd" or "cool-sd" adds that protocol's metrics where they apply to the prompts.

@@ -73,7 +73,7 @@ def audit_runs(
     """Test whether the tokens of runs are exact samples of their model, and store the verdicts for reports.
 
     Args:
-        runs: run id, unique beginning of one, or folder, or a list of them; all runs in `out` if empty.
+        runs: run id, unique beginning of one, or folder, or a list of them; all runs in `out` by default.
         recompute, weights, revision, device, dtype: as for `audit_run`.
 
     Returns:

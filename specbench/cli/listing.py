@@ -150,8 +150,8 @@ def show(flags: dict, name: _NameOrFile, json: Json = False) -> None:
     values = merge((COLUMN, *DRAWN), flags)
     chosen = {setting.name: values[setting.name].value for setting in DRAWN}
     rows = api.show_prompts(
-        name, chosen["limit"], chosen["offset"], chosen["sample"], chosen["per-category"], chosen["category"],
-        chosen["ids"], values["prompt-column"].value,
+        name, chosen["limit"], chosen["offset"], chosen["sample"], chosen["per-category"], chosen["category"] or None,
+        chosen["ids"] or None, values["prompt-column"].value,
     )  # fmt: skip
     if json:
         return print_json(rows)

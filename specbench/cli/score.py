@@ -122,7 +122,7 @@ def _no_score(out: str, names: Sequence[str] | None) -> SpecbenchError:
     from specbench.store.run_folders import find_runs
     from specbench.store.run_store import RunStore
 
-    columns, folders = ["status", "error", "image"], [] if names is None else find_runs(out, names)
+    columns, folders = ["status", "error", "image"], [] if names is None else find_runs(out, names or ())
     rows = pd.concat([pd.DataFrame(columns=columns), *(RunStore(folder).samples(columns) for folder in folders)])
     if len(rows) and rows["status"].ne("ok").all():
         return SpecbenchError(f"no score: no image was decoded; the first failed: {rows['error'].iloc[0]}")

@@ -70,7 +70,7 @@ def forecast(
     names = [name for name in sources if name in table_names()]
     runs = [name for name in sources if name not in names]
     refuse_mistyped(runs, out)
-    accepted = accepted_lengths(find_runs(out, runs)) if runs or not names else []
+    accepted = accepted_lengths(find_runs(out, runs or ())) if runs or not names else []
     accepted += [entry for name in names for entry in _printed_lengths(load_table(name), model)]
     if not accepted:
         raise SpecbenchError(f"no runs in {out}", "name a run, or a paper's table: specbench list tables")

@@ -65,7 +65,9 @@ class Setting(Option):
         """Parse `value`, from any origin, into this setting's type."""
         if self.many:
             items = value if isinstance(value, list | tuple) else [value]
-            return [part for item in items for part in split_list(str(item))]
+            if not (parts := [part for item in items for part in split_list(str(item))]):
+                raise SpecbenchError(f"no {self.name} given", f"name some, or omit --{self.name}")
+            return parts
         if isinstance(value, list | tuple | dict):
             raise SpecbenchError(f"--{self.name} {value!r}: expected one value", self.help)
         if value in self.words:
@@ -332,7 +334,7 @@ def check_environment(env: Mapping[str, str] | None = None) -> None:
 def _pick(setting: Setting, flags: Mapping, env: Mapping, config: Mapping, config_name: str) -> Value:
     sources = (
         (flags.get(setting.name), f"flag --{setting.name}"),
-        (env.get(setting.env) or None, f"environment {setting.env}"),
+        (env.get(setting.env) if setting.many else env.get(setting.env) or None, f"environment {setting.env}"),
         (config.get(setting.name), f"file {config_name}"),
     )
     for raw, origin in sources:

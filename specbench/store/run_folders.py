@@ -24,11 +24,13 @@ what `run` returns."""
 
 def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
     """Run folders: those called `names` (a folder, a run id in `out`, the start of one, or its decoder), or all of
-    `out`."""
-    out, names = Path(out), [names] if isinstance(names, str | Path) else [] if names is None else list(names)
-    runs = runs_in(out)
-    if names:
-        return list(dict.fromkeys(folder for name in names for folder in _find(str(name), runs)))
+    `out` for () and None."""
+    out = Path(out)
+    runs, chosen = runs_in(out), [names] if isinstance(names, str | Path) else list(() if names is None else names)
+    if chosen:
+        return list(dict.fromkeys(folder for name in chosen for folder in _find(str(name), runs)))
+    if not isinstance(names, tuple | None):
+        raise SpecbenchError("no run given: the list is empty", f"leave it out for all runs in {out}")
     if not runs and shards_in(out):
         place = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
         raise SpecbenchError(f"no runs in {out}, only shards of some", f"merge them first: specbench merge{place}")

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import strategies as st
 
+from specbench import api
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import check_environment, merge, read_config, run_settings
 
@@ -88,3 +89,22 @@ values = st.one_of(st.text(max_size=30), st.integers(), st.floats(), st.booleans
 def test_no_option_of_a_decoder_has_the_name_of_another_setting():
     names = [setting.name for setting in run_settings()]
     assert sorted(set(names)) == sorted(names)
+
+
+@pytest.mark.parametrize("name", ["ids", "category", "decoder"])
+@pytest.mark.parametrize("empty", ["", " , ", [], [""]])
+def test_a_list_of_nothing_is_not_everything(name, empty):
+    """As of a variable of a script that is not set."""
+    sources = [{"flags": {name: empty}}, {"config": {name: empty}}]
+    sources += [{"env": {f"SPECBENCH_{name.upper()}": empty}}] if isinstance(empty, str) else []
+    for source in sources:
+        with pytest.raises(SpecbenchError, match=rf"no {name} given.*omit --{name}"):
+            resolve(**source)
+    assert not resolve(flags={"ids": None}, env={})["ids"].given
+
+
+@pytest.mark.parametrize("chosen", ["ids", "categories"])
+def test_prompts_of_an_empty_choice_are_not_all_prompts(chosen):
+    assert len(api.show_prompts("shapes", limit=2, **{chosen: None})) == 2
+    with pytest.raises(SpecbenchError, match=f"no {chosen} given"):
+        api.show_prompts("shapes", **{chosen: []})

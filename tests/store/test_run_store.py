@@ -287,6 +287,9 @@ def test_runs_are_found_by_id_by_start_by_decoder_and_by_folder(tmp_path):
     for name in (folder.name, "enumerable-sjd", "sjd", str(folder), str(tmp_path)):
         assert find_runs(tmp_path, [name]) == [folder]
     assert "no runs in" in refused(find_runs, tmp_path / "nothing").what
+    assert find_runs(tmp_path) == find_runs(tmp_path, None) == [folder]
+    for nothing in ([], pd.Series([], dtype=str), iter([])):  # a filter that matched no run does not choose all
+        assert "no run given" in refused(find_runs, tmp_path, nothing).what
 
 
 @pytest.mark.parametrize("fan_in", [2, 3, 64])
