@@ -329,9 +329,11 @@ class TableFile(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Which keys of a row hold what; `others` are metadata, by their names without surrounding white space."""
+    """Which keys of a row hold what; `others` are metadata, by their names without surrounding white space, and
+    `rivals` those of them that are called as texts in another case or in the plural."""
 
     text: tuple[str, ...]
+    rivals: tuple[str, ...]
     id: tuple[str, ...]
     category: str | None
     meta: str | None
@@ -345,11 +347,13 @@ def _columns(keys: tuple[str, ...], column: str | None = None) -> _Columns:
     if column is not None:
         text = tuple(named.pop(name) for name in fitting(column, list(named))[:1])
     elif not named.keys() & set(TEXT_KEYS):
-        named = {singular(name, named): key for name, key in named.items()}
+        for name in list(named):
+            named[singular(name, named)] = named.pop(name)
     if column is None:
         text = tuple(named.pop(key) for key in TEXT_KEYS if key in named)
+    rivals = tuple(key for name, key in named.items() if column is None and singular(name, ()) in TEXT_KEYS)
     ids = tuple(named.pop(key) for key in ID_KEYS if key in named)
-    return _Columns(text, ids, named.pop("category", None), named.pop("meta", None), named)
+    return _Columns(text, rivals, ids, named.pop("category", None), named.pop("meta", None), named)
 
 
 def singular(name: str, taken: Iterable[str]) -> str:
@@ -361,7 +365,7 @@ def singular(name: str, taken: Iterable[str]) -> str:
 
 def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
     path, columns = source.path, _columns(tuple(row), source.column)
-    text = _text(source, row, columns.text)
+    text = _text(source, row, columns)
     if not isinstance(text, str) or not text.strip():
         there = f"columns: {', '.join(map(str, row))}; " if len(row) < 40 else ""
         hint = f"{there}--prompt-column NAME says which one, or call it {', '.join(TEXT_KEYS)}"
@@ -376,16 +380,18 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
     category = row[columns.category] if columns.category else None
     meta = _metadata(path, where, row, columns) if columns.others or columns.meta else {}
     name = text_id(text) if name is None or name == "" else str(name).strip()
-    return Prompt(name, text, category and str(category).strip(), meta)
+    category = "" if category is None else str(category).strip()
+    return Prompt(name, text, category or None, meta)
 
 
-def _text(source: TableFile, row: dict, keys: tuple[str, ...]) -> object:
+def _text(source: TableFile, row: dict, columns: _Columns) -> object:
     """The text of a row: of `prompt`, `text` and `caption` that differ, the first of these; of a list, its first."""
-    filled = [key for key in keys if row[key] not in (None, "")]
-    if len(filled) > 1 and len({str(row[key]) for key in filled}) > 1:
+    filled, rivals = ([key for key in keys if row[key] not in (None, "")] for keys in (columns.text, columns.rivals))
+    if filled and len({str(row[key]) for key in (*filled, *rivals)}) > 1:
         # Those that are meant for generation before those that describe.
         filled.sort(key=lambda key: ("prompt", "text", "caption").index(singular(str(key).strip(), ())))
-        source.notes[f"texts are those of '{filled[0]}', not of '{filled[1]}'; --prompt-column says which"] = None
+        other = next(key for key in (*filled, *rivals) if str(row[key]) != str(row[filled[0]]))
+        source.notes[f"texts are those of '{filled[0]}', not of '{other}'; --prompt-column says which"] = None
     text = row[filled[0]] if filled else None
     if isinstance(text, list) and text:
         source.notes[f"'{filled[0]}' has lists, of which the first text is taken"] = None
