@@ -172,7 +172,7 @@ _MODEL = (
         f"number format of the weights: {', '.join(DTYPES)} (matrices in eight bits, by torchao: another target; "
         f"{EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES),
     _model("device", AUTO, "torch device: cpu, cuda, cuda:1, or auto: CUDA where torch finds a GPU", "DEVICE"),
-    _model("threads", 0, "CPU threads; 0 uses all that are available to this process", "N", minimum=0, maximum=1024),
+    _model("threads", 0, "CPU threads; 0 uses the cores that other processes leave free", "N", minimum=0, maximum=1024),
     _model("compile", "auto",
         "compile the decode step before timing; auto: on CUDA, and on a CPU where the images are so many that it pays",
         "WHEN", choices=compiler.MODES),
