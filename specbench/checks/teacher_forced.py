@@ -189,8 +189,7 @@ def _value(values: Values, name: str) -> np.ndarray:
 
 
 def _gap(recorded: np.ndarray, other: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """[K, N] distances of the values of `free` slots, at most 1, as where one p of the two is 0; NaN where a slot is
-    not free or a value is missing."""
+    """[K, N] distances of values of `free` slots, at most 1 (where one p is 0); NaN where not free or missing."""
     with np.errstate(invalid="ignore"):
         gap = np.where(recorded == other, 0.0, np.abs(recorded - other))
     return np.where(free, np.minimum(gap, 1.0), np.nan)

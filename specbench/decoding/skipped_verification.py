@@ -78,8 +78,7 @@ class EagleSkips(Eagle):
             self._store(self._batch.session.features[:, : len(columns)], positions[:, :1] - len(columns) + columns)
 
     def _skip(self, drafted: Proposal, committed: Tensor, step: Tensor) -> Tensor:
-        """Write the first drafts of a random path after the committed tokens, for the head with older features; return
-        their number [B]."""
+        """Write the first drafts of a random path, for the head with older features; return their number [B]."""
         tokens, last = self._batch.tokens, committed[:, None] - 1
         chance = self._batch.noise.uniform(committed[:, None], Stream.FRESH, step).squeeze(1)
         path = (chance * len(self._paths)).long()

@@ -135,9 +135,8 @@ def _block_8(channels: int, pool: str) -> _Block:
 
 
 class _Block(nn.Module):
-    """Branches side by side, each a chain of layers named by their places in it; two layers of one place, the last,
-    fork. `pool`: what the last branch starts with: "average", "maximum", or "reduce" (a maximum with stride 2,
-    alone)."""
+    """Branches side by side, each a chain of layers named by their places; two layers of one place, the last, fork.
+    `pool` begins the last branch: "average", "maximum", or "reduce" (a maximum with stride 2, alone)."""
 
     def __init__(self, pool: str, layers: dict[str, _Conv]):
         super().__init__()

@@ -218,8 +218,7 @@ def _named(names: Iterable[str], pattern: str) -> list[str]:
 
 
 def _remove_abandoned(storage: Path) -> None:
-    """Remove the parts of files that killed processes left, with which the client does not go on; those of processes
-    that still hold the client's lock stay."""
+    """Remove what killed processes left of files; parts of processes that hold the client's lock stay."""
     for path in storage.glob("blobs/*.incomplete"):
         lock = storage.parent / ".locks" / storage.name / f"{path.name.partition('.')[0]}.lock"
         with suppress(OSError), lock.open("a") as opened:

@@ -93,8 +93,7 @@ def head_of(text: str, model: str) -> str | None:
 
 
 def _settings(asked: CellSettings, model: object) -> dict[str, object]:
-    """The cell's values by setting name. A substituted model brings prompts it can read, its vocabulary, and guidance
-    or none."""
+    """The cell's values by setting name; a substituted model brings its prompts, vocabulary, and guidance or none."""
     inline = ",".join(f"{name}={value}" for name, value in asked.options)
     settings = {
         name: getattr(asked, name) for name in ("model", "prompts", "limit", "samples", "seed", "batch", "dtype")

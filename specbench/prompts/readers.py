@@ -329,8 +329,7 @@ class TableFile(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Which keys of a row hold what; `others` are metadata, by their names without surrounding white space, and
-    `rivals` those of them that are called as texts in another case or in the plural."""
+    """Which keys of a row hold what; `others`: metadata; `rivals`: those called as texts in another case or plural."""
 
     text: tuple[str, ...]
     rivals: tuple[str, ...]

@@ -145,8 +145,7 @@ def _name(row: ReportRow) -> str:
 
 
 def _fastest(exact: Sequence[ReportRow]) -> str:
-    """The fastest lossless decoder, and those whose intervals reach its own. It is chosen among all: their p-values are
-    corrected together."""
+    """The fastest lossless decoder, and those whose intervals reach its own; p-values are corrected for the choice."""
     best, *others = exact
     p = dict(zip((row.run_id for row in exact), holm([row.quoted.speedup_p for row in exact]), strict=True))
     quoted, value, ar = best.quoted, number(best.quoted.speedup.value), _baseline(best)

@@ -316,8 +316,7 @@ def _step_charts(names: Mapping[str, ReportRow], marks: Marks) -> list[charts.Ch
 
 def _differences(names: Mapping[str, ReportRow]) -> list[TextTable]:
     """Paired score differences of every run from AR, corrected for each run: a table of the real ones, and a
-    sentence about the others. Distances to reference images are left to `specbench score --against`, which has those.
-    """
+    sentence about the others. Distances to reference images are left to `specbench score --against`."""
     baselines = {row.over_ar.baseline for row in names.values()} - {None}
     baseline = next((row for row in names.values() if row.run_id in baselines), None)
     tested = [

@@ -172,8 +172,7 @@ def one_line(text: str, limit: int = 2000) -> str:
 
 
 def _print_line(console: Console, line: str) -> None:
-    """Print a line, on a terminal broken between words. A word longer than the terminal is wide, and errors, are left
-    to the terminal, so that an address or a command can be copied from it."""
+    """Print a line, on a terminal broken between words; longer words and errors stay whole, to be copied."""
     if console.is_terminal:
         line = textwrap.fill(line, console.width, break_long_words=False, break_on_hyphens=False)
     text = Text(line)

@@ -344,8 +344,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 @functools.cache
 def _opener() -> urllib.request.OpenerDirector:
-    """Opener that trusts the system's certificates and certifi's, unless SSL_CERT_FILE names others: some Pythons know
-    none of the system's, as on RHEL."""
+    """Opener that trusts certifi's certificates, too, unless SSL_CERT_FILE names others: some Pythons know none."""
     import certifi
 
     require_certificates()

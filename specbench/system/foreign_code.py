@@ -216,8 +216,7 @@ def _imports(tree: ast.AST, name: str, package: str) -> Iterator[str]:
 
 @functools.cache
 def _versions(tops: frozenset[str]) -> dict[str, str]:
-    """Distribution and version of installed packages by their imported names, but for those that specbench requires,
-    whose versions each invocation keeps."""
+    """Distribution and version of installed packages by imported name, but for those that specbench requires."""
     if not tops:
         return {}
     needed = {re.split(r"[ ;<>=\[]", line)[0].replace("_", "-").lower() for line in requirements()}

@@ -78,8 +78,7 @@ def sums_by_state(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Latest:
-    """The product computed last in a network, until its last part is taken. No module, which torch would be slow to
-    change after each compiled call."""
+    """The product computed last in a network; no module, which torch is slow to change after each compiled call."""
 
     by: nn.Module | None = None
     hidden: Tensor | None = None

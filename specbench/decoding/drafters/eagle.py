@@ -98,8 +98,7 @@ class Eagle:
         self._news = News(verification.tokens, features, positions, shift)
 
     def _learn(self, news: News, readable: Tensor) -> Tensor:
-        """Append the tokens committed by the last step; return the head's features [R, d] after the newest. Part of the
-        drafting, and so of its compiled code."""
+        """Append the tokens committed by the last step; return the head's features [R, d] after the newest one."""
         seen = self._cache.append(self._model.table_ids(news.tokens), news.features, news.positions, readable)
         newest = (news.shift - 1).clamp(min=0).repeat(len(seen) // len(news.shift))
         return seen[torch.arange(len(seen), device=seen.device), newest]

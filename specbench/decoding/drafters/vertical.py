@@ -201,8 +201,7 @@ class CoupledVertical(Vertical):
     def _coupled(
         self, positions: Tensor, refined: Tensor, tokens: Tensor, step: Tensor, q: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Probabilities [B, k] above which the refined `tokens` [B, k] are kept, and their q [B, k, V]; infinite and 0
-        where there is none."""
+        """Probabilities [B, k] above which refined `tokens` [B, k] are kept, and their q [B, k, V]; inf, 0 if none."""
         # Slots without a refined draft are the only ones that have used this number in this step.
         coin = self._batch.noise.uniform(positions, Stream.FRESH, step)
         least = torch.where(refined, coin * at(q, tokens), torch.inf)
