@@ -26,6 +26,9 @@ from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import eager_ar, stalled_images
 from specbench.reporting.row import Against, Compared, OverAR, ReportRow, Stalled, unique_names
 from specbench.stats.intervals import CHANGE, FEW_UNITS
+from specbench.store.run_info import read_info
+from specbench.store.run_store import RunStore
+from specbench.store.schema import KEY
 from specbench.system.foreign_code import code_of, edited_text
 from specbench.system.plugins import is_reference
 
@@ -205,7 +208,7 @@ def quality_rows(
     whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0] and condition(key[0])]
     common = of_same_captions(a, b) if whole else None
     if common is not None and common.empty:
-        return [Compared(name, note=OTHER_CAPTIONS) for name in dict.fromkeys(name for name, _ in whole)]
+        return [Compared(name, note=_nothing_common(a, b)) for name in dict.fromkeys(name for name, _ in whole)]
     shared = [key for key in whole if key in scores[0] and key in scores[1]]
     rows = []
     for key in shared:
@@ -221,6 +224,22 @@ def quality_rows(
         note = _unlike(mine, theirs) or f"scored only in {_name(a, b) if mine else _name(b, a)}"
         rows.append(Compared(name, note=note))
     return rows
+
+
+def _nothing_common(a: Path, b: Path) -> str:
+    """Why no image of one run is paired with one of the other, for which id, number and caption must be the same."""
+    mine, theirs = (RunStore(folder).samples([*KEY, "prompt"]) for folder in (a, b))
+    if not mine.merge(theirs, on=[*KEY]).empty:
+        return OTHER_CAPTIONS
+    shared = mine.merge(theirs, on="prompt")
+    if shared.empty:
+        return "no captions in common"
+    if (shared["prompt_id_x"] == shared["prompt_id_y"]).any():
+        return "no images in common: their numbers (--samples) are others"
+    infos = [read_info(folder) for folder in (a, b)]
+    named = [info.spec.prompts for info in infos if not info.spec.tokens_sha256]
+    advice = f": import tokens --prompts {named[0]} gives those of the other run" if len(named) == 1 else ""
+    return f"the captions in common have other ids{advice}"
 
 
 def _plain_difference(mine: Mapping, theirs: Mapping) -> Compared | None:

@@ -63,14 +63,16 @@ def brightness(monkeypatch):
     monkeypatch.setitem(metric_catalog.METRICS, "brightness", entry)
 
 
-def pictured(out: Path, spec, generations, values, caption="prompt") -> Path:
-    """A scored run whose images have these mean pixels; `caption` begins each prompt, or gives the beginning of one."""
+def pictured(out: Path, spec, generations, values, caption="prompt", first="p", sample=0) -> Path:
+    """A scored run whose images have these mean pixels; `caption` begins each prompt, or gives the beginning of one,
+    as `first` those of ids."""
     with RunStore(out / spec.run_id).lock(spec).begin(spec, synthetic.INVOCATION) as store:
         for number, (item, value) in enumerate(zip(generations, values, strict=True)):
             begin = caption(number) if callable(caption) else caption
-            prompt = Prompt(f"p{number}", f"{begin} {number}", "pets", {})
+            prompt = Prompt(f"{first}{number}", f"{begin} {number}", "pets", {})
             item.image = np.full((3, 4, 4), value, dtype=np.uint8)
-            row = sample_row(base_row(Request.of(prompt), 7, synthetic.INVOCATION["started_at"]), item, spec.batch == 1)
+            row = base_row(Request.of(prompt, sample), 7, synthetic.INVOCATION["started_at"])
+            row = sample_row(row, item, spec.batch == 1)
             store.append([row], {row["image"]: item.image})
     scoring.score([store.folder], ["brightness"])
     return store.folder
@@ -106,6 +108,22 @@ def test_images_of_other_captions_are_not_common(tmp_path):
     assert len({section.heading for section in shown}) == 3 and "prompt file 22222222" in shown[1].heading
     rows = [replace(row, drawn=[f"first {place} of 9"]) for place, row in enumerate(report_rows([b, c]))]
     assert all("prompt file" in section.heading for section in sections(rows)), "of which other prompts were drawn"
+
+
+@pytest.mark.parametrize(
+    ("change", "kept", "note"),
+    [
+        ({"first": "x"}, "prompt", "the captions in common have other ids: import tokens --prompts shapes gives"),
+        ({"sample": 1}, "prompt", "no images in common: their numbers"),
+        ({"first": "x"}, "another", "no captions in common"),
+        ({}, "another", OTHER_CAPTIONS),
+    ],
+)
+def test_a_comparison_of_no_pair_says_what_tells_the_images_apart(tmp_path, change, kept, note):
+    a = pictured(tmp_path, changed(AR, prompts="shapes"), synthetic.ar(8), range(8))
+    imported = changed(SJD, prompts_sha256="2" * 64, prompts="t.jsonl", tokens_sha256="3" * 64)
+    b = pictured(tmp_path, imported, synthetic.sjd(8), range(8), kept, **change)
+    assert named(compare_runs(a, b))["brightness"]["note"].startswith(note)
 
 
 def test_a_folder_copied_beside_itself_counts_once(runs):
