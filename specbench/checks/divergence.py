@@ -125,9 +125,8 @@ def degrees_of_freedom(counts: Counts) -> int:
 
 
 def _pooled(due: np.ndarray) -> np.ndarray:
-    """Numbers of the pooled cells of those with expected counts `due`: all below POOLED are one cell, which joins the
-    rarest of the others where even its count is below, because one image in a cell expected 0.001 times would decide
-    the test."""
+    """Numbers of the pooled cells of those with expected counts `due`: all below POOLED are one, which joins the rarest
+    other where even its count is below, because one image in a cell expected 0.001 times would decide the test."""
     rare = due < POOLED
     cells = np.where(rare, 0, np.cumsum(~rare))
     if 0 < due[rare].sum() < POOLED and not rare.all():

@@ -332,8 +332,7 @@ class _Study:
 
 
 def _nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """[K] log likelihood ratio of two errors of log p with Laplace's distribution; 0 unless the claimed one's scale is
-    far larger, as kernels of one number format round in other places."""
+    """[K] log likelihood ratio of two errors of log p by Laplace; 0 unless the claimed one's scale is far larger."""
     both = np.isfinite(claimed) & np.isfinite(other)
     errors = [np.where(both, error, 0.0) for error in (claimed, other)]
     mine, theirs = (error.sum() / max(1, both.sum()) + _DIGITS for error in errors)

@@ -119,8 +119,7 @@ def report_tables(
 
 
 def _with_own(table: Table, added: Sequence[str], out: str) -> tuple[Table, list[Path]]:
-    """The table with a row for each decoder of `--with`, and the folders of the stored runs among these names: a name
-    of no decoder that begins a run's id or is a place on disk."""
+    """The table with a row for each decoder of `--with`, and the folders of stored runs among these names."""
     from specbench.papers.table import with_own_rows
     from specbench.specs.presets import PRESETS
     from specbench.store.run_folders import find_runs, runs_in

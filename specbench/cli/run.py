@@ -62,8 +62,7 @@ _EVERYTHING = "all"
 
 
 class _RunCommand(Command):
-    """`run`, whose help begins with the options that most people use, and has those of a decoder where it is named:
-    `specbench run --help gsd`, or `--help all`."""
+    """`run`, whose help begins with what most people use; `--help gsd` has a decoder's options, `--help all` all."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         asked = next((place for place, text in enumerate(args) if text in ("--help", "-h")), None)

@@ -104,8 +104,7 @@ def _bad_weight(value: Tensor, p: Tensor, q: Tensor, x: Tensor) -> str:
 
 
 def _bad_q(q: Tensor) -> str:
-    """What is wrong with the distributions [B, C, V] of a chain's drafts, which may be rounded to a model's number
-    format; one of 0 is of a column without a draft."""
+    """What is wrong with the distributions [B, C, V] of drafts, which may be rounded; 0 where there is no draft."""
     total = q.float().sum(-1)
     bad = ~((q >= 0).all(-1) & (total < 1.01))
     return f" a q that sums to {total[bad][0].item():g}, or below 0 in places" if bad.any() else ""

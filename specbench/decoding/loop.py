@@ -333,8 +333,7 @@ class Loop:
         return verified, positions, (verified.first + 1).minimum(self._length - committed)
 
     def _commit_chain(self, verified: Verification, tested: Proposal, columns: Tensor | None) -> Tensor:
-        """Store and record the outcome of one path of a tree, `tested` as a chain, at `columns` [B, T] of a forward
-        with branches; return the number of tokens [B] to commit."""
+        """Store and record one path of a tree, `tested` as a chain, at `columns` [B, T]; return the number [B] kept."""
         self.tokens.scatter_(1, tested.positions, verified.tokens)
         if columns is not None:
             self.session.keep(columns[:, 1:], tested.positions[:, 1:])

@@ -153,8 +153,7 @@ class Noise:
         return torch.tensor(list(keys), dtype=torch.int64, device=self._device)[:, None]
 
     def _bits(self, numbers: Tensor) -> Bits:
-        """Convert integers to the type that this device hashes fastest, in compiled steps to tensors: the compiler
-        cannot guard numpy's constants in inference mode."""
+        """Integers as this device hashes them fastest; in compiled steps tensors, as numpy's cannot be guarded."""
         on_host = self._device.type == "cpu" and not torch.compiler.is_compiling()
         return numbers.numpy() if on_host else numbers
 

@@ -290,8 +290,7 @@ def _compacts(weights: Tensor) -> bool:
 
 
 def _compact(weights: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Move the entries chosen by `here` [rows, V] to the front of their rows: tokens and `weights` [rows, K],
-    zero-padded, and bool [rows, K], True where not padding."""
+    """Move the entries chosen by `here` [rows, V] to the front: tokens, `weights` [rows, K], and where not padding."""
     rows, vocab = weights.shape
     # flatnonzero is four times faster on booleans than on floats.
     entry = np.flatnonzero(here)

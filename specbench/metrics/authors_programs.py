@@ -50,8 +50,7 @@ def hpsv3(request: dict) -> dict:
 
 
 def _weights(hub: list[str]) -> dict:
-    """Digest the cached files of hub repositories, whose names in the cache are their digests; or what is lacking.
-    `hub`: arguments of `hf download`, the repository first."""
+    """Digest cached files of hub repositories by their names, or what is lacking. `hub`: arguments of `hf download`."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 

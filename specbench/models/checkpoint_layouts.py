@@ -61,8 +61,7 @@ def _config(folder: Path) -> dict[str, Any]:
 
 
 def _chameleon(decodes: bool | None) -> Callable[[Path], bool]:
-    """Lumina-mGPT and Anole share an architecture; only Anole's repository holds the image decoder. Lumina-mGPT 2.0,
-    None, has a larger vocabulary."""
+    """Lumina-mGPT and Anole, which alone has the image decoder; Lumina-mGPT 2.0, None, has a larger vocabulary."""
 
     def test(folder: Path) -> bool:
         config = _config(folder)

@@ -329,8 +329,7 @@ def _behind(error: BaseException) -> list[BaseException]:
 
 
 def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[], str]) -> str:
-    """Call `receive` in a thread, so that Ctrl-C does not wait for it, and tell meanwhile how many bytes
-    have arrived in a repository's folder, whichever process receives them; the client's bars are hidden."""
+    """Call `receive` in a thread, so that Ctrl-C does not wait, and tell how many bytes a repository's folder has."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     def received() -> int:

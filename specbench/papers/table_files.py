@@ -324,8 +324,7 @@ def _check_reasons(
 def _chosen(
     row: Row, shared: Mapping, reasons: Mapping[str, str], stated: Mapping[str, str], readings: Set[str]
 ) -> tuple[str, ...]:
-    """What was chosen for a row; a default's reason about an option counts where the option is set, about one of the
-    `readings` where the decoder takes it."""
+    """What was chosen for a row: a default's reason counts where its option is set, or the decoder takes it."""
     if row.not_runnable_reason is not None:
         return ()
     settings, options = row.settings, row.settings["options"]

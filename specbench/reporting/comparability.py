@@ -94,8 +94,7 @@ class Run:
 
 
 def _stacks(info: RunInfo, started: Iterable[str]) -> list[str]:
-    """The versions under which each image was decoded: those of the last call that began before it, or "A or B" where
-    calls of others ran at the same time, as shards do."""
+    """The versions under which each image was decoded; "A or B" where calls of others ran at the same time."""
     calls = [(str(call.started_at), str(call.finished_at or "")) for call in info.invocations]
     known, starts, stacks = info.stacks, sorted(start for start, _ in calls), []
     for at in (max(str(text), starts[0]) for text in started):

@@ -236,8 +236,7 @@ def _nothing_common(a: Path, b: Path) -> str:
         return "no captions in common"
     if (shared["prompt_id_x"] == shared["prompt_id_y"]).any():
         return "no images in common: their numbers (--samples) are others"
-    infos = [read_info(folder) for folder in (a, b)]
-    named = [info.spec.prompts for info in infos if not info.spec.tokens_sha256]
+    named = [info.spec.prompts for info in map(read_info, (a, b)) if not info.spec.tokens_sha256]
     advice = f": import tokens --prompts {named[0]} gives those of the other run" if len(named) == 1 else ""
     return f"the captions in common have other ids{advice}"
 

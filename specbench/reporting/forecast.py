@@ -212,9 +212,8 @@ def _numbers(length: Accepted, setting: ForecastSetting, assumed: Assumed) -> di
 
 
 def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
-    """Forwards of a draft head in one step, each with the target's output matrix: one for each level of EAGLE's tree,
-    of a layer and a projection of 2d x d, or one for each draft of a vertical head. The first layer of that one runs
-    once for all drafts, without output matrix."""
+    """Forwards of a draft head in one step, each with the output matrix: one for each level of EAGLE's tree (a layer, a
+    projection of 2d x d) or draft of a vertical head, whose first layer runs once for all, without that matrix."""
     model, network = setting.model, setting.model.network
     if decoder.head_kind == "vertical":
         drafts, width = int(dict(decoder.options)["window"]) - 1, network.width

@@ -227,8 +227,7 @@ def _versions(tops: frozenset[str]) -> dict[str, str]:
 
 
 def _in_memory(target: str) -> str:
-    """Digest of an object without a file, such as of a notebook's cell, by the source of its functions, else their
-    instructions and constants, and by what these name in its own module."""
+    """Digest of an object without a file, as of a notebook's cell: its source or instructions, and what they name."""
     module, _, names = target.partition(":")
     value = sys.modules.get(module)
     for name in names.split("."):

@@ -93,8 +93,7 @@ def gpu_users(device: str) -> str:
 
 
 def _other_processes(processes: Sequence) -> list:
-    """NVML's processes of a GPU without this one. In a container they may have their numbers on the host, of which none
-    is this process's: where it uses CUDA it is among them all the same, and counts as the one with most memory."""
+    """NVML's processes of a GPU without this one: in a container, where none has its number, without the largest."""
     others = [process for process in processes if process.pid != os.getpid()]
     torch = sys.modules.get("torch")
     if len(others) == len(processes) and torch is not None and torch.cuda.is_initialized():

@@ -137,9 +137,8 @@ def finishing(tell: Callable[[float | None], None]) -> Iterator[Stop]:
 
 
 def _free(numbers: tuple[int, ...]) -> list[int]:
-    """The signals to handle: those that this process was not started to ignore (nohup) and that, Ctrl-C and SIGTERM
-    aside, the program around this one does not use. Shells ignore Ctrl-C for jobs in the background; `kill -INT` should
-    stop these nonetheless."""
+    """The signals to handle: those that this process was not started to ignore (nohup) and, but for Ctrl-C and SIGTERM,
+    nobody else uses. Shells make background jobs deaf to Ctrl-C; `kill -INT` should stop these nonetheless."""
     handlers = {number: signal.getsignal(number) for number in numbers}
     unused = {n for n, handler in handlers.items() if handler in (signal.SIG_DFL, _on_signal)}
     term = {signal.SIGTERM} if handlers.get(signal.SIGTERM) not in (signal.SIG_IGN, None) else set()

@@ -88,8 +88,7 @@ class CompiledStep(CompiledForms):
         return self._call(2, cache.buffers(), embeds, positions, slots)
 
     def __call__(self, cache: PositionCache, inputs: ForwardInputs, most: int) -> tuple[Tensor, Tensor]:
-        """See `run_step`; the next call overwrites the returned tensors. `most`: columns of the session's widest
-        forward, to which narrower ones are padded where shapes are fixed."""
+        """See `run_step`; the next call overwrites the result. `most`: the widest forward, for fixed shapes."""
         width = inputs.tokens.shape[1]
         if self._fixed_shapes:
             inputs = inputs.widened(padded_columns(max(width, most)))
