@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+
+_Function = TypeVar("_Function", bound=Callable)
 
 
 class _State(NamedTuple):
@@ -45,6 +47,9 @@ class PinnedTorch(torch.inference_mode):
     """Context or decorator in which numbers are those of the dtype and device that a run names: no autocast, no TF32 or
     bfloat16 in the products of float32, new tensors in float32 on the CPU. `mode`: whether in inference mode, else with
     gradients. What was before is there again afterwards, and so is the number of threads."""
+
+    def __call__(self, function: _Function) -> _Function:
+        return super().__call__(function)  # type checkers know nothing of torch's
 
     def __enter__(self) -> None:
         super().__enter__()
