@@ -202,17 +202,23 @@ def table_rows() -> _Rows:
     return rows
 
 
+def _images(folder: Path) -> int:
+    """Number of images: of pictures, quicker to count than rows in many parts; of rows where a pack left them out."""
+    if (pictures := folder / "images").is_dir():
+        return sum(1 for _ in pictures.glob("*.png"))
+    from specbench.store.run_store import RunStore  # brings pandas
+
+    return sum(1 for _ in RunStore(folder).completed())
+
+
 def run_rows(out: Path, warn: Callable[[str], None]) -> _Rows:
     from specbench.store.run_folders import distinctions, runs_in
     from specbench.store.run_info import read_info
-    from specbench.store.run_store import RunStore
 
     rows, infos, images = [], {}, {}
     for folder in runs_in(out):
         try:
-            pictures = folder / "images"  # quicker to count than rows, which may be many parts
-            done = pictures.glob("*.png") if pictures.is_dir() else RunStore(folder).completed()
-            images[folder], infos[folder] = sum(1 for _ in done), read_info(folder)
+            images[folder], infos[folder] = _images(folder), read_info(folder)
         except SpecbenchError as error:
             warn(error.what)
     differing = distinctions({folder.name: info for folder, info in infos.items()})
