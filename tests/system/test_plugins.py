@@ -141,7 +141,7 @@ def test_a_prompt_set_may_come_from_a_plugin(site, tmp_path):
 def test_the_decoder_of_the_guide_is_lossy_unless_its_power_is_1(tmp_path):
     (tmp_path / "power.py").write_text(POWER)
     decoders = ("power:DECODER", "power:DECODER:power=1")
-    done = specbench(tmp_path, "audit", *decoders, "--samples", "30000", "--json")
+    done = specbench(tmp_path, "audit", *decoders, "--samples", "12000", "--json")
     rows = json.loads(done.stdout)
     assert [(row["decoder"], row["verdict"]) for row in rows] == [
         (decoders[0], "lossy"),

@@ -41,11 +41,11 @@ def foreign(request):
 
 @pytest.fixture(scope="module")
 def clean():
-    return api.generate("a red circle", decoder="sjd", window=64, threads=1)
+    return api.generate("a red circle", decoder="vertical-coupled", window=32, threads=1)
 
 
 def test_an_image_is_the_same_whatever_state_torch_is_in_and_the_state_is_left(clean, foreign):
-    image = api.generate("a red circle", decoder="sjd", window=64, threads=max(1, torch.get_num_threads() - 1))
+    image = api.generate("a red circle", decoder="vertical-coupled", window=32, threads=max(1, torch.get_num_threads() - 1))
     assert np.array_equal(image.tokens, clean.tokens) and np.allclose(image.logp, clean.logp, atol=1e-3)
 
 
