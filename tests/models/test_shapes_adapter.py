@@ -8,7 +8,7 @@ from specbench.models.catalog import find_model, load_model
 from specbench.prompts import Request, load_prompts
 from specbench.specs.presets import resolve
 
-PROMPTS = 6
+PROMPTS = 4
 
 
 @pytest.fixture(scope="module")
