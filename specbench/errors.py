@@ -49,6 +49,14 @@ def enumerated(texts: Iterable[str], last: str = "and") -> str:
     return f"{', '.join(first)} {last} {end}" if first else end
 
 
+def chosen(what: str, values: Iterable | None) -> list:
+    """The values that a caller chose: none for None and (), which stand for all; another empty one is refused."""
+    kept = list(() if values is None else values)
+    if not kept and not isinstance(values, tuple | None):
+        raise SpecbenchError(f"no {what} given", "the list is empty; leave it out for all")
+    return kept
+
+
 _LISTS = {**{kind: f"{kind}s" for kind in ("decoder", "model", "metric", "table", "run")}, "prompt set": "prompts"}
 """What `specbench list` lists, by kind of name."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from specbench import prompts as prompt_sets
 from specbench.api.results import report, samples
-from specbench.errors import SpecbenchError
+from specbench.errors import chosen
 from specbench.runs.run_progress import RunSummary
 from specbench.runs.settings import OF_TOKENS, merge, run_settings
 from specbench.runs.sweep import sweep_plans, sweep_values
@@ -261,10 +261,8 @@ def show_prompts(
     """
     from specbench.prompts.prompt_set import Drawing
 
-    for name, chosen in (("categories", categories), ("ids", ids)):
-        if chosen is not None and not chosen:
-            raise SpecbenchError(f"no {name} given", f"name some, or omit {name}")
-    drawing = Drawing(tuple(ids or ()), tuple(categories or ()), offset, per_category, sample, limit)
+    drawn = (tuple(chosen("ids", ids)), tuple(chosen("categories", categories)))
+    drawing = Drawing(*drawn, offset, per_category, sample, limit)
     return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts, column))]
 
 

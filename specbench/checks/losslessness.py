@@ -31,7 +31,7 @@ from specbench.decoding.build import build
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import Decoding, decode_tokens
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, chosen
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.prompts import Request
 from specbench.runs.decoder_args import labelled_decoders
@@ -63,7 +63,7 @@ def audit_decoders(
     """Measure whether decoders are lossless, on models small enough to enumerate.
 
     Args:
-        decoders: names with inline options if wanted ("gsd:G=50"); all if empty. Your own is "package.module:Name": a
+        decoders: names with inline options if wanted ("gsd:G=50"); all by default. Your own is "package.module:Name": a
             `Preset`, a `DecoderSpec`, or a function `(model, requests, sampling, seed)` that returns one `Generation`
             per request, or all stream tokens as an array [B, N]. Or, instead of names, such objects; or one of these.
         samples: images per decoder, divided among the audit's settings by their shares; None takes AUDIT_SAMPLES.
@@ -86,7 +86,8 @@ def audit_decoders(
         SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples.
     """
     samples = samples or AUDIT_SAMPLES
-    decoders = [decoders] if isinstance(decoders, str) or not isinstance(decoders, Sequence) else decoders
+    one = isinstance(decoders, str) or not isinstance(decoders, Sequence)
+    decoders = [decoders] if one else chosen("decoder", decoders)
     by_name = all(isinstance(decoder, str) for decoder in decoders)
     named = labelled_decoders(decoders or list(PRESETS)) if by_name else [(None, decoder) for decoder in decoders]
     if samples < 1000:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from specbench.errors import MISSING_PREREQUISITE, PARTIAL, SpecbenchError
+from specbench.errors import MISSING_PREREQUISITE, PARTIAL, SpecbenchError, chosen
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Metric, Sample, Settings, made_score, read_ahead
 from specbench.metrics.score_store import (
@@ -141,9 +141,9 @@ def score(
     Raises:
         SpecbenchError: what no run can be scored without; other problems are outcomes.
     """
-    reporter, named = reporter or ScoreReporter(), metrics is not None or protocol is not None
+    reporter, named = reporter or ScoreReporter(), metrics not in (None, ()) or protocol is not None
     make = cache(lambda name: metric_catalog.metric(name)(settings))
-    listed = [metrics] if isinstance(metrics, str | Metric) else metrics or ()
+    listed = [metrics] if isinstance(metrics, str | Metric) else chosen("metric", metrics)
     required = [metric if isinstance(metric, Metric) else make(metric) for metric in listed]
     added = [make(name) for name in (*where_they_fit, *(metric_catalog.find_protocol(protocol) if protocol else ()))]
     defaults = (lambda model: metric_catalog.bundled_metrics()) if bundled_only else metric_catalog.default_metrics
@@ -305,12 +305,21 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
             names = ", ".join(task.metric.name for task in tasks)
             device = next((metric.settings.device for metric in metrics if hasattr(metric, "settings")), "cpu")
             advice = "fewer metrics at a time, a smaller --batch, or --device cpu"
-            with memory_for(f"scoring by {names}", device, advice):
+            with memory_for(f"scoring by {names}", device, advice), _pinned(tasks):
                 _add_features(images, rows, tasks, reporter)
         finally:
             for task in tasks:
                 reporter.finish(images.name, task.metric.name)
         return [_finished(images, task) for task in tasks]
+
+
+def _pinned(tasks: Sequence[_Task]) -> AbstractContextManager:
+    """The state of torch in which features are computed, where some are."""
+    if not any(task.missing for task in tasks):
+        return nullcontext()
+    from specbench.system.torch_state import PinnedTorch  # brings torch
+
+    return PinnedTorch(False)
 
 
 def _finished(images: Images, task: _Task) -> ScoreOutcome:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import SpecbenchError, chosen, unknown_name
 from specbench.specs.options import plain
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec
@@ -26,11 +26,9 @@ def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
     """Run folders: those called `names` (a folder, a run id in `out`, the start of one, or its decoder), or all of
     `out` for () and None."""
     out = Path(out)
-    runs, chosen = runs_in(out), [names] if isinstance(names, str | Path) else list(() if names is None else names)
-    if chosen:
-        return list(dict.fromkeys(folder for name in chosen for folder in _find(str(name), runs)))
-    if not isinstance(names, tuple | None):
-        raise SpecbenchError("no run given: the list is empty", f"leave it out for all runs in {out}")
+    runs, called = runs_in(out), chosen("run", [names] if isinstance(names, str | Path) else names)
+    if called:
+        return list(dict.fromkeys(folder for name in called for folder in _find(str(name), runs)))
     if not runs and shards_in(out):
         place = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
         raise SpecbenchError(f"no runs in {out}, only shards of some", f"merge them first: specbench merge{place}")

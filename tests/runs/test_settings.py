@@ -2,7 +2,9 @@
 
 import pytest
 from hypothesis import strategies as st
+from synthetic import SJD, folder, sjd
 
+import specbench
 from specbench import api
 from specbench.errors import SpecbenchError
 from specbench.runs.settings import check_environment, merge, read_config, run_settings
@@ -103,8 +105,18 @@ def test_a_list_of_nothing_is_not_everything(name, empty):
     assert not resolve(flags={"ids": None}, env={})["ids"].given
 
 
-@pytest.mark.parametrize("chosen", ["ids", "categories"])
-def test_prompts_of_an_empty_choice_are_not_all_prompts(chosen):
-    assert len(api.show_prompts("shapes", limit=2, **{chosen: None})) == 2
-    with pytest.raises(SpecbenchError, match=f"no {chosen} given"):
-        api.show_prompts("shapes", **{chosen: []})
+@pytest.mark.parametrize(
+    ("call", "what"),
+    [
+        (lambda nothing, _: api.show_prompts("shapes", ids=nothing), "ids"),
+        (lambda nothing, _: api.show_prompts("shapes", categories=nothing), "categories"),
+        (lambda nothing, folder: api.score([folder], metrics=nothing), "metric"),
+        (lambda nothing, _: specbench.audit(nothing), "decoder"),
+        (lambda nothing, folder: specbench.report(nothing, folder.parent), "run"),
+    ],
+)
+def test_an_empty_choice_in_python_is_not_everything(tmp_path, call, what):
+    assert len(api.show_prompts("shapes", limit=2, ids=None, categories=())) == 2
+    run = folder(tmp_path, SJD, sjd(1))
+    with pytest.raises(SpecbenchError, match=f"no {what} given"):
+        call([], run)
