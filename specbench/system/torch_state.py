@@ -22,6 +22,17 @@ def _attribute(of: object, name: str, pinned: object) -> _State:
     return _State(partial(getattr, of, name), partial(setattr, of, name), pinned)
 
 
+def _precision(unit: Any) -> _State:
+    """Precision of float32 in one unit: "none" where it is that of all units, which stays so."""
+
+    def write(value: str) -> None:
+        unit.fp32_precision = "none"
+        if unit.fp32_precision != value:
+            unit.fp32_precision = value
+
+    return _State(partial(getattr, unit, "fp32_precision"), write, "ieee")
+
+
 _AUTOCAST = [
     _State(partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind), False)
     for kind in ("cpu", "cuda")
@@ -37,7 +48,7 @@ _STATES = (
     *_AUTOCAST,
     _State(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     _attribute(torch.backends.cudnn, "allow_tf32", False),
-    *(_attribute(unit, "fp32_precision", "ieee") for unit in _UNITS),
+    *map(_precision, _UNITS),
     _State(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
     _State(torch.get_num_threads, torch.set_num_threads),
 )

@@ -5,9 +5,12 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+import synthetic
 import torch
 
 from specbench import api
+from specbench.prompts import load_prompts
+from specbench.reporting.image_tiles import values_per_image
 from specbench.system.torch_state import _STATES, PinnedTorch, _read
 
 KINDS = ("cpu", "cuda")
@@ -71,3 +74,17 @@ def test_a_pinned_generator_gives_the_state_back_between_its_values():
         assert [(inside, torch.get_default_dtype()) for inside in dtypes()] == [(torch.float32, torch.float64)] * 2
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_features_of_images_do_not_depend_on_the_state(tmp_path, foreign):
+    """A score under autocast would be another network's."""
+    rng = np.random.default_rng(0)
+    prompts = load_prompts("shapes").prompts[:2]
+    pictures = [rng.integers(0, 255, (3, 64, 64), dtype=np.uint8) for _ in prompts]
+    run = synthetic.pictured(tmp_path / "there", prompts, picture=pictures.__getitem__)
+    api.score([run], metrics="shapes-clip")
+    with PinnedTorch(False):
+        clean = synthetic.pictured(tmp_path / "clean", prompts, picture=pictures.__getitem__)
+        api.score([clean], metrics="shapes-clip")
+    seen, expected = (values_per_image(folder)["shapes-clip"]["value"].to_numpy() for folder in (run, clean))
+    assert np.array_equal(seen, expected)
