@@ -135,13 +135,13 @@ def score(
 ) -> Scoring:
     """Score run folders, or images from anywhere. Networks stay loaded until the last image is scored.
 
-    Arguments are those of `specbench.score`. `where_they_fit`: further metrics, which are left out of runs that they
-    cannot score instead of refused, as those of `protocol` are.
+    Arguments are those of `specbench.score`, but for () as metrics, which is none. `where_they_fit`: further metrics,
+    which are left out of runs that they cannot score instead of refused, as those of `protocol` are.
 
     Raises:
         SpecbenchError: what no run can be scored without; other problems are outcomes.
     """
-    reporter, named = reporter or ScoreReporter(), metrics not in (None, ()) or protocol is not None
+    reporter, named = reporter or ScoreReporter(), metrics is not None or protocol is not None
     make = cache(lambda name: metric_catalog.metric(name)(settings))
     listed = [metrics] if isinstance(metrics, str | Metric) else chosen("metric", metrics)
     required = [metric if isinstance(metric, Metric) else make(metric) for metric in listed]
