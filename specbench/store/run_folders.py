@@ -34,8 +34,14 @@ def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
         raise SpecbenchError(f"no runs in {out}, only shards of some", f"merge them first: specbench merge{place}")
     if not runs:
         advice = "create one with `specbench run`, or name the results folder with --out"
-        raise SpecbenchError(f"no runs in {out}", advice)
+        raise SpecbenchError(f"no runs in {out}", _pack_in(out) or advice)
     return runs
+
+
+def _pack_in(folder: Path) -> str:
+    """Advice where a folder without runs holds a packed file of some."""
+    packs = files_named(folder, "*.zip") if os.path.isdir(folder) else []
+    return f"read those of a pack: --out {shlex.quote(str(packs[0]))}" if packs else ""
 
 
 def shards_in(out: str | Path) -> list[Path]:
@@ -68,7 +74,8 @@ def _find(name: str, runs: Sequence[Path]) -> list[Path]:
         raise SpecbenchError(f"run '{name}' is ambiguous", f"it could be {ids}")
     if os.sep in name or name.endswith(".zip"):
         what = "holds no runs" if os.path.exists(name) else "does not exist"
-        raise SpecbenchError(f"{name} {what}", "name a results folder, a run in it, or a file of: specbench pack")
+        advice = "name a results folder, a run in it, or a file of: specbench pack"
+        raise SpecbenchError(f"{name} {what}", _pack_in(Path(name)) or advice)
     raise unknown_name("run", name, [folder.name for folder in runs])
 
 

@@ -27,9 +27,9 @@ class MachineMonitor:
         """Return the available measurements.
 
         Keys: `host`; `other_cores`, cores used by other processes on average, of those that this process may use;
-        `taken_cores`, those of them that this process has threads for, on a GPU one; `cpu_mhz`, mean over cores now;
-        and of an NVIDIA GPU `gpu_mhz, gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (why the driver holds its clock back, a
-        list) and `gpu_others`, other processes computing on it.
+        `taken_cores`, those of them that this process has threads for, on a GPU one; and of an NVIDIA GPU `gpu_mhz,
+        gpu_w, gpu_limit_w, gpu_c, gpu_slowed` (why the driver holds its clock back, a list) and `gpu_others`, other
+        processes computing on it.
         """
         seconds = max(time.perf_counter() - self._started, 1e-9)
         busy, ours = _busy_s(), time.process_time() - self._own
@@ -37,7 +37,6 @@ class MachineMonitor:
         if busy is not None and self._busy is not None:
             facts["other_cores"] = others = round(max(0.0, busy - self._busy - ours) / seconds, 2)
             facts["taken_cores"] = round(max(0.0, others - max(0, len(_cores()) - self._needed)), 2)
-        facts["cpu_mhz"] = _cpu_mhz()
         if self._gpu is not None:
             facts |= _gpu_facts(self._gpu)
         return facts
@@ -108,15 +107,6 @@ def _busy_s() -> float | None:
         cores = {f"cpu{core}" for core in _cores()}
         counts = [list(map(int, counts[:8])) for name, *counts in fields if name in cores]
         return sum(sum(count[:3]) + sum(count[5:]) for count in counts) / os.sysconf("SC_CLK_TCK") if counts else None
-    except (OSError, ValueError):
-        return None
-
-
-def _cpu_mhz() -> int | None:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        speeds = [float(line.split(":")[1]) for line in lines if line.startswith("cpu MHz")]
-        return round(sum(speeds) / len(speeds)) if speeds else None
     except (OSError, ValueError):
         return None
 

@@ -87,6 +87,9 @@ def test_a_score_that_is_null_is_missing(tmp_path, members, cli):
 def test_a_file_that_is_not_there_is_no_unknown_run(tmp_path, cli):
     assert "none.zip does not exist" in cli("report", tmp_path / "none.zip").err
     assert "holds no runs" in cli("show", tmp_path).err
+    (tmp_path / "runs.zip").touch()
+    for outcome in (cli("show", tmp_path), cli("report", "--out", tmp_path)):
+        assert f"--out {tmp_path / 'runs.zip'}" in outcome.err
 
 
 def test_a_pack_without_a_run_and_a_cache_that_cannot_be_written_are_named(tmp_path, members, cli, monkeypatch):
