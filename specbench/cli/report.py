@@ -52,10 +52,6 @@ _Ruler = opt.switch(
 )
 _FIGURE_FORMATS, _WIDTHS = ("pdf", "svg", "png"), ("column", "page")
 _Width = opt.option("--width", "KIND", "Width of a paper's column or page.", str)
-# Commands of their own now; these flags go with the next version.
-_FormerFigure = opt.option("--figure", "NAME", "See specbench figure.", hidden=True)
-_FormerWidth = opt.option("--width", "KIND", "See specbench figure.", str, hidden=True)
-_FormerMethods = opt.switch("--methods", "See specbench methods.", hidden=True)
 
 
 def report(
@@ -71,11 +67,8 @@ def report(
     model: _TableModel = None,
     prompts: _TablePrompts = None,
     added: opt.OwnRows = None,
-    methods_paragraph: _FormerMethods = False,
     over: _Over = None,
     ruler: _Ruler = False,
-    figure_name: _FormerFigure = None,
-    width: _FormerWidth = "column",
     baseline: opt.Baseline = None,
     caption: opt.Caption = None,
     out: opt.Out = "results",
@@ -86,28 +79,22 @@ def report(
     from specbench.store.merge_shards import incomplete_shards
     from specbench.store.run_folders import shards_in
 
-    instead = {"--figure": figure_name, "--over": over, "--ruler": ruler, "--methods": methods_paragraph}
     shown = {
-        "--html": html, "--all": everything, "--explain": explain, "--long": long, "--columns": columns,
-        "--notes": notes, "--with": added, "--baseline": baseline, "--caption": caption,
+        "--html": html, "--columns": columns, "--notes": notes, "--with": added, "--baseline": baseline,
+        "--caption": caption,
     }  # fmt: skip
-    _check_outputs(html, *([name for name, value in flags.items() if value] for flags in (instead, shown)))
+    of_runs = {"--over": over, "--ruler": ruler, "--all": everything, "--explain": explain, "--long": long}
+    given = [flag for flag, value in (of_runs | shown).items() if value]
+    _check_outputs(html, given)
     of_tables = any(map(is_table, runs or ()))
-    if figure_name:
-        console.say("--figure is a command now: specbench figure NAME; the next version of report does not know it")
-        return figure(figure_name, runs, fmt, to, width, model, prompts, out)
-    if methods_paragraph:
-        console.say("--methods is a command now: specbench methods; the next version of report does not know it")
-        return methods(runs, to, out)
     for text in incomplete_shards(shards_in(out)):
         console.warn(f"{text}: the tables lack their images")
     fmt = opt.chosen_format("tables" if of_tables else "report", fmt, to, json)
     if long and not FORMATS[fmt].long:
         what = f"--long takes the formats {enumerated(formats_with('long'))}"
         raise SpecbenchError(what, "for example: --long --to t.csv")
-    of_runs = {"--over": over, "--ruler": ruler, "--all": everything, "--explain": explain, "--long": long}
-    if of_tables and any(of_runs.values()):
-        raise SpecbenchError(f"{next(filter(of_runs.get, of_runs))} takes runs, and {runs[0]} is a table")
+    if of_tables and given and given[0] in of_runs:
+        raise SpecbenchError(f"{given[0]} takes runs, and {runs[0]} is a table")
     layout = {"columns": split_list(columns or ""), "notes": notes, "caption": caption}
     if of_tables:
         from specbench.cli.bench import report_tables
@@ -122,14 +109,14 @@ def report(
     _print_report(runs or (), out, fmt, to, html, baseline, layout)
 
 
-def _check_outputs(html: Path | None, instead: Sequence[str], shown: Sequence[str]) -> None:
-    """Refuse a page without a name, and flags of two outputs: those `instead` of the tables stand alone."""
+def _check_outputs(html: Path | None, given: Sequence[str]) -> None:
+    """Refuse a page without a name, and a flag beside --over or --ruler, which stand alone."""
     if html and str(html).startswith("--"):
         raise SpecbenchError("--html: no file is named", "for example: specbench report --html page.html")
     if html:
         opt.require_ending("--html", html, ".html", ".htm")
-    if instead and len(every := [*instead, *shown]) > 1:
-        raise SpecbenchError(f"{every[0]} excludes {every[1]}", "two commands write both")
+    if given[1:] and given[0] in ("--over", "--ruler"):
+        raise SpecbenchError(f"{given[0]} excludes {given[1]}", "two commands write both")
 
 
 def _print_report(
