@@ -34,49 +34,24 @@ if TYPE_CHECKING:
     from specbench.training.head import check_head, train_head
 
 # ruff: noqa: F405 - for type checkers, these names come from the star above
-__all__ = [
-    "__version__",
-    "SpecbenchError",
+__all__ = ["__version__", "SpecbenchError", "demo", "available", "doctor"]
+__all__ += [
     "generate",
     "decode",
     "run",
     "dry_run",
     "status",
-    "merge_runs",
     "load",
     "samples",
     "columns",
-    "score",
-    "score_folder",
-    "differences",
-    "compare",
-    "report",
     "show",
-    "report_page",
-    "report_table",
-    "methods_paragraph",
-    "bench",
-    "estimate",
-    "forecast",
-    "decoder",
-    "audit",
-    "audit_runs",
-    "check",
-    "doctor",
-    "available",
-    "export",
+    "merge_runs",
     "pack",
-    "verify",
-    "import_results",
-    "import_tokens",
-    "show_prompts",
-    "fetch",
-    "fetch_prompts",
-    "train_head",
-    "check_head",
-    "demo",
 ]
-
+__all__ += ["score", "score_folder", "differences", "compare", "report", "report_page", "methods_paragraph"]
+__all__ += ["bench", "report_table", "estimate", "forecast", "decoder", "check", "audit", "audit_runs", "verify"]
+__all__ += ["export", "import_results", "import_tokens", "fetch", "fetch_prompts", "show_prompts"]
+__all__ += ["train_head", "check_head"]
 
 _ELSEWHERE = {
     "SpecbenchError": "specbench.errors",
