@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from specbench.errors import SpecbenchError, chosen, unknown_name
+from specbench.errors import SpecbenchError, chosen, enumerated, unknown_name
 from specbench.specs.options import plain
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec
@@ -40,8 +40,8 @@ def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
 
 def _pack_in(folder: Path) -> str:
     """Advice where a folder without runs holds a packed file of some."""
-    packs = files_named(folder, "*.zip") if os.path.isdir(folder) else []
-    return f"read those of a pack: --out {shlex.quote(str(packs[0]))}" if packs else ""
+    packs = [shlex.quote(str(file)) for file in files_named(folder, "*.zip")] if os.path.isdir(folder) else []
+    return f"read those of a pack: --out {enumerated(packs[:5], 'or')}" if packs else ""
 
 
 def shards_in(out: str | Path) -> list[Path]:
