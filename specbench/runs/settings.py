@@ -167,7 +167,7 @@ _MODEL = (
         reads=names.size, check=parse_size),
     _model("random-weights", False, "use random weights in the true architecture; measures speed only"),
     _model("scale", "full",
-        "size of the model; tiny: 4 x 4 tokens, with --random-weights a small network", "SIZE", choices=("full", "tiny")),
+        "model size; tiny: 4 x 4 tokens, with --random-weights a small network", "SIZE", choices=("full", "tiny")),
     _model("dtype", "float32",
         f"number format of the weights: {', '.join(DTYPES)} (matrices in eight bits, by torchao: another target; "
         f"{EIGHT_BITS_GAIN})", "TYPE", "the model", choices=DTYPES),
