@@ -22,6 +22,7 @@ LEGACY = {
     "determinism": (torch.use_deterministic_algorithms, True, False),
     **{f"autocast {kind}": (lambda on, kind=kind: torch.set_autocast_enabled(kind, on), True, False) for kind in KINDS},
 }
+METRICS = ["shapes-clip", "shapes-frechet"]
 NEW = {"precision of all": (lambda name: setattr(torch.backends, "fp32_precision", name), "tf32", "none")}
 
 
@@ -76,15 +77,17 @@ def test_a_pinned_generator_gives_the_state_back_between_its_values():
         torch.set_default_dtype(torch.float32)
 
 
-def test_features_of_images_do_not_depend_on_the_state(tmp_path, foreign):
+def test_features_of_images_and_references_do_not_depend_on_the_state(tmp_path, foreign, monkeypatch):
     """A score under autocast would be another network's."""
+    monkeypatch.setattr("specbench.metrics.shapes.RENDERS", 4)
     rng = np.random.default_rng(0)
     prompts = load_prompts("shapes").prompts[:2]
     pictures = [rng.integers(0, 255, (3, 64, 64), dtype=np.uint8) for _ in prompts]
     run = synthetic.pictured(tmp_path / "there", prompts, picture=pictures.__getitem__)
-    api.score([run], metrics="shapes-clip")
+    scored = api.score([run], metrics=METRICS)
     with PinnedTorch(False):
         clean = synthetic.pictured(tmp_path / "clean", prompts, picture=pictures.__getitem__)
-        api.score([clean], metrics="shapes-clip")
+        monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+        assert scored["shapes-frechet"].equals(api.score([clean], metrics=METRICS)["shapes-frechet"])
     seen, expected = (values_per_image(folder)["shapes-clip"]["value"].to_numpy() for folder in (run, clean))
     assert np.array_equal(seen, expected)
