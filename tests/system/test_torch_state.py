@@ -1,7 +1,9 @@
 """State of torch that a program or a plug-in set for itself: a run's numbers do not depend on it, and it is left as it
 was. It concerns loading, decoding and audits alike."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Barrier, Event
 
 import numpy as np
 import pytest
@@ -73,6 +75,25 @@ def test_a_pinned_generator_gives_the_state_back_between_its_values():
     torch.set_default_dtype(torch.float64)
     try:
         assert [(inside, torch.get_default_dtype()) for inside in dtypes()] == [(torch.float32, torch.float64)] * 2
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_threads_that_decode_at_once_leave_the_state_to_the_last_of_them():
+    inside, left = Barrier(2), Event()
+
+    def decode(first):
+        with PinnedTorch():
+            inside.wait(10)
+            first or left.wait(10)
+            return torch.get_default_dtype()
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            first, last = pool.submit(decode, True), pool.submit(decode, False)
+            seen = [first.result(), left.set() or last.result()]
+        assert (seen, torch.get_default_dtype()) == ([torch.float32] * 2, torch.float64)
     finally:
         torch.set_default_dtype(torch.float32)
 
