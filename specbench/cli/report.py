@@ -92,7 +92,7 @@ def report(
         "--notes": notes, "--with": added, "--baseline": baseline, "--caption": caption,
     }  # fmt: skip
     _check_outputs(html, *([name for name, value in flags.items() if value] for flags in (instead, shown)))
-    of_tables = any(map(is_table, runs or ()))
+    of_tables = next(filter(is_table, runs or ()), None)
     if figure_name:
         console.say("--figure is a command now: specbench figure NAME; the next version of report does not know it")
         return figure(figure_name, runs, fmt, to, width, model, prompts, out)
@@ -107,7 +107,7 @@ def report(
         raise SpecbenchError(what, "for example: --long --to t.csv")
     of_runs = {"--over": over, "--ruler": ruler, "--all": everything, "--explain": explain, "--long": long}
     if of_tables and any(of_runs.values()):
-        raise SpecbenchError(f"{next(filter(of_runs.get, of_runs))} takes runs, and {runs[0]} is a table")
+        raise SpecbenchError(f"{next(filter(of_runs.get, of_runs))} takes runs, and {of_tables} is a table")
     layout = {"columns": split_list(columns or ""), "notes": notes, "caption": caption}
     if of_tables:
         from specbench.cli.bench import report_tables
