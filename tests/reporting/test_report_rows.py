@@ -286,11 +286,15 @@ def test_images_of_calls_of_several_versions_at_once_have_no_times(tmp_path):
     run = Run(place)
     assert run.info.stack == old and run.untimed == {f"{old} or {new}": 1, new: 2}
     assert run.rows["latency_ms"].notna().tolist() == [True, True, False, False, False, True]
-    at_once = replace(info, invocations=[replace(call, started_at=first.started_at) for call in (first, second)])
+    at_once = replace(info, invocations=[replace(call, started_at=first.started_at) for call in (second, first)])
     with RunStore(place).lock(SJD) as store:
         store._write_info(at_once)
     [row] = report_rows([place])
     assert row.latency_ms is None and sum(row.untimed.values()) == 6
+    folder(tmp_path, AR, ar(6))
+    text = render(report_rows(find_runs(tmp_path)), everything=True)
+    assert "No speed-up can be given: differs in versions from image to image." in text
+    assert "To add AR" not in text and f"6 of 6 images were decoded under {new} or {old}; their times" in text
 
 
 def test_times_under_other_versions_than_most_are_left_out_and_said(tmp_path):
