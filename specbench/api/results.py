@@ -255,9 +255,8 @@ def score(
     from specbench.runs.progress_bar import ScoreProgress
 
     reporting: Any = reporter or (ScoreProgress() if progress else None)
-    scoring = score_runs(
-        find_runs(out, runs), None if metrics == () else metrics, settings, reporting, (), bundled_only, protocol
-    )
+    metrics = None if isinstance(metrics, tuple) and not metrics else metrics
+    scoring = score_runs(find_runs(out, runs), metrics, settings, reporting, (), bundled_only, protocol)
     scoring.check(partly=problems is not None)
     if problems is not None:
         problems += scoring.problems
@@ -300,9 +299,8 @@ def score_folder(
 
     reporting: Any = reporter or (ScoreProgress() if progress else None)
     scored = images_to_score(Path(images), prompts, column, Path(out), layout, reporting)
-    scoring = score_images(
-        [scored], None if metrics == () else metrics, settings, reporting, (), bundled_only, protocol
-    )
+    metrics = None if isinstance(metrics, tuple) and not metrics else metrics
+    scoring = score_images([scored], metrics, settings, reporting, (), bundled_only, protocol)
     return score_frame(scoring.check().rows(), long)
 
 

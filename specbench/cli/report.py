@@ -86,7 +86,7 @@ def report(
     of_runs = {"--over": over, "--ruler": ruler, "--all": everything, "--explain": explain, "--long": long}
     given = [flag for flag, value in (of_runs | shown).items() if value]
     _check_outputs(html, given)
-    of_tables = any(map(is_table, runs or ()))
+    of_tables = next(filter(is_table, runs or ()), None)
     for text in incomplete_shards(shards_in(out)):
         console.warn(f"{text}: the tables lack their images")
     fmt = opt.chosen_format("tables" if of_tables else "report", fmt, to, json)
@@ -94,7 +94,7 @@ def report(
         what = f"--long takes the formats {enumerated(formats_with('long'))}"
         raise SpecbenchError(what, "for example: --long --to t.csv")
     if of_tables and given and given[0] in of_runs:
-        raise SpecbenchError(f"{given[0]} takes runs, and {runs[0]} is a table")
+        raise SpecbenchError(f"{given[0]} takes runs, and {of_tables} is a table")
     layout = {"columns": split_list(columns or ""), "notes": notes, "caption": caption}
     if of_tables:
         from specbench.cli.bench import report_tables

@@ -135,9 +135,11 @@ class Lpips(Diversity):
     def distances(self, features: Sequence[np.ndarray]) -> list[float]:
         import torch  # takes seconds
 
-        images = torch.from_numpy(np.stack(features)).view(-1, _SIDE, _SIDE, 3).permute(0, 3, 1, 2) / 127.5 - 1
-        images = images.to(self.settings.device)
-        with torch.inference_mode():
+        from specbench.system.torch_state import PinnedTorch
+
+        with PinnedTorch():
+            images = torch.from_numpy(np.stack(features)).view(-1, _SIDE, _SIDE, 3).permute(0, 3, 1, 2) / 127.5 - 1
+            images = images.to(self.settings.device)
             return [
                 float(self.network(images[first][None], images[second][None]))
                 for first, second in combinations(range(len(images)), 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,15 +45,8 @@ def export_folder(target: Path) -> Iterator[ExportFolder]:
         if place == Path.cwd():
             raise SpecbenchError(f"{target} is the current folder", "name another")
         place.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(place, f"{target} is being exported to by another process", _remove) as aside:
+        with replacing(place, f"{target} is being exported to by another process") as aside:
             aside.mkdir()
             yield ExportFolder(aside)
     except OSError as error:
         raise SpecbenchError(f"cannot write {target}: {error.strerror or error}", "", FAILURE) from error
-
-
-def _remove(folder: Path) -> None:
-    if folder.is_symlink():
-        folder.unlink()
-    else:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import ClassVar, NamedTuple
@@ -90,7 +91,7 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     `results`: GenEval's results file, the folder that T2I-CompBench++ was exported to, DPG-Bench's `_detail.txt`, or
     the output folder of TIIF-Bench's program."""
     benchmark = read_name("benchmark", benchmark, BENCHMARKS)
-    images = run_images(run)
+    images = replace(run_images(run), read=lambda row: None)  # pictures, which may be gone, tell no verdict
     if benchmark == "geneval":
         metric: Metric = OfficialGenEval(results)
     elif benchmark == "dpg-bench":

@@ -139,7 +139,10 @@ def kept_features(key: object, compute: Callable[[], np.ndarray]) -> np.ndarray:
     if path.is_file():
         with suppress(ValueError, EOFError):  # a damaged cache is made again
             return np.load(path, allow_pickle=False)
-    features = compute()
+    from specbench.system.torch_state import PinnedTorch  # brings torch
+
+    with PinnedTorch(False):  # as of the images that they are compared with, whoever asks
+        features = compute()
     sink = io.BytesIO()
     np.save(sink, features)
     path.parent.mkdir(parents=True, exist_ok=True)

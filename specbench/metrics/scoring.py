@@ -301,20 +301,21 @@ def _score_together(images: Images, metrics: Sequence[Metric], reporter: ScoreRe
         tasks = [_task(metric, rows, log) for metric, log in zip(metrics, logs, strict=True)]
         for task in tasks:
             reporter.start(images.name, task.metric.name, len(task.images), len(task.images) - len(task.missing))
-        try:
-            names = ", ".join(task.metric.name for task in tasks)
-            device = next((metric.settings.device for metric in metrics if hasattr(metric, "settings")), "cpu")
-            advice = "fewer metrics at a time, a smaller --batch, or --device cpu"
-            with memory_for(f"scoring by {names}", device, advice), _pinned(tasks):
-                _add_features(images, rows, tasks, reporter)
-        finally:
-            for task in tasks:
-                reporter.finish(images.name, task.metric.name)
-        return [_finished(images, task) for task in tasks]
+        with _pinned(tasks):
+            try:
+                names = ", ".join(task.metric.name for task in tasks)
+                device = next((metric.settings.device for metric in metrics if hasattr(metric, "settings")), "cpu")
+                advice = "fewer metrics at a time, a smaller --batch, or --device cpu"
+                with memory_for(f"scoring by {names}", device, advice):
+                    _add_features(images, rows, tasks, reporter)
+            finally:
+                for task in tasks:
+                    reporter.finish(images.name, task.metric.name)
+            return [_finished(images, task) for task in tasks]
 
 
 def _pinned(tasks: Sequence[_Task]) -> AbstractContextManager:
-    """The state of torch in which features are computed, where some are."""
+    """The state of torch in which features, and distances between them, are computed, where some are."""
     if not any(task.missing for task in tasks):
         return nullcontext()
     from specbench.system.torch_state import PinnedTorch  # brings torch

@@ -96,8 +96,8 @@ def disturbances(rows: Sequence[ReportRow]) -> list[str]:
         if row.one_by_one
     ]
     lines += [
-        f"{_name(row)}: {count} of {row.n} images were decoded under {stack}, not {row.versions}; their times "
-        "are left out."
+        f"{_name(row)}: {count} of {row.n} images were decoded under {stack}"
+        f"{f', not {row.versions}' * (str(row.versions) not in stack)}; their times are left out."
         for row in rows
         for stack, count in (row.untimed or {}).items()
     ]

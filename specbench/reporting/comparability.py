@@ -105,17 +105,20 @@ def _stacks(info: RunInfo, started: Iterable[str]) -> list[str]:
 
 
 def decoded_apart(run: Run, other: Run) -> bool:
-    """Whether most images that two runs share were decoded in other calls, so that the machine had time to change."""
+    """Whether most images that two runs share were decoded in calls at other times, so that the machine may have
+    changed. Older versions stored when each run of a call began."""
     mine, theirs = map(_calls, (run, other))
     common = mine.keys() & theirs.keys()
-    return 2 * sum(mine[key] != theirs[key] for key in common) > len(common)
+    apart = (max(mine[key][0], theirs[key][0]) > min(mine[key][1], theirs[key][1]) for key in common)
+    return 2 * sum(apart) > len(common)
 
 
-def _calls(run: Run) -> dict[tuple, str]:
-    """When the call began that decoded each image: the last before it."""
-    starts = sorted(str(call.started_at) for call in run.info.invocations)
+def _calls(run: Run) -> dict[tuple, tuple[str, str]]:
+    """From when to when the call ran that decoded each image: the last that began before it."""
+    calls = sorted((str(call.started_at), str(call.finished_at or call.started_at)) for call in run.info.invocations)
+    starts = [start for start, _ in calls]
     rows = zip(*(run.rows[name] for name in (*KEY, "started_at")), strict=True)
-    return {(prompt, sample): starts[max(0, bisect_right(starts, str(at)) - 1)] for prompt, sample, at in rows}
+    return {(prompt, sample): calls[max(0, bisect_right(starts, str(at)) - 1)] for prompt, sample, at in rows}
 
 
 def is_ar(info: RunInfo) -> bool:

@@ -79,11 +79,10 @@ def against(pairs: Sequence[tuple[Path, Path]], settings: Settings | None = None
 
 
 def compare_rows(rows: Sequence[ReportRow], baseline: str) -> list[ReportRow]:
-    """The report rows with their numbers `against` a baseline of the same model and setting: a row's name, the name of
-    its decoder, or the start of a run id."""
-    alike: dict[str, dict[str, ReportRow]] = {}
-    for name, row in unique_names(rows).items():
-        alike.setdefault(_same_setting(row), {})[name] = row
+    """The report rows with their numbers `against` a baseline of the same model and setting: a row's name among
+    those, the name of its decoder, or the start of a run id."""
+    settings = [_same_setting(row) for row in rows]
+    alike = {at: unique_names([row for row, own in zip(rows, settings, strict=True) if own == at]) for at in settings}
     names = {row.run_id: name for named in alike.values() for name, row in named.items()}
     bases = {setting: base for setting, named in alike.items() if (base := _base(named, baseline))}
     compared = [row for row in rows if bases.get(_same_setting(row), row) is not row]

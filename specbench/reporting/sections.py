@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -136,7 +136,7 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
         over = (heading for heading in columns if heading.startswith("over "))
         names = (name for name in (DECODER.heading.lower(), *headings, *over) if name in columns)
         kept = list(dict.fromkeys(columns[name] for name in names))
-        notes = _notes(section.runs, _remarks(section.runs, [column.heading for column in kept]))
+        notes = _notes(section.runs, _remarks(section.runs, {column.tested for column in kept}))
         shown.append(replace(section, first=ReportTable(kept), tables=(), notes=notes))
     return shown
 
@@ -236,14 +236,12 @@ def _section(runs: list[ReportRow]) -> Section:
     return Section(_heading(runs), runs, first, tables, answer(runs), notes, " and ".join(machines))
 
 
-def _remarks(runs: Sequence[ReportRow], headings: Sequence[str] | None = None) -> str:
-    """The notes of all scores, or of those that these columns show, a sentence each."""
+def _remarks(runs: Sequence[ReportRow], metrics: Set[str] | None = None) -> str:
+    """The notes of all scores, or of those by these metrics or parts, a sentence each."""
     noted = dict.fromkeys((score.note, score.metric) for row in runs for score in row.scores if score.note)
-    shown = [
-        (note, name) for note, name in noted if headings is None or any(text.startswith(name) for text in headings)
-    ]
-    metrics = {note: ", ".join(name for other, name in shown if other == note) for note, _ in shown}
-    return " ".join(f"{names}: {note}." for note, names in metrics.items())
+    shown = [(note, name) for note, name in noted if metrics is None or name in metrics]
+    named = {note: ", ".join(name for other, name in shown if other == note) for note, _ in shown}
+    return " ".join(f"{names}: {note}." for note, names in named.items())
 
 
 def _against(columns: Sequence[ReportColumn], runs: Sequence[ReportRow]) -> list[ReportColumn]:

@@ -13,7 +13,6 @@ import struct
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path, PurePosixPath
 
 from specbench.errors import SpecbenchError
@@ -57,8 +56,8 @@ def pack(folders: Sequence[Path], target: Path, pictures: bool = True) -> int:
     try:
         if os.path.lexists(place):  # a link is followed, a device kept
             check_regular(place)
-        busy, remove = f"{place} is being packed by another process", partial(Path.unlink, missing_ok=True)
-        with replacing(place, busy, remove) as aside, zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:
+        busy = f"{place} is being packed by another process"
+        with replacing(place, busy) as aside, zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:
             for folder in folders:
                 RunStore(folder).samples(["status"])  # a damaged run is refused before it is sent
                 for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -117,19 +118,26 @@ def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> i
 
 
 @contextmanager
-def replacing(place: Path, busy: str, remove: Callable[[Path], object]) -> Iterator[Path]:
+def replacing(place: Path, busy: str) -> Iterator[Path]:
     """A path that becomes `place` at the end, of one writer at a time; others are told `busy`. It has one name, so that
-    what a killed process left there is found; `remove` takes it away."""
+    what a killed process left there, be it a file or a folder, is found and removed."""
     aside, lock_path = (place.with_name(f".{place.name[:160]}.{ending}") for ending in ("tmp", "lock"))
     lock = take_lock(lock_path, busy)
     try:
-        remove(aside)
+        _remove(aside)
         yield aside
         os.replace(aside, place)
     finally:
-        remove(aside)
+        _remove(aside)
         lock_path.unlink(missing_ok=True)
         os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def lock_when_free(path: Path, name: str) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from operator import attrgetter
+from threading import Lock
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -33,7 +34,8 @@ def _precision(unit: Any) -> _State:
     return _State(partial(getattr, unit, "fp32_precision"), write, "ieee")
 
 
-_AUTOCAST = [
+_OF_THREAD = [_State(torch.get_num_threads, torch.set_num_threads)]
+_OF_THREAD += [
     _State(partial(torch.is_autocast_enabled, kind), partial(torch.set_autocast_enabled, kind), False)
     for kind in ("cpu", "cuda")
 ]
@@ -43,31 +45,36 @@ _UNITS = [
     for work in works
     if hasattr(torch.backends, "fp32_precision")  # since torch 2.9
 ]
-_STATES = (
+_OF_PROCESS = (
     _State(torch.get_default_dtype, torch.set_default_dtype, torch.float32),
-    *_AUTOCAST,
     _State(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest"),
     _attribute(torch.backends.cudnn, "allow_tf32", False),
     *map(_precision, _UNITS),
     _State(torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
-    _State(torch.get_num_threads, torch.set_num_threads),
 )
+_STATES = (*_OF_THREAD, *_OF_PROCESS)
 
 
 class PinnedTorch(torch.inference_mode):
     """Context or decorator in which numbers are those of the dtype and device that a run names: no autocast, no TF32 or
     bfloat16 in the products of float32, new tensors in float32 on the CPU. `mode`: whether in inference mode, else with
-    gradients. What was before is there again afterwards, and so is the number of threads."""
+    gradients. What was before is there again afterwards, and so is the number of threads: of the whole process after
+    the last of the threads that decode."""
+
+    _lock, _open = Lock(), 0  # contexts of all threads, and what their process had before the first
+    _shared: Iterable = ()
 
     def __call__(self, function: _Function) -> _Function:
         return super().__call__(function)  # type checkers know nothing of torch's
 
     def __enter__(self) -> None:
         super().__enter__()
-        self._before = [(state, _read(state)) for state in _STATES]
-        for state in _STATES:
-            if state.pinned is not None:
-                state.write(state.pinned)
+        self._before = [(state, _read(state)) for state in _OF_THREAD]
+        with self._lock:
+            if not PinnedTorch._open:
+                PinnedTorch._shared = [(state, _read(state)) for state in _OF_PROCESS]
+            PinnedTorch._open += 1
+            _set((state, state.pinned) for state in _STATES)
         # Every call is slower in such a context, so there is none unless another one must be hidden.
         self._device = None if torch.get_default_device().type == "cpu" else torch.device("cpu")
         if self._device:
@@ -76,10 +83,16 @@ class PinnedTorch(torch.inference_mode):
     def __exit__(self, *error: Any) -> None:
         if self._device:
             self._device.__exit__(*error)
-        for state, before in self._before:
-            if before not in (None, _read(state)):
-                state.write(before)
+        with self._lock:
+            PinnedTorch._open -= 1
+            _set((*self._before, *(() if self._open else self._shared)))
         super().__exit__(*error)
+
+
+def _set(values: Iterable[tuple[_State, Any]]) -> None:
+    for state, value in values:
+        if value not in (None, _read(state)):
+            state.write(value)
 
 
 def _read(state: _State) -> Any:

@@ -78,7 +78,7 @@ BAD = [
     ("run --decoder gsd:G:50", "NAME=VALUE", "gsd:G=50"),
     ("score", "no runs in results", "specbench run"),
     *(
-        (f"report gsd-1 {flag}", f"{flag.split()[0]} takes runs, and gsd-1 is a table", "")
+        (f"report {'x ' * flag.endswith('seed')}gsd-1 {flag}", f"{flag.split()[0]} takes runs, and gsd-1 is", "")
         for flag in ("--over seed", "--ruler", "--all", "--explain", "--long --format csv")
     ),
     ("report --format exel", "unknown format 'exel'", "markdown"),

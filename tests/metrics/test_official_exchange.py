@@ -191,6 +191,7 @@ def test_imported_scores_of_two_runs_are_one_column_and_compare_and_a_second_imp
     (tmp_path / "part.jsonl").write_text(json.dumps(GENEVAL | {"prompt": None}))
     refused(cli("import", "geneval", runs[0], "--from", tmp_path / "part.jsonl"), "has no result for 00001")
     assert compare_runs(*runs)[-1].value == row.value, "what is refused replaces nothing"
+    next((runs[0] / "images").iterdir()).unlink()
     assert cli("import", "geneval", runs[0], "--from", verdicts(tmp_path / "b.jsonl", {0})).code == 0
     [whole] = [row for row in read_scores(runs[0]) if row["metric"] == "geneval[official]"]
     assert whole["value"] == pytest.approx(1 / 12) and len([*(runs[0] / "image_scores").iterdir()]) == 1

@@ -461,6 +461,14 @@ def test_stored_values_that_are_no_numbers_are_no_difference(tmp_path):
     assert stored_difference(folder, folder, "shapes-detector", digest, {}) is None
 
 
+@pytest.mark.parametrize("names", [np.array, pd.Series, tuple, list, set, iter])
+def test_metrics_of_any_sequence_are_scored_alone_and_none_are_where_none_is_named(tmp_path, names):
+    folder = drawn_run(tmp_path, n=1)
+    assert not scoring.score([folder], ()).outcomes and not values(folder), "of a table whose metrics lack weights"
+    assert {*api.score([folder], names(DETECTOR), long=True)["metric"].str.partition(":")[0]} == {*DETECTOR}
+    assert {*DETECTOR} < {*api.score([folder], (), bundled_only=True, long=True)["metric"]}
+
+
 def test_metrics_and_a_protocol_read_each_picture_once(tmp_path, monkeypatch):
     monkeypatch.setitem(metric_catalog.METRICS, "brightness", metric_catalog.MetricEntry(f"{__name__}:Mean", ""))
     monkeypatch.setattr("specbench.metrics.catalog.find_protocol", lambda name: ("shapes-detector", "geneval[hf-m2f]"))

@@ -117,14 +117,16 @@ def test_a_speed_up_between_calls_says_so(tmp_path):
     assert row.over_ar.speedup.value > 1 and not row.over_ar.decoded_apart
     with RunStore(place).lock(SJD) as store:  # most of its images are decoded again, later
         info = store.info()
-        later = replace(info.invocations[0], started_at="2026-11-01T00:00:00.000+00:00", stored={})
+        later = replace(info.invocations[0], started_at="2126-11-01T00:00:00.000+00:00", stored={})
         store._write_info(replace(info, invocations=[*info.invocations, later]))
-        store.append([row | {"started_at": "2026-11-01T00:00:01.000+00:00"} for row in stored_rows(sjd(5))])
+        store.append([row | {"started_at": "2126-11-01T00:00:01.000+00:00"} for row in stored_rows(sjd(5))])
     row = report_rows(find_runs(tmp_path))[1]
     assert row.over_ar.decoded_apart and row.n == 8
     assert "sjd (window 3): decoded in another call than AR" in render([row])
     [total, *_] = compare_runs(*find_runs(tmp_path, [AR.run_id, SJD.run_id]))
     assert "decoded in other calls" in total.note
+    older = Path(__file__).parents[2] / "results" / "older"  # one command, which stored a start for each run
+    assert not any(row.over_ar.decoded_apart for row in report_rows(find_runs(older)))
 
 
 def test_a_speed_up_needs_the_same_machine(tmp_path):
@@ -284,11 +286,15 @@ def test_images_of_calls_of_several_versions_at_once_have_no_times(tmp_path):
     run = Run(place)
     assert run.info.stack == old and run.untimed == {f"{old} or {new}": 1, new: 2}
     assert run.rows["latency_ms"].notna().tolist() == [True, True, False, False, False, True]
-    at_once = replace(info, invocations=[replace(call, started_at=first.started_at) for call in (first, second)])
+    at_once = replace(info, invocations=[replace(call, started_at=first.started_at) for call in (second, first)])
     with RunStore(place).lock(SJD) as store:
         store._write_info(at_once)
     [row] = report_rows([place])
     assert row.latency_ms is None and sum(row.untimed.values()) == 6
+    folder(tmp_path, AR, ar(6))
+    text = render(report_rows(find_runs(tmp_path)), everything=True)
+    assert "No speed-up can be given: differs in versions from image to image." in text
+    assert "To add AR" not in text and f"6 of 6 images were decoded under {new} or {old}; their times" in text
 
 
 def test_times_under_other_versions_than_most_are_left_out_and_said(tmp_path):

@@ -1,11 +1,14 @@
 """The report on terminals of several widths: nothing wider than the terminal, no identifier broken."""
 
+from dataclasses import replace
+
 import pytest
 import synthetic
 from rich.console import Console
 from synthetic import AR, SJD, folder
 
 from specbench.reporting import report_rows
+from specbench.reporting.row import ShownScore
 from specbench.reporting.terminal import report_view
 from specbench.store.run_folders import find_runs
 
@@ -30,6 +33,16 @@ def test_it_fits_and_breaks_no_word(rows, width):
     assert max(map(len, text.splitlines())) <= width
     assert "lossless" in text and "x [too few]" in text and "| ---" not in text
     assert "Too few: an interval of fewer than 8 prompts" in " ".join(text.split())
+
+
+def test_chosen_columns_bring_the_notes_of_their_own_scores(rows):
+    stored = {"fingerprint": "f", "value": 0.5, "low": 0.4, "high": 0.6, "n": 8}
+    names = ("mine", "mine:cups", "mine2")
+    scores = [ShownScore.of({**stored, "metric": name, "note": f"of {name}"}) for name in names]
+    scored = [replace(row, scores=scores) for row in rows]
+    for column, score in zip(("mine", "cups", "mine2"), scores, strict=True):
+        text = shown(scored, 200, columns=(column,))
+        assert [other.note for other in scores if f"{other.note}." in text] == [score.note]
 
 
 def test_chosen_columns_fit_too_and_stand_once(rows):

@@ -146,3 +146,15 @@ def test_a_digest_that_takes_time_is_told_once(tmp_path, monkeypatch, capsys):
     assert len({digests.sha256_of(tmp_path / "model.safetensors") for _ in range(2)}) == 1
     errors = capsys.readouterr().err
     assert errors.count("computing the digest of") == 1 and "model.safetensors (0.0 GB), once on this machine" in errors
+
+
+@pytest.mark.parametrize("made", [Path.touch, Path.mkdir])
+@pytest.mark.parametrize("left", [Path.touch, Path.mkdir, lambda place: place.symlink_to(place.parent)])
+def test_what_a_killed_writer_left_aside_is_removed_whatever_it_is(tmp_path, left, made):
+    """A pack and an export may have had one name."""
+    left(tmp_path / ".out.tmp")
+    with files.replacing(tmp_path / "out", "busy") as aside, pytest.raises(SpecbenchError, match="busy"):
+        made(aside)
+        with files.replacing(tmp_path / "out", "busy"):
+            pass
+    assert os.listdir(tmp_path) == ["out"] and (tmp_path / "out").is_dir() == (made is Path.mkdir)

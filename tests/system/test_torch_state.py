@@ -1,7 +1,9 @@
 """State of torch that a program or a plug-in set for itself: a run's numbers do not depend on it, and it is left as it
 was. It concerns loading, decoding and audits alike."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from threading import Barrier, Event
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ LEGACY = {
     "determinism": (torch.use_deterministic_algorithms, True, False),
     **{f"autocast {kind}": (lambda on, kind=kind: torch.set_autocast_enabled(kind, on), True, False) for kind in KINDS},
 }
+METRICS = ["shapes-clip", "shapes-frechet"]
 NEW = {"precision of all": (lambda name: setattr(torch.backends, "fp32_precision", name), "tf32", "none")}
 
 
@@ -76,15 +79,36 @@ def test_a_pinned_generator_gives_the_state_back_between_its_values():
         torch.set_default_dtype(torch.float32)
 
 
-def test_features_of_images_do_not_depend_on_the_state(tmp_path, foreign):
+def test_threads_that_decode_at_once_leave_the_state_to_the_last_of_them():
+    inside, left = Barrier(2), Event()
+
+    def decode(first):
+        with PinnedTorch():
+            inside.wait(10)
+            first or left.wait(10)
+            return torch.get_default_dtype()
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            first, last = pool.submit(decode, True), pool.submit(decode, False)
+            seen = [first.result(), left.set() or last.result()]
+        assert (seen, torch.get_default_dtype()) == ([torch.float32] * 2, torch.float64)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_features_of_images_and_references_do_not_depend_on_the_state(tmp_path, foreign, monkeypatch):
     """A score under autocast would be another network's."""
+    monkeypatch.setattr("specbench.metrics.shapes.RENDERS", 4)
     rng = np.random.default_rng(0)
     prompts = load_prompts("shapes").prompts[:2]
     pictures = [rng.integers(0, 255, (3, 64, 64), dtype=np.uint8) for _ in prompts]
     run = synthetic.pictured(tmp_path / "there", prompts, picture=pictures.__getitem__)
-    api.score([run], metrics="shapes-clip")
+    scored = api.score([run], metrics=METRICS)
     with PinnedTorch(False):
         clean = synthetic.pictured(tmp_path / "clean", prompts, picture=pictures.__getitem__)
-        api.score([clean], metrics="shapes-clip")
+        monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+        assert scored["shapes-frechet"].equals(api.score([clean], metrics=METRICS)["shapes-frechet"])
     seen, expected = (values_per_image(folder)["shapes-clip"]["value"].to_numpy() for folder in (run, clean))
     assert np.array_equal(seen, expected)
