@@ -118,13 +118,7 @@ def _notes(runs: Sequence[ReportRow], remark: str) -> list[str]:
 def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Section]:
     """The sections with one table each: the decoder, then the named columns in their order. `names`: headings, in any
     case and without "[95 %]", or their short names."""
-    grouped = list(grouped)
-    # Of columns of one name the first, which is the shortest; of decoders the last, which is without its window.
-    every = ([column for table in section.shown(True) for column in table.columns] for section in grouped)
-    order = (
-        [*columns[::-1], *(column for column in columns if column.heading == DECODER.heading)] for columns in every
-    )
-    by_heading = [{column.heading.lower().removesuffix(" [95 %]"): column for column in columns} for columns in order]
+    by_heading = list(map(_by_heading, grouped))
     short = [_short_names(columns) | columns for columns in by_heading]
     headings = [name.strip().lower() for name in names if name.strip().lower() != DECODER.heading]
     for name in headings:
@@ -139,6 +133,16 @@ def with_columns(grouped: Sequence[Section], names: Sequence[str]) -> list[Secti
         notes = _notes(section.runs, _remarks(section.runs, {column.tested for column in kept}))
         shown.append(replace(section, first=ReportTable(kept), tables=(), notes=notes))
     return shown
+
+
+def _by_heading(section: Section) -> dict[str, ReportColumn]:
+    """Columns of all tables: of one name the first, which is the shortest; of decoders the last, which is without its
+    window, where it tells the runs apart."""
+    columns = [column for table in section.shown(True) for column in table.columns]
+    labels = [column for column in columns if column.heading == DECODER.heading]
+    alike = len(set(map(labels[-1].cell, section.runs))) < len(section.runs)
+    order = [*columns[::-1], labels[0 if alike else -1]]
+    return {column.heading.lower().removesuffix(" [95 %]"): column for column in order}
 
 
 def _short_names(columns: Mapping[str, ReportColumn]) -> dict[str, ReportColumn]:

@@ -153,6 +153,8 @@ def test_runs_that_differ_in_the_window_alone_keep_names_of_their_own(runs, cli,
     narrow, broad = (dict(spec.decoder.options)["window"] for spec in (SJD, wide))
     names = [*unique_names(rows := report_rows([*runs, other]))]
     assert names == ["ar", *(f"sjd W={window}" for window in sorted((narrow, broad)))]
+    chosen = cli("report", "--out", tmp_path, "--columns", "nfe").out
+    assert f"| sjd window={narrow} |" in chosen and f"| sjd window={broad} |" in chosen
     assert {row.folder for row in unique_names(rows).values()} == {*runs, other}
     drawn = cli("figure", "pictures", "--to", str(tmp_path / "p.svg"), "--out", str(runs[0].parent))
     assert drawn.code == 0 and all(name in (tmp_path / "p.csv").read_text() for name in names)
