@@ -36,7 +36,7 @@ _warned: set[str] = set()  # What was said to be missing
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` to `path` atomically and sync it to disk; creates the folder, and replaces a symbolic link. Of
     several writers at once the last one to finish wins, and nobody reads a part; a failed write leaves none."""
-    aside = path.with_name(f".{path.name[:160]}.{uuid.uuid4().hex}.tmp")  # no other writer's
+    aside = _hidden(path, f"{uuid.uuid4().hex}.tmp")  # no other writer's
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -121,7 +121,7 @@ def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> i
 def replacing(place: Path, busy: str) -> Iterator[Path]:
     """A path that becomes `place` at the end, of one writer at a time; others are told `busy`. It has one name, so that
     what a killed process left there, be it a file or a folder, is found and removed."""
-    aside, lock_path = (place.with_name(f".{place.name[:160]}.{ending}") for ending in ("tmp", "lock"))
+    aside, lock_path = _hidden(place, "tmp"), _hidden(place, "lock")
     lock = take_lock(lock_path, busy)
     try:
         _remove(aside)
@@ -131,6 +131,12 @@ def replacing(place: Path, busy: str) -> Iterator[Path]:
         _remove(aside)
         lock_path.unlink(missing_ok=True)
         os.close(lock)
+
+
+def _hidden(path: Path, ending: str) -> Path:
+    """The path of a file beside `path` while that is written; its name fits where that of `path` does."""
+    name = path.name.encode(errors="ignore")[:160].decode(errors="ignore")
+    return path.with_name(f".{name}.{ending}")
 
 
 def _remove(path: Path) -> None:

@@ -238,6 +238,8 @@ def test_a_run_without_any_decoded_image_is_a_row_of_missing_numbers(tmp_path):
     row = rows_of(tmp_path)[0]
     assert (row["n"], row["failed"], row["nfe"], row["perplexity"], row["latency_ms"]) == (0, 2, None, None, None)
     assert "| 0 (+2 failed) |" in render(report_rows(find_runs(tmp_path)))
+    folder(tmp_path, AR, ar(2))
+    assert rows_of(tmp_path, "sjd")[0]["speedup_note"] == "no image was decoded"
 
 
 def test_a_card_tells_a_run_apart(tmp_path):

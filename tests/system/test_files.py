@@ -158,3 +158,11 @@ def test_what_a_killed_writer_left_aside_is_removed_whatever_it_is(tmp_path, lef
         with files.replacing(tmp_path / "out", "busy"):
             pass
     assert os.listdir(tmp_path) == ["out"] and (tmp_path / "out").is_dir() == (made is Path.mkdir)
+
+
+@pytest.mark.parametrize("name", ["図" * 80 + ".csv", "é" * 125 + ".csv", "a" * 251 + ".csv"], ids=["3", "2", "1"])
+def test_a_name_that_the_file_system_takes_is_written_whatever_its_letters(tmp_path, name):
+    files.write_atomically(tmp_path / name, b"1")
+    with files.replacing(tmp_path / name, "busy") as aside:
+        aside.write_bytes(b"2")
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [(name, b"2")]
