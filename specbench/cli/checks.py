@@ -30,10 +30,7 @@ _Seed = opt.option("--seed", "N", "Random seed of the models and of the decoding
 _Compile = opt.switch("--compile", "Also audit compiled steps (a minute or more per decoder).")
 _Thorough = opt.switch("--thorough", "Decode ten times the images in the settings that would show least.")
 _StoredRuns = opt.option(
-    "--run",
-    "RUN",
-    "Audit stored runs instead: run ids, prefixes of run ids, their decoders, or run folders.",
-    list[str] | None,
+    "--run", "RUN", "Audit stored runs instead: run ids, prefixes of these, decoders, or folders.", list[str] | None
 )
 _Recompute = opt.switch("--recompute", "With --run: recompute p, teacher-forced.")
 _RunWeights = opt.option("--weights", "DIR|OWNER/NAME", "With --recompute: the run's checkpoint, if not official.")

@@ -24,18 +24,9 @@ COMMANDS = {
     "figure": ("report", "Draw a figure of a paper: a chart of runs or of a table, a map of tokens, or pictures."),
     "methods": ("report", "Print a methods paragraph in LaTeX and its BibTeX; --to m.tex writes m.bib beside it."),
     "show": ("stored", "Print settings and results of a run, or of one of its images."),
-    "bench": (
-        "bench",
-        "Reproduce a paper's table: decode and score what is missing, and print measured beside printed values.",
-    ),
-    "compare": (
-        "report",
-        "Compare two runs on their common images: speed-up, score differences, and their significance.",
-    ),
-    "forecast": (
-        "forecast",
-        "Forecast the speed of decoders on a device that is not here. Nothing is measured, nothing is stored.",
-    ),
+    "bench": ("bench", "Reproduce a paper's table: decode and score what is missing, print measured beside printed."),
+    "compare": ("report", "Compare two runs on their common images: speed-up and score differences, with intervals."),
+    "forecast": ("forecast", "Forecast the speed of decoders on a device that is not here; nothing is measured."),
     "list": ("listing", "List models, decoders, metrics, prompt sets, papers' tables, or runs."),
     "export": ("stored", "Export the images of a run in the layout of a benchmark's official evaluator."),
     "import": ("stored", "Import scores of a benchmark's official evaluator, or image tokens of another program."),
@@ -47,10 +38,7 @@ COMMANDS = {
     "check": ("checks", "Run the conformance tests on a decoder, a model or a metric."),
     "train-head": ("heads", "Train a draft head for a model, and print its folder."),
     "check-head": ("heads", "Measure the total variation between draft head and target by draft depth."),
-    "demo": (
-        "run",
-        "Compare decoders on the embedded model: run, score, print a table, draw an image grid. Takes a few minutes.",
-    ),
+    "demo": ("run", "Compare decoders on the embedded model in minutes: run, score, print a table, draw images."),
     "prompts": ("listing", "Print prompts."),
 }
 """Module and first paragraph of help by command, in the order of `--help`."""

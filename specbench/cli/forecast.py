@@ -24,10 +24,7 @@ _Sources = runs_argument(
 )
 _On = option("--on", "DEVICE", "Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s.")
 _Overhead = option(
-    "--overhead-ms",
-    "LOW,HIGH",
-    "Milliseconds of a step besides forward and drafting; run: as measured in each run.",
-    str,
+    "--overhead-ms", "LOW,HIGH", "Milliseconds of a step besides forward and drafting; run: as each run measured.", str
 )
 
 

@@ -26,20 +26,11 @@ _Bundled = opt.switch("--bundled-only", "Compute only the metrics that need no d
 _Protocol = opt.protocol_option("Metrics and settings")
 _Device = opt.option("--device", "DEVICE", "Torch device of the metrics' networks.", show_default="the best here")
 _Batch = opt.option(
-    "--batch",
-    "N",
-    "Images per forward of a metric's network.",
-    int | None,
-    min=1,
-    max=4096,
-    show_default="the metric's",
+    "--batch", "N", "Images per forward of a network.", int | None, min=1, max=4096, show_default="the metric's"
 )
 _LAYOUTS = ("ids", "lines", "annotations", "captions", "starts", "geneval", "dataset", "grids")
 _Images = opt.option(
-    "--images",
-    "DIR",
-    "Score external images, named by prompt id, as the papers' programs do, or by metadata.jsonl or .csv.",
-    Path | None,
+    "--images", "DIR", "Score external images, named by prompt id, as papers' programs do, or by metadata.", Path | None
 )
 _Layout = opt.option(
     "--layout", "NAME", f"Names of the files of --images: {', '.join(_LAYOUTS)}.", show_default="the one that fits"

@@ -118,10 +118,8 @@ def feature_matrix(vectors: pd.Series, width: int) -> np.ndarray:
 
 def damaged_features(problem: str) -> SpecbenchError:
     """Error for stored features that specbench did not write."""
-    return SpecbenchError(
-        f"the stored features are damaged: {problem}",
-        "delete the metric's folder under 'scores' of the run and score again",
-    )
+    how = "delete the metric's folder under 'scores' of the run and score again"
+    return SpecbenchError(f"the stored features are damaged: {problem}", how)
 
 
 def with_influence(value: float, influence: np.ndarray, prompts: Sequence[str]) -> Estimate:

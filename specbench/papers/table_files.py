@@ -125,10 +125,8 @@ def refuse_mistyped(names: Sequence[str], out: str | Path) -> None:
             continue
         paper, _, number = name.rpartition("-")
         if paper in papers and number.isdigit() and table_name(name) not in tables:
-            raise SpecbenchError(
-                f"unknown table '{name}'",
-                f"of {paper}: {', '.join(table for table in tables if table.rpartition('-')[0] == paper)}",
-            )
+            others = ", ".join(table for table in tables if table.rpartition("-")[0] == paper)
+            raise SpecbenchError(f"unknown table '{name}'", f"of {paper}: {others}")
         if guess(name, tables):
             raise unknown_name("table", name, tables)
 

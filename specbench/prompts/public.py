@@ -122,10 +122,8 @@ def read_set(entry: PublicSet) -> list[Prompt]:
     """Read all prompts of a downloaded set."""
     for file, remote in entry.files.items():
         if not matches(entry.folder / file, remote):
-            raise SpecbenchError(
-                f"{entry.folder / file} differs from the published file",
-                f"delete it and run: specbench fetch {entry.name}",
-            )
+            what = f"{entry.folder / file} differs from the published file"
+            raise SpecbenchError(what, f"delete it and run: specbench fetch {entry.name}")
     prompts = READERS[entry.name](entry.folder)
     if len(prompts) != entry.prompts:
         raise SpecbenchError(f"prompts '{entry.name}': {len(prompts)} prompts instead of {entry.prompts}")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.checkpoint_loading import fill, randomise
-from specbench.models.families import vq_decoder
+from specbench.models.families.vq_decoder import ImageDecoder, render_codes
 from specbench.models.hub_model import HubModel, digest
 from specbench.models.interface import TokenLayout
 from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
@@ -102,7 +102,7 @@ class FamilyModel(TransformerModel):
         backbone: nn.Module,
         head: Tensor,
         stream_ids: Sequence[int],
-        decoder: vq_decoder.ImageDecoder,
+        decoder: ImageDecoder,
     ):
         self.name = request.info.name
         self.layout = request.layout(len(head))
@@ -119,12 +119,7 @@ class FamilyModel(TransformerModel):
 
     @classmethod
     def after_words(
-        cls,
-        request: LoadRequest,
-        tokenizer: Tokenizer,
-        network: nn.Module,
-        words: int,
-        decoder: vq_decoder.ImageDecoder,
+        cls, request: LoadRequest, tokenizer: Tokenizer, network: nn.Module, words: int, decoder: ImageDecoder
     ) -> Self:
         """A model whose image tokens follow the tokenizer's `words`, as many as the head has rows left."""
         head = network.lm_head.weight[words:]
@@ -158,7 +153,7 @@ class FamilyModel(TransformerModel):
         return product(hidden, self._head)
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
-        return vq_decoder.render_codes(self._decoder, image_tokens.view(-1, self.layout.height, self.layout.width))
+        return render_codes(self._decoder, image_tokens.view(-1, self.layout.height, self.layout.width))
 
 
 PromptIds = Callable[[str], tuple[Sequence[int], Sequence[int]]]
