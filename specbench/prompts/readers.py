@@ -91,7 +91,7 @@ def _once_an_item(source: TableFile, rows: list[tuple[str, Prompt]]) -> list[tup
     first = {(item.id, item.text): where for where, item in reversed(rows) if item.id != text_id(item.text)}
     kept = [(where, item) for where, item in rows if first.get((item.id, item.text), where) == where]
     if len(kept) < len(rows):
-        source.notes[f"{len(rows):,} rows with the ids and texts of {len(kept):,} prompts"] = None
+        source.notes[f"{len(rows):,} rows with the ids and texts of {console.counted(len(kept), 'prompt')}"] = None
     return kept
 
 
