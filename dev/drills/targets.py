@@ -455,7 +455,7 @@ def _refusing(inside: str, number: int, place: int):
 
 TWO_GRIDS = partial(example_checkpoint, "glm-image")
 TARGETS = (
-    Target("strangers' folders", 0.1, cases.strangers(), _lay_out_stranger, _use_stranger),
+    Target("strangers' folders", 0.05, cases.strangers(), _lay_out_stranger, _use_stranger),
     Target("plug-ins", 0.04, cases.plugins, lambda box, case: _with_run(box), _score_by_stranger),
     Target("new doors", 0.04, cases.doors, _lay_out_doors, _open_door),
     Target("exports", 0.04, cases.exports, _lay_out_export, _export),

@@ -135,7 +135,7 @@ class Lpips(Diversity):
     def distances(self, features: Sequence[np.ndarray]) -> list[float]:
         import torch  # takes seconds
 
-        from specbench.system.torch_state import PinnedTorch
+        from specbench.system.torch_state import PinnedTorch  # brings torch
 
         with PinnedTorch():
             images = torch.from_numpy(np.stack(features)).view(-1, _SIDE, _SIDE, 3).permute(0, 3, 1, 2) / 127.5 - 1

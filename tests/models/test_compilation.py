@@ -135,6 +135,7 @@ def test_models_of_one_process_share_no_compiled_code(eager, compiled):
 
 
 @needs_compiler
+@pytest.mark.slow
 def test_a_compiled_model_may_be_changed_in_place():
     """Other values need no other code; another number format does, also where no argument of the step shows it."""
     model, plain = Steeper(), Steeper()

@@ -136,7 +136,7 @@ def test_killed_anywhere_and_run_again(tmp_path, undisturbed):
     assert requests > 60
     draw = random.Random(20)
     kills, rounds = 0, 0
-    while kills < 24:
+    while kills < 16:
         out = tmp_path / f"round{rounds}"
         while _spawn(out, kill_at=draw.randint(1, requests // 2)) is None:
             kills += 1
