@@ -6,7 +6,7 @@ not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -14,7 +14,7 @@ from specbench import prompts as prompt_sets
 from specbench.api.results import report, samples
 from specbench.errors import chosen
 from specbench.runs.run_progress import RunSummary
-from specbench.runs.settings import OF_TOKENS, merge, run_settings
+from specbench.runs.settings import OF_TOKENS, merge, run_settings, split_list
 from specbench.runs.sweep import sweep_plans, sweep_values
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def generate(
 
 def run(
     reporter: Reporter | None = None,
-    sweep: Mapping[str, Sequence[object]] | None = None,
+    sweep: Mapping[str, Iterable[object]] | None = None,
     progress: bool = True,
     **settings: object,
 ) -> Runs:
@@ -128,13 +128,13 @@ def run(
 
     values = merge(run_settings(), _flags(settings), env={})
     reporting: Any = reporter or (ProgressReporter() if progress and not settings.get("quiet") else None)
-    summary = run_plans(sweep_plans(values, _flags(sweep or {})), reporting)
+    summary = run_plans(sweep_plans(values, _axes(sweep)), reporting)
     if reporting and (problem := summary.problem()):
         reporting.note(str(problem))
     return Runs(**vars(summary))
 
 
-def dry_run(sweep: Mapping[str, Sequence[object]] | None = None, **settings: object) -> Rows:
+def dry_run(sweep: Mapping[str, Iterable[object]] | None = None, **settings: object) -> Rows:
     """List what `run` would decode (`specbench run --dry-run`); nothing is decoded.
 
     Args:
@@ -150,7 +150,7 @@ def dry_run(sweep: Mapping[str, Sequence[object]] | None = None, **settings: obj
     from specbench.runs.dry_run import distinct_outlooks  # brings pandas
 
     values = merge(run_settings(), _flags(settings), env={})
-    return [outlook.row for outlook in distinct_outlooks(sweep_values(values, _flags(sweep or {})))]
+    return [outlook.row for outlook in distinct_outlooks(sweep_values(values, _axes(sweep)))]
 
 
 def bench(
@@ -264,6 +264,12 @@ def show_prompts(
     drawn = (tuple(chosen("ids", ids)), tuple(chosen("categories", categories)))
     drawing = Drawing(*drawn, offset, per_category, sample, limit)
     return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts, column))]
+
+
+def _axes(sweep: Mapping[str, Iterable[object]] | None) -> dict[str, list[object]]:
+    """The values to sweep by flag; a text is read as on the command line."""
+    texts = {name: split_list(values) if isinstance(values, str) else values for name, values in (sweep or {}).items()}
+    return _flags({name: [*values] if isinstance(values, Iterable) else [values] for name, values in texts.items()})
 
 
 def _flags(settings: Mapping[str, T]) -> dict[str, T]:
