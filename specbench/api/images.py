@@ -7,14 +7,16 @@ not read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from specbench import prompts as prompt_sets
 from specbench.api.results import report, samples
 from specbench.errors import chosen
+from specbench.runs.plan import plan_drawing
 from specbench.runs.run_progress import RunSummary
-from specbench.runs.settings import OF_TOKENS, merge, run_settings, split_list
+from specbench.runs.settings import DRAWN, OF_TOKENS, merge, run_settings, split_list
 from specbench.runs.sweep import sweep_plans, sweep_values
 
 if TYPE_CHECKING:
@@ -259,10 +261,9 @@ def show_prompts(
         SpecbenchError: no such set or file, a malformed one, a public set that was not fetched, an unknown id or
             category, or nothing to show.
     """
-    from specbench.prompts.prompt_set import Drawing
-
-    drawn = (tuple(chosen("ids", ids)), tuple(chosen("categories", categories)))
-    drawing = Drawing(*drawn, offset, per_category, sample, limit)
+    numbers = {"limit": limit, "offset": offset, "sample": sample, "per-category": per_category}
+    named = {"ids": tuple(chosen("ids", ids)), "categories": tuple(chosen("categories", categories))}
+    drawing = replace(plan_drawing(merge(DRAWN, numbers, env={})), **named)
     return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts, column))]
 
 

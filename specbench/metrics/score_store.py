@@ -142,7 +142,7 @@ def difference_rows(
 ) -> list[dict[str, object]]:
     """Paired differences of runs from a baseline, see `specbench.differences`."""
     others = [folder for folder in folders if folder.resolve() != baseline.resolve()]
-    if not (names := chosen("metric", [metrics] if isinstance(metrics, str) else metrics)):
+    if not (names := chosen("metric", metrics)):
         raise SpecbenchError("scores are compared by metric", "name the metrics that the runs were scored with")
     made = [catalog.metric(name)(settings) for name in names]
     rows = [difference(folder, baseline, metric) for folder in others for metric in made]

@@ -66,7 +66,7 @@ def forecast(
             outside its range.
     """
     _check_ranges(batch, dtype, bandwidth, flops, overhead_ms)
-    asked = [str(name) for name in chosen("source", [sources] if isinstance(sources, str | Path) else sources)]
+    asked = [str(name) for name in chosen("source", sources)]
     names = [name for name in asked if name in table_names()]
     runs = [name for name in asked if name not in names]
     refuse_mistyped(runs, out)

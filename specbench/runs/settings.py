@@ -64,7 +64,7 @@ class Setting(Option):
     def parse(self, value: object) -> object:
         """Parse `value`, from any origin, into this setting's type."""
         if self.many:
-            items = value if isinstance(value, list | tuple) else [value]
+            items = [value] if isinstance(value, str | dict) or not isinstance(value, Iterable) else value
             if not (parts := [part for item in items for part in split_list(str(item))]):
                 raise SpecbenchError(f"no {self.name} given", f"name some, or omit --{self.name}")
             return parts

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, chosen
 from specbench.store.run_info import RUN_JSON
 from specbench.system.digests import cache_folder, sha256_of
 from specbench.system.files import MAX_NAME_BYTES, STDOUT, check_regular, replacing
@@ -48,7 +48,7 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
     """
     from specbench.store.run_store import RunStore  # brings pandas, which unpacking does without
 
-    runs = [Path(folder) for folder in ([folders] if isinstance(folders, str | Path) else folders)]
+    runs = [Path(folder) for folder in chosen("run", folders)]
     names = [run.name for run in runs]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise SpecbenchError(f"two runs are called {repeated[0]}", "pack one of them")
