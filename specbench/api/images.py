@@ -16,7 +16,7 @@ from specbench.api.results import report, samples
 from specbench.errors import chosen
 from specbench.runs.plan import plan_drawing
 from specbench.runs.run_progress import RunSummary
-from specbench.runs.settings import DRAWN, OF_TOKENS, merge, run_settings, split_list
+from specbench.runs.settings import DRAWN, OF_IMAGES, OF_TOKENS, decoder_settings, merge, run_settings, split_list
 from specbench.runs.sweep import sweep_plans, sweep_values
 
 if TYPE_CHECKING:
@@ -96,7 +96,9 @@ def generate(
     """
     from specbench.runs.preparation import generate_images  # brings torch
 
-    values = merge(run_settings(), _flags(settings | {"model": model, "decoder": decoder}), env={})
+    names = OF_IMAGES | {setting.name for setting in decoder_settings()}
+    accepted = [setting for setting in run_settings() if setting.name in names]
+    values = merge(accepted, _flags(settings | {"model": model, "decoder": decoder}), env={})
     if isinstance(prompt, str):
         return generate_images([prompt], values)[0]
     return generate_images(list(prompt), values)
