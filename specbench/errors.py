@@ -49,9 +49,11 @@ def enumerated(texts: Iterable[str], last: str = "and") -> str:
     return f"{', '.join(first)} {last} {end}" if first else end
 
 
-def chosen(what: str, values: Iterable | None) -> list:
-    """The values that a caller chose: none for None and (), which stand for all; another empty one is refused."""
-    kept = list(() if values is None else values)
+def chosen(what: str, values: object) -> list:
+    """The values that a caller chose, one or an iterable: none for None and (), which stand for all; another empty one
+    is refused."""
+    one = isinstance(values, str) or not isinstance(values, Iterable)
+    kept = list(() if values is None else [values] if one else values)
     if not kept and not isinstance(values, tuple | None):
         raise SpecbenchError(f"no {what} given", "the list is empty; leave it out for all")
     return kept

@@ -6,15 +6,17 @@ not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from specbench import prompts as prompt_sets
 from specbench.api.results import report, samples
 from specbench.errors import chosen
+from specbench.runs.plan import plan_drawing
 from specbench.runs.run_progress import RunSummary
-from specbench.runs.settings import OF_TOKENS, merge, run_settings
+from specbench.runs.settings import DRAWN, OF_IMAGES, OF_TOKENS, decoder_settings, merge, run_settings, split_list
 from specbench.runs.sweep import sweep_plans, sweep_values
 
 if TYPE_CHECKING:
@@ -94,7 +96,9 @@ def generate(
     """
     from specbench.runs.preparation import generate_images  # brings torch
 
-    values = merge(run_settings(), _flags(settings | {"model": model, "decoder": decoder}), env={})
+    names = OF_IMAGES | {setting.name for setting in decoder_settings()}
+    accepted = [setting for setting in run_settings() if setting.name in names]
+    values = merge(accepted, _flags(settings | {"model": model, "decoder": decoder}), env={})
     if isinstance(prompt, str):
         return generate_images([prompt], values)[0]
     return generate_images(list(prompt), values)
@@ -102,7 +106,7 @@ def generate(
 
 def run(
     reporter: Reporter | None = None,
-    sweep: Mapping[str, Sequence[object]] | None = None,
+    sweep: Mapping[str, Iterable[object]] | None = None,
     progress: bool = True,
     **settings: object,
 ) -> Runs:
@@ -128,13 +132,13 @@ def run(
 
     values = merge(run_settings(), _flags(settings), env={})
     reporting: Any = reporter or (ProgressReporter() if progress and not settings.get("quiet") else None)
-    summary = run_plans(sweep_plans(values, _flags(sweep or {})), reporting)
+    summary = run_plans(sweep_plans(values, _axes(sweep)), reporting)
     if reporting and (problem := summary.problem()):
         reporting.note(str(problem))
     return Runs(**vars(summary))
 
 
-def dry_run(sweep: Mapping[str, Sequence[object]] | None = None, **settings: object) -> Rows:
+def dry_run(sweep: Mapping[str, Iterable[object]] | None = None, **settings: object) -> Rows:
     """List what `run` would decode (`specbench run --dry-run`); nothing is decoded.
 
     Args:
@@ -150,7 +154,7 @@ def dry_run(sweep: Mapping[str, Sequence[object]] | None = None, **settings: obj
     from specbench.runs.dry_run import distinct_outlooks  # brings pandas
 
     values = merge(run_settings(), _flags(settings), env={})
-    return [outlook.row for outlook in distinct_outlooks(sweep_values(values, _flags(sweep or {})))]
+    return [outlook.row for outlook in distinct_outlooks(sweep_values(values, _axes(sweep)))]
 
 
 def bench(
@@ -259,11 +263,16 @@ def show_prompts(
         SpecbenchError: no such set or file, a malformed one, a public set that was not fetched, an unknown id or
             category, or nothing to show.
     """
-    from specbench.prompts.prompt_set import Drawing
-
-    drawn = (tuple(chosen("ids", ids)), tuple(chosen("categories", categories)))
-    drawing = Drawing(*drawn, offset, per_category, sample, limit)
+    numbers = {"limit": limit, "offset": offset, "sample": sample, "per-category": per_category}
+    named = {"ids": tuple(chosen("ids", ids)), "categories": tuple(chosen("categories", categories))}
+    drawing = replace(plan_drawing(merge(DRAWN, numbers, env={})), **named)
     return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts, column))]
+
+
+def _axes(sweep: Mapping[str, Iterable[object]] | None) -> dict[str, list[object]]:
+    """The values to sweep by flag; a text is read as on the command line."""
+    texts = {name: split_list(values) if isinstance(values, str) else values for name, values in (sweep or {}).items()}
+    return _flags({name: [*values] if isinstance(values, Iterable) else [values] for name, values in texts.items()})
 
 
 def _flags(settings: Mapping[str, T]) -> dict[str, T]:

@@ -322,7 +322,7 @@ def differences(
         fingerprint`.
 
     Raises:
-        SpecbenchError: an unknown run or metric, or only one of two runs is scored.
+        SpecbenchError: an unknown run or metric, no metric, or only one of two runs is scored.
     """
     import pandas as pd
 

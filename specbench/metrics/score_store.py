@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, chosen
 from specbench.metrics import catalog
 from specbench.metrics.base import (
     MEAN_OF_IMAGES,
@@ -138,12 +138,14 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
 
 
 def difference_rows(
-    baseline: Path, folders: Sequence[Path], metrics: str | Sequence[str], settings: Settings | None = None
+    baseline: Path, folders: Sequence[Path], metrics: str | Iterable[str], settings: Settings | None = None
 ) -> list[dict[str, object]]:
     """Paired differences of runs from a baseline, see `specbench.differences`."""
     others = [folder for folder in folders if folder.resolve() != baseline.resolve()]
-    chosen = [catalog.metric(name)(settings) for name in ([metrics] if isinstance(metrics, str) else metrics)]
-    rows = [difference(folder, baseline, metric) for folder in others for metric in chosen]
+    if not (names := chosen("metric", metrics)):
+        raise SpecbenchError("scores are compared by metric", "name the metrics that the runs were scored with")
+    made = [catalog.metric(name)(settings) for name in names]
+    rows = [difference(folder, baseline, metric) for folder in others for metric in made]
     return [row for row in rows if row is not None]
 
 

@@ -143,7 +143,7 @@ def score(
     """
     reporter, named = reporter or ScoreReporter(), metrics is not None or protocol is not None
     make = cache(lambda name: metric_catalog.metric(name)(settings))
-    listed = [metrics] if isinstance(metrics, str | Metric) else chosen("metric", metrics)
+    listed = chosen("metric", metrics)
     required = [metric if isinstance(metric, Metric) else make(metric) for metric in listed]
     added = [make(name) for name in (*where_they_fit, *(metric_catalog.find_protocol(protocol) if protocol else ()))]
     defaults = (lambda model: metric_catalog.bundled_metrics()) if bundled_only else metric_catalog.default_metrics

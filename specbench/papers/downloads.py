@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specbench import prompts
-from specbench.errors import SpecbenchError, unknown_name
+from specbench.errors import SpecbenchError, chosen, unknown_name
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Settings
 from specbench.metrics.published_weights import CHECKPOINTS, missing_file
@@ -45,6 +45,7 @@ def fetch(
     Raises:
         SpecbenchError: an unknown name, a disk that is too small, or something that cannot be had.
     """
+    names, metrics = chosen("name", names), chosen("metric", metrics)
     needs = [lacking for name in names for lacking in downloads_of(name, images)]
     for model in (name for name in names if scores and name in models()):
         metrics = [*metrics, *metric_catalog.default_metrics(model, prompts.default_prompts(model))]

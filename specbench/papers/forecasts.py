@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, chosen
 from specbench.models.catalog import find_model
 from specbench.models.facts import BYTES, DTYPES, EIGHT_BITS, RANDOM, ModelChoice, ModelFacts
 from specbench.models.hub_model import MODELS
@@ -25,7 +25,7 @@ from specbench.reporting.forecast import (
 from specbench.reporting.marks import label
 from specbench.reporting.row import ReportRow
 from specbench.specs.presets import DecoderSpec, printed_acceptances, resolve
-from specbench.store.run_folders import find_runs
+from specbench.store.run_folders import Names, find_runs
 from specbench.system.device_peaks import peak_of
 
 BANDWIDTH, FLOPS, OVERHEAD_MS = (0.6, 0.9), (0.4, 0.75), (0.5, 5.0)
@@ -36,7 +36,7 @@ MOST_IMAGES, MOST_MS = 65_536, 60_000  # Largest batch, and overhead of a step, 
 
 def forecast(
     on: str,
-    sources: Sequence[str] | str = (),
+    sources: Names = (),
     model: str | None = None,
     out: str | Path = "results",
     batch: int = 1,
@@ -50,8 +50,8 @@ def forecast(
 
     Args:
         on: device, for example "A100", "RTX 4090", "cpu" or "2039GB/s,312TFLOP/s".
-        sources: run ids, unique beginnings of them, run folders, or names of papers' tables; all runs in `out` if
-            empty.
+        sources: run ids, unique beginnings of them, run folders, or names of papers' tables; all runs in `out` by
+            default.
         model: a name of `specbench list models`; the sources' own if None.
         batch, dtype: images decoded together, and number format; the model's own if None.
         bandwidth, flops: shares of the device's peaks that are reached, from low to high.
@@ -66,9 +66,9 @@ def forecast(
             outside its range.
     """
     _check_ranges(batch, dtype, bandwidth, flops, overhead_ms)
-    sources = [sources] if isinstance(sources, str) else sources
-    names = [name for name in sources if name in table_names()]
-    runs = [name for name in sources if name not in names]
+    asked = [str(name) for name in chosen("source", sources)]
+    names = [name for name in asked if name in table_names()]
+    runs = [name for name in asked if name not in names]
     refuse_mistyped(runs, out)
     accepted = accepted_lengths(find_runs(out, runs or ())) if runs or not names else []
     accepted += [entry for name in names for entry in _printed_lengths(load_table(name), model)]
@@ -82,9 +82,9 @@ def forecast(
     accepted = [
         entry if entry.model == facts.name else replace(entry, printed=printed_elsewhere(entry)) for entry in accepted
     ]
-    chosen, guidance = dtype if dtype in BYTES else facts.dtype, facts.sampling().guidance
-    peak = peak_of(on, chosen, threads)
-    setting = ForecastSetting(facts, peak, chosen, guidance, batch, bandwidth, flops, overhead_ms)
+    computed, guidance = dtype if dtype in BYTES else facts.dtype, facts.sampling().guidance
+    peak = peak_of(on, computed, threads)
+    setting = ForecastSetting(facts, peak, computed, guidance, batch, bandwidth, flops, overhead_ms)
     return forecast_rows(accepted, setting)
 
 

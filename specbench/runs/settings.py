@@ -64,7 +64,7 @@ class Setting(Option):
     def parse(self, value: object) -> object:
         """Parse `value`, from any origin, into this setting's type."""
         if self.many:
-            items = value if isinstance(value, list | tuple) else [value]
+            items = [value] if isinstance(value, str | dict) or not isinstance(value, Iterable) else value
             if not (parts := [part for item in items for part in split_list(str(item))]):
                 raise SpecbenchError(f"no {self.name} given", f"name some, or omit --{self.name}")
             return parts
@@ -216,6 +216,8 @@ OPEN_IN_TABLES = {
 
 OF_TOKENS = ({setting.name for setting in (*_MODEL, *_SAMPLING)} | {"prompts"}) - {"threads", "compile"}
 """Settings of `specbench run` that an import of tokens takes: the model, and the sampling that is claimed."""
+OF_IMAGES = OF_TOKENS - {"prompts"} | {"threads", "compile", "decoder", "seed", "trace"}
+"""Settings of `specbench run` that images take which are not stored, besides the options of their decoder."""
 
 
 def decoder_settings() -> tuple[Setting, ...]:

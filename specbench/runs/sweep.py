@@ -21,8 +21,6 @@ def parse_sweep(texts: Sequence[str]) -> dict[str, list[str]]:
     axes: dict[str, list[str]] = {}
     for text in texts:
         name, _, values = text.partition("=")
-        if not split_list(values):
-            raise SpecbenchError(f"--sweep {text}: no values", "write it as --sweep G=3,10,25")
         if name.strip() in axes:
             raise SpecbenchError(f"--sweep {text}: {name.strip()} is swept twice", "list all its values once")
         axes[name.strip()] = split_list(values)
@@ -59,6 +57,8 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Value]]
     for name in axes:
         if name not in settings:
             raise unknown_name("setting to sweep", name, swept)
+        if not axes[name]:
+            raise SpecbenchError(f"--sweep {name}: no values", "write it as --sweep G=3,10,25")
         if name not in swept:
             raise SpecbenchError(f"--sweep {name}: not what tells one run from another", f"set it once, with --{name}")
     parsed = {name: dict.fromkeys(map(settings[name].parse, values)) for name, values in axes.items()}

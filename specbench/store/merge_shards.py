@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specbench.errors import SpecbenchError
 from specbench.store.image_scores import rewrite_older
-from specbench.store.run_folders import find_runs, runs_in, shards_in
+from specbench.store.run_folders import Names, find_runs, runs_in, shards_in
 from specbench.store.run_info import RUN_JSON, read_info
 from specbench.store.run_store import RunStore, image_bytes
 from specbench.system.files import write_atomically
@@ -31,7 +31,7 @@ class Merged:
     rows: int
 
 
-def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") -> list[Merged]:
+def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]:
     """Concatenate the runs of results folders into `out` (`specbench merge`).
 
     Args:
@@ -44,7 +44,8 @@ def merge_runs(folders: Sequence[str | Path] = (), out: str | Path = "results") 
         SpecbenchError: a folder without runs, a damaged or busy one, or two different runs with one name.
     """
     out = Path(out)
-    if not (sources := [Path(folder) for folder in folders] or shards_in(out)):
+    named = [folders] if isinstance(folders, str | Path) else folders
+    if not (sources := [Path(folder) for folder in named] or shards_in(out)):
         raise SpecbenchError(f"no shards in {out}", "name the folders to merge, or make them with run --shard")
     runs: dict[str, list[Path]] = {}
     for source in sources:

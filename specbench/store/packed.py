@@ -12,10 +12,10 @@ import shutil
 import struct
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, chosen
 from specbench.store.run_info import RUN_JSON
 from specbench.system.digests import cache_folder, sha256_of
 from specbench.system.files import MAX_NAME_BYTES, STDOUT, check_regular, replacing
@@ -33,10 +33,11 @@ _DAMAGED = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, str
 """What zipfile raises on damaged files; RuntimeError also of encrypted and patched members."""
 
 
-def pack(folders: Sequence[Path], target: Path, pictures: bool = True) -> int:
+def pack(folders: str | Path | Iterable[str | Path], target: str | Path, pictures: bool = True) -> int:
     """Write runs to one file.
 
     Args:
+        folders: a run's folder, or several.
         pictures: whether they are packed, too.
 
     Returns:
@@ -47,7 +48,8 @@ def pack(folders: Sequence[Path], target: Path, pictures: bool = True) -> int:
     """
     from specbench.store.run_store import RunStore  # brings pandas, which unpacking does without
 
-    names = [folder.name for folder in folders]
+    runs = [Path(folder) for folder in chosen("run", folders)]
+    names = [run.name for run in runs]
     if repeated := [name for name in names if names.count(name) > 1]:
         raise SpecbenchError(f"two runs are called {repeated[0]}", "pack one of them")
     if str(target) in STDOUT:
@@ -58,7 +60,7 @@ def pack(folders: Sequence[Path], target: Path, pictures: bool = True) -> int:
             check_regular(place)
         busy = f"{place} is being packed by another process"
         with replacing(place, busy) as aside, zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:
-            for folder in folders:
+            for folder in runs:
                 RunStore(folder).samples(["status"])  # a damaged run is refused before it is sent
                 for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
                     name = f"{folder.name}/{path.relative_to(folder).as_posix()}"

@@ -26,7 +26,7 @@ def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
     """Run folders: those called `names` (a folder, a run id in `out`, the start of one, or its decoder), or all of
     `out` for () and None."""
     out = Path(out)
-    runs, called = runs_in(out), chosen("run", [names] if isinstance(names, str | Path) else names)
+    runs, called = runs_in(out), chosen("run", names)
     if called:
         return list(dict.fromkeys(folder for name in called for folder in _find(str(name), runs)))
     if not runs and shards_in(out):

@@ -243,6 +243,9 @@ def test_generate_is_the_stored_image_of_the_same_seed(tmp_path, monkeypatch):
 def test_python_refuses_what_the_command_line_refuses():
     with pytest.raises(SpecbenchError, match="GG"):
         specbench.generate("a red circle", decoder="gsd", GG=3)
+    for of_stored_runs in ({"samples": 2}, {"limit": 1}, {"batch": 4}, {"out": "mine"}):
+        with pytest.raises(SpecbenchError, match="unknown setting"):
+            specbench.generate("a red circle", **of_stored_runs)
     with pytest.raises(SpecbenchError, match="cats"):
         specbench.generate("three cats")
     for settings in ({"decoder": "ar,sjd"}, {"decoder": "sjd", "window": "auto"}):

@@ -28,6 +28,9 @@ def test_scores_are_a_row_per_run_or_per_score(tmp_path, capsys):
     assert bool(long["too_few"][0]) and wide["shapes-clip_low"].isna().all()
     with pytest.raises(SpecbenchError, match="unknown metric 'shapes-clop'"):
         specbench.score(metrics="shapes-clop", out=tmp_path)
+    for none in ((), None, []):
+        with pytest.raises(SpecbenchError, match="metric"):
+            specbench.differences(wide["run_id"][0], metrics=none, out=tmp_path)
 
 
 def test_a_metric_that_scored_a_run_in_two_ways_has_two_columns():

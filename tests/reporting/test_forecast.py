@@ -109,6 +109,11 @@ def test_a_run_brings_its_own_overhead_if_asked(cli, tmp_path):
     assert measured["step_ms"] > measured["forward_ms"] and measured["tokens_per_step"] == 1
     (row,) = specbench.forecast("A100", folder.name, "lumina", tmp_path, overhead_ms=(0.0, 0.0))
     assert row["step_ms"] == pytest.approx(row["forward_ms"])
+    synthetic.folder(tmp_path, synthetic.SJD, synthetic.sjd())  # a run that is not asked for
+    for named in (folder, [folder], iter([folder.name]), specbench.report(folder)["run_id"]):
+        assert [row["decoder"] for row in specbench.forecast("A100", named, "lumina", tmp_path)] == ["ar"]
+    with pytest.raises(SpecbenchError, match="the list is empty"):
+        specbench.forecast("A100", [], "lumina", tmp_path)
     with pytest.raises(SpecbenchError, match="--overhead-ms run needs runs"):
         specbench.forecast("A100", "gsd-1", "lumina", overhead_ms=None)
 

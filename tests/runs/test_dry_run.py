@@ -4,9 +4,11 @@ import json
 import pkgutil
 
 import checkpoints
+import numpy as np
 import pytest
 
 from specbench import api
+from specbench.errors import SpecbenchError
 from specbench.prompts import loading
 from specbench.runs.dry_run import ROW, distinct_outlooks, outlooks
 from specbench.runs.plan import Shared
@@ -128,3 +130,17 @@ def test_many_runs_are_planned_at_once_with_their_progress(tmp_path, cli, monkey
 
 def spied(calls, honest):
     return lambda *arguments: calls.append(honest) or honest(*arguments)
+
+
+def test_a_sweep_in_python_is_a_text_a_value_or_any_iterable_with_values():
+    def swept(values):
+        rows = api.dry_run(decoder="gsd", limit=1, baseline=0, sweep={"G": values})
+        return [row["options"]["G"] for row in rows]
+
+    assert swept("35") == swept(35) == swept(iter([35])) == [35] and swept("3,10") == swept(np.array([3, 10])) == [
+        3,
+        10,
+    ]
+    for call in (api.dry_run, api.run):
+        with pytest.raises(SpecbenchError, match="--sweep G: no values"):
+            call(decoder="gsd", sweep={"G": []})

@@ -1,5 +1,6 @@
 """A value comes from its flag, else the environment, else the config file, else its default, and says which."""
 
+import pandas as pd
 import pytest
 from hypothesis import strategies as st
 from synthetic import SJD, folder, sjd
@@ -120,3 +121,23 @@ def test_an_empty_choice_in_python_is_not_everything(tmp_path, call, what):
     run = folder(tmp_path, SJD, sjd(1))
     with pytest.raises(SpecbenchError, match=f"no {what} given"):
         call([], run)
+
+
+def test_in_python_one_name_and_any_iterable_of_names_are_a_choice(tmp_path):
+    for ids in (known := api.show_prompts("shapes", 1)[0]["id"], [known], iter([known]), pd.Series([known])):
+        assert len(api.show_prompts("shapes", ids=ids)) == 1
+    for ids in (known, iter([known]), pd.Series([known])):
+        assert [row["images"] for row in api.dry_run(decoder=pd.Series(["sjd", "ar"]), ids=ids, out=tmp_path)] == [1, 1]
+    folder(tmp_path / "parts", SJD, sjd(1))
+    assert len(specbench.merge_runs(str(tmp_path / "parts"), tmp_path / "all")) == 1
+    with pytest.raises(SpecbenchError, match="no-such"):
+        specbench.fetch("no-such")
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"limit": -1}, {"limit": 2.5}, {"offset": -3}, {"sample": -2}, {"per_category": 0}]
+)
+def test_shown_prompts_have_the_bounds_of_those_of_a_run(numbers):
+    """A slice takes them: the last 3, or all but the last."""
+    with pytest.raises(SpecbenchError, match=rf"--{next(iter(numbers)).replace('_', '-')} "):
+        api.show_prompts("shapes", **numbers)

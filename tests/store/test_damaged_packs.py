@@ -24,7 +24,7 @@ def members(tmp_path_factory) -> dict[str, bytes]:
     out = tmp_path_factory.mktemp("packed")
     api.run(decoder=["ar", "sjd"], limit=1, out=str(out), quiet=True)
     api.score(metrics="shapes-detector", out=out)
-    pack(find_runs(out), out / "one.zip")
+    pack((str(folder) for folder in find_runs(out)), str(out / "one.zip"))
     with zipfile.ZipFile(out / "one.zip") as archive:
         return {name: archive.read(name) for name in archive.namelist() if name != "pack.json"}
 
