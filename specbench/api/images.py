@@ -264,8 +264,8 @@ def show_prompts(
             category, or nothing to show.
     """
     numbers = {"limit": limit, "offset": offset, "sample": sample, "per-category": per_category}
-    named = {"ids": tuple(chosen("ids", ids)), "categories": tuple(chosen("categories", categories))}
-    drawing = replace(plan_drawing(merge(DRAWN, numbers, env={})), **named)
+    listed, kinds = tuple(chosen("ids", ids)), tuple(chosen("categories", categories))
+    drawing = replace(plan_drawing(merge(DRAWN, numbers, env={})), ids=listed, categories=kinds)
     return [dict(vars(prompt)) for prompt in drawing.of(prompt_sets.load_prompts(prompts, column))]
 
 

@@ -218,10 +218,8 @@ def _with_values(rows: pd.DataFrame, folder: Path) -> pd.DataFrame:
     """Rows with recorded values; a SpecbenchError if there are none."""
     recorded = rows["u_id"].notna()
     if not recorded.any():
-        raise SpecbenchError(
-            f"run '{folder.name}' was decoded without the recorded values that the audit tests",
-            f"recompute them from the model: specbench audit --run {folder} --recompute",
-        )
+        what = f"run '{folder.name}' was decoded without the recorded values that the audit tests"
+        raise SpecbenchError(what, f"recompute them from the model: specbench audit --run {folder} --recompute")
     return rows[recorded].reset_index(drop=True)
 
 

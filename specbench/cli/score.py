@@ -136,9 +136,8 @@ def _find_scored(names: Sequence[str], out: str) -> None:
         metric = next((name for name in names if name in {text.partition("[")[0] for text in metric_names()}), None)
         if metric is None:
             raise
-        raise SpecbenchError(
-            error.what, f"a metric is named with its flag: specbench score --metric {metric}"
-        ) from None
+        flag = f"a metric is named with its flag: specbench score --metric {metric}"
+        raise SpecbenchError(error.what, flag) from None
 
 
 def _check_score(images: Path | None, prompts: str | None, runs: bool, metrics: bool, against: str | None) -> None:

@@ -355,10 +355,8 @@ def official_line(prompt_id: str, meta: Mapping) -> int:
     """Number of a prompt in the official file, from its metadata."""
     line = meta["line"]
     if isinstance(line, bool) or not isinstance(line, int) or not 0 <= line < MAX_LINES:
-        raise SpecbenchError(
-            f"prompt '{prompt_id}' has the line {str(line)[:40]!r}, not a whole number from 0 on",
-            "'line' is the prompt's number in the official file, as `specbench fetch` brings it",
-        )
+        what = f"prompt '{prompt_id}' has the line {str(line)[:40]!r}, not a whole number from 0 on"
+        raise SpecbenchError(what, "'line' is the prompt's number in the official file, as `specbench fetch` brings it")
     return line
 
 

@@ -28,10 +28,8 @@ def set_name(typed: str) -> str:
     if typed in prompt_set_names() or os.path.exists(typed):
         return typed
     if names.folded(typed).startswith("mjhq"):
-        raise SpecbenchError(
-            "MJHQ-30K is not downloaded: its publisher states no digest to check it by",
-            "bring its list and name that: --prompts meta_data.json",
-        )
+        what = "MJHQ-30K is not downloaded: its publisher states no digest to check it by"
+        raise SpecbenchError(what, "bring its list and name that: --prompts meta_data.json")
     valid, sets = prompt_set_names(), public.public_sets()
     facts = {name: [sets[name].summary.partition(":")[0]] for name in valid if name in sets}
     whole, slash, part = typed.partition("/")
@@ -121,10 +119,8 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
         if plugins.is_reference(name):
             return build_prompt_set(name, read_file(_path_of(plugins.load_user_object(name, "prompt set"), name)))
         if any(character.isspace() for character in name.strip()) and not path.suffix:
-            raise SpecbenchError(
-                f"'{name}' is neither a prompt set nor a file; is it a caption?",
-                "write captions of your own into a text file, one per line: --prompts mine.txt",
-            )
+            what = f"'{name}' is neither a prompt set nor a file; is it a caption?"
+            raise SpecbenchError(what, "write captions of your own into a text file, one per line: --prompts mine.txt")
         if parts := [name for name in public.public_names() if name.startswith(f"{path.parts[0]}/")]:
             raise unknown_name("prompt set", name, parts)
         if path.suffix or len(path.parts) > 1:

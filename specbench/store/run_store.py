@@ -282,10 +282,8 @@ class RunStore:
         return token_sums.token_sums(self._checked(rows))
 
     def _foreign(self, column: str) -> SpecbenchError:
-        return SpecbenchError(
-            f"{self._samples.folder}: rows that specbench did not write, see their column '{column}'",
-            "move the run's folder away and run again",
-        )
+        what = f"{self._samples.folder}: rows that specbench did not write, see their column '{column}'"
+        return SpecbenchError(what, "move the run's folder away and run again")
 
     def trace_rows(self) -> list[dict[str, object]]:
         """The traces as `append` takes them."""

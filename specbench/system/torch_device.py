@@ -38,10 +38,8 @@ def require_device(device: str) -> None:
         devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if int(index or 0) >= devices:
         why = f": {no_gpu_reason()}" if kind == "cuda" and not devices else ""
-        raise SpecbenchError(
-            f"--device {device}: torch {torch.__version__} finds no such device{why}", "use --device cpu",
-            MISSING_PREREQUISITE,
-        )  # fmt: skip
+        what = f"--device {device}: torch {torch.__version__} finds no such device{why}"
+        raise SpecbenchError(what, "use --device cpu", MISSING_PREREQUISITE)
 
 
 def has_gpu_driver() -> bool:

@@ -54,7 +54,5 @@ def refuse_processors(files: CheckpointFiles) -> None:
 
 
 def _unsupported(path: Path, name: str, value: object) -> SpecbenchError:
-    return SpecbenchError(
-        f"{path}: {name} = {value!r} changes the authors' samples and is not supported",
-        f"remove '{name}' from the file to decode without it",
-    )
+    what = f"{path}: {name} = {value!r} changes the authors' samples and is not supported"
+    return SpecbenchError(what, f"remove '{name}' from the file to decode without it")
