@@ -35,22 +35,10 @@ if TYPE_CHECKING:
 
 # ruff: noqa: F405 - for type checkers, these names come from the star above
 __all__ = ["__version__", "SpecbenchError", "demo", "available", "doctor"]
-__all__ += [
-    "generate",
-    "decode",
-    "run",
-    "dry_run",
-    "status",
-    "load",
-    "samples",
-    "columns",
-    "show",
-    "merge_runs",
-    "pack",
-]
+__all__ += ["generate", "decode", "run", "dry_run", "status", "load", "samples", "columns", "show"]
 __all__ += ["score", "score_folder", "differences", "compare", "report", "report_page", "methods_paragraph"]
 __all__ += ["bench", "report_table", "estimate", "forecast", "decoder", "check", "audit", "audit_runs", "verify"]
-__all__ += ["export", "import_results", "import_tokens", "fetch", "fetch_prompts", "show_prompts"]
+__all__ += ["merge_runs", "pack", "export", "import_results", "import_tokens", "fetch", "fetch_prompts", "show_prompts"]
 __all__ += ["train_head", "check_head"]
 
 _ELSEWHERE = {

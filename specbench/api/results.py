@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specbench.errors import SpecbenchError, read_name
+from specbench.errors import SpecbenchError, chosen, read_name
 from specbench.store.run_folders import Names, find_run, find_runs
 
 if TYPE_CHECKING:
@@ -255,8 +255,8 @@ def score(
     from specbench.runs.progress_bar import ScoreProgress
 
     reporting: Any = reporter or (ScoreProgress() if progress else None)
-    metrics = None if isinstance(metrics, tuple) and not metrics else metrics
-    scoring = score_runs(find_runs(out, runs), metrics, settings, reporting, (), bundled_only, protocol)
+    named = chosen("metric", metrics) or None
+    scoring = score_runs(find_runs(out, runs), named, settings, reporting, (), bundled_only, protocol)
     scoring.check(partly=problems is not None)
     if problems is not None:
         problems += scoring.problems
@@ -298,9 +298,9 @@ def score_folder(
     from specbench.runs.progress_bar import ScoreProgress
 
     reporting: Any = reporter or (ScoreProgress() if progress else None)
+    named = chosen("metric", metrics) or None
     scored = images_to_score(Path(images), prompts, column, Path(out), layout, reporting)
-    metrics = None if isinstance(metrics, tuple) and not metrics else metrics
-    scoring = score_images([scored], metrics, settings, reporting, (), bundled_only, protocol)
+    scoring = score_images([scored], named, settings, reporting, (), bundled_only, protocol)
     return score_frame(scoring.check().rows(), long)
 
 

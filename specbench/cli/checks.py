@@ -157,9 +157,10 @@ def _check_audit(
     decoders: Sequence[str], runs: bool, compiled: bool, thorough: bool, recomputed: bool, elsewhere: bool, device: str
 ) -> None:
     """Refuse flags of `audit` that contradict or need each other; `elsewhere`: a checkpoint is named to recompute p."""
-    flags = ("--compile" if compiled else "", "--thorough" if thorough else "")
-    if runs and (beside := next(filter(None, (*(f"{name}: DECODER" for name in decoders), *flags)), None)):
-        raise SpecbenchError(f"{beside} and --run exclude each other", "write --run before every run")
+    if runs and decoders:
+        raise SpecbenchError(f"{decoders[0]}: DECODER and --run exclude each other", "write --run before every run")
+    if runs and (compiled or thorough):
+        raise SpecbenchError(f"{'--compile' if compiled else '--thorough'} and --run exclude each other")
     if (recomputed or elsewhere) and not runs:
         raise SpecbenchError("--recompute, --weights, --revision and --dtype require --run")
     if runs and not recomputed and (elsewhere or device != AUTO):

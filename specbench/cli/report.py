@@ -229,7 +229,7 @@ def _report_over(over: str | None, runs: Sequence[str], out: str, fmt: str, to: 
 
 
 _FailIf = opt.option(
-    "--fail-if", "CONDITION", "Exit with code 4 if this holds, as 'speedup<0.98'; may be repeated.", list[str] | None
+    "--fail-if", "CONDITION", "Exit with code 4 if this holds, e.g. 'speedup<0.98'; may be repeated.", list[str] | None
 )
 
 

@@ -238,8 +238,8 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
     if (result := over(ar)) is None:
         how = f"batch {spec.batch}" if spec.batch > 1 else "throughput mode"
         untimed = not stats.paired(run.rows, ar.rows).empty and (run.untimed or ar.untimed)
-        why = "differs in versions from image to image" if untimed else "no images in common with AR"
-        why = "no image was decoded" if run.rows.empty else why
+        lacking = "no image was decoded" if run.rows.empty else "no images in common with AR"
+        why = "differs in versions from image to image" if untimed else lacking
         return OverAR(speedup_note=why if spec.timed else f"{how}: latency is not measured")
     shared = f"{result.pairs} images" if result.pairs > 1 else "one image"
     partial = f"over the {shared} in common with AR" if result.pairs < len(run.rows) else None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specbench.errors import SpecbenchError
+from specbench.errors import SpecbenchError, chosen
 from specbench.store.image_scores import rewrite_older
 from specbench.store.run_folders import Names, find_runs, runs_in, shards_in
 from specbench.store.run_info import RUN_JSON, read_info
@@ -35,7 +35,7 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
     """Concatenate the runs of results folders into `out` (`specbench merge`).
 
     Args:
-        folders: results folders, or run folders; every `shard-*-of-*` in `out` if empty.
+        folders: results folders, or run folders; every `shard-*-of-*` in `out` by default.
 
     Returns:
         Per run its folder, the number of rows copied and the number of rows in all.
@@ -44,8 +44,7 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
         SpecbenchError: a folder without runs, a damaged or busy one, or two different runs with one name.
     """
     out = Path(out)
-    named = [folders] if isinstance(folders, str | Path) else folders
-    if not (sources := [Path(folder) for folder in named] or shards_in(out)):
+    if not (sources := list(map(Path, chosen("folder", folders))) or shards_in(out)):
         raise SpecbenchError(f"no shards in {out}", "name the folders to merge, or make them with run --shard")
     runs: dict[str, list[Path]] = {}
     for source in sources:

@@ -104,6 +104,6 @@ def test_run_merge_and_report_say_which_runs_differ_in_threads_alone(tmp_path, c
 def test_on_a_gpu_shards_of_two_nodes_are_one_run(tmp_path):
     for number, threads in ((1, 2), (2, 8)):
         stored(tmp_path / f"shard-{number}-of-2", threads, "cuda")
-    [merged] = merge_runs([], tmp_path)
+    [merged] = merge_runs((), tmp_path)
     [section] = sections(report_rows([merged.folder]))
     assert "cuda, eager, batch 1" in section.heading and "thread" not in section.heading

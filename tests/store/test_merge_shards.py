@@ -47,18 +47,18 @@ def test_merged_shards_are_the_undivided_run(tmp_path, undivided, shards):
     random.Random(1).shuffle(numbers)
     for number in numbers:
         shard(tmp_path, number, shards)
-    merged = merge_runs([], tmp_path)
+    merged = merge_runs((), tmp_path)
     assert [(outcome.copied, outcome.rows) for outcome in merged] == [(12, 12), (12, 12)]
-    assert [outcome.copied for outcome in merge_runs([], tmp_path)] == [0, 0]
+    assert [outcome.copied for outcome in merge_runs((), tmp_path)] == [0, 0]
     assert len(read_info(merged[0].folder).invocations) == shards
     assert contents(whole(tmp_path)) == undivided
 
 
 def test_a_merge_takes_what_came_later_and_a_run_makes_what_is_missing(tmp_path, undivided):
     shard(tmp_path, 1, 3)
-    merge_runs([], tmp_path)
+    merge_runs((), tmp_path)
     shard(tmp_path, 3, 3)
-    assert [outcome.rows for outcome in merge_runs([], tmp_path)] == [8, 8]
+    assert [outcome.rows for outcome in merge_runs((), tmp_path)] == [8, 8]
     summary = run(tiny.executor(), SPECS, REQUESTS, tmp_path)
     assert (summary.resumed, summary.done) == (16, 8)
     assert contents(whole(tmp_path)) == undivided
@@ -101,7 +101,7 @@ def test_a_good_image_replaces_a_failed_one_and_never_the_other_way(tmp_path, un
 def test_traces_come_along(tmp_path):
     for number in (1, 2):
         shard(tmp_path, number, 2, trace=True)
-    for outcome in merge_runs([], tmp_path):
+    for outcome in merge_runs((), tmp_path):
         assert len(RunStore(outcome.folder).traces()) == 12
 
 
@@ -129,6 +129,8 @@ def test_what_is_not_a_shard_is_refused(tmp_path):
     with pytest.raises(SpecbenchError, match="no runs in"):
         merge_runs([tmp_path / "empty"], tmp_path)
     with pytest.raises(SpecbenchError, match="no shards in"):
+        merge_runs((), tmp_path)
+    with pytest.raises(SpecbenchError, match="no folder given"):
         merge_runs([], tmp_path)
     ours, other = tmp_path / "one", tmp_path / "other"
     for out, seed in ((ours, 0), (other, 1)):
