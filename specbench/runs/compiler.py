@@ -13,7 +13,7 @@ from pathlib import Path
 from specbench.models.facts import EIGHT_BITS
 from specbench.store.run_folders import find_runs_like
 from specbench.system.console import counted, duration
-from specbench.system.limits import available_cores
+from specbench.system.limits import asked_threads, available_threads
 from specbench.system.monitor import cores_in_use
 from specbench.system.torch_device import emulates_bfloat16
 
@@ -93,17 +93,11 @@ def _minor_version(package: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def available_threads() -> int:
-    """CPU cores of this process, limited by OMP_NUM_THREADS."""
-    cores, asked = available_cores(), os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(asked)) if asked.isdigit() and int(asked) else cores
-
-
 def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
     """The threads of stored runs that this one may resume or be compared with, else one for each core that other
     processes leave, because more make a step many times slower; and a line where these are not all."""
     most = available_threads()
-    if most == 1 or device != "cpu" or os.environ.get("OMP_NUM_THREADS"):
+    if most == 1 or device != "cpu" or asked_threads():
         return most, []
     there = find_runs_like(out, model=model, device=device).values()
     unnamed = [info.spec.threads for info in there if (info.origins or {}).get("threads", "").startswith("default")]

@@ -24,7 +24,6 @@ from specbench.models.families.generation_config import GENERATION_CONFIG, logit
 from specbench.models.interface import CompilableModel, ImageModel, TokenLayout
 from specbench.prompts import Prompt, Request, text_id
 from specbench.runs import compiler
-from specbench.runs.compiler import available_threads
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor, image_failure
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, earlier_window, plan_model, plan_sampling
@@ -39,6 +38,7 @@ from specbench.system import console, plugins
 from specbench.system.device_failures import memory_for, release_memory
 from specbench.system.device_peaks import find_peak, glimpse_peak
 from specbench.system.foreign_code import Code, changed_modules, require_code
+from specbench.system.limits import available_threads
 from specbench.system.monitor import MachineMonitor, others_at_work
 from specbench.system.torch_state import PinnedTorch
 
