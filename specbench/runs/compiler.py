@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
+from specbench.errors import CompileError
 from specbench.models.facts import EIGHT_BITS
 from specbench.store.run_folders import find_runs_like
 from specbench.system.console import counted, duration
@@ -17,6 +19,7 @@ from specbench.system.limits import asked_threads, available_threads
 from specbench.system.monitor import cores_in_use
 from specbench.system.torch_device import emulates_bfloat16
 
+_Result = TypeVar("_Result")
 MODES = ("auto", "on", "off")
 COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 12)}
 """First version of torch that compiles every step, by kind of device; those before break off, each for another
@@ -64,6 +67,20 @@ def settle_precision(asked: str | None, default: str, mode: str, device: str) ->
     how = f"decoding in {dtype}{'' if compiled else ', eagerly'}"
     half = "; --dtype float16 needs half the memory" if dtype == "float32" and not asked else ""
     return dtype, compiled, (*((note,) if note else ()), f"{device} has no bfloat16 of its own: {how}{half}")
+
+
+def compiled_or_eagerly(
+    mode: str, compiled: bool, work: Callable[[bool], _Result], tell: Callable[[str], object]
+) -> _Result:
+    """Do work with steps compiled or not; if they are under "auto" and cannot be, once more eagerly, after a line."""
+    try:
+        return work(compiled)
+    except CompileError as error:
+        if mode != "auto":
+            raise
+        reason = error.what
+    tell(f"{reason}; running eagerly")  # after the error, whose traceback holds the model
+    return work(False)
 
 
 def missing(device: str) -> str | None:

@@ -205,9 +205,12 @@ def shared_window(plan: Plan, windows: Sequence[int], reporter: Reporter) -> int
     for info in find_runs_like(plan.out, **like).values():
         return int(dict(info.spec.decoder.options)["window"])
     reporter.note(f"measuring which window is the fastest here for {decoder.name}")
-    model = load_for_run(plan.model, plan.device, plan.dtype, plan.threads, plan.compiled)
-    window, _ = _tuned_window(model, plan, decoder, windows, reporter)
-    return window
+
+    def tuned(compiled: bool) -> int:
+        model = load_for_run(plan.model, plan.device, plan.dtype, plan.threads, compiled)
+        return _tuned_window(model, plan, decoder, windows, reporter)[0]
+
+    return compiler.compiled_or_eagerly(plan.settings["compile"].value, plan.compiled, tuned, reporter.note)
 
 
 def _tuned_window(
@@ -249,8 +252,12 @@ def generate_images(captions: Sequence[str], values: Mapping[str, Value]) -> lis
         raise SpecbenchError(unmet[0], "omit compile", MISSING_PREREQUISITE)
     for note in unmet:
         console.warn(note)
-    model = load_for_run(info, device, dtype, values["threads"].value, compiled)
-    return _decoded(model, captions, decoder, sampling, values["seed"].value, values["trace"].value)
+
+    def decoded(compiled: bool) -> list[Generation]:
+        model = load_for_run(info, device, dtype, values["threads"].value, compiled)
+        return _decoded(model, captions, decoder, sampling, values["seed"].value, values["trace"].value)
+
+    return compiler.compiled_or_eagerly(compile_mode, compiled, decoded, console.warn)
 
 
 def decode_loaded(

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import pwd
+import re
+import stat
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -45,14 +47,18 @@ def settle_home() -> None:
 
 
 @cache
-def private_folder(within: str | None = None) -> Path:
-    """A folder for temporary files that no other user can write to, the same for all processes of this one."""
-    folder = Path(within or tempfile.gettempdir(), f"specbench-{os.getuid()}")
+def private_folder() -> Path:
+    """A folder for temporary files that no other user can write to, the same for all processes of this one; its path
+    has neither spaces nor quotes, if any folder for such files has none."""
+    places = [tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]
+    plain = [place for place in places if re.fullmatch(r"[^\s'\"\\]+", place) and os.access(place, os.W_OK)]
+    within = next(iter(plain), places[0])
+    folder = Path(within, f"specbench-{os.getuid()}")
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         state = folder.lstat()
     except OSError as error:
         raise SpecbenchError(f"{folder} cannot be made: {error.strerror}", "TMPDIR", MISSING_PREREQUISITE) from error
-    if folder.is_symlink() or state.st_uid != os.getuid() or state.st_mode & 0o022:
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
         return Path(tempfile.mkdtemp(prefix="specbench-", dir=within))
     return folder
