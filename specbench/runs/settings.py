@@ -21,6 +21,7 @@ from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
 from specbench.specs.options import Option, parse_size
 from specbench.specs.presets import PRESETS, options_of
+from specbench.system.files import text_of
 from specbench.system.torch_device import AUTO, chosen_device
 
 _PREFIX = "SPECBENCH_"
@@ -260,7 +261,7 @@ def run_settings() -> tuple[Setting, ...]:
 def read_config(path: str | Path, keys: Iterable[str]) -> dict[str, object]:
     """Read settings from a TOML file, by name."""
     try:
-        values = tomllib.loads(Path(path).read_bytes().decode("utf-8"))
+        values = tomllib.loads(text_of(Path(path).read_bytes()))
     except OSError as error:
         raise SpecbenchError(f"--config {path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

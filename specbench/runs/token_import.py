@@ -32,7 +32,7 @@ from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, image_name
 from specbench.system import console
 from specbench.system.environment import now
-from specbench.system.files import blaming, check_regular, read_regular
+from specbench.system.files import blaming, check_regular, read_regular, text_of
 from specbench.system.json_values import parse_json
 from specbench.system.torch_state import PinnedTorch
 
@@ -205,7 +205,7 @@ def _npz(path: Path) -> dict[str, list]:
 
 def _json_lines(path: Path) -> dict[str, list]:
     rows = []
-    for number, line in enumerate(read_regular(path, _MAX_BYTES).splitlines(), 1):
+    for number, line in enumerate(text_of(read_regular(path, _MAX_BYTES)).encode().splitlines(), 1):
         with blaming(path, f"cannot be read: line {number} is no JSON ({{}})"):
             rows += [parse_json(line)] if line.strip() else []
     if not all(isinstance(row, dict) for row in rows):

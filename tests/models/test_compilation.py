@@ -432,5 +432,7 @@ def test_auto_goes_on_eagerly_when_a_step_cannot_be_compiled(when, monkeypatch, 
 
 
 def test_the_cause_of_a_failed_compilation_is_the_compilers_first_error():
-    text = "CppCompileError: C++ compile error\n\nCommand:\ng++ a.cpp\n\nOutput:\nIn file a\n/usr/bin/ld: cannot find a.cpp\nx"
+    text = (
+        "CppCompileError: C++ compile error\n\nCommand:\ng++ a.cpp\n\nOutput:\nIn a\n/usr/bin/ld: cannot find a.cpp\n"
+    )
     assert compilation._reason(text) == "CppCompileError: C++ compile error: /usr/bin/ld: cannot find a.cpp"
