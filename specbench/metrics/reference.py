@@ -46,7 +46,9 @@ class ReferenceImages:
     def pictures(self) -> list[Path]:
         if self.statistics:
             raise SpecbenchError(f"{self.path} holds statistics (mu, sigma), not images", "--reference DIR, of images")
-        return pictures_in(self.folder)
+        if len(pictures := pictures_in(self.folder)) < 2:
+            raise SpecbenchError(f"{self.folder} has 1 reference image", "distances need the spread of 2 or more")
+        return pictures
 
     @property
     def summary(self) -> str:

@@ -169,11 +169,12 @@ class ShapesFrechet(Metric):
         if len(statistics) < 2:
             return []
         from specbench.metrics.distances import Gaussian
-        from specbench.metrics.fid import fid_estimate, warn_of_few
+        from specbench.metrics.fid import fid_estimate, joined, warn_of_few, warn_of_points
 
         images = Gaussian(feature_matrix(statistics["feature"], FEATURES))
-        distance = fid_estimate(images, self.reference_features(statistics), statistics["prompt_id"].to_list())
-        return [Score(self.name, distance, images.n, warn_of_few(images))]
+        reference = self.reference_features(statistics)
+        distance = fid_estimate(images, reference, statistics["prompt_id"].to_list())
+        return [Score(self.name, distance, images.n, joined(warn_of_few(images), warn_of_points(images, reference)))]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         from specbench.metrics.fid import fid_difference

@@ -180,7 +180,7 @@ _MODEL = (
 )
 _SAMPLING = (
     _sampling("cfg", 1.0, "classifier-free guidance scale; 1 disables guidance", "X", minimum=0.0, maximum=1e4),
-    _sampling("temperature", 1.0, "sampling temperature, applied after guidance", "X", above=0.0, maximum=1e4,
+    _sampling("temperature", 1.0, "sampling temperature, applied after guidance", "X", minimum=1e-6, maximum=1e4,
         outside="--top-k 1 takes the most probable token every time, as temperature 0 would"),
     _sampling("top-k", 0, "sample from the K most probable tokens; 0 disables the filter", "K", minimum=0),
     _sampling("top-p", 1.0,

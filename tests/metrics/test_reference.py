@@ -81,6 +81,42 @@ def test_fid_against_statistics_is_that_against_their_images_and_the_rest_says_w
         ShapesFrechet(Settings(reference=path)).identity()
 
 
+SETS = {
+    "spread": lambda n: np.random.default_rng(n).normal(size=(n, 8)),
+    "of rank 1": lambda n: np.random.default_rng(n).normal(size=(n, 1)) * np.arange(1, 9),
+    "identical": lambda n: np.tile(np.arange(1.0, 9), (n, 1)),
+    "black": lambda n: np.zeros((n, 8)),
+}
+
+
+@pytest.mark.parametrize("ours", SETS)
+@pytest.mark.parametrize("theirs", SETS)
+@pytest.mark.filterwarnings("error")
+def test_no_score_of_sets_without_spread_is_nan(ours, theirs, monkeypatch):
+    monkeypatch.setattr("specbench.metrics.fid.INCEPTION_FEATURES", 8)
+    for n, m in ((2, 2), (20, 2), (5, 12), (20, 20)):
+        features, reference = (SETS[name](size).astype(np.float32) for name, size in ((ours, n), (theirs, m)))
+        fid = Fid("tf1", Settings())
+        fid.__dict__["reference_features"], fid.reference.__dict__["statistics"] = reference, None
+        monkeypatch.setattr(fid, "_inception_score", lambda images: [])
+        scores = fid.scores(table([*features]))
+        numbers = [(s.estimate.value, s.estimate.low, s.estimate.high) for s in scores]
+        assert all(value is None or np.isfinite(value) for values in numbers for value in values), (n, m)
+        expected = np.square(features.mean(0) - reference.mean(0)).sum() + features.var(0, ddof=1).sum()
+        if theirs in ("identical", "black"):
+            assert scores[0].estimate.value == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        said = "; ".join(score.note or "" for score in scores)
+        assert ("reference images are identical" in said) == (theirs in ("identical", "black"))
+        assert ("all images" in said) == (ours in ("identical", "black"))
+
+
+def test_one_reference_image_is_refused(tmp_path, cli):
+    (tmp_path / "a.png").touch()
+    with pytest.raises(SpecbenchError, match="has 1 reference image") as refused:
+        ReferenceImages(Settings(reference=tmp_path)).identity  # noqa: B018
+    assert "spread of 2 or more" in refused.value.try_this
+
+
 _EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}
 
 
