@@ -25,7 +25,6 @@ from specbench.models.interface import CompilableModel, ImageModel, TokenLayout
 from specbench.models.loaded_model import LoadedModel, PromptIds, decoding
 from specbench.prompts import Prompt, Request, text_id
 from specbench.runs import compiler
-from specbench.runs.compiler import available_threads
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor, image_failure
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, earlier_window, plan_model, plan_sampling
@@ -40,6 +39,7 @@ from specbench.system import console, plugins
 from specbench.system.device_failures import memory_for, release_memory
 from specbench.system.device_peaks import find_peak, glimpse_peak
 from specbench.system.foreign_code import Code, changed_modules, require_code
+from specbench.system.limits import available_threads
 from specbench.system.monitor import MachineMonitor, others_at_work
 from specbench.system.torch_state import PinnedTorch
 
@@ -206,9 +206,12 @@ def shared_window(plan: Plan, windows: Sequence[int], reporter: Reporter) -> int
     for info in find_runs_like(plan.out, **like).values():
         return int(dict(info.spec.decoder.options)["window"])
     reporter.note(f"measuring which window is the fastest here for {decoder.name}")
-    model = load_for_run(plan.model, plan.device, plan.dtype, plan.threads, plan.compiled)
-    window, _ = _tuned_window(model, plan, decoder, windows, reporter)
-    return window
+
+    def tuned(compiled: bool) -> int:
+        model = load_for_run(plan.model, plan.device, plan.dtype, plan.threads, compiled)
+        return _tuned_window(model, plan, decoder, windows, reporter)[0]
+
+    return compiler.compiled_or_eagerly(plan.settings["compile"].value, plan.compiled, tuned, reporter.note)
 
 
 def _tuned_window(
@@ -250,8 +253,12 @@ def generate_images(captions: Sequence[str], values: Mapping[str, Value]) -> lis
         raise SpecbenchError(unmet[0], "omit compile", MISSING_PREREQUISITE)
     for note in unmet:
         console.warn(note)
-    model = load_for_run(info, device, dtype, values["threads"].value, compiled)
-    return _decoded(model, captions, decoder, sampling, values["seed"].value, values["trace"].value)
+
+    def decoded(compiled: bool) -> list[Generation]:
+        model = load_for_run(info, device, dtype, values["threads"].value, compiled)
+        return _decoded(model, captions, decoder, sampling, values["seed"].value, values["trace"].value)
+
+    return compiler.compiled_or_eagerly(compile_mode, compiled, decoded, console.warn)
 
 
 def decode_loaded(
