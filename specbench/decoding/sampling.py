@@ -36,13 +36,17 @@ class Target:
         """[B, T] forced id at stream slots `positions`, -1 where free."""
         return self.forced[positions.clamp(max=len(self.forced) - 1)]
 
+    def of_grid(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """The logits with -inf for ids that the slot's grid does not have."""
+        if self._bounds is None:
+            return logits
+        low, high = self._bounds[:, positions.clamp(max=len(self.forced) - 1), None]
+        ids = torch.arange(logits.shape[-1], device=logits.device)
+        return torch.where((ids >= low) & (ids < high), logits, -torch.inf)
+
     def __call__(self, logits: Tensor, positions: Tensor) -> Tensor:
         """p for logits [B, T, v_image] predicting stream slots `positions` [B, T]."""
-        if self._bounds is not None:
-            low, high = self._bounds[:, positions.clamp(max=len(self.forced) - 1), None]
-            ids = torch.arange(logits.shape[-1], device=logits.device)
-            logits = torch.where((ids >= low) & (ids < high), logits, -torch.inf)
-        p = truncate(logits.float(), self.sampling).softmax(-1)
+        p = truncate(self.of_grid(logits, positions).float(), self.sampling).softmax(-1)
         if not self._specials:
             return p
         p = torch.nn.functional.pad(p, (0, self._specials))
@@ -56,7 +60,7 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
     if sampling.temperature != 1.0 and sampling.entropy_scale is None:
         logits = logits / sampling.temperature
     if 0 < sampling.top_k < logits.shape[-1]:
-        if _selects(logits.shape[-1], sampling.top_k) and _compacts(logits) and not _by_moments(sampling):
+        if selects(logits.shape[-1], sampling.top_k) and _compacts(logits) and not by_moments(sampling):
             return _truncate_few(logits, sampling)
         # On a CPU a third faster than masked_fill.
         logits = torch.where(logits < kth_largest(logits, sampling.top_k), -torch.inf, logits)
@@ -78,7 +82,7 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
     return logits
 
 
-def _by_moments(sampling: Sampling) -> bool:
+def by_moments(sampling: Sampling) -> bool:
     """Whether a filter sums over the vocabulary, which gives other last digits in another order."""
     return bool(sampling.top_n_sigma) or sampling.entropy_scale is not None
 
@@ -86,7 +90,7 @@ def _by_moments(sampling: Sampling) -> bool:
 def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
     """Top-k, top-p and min-p as in `truncate`, to the last bit, with few passes over the whole vocabulary."""
     vocab = logits.shape[-1]
-    chosen, largest, exists = _largest(logits.reshape(-1, vocab).numpy(), sampling.top_k)
+    chosen, largest, exists = candidates(logits.reshape(-1, vocab).numpy(), sampling.top_k)
     largest[largest < _kth(largest, sampling.top_k)] = -np.inf
     # Padding repeats the first entry, so that it is written as that is.
     padded = (torch.from_numpy(np.where(exists, part, part[:, :1])) for part in (chosen, largest))
@@ -196,7 +200,7 @@ def kept(weights: Tensor) -> Kept:
 def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
     """Sort token ids [..., V] by `probabilities` [..., V] (not negative), ties by id."""
     keys = _rank_keys(probabilities, torch.arange(probabilities.shape[-1], device=probabilities.device), descending)
-    ordered = _ascending(keys) if keys.device.type == "cpu" else keys.sort(dim=-1).values
+    ordered = ascending(keys) if keys.device.type == "cpu" else keys.sort(dim=-1).values
     return ordered & _ID
 
 
@@ -264,8 +268,8 @@ def _least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
 @_by_numpy("kth_largest", lambda values, k: values.new_empty(*values.shape[:-1], 1))
 def _kth_largest(values: Tensor, k: int) -> Tensor:
     flat = values.reshape(-1, values.shape[-1]).numpy()
-    if _selects(flat.shape[1], k):
-        _, flat, _ = _largest(flat, k)
+    if selects(flat.shape[1], k):
+        _, flat, _ = candidates(flat, k)
     return torch.from_numpy(_kth(flat, k).copy()).view(*values.shape[:-1], 1)
 
 
@@ -276,12 +280,12 @@ def _kth(values: np.ndarray, k: int) -> np.ndarray:
     return np.partition(values, place, axis=-1)[:, place : place + 1]
 
 
-def _selects(vocab: int, k: int) -> bool:
+def selects(vocab: int, k: int) -> bool:
     """Whether the k largest are found faster by a bound from a part of the entries."""
     return vocab >= WIDE and 4 * k <= vocab
 
 
-def _largest(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def candidates(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Entries of `values` [rows, V] that include the k largest and their ties: tokens, values [rows, K], padded with
     -inf, and where not padding. K is mostly much less than V: those above a bound from a part of them; all where it
     leaves fewer than k."""
@@ -297,7 +301,8 @@ def _largest(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 @_by_numpy("ascending", torch.empty_like)
-def _ascending(values: Tensor) -> Tensor:
+def ascending(values: Tensor) -> Tensor:
+    """Sort the entries [..., V] of a tensor on a CPU."""
     # numpy sorts with vector instructions where torch does not.
     return torch.from_numpy(np.sort(values.numpy(), axis=-1))
 

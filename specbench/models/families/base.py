@@ -94,6 +94,8 @@ class FamilyModel(TransformerModel):
 
     # special tokens that its prompts are written with; a tokenizer without them would spell them in letters.
     marks: tuple[str, ...] = ()
+    # [words, d] output matrix of all words, image tokens among them; None where only the image's rows are held
+    vocabulary: Tensor | None = None
 
     def __init__(
         self,
@@ -123,7 +125,9 @@ class FamilyModel(TransformerModel):
     ) -> Self:
         """A model whose image tokens follow the tokenizer's `words`, as many as the head has rows left."""
         head = network.lm_head.weight[words:]
-        return cls(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)
+        model = cls(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)
+        model.vocabulary = network.lm_head.weight
+        return model
 
     def words(self, text: str) -> list[int]:
         """Vocabulary ids of a text in which special tokens are written by name; nothing is added to it."""
@@ -151,6 +155,10 @@ class FamilyModel(TransformerModel):
 
     def head(self, hidden: Tensor) -> Tensor:
         return product(hidden, self._head)
+
+    def all_words(self, hidden: Tensor) -> Tensor:
+        """Logits [R, T, words] of the whole `vocabulary`."""
+        return product(hidden, self.vocabulary)
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         return render_codes(self._decoder, image_tokens.view(-1, self.layout.height, self.layout.width))
@@ -195,7 +203,7 @@ class LoadedModel(FamilyModel):
         head = network_.get_output_embeddings().weight
         if len(image_ids) == 0 or not all(0 <= number < len(head) for number in (*image_ids, *forced_ids)):
             raise SpecbenchError(f"image_ids and forced_ids must be of the {len(head)} words of {self.name}")
-        self._head = head[list(image_ids)]
+        self._head, self.vocabulary = head[list(image_ids)], head
         self._stream_ids = torch.tensor([*image_ids, *forced_ids], device=self._head.device)
         self.codebook = None if codebook is None else codebook.detach().float().to(self._head.device)
         self._ids_of, self._draw = prompt_ids, render
