@@ -21,6 +21,7 @@ from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.catalog import load_model, model_code
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.families.generation_config import GENERATION_CONFIG, logits_processors
+from specbench.models.forward_probe import refusing
 from specbench.models.interface import CompilableModel, ImageModel, TokenLayout
 from specbench.models.loaded_model import LoadedModel, PromptIds, decoding
 from specbench.prompts import Prompt, Request, text_id
@@ -306,6 +307,9 @@ def decode_loaded(
         if layout is None or prompt_ids is None:
             raise SpecbenchError("decode: a network needs layout, image_ids and prompt_ids", "see docs/python.md")
         model = LoadedModel(model, layout, image_ids, prompt_ids, forced_ids, codebook, render)
+    elif not hasattr(model, "layout"):
+        what = f"decode: {model!r:.60} is no network and no ImageModel"
+        raise SpecbenchError(what, "load the model first; specbench.generate takes names")
     names = {*SAMPLING_SETTINGS.values(), "decoder", *(setting.name for setting in decoder_settings())}
     flags = {name.replace("_", "-"): value for name, value in settings.items()} | {"decoder": decoder}
     accepted = [setting for setting in run_settings() if setting.name in names]
@@ -317,10 +321,13 @@ def decode_loaded(
     if not texts:
         raise SpecbenchError("decode: no prompt given", "pass a text, or a list of texts")
     sampling, own = plan_sampling(plain, values), isinstance(model, LoadedModel)
-    with decoding(model, texts[0], sampling.guidance != 1.0, probe) if own else nullcontext() as compared:
+    with ExitStack() as set_up:
+        compared = set_up.enter_context(decoding(model, texts, sampling.guidance != 1.0, probe)) if own else None
+        set_up.enter_context(refusing(model.name) if own else nullcontext())
         images = _decoded(model, texts, planned, sampling, seed, trace)
     for image in images if own else ():
-        image.facts["own_forward_gap"] = compared.gap if compared else math.nan
+        facts = {"own_forward_gap": compared.gap, "own_forward_slots": compared.slots} if compared else {}
+        image.facts |= {"own_forward_gap": math.nan} | facts
     return images[0] if isinstance(prompts, str) else images
 
 
