@@ -7,7 +7,10 @@ import os
 import pwd
 import re
 import stat
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -44,6 +47,21 @@ def settle_home() -> None:
         os.environ["HOME"] = user.pw_dir if user else str(private_folder())
         if user is None:
             warn(f"no home folder: what is kept goes to {private_folder()} (HOME or SPECBENCH_CACHE names another)")
+
+
+@contextmanager
+def plain_matplotlib() -> Iterator[None]:
+    """Context of the first import of matplotlib: MPLBACKEND may be of a notebook's package that is not here, and only
+    files are drawn. A notebook keeps its backend for figures of its own."""
+    if (asked := os.environ.pop("MPLBACKEND", None)) is None:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.environ["MPLBACKEND"] = asked
+    with suppress(KeyError, ValueError):
+        sys.modules["matplotlib"].rcParams["backend"] = asked
 
 
 @cache
