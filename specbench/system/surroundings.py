@@ -28,6 +28,8 @@ def settle() -> None:
         what = "the working folder does not exist any more" if isinstance(error, FileNotFoundError) else error.strerror
         raise SpecbenchError(f"{what}", "cd to another folder") from None
     settle_home()
+    if os.environ.get("HF_ENDPOINT") == "":  # which the hub's client takes for an address
+        del os.environ["HF_ENDPOINT"]
     for variable in ("COLUMNS", "TERMINAL_WIDTH"):  # rich's and typer's
         if not ((columns := os.environ.get(variable, "")).isdecimal() and int(columns)):
             os.environ.pop(variable, None)
