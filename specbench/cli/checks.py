@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
 import typer
@@ -13,6 +14,7 @@ from specbench.cli import options as opt
 from specbench.cli.commands import help_of
 from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.runs.settings import OF_ENGINES, run_settings
 from specbench.specs.presets import PRESETS, require_decoders
 from specbench.system import console
 from specbench.system.torch_device import AUTO, best_device, chosen_device
@@ -40,6 +42,15 @@ _Target = opt.option(
     "TYPE",
     "For runs of --dtype int8wo: recompute p with the same weights in this number format (float32, bfloat16 or "
     "float16), so that tv says how far the two targets are apart at least.",
+)
+_Engine = opt.option(
+    "--engine", "ADDRESS", "Let a serving engine draw images, and audit these.", rich_help_panel="Engine"
+)
+_Served = opt.served_option(rich_help_panel="Engine")
+_UNSERVED = {"entropy-scale", "top-n-sigma", "guidance-rows", "guidance-schedule", "random-weights"}
+_OWN = {"weights", "revision", "device", "dtype"}  # Options of `audit` itself, for any run
+_OF_ENGINE = tuple(
+    replace(setting, panel="Engine") for setting in run_settings() if setting.name in OF_ENGINES - _OWN - _UNSERVED
 )
 _TestedPrompts = opt.prompts_option("Set or file whose prompts the tests of the model and the metric use.")
 _ContractSamples = opt.option("--samples", "N", "Images for losslessness.", int, min=10_000)
@@ -119,10 +130,15 @@ _AUDIT_HELP = help_of(
     "model's distribution (Rosenblatt transform)? tv is then a lower bound on the mean total variation per token. "
     "The exit code is 4 if a decoder that is declared lossless deviates. With --recompute it is also 4 if the recorded "
     "values are not the model's, and tokens of probability 0, more than rounding makes, are a verdict by themselves.",
+    "With --engine, vLLM or SGLang at an address draws the first --limit prompts, which become a run that is audited: "
+    "specbench audit --engine http://127.0.0.1:8000 --model tar-1.5b --prompts FILE --limit 16. Only then are the "
+    "options of an engine read.",
 )
 
 
+@opt.flags(_OF_ENGINE)
 def audit(
+    flags: dict,
     decoders: opt.decoders_argument("all") = None,
     samples: _Samples = _DEFAULT_SAMPLES,
     seed: _Seed = 0,
@@ -134,10 +150,24 @@ def audit(
     revision: _RunRevision = None,
     device: opt.option("--device", "DEVICE", "With --recompute: torch device.", str) = AUTO,
     dtype: _Target = None,
+    engine: _Engine = None,
+    served: _Served = None,
     out: opt.Out = "results",
     quiet: opt.Quiet = False,
     json: opt.Json = False,
 ) -> None:
+    asked = {name: value for name, value in flags.items() if value is not None}
+    if engine:
+        if decoders or run or recompute or compiled or thorough or samples != _DEFAULT_SAMPLES or seed:
+            raise SpecbenchError("--engine audits what an engine draws", "name neither decoders nor runs with it")
+        from specbench.api import import_tokens
+
+        asked |= {"weights": weights, "revision": revision, "dtype": dtype, "device": chosen_device(device)}
+        asked = {name: value for name, value in asked.items() if value is not None}
+        folder = import_tokens(engine, out=out, served=served, **asked)
+        return audit_runs([str(folder)], out, False, weights, revision, device, None, json, quiet)
+    if asked or served:
+        raise SpecbenchError(f"--{next(iter(asked), 'served')} is for an engine", "--engine ADDRESS")
     recomputed, elsewhere = bool(recompute or dtype), bool(weights or revision)
     _check_audit(decoders or (), bool(run), compiled, thorough, recomputed, elsewhere, device)
     if run and (samples != _DEFAULT_SAMPLES or seed):
