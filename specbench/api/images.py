@@ -16,7 +16,16 @@ from specbench.api.results import report, samples
 from specbench.errors import SpecbenchError, chosen
 from specbench.runs.plan import plan_drawing
 from specbench.runs.run_progress import RunSummary
-from specbench.runs.settings import DRAWN, OF_ENGINES, OF_IMAGES, OF_TOKENS, decoder_settings, merge, run_settings, split_list
+from specbench.runs.settings import (
+    DRAWN,
+    OF_ENGINES,
+    OF_IMAGES,
+    OF_TOKENS,
+    decoder_settings,
+    merge,
+    run_settings,
+    split_list,
+)
 from specbench.runs.sweep import sweep_plans, sweep_values
 
 if TYPE_CHECKING:

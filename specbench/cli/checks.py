@@ -35,13 +35,13 @@ _StoredRuns = opt.option(
     "--run", "RUN", "Audit stored runs instead: run ids, prefixes of these, decoders, or folders.", list[str] | None
 )
 _Recompute = opt.switch("--recompute", "With --run: recompute p, teacher-forced.")
-_RunWeights = opt.option("--weights", "DIR|OWNER/NAME", "With --recompute: the run's checkpoint, if not official.")
-_RunRevision = opt.option("--revision", "REF", "With --recompute: revision of its hub repository.")
+_RunWeights = opt.option("--weights", "DIR|OWNER/NAME", "With --recompute or --engine: checkpoint, if not official.")
+_RunRevision = opt.option("--revision", "REF", "With --recompute or --engine: revision of its hub repository.")
 _Target = opt.option(
     "--dtype",
     "TYPE",
     "For runs of --dtype int8wo: recompute p with the same weights in this number format (float32, bfloat16 or "
-    "float16), so that tv says how far the two targets are apart at least.",
+    "float16), so that tv says how far the two targets are apart at least. With --engine: what it claims.",
 )
 _Engine = opt.option(
     "--engine", "ADDRESS", "Let a serving engine draw images, and audit these.", rich_help_panel="Engine"
@@ -148,7 +148,7 @@ def audit(
     recompute: _Recompute = False,
     weights: _RunWeights = None,
     revision: _RunRevision = None,
-    device: opt.option("--device", "DEVICE", "With --recompute: torch device.", str) = AUTO,
+    device: opt.option("--device", "DEVICE", "With --recompute or --engine: torch device.", str) = AUTO,
     dtype: _Target = None,
     engine: _Engine = None,
     served: _Served = None,
@@ -159,12 +159,13 @@ def audit(
     asked = {name: value for name, value in flags.items() if value is not None}
     if engine:
         if decoders or run or recompute or compiled or thorough or samples != _DEFAULT_SAMPLES or seed:
-            raise SpecbenchError("--engine audits what an engine draws", "name neither decoders nor runs with it")
+            raise SpecbenchError("--engine audits what an engine draws", "omit decoders, --run and their options")
+        if not engine.startswith(("http://", "https://")):
+            raise SpecbenchError(f"--engine {engine}: no address", f"--engine http://{engine}")
         from specbench.api import import_tokens
 
-        asked |= {"weights": weights, "revision": revision, "dtype": dtype, "device": chosen_device(device)}
-        asked = {name: value for name, value in asked.items() if value is not None}
-        folder = import_tokens(engine, out=out, served=served, **asked)
+        asked |= {"weights": weights or "", "revision": revision or "", "device": chosen_device(device)}
+        folder = import_tokens(engine, out=out, served=served, **asked, **({"dtype": dtype} if dtype else {}))
         return audit_runs([str(folder)], out, False, weights, revision, device, None, json, quiet)
     if asked or served:
         raise SpecbenchError(f"--{next(iter(asked), 'served')} is for an engine", "--engine ADDRESS")

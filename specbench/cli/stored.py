@@ -10,7 +10,19 @@ import typer
 from rich.console import Console
 
 from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Out, Quiet, Run, Runs, argument, flags, option, require_ending, served_option, switch
+from specbench.cli.options import (
+    Json,
+    Out,
+    Quiet,
+    Run,
+    Runs,
+    argument,
+    flags,
+    option,
+    require_ending,
+    served_option,
+    switch,
+)
 from specbench.cli.output import print_json, print_table, print_written
 from specbench.errors import GATE, PARTIAL, SpecbenchError, read_name
 from specbench.runs.settings import OF_ENGINES, run_settings

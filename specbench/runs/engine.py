@@ -1,9 +1,8 @@
 """Image tokens from a serving engine at an address, by vLLM's `/v1/completions` or SGLang's `/generate`.
 
 Prompts are sent as the ids that the model's own template makes, and ids are asked for: as many as the image has, of the
-image's ids alone, with every sampling parameter named, so that no default of the engine counts. An image is one request.
-If its grammar forces tokens, or its grids hold other ids, each stretch of free slots is one, which continues the tokens
-so far.
+image's ids alone, with every sampling parameter named, so that no default of the engine counts. An image is a request.
+If its grammar forces tokens, or its grids hold other ids, each stretch of free slots is, and continues what is there.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from http.client import InvalidURL
 from itertools import groupby
 from typing import Any
 
 import torch
 
-from specbench.errors import FAILURE, SpecbenchError
+from specbench.errors import BAD_INPUT, FAILURE, SpecbenchError
 from specbench.models.families.base import FamilyModel
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.specs.run_spec import Sampling
@@ -137,7 +137,7 @@ class EngineModel:
                 logp[row] += part.logp[row]
         return Answer(tokens, logp)
 
-    def _continued(self, prompts: Sequence[Sequence[int]], allowed: Sequence[int], count: int) -> Answer:
+    def _continued(self, prompts: list[list[int]], allowed: Sequence[int], count: int) -> Answer:
         """Ask for `count` tokens, of the ids `allowed`, after each prompt."""
         address, model = self.engine.address, self.engine.model
         if self.engine.program == _SGLANG:
@@ -147,17 +147,17 @@ class EngineModel:
             path, read = "/generate", _of_sglang
         else:
             body = self._sampling | {"model": model, "prompt": prompts, "max_tokens": count, "logprobs": 0}
-            body |= {"allowed_token_ids": allowed, "return_token_ids": True}
+            body |= {"allowed_token_ids": allowed, "return_token_ids": True, "return_tokens_as_token_ids": True}
             path, read = "/v1/completions", _of_openai
         content = ask(address + path, body, _IMAGE_S, DOWNLOAD_ATTEMPTS)
         try:
             answer, seen = read(content)
         except (LookupError, TypeError, ValueError, AttributeError):
             raise SpecbenchError(f"{address}: no token ids in the answer", "vLLM has them from 0.10.2 on") from None
-        if seen != [list(prompt) if isinstance(ids, list) else len(prompt) for prompt, ids in zip(prompts, seen)]:
+        if seen not in (prompts, [len(prompt) for prompt in prompts]):
             raise SpecbenchError(f"{address} has read another prompt than the ids that were sent")
-        if short := [len(ids) for ids in answer.tokens if len(ids) != count] or [0] * (len(answer.tokens) != len(prompts)):
-            raise SpecbenchError(f"{address} has drawn {short[0]:,} tokens, and {count:,} were asked for")
+        if wrong := [len(ids) for ids in answer.tokens if len(ids) != count]:
+            raise SpecbenchError(f"{address} has drawn {wrong[0]:,} tokens, and {count:,} were asked for")
         return answer
 
 
@@ -205,13 +205,14 @@ def ask(url: str, body: Mapping[str, object] | None, timeout: float, attempts: i
         except urllib.error.HTTPError as error:
             what = f"{url} answers {error.code}: {_message(error.read())}"
             again = error.code >= 500 or error.code == 429
+        except (ValueError, InvalidURL) as error:  # InvalidURL is one of TRANSIENT, too
+            what, again = f"{url}: {error}", False
         except TRANSIENT as error:
-            cause = getattr(error, "reason", "") or error
-            what, again = f"{url} does not answer: {getattr(cause, 'strerror', '') or cause or type(error).__name__}", True
-        except ValueError:  # a malformed address, or no JSON
-            what, again = f"{url} answers no JSON, or is no address", False
+            reason = getattr(error, "reason", "") or error
+            what, again = f"{url} does not answer: {getattr(reason, 'strerror', '') or reason}", True
         if not (again and left):
-            raise SpecbenchError(what, "" if not again else "the same command goes on", FAILURE if again else 2)
+            fix = "the same command goes on" if attempts > 1 else "start the engine, or name its address"
+            raise SpecbenchError(what, fix if again else "", FAILURE if again else BAD_INPUT)
         time.sleep(PAUSE_S * (attempts - left))
     raise AssertionError
 

@@ -61,11 +61,11 @@ class _Image:
     """One image; `seconds`, of its batch, is None if unknown."""
 
     request: Request
-    seed: int
     tokens: np.ndarray
     logp: np.ndarray
     seconds: float | None
     batch: int = 1
+    seed: int = 0
 
 
 @PinnedTorch(False)
@@ -131,18 +131,17 @@ def run_of_engine(
     store = RunStore(run_folder(out, spec))
     with store.lock(spec):
         wanted = {request.key: request for request in requests_for(chosen)}
-        missing = _begin(store, spec, model, wanted, {"engine": told})
+        missing = _begin(store, spec, model, wanted, engine=told)
         for start in range(0, len(missing), batch):
-            requests, images = missing[start : start + batch], []
+            requests = missing[start : start + batch]
             answer = drawer.draw([request.text for request in requests])
-            rows = [np.array(ids) for ids in answer.tokens]
-            tokens = read_stream(rows, loaded, address, [*_tables(loaded)][-1])
-            for request, stream, logp in zip(requests, tokens, answer.logp, strict=True):
-                whole = np.array(logp, np.float32)
-                images.append(_Image(request, 0, stream, whole, drawer.seconds, len(requests)))
+            streams = read_stream([np.array(ids) for ids in answer.tokens], loaded, address, [*_tables(loaded)][-1])
+            parts = zip(requests, streams, np.array(answer.logp, np.float32), strict=True)
+            images = [_Image(*part, drawer.seconds, len(requests)) for part in parts]
             _store(images, loaded, spec, store)
-            pace = f"{console.duration(drawer.seconds)}, {len(requests) * loaded.layout.length / drawer.seconds:,.0f}"
-            console.say(f"{store.folder.name}: {start + len(requests)} of {len(missing)} images: {pace} tokens a second")
+            pace = len(requests) * loaded.layout.length / drawer.seconds
+            text = f"{start + len(requests)} of {len(missing)} images, {console.duration(drawer.seconds)}"
+            console.say(f"{store.folder.name}: {text}, {pace:,.0f} tokens a second")
     return store.folder
 
 
@@ -180,14 +179,12 @@ def _claimed(
     )
 
 
-def _begin(
-    store: RunStore, spec: RunSpec, model: ModelFacts, images: Mapping[Key, T], facts: Mapping[str, object] | None = None
-) -> list[T]:
+def _begin(store: RunStore, spec: RunSpec, model: ModelFacts, images: Mapping[Key, T], **facts: object) -> list[T]:
     """Open a locked run for images, and return those that it lacks. `facts`: further fields of `run.json`."""
     claim = ", ".join(f"{name} {plain(value)}" for name, value in spec.content()["sampling"].items())
     console.say(f"claimed: {claim}, {spec.dtype} (--cfg, --temperature, --top-k, --top-p, --dtype)")
     where = {"versions": {}, "git": {}, "hardware": {"cpu": f"unknown machine of {spec.decoder.name}"}}
-    known = {"origins": {}, **model.file_facts(spec.weights_sha256), **(facts or {})}
+    known = {"origins": {}, **model.file_facts(spec.weights_sha256), **facts}
     store.begin(spec, where | {"started_at": now(), "load": None, "wanted": len(images)}, known)
     done = store.completed() & images.keys()
     if done:
@@ -203,9 +200,7 @@ def _tables(model: ImageModel) -> dict[str, np.ndarray]:
     return {"codes": codes} if np.array_equal(ids, codes) else {"codes": codes, "model": ids}
 
 
-def read_stream(
-    images: Sequence[np.ndarray], model: ImageModel, path: Path | str, ids: str | None
-) -> list[np.ndarray]:
+def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path | str, ids: str | None) -> list[np.ndarray]:
     """The stream tokens [N] of images, from ids of either kind, with or without those that the grammar forces."""
     layout, tables = model.layout, _tables(model)
     if ids not in (None, *tables):
@@ -357,7 +352,7 @@ def _image(columns: Mapping[str, list], row: int, request: Request, tokens: np.n
     seed = 0 if seed is None else seed
     if type(seed) not in (int, float) or seed % 1 or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed {seed}, which must be a whole number from 0 to {MAX_SEED}")
-    return _Image(request, int(seed), tokens, whole, None if seconds is None else float(seconds))
+    return _Image(request, tokens, whole, None if seconds is None else float(seconds), seed=int(seed))
 
 
 def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: RunStore) -> None:

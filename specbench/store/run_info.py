@@ -321,7 +321,8 @@ def _read_spec(content: Mapping[str, object]) -> RunSpec:
 
 def _check_optional(content: Mapping[str, object]) -> None:
     """Raise a TypeError, LookupError or ValueError for a malformed optional key."""
-    for name in ("origins", "memory", "floor", "source", "commits", "file_digests", "processors", "asked", "code", "engine"):
+    known = ("origins", "memory", "floor", "source", "commits", "file_digests", "processors", "asked", "code")
+    for name in (*known, "engine"):
         if not isinstance(content.get(name), dict | None):
             raise TypeError(name)
     if not all(isinstance(code, dict) for code in (content.get("code") or {}).values()):
