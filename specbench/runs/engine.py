@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from specbench.errors import BAD_INPUT, FAILURE, SpecbenchError
+from specbench.errors import FAILURE, SpecbenchError
 from specbench.models.families.base import FamilyModel
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.specs.run_spec import Sampling
@@ -69,7 +69,7 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
         raise SpecbenchError(f"{address} lists no models at /v1/models", "vLLM and SGLang do") from None
     info: dict[str, Any] = {}
     if program == _SGLANG:
-        info = ask(f"{address}/get_server_info", None, _QUICK_S) | ask(f"{address}/get_model_info", None, _QUICK_S)
+        info = _sglang_info(address, "server_info") | _sglang_info(address, "model_info")
         names = {name: {*others, str(info.get("model_path"))} for name, others in names.items()}
     elif program == "vLLM":
         info = ask(f"{address}/version", None, _QUICK_S)
@@ -82,12 +82,20 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
     return Engine(address, program, str(info.get("version", "")), served or fitting[0], facts or None)
 
 
+def _sglang_info(address: str, page: str) -> Any:
+    """A page of facts, by its earlier name if there is none."""
+    try:
+        return ask(f"{address}/{page}", None, _QUICK_S)
+    except SpecbenchError:
+        return ask(f"{address}/get_{page}", None, _QUICK_S)
+
+
 def _last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].casefold()
 
 
 class EngineModel:
-    """A model as an engine draws it. `seconds`: how long the last call of `draw` waited for answers."""
+    """A model as an engine draws it. `seconds`: how long the answers of the last call of `draw` took."""
 
     def __init__(self, engine: Engine, model: ImageModel, sampling: Sampling):
         if not isinstance(model, FamilyModel) or type(model).prompt_ids is FamilyModel.prompt_ids:
@@ -128,10 +136,8 @@ class EngineModel:
                 forced = [self._ids[layout.forced[slot]] for slot in slots]
                 part = Answer([forced] * len(texts), [[float("nan")] * len(slots)] * len(texts))
             else:
-                started = time.perf_counter()
                 known = [[*prompt, *stream] for prompt, stream in zip(prompts, tokens, strict=True)]
                 part = self._continued(known, self._ids[slice(*ids)], len(slots))
-                self.seconds += time.perf_counter() - started
             for row in range(len(texts)):
                 tokens[row] += part.tokens[row]
                 logp[row] += part.logp[row]
@@ -149,7 +155,7 @@ class EngineModel:
             body = self._sampling | {"model": model, "prompt": prompts, "max_tokens": count, "logprobs": 0}
             body |= {"allowed_token_ids": allowed, "return_token_ids": True, "return_tokens_as_token_ids": True}
             path, read = "/v1/completions", _of_openai
-        content = ask(address + path, body, _IMAGE_S, DOWNLOAD_ATTEMPTS)
+        content = self._tried(address + path, body)
         try:
             answer, seen = read(content)
         except (LookupError, TypeError, ValueError, AttributeError):
@@ -159,6 +165,20 @@ class EngineModel:
         if wrong := [len(ids) for ids in answer.tokens if len(ids) != count]:
             raise SpecbenchError(f"{address} has drawn {wrong[0]:,} tokens, and {count:,} were asked for")
         return answer
+
+    def _tried(self, url: str, body: Mapping[str, object]) -> Any:
+        """The answer to the first of several tries that is not cut off, which alone is timed."""
+        for number in range(1, DOWNLOAD_ATTEMPTS + 1):
+            started = time.perf_counter()
+            try:
+                content = ask(url, body, _IMAGE_S)
+            except Unanswered as error:
+                if number == DOWNLOAD_ATTEMPTS:
+                    raise SpecbenchError(error.what, "the same command goes on", FAILURE) from None
+                time.sleep(PAUSE_S * number)
+            else:
+                self.seconds += time.perf_counter() - started
+                return content
 
 
 def _stretches(layout: TokenLayout) -> list[tuple[list[int], tuple[int, int] | None]]:
@@ -193,28 +213,26 @@ def _numbers(tokens: Sequence[Sequence[int]], values: Sequence[Sequence[float] |
     return [[min(float(p), 0.0) for p in row] if row else none for row, none in zip(values, missing, strict=True)]
 
 
-def ask(url: str, body: Mapping[str, object] | None, timeout: float, attempts: int = 1) -> Any:
-    """Send JSON, or ask for a page without a `body`, and return the JSON that is answered. What was cut off or met a
-    server that is busy is tried again, up to `attempts` times in all."""
+class Unanswered(SpecbenchError):
+    """A request that was cut off or met a busy server, so that the next one may be answered."""
+
+
+def ask(url: str, body: Mapping[str, object] | None, timeout: float) -> Any:
+    """Send JSON, or ask for a page without a `body`, and return the JSON that is answered."""
     data = None if body is None else json.dumps(body).encode()
-    for left in reversed(range(attempts)):
-        try:
-            request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-            with send(request, timeout) as response:
-                return parse_json(response.read())
-        except urllib.error.HTTPError as error:
-            what = f"{url} answers {error.code}: {_message(error.read())}"
-            again = error.code >= 500 or error.code == 429
-        except (ValueError, InvalidURL) as error:  # InvalidURL is one of TRANSIENT, too
-            what, again = f"{url}: {error}", False
-        except TRANSIENT as error:
-            reason = getattr(error, "reason", "") or error
-            what, again = f"{url} does not answer: {getattr(reason, 'strerror', '') or reason}", True
-        if not (again and left):
-            fix = "the same command goes on" if attempts > 1 else "start the engine, or name its address"
-            raise SpecbenchError(what, fix if again else "", FAILURE if again else BAD_INPUT)
-        time.sleep(PAUSE_S * (attempts - left))
-    raise AssertionError
+    try:
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+        with send(request, timeout) as response:
+            return parse_json(response.read())
+    except urllib.error.HTTPError as error:
+        kind = Unanswered if error.code >= 500 or error.code == 429 else SpecbenchError
+        raise kind(f"{url} answers {error.code}: {_message(error.read())}") from None
+    except (ValueError, InvalidURL) as error:  # InvalidURL is one of TRANSIENT, too
+        raise SpecbenchError(f"{url}: {error}") from None
+    except TRANSIENT as error:
+        reason = getattr(error, "reason", "") or error
+        what = f"{url} does not answer: {getattr(reason, 'strerror', '') or reason}"
+        raise Unanswered(what, "start the engine, or name its address", FAILURE) from None
 
 
 def _message(body: bytes) -> str:

@@ -141,7 +141,8 @@ def run_of_engine(
             _store(images, loaded, spec, store)
             pace = len(requests) * loaded.layout.length / drawer.seconds
             text = f"{start + len(requests)} of {len(missing)} images, {console.duration(drawer.seconds)}"
-            console.say(f"{store.folder.name}: {text}, {pace:,.0f} tokens a second")
+            if console.progress_shown():
+                console.say(f"{store.folder.name}: {text}, {pace:,.0f} tokens a second")
     return store.folder
 
 

@@ -64,7 +64,7 @@ def sglang(path: str, body: dict | None) -> object:
     """Answers of SGLang 0.5 as its source makes them."""
     if path == "/v1/models":
         return {"object": "list", "data": [{"id": "default", "owned_by": "sglang", "root": "default"}]}
-    if path == "/get_server_info":
+    if path == "/server_info":
         return {"version": "0.5.23", "dtype": "bfloat16", "quantization": None, "internal_states": [{}]}
     if path == "/get_model_info":
         return {"model_path": "/models/tar", "tokenizer_path": "/models/tar", "weight_version": "default"}
