@@ -279,7 +279,12 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
         if isinstance(info, HubModel):
             from specbench.models.families.base import load  # brings torch's networks: not for `list` and `--help`
 
-            return load(info, device, dtype or info.dtype, info.checkpoint.fetch())
+            model = load(info, device, dtype or info.dtype, info.checkpoint.fetch())
+            if not (info.choice.random or info.checkpoint.official):
+                from specbench.models.forward_probe import check_own_forward  # imports torch
+
+                check_own_forward(model, "0" if info.classes else "a photo <I1>" if info.codes else "a photo")
+            return model
         return info.load(device, dtype)
 
 

@@ -4,6 +4,7 @@ one."""
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
@@ -19,9 +20,9 @@ from specbench.decoding.loop import decode
 from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.catalog import load_model, model_code
 from specbench.models.facts import BYTES, ModelFacts
-from specbench.models.families.base import LoadedModel, PromptIds
 from specbench.models.families.generation_config import GENERATION_CONFIG, logits_processors
 from specbench.models.interface import CompilableModel, ImageModel, TokenLayout
+from specbench.models.loaded_model import LoadedModel, PromptIds, decoding
 from specbench.prompts import Prompt, Request, text_id
 from specbench.runs import compiler
 from specbench.runs.compiler import available_threads
@@ -265,6 +266,7 @@ def decode_loaded(
     render: Callable[[Tensor], Tensor] | None = None,
     seed: int = 0,
     trace: bool = False,
+    probe: bool = True,
     **settings: object,
 ) -> Generation | list[Generation]:
     """Decode images with a model object that is loaded already; nothing is stored.
@@ -281,6 +283,8 @@ def decode_loaded(
         forced_ids: vocabulary ids of the tokens that the layout forces, such as row ends.
         codebook: [image tokens, d] embedding of each image token, which GSD and LANTERN measure distances in.
         render: function that draws image tokens [B, height * width] as uint8 [B, 3, H, W].
+        probe: whether to compare decoding steps of a network with its own forward before the first image, once for a
+            network: seconds. The largest difference of log p is in `.facts["own_forward_gap"]`, NaN without a probe.
         settings: `cfg`, `temperature`, `top_k`, `top_p`, ..., by default those of plain sampling, and options of the
             decoder, for example `G=50`.
 
@@ -288,7 +292,8 @@ def decode_loaded(
         A `Generation` for one text, a list for several. Stream tokens are in `.tokens`, target forwards in `.nfe`.
 
     Raises:
-        SpecbenchError: an unknown or invalid setting, ids that do not fit the layout, or an image that failed.
+        SpecbenchError: an unknown or invalid setting, ids that do not fit the layout, a network whose decoding steps
+            differ from its own forward, or an image that failed.
     """
     if isinstance(model, nn.Module):
         if layout is None or prompt_ids is None:
@@ -302,7 +307,13 @@ def decode_loaded(
         name=model.name, guided=True, v_image=model.layout.v_image, sampling=lambda: Sampling(guidance=1.0)
     )
     texts, planned = [prompts] if isinstance(prompts, str) else list(prompts), _one_decoder(values)
-    images = _decoded(model, texts, planned, plan_sampling(plain, values), seed, trace)
+    if not texts:
+        raise SpecbenchError("decode: no prompt given", "pass a text, or a list of texts")
+    sampling, own = plan_sampling(plain, values), isinstance(model, LoadedModel)
+    with decoding(model, texts[0], sampling.guidance != 1.0, probe) if own else nullcontext() as compared:
+        images = _decoded(model, texts, planned, sampling, seed, trace)
+    for image in images if own else ():
+        image.facts["own_forward_gap"] = compared.gap if compared else math.nan
     return images[0] if isinstance(prompts, str) else images
 
 

@@ -67,7 +67,7 @@ class PositionLayer(CacheLayerMixin):
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        slots, run = self._placement.slots, self._placement.run
+        slots, run = self._placement.slots.to(key_states.device), self._placement.run
         if run is not None:
             self.keys[:, :, run] = key_states
             self.values[:, :, run] = value_states
@@ -79,6 +79,7 @@ class PositionLayer(CacheLayerMixin):
 
     def move(self, source: Tensor, target: Tensor) -> None:
         """Copy the entries at slots `source` [R, D] to slots `target` [R, D]."""
+        source, target = source.to(self.keys.device), target.to(self.keys.device)
         for buffer in (self.keys, self.values):
             buffer[self._rows, :, target] = buffer[self._rows, :, source]
 

@@ -91,6 +91,16 @@ class TransformerModel:
         """Guided logits [B, T, v_image] of float32 logits [R, T, v_image] that predict stream slots [R, T]."""
         return guide(logits, guidance)
 
+    def own_logits(self, prompt: Prefix, tokens: Tensor) -> Tensor:
+        """Logits [N + 1, v_image] of the slots after the one prompt, for stream tokens [N], by one forward of
+        transformers' network without cache, mask and compiled steps."""
+        positions = torch.arange(1, len(tokens) + 1, device=self.device)
+        embeds = torch.cat([prompt.embeds[0][None], self.embed(tokens[None], positions[None], prompt.state)], 1)
+        numbers = torch.arange(embeds.shape[1], device=self.device)[None]
+        numbers = numbers if prompt.shift is None else numbers + prompt.shift[:, None].to(self.device)
+        hidden = self.backbone(inputs_embeds=embeds, position_ids=numbers, use_cache=False).last_hidden_state
+        return self.head(hidden)[0, len(prompt.embeds[0]) - 1 :]
+
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         raise NotImplementedError
 

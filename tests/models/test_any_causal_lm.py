@@ -1,0 +1,164 @@
+"""`specbench.decode` on networks of transformers that specbench does not know: their own distribution, or one line."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import any_causal_lm
+import pytest
+import torch
+from transformers import masking_utils
+
+import specbench
+from specbench.errors import SpecbenchError
+from specbench.models import loaded_model
+from specbench.models.transformer import kv_cache
+
+IDS = list(range(20, 36))
+PROMPTS = ([1, 5, 7, 9, 11], [1, 5])
+DECODERS = ("ar", "sjd:window=4", "sjd-pac:window=6")
+
+
+def decoded(network, decoder, **settings):
+    settings = {"layout": (5, 6), "image_ids": IDS, "prompt_ids": lambda text: PROMPTS, "cfg": 2.0, **settings}
+    return specbench.decode(network, "a cup", decoder, **settings)
+
+
+@torch.no_grad()
+def furthest(network, image) -> float:
+    """Largest difference of the image's log p from the network's own forward."""
+    tokens = torch.tensor(image.tokens).long()
+    rows = []
+    for prompt in PROMPTS:
+        output = network(torch.tensor([prompt + [IDS[token] for token in tokens]]))
+        rows.append(output.logits[0, len(prompt) - 1 : -1][:, IDS].float())
+    logp = (rows[1] + 2.0 * (rows[0] - rows[1])).log_softmax(-1)
+    return float((logp.gather(1, tokens[:, None])[:, 0] - torch.tensor(image.logp)).abs().max())
+
+
+def outcome(network) -> str:
+    """ "equal" for all decoders, or the line that refuses the network."""
+    for decoder in DECODERS:
+        try:
+            image = decoded(network, decoder)
+        except SpecbenchError as error:
+            assert "\n" not in str(error) and len(str(error)) < 400
+            return str(error)
+        gap = furthest(network, image)
+        assert gap < 0.01, f"{type(network).__name__}, {decoder}: {gap:.2g} nats from its own forward, without a word"
+    return "equal"
+
+
+# Scaled and capped logits, biases of the head, windows and chunks, learned positions, experts, attention sinks.
+KINDS = [
+    ("llama", "eager"),
+    ("gemma2", "eager"),
+    ("gemma3_text", "sdpa"),
+    ("phi", "sdpa"),
+    ("granite", "eager"),
+    ("cohere2", "sdpa"),
+    ("gpt2", "sdpa"),
+    ("opt", "eager"),
+    ("gpt_oss", "eager"),
+    ("llama4_text", "sdpa"),
+    ("mixtral", "sdpa"),
+]
+
+
+@pytest.mark.parametrize(("name", "attention"), KINDS)
+def test_a_network_is_decoded_from_its_own_distribution(name, attention):
+    network = any_causal_lm.build(name, attention)
+    assert outcome(network) == "equal" and network.config._attn_implementation == attention
+
+
+def test_what_slots_of_a_cache_cannot_hold_is_refused():
+    assert "conv state" in outcome(any_causal_lm.build("jamba"))  # a state between tokens
+    assert "when other tokens follow it" in outcome(any_causal_lm.build("xlnet"))  # looks ahead
+    assert "differs from the model's own forward" in outcome(any_causal_lm.build("roberta"))  # other positions
+    bloom = any_causal_lm.build("bloom")  # its bias by distance knows no draft tree
+    assert furthest(bloom, decoded(bloom, "sjd:window=4")) < 0.01
+    with pytest.raises(SpecbenchError, match="log p in a draft tree differs"):
+        decoded(bloom, "sjd-pac:window=6")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_whole_library_is_equal_or_refused_in_one_line(attention):
+    walked = {name: any_causal_lm.build(name, attention) for name in any_causal_lm.NAMES}
+    outcomes = {name: outcome(network) for name, network in walked.items() if network is not None}
+    equal = [name for name, text in outcomes.items() if text == "equal"]
+    print(f"{attention}: {len(outcomes)} built, {len(equal)} equal")
+    for name, text in outcomes.items():
+        print(f"{name}: {text}")
+    assert len(equal) >= {"eager": 100, "sdpa": 75}[attention]
+
+
+def test_training_mode_is_set_aside_for_the_call():
+    network = any_causal_lm.build("llama")
+    network.config.attention_dropout = 0.5
+    for layer in network.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    network.train()
+    network.model.norm.eval()
+    tokens = [decoded(network, "sjd:window=4", seed=1).tokens.tolist() for _ in range(2)]
+    assert tokens[0] == tokens[1]
+    assert network.training and network.model.layers[0].training and not network.model.norm.training
+
+
+def _masks(change):
+    """`slot_masks` whose masks a function of the mask functions by attention changes."""
+    true = loaded_model.slot_masks
+
+    @contextmanager
+    def changed(*arguments):
+        with true(*arguments):
+            functions = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS._local_mapping
+            functions["eager"] = change(functions)
+            yield
+
+    return changed
+
+
+def _causal_only(functions):
+    make = functions["eager"]
+    return lambda mask_function, **options: make(mask_function=masking_utils.causal_mask_function, **options)
+
+
+def _never_overwritten(true):
+    def update(self, keys, values, *more):
+        before = self.keys.clone() if self.is_initialized else None
+        true(self, keys, values)
+        if before is not None:
+            filled = before.abs().sum((1, 3), keepdim=True) > 0
+            self.keys = torch.where(filled, before, self.keys)
+        visible = self._placement.visible
+        return self.keys[:, :, :visible], self.values[:, :, :visible]
+
+    return update
+
+
+_FORWARD, _UPDATE = loaded_model.Backbone.forward, kv_cache.PositionLayer.update
+BUGS = {
+    "a bool mask for eager attention": (loaded_model, "slot_masks", _masks(lambda functions: functions["sdpa"])),
+    "no sliding window": (loaded_model, "slot_masks", _masks(_causal_only)),
+    "no soft cap": (
+        loaded_model.LoadedModel,
+        "head",
+        lambda self, hidden: hidden @ self.network.lm_head.weight[self._image_ids].T,
+    ),
+    "a rejected draft stays": (kv_cache.PositionLayer, "update", _never_overwritten(_UPDATE)),
+    "an accepted branch stays where it was": (kv_cache.PositionLayer, "move", lambda self, source, target: None),
+    "half the positions": (
+        loaded_model.Backbone,
+        "forward",
+        lambda self, inputs_embeds, position_ids, **more: _FORWARD(self, inputs_embeds, position_ids // 2, **more),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_refused(bug, dtype, monkeypatch):
+    monkeypatch.setattr(*BUGS[bug])
+    with pytest.raises(SpecbenchError, match="differs from the model's own forward by"):
+        decoded(any_causal_lm.build("gemma2", "eager").to(dtype), "sjd-pac:window=6")
