@@ -3,7 +3,8 @@
 `make test-engines` installs vLLM for CPUs into an environment of its own (3.4 GB) and runs the cases as tests. This
 program writes what the audits say, and the report of engine and AR on the same prompts:
 
-    python dev/engines/run.py --out results/engines
+    python dev/engines/run.py
+    python dev/engines/run.py --tokens-alone
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Case:
     model: str
     wrong: str = "nothing"
     rounded: bool = False
-    change: Change | None = field(default=None, compare=False)
+    change: Change = field(default=lambda body: None, compare=False)
 
     @property
     def verdict(self) -> str:
@@ -136,8 +137,9 @@ def vllm(folder: Path, name: str, log: Path) -> Iterator[str]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def forwarded(address: str, change: Change) -> Callable[[str, dict | None], object]:
-    """Pass requests on, changed, and let the answer say that the prompt was read as it was sent."""
+def forwarded(address: str, change: Change, logp: bool) -> Callable[[str, dict | None], object]:
+    """Pass requests on, changed, and let the answer say that the prompt was read as it was sent. `logp`: leave log p
+    in the answer."""
 
     def respond(path: str, body: dict | None) -> object:
         sent = json.loads(json.dumps(body))
@@ -149,6 +151,7 @@ def forwarded(address: str, change: Change) -> Callable[[str, dict | None], obje
             content = json.load(answer)
         for choice in content["choices"] if sent else ():
             choice["prompt_token_ids"] = body["prompt"][choice["index"]]
+            choice["logprobs"] = choice["logprobs"] if logp else None
         return content
 
     return respond
@@ -166,18 +169,11 @@ def of_model(model: str, folder: Path) -> list[str]:
     return [*line.split(), *CLAIMS[model].split()]
 
 
-def audited(case: Case, address: str, folder: Path, out: Path) -> dict[str, object]:
-    """Draw by address, and audit, through the change of the case."""
+def audited(case: Case, address: str, folder: Path, out: Path, logp: bool = True) -> dict[str, object]:
+    """Draw by address, and audit, through the change of the case; by the tokens alone without `logp`."""
     flags = [*of_model(case.model, folder), "--limit", IMAGES, "--batch", 16, "--out", out, "--json"]
-
-    def audit(at: str) -> subprocess.CompletedProcess:
-        return specbench("audit", "--engine", at, *flags)
-
-    if case.change is None:
-        done = audit(address)
-    else:
-        with served(forwarded(address, case.change)) as between:
-            done = audit(between)
+    with served(forwarded(address, case.change, logp)) as between:
+        done = specbench("audit", "--engine", between, *flags)
     if done.returncode not in (0, 4):
         raise SystemExit(done.stderr)
     [row] = json.loads(done.stdout)
@@ -204,25 +200,28 @@ def serving(case: Case, folder: Path) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "engines")
-    out = parser.parse_args().out
+    parser.add_argument("--tokens-alone", action="store_true", help="audit without log p, into a file of its own")
+    asked = parser.parse_args()
+    out, name = asked.out, "tokens-alone.jsonl" if asked.tokens_alone else "verdicts.jsonl"
     out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as place, (out / "verdicts.jsonl").open("w") as file:
+    with tempfile.TemporaryDirectory() as place, (out / name).open("w") as file:
         folder = Path(place)
         prepared(folder, list(CLAIMS))
         for _, cases in groupby(CASES, lambda case: (case.model, case.rounded)):
             some = list(cases)
             with serving(some[0], folder) as address:
                 for case in some:
-                    row = audited(case, address, folder, folder / case.wrong.replace(" ", "-"))
+                    row = audited(case, address, folder, folder / case.wrong, not asked.tokens_alone)
                     print(json.dumps(row), file=file, flush=True)
                     print(f"{case.model}, wrong: {case.wrong}: {row['sentence']}", flush=True)
-                if some[0].wrong == "nothing":
+                if some[0].wrong == "nothing" and not asked.tokens_alone:
                     flags = [*of_model(some[0].model, folder), "--limit", TIMED, "--out", folder / "timed"]
                     specbench("run", "--decoder", "ar", *flags, "--threads", 1)
                     specbench("import", "tokens", "--from", address, *flags)
                     specbench("import", "tokens", "--from", address, *flags, "--batch", TIMED)
-        report = specbench("report", "--out", folder / "timed").stdout
-        (out / "report.md").write_text(report.replace(f"{folder}/", ""))
+        if not asked.tokens_alone:
+            report = specbench("report", "--out", folder / "timed").stdout
+            (out / "report.md").write_text(report.replace(f"{folder}/", ""))
 
 
 if __name__ == "__main__":

@@ -126,7 +126,8 @@ def run_of_engine(
     told = {name: value for name, value in asdict(engine).items() if value}
     what = {name: value for name, value in told.items() if name != "address"}
     digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
-    spec = _claimed(model, loaded, values, program or engine.label, prompts, digest, batch)
+    label = (program or engine.label) + (f" batch={batch}" if batch > 1 else "")
+    spec = _claimed(model, loaded, values, label, prompts, digest, batch)
     console.say(f"{address}: {', '.join(what.values())}")
     store = RunStore(run_folder(out, spec))
     with store.lock(spec):
