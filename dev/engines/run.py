@@ -161,7 +161,7 @@ def specbench(*arguments: object) -> subprocess.CompletedProcess:
     """Type a command of specbench."""
     env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "specbench", *map(str, arguments)]
-    return subprocess.run(command, env=env, text=True, capture_output=True)
+    return subprocess.run(command, env=env, cwd=ROOT, text=True, capture_output=True)
 
 
 def of_model(model: str, folder: Path) -> list[str]:

@@ -185,7 +185,7 @@ def _begin(store: RunStore, spec: RunSpec, model: ModelFacts, images: Mapping[Ke
     """Open a locked run for images, and return those that it lacks. `facts`: further fields of `run.json`."""
     claim = ", ".join(f"{name} {plain(value)}" for name, value in spec.content()["sampling"].items())
     console.say(f"claimed: {claim}, {spec.dtype} (--cfg, --temperature, --top-k, --top-p, --dtype)")
-    where = {"versions": {}, "git": {}, "hardware": {"cpu": f"unknown machine of {spec.decoder.name}"}}
+    where = {"versions": {}, "git": {}, "hardware": {"cpu": f"unknown machine of {spec.decoder.name.partition(' batch=')[0]}"}}
     known = {"origins": {}, **model.file_facts(spec.weights_sha256), **facts}
     store.begin(spec, where | {"started_at": now(), "load": None, "wanted": len(images)}, known)
     done = store.completed() & images.keys()
