@@ -38,6 +38,10 @@ class SpecbenchError(Exception):
         return type(self), (self.what, self.try_this, self.exit_code)
 
 
+class CompileError(SpecbenchError):
+    """A step that cannot be compiled: `--compile auto` goes on eagerly."""
+
+
 def listed(names: Iterable[str]) -> str:
     """Names separated by commas, those with a comma in quotes, as they are typed."""
     return ", ".join(f'"{name}"' if "," in name else name for name in names)

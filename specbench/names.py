@@ -38,6 +38,11 @@ _FILLING = {
 """Words, by kind of name, that may stand in one or not."""
 
 
+def composed(name: str) -> str:
+    """A name in Unicode's composed form (NFC): macOS decomposes the names of files."""
+    return unicodedata.normalize("NFC", name)
+
+
 def folded(name: str) -> str:
     """A name without what does not matter in it: of "EAGLE (v1)", "eagle1"."""
     plain = unicodedata.normalize("NFKD", name.casefold())

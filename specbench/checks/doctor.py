@@ -21,7 +21,6 @@ from specbench.models.facts import AS_PUBLISHED, EIGHT_BITS_GAIN, ModelChoice, M
 from specbench.models.hub_model import HubModel
 from specbench.prompts import default_prompts
 from specbench.runs import compiler
-from specbench.runs.compiler import available_threads
 from specbench.runs.memory_estimate import footprint, free_memory
 from specbench.runs.needs import fetch_command, needs_of, score_needs
 from specbench.runs.problems import check_writable
@@ -29,7 +28,7 @@ from specbench.specs.presets import resolve
 from specbench.system import plugins
 from specbench.system.environment import requirements
 from specbench.system.files import PACKAGE
-from specbench.system.limits import available_cores, available_memory
+from specbench.system.limits import available_cores, available_memory, available_threads
 from specbench.system.torch_device import has_gpu_driver, no_gpu_reason
 
 if TYPE_CHECKING:

@@ -2,35 +2,36 @@
 
 A cause is compared with the claim by the likelihood of the tokens. Under the claim the ratio of the two is above x
 with probability 1/x at most, whatever the number of images (Ville's inequality), so that a ratio beyond the number of
-all alternatives over `LEVEL` is no chance. A parameter is estimated by maximum likelihood.
+all alternatives over `LEVEL` is no chance. A parameter is estimated by maximum likelihood. A cause of which some images
+may be free pays a bit for each image; then it is tested whether the tokens are samples of it.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import torch
-from scipy.interpolate import CubicSpline
-from torch import Tensor
 
-from specbench.checks.teacher_forced import Values, forced_logits, pieces, teacher_forced_values
-from specbench.decoding.sampling import Target, at
+from specbench.checks.image_likelihood import IMPOSSIBLE, ROUNDED, ImageLikelihood
+from specbench.checks.logp_kinds import SAMPLED, log_p_of
+from specbench.checks.teacher_forced import Values
+from specbench.checks.token_likelihood import Alternative
 from specbench.errors import SpecbenchError
 from specbench.models.facts import DTYPES
 from specbench.models.interface import ImageModel, TokenLayout
+from specbench.models.transformer.model import TransformerModel
 from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import LEVEL
 from specbench.system import console
-from specbench.system.torch_state import PinnedTorch
 
 _STUDIED, _STUDIED_TOKENS = 16, 4096
-_FLOOR, _ROUNDED_FLOOR = {"float32": 1e-6}, 0.1
+_FLOOR = {"float32": 1e-6}
 """Share of the unfiltered distribution in each alternative, so that a token beyond a filter costs a finite ratio: by
 number format, as rounding puts tokens at the edge of a filter on either side (on `shapes`, a tenth of those beyond)."""
 _ROUNDING = 0.002  # Nats per token that rounding may make: p of the same model in other shapes
@@ -39,12 +40,23 @@ _GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.5, 1
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 _TOP_K = (1, 5, 10, 20, 50, 100, 500, 1000, 2000, 0)
 _TOP_P = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
-_RANDOM = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares of tokens drawn uniformly
-_STEPS, _ONE = 9, 0.05  # Points of a likelihood, and the distance from a guidance of 1 that is none
-_DROP = 1.92  # Of log likelihood at the ends of a 95 % interval: half the quantile of chi-square
-_FAR, _IMPOSSIBLE = 5.0, 10.0  # Standard errors of a group that deviates, and nats that a token of probability 0 counts
+_MIN_P = (0.02, 0.05, 0.1, 0.2, None)
+_REPETITION = (1.02, 1.05, 1.1, 1.2, 1.3, 1.5)
+_FREQUENCY = (0.05, 0.1, 0.2, 0.5, 1.0)
+_SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares of tokens drawn uniformly, or greedily
+_ONE = 0.05  # Distance from a guidance of 1 that is none
+_PASSES = 30  # Times that all causes take that of the claim alone
+_FAR = 5.0  # Standard errors of a group that deviates
+_SUSPECT = 2.0  # Standard errors by which an image is unlikely under its own prompt, so that others are tried
+_GLANCE = 48  # Slots, a quarter of the image at least, that are enough to leave out what is unlikely
+_HOPELESS = -10.0  # Nats by which it is
+_OTHERS = 32  # Prompts that each of them is tried with
 _CLOSE = 5.0  # Nats within which another cause is named, too
-_PASSES = 30  # Times that all causes take that of the claim alone, on `shapes`
+_OF_SOME = ("prompts", "order", "positions", "uniform", "greedy")  # Kinds of causes that some images may be free of
+_MIXTURES = {
+    "uniform": "tokens are replaced at random: about {:g} % are, or follow one that is",
+    "greedy": "greedy in part: about {:g} % of the tokens are the likeliest ones",
+}
 _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "the image is transposed: tokens are in the order of columns": lambda grid: grid.reshape(grid.shape[::-1]).T,
     "the rows are mirrored": lambda grid: grid[:, ::-1],
@@ -61,6 +73,7 @@ _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 class Cause:
     """An alternative to the claim that explains the tokens better."""
 
+    kind: str  # of the sampling, the setting; else "prompts", "order", "format", ...
     what: str  # the cause in words, with the estimated parameter
     nats: float  # log likelihood ratio to the claim
     images: int  # how many of the images it explains better than the claim
@@ -69,15 +82,26 @@ class Cause:
     value: float | None = None
     low: float | None = None
     high: float | None = None
+    explains: bool | None = None  # whether the studied tokens are samples of it; None where that was not tested
 
     @property
     def exactly(self) -> float | int | None:
         """The value as `Sampling` has it."""
         return int(self.value) if self.setting == "top_k" else self.value
 
+    @property
+    def label(self) -> str:
+        """The setting and its value in words."""
+        return _label(self.setting, self.exactly)
+
 
 def likely_causes(
-    load: Callable[[str], ImageModel], rows: pd.DataFrame, sampling: Sampling, dtype: str, guided: bool
+    load: Callable[[str], ImageModel],
+    rows: pd.DataFrame,
+    sampling: Sampling,
+    dtype: str,
+    guided: bool,
+    logp_kind: str | None = SAMPLED,
 ) -> tuple[list[Cause], list[str]]:
     """The causes that explain `rows` better than the claim, the likeliest first, and what would have been seen.
 
@@ -85,26 +109,33 @@ def likely_causes(
         load: the model in a number format of `DTYPES`.
         rows: K images: `prompt`, `tokens`, `logp` as recorded, NaN where unknown.
         guided: whether the model has unconditional rows.
+        logp_kind: what log p is, one of `KINDS` of `specbench.checks.logp_kinds`; None if it is none of them.
     """
-    rows = rows.iloc[np.linspace(0, len(rows) - 1, studied(rows)).astype(int)]
+    every, rows = rows, rows.iloc[np.linspace(0, len(rows) - 1, studied(rows)).astype(int)]
     model, began = load(dtype), time.monotonic()
-    study = _Study(model, rows, sampling, _FLOOR.get(dtype, _ROUNDED_FLOOR), guided)
+    study = _Study(model, rows, sampling, dtype, guided, logp_kind)
     if console.progress_shown():
-        about = console.duration(_PASSES * (time.monotonic() - began))
+        about = console.duration(study.passes() * (time.monotonic() - began))
         console.say(f"likely causes are sought in {console.counted(len(rows), 'image')}: about {about}")
-    options = study.alternatives()
-    ratios = study.likelihoods([setting for _, setting in options]) - study.claim
+    ways = study.alternatives()
+    ratios = study.likelihoods([way for _, way in ways]) - study.claim
     exact = study if dtype == "float32" else study.of_format(load, "float32")
-    others = study.prompts() | study.orders() | study.formats(load, dtype, exact) | study.random(exact)
-    least = math.log((len(options) + len(others) + len(_RANDOM) - 1) / LEVEL)
+    some = study.prompts(every["prompt"]) + study.orders() + study.positions() + study.mixtures(exact)
+    others = some + study.formats(load, dtype, exact) + study.copies(every)
+    least = math.log((len(ways) + len(others) + 2 * len(_SHARES) - 2) / LEVEL)
     least += 0 if dtype == "float32" else _ROUNDING * (~np.stack(rows["forced"])).sum()
-    causes = [Cause(what, _of_some(ratio), int((ratio > 0).sum())) for what, ratio in others.items()]
-    for name in dict.fromkeys(name for name, _ in options):
-        places = [place for place, (option, _) in enumerate(options) if option == name]
+    tests = {found.cause.what: found.test for found in others}
+    causes = [found.cause for found in others]
+    for kind in dict.fromkeys(kind for kind, _ in ways):
+        places = [place for place, (other, _) in enumerate(ways) if other == kind]
         best = max(places, key=lambda place: ratios[place].sum())
-        causes.append(study.setting(name, getattr(options[best][1], name), ratios[best]))
+        causes.append(study.setting(kind, ways[best][1], ratios[best]))
+        tests[causes[-1].what] = lambda way=ways[best][1]: study.are_samples(way)
     causes = sorted((cause for cause in causes if cause.nats > least), key=lambda cause: -cause.nats)
-    near = [study.estimated(cause) for cause in causes if cause.nats > causes[0].nats - _CLOSE]
+    near = [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
+    near = [study.estimated(cause) for cause in near]
+    if dtype == "float32":  # in fewer bits exact samples are none of p recomputed in other shapes
+        near = [replace(cause, explains=study.explains(cause, tests)) for cause in near]
     return near + causes[len(near) :], [] if causes else study.seen()
 
 
@@ -115,9 +146,9 @@ def studied(rows: pd.DataFrame) -> int:
 
 def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str | None:
     """Where the tokens [K, N] deviate, in words, if in a third at most of the images, rows of the grid or slots."""
-    excess = np.where(values.possible & np.isfinite(values.logp), -values.logp - values.entropy, _IMPOSSIBLE)
+    excess = np.where(values.possible & np.isfinite(values.logp), -values.logp - values.entropy, IMPOSSIBLE)
     excess = np.where(free, excess, np.nan)
-    usual = float(np.nanstd(np.minimum(excess, _IMPOSSIBLE / 2))) or 1.0
+    usual = float(np.nanstd(np.minimum(excess, IMPOSSIBLE / 2))) or 1.0
     rows = [slots for grid in layout.rows for slots in grid]
     groups = {
         "image": [excess[number] for number in range(len(excess))],
@@ -137,10 +168,16 @@ def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str |
 def named(causes: Sequence[Cause], images: int) -> str:
     """The likeliest causes in words: more than one where the tokens do not tell them apart."""
     close = [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
-    some = [cause.setting is None and cause.images < images for cause in close]
+    some = [cause.kind in _OF_SOME and cause.images < images for cause in close]
     counts = [f" in {cause.images} of {images} images" * part for cause, part in zip(close, some, strict=True)]
     parts = [cause.what + count for cause, count in zip(close, counts, strict=True)]
     return f"{' or '.join(parts)} ({causes[0].nats:,.0f} nats more likely than the claim)"
+
+
+def _label(setting: str, value: float | None) -> str:
+    """A setting and its value in words."""
+    label, off = setting.replace("_", "-"), {"top_k": 0, "top_p": 1.0, "min_p": None}.get(setting, math.nan)
+    return f"no {label}" if value == off else f"{label} {value:.3g}"
 
 
 def _of_some(ratio: np.ndarray) -> float:
@@ -148,93 +185,66 @@ def _of_some(ratio: np.ndarray) -> float:
     return float(np.logaddexp(ratio.sum(), np.logaddexp(0, ratio).sum() - len(ratio) * math.log(2)) - math.log(2))
 
 
-class _Study:
-    """The log likelihood of images' free tokens under alternatives, summed by image."""
+class _Found(NamedTuple):
+    """A cause, and whether the tokens are samples of it."""
 
-    def __init__(self, model: ImageModel, rows: pd.DataFrame, sampling: Sampling, floor: float, guided: bool):
-        self.model, self.rows, self.sampling, self._floor, self._guided = model, rows, sampling, floor, guided
-        self.tokens = np.stack(rows["tokens"]).astype(np.int64)
-        self.texts = rows["prompt"].tolist()
-        self.claim = self.likelihoods([sampling])[0]
+    cause: Cause
+    test: Callable[[], bool | None]
 
-    def alternatives(self) -> list[tuple[str, Sampling]]:
-        """Other settings than those claimed, each with the name of the one that differs."""
+
+class _Study(ImageLikelihood):
+    """The usual faults as causes of the tokens of images."""
+
+    def __init__(
+        self,
+        model: ImageModel,
+        rows: pd.DataFrame,
+        sampling: Sampling,
+        dtype: str,
+        guided: bool,
+        logp_kind: str | None,
+    ):
+        super().__init__(model, rows, sampling, _FLOOR.get(dtype, ROUNDED), _TOP_K[-2])
+        self._guided, self._logp_kind, self._error = guided, logp_kind, None
+
+    def passes(self) -> float:
+        """How many times as long as the claim alone all causes take, as measured."""
+        return _PASSES * (1 if self.error() is None else 1.2)
+
+    def alternatives(self) -> list[tuple[str, Alternative]]:
+        """Other ways to sample than the one that is claimed, each with the name of what differs."""
         claimed = self.sampling
         values = {
             "guidance": [*_GUIDANCE, 0.85 * claimed.guidance, 1.15 * claimed.guidance] if self._guided else [],
             "temperature": [claimed.temperature * factor for factor in _FACTORS],
             "top_k": [k for k in _TOP_K if k < self.model.layout.v_image],
             "top_p": list(_TOP_P),
+            "min_p": list(_MIN_P),
         }
         pairs = ((name, value) for name, others in values.items() for value in others if value != self._claimed(name))
-        return [(name, replace(claimed, **{name: value})) for name, value in pairs]
+        ways = [(name, replace(self.way, sampling=replace(claimed, **{name: value}))) for name, value in pairs]
+        if claimed.temperature != 1 and (claimed.top_p < 1 or claimed.min_p) and claimed.entropy_scale is None:
+            ways.append(("early", replace(self.way, early=True)))
+        ways += [("repetition", replace(self.way, repetition=value)) for value in _REPETITION]
+        return ways + [("frequency", replace(self.way, frequency=value)) for value in _FREQUENCY]
 
-    def likelihoods(
-        self,
-        options: Sequence[Sampling],
-        texts: Sequence[str] | None = None,
-        tokens: np.ndarray | None = None,
-        kept: Sampling | None = None,
-        random: Sequence[float] = (),
-    ) -> np.ndarray:
-        """[options, K] log likelihood of the images under each sampling, perhaps of other prompts or tokens. `kept`:
-        condition on the tokens that this one's filters keep, in the place of the filters of `options`; `random`: by
-        option, the share of the tokens that is drawn uniformly."""
-        texts, tokens = texts or self.texts, self.tokens if tokens is None else tokens
-        width, batch = pieces(self.model)
-        scales = {option.guidance for option in (*options, *([kept] if kept else []))}
-        mask = kept and Target(self.model.layout, kept, self.model.device)
-        targets = [Target(self.model.layout, option, self.model.device) for option in options]
-        total = np.zeros((len(options), len(tokens)))
-        for start in range(0, len(tokens), batch):
-            some = slice(start, start + batch)
-            for logits, positions in self._logits(texts[some], tokens[some], scales, width):
-                chosen = torch.from_numpy(tokens[some]).to(self.model.device)[:, positions[0]]
-                support = mask and mask(logits(kept.guidance), positions)[..., : self.model.layout.v_image] > 0
-                each = zip(options, targets, random or [0.0] * len(options), strict=True)
-                for place, (option, target, share) in enumerate(each):
-                    if support is None:
-                        log_p = self._log_p(target, logits(option.guidance), positions, chosen, share)
-                    else:
-                        log_p = _within(support, logits(option.guidance) / option.temperature, chosen)
-                    total[place, some] += log_p.sum(1).double().cpu().numpy()
-        return total
-
-    @PinnedTorch()
-    def _logits(
-        self, texts: Sequence[str], tokens: np.ndarray, scales: set[float], width: int
-    ) -> Iterator[tuple[Callable[[float], Tensor], Tensor]]:
-        """Logits by guidance scale, and their slots: any scale follows from those of 1 and of 2."""
-        if len(scales) == 1:
-            for logits, positions in forced_logits(self.model, texts, tokens, *scales, width):
-                yield lambda _, logits=logits: logits, positions
-            return
-        pair = (forced_logits(self.model, texts, tokens, scale, width) for scale in (1.0, 2.0))
-        for (one, positions), (two, _) in zip(*pair, strict=True):
-            yield lambda scale, one=one, two=two: one if scale == 1 else torch.lerp(one, two, scale - 1), positions
-
-    @PinnedTorch()
-    def _log_p(self, target: Target, logits: Tensor, positions: Tensor, chosen: Tensor, share: float) -> Tensor:
-        p = at(target(logits, positions), chosen)
-        inside = chosen.clamp(max=logits.shape[-1] - 1)
-        every = (at(logits, inside) - logits.logsumexp(-1)).exp()
-        mixed = (1 - self._floor) * p + self._floor * every
-        mixed = mixed.nan_to_num(1 / logits.shape[-1])  # float16 overflows: any token may have been drawn
-        mixed = (1 - share) * mixed + share / logits.shape[-1]
-        return torch.where(target.forced_at(positions) < 0, mixed.clamp(min=1e-30).log(), 0.0)
-
-    def setting(self, name: str, value: float, ratio: np.ndarray) -> Cause:
-        """The cause that a setting had another value."""
-        off, label = {"top_k": 0, "top_p": 1.0}.get(name), name.replace("_", "-")
-        texts = [f"no {label}" if number == off else f"{label} {number:g}" for number in (value, self._claimed(name))]
-        return Cause(", not ".join(texts), float(ratio.sum()), int((ratio > 0).sum()), name, float(value))
+    def setting(self, kind: str, way: Alternative, ratio: np.ndarray) -> Cause:
+        """The cause that the sampling was another one."""
+        evidence = float(ratio.sum()), int((ratio > 0).sum())
+        if kind == "early":
+            return Cause(kind, "top-p is applied before the temperature", *evidence)
+        if kind in ("repetition", "frequency"):
+            return Cause(kind, f"a {kind} penalty of about {getattr(way, kind):g}", *evidence)
+        value = getattr(way.sampling, kind)
+        what = f"{_label(kind, value)}, not {_label(kind, self._claimed(kind))}"
+        return Cause(kind, what, *evidence, kind, None if value is None else float(value))
 
     def estimated(self, cause: Cause) -> Cause:
         """The cause with the likeliest value of its setting, where that is one of guidance and temperature."""
         if cause.setting not in ("guidance", "temperature"):
             return cause
         name, claimed = cause.setting, self._claimed(cause.setting)
-        value, low, high = self._likeliest(name, cause.value)
+        value, low, high = self.likeliest(name, cause.value)
         what = f"{name} {value:.3g} [{low:.3g}, {high:.3g}], not {claimed:g}"
         if name == "guidance" and claimed != 1 and low - _ONE <= 1 <= high + _ONE:
             what = f"no unconditional row: {what}"
@@ -242,93 +252,174 @@ class _Study:
             what = f"the prompt did not reach the model: {what}"
         return replace(cause, what=what, value=value, low=low, high=high)
 
+    def explains(self, cause: Cause, tests: Mapping[str, Callable[[], bool | None]]) -> bool | None:
+        """Whether the tokens are samples of a cause: by its test, or with the estimate of its setting."""
+        if cause.setting in ("guidance", "temperature"):
+            return self.are_samples(replace(self.way, sampling=replace(self.sampling, **{cause.setting: cause.value})))
+        return tests[cause.what]()
+
     def _claimed(self, name: str) -> float:
         return getattr(self.sampling, name)
 
-    def _likeliest(self, name: str, start: float) -> tuple[float, float, float]:
-        """Likeliest value near `start`, and the ends of its 95 % interval: of the tokens that the filters keep at
-        `start`, and then once more at the likeliest value, so that filters do not make the likelihood jump."""
-        low = high = start
-        for reach in (0.3 * max(start, 0.5), None):
-            reach = max(2.5 * (high - low), 0.004) if reach is None else reach
-            grid = np.linspace(max(start - reach, 0.0 if name == "guidance" else 0.02), start + reach, _STEPS)
-            support = replace(self.sampling, **{name: start})
-            totals = self.likelihoods([replace(self.sampling, **{name: float(x)}) for x in grid], kept=support).sum(1)
-            fine = np.linspace(grid[0], grid[-1], 2001)
-            curve = CubicSpline(grid, totals)(fine)
-            inside = fine[curve >= curve.max() - _DROP]
-            start, low, high = float(fine[curve.argmax()]), float(inside[0]), float(inside[-1])
-        return start, low, high
-
-    def prompts(self) -> dict[str, np.ndarray]:
-        """Log likelihood ratios of other prompts than the images' own."""
-        others = {"the prompt is missing: p under the empty prompt is higher": [""] * len(self.texts)}
-        if len(set(self.texts)) > 1:
-            others["prompts are mixed up: p under the next image's prompt is higher"] = [*self.texts[1:], self.texts[0]]
+    def prompts(self, every: Sequence[str]) -> list[_Found]:
+        """Other prompts than the images' own: none, a half, any other of the set."""
         halves = [" ".join(text.split()[: max(1, len(text.split()) // 2)]) for text in self.texts]
-        others["the prompt is cut: p under its first half is higher"] = halves
-        ratios = {}
+        others = {
+            "the prompt is missing: p under the empty prompt is higher": [""] * len(self.texts),
+            "the prompt is cut: p under its first half is higher": halves,
+        }
+        found = []
         for what, texts in others.items():
             with suppress(SpecbenchError, ValueError, IndexError):  # not every model encodes any text
-                ratios[what] = self.likelihoods([self.sampling], texts)[0] - self.claim
-        return ratios
+                found.append(self._compared("prompts", what, texts=texts))
+        return found + self._exchanged(every)
 
-    def orders(self) -> dict[str, np.ndarray]:
-        """Log likelihood ratios of other orders of the tokens."""
+    def _exchanged(self, every: Sequence[str]) -> list[_Found]:
+        """Another prompt for each image: the next one's; for an image that is unlikely under its own the likeliest of
+        many by some of its slots, which is paid for."""
+        distinct = list(dict.fromkeys([*self.texts, *every]))[:_OTHERS]
+        if len(distinct) < 2:
+            return []
+        texts, paid = [*self.texts[1:], self.texts[0]], np.zeros(len(self.texts))
+        suspects = np.flatnonzero(self.surprise > _SUSPECT)
+        pairs = [(image, text) for image in suspects for text in distinct if text != self.texts[image]]
+        if pairs:
+            images = np.array([image for image, _ in pairs])
+            scores = self.likelihoods([self.way], [text for _, text in pairs], self.tokens[images, : self._glance()])[0]
+            for image in suspects:
+                mine = np.flatnonzero(images == image)
+                texts[image], paid[image] = pairs[mine[scores[mine].argmax()]][1], math.log(len(mine))
+        what = "prompts are mixed up: p under another image's prompt is higher"
+        return [self._compared("prompts", what, paid, texts=texts)]
+
+    def _glance(self) -> int:
+        return max(_GLANCE, self.tokens.shape[1] // 4)
+
+    def orders(self) -> list[_Found]:
+        """Other orders of the tokens."""
         read = {what: self.tokens[:, _places(self.model.layout, order)] for what, order in _ORDERS.items()}
-        return {what: self.likelihoods([self.sampling], None, tokens)[0] - self.claim for what, tokens in read.items()}
+        return [self._compared("order", what, tokens=tokens) for what, tokens in read.items()]
 
-    def random(self, exact: _Study) -> dict[str, np.ndarray]:
-        """Log likelihood ratios of the likeliest share of tokens that are drawn uniformly and not from p, to the
+    def positions(self) -> list[_Found]:
+        """The image's tokens at other positions after the prompt."""
+        if not isinstance(self.model, TransformerModel):
+            return []
+        steps = {"one too far from the prompt": 1, "one too near to the prompt": -1}
+        return [
+            self._compared("positions", f"positions of the image are {where}", shift=shift)
+            for where, shift in steps.items()
+        ]
+
+    def _compared(
+        self,
+        kind: str,
+        what: str,
+        paid: np.ndarray | float = 0.0,
+        texts: Sequence[str] | None = None,
+        tokens: np.ndarray | None = None,
+        shift: int = 0,
+    ) -> _Found:
+        """A cause of all images or of some of them: its likelihood ratio, less what was `paid` for its choice, to the
+        last slot only of images that the first ones leave in doubt. Its test reads each image as it is likelier."""
+        texts, tokens, few = texts or self.texts, self.tokens if tokens is None else tokens, self._glance()
+        claim = np.where(self.free, np.log(np.maximum(self.p, 1e-30)), 0.0)
+        ratio = self.likelihoods([self.way], texts, tokens[:, :few], shift)[0] - claim[:, :few].sum(1) - paid
+        rest = np.flatnonzero(ratio > _HOPELESS) if few < tokens.shape[1] else []
+        if len(rest):
+            whole = self.likelihoods([self.way], [texts[image] for image in rest], tokens[rest], shift)[0]
+            ratio[rest] = whole - self.claim[rest] - np.broadcast_to(paid, len(ratio))[rest]
+        better = ratio > 0
+
+        def test() -> bool | None:
+            read = [other if part else own for part, other, own in zip(better, texts, self.texts, strict=True)]
+            return self.are_samples(None, read, np.where(better[:, None], tokens, self.tokens), shift)
+
+        return _Found(Cause(kind, what, _of_some(ratio), int(better.sum())), test)
+
+    def mixtures(self, exact: _Study) -> list[_Found]:
+        """The likeliest share of tokens that are drawn uniformly, or the likeliest ones, and not from p; against the
         likelier of the claim and float32, `exact`: rounding, too, makes single tokens unlikely."""
-        claim = np.maximum(self.claim, exact.claim)
-        ratios = self.likelihoods([self.sampling] * len(_RANDOM), random=_RANDOM) - claim
-        best = max(range(len(_RANDOM)), key=lambda place: _of_some(ratios[place]))
-        what = f"tokens are replaced at random: about {100 * _RANDOM[best]:g} % are, or follow one that is"
-        return {what: ratios[best]}
+        found, claim = [], np.maximum(self.claim, exact.claim)
+        for kind, what in _MIXTURES.items():
+            other = self.greatest if kind == "greedy" else 1 / self.model.layout.v_image
+            mixed = [self.sum(np.log(np.maximum((1 - share) * self.p + share * other, 1e-30))) for share in _SHARES]
+            best = max(range(len(_SHARES)), key=lambda place: _of_some(mixed[place] - claim))
+            way, ratio = replace(self.way, **{kind: _SHARES[best]}), mixed[best] - claim
+            text = what.format(100 * _SHARES[best])
+            cause = Cause(kind, text, _of_some(ratio), int((ratio > 0).sum()))
+            found.append(_Found(cause, lambda way=way: self.are_samples(way)))
+        return found
 
-    def of_format(self, load: Callable[[str], ImageModel], dtype: str) -> _Study:
-        """The same images under the model in another number format."""
-        floor = _FLOOR.get(dtype, _ROUNDED_FLOOR)
-        return _Study(load(dtype), self.rows, self.sampling, floor, self._guided)
+    def copies(self, every: pd.DataFrame) -> list[_Found]:
+        """Images that are exact copies of others, which p alone makes once in a long time."""
+        copies = copies_among(every["tokens"])
+        if not copies:
+            return []
+        each = -self.claim.max() - math.log(len(every))
+        what = f"{console.counted(len(copies), 'image')} of {len(every)} are exact copies of others"
+        first = np.array([number not in copies_among(self.tokens) for number in range(len(self.tokens))])
+        cause = Cause("copies", what, len(copies) * each, len(self.tokens))
+        return [_Found(cause, lambda: self.are_samples(kept=first))]
 
-    def formats(self, load: Callable[[str], ImageModel], dtype: str, exact: _Study) -> dict[str, np.ndarray]:
-        """Log likelihood ratios of other number formats: of the tokens, and of log p where it is recorded.
+    def of_format(self, load: Callable[[str], ImageModel], dtype: str, images: np.ndarray | None = None) -> _Study:
+        """The same images, or some of them, under the model in another number format."""
+        rows = self.rows if images is None else self.rows.iloc[images]
+        return _Study(load(dtype), rows, self.sampling, dtype, self._guided, self._logp_kind)
+
+    def formats(self, load: Callable[[str], ImageModel], dtype: str, exact: _Study) -> list[_Found]:
+        """Other number formats, of all images: by the tokens, and by log p where it is recorded.
 
         Kernels of one format round in other places, so that float32, amid all of them, is often likelier than one's
-        own: tokens tell a format only if it is likelier than float32, too.
+        own: tokens tell a format only if it is likelier than float32, too, also where that may be beyond its filters
+        as often as rounding puts tokens there.
         """
-        studies = {dtype: self, "float32": exact}
-        for other in DTYPES:
-            if other not in studies:
-                with suppress(SpecbenchError):  # of eight bits: an extra, and not of every model
-                    studies[other] = self.of_format(load, other)
+        found = []
+        for other in [name for name in dict.fromkeys(("float32", *DTYPES)) if name != dtype]:
+            with suppress(SpecbenchError):  # of eight bits: an extra, and not of every model
+                # A quarter of the images says whether it may be that.
+                for step in (4, 1):
+                    images = np.arange(0, len(self.tokens), step)
+                    study = exact if other == "float32" else self.of_format(load, other, images)
+                    ratio = self._to_format(study, exact, images if study is not exact else np.arange(len(self.tokens)))
+                    if study is exact or ratio.sum() < 0:
+                        break
+                what = f"another number format: {other}, not {dtype}"
+                cause = Cause("format", what, float(ratio.sum()), int((ratio > 0).sum()))
+                found.append(_Found(cause, study.are_samples))
+        return found
+
+    def _to_format(self, study: _Study, exact: _Study, images: np.ndarray) -> np.ndarray:
+        """Log likelihood ratio of some images in another number format."""
+        tokens = study.claim - max((one[images] for one in (self.claim, exact.claim, exact.loose)), key=np.sum)
         claimed = self.error()
-        ratios = {}
-        for other in [name for name in studies if name != dtype]:
-            study = studies[other]
-            tokens = study.claim - max(self.claim, exact.claim, key=np.sum)
-            by_logp = 0.0 if claimed is None else _nearer(claimed, study.error())
-            ratios[f"another number format: {other}, not {dtype}"] = tokens + by_logp
-        return ratios
+        return tokens if claimed is None else tokens + _nearer(claimed[images], study.error())
 
     def error(self) -> np.ndarray | None:
         """[K, N] distance of the recorded log p from this model's, NaN where unknown; None where none is recorded."""
         recorded = self.rows.get("logp")
-        if recorded is None or recorded.isna().any():
+        if self._logp_kind is None or recorded is None or recorded.isna().any():
             return None
-        logp = teacher_forced_values(self.model, self.rows, self.sampling).logp
-        with np.errstate(invalid="ignore"):
-            return np.where(np.stack(self.rows["forced"]), np.nan, np.abs(np.stack(recorded) - logp))
+        if self._error is None:
+            logp = log_p_of(self.model, self.rows, self.sampling, [self._logp_kind])[self._logp_kind]
+            with np.errstate(invalid="ignore"):
+                self._error = np.where(self.free, np.abs(np.stack(recorded) - logp), np.nan)
+        return self._error
 
     def seen(self) -> list[str]:
         """What the tokens rule out: the intervals of guidance and temperature, in words."""
         names = ["temperature", *(["guidance"] if self._guided and self.sampling.guidance != 1 else [])]
         intervals = []
         for name in names:
-            value, low, high = self._likeliest(name, self._claimed(name))
+            value, low, high = self.likeliest(name, self._claimed(name))
             intervals.append(f"{name} by the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
         return intervals
+
+
+def copies_among(images: Iterable[np.ndarray]) -> dict[int, int]:
+    """By number of an image that is an exact copy of an earlier one, the earlier one's number."""
+    first: dict[bytes, int] = {}
+    seen = [first.setdefault(np.asarray(tokens).tobytes(), number) for number, tokens in enumerate(images)]
+    return {number: before for number, before in enumerate(seen) if before != number}
 
 
 def _nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -339,13 +430,6 @@ def _nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:
     if mine < 2 * theirs:
         return np.zeros(len(both))
     return (errors[0] / mine - errors[1] / theirs + math.log(mine / theirs) * both).sum(1)
-
-
-def _within(support: Tensor, logits: Tensor, chosen: Tensor) -> Tensor:
-    """Log p [B, T] of the tokens given that they are among those `support` [B, T, V]; 0 for those that are not."""
-    inside = chosen.clamp(max=support.shape[-1] - 1)
-    log_p = at(logits.masked_fill(~support, -torch.inf).log_softmax(-1), inside)
-    return torch.where(at(support, inside) & (inside == chosen), log_p, 0.0)
 
 
 def _skewed(grid: np.ndarray, step: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from specbench.checks.logp_kinds import KINDS, SAMPLED, kinds_of, log_p_of
 from specbench.checks.teacher_forced import (
     COMPARED,
     Rounding,
@@ -69,12 +70,13 @@ def audit_runs(
     revision: str | None = None,
     device: str = "cpu",
     dtype: str | None = None,
+    logp: str | None = None,
 ) -> list[dict[str, object]]:
     """Test whether the tokens of runs are exact samples of their model, and store the verdicts for reports.
 
     Args:
         runs: run id, unique beginning of one, or folder, or a list of them; all runs in `out` by default.
-        recompute, weights, revision, device, dtype: as for `audit_run`.
+        recompute, weights, revision, device, dtype, logp: as for `audit_run`.
 
     Returns:
         One dict per run, as of `audit_run`.
@@ -83,7 +85,7 @@ def audit_runs(
         SpecbenchError: an unknown or damaged run, or one that cannot be audited.
     """
     folders = find_runs(out, runs)
-    return [audit_run(folder, recompute, weights, revision, device, dtype=dtype) for folder in folders]
+    return [audit_run(folder, recompute, weights, revision, device, dtype=dtype, logp=logp) for folder in folders]
 
 
 def audit_run(
@@ -95,6 +97,7 @@ def audit_run(
     keep: bool = True,
     dtype: str | None = None,
     explain: bool = True,
+    logp: str | None = None,
 ) -> dict[str, object]:
     """Test whether the tokens of a run are exact samples of its model.
 
@@ -105,6 +108,7 @@ def audit_run(
         dtype: of a run in eight bits, recompute p with the same weights in this number format ("float32", "bfloat16" or
             "float16") instead: how far is its target from that one?
         explain: compare tokens of another program with the likely causes, too, which takes minutes.
+        logp: what log p of another program is, one of `KINDS` of `specbench.checks.logp_kinds`, instead of finding out.
 
     Returns:
         A flat dict: the keys of `_described`, `recomputed`, `target` (`dtype`, or None for the run's own),
@@ -120,11 +124,14 @@ def audit_run(
     if rows.empty:
         raise SpecbenchError(f"run '{folder.name}' has no decoded images to audit")
     checkpoint, foreign = checkpoint_of(info, weights, revision), info.spec.tokens_sha256 is not None
+    if logp and (logp not in KINDS or not foreign):
+        what = f"--logp {logp}: {'unknown' if foreign else f'run {folder.name} was decoded here'}"
+        raise SpecbenchError(what, f"valid: {', '.join(KINDS)}" if foreign else "omit it: its log p is known")
     facts: dict[str, object] = {}
     if dtype:
         values, facts = _under_other_target(info, rows, *checkpoint, device, dtype)
     elif recompute or foreign:
-        values, facts = _recomputed(info.spec, rows, *checkpoint, device)
+        values, facts = _recomputed(info.spec, rows, *checkpoint, device, logp)
     else:
         rows = _with_values(rows, folder)
         values = Values(_stacked(rows, PRINTED_ORDERS), np.stack(rows["entropy"]))
@@ -172,7 +179,7 @@ def _explained(
     from specbench.checks.likely_causes import concentrated, likely_causes, named, studied  # brings torch
 
     spec, facts = info.spec, model_of(info.spec, weights, revision)
-    settings = rows, spec.sampling, spec.dtype, facts.guided
+    settings = rows, spec.sampling, spec.dtype, facts.guided, audit["logp_nearest"]
 
     def load(dtype: str):
         if dtype == EIGHT_BITS:
@@ -190,22 +197,26 @@ def _explained(
     place = concentrated(load_model(facts, device, spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
     why = named(causes, studied(rows)) if causes else "none of the usual ones"
+    explains = causes[0].explains if causes else None
     if causes and causes[0].setting:
         sampling = replace(spec.sampling, **{causes[0].setting: causes[0].exactly})
-        fits = _fits(replace(spec, sampling=sampling), rows, weights, revision, device)
-        why += f"; with {causes[0].setting.replace('_', '-')} {causes[0].exactly:.3g} they {fits}"
+        p = _fits(replace(spec, sampling=sampling), rows, weights, revision, device)
+        why += f"; with {causes[0].label} they are consistent (p = {p:.2g})" if p else ""
+        explains = p is not None
+    if explains is False:
+        why = f"none of the usual ones (best of those tried, does not explain it: {why})"
     verdict = {"verdict": UNLIKELY} if audit["verdict"] == CONSISTENT else {}
     sentence = f"no {claim}{where}; likely cause: {why}"
     listed = [vars(cause) for cause in causes]
     return verdict | {"deviates": True, "failed": True, "causes": listed, "cause": why, "sentence": sentence}
 
 
-def _fits(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str) -> str:
-    """Whether the tokens are samples with the sampling of `spec`, in words."""
-    values, facts = _recomputed(spec, rows, weights, revision, device)
+def _fits(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str) -> float | None:
+    """The p-value, if the tokens are samples with the sampling of `spec`."""
+    values, facts = _recomputed(spec, rows.assign(logp=None), weights, revision, device)
     result = audit_tokens(_tokens(rows, values), LEVEL)
     fits = not result.deviates and facts["impossible_tokens"] <= facts["impossible_by_rounding"]
-    return f"are consistent (p = {result.tests[0].corrected:.2g})" if fits else "deviate, too"
+    return result.tests[0].corrected if fits else None
 
 
 def checkpoint_of(info: RunInfo, weights: str | None, revision: str | None) -> tuple[str | None, str | None]:
@@ -293,14 +304,15 @@ def _place(steps: np.ndarray) -> np.ndarray | None:
 
 
 def _recomputed(
-    spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str
+    spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str, logp: str | None = None
 ) -> tuple[Values, dict[str, object]]:
     """Values of a teacher-forced pass in the run's dtype, and what they say of the run.
 
     `impossible_tokens, impossible_images`: tokens of probability 0 given all tokens before them, and the images with
     one; `impossible_by_rounding`: how many of them are no verdict in a run of fewer bits: all, if rounding explains
     them; `nll_gap, nll_gap_se`: of the possible tokens, in nats; `agreement`: of recorded values with those recomputed,
-    as of `compare_recorded`, empty where the loop records none; `dtype`: in which they were recomputed.
+    as of `compare_recorded`, empty where the loop records none; `dtype`: in which they were recomputed; `logp_kind`:
+    what log p of another program is, one of `KINDS`, None if it is none of them, and `logp_nearest`.
 
     Orders that need q are tested as recorded. Rounding moves p, most where guidance multiplies it, so that exact
     samples of a run of fewer bits are none of p recomputed in other shapes or in float32: their uniformity is tested by
@@ -328,11 +340,55 @@ def _recomputed(
         "nll_gap_se": error,
         "agreement": compare_recorded(stored, values, free, rounding),
         "dtype": spec.dtype,
+        "logp_kind": None,
+        "logp_nearest": None,
     }
+    if spec.tokens_sha256 and "logp" in stored:
+        compared |= {"logp_kind": SAMPLED, "logp_nearest": SAMPLED}
+        if logp or compared["agreement"]["log p"]["differs"]:
+            control = None if rounding is None else (rows.iloc[part], rounding)
+            compared |= _logp_kind(facts, device, spec, rows, values, control, logp)
     orders = _stacked(rows, PRINTED_ORDERS)
     if rounding is None:
         return values._replace(u=orders | values.u), compared
     return values._replace(u=orders or {"u_id": values.u["u_id"]}), compared
+
+
+def _logp_kind(
+    facts: ModelFacts,
+    device: str,
+    spec: RunSpec,
+    rows: pd.DataFrame,
+    values: Values,
+    control: tuple[pd.DataFrame, Rounding] | None,
+    forced: str | None,
+) -> dict[str, object]:
+    """The keys of `_recomputed` on what the recorded log p is, of all kinds or of the one that is `forced`; `control`:
+    what rounding does, and to which images."""
+    model = load_model(facts, device, spec.dtype)
+    if forced and forced.endswith("words") and getattr(model, "vocabulary", None) is None:
+        raise SpecbenchError(
+            f"--logp {forced}: '{model.name}' is loaded without its other words", "valid: raw, tempered"
+        )
+    kinds = [forced] if forced else kinds_of(model, spec.sampling)
+    found, rounded = log_p_of(model, rows, spec.sampling, kinds), {}
+    if control:
+        part, rounding = control
+        drawn = log_p_of(model, part, spec.sampling, kinds, rounding.drawn.tokens)
+        model = load_model(facts, device, "float32")
+        exact = log_p_of(model, part, spec.sampling, kinds, rounding.drawn.tokens)
+        for kind in kinds:
+            pair = rounding.drawn._replace(logp=drawn[kind]), rounding.exact._replace(logp=exact[kind])
+            rounded[kind] = Rounding(rounding.free, *pair)
+    compared, stored = {}, _stacked(rows, ["logp"])
+    for kind in kinds:
+        compared[kind] = compare_recorded(stored, values._replace(logp=found[kind]), _free(rows), rounded.get(kind))
+    nearest = min(kinds, key=lambda kind: compared[kind]["log p"]["mean"])
+    agreement = compared[nearest]
+    is_it = None if agreement["log p"]["differs"] else nearest
+    if is_it is None and not forced:
+        agreement = compared[SAMPLED]
+    return {"agreement": agreement, "logp_kind": is_it, "logp_nearest": nearest}
 
 
 def _under_other_target(

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 # Imports inside functions: torch takes seconds, and only numbers that are computed anew need it.
 
-_CHUNK = 2**24  # Maximum number of probabilities in memory
-_EDGE = 0.001  # A token is possible if it is with this many nats more, and with so much more top-p
+_CHUNK = 2**22  # Maximum number of probabilities in a tensor: the kernel gives memory of larger ones again and again
+EDGE = 0.001  # A token is possible if it is with this many nats more, and with so much more top-p
 COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending", "entropy": "entropy"}
 """Printed names of the recorded values that are compared with those recomputed."""
 _JUDGED = ("logp", "u_id")
@@ -68,7 +68,7 @@ def teacher_forced_values(
         of = None if draw else np.stack(part["tokens"]) if asked is None else asked[start : start + batch]
         masses = [np.concatenate(parts, 1) for parts in zip(*_masses(model, part, sampling, width, of), strict=True)]
         keys = [row_key(int(row.seed), row.prompt_id, int(row.sample)) for row in part.itertuples()]
-        v = Noise(keys, model.layout.vocab).tie_break(_slots(len(part), 0, length)).numpy()
+        v = Noise(keys, model.layout.vocab).tie_break(slots_of(len(part), 0, length)).numpy()
         batches.append([uniforms(*masses[:2], v), uniforms(*masses[2:4], v), *masses[4:]])
     by_id, by_p, *others = (np.concatenate(piece) for piece in zip(*batches, strict=True))
     return Values({"u_id": by_id, "u_p": by_p}, *others)
@@ -89,7 +89,7 @@ def _masses(
     with PinnedTorch():
         target = Target(model.layout, sampling, model.device)
         # At most half of what top-p leaves out, so that something is left out.
-        wider = replace(sampling, top_p=sampling.top_p + min(_EDGE, (1 - sampling.top_p) / 2))
+        wider = replace(sampling, top_p=sampling.top_p + min(EDGE, (1 - sampling.top_p) / 2))
         loose = Target(model.layout, wider, model.device)
         tokens = np.stack(part["tokens"]).astype(np.int64)
         for logits, positions in forced_logits(model, part["prompt"].tolist(), tokens, sampling.guidance, width):
@@ -100,23 +100,27 @@ def _masses(
             else:
                 chosen = torch.from_numpy(of[:, start:end].astype(np.int64)).to(model.device)
             masses = (*mass_before_id(p, chosen), *mass_before(p, p, chosen), entropy(p), at(p, chosen).log())
-            token = chosen.clamp(max=logits.shape[-1] - 1)[..., None]
-            raised = logits.scatter_add(-1, token, torch.full_like(token, _EDGE, dtype=logits.dtype))
-            possible = at(loose(raised, positions), chosen) > 0
+            possible = at(p, chosen) > 0
+            if not possible.all():
+                token = chosen.clamp(max=logits.shape[-1] - 1)[..., None]
+                raised = logits.scatter_add(-1, token, torch.full_like(token, EDGE, dtype=logits.dtype))
+                possible = at(loose(raised, positions), chosen) > 0
             yield [mass.cpu().numpy() for mass in (*masses, possible, chosen)]
 
 
 def forced_logits(
-    model: ImageModel, prompts: Sequence[str], tokens: np.ndarray, guidance: float, width: int
+    model: ImageModel, prompts: Sequence[str], tokens: np.ndarray, guidance: float, width: int, shift: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Guided logits [B, T, v_image] of every slot of `tokens` [B, N] given those before, and the slots [B, T], `width`
-    of them at a time."""
+    of them at a time; `shift`: by how much the positions of the image's tokens in the network are off."""
     import torch
 
     consumed = torch.nn.functional.pad(torch.from_numpy(tokens).to(model.device)[:, :-1], (1, 0))
     session = model.begin(model.encode(list(prompts)), guidance, width)
+    if shift:
+        session.move(shift)
     for start in range(0, tokens.shape[1], width):
-        positions = _slots(len(tokens), start, min(start + width, tokens.shape[1])).to(model.device)
+        positions = slots_of(len(tokens), start, min(start + width, tokens.shape[1])).to(model.device)
         yield session.forward(consumed[:, start : start + width], positions).float(), positions
 
 
@@ -126,7 +130,8 @@ def pieces(model: ImageModel) -> tuple[int, int]:
     return width, max(1, min(16, _CHUNK // (model.layout.vocab * width)))
 
 
-def _slots(rows: int, start: int, end: int):
+def slots_of(rows: int, start: int, end: int) -> Tensor:
+    """[rows, end - start] stream slots from `start` to before `end`."""
     import torch
 
     return torch.arange(start, end).expand(rows, -1)

@@ -26,6 +26,7 @@ from specbench import names
 from specbench.cli.commands import COMMANDS, COMPLETION, CommandLine, help_of
 from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, read_name
 from specbench.system import console, signals
+from specbench.system.surroundings import settle
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -128,6 +129,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if next(iter(arguments), None) in _BRIEF:
         gc.set_threshold(_COLLECT_AFTER)
     try:
+        if COMPLETION not in os.environ:
+            settle()
         arguments = _as_named(arguments)
         app = _app_of(arguments)
         code = app(arguments, standalone_mode=False, prog_name="specbench")

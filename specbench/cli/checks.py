@@ -52,6 +52,12 @@ _OWN = {"weights", "revision", "device", "dtype"}  # Options of `audit` itself, 
 _OF_ENGINE = tuple(
     replace(setting, panel="Engine") for setting in run_settings() if setting.name in OF_ENGINES - _OWN - _UNSERVED
 )
+_LogP = opt.option(
+    "--logp",
+    "KIND",
+    "What log p of another program is, instead of finding out: sampled, tempered, raw, tempered-words or raw-words, or "
+    "one of these with conditional- before it.",
+)
 _TestedPrompts = opt.prompts_option("Set or file whose prompts the tests of the model and the metric use.")
 _ContractSamples = opt.option("--samples", "N", "Images for losslessness.", int, min=10_000)
 
@@ -152,6 +158,7 @@ def audit(
     dtype: _Target = None,
     engine: _Engine = None,
     served: _Served = None,
+    logp: _LogP = None,
     out: opt.Out = "results",
     quiet: opt.Quiet = False,
     json: opt.Json = False,
@@ -166,7 +173,7 @@ def audit(
 
         asked |= {"weights": weights or "", "revision": revision or "", "device": chosen_device(device)}
         folder = import_tokens(engine, out=out, served=served, **asked, **({"dtype": dtype} if dtype else {}))
-        return audit_runs([str(folder)], out, False, weights, revision, device, None, json, quiet)
+        return audit_runs([str(folder)], out, False, weights, revision, device, None, json, quiet, logp)
     if asked or served:
         raise SpecbenchError(f"--{next(iter(asked), 'served')} is for an engine", "--engine ADDRESS")
     recomputed, elsewhere = bool(recompute or dtype), bool(weights or revision)
@@ -175,7 +182,9 @@ def audit(
         raise SpecbenchError("--samples, --seed and --run exclude each other", "a run is audited with all its images")
     require_decoders(decoders or ())
     if run:
-        return audit_runs(run, out, recompute, weights, revision, device, dtype, json, quiet)
+        return audit_runs(run, out, recompute, weights, revision, device, dtype, json, quiet, logp)
+    if logp:
+        raise SpecbenchError("--logp requires --run", "it is of the tokens of another program")
     rows = _audit_decoders(decoders or (), samples, seed, compiled, thorough, quiet)
     print_json(rows) if json else _print_audit(rows)
     from specbench.checks.losslessness import LOSSLESS, LOSSY
@@ -252,6 +261,7 @@ def audit_runs(
     dtype: str | None,
     as_json: bool,
     quiet: bool,
+    logp: str | None = None,
 ) -> None:
     """Audit stored runs, print the table, and fail where a decoder that claims to be lossless deviates, or where the
     recorded p is not the model's."""
@@ -260,7 +270,7 @@ def audit_runs(
 
     rows: list[dict[str, object]] = []
     for folder in find_runs(out, runs):
-        rows += run_audit.audit_runs(folder, out, recompute, weights, revision, chosen_device(device), dtype)
+        rows += run_audit.audit_runs(folder, out, recompute, weights, revision, chosen_device(device), dtype, logp)
         for line in [] if as_json or quiet else notes(rows[-1]):
             console.say(f"{rows[-1]['run_id']}: {line}")
     if as_json:
@@ -310,6 +320,8 @@ def decided_by(row: Mapping) -> str:
 
 def notes(row: Mapping) -> list[str]:
     """Results that have no column in the table, one line each."""
+    from specbench.checks.logp_kinds import KINDS, SAMPLED
+
     lines = [row["sentence"]] if "sentence" in row else []
     if row["recomputed"]:
         target = f"{row['target']}, another target than the run's" if row["target"] else row["dtype"]
@@ -320,6 +332,8 @@ def notes(row: Mapping) -> list[str]:
         if row["unavailable"]:
             how.append(f"not tested: {', '.join(row['unavailable'])}")
         lines.append("; ".join(how))
+        if row.get("logp_kind") not in (None, SAMPLED):
+            lines.append(f"log p is the model's {KINDS[row['logp_kind']]}")
         lines += [_distance(name, gap) for name, gap in row["agreement"].items()]
         if not row["agreement"] and not row["target"]:
             lines.append("the run has no recorded log p to compare")

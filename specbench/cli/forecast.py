@@ -49,7 +49,7 @@ def forecast(
     if on is None:
         raise SpecbenchError("--on is missing", "for example --on A100, or --on 2039GB/s,312TFLOP/s")
     from specbench.papers import forecasts
-    from specbench.runs.compiler import available_threads
+    from specbench.system.limits import available_threads
 
     spent = None if overhead == forecasts.OWN_OVERHEAD else forecasts.read_range("overhead-ms", overhead)
     shares = forecasts.read_range("bandwidth-share", bandwidth), forecasts.read_range("flops-share", flops)

@@ -104,13 +104,6 @@ METRICS: dict[str, MetricEntry] = {
         "mean over images"),
     "compbench[clip-b32]": MetricEntry("specbench.metrics.compbench:CompBenchClip",
         "T2I-CompBench++: cosine similarity under CLIP ViT-B/32 for non-spatial prompts, mean over images"),
-    **{f"compbench[{part}-owlv2]": MetricEntry(f"specbench.metrics.compbench_detected:{target}",
-        f"T2I-CompBench++: {rules}, mean over images; not the paper's detector (use export and import for that)")
-       for part, target, rules in (
-           ("spatial", "Spatial2d", "2D spatial rules on OWLv2 detections"),
-           ("3d-spatial", "Spatial3d", "3D spatial rules on OWLv2 detections and Depth Anything V2 depth"),
-           ("numeracy", "Numeracy", "counting rules on OWLv2 detections"),
-           ("3-in-1", "ThreeInOne", "3-in-1 score for complex prompts with OWLv2 in its 2D part"))},
 }
 # fmt: on
 """The built-in metrics by name."""

@@ -1,6 +1,7 @@
 """`compbench[...]`: parts of T2I-CompBench++ (Huang et al. 2025) without its programs
 (`specbench.metrics.official_exchange`): `blip-vqa` asks BLIP about every noun phrase of colour, shape and texture
-prompts; `clip-b32` is the cosine for non-spatial ones. For the others see `specbench.metrics.compbench_detected`."""
+prompts; `clip-b32` is the cosine for non-spatial ones. The others need the paper's detector, whose licence keeps it
+outside: export the images to its programs and import their answers."""
 
 from __future__ import annotations
 

@@ -48,6 +48,11 @@ class Moments:
         """Of the covariance."""
         return np.trace(self.covariance)
 
+    @property
+    def is_point(self) -> bool:
+        """Whether the vectors are identical to each other, but for rounding."""
+        return bool(self.trace <= np.finfo(np.float32).eps ** 2 * np.square(self.mean).sum())
+
     @cached_property
     def root(self) -> np.ndarray:
         """Symmetric square root of the covariance, [d, d]."""
@@ -136,7 +141,7 @@ def frechet_influence(images: Gaussian, reference: Moments) -> np.ndarray | None
     if images.n <= images.d:
         return None
     values, vectors = np.linalg.eigh(reference.root @ images.covariance @ reference.root)
-    floor = values.max() * np.finfo(np.float64).eps * len(values)
+    floor = max(values.max() * np.finfo(np.float64).eps * len(values), np.finfo(np.float64).tiny)
     inverse_root = (vectors / np.sqrt(np.clip(values, floor, None))) @ vectors.T
     transport = reference.root @ inverse_root @ reference.root
     deviations = images.features - images.mean

@@ -17,11 +17,13 @@ import pandas as pd
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.metrics.scoring import OWN_CAPTIONS, Images, ScoreReporter, with_scene
+from specbench.names import composed
 from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts, text_id
 from specbench.prompts.readers import read_entries
 from specbench.store.schema import Key, image_name
+from specbench.system.console import counted
 from specbench.system.files import blaming, read_regular
-from specbench.system.images import pictures_in, read_picture
+from specbench.system.images import members, picture_bytes, pictures_in, read_picture
 from specbench.system.json_values import parse_json
 
 _NUMBERED = re.compile(r"(?P<name>.+)[-_](?P<sample>\d{1,9})")
@@ -56,7 +58,8 @@ def external_images(
     first = prompts.prompts[0]
     path = next(path for key, path in sorted(matched.items()) if key[0] == first.id)
     pair = f"{path.relative_to(folder)} is '{first.text:.60}'"
-    say(f"{folder}: layout {name} ({IMAGE_LAYOUTS[name].what}); first pair: {pair}")
+    found = counted(len(matched), "image")
+    say(f"{folder}: {found}, layout {name} ({IMAGE_LAYOUTS[name].what}); first pair: {pair}")
     rows = [
         {
             "prompt_id": prompt,
@@ -116,16 +119,18 @@ def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     if (about := _metadata(folder)) is None:
         raise SpecbenchError(f"{folder} has no metadata.jsonl or metadata.csv")
     ids = {prompt.id for prompt in prompts}
-    by_text = {prompt.text.strip(): prompt.id for prompt in prompts}
+    by_text = {composed(prompt.text).strip(): prompt.id for prompt in prompts}
+    files = {composed(str(path)): path for path in about.parent.rglob("*")}
     counts: Counter[str] = Counter()
     for entry in read_entries(about):
         file = str(entry.meta.get("file_name", ""))
         if not file or Path(file).is_absolute() or ".." in Path(file).parts:
             raise SpecbenchError(f"{about}: '{file:.60}' is no file_name of an image beside it")
-        name = entry.id if entry.id in ids else by_text.get(entry.text)
+        path = about.parent / file
+        name = entry.id if entry.id in ids else by_text.get(composed(entry.text))
         if name is None:
-            raise _no_prompt(about.parent / file, f"its caption, '{entry.text:.60}', is none of them")
-        yield (name, counts[name]), about.parent / file
+            raise _no_prompt(path, f"its caption, '{entry.text:.60}', is none of them")
+        yield (name, counts[name]), path if path.exists() else files.get(composed(str(path)), path)
         counts[name] += 1
 
 
@@ -179,14 +184,15 @@ def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
 
 def _by_id(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     slugs = {image_name(prompt.id, 0).removesuffix("-0.png"): prompt.id for prompt in prompts}
-    return _named(pictures_in(folder), slugs | {prompt.id: prompt.id for prompt in prompts})
+    ids = slugs | {prompt.id: prompt.id for prompt in prompts}
+    return _named(pictures_in(folder), {composed(name): meant for name, meant in ids.items()})
 
 
 def _by_line(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     """Numbers are lines of the list, from 0 or 1; those of LANTERN's program are of the captions that it has kept."""
     paths = pictures_in(folder, _BESIDE)
     if kept := _kept_captions(folder):
-        by_text = {prompt.text: prompt.id for prompt in prompts}
+        by_text = {composed(prompt.text): prompt.id for prompt in prompts}
         ids = {line: by_text[text] for line, text in kept.items() if text in by_text}
         return _numbered(paths, ids, "caption {} of its program")
     first = 0 if any((number := _LINE.fullmatch(path.stem)) and not int(number["name"]) for path in paths) else 1
@@ -201,17 +207,18 @@ def _by_annotation(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 
 def _by_caption(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
-    places = [folder / "samples"] if (folder / "samples").is_dir() else sorted(folder.glob("*/samples")) or [folder]
+    inside = [place / "samples" for place in (folder, *members(folder))]
+    places = [place for place in inside if place.is_dir()] or [folder]
     paths = [path for place in places for path in pictures_in(place)]
     return _ranked(_named(paths, _ids_by(_words, prompts), _words))
 
 
 def _by_start(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
-    ids = _ids_by(lambda text: text[:30], prompts)  # as GSD's and SJD's test programs name images
+    ids = _ids_by(lambda text: composed(text)[:30], prompts)  # as GSD's and SJD's test programs name images
 
     def pairs() -> _Pairs:
         for path in pictures_in(folder):
-            match = _STARTED.fullmatch(path.stem)
+            match = _STARTED.fullmatch(composed(path.stem))
             words = match["name"] if match else ""
             ends = (at for at, mark in enumerate(words, 1) if mark == "-")  # the model's name has some too
             if (name := next((ids[words[at:]] for at in ends if words[at:] in ids), None)) is None:
@@ -223,12 +230,12 @@ def _by_start(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 def _by_folder(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
     """GenEval's `<line>/samples/<sample>.png`, with the caption of the line beside it."""
-    for place in sorted(folder.iterdir()) if folder.is_dir() else ():
+    for place in members(folder):
         if not (place / "samples").is_dir() or not place.name.isdecimal() or int(place.name) >= len(prompts):
             raise _no_prompt(place)
         prompt, about = prompts[int(place.name)], place / "metadata.jsonl"
         with blaming(about, "has no caption 'prompt'", "take it out"):
-            if about.is_file() and _json(about)["prompt"].strip() != prompt.text.strip():
+            if about.is_file() and composed(_json(about)["prompt"]).strip() != composed(prompt.text).strip():
                 raise SpecbenchError(f"{about} has another caption than line {place.name}, '{prompt.text:.60}'")
         for path in pictures_in(place / "samples"):
             if not path.stem.isdecimal():
@@ -243,8 +250,9 @@ def _as_grids(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 def _named(paths: Iterable[Path], ids: Mapping[str, str], plain: Callable[[str], str] = str) -> _Pairs:
     """Images that are called by a name of `ids`, with or without a number behind it."""
     for path in paths:
-        numbered = _NUMBERED.fullmatch(path.stem)
-        read = [(plain(path.stem), 0), *([(plain(numbered["name"]), int(numbered["sample"]))] if numbered else [])]
+        name = composed(path.stem)
+        numbered = _NUMBERED.fullmatch(name)
+        read = [(plain(name), 0), *([(plain(numbered["name"]), int(numbered["sample"]))] if numbered else [])]
         if not (fitting := sorted({(ids[name], sample) for name, sample in read if name in ids})):
             raise _no_prompt(path)
         if len(fitting) > 1:
@@ -276,7 +284,7 @@ def _ids_by(name_of: Callable[[str], str], prompts: Sequence[Prompt]) -> dict[st
 
 def _words(text: str) -> str:
     """A caption as a file name may have it: letters and digits alone."""
-    return " ".join(re.findall(r"\w+", text.replace("_", " ").lower()))
+    return " ".join(re.findall(r"\w+", composed(text).replace("_", " ").lower()))
 
 
 def _kept_captions(folder: Path) -> dict[int, str]:
@@ -284,7 +292,10 @@ def _kept_captions(folder: Path) -> dict[int, str]:
     kept: dict[int, str] = {}
     for path in sorted(folder.glob("global_statistics_*.json")):
         with blaming(path, "has no captions of 'prompt_0', 'prompt_1', ...", "take it out"):
-            kept |= {int(name.removeprefix("prompt_")): str(row["prompt"]).strip() for name, row in _json(path).items()}
+            kept |= {
+                int(name.removeprefix("prompt_")): composed(str(row["prompt"])).strip()
+                for name, row in _json(path).items()
+            }
     return kept
 
 
@@ -322,7 +333,6 @@ def _no_prompt(path: Path, why: str = "") -> SpecbenchError:
 
 
 def _version(path: Path, folder: Path, layout: str) -> str:
-    """Of a file that may become that of another prompt, also its name."""
-    state = path.stat()
+    """Digest of the content; of a file that may become another prompt's, also its name."""
     name = "" if layout == "ids" else f"-{path.relative_to(folder)}"
-    return f"{state.st_mtime_ns}-{state.st_size}{name}"
+    return f"{hashlib.sha256(picture_bytes(path)).hexdigest()[:32]}{name}"

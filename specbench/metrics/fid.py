@@ -151,8 +151,7 @@ class Fid(Metric):
         distance = fid_estimate(images, self._reference, prompts)
         scores = self._inception_score(images)
         if not isinstance(self._reference, Gaussian):
-            few = warn_of_few(images)
-            note = f"{few}; {_STATISTICS_ONLY}" if few else _STATISTICS_ONLY
+            note = joined(warn_of_few(images), warn_of_points(images, self._reference), _STATISTICS_ONLY)
             return [Score(self.name, distance, images.n, note), *scores]
         return self._of_images(images, self._reference, distance, prompts) + scores
 
@@ -164,7 +163,8 @@ class Fid(Metric):
         value = kid(images.features, self.reference_features)
         own_kid = with_influence(value, kid_influence(images.features, self.reference_features), prompts)
         bias = None if limit is None else distance.value - limit.value
-        scores = [Score(self.name, distance, images.n, _warn_of_bias(images, reference, bias))]
+        warning = joined(_warn_of_bias(images, reference, bias), warn_of_points(images, reference))
+        scores = [Score(self.name, distance, images.n, warning)]
         if limit is not None:
             note = None if limit.low is not None else "rough: halves of the images are no more than the features"
             scores.append(Score(f"fid-infinity[{self.variant}]", limit, images.n, note))
@@ -233,6 +233,17 @@ def warn_of_few(images: Gaussian) -> str | None:
     if images.n > images.d:
         return None
     return f"{images.n} images are few for {images.d} features: the distance is too large and has no interval"
+
+
+def warn_of_points(images: Moments, reference: Moments) -> str | None:
+    """Warning for sets whose images are identical to each other; None without need."""
+    sets = [name for name, moments in (("images", images), ("reference images", reference)) if moments.is_point]
+    return f"all {' and all '.join(sets)} are identical to each other" if sets else None
+
+
+def joined(*notes: str | None) -> str | None:
+    """Notes of one score, those that there are."""
+    return "; ".join(filter(None, notes)) or None
 
 
 def pytorch_fid(pixels: np.ndarray) -> Tensor:

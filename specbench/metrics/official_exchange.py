@@ -32,7 +32,7 @@ from specbench.prompts.public_files import COMPBENCH_CATEGORIES, official_row
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import image_name, read_meta
 from specbench.system.digests import digest_of
-from specbench.system.files import blaming, read_regular
+from specbench.system.files import blaming, read_regular, text_of
 from specbench.system.images import png_bytes
 from specbench.system.json_values import parse_json
 
@@ -437,4 +437,4 @@ def _refuse_contradiction(path: Path, what: str, value: float | str, before: flo
 
 
 def _text(path: Path) -> str:
-    return read_regular(path, _MAX_RESULTS_BYTES).decode("utf-8")
+    return text_of(read_regular(path, _MAX_RESULTS_BYTES))

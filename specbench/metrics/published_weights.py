@@ -11,7 +11,7 @@ from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.checkpoint_files import Source, WantedFiles, read_json
-from specbench.models.hub_downloads import DIGESTS, REVISIONS, is_pinned_only, on_hub_endpoint
+from specbench.models.hub_downloads import REVISIONS, is_pinned_only, on_hub_endpoint
 from specbench.system import console
 from specbench.system.digests import cache_folder, digest_of, sha256_of
 from specbench.system.downloads import HUB, Download, Progress, Remote, fetch_all, fetch_file, matches, offline, size_of
@@ -123,12 +123,6 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
     folder = (files.find() if forbidden else files.fetch()).paths[0].parent
     for path in folder.glob("*config.json"):
         read_json(_source(repository), path)  # refuses code of a hub
-    digests = DIGESTS.get(repository, {}) if folder.name == REVISIONS.get(repository) else {}
-    for name, digest in digests.items():
-        if sha256_of(folder / name) != digest:
-            raise SpecbenchError(
-                f"{folder / name} is not the published file", "delete it to download it again", MISSING_PREREQUISITE
-            )
     return folder
 
 

@@ -20,6 +20,7 @@ from specbench.errors import SpecbenchError
 from specbench.metrics.base import Settings, read_ahead
 from specbench.prompts import public
 from specbench.stats import Estimate, mean_interval
+from specbench.system.console import counted
 from specbench.system.digests import cache_folder, digest_of
 from specbench.system.files import write_atomically
 from specbench.system.images import pictures_in, read_picture
@@ -41,13 +42,23 @@ class ReferenceImages:
         """Mean and covariance of the user's file; None where the reference is images."""
         return None if self.path is None or self.path.is_dir() else read_statistics(self.path)
 
-    @property
+    @cached_property
     def pictures(self) -> list[Path]:
         if self.statistics:
             raise SpecbenchError(f"{self.path} holds statistics (mu, sigma), not images", "--reference DIR, of images")
-        # One a category, as MJHQ-30K's.
-        folders = [place for place in sorted(self.folder.glob("[!.]*")) if place.is_dir()]
-        return [picture for folder in folders for picture in pictures_in(folder)] or pictures_in(self.folder)
+        if len(pictures := pictures_in(self.folder)) < 2:
+            raise SpecbenchError(f"{self.folder} has 1 reference image", "distances need the spread of 2 or more")
+        return pictures
+
+    @property
+    def summary(self) -> str:
+        """Number of the images and their folders, for messages."""
+        if self.statistics:
+            return f"reference: statistics in {self.path}"
+        folders = dict.fromkeys(path.parent.relative_to(self.folder) for path in self.pictures)
+        places = f", in {counted(len(folders), 'folder')} below it ({', '.join(map(str, folders)):.80})"
+        below = places if folders != {Path("."): None} else ""
+        return f"reference: {counted(len(self.pictures), 'image')} in {self.folder}{below}"
 
     def missing(self) -> list[tuple[str, str]]:
         if self.folder.is_dir() or self.statistics:
@@ -143,6 +154,7 @@ def kept_features(key: object, compute: Callable[[], np.ndarray]) -> np.ndarray:
         features = compute()
     sink = io.BytesIO()
     np.save(sink, features)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, sink.getvalue())
+    with suppress(OSError, SpecbenchError):  # they are computed again then
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, sink.getvalue())
     return features

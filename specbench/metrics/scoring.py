@@ -19,6 +19,7 @@ import pandas as pd
 from specbench.errors import MISSING_PREREQUISITE, PARTIAL, SpecbenchError, chosen
 from specbench.metrics import catalog as metric_catalog
 from specbench.metrics.base import Metric, Sample, Settings, made_score, read_ahead
+from specbench.metrics.reference import ReferenceImages
 from specbench.metrics.score_store import (
     feature_parts,
     read_scores,
@@ -157,6 +158,7 @@ def score(
     outcomes += _refused(fitting, required)
     _tell_edited(fitting, reporter)
     lacking = _fetch(fitting, settings, reporter)
+    lacking |= _say_references(fitting, lacking, reporter)
     left_out = not named and any(name not in lacking for _, fits in fitting for name in fits)
     for images, fits in fitting:
         absent = {name: lacking[name] for name in fits if name in lacking}
@@ -228,6 +230,23 @@ def _fetch(fitting: _Fitting, settings: Settings | None, reporter: ScoreReporter
             reporter.note(f"scoring {counted(len(fitting), 'run')} on {device}: {', '.join(needed)}")
 
     return lacking | fetch_what_can_be_had({name: metric.downloads for name, metric in ready.items()}, announce)
+
+
+def _say_references(
+    fitting: _Fitting, lacking: Mapping[str, SpecbenchError], reporter: ScoreReporter
+) -> dict[str, SpecbenchError]:
+    """Note the number of reference images; return why metrics cannot use theirs."""
+    metrics = {name: metric for _, fits in fitting for name, metric in fits.items() if name not in lacking}
+    lines, unusable = {}, {}
+    for name, metric in metrics.items():
+        if isinstance(reference := getattr(metric, "reference", None), ReferenceImages):
+            try:
+                lines[reference.summary] = None
+            except SpecbenchError as error:
+                unusable[name] = error
+    for line in lines:
+        reporter.note(line)
+    return unusable
 
 
 def _had_other_code(images: Images, metric: Metric) -> bool:

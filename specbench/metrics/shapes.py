@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import Metric, Sample, Score, category_scores, column_difference
+from specbench.metrics.base import Metric, Sample, Score, Settings, category_scores, column_difference
 from specbench.metrics.clip import CosineMetric
 from specbench.metrics.openclip import Tokenize, folder_tokenizer, load_folder_model, whole
 from specbench.metrics.reference import ReferenceImages, damaged_features, feature_matrix, kept_features
@@ -117,12 +117,15 @@ class ShapesFrechet(Metric):
     batch = 64
     columns: ClassVar = {"scene": pa.string(), "feature": pa.list_(pa.float32(), FEATURES)}
 
+    def __init__(self, settings: Settings | None = None):
+        super().__init__(settings)
+        self.reference = ReferenceImages(self.settings) if self.settings.reference else None
+
     def feature_identity(self) -> Mapping[str, str]:
         return {"weights": digest_of(FEATURE_FILE), "torch": version("torch")}
 
     def identity(self) -> Mapping[str, str]:
-        folder = self.settings.reference
-        return {**self.feature_identity(), **(ReferenceImages(self.settings).identity if folder else _rendered())}
+        return {**self.feature_identity(), **(self.reference.identity if self.reference else _rendered())}
 
     accepts = ShapesDetector.accepts
 
@@ -149,9 +152,8 @@ class ShapesFrechet(Metric):
         """Features of renders of the scored captions, or of the user's folder."""
         from specbench.metrics.distances import Gaussian
 
-        if self.settings.reference:
-            reference = ReferenceImages(self.settings)
-            return Gaussian(reference.features(whole, self.extract, self.feature_identity(), self.batch))
+        if self.reference:
+            return Gaussian(self.reference.features(whole, self.extract, self.feature_identity(), self.batch))
         scenes = sorted({str(text) for text in statistics["scene"]})
         for text in scenes:
             try:
@@ -167,11 +169,12 @@ class ShapesFrechet(Metric):
         if len(statistics) < 2:
             return []
         from specbench.metrics.distances import Gaussian
-        from specbench.metrics.fid import fid_estimate, warn_of_few
+        from specbench.metrics.fid import fid_estimate, joined, warn_of_few, warn_of_points
 
         images = Gaussian(feature_matrix(statistics["feature"], FEATURES))
-        distance = fid_estimate(images, self.reference_features(statistics), statistics["prompt_id"].to_list())
-        return [Score(self.name, distance, images.n, warn_of_few(images))]
+        reference = self.reference_features(statistics)
+        distance = fid_estimate(images, reference, statistics["prompt_id"].to_list())
+        return [Score(self.name, distance, images.n, joined(warn_of_few(images), warn_of_points(images, reference)))]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         from specbench.metrics.fid import fid_difference

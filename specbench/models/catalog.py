@@ -283,7 +283,8 @@ def load_model(model: str | ModelFacts, device: str = "cpu", dtype: str | None =
             if not (info.choice.random or info.checkpoint.official):
                 from specbench.models.forward_probe import check_own_forward  # imports torch
 
-                check_own_forward(model, "0" if info.classes else "a photo <I1>" if info.codes else "a photo")
+                long = "a photo of a cup, " * 12  # Longer than most captions: positions may depend on it
+                check_own_forward(model, "0" if info.classes else f"{long}<I1>" if info.codes else long)
             return model
         return info.load(device, dtype)
 

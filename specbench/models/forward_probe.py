@@ -7,25 +7,31 @@ which is another shape, and by the own forward with every product changed by a r
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import NamedTuple
+from contextlib import contextmanager, suppress
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from specbench.errors import SpecbenchError
 from specbench.models.interface import Tree
 from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
+from specbench.system.digests import remember, remembered
 from specbench.system.torch_state import PinnedTorch
+from specbench.system.version import __version__
 
-_FEW = 24  # Slots at either end of the stream that go through short forwards
-_WINDOW, _FORWARD = 4, 64  # Columns of a probed window, and of the forwards between both ends
+_ENDS = 12  # Slots at either end of the stream that go through short forwards
+_WINDOW, _CHUNK = 4, 64  # Columns of a probed window, and of the forwards between both ends
 _TREE = Tree((-1, 0, 0, 1, 2))  # Two branches of two drafts
 _AHEAD = "its attention looks ahead, or its positions depend on the length: such a model cannot be decoded step by step"
+_COMPARED = "own-forward.json"  # in the cache folder: largest differences of checkpoints, in nats
 _SAME = 1e-4  # Nats that are never called a difference
-_HINT = "its cache, masks or positions are not as specbench needs them; probe=False decodes all the same"
+_HINT = "its cache, masks, positions or head are not as specbench applies them; probe=False decodes all the same"
 
 
 class Gap(NamedTuple):
@@ -38,7 +44,7 @@ class Gap(NamedTuple):
         """Whether it is more than rounding: the largest difference, or, which is sharper in low precision, the mean."""
         return any(mine > max(6 * other, _SAME) for mine, other in zip(self, rounding, strict=True))
 
-    def or_more(self, other: Gap) -> Gap:
+    def maximum(self, other: Gap) -> Gap:
         return Gap(*map(max, self, other))
 
 
@@ -48,7 +54,8 @@ class Probe(NamedTuple):
     gap: float  # largest difference of log p, in nats
     rounding: float  # the largest difference that rounding makes
     slots: int  # stream slots compared
-    branches: SpecbenchError | None = None  # why draft trees are refused though chains and windows agree
+    # why draft trees are refused though chains and windows agree, and a hint
+    no_trees: tuple[str, str] | None = None
 
 
 class Reference(NamedTuple):
@@ -59,13 +66,16 @@ class Reference(NamedTuple):
     logp: Tensor  # [R, N + 1, v_image]
     rounding: Gap
 
+    def beginning(self, slots: int) -> Reference:
+        return self._replace(tokens=self.tokens[:, :slots], logp=self.logp[:, : slots + 1])
+
 
 @contextmanager
 def refusing(name: str) -> Iterator[None]:
     """Refuse in one line a network whose modules are not as a causal language model's."""
     try:
         yield
-    except SpecbenchError:
+    except (SpecbenchError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         first = str(error).strip().partition("\n")[0]
@@ -75,13 +85,20 @@ def refusing(name: str) -> Iterator[None]:
 
 
 def check_own_forward(model: TransformerModel, text: str) -> None:
-    """Refuse a checkpoint of a known family whose decoding steps differ from its network's own forward."""
+    """Refuse a checkpoint of a known family whose decoding steps differ from its network's own forward; a comparison is
+    made once for its files on a machine."""
+    state = model.weights_sha256, model.name, model.dtype, model.device.type, __version__
+    key = " ".join(map(str, (*state, torch.__version__, transformers.__version__)))
+    if key in remembered(_COMPARED):
+        return
     try:
         with refusing(model.name):
-            probe(model, own_forward(model, model.encode([text])))
+            result = probe(model, own_forward(model, model.encode([text])))
     except SpecbenchError as error:
         hint = "its configuration asks for what specbench does not apply in this family of models"
         raise SpecbenchError(error.what, hint) from error
+    with suppress(SpecbenchError, OSError):  # it is compared again then
+        remember(_COMPARED, {key: result.gap})
 
 
 @PinnedTorch()
@@ -96,17 +113,29 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
     drawn = torch.randint(model.layout.v_image, (len(prefix.embeds), slots), generator=generator)
     tokens = torch.where(forced < 0, drawn, forced).to(model.device)
     logp, part = own_logp(model, prefix, tokens), -(-2 * slots // 3)
-    with _products_rounded(model.backbone, seed):
+    if logp.isnan().any():
+        raise SpecbenchError(f"{model.name}: its own forward gives NaN", "a number format with a wider range may not")
+    with _products_rounded(getattr(model, "network", model.backbone), seed):
         rounding = _gap(own_logp(model, prefix, tokens), logp)
     shapes = _gap(own_logp(model, prefix, tokens[:, :part]), logp[:, : part + 1])
+    if shapes.exceeds(rounding):
+        what = f"{model.name}: log p of a token changes by {shapes.largest:.2g} nats when other tokens follow it"
+        raise SpecbenchError(f"{what} (rounding: {rounding.largest:.1g})", _AHEAD)
     again = _gap(own_logp(model, prefix, tokens), logp) if rounding.largest > 100 * _SAME else Gap(0.0, 0.0)
     if again.mean > rounding.mean / 2:
         what = f"{model.name}: log p of the same tokens differs by {again.largest:.2g} nats between two forwards"
         raise SpecbenchError(what, "the network draws random numbers, even in eval mode")
-    if shapes.exceeds(rounding):
-        what = f"{model.name}: log p of a token changes by {shapes.largest:.2g} nats when other tokens follow it"
-        raise SpecbenchError(f"{what} (rounding: {rounding.largest:.1g})", _AHEAD)
-    return Reference(prefix.take([*range(len(tokens))] * 2), tokens, logp, rounding.or_more(shapes))
+    if not math.isfinite(rounding.largest):
+        what = f"{model.name}: rounding decides which log p of its own forward are infinite"
+        raise SpecbenchError(what, "let specbench truncate (top_k, top_p), and not the network")
+    return Reference(prefix.take([*range(len(tokens))] * 2), tokens, logp, rounding.maximum(shapes))
+
+
+@PinnedTorch()
+def unchanged(model: TransformerModel, start: Reference) -> bool:
+    """Whether the own forward still gives the log p of a reference."""
+    prefix = start.prefix.take(range(len(start.tokens)))
+    return not _gap(own_logp(model, prefix, start.tokens), start.logp).exceeds(start.rounding)
 
 
 @PinnedTorch()
@@ -115,12 +144,12 @@ def probe(model: TransformerModel, reference: Reference) -> Probe:
 
     Raises SpecbenchError if they differ by more than rounding.
     """
-    gap, branches = _compared(model, _steps(model, reference), reference.rounding), None
+    gap, no_trees = _compared(model, _steps(model, reference), reference.rounding), None
     try:
         gap = max(gap, _compared(model, _trees(model, reference), reference.rounding))
     except SpecbenchError as error:
-        branches = error
-    return Probe(gap, reference.rounding.largest, reference.tokens.shape[1], branches)
+        no_trees = error.what, error.try_this
+    return Probe(gap, reference.rounding.largest, reference.tokens.shape[1], no_trees)
 
 
 def _compared(model: TransformerModel, steps: Iterable[tuple[str, Tensor, Tensor]], rounding: Gap) -> float:
@@ -138,19 +167,27 @@ def _compared(model: TransformerModel, steps: Iterable[tuple[str, Tensor, Tensor
 def slots_to_compare(model: TransformerModel, prompt: int) -> int:
     """Number of stream slots: as many as take seconds, and past every length in tokens that the configuration names and
     an image after a `prompt` of that length reaches."""
-    work = 1e10 if model.device.type == "cpu" else 1e13  # parameters times tokens
+    work = 2e10 if model.device.type == "cpu" else 1e13  # parameters times tokens
     parameters = sum(parameter.numel() for parameter in model.backbone.parameters())
-    reached = [length - prompt for length in _lengths(model.backbone.config.to_dict()) if length > prompt]
-    past = [length + _FEW for length in reached if length < model.layout.length]
-    return min(max(2 * _FEW, int(work / parameters), *past), model.layout.length)
+    reached = [length - prompt for length in lengths_named(model.backbone.config) if length > prompt]
+    past = [length + _ENDS for length in reached if length < model.layout.length]
+    return min(max(4 * _ENDS, int(work / parameters), *past), model.layout.length)
 
 
-def _lengths(settings: Mapping[str, object]) -> Iterator[int]:
-    for name, value in settings.items():
+def lengths_named(config: Any) -> list[int]:
+    """Whole numbers of a configuration that may be lengths in tokens, by their names."""
+
+    def numbers(name: str, value: object) -> Iterator[int]:
         if isinstance(value, Mapping):
-            yield from _lengths(value)
-        elif isinstance(value, int) and re.search("window|chunk|block|local|context|position|length", name):
+            yield from chain(*(numbers(str(key), inside) for key, inside in value.items()))
+        elif isinstance(value, list | tuple):
+            yield from chain(*(numbers(name, inside) for inside in value))
+        elif isinstance(value, int) and re.search(
+            "window|chunk|block|local|context|position|seq|length|ctx|topk|floor", name
+        ):
             yield value
+
+    return [*numbers("", config.to_dict())]
 
 
 def own_logp(model: TransformerModel, prefix: Prefix, tokens: Tensor) -> Tensor:
@@ -165,16 +202,20 @@ def own_logp(model: TransformerModel, prefix: Prefix, tokens: Tensor) -> Tensor:
 
 @contextmanager
 def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
-    """Change every output of a module with a matrix by up to one rounding error of its number format."""
+    """Change every output of a module with a matrix by up to a rounding error: that of its number format, and what the
+    output of its first column differs by if that is computed alone."""
     generators: dict[torch.device, torch.Generator] = {}
 
-    def change(module: nn.Module, inputs: object, output: object) -> object:
+    def change(module: nn.Module, inputs: tuple[object, ...], output: object) -> object:
         if not isinstance(output, Tensor) or not output.is_floating_point():
             return output
         if output.device not in generators:
             generators[output.device] = torch.Generator(output.device).manual_seed(seed)
-        noise = torch.rand(output.shape, generator=generators[output.device], device=output.device)
-        return output * (1 + torch.finfo(output.dtype).eps * (noise - 0.5)).to(output.dtype)
+        noise = torch.rand(output.shape, generator=generators[output.device], device=output.device) - 0.5
+        size = torch.finfo(output.dtype).eps * output
+        with suppress(Exception):  # a product of one column may round otherwise, as in quantised layers
+            size = size + 2 * (module.forward(inputs[0][:, :1]) - output[:, :1]).abs().max()
+        return output + (size * noise).to(output.dtype)
 
     matrices = [part for part in network.modules() if getattr(getattr(part, "weight", None), "ndim", 0) == 2]
     handles = [part.register_forward_hook(change) for part in matrices]
@@ -196,13 +237,13 @@ def _steps(model: TransformerModel, rows: Reference) -> Iterator[tuple[str, Tens
     """Decode the tokens of `rows` in several ways; yields the way in words, log p by the own forward and logits, both
     [R, T, v_image]."""
     slots = rows.tokens.shape[1]
-    ends = [*range(min(_FEW, slots)), *range(max(slots - _FEW, _FEW), slots)]
+    ends = [*range(min(_ENDS, slots)), *range(max(slots - _ENDS, _ENDS), slots)]
     singly = {slot: 1 for slot in ends}
     in_windows = {slot: _WINDOW for slot in ends[::_WINDOW]}
     for way, widths in (("of single tokens", singly), (f"in a window of {_WINDOW} drafts", in_windows)):
-        session, slot = TransformerSession(model, rows.prefix, 1.0, _FORWARD), 0
+        session, slot = TransformerSession(model, rows.prefix, 1.0, _CHUNK), 0
         while slot < slots:
-            width = min(widths.get(slot, _FORWARD), slots - slot)
+            width = min(widths.get(slot, _CHUNK), slots - slot)
             between = [other for other in widths if slot < other < slot + width]
             width = between[0] - slot if between else width
             if slot and width == _WINDOW:  # slot 0 is predicted by the first forward alone
@@ -220,13 +261,13 @@ def _columns(tokens: Tensor, slot: int, width: int) -> tuple[Tensor, Tensor]:
 def _trees(model: TransformerModel, rows: Reference) -> Iterator[tuple[str, Tensor, Tensor]]:
     """The same with draft trees near both ends, whose second branch is accepted each time."""
     slots, way = rows.tokens.shape[1], "in a draft tree"
-    session = TransformerSession(model, rows.prefix, 1.0, _FORWARD)
+    session = TransformerSession(model, rows.prefix, 1.0, _CHUNK)
     slot, roots = 0, {1, slots - 4} if slots > 4 else set()
     depth = torch.tensor(_TREE.depth, device=rows.tokens.device)
     prompts = rows.prefix.take(range(len(rows.tokens)))
     while slot < slots:
         if slot not in roots:
-            width = min([_FORWARD, slots - slot, *(root - slot for root in roots if root > slot)])
+            width = min([_CHUNK, slots - slot, *(root - slot for root in roots if root > slot)])
             yield way, rows.logp[:, slot : slot + width], session.forward(*_columns(rows.tokens, slot, width))
             slot += width
             continue

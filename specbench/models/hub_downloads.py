@@ -47,7 +47,6 @@ _PINNED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="
 REVISIONS: Mapping[str, str] = _PINNED["revisions"]
 """Pinned commits. Other repositories are used at the revision of `--revision` or SPECBENCH_REVISIONS, else at the
 commit of `main` in the hub's cache."""
-DIGESTS: Mapping[str, Mapping[str, str]] = _PINNED["digests"]  # By repository and file at those revisions
 _VARIABLE = "SPECBENCH_REVISIONS"
 """Environment variable with revisions chosen by the user: "owner/name@revision", separated by commas."""
 _LOOK_EVERY_S = 0.5

@@ -8,12 +8,10 @@ the result with the network's own forward.
 
 from __future__ import annotations
 
-import copy
-import inspect
+import operator
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import MethodType
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -22,11 +20,11 @@ from torch import Tensor, nn
 from transformers import masking_utils
 
 from specbench.errors import SpecbenchError
-from specbench.models.forward_probe import Probe, own_forward, probe, refusing
+from specbench.models.forward_probe import Probe, Reference, lengths_named, own_forward, probe, refusing, unchanged
 from specbench.models.interface import TokenLayout
+from specbench.models.network_head import accepted, base_of, own_head, own_logits
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.model import Prefix, TransformerModel, TransformerSession
-from specbench.system.matrix_products import product
 from specbench.system.torch_state import PinnedTorch
 
 PromptIds = Callable[[str], tuple[Sequence[int], Sequence[int]]]
@@ -47,7 +45,7 @@ class LoadedModel(TransformerModel):
     """
 
     weights_sha256 = ""
-    branches: SpecbenchError | None = None  # why draft trees are refused
+    no_trees: tuple[str, str] | None = None  # why draft trees are refused, and a hint
 
     def __init__(
         self,
@@ -59,27 +57,26 @@ class LoadedModel(TransformerModel):
         codebook: Tensor | None = None,
         render: Callable[[Tensor], Tensor] | None = None,
     ):
-        self.layout = layout if isinstance(layout, TokenLayout) else TokenLayout.plain(*layout, len(image_ids))
+        self.layout = layout if isinstance(layout, TokenLayout) else _grid(layout, len(image_ids))
         if self.layout.vocab != len(image_ids) + len(forced_ids):
             what = f"{len(image_ids)} image ids and {len(forced_ids)} forced ids for a layout of {self.layout.vocab}"
             raise SpecbenchError(what, "one vocabulary id for each id of the layout")
         self.network = network
         inner = unwrapped(network)
         self.name = type(inner).__name__
-        with refusing(self.name), PinnedTorch():
+        with refusing(self.name):
             self.backbone = Backbone(inner)
-            self._stream_ids = torch.tensor([*image_ids, *forced_ids], device=self.device)
-            after = _after_base(inner, {})
-            sample = torch.randn(1, 3, self.feature_size, generator=torch.Generator().manual_seed(0))
-            sample = sample.to(self.device, self.dtype)
-            words = min(after(sample).shape[-1], inner.get_input_embeddings().num_embeddings)
-        if len(image_ids) == 0 or not all(0 <= number < words for number in (*image_ids, *forced_ids)):
-            raise SpecbenchError(f"image_ids and forced_ids must be of the {words} words of {self.name}")
-        if len(set(image_ids)) < len(image_ids):
-            raise SpecbenchError("image_ids names a word twice", "one vocabulary id for each image token")
-        self._image_ids = self._stream_ids[: len(image_ids)]
-        with refusing(self.name), PinnedTorch():
-            self._head = own_head(inner, after, self._image_ids, sample)
+            self._words = len(inner.get_input_embeddings().weight)
+        ids = self._ids("image_ids", image_ids), self._ids("forced_ids", forced_ids)
+        if not ids[0] or len(set(ids[0])) < len(ids[0]):
+            what = "image_ids names a word twice" if ids[0] else "image_ids is empty"
+            raise SpecbenchError(what, "one vocabulary id for each image token")
+        with refusing(self.name), PinnedTorch(), _evaluating(inner):
+            self.stream_ids = torch.tensor([*ids[0], *ids[1]], device=self.device)
+            self._image_ids = self.stream_ids[: len(ids[0])]
+            base = self.backbone.base
+            hidden = base(input_ids=self._image_ids[None, :3], **accepted(base, use_cache=False))[0]
+            self._head = own_head(inner, self._image_ids, hidden)
         self.codebook = None if codebook is None else codebook.detach().float().to(self.device)
         self._ids_of, self._draw = prompt_ids, render
 
@@ -100,21 +97,36 @@ class LoadedModel(TransformerModel):
     def begin(self, prefix: Prefix, guidance: float, columns: int) -> TransformerSession:
         return _Session(self, prefix, guidance, columns)
 
+    def _ids(self, what: str, given: Any) -> list[int]:
+        """Vocabulary ids as a list, of a list, a range, an array or a tensor."""
+        try:
+            numbers = [operator.index(number) for number in (given.tolist() if hasattr(given, "tolist") else given)]
+        except TypeError:
+            raise SpecbenchError(f"{what}: {given!r:.60} is no list of whole numbers") from None
+        if wrong := [number for number in numbers if not 0 <= number < self._words]:
+            raise SpecbenchError(f"{what}: {wrong[0]} is none of the {self._words} words of {self.name}")
+        return numbers
+
     def encode(self, prompts: Sequence[str]) -> Prefix:
         """Prompts whose elements are ids [P, 1]: the network embeds them itself."""
-        pairs = [self._ids_of(text) for text in prompts]
-        rows = [list(conditional) for conditional, _ in pairs] + [list(other) for _, other in pairs]
-        if not all(rows):
+        rows: tuple[list[list[int]], list[list[int]]] = [], []
+        for text in prompts:
+            pair = self._ids_of(text)
+            if not isinstance(pair, Sequence) or len(pair) != 2:
+                raise SpecbenchError("prompt_ids must return two lists of ids", "of the prompt, and of no prompt")
+            for ids, part in zip(rows, pair, strict=True):
+                ids.append(self._ids("prompt_ids", part))
+        if not all((*rows[0], *rows[1])):
             raise SpecbenchError("prompt_ids returned a prompt without ids", "return at least one id, such as <s>")
-        elements = [torch.tensor(row, device=self.device) for row in rows]
+        elements = [torch.tensor(row, device=self.device) for row in (*rows[0], *rows[1])]
         ids = nn.utils.rnn.pad_sequence(elements, batch_first=True)
         return Prefix([row[:, None] for row in elements], ids=ids)
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
-        return self._stream_ids[tokens][..., None]
+        return self.stream_ids[tokens][..., None]
 
     def table_ids(self, tokens: Tensor) -> Tensor:
-        return self._stream_ids[tokens]
+        return self.stream_ids[tokens]
 
     def head(self, hidden: Tensor) -> Tensor:
         return self._head.logits(hidden)
@@ -127,10 +139,11 @@ class LoadedModel(TransformerModel):
     def own_logits(self, prompt: Prefix, tokens: Tensor) -> Tensor:
         """See `TransformerModel.own_logits`; of a network whose forward hides the image tokens, by its head on the last
         hidden states of its base model's forward."""
-        ids, first = torch.cat([prompt.embeds[0][:, 0], self._stream_ids[tokens]])[None], len(prompt.embeds[0]) - 1
+        ids, first = torch.cat([prompt.embeds[0][:, 0], self.stream_ids[tokens]])[None], len(prompt.embeds[0]) - 1
         if self._head.masked:
-            return self.head(self.backbone.base(input_ids=ids)[0])[0, first:]
-        logits = _logits(self.network, ids)
+            base = self.backbone.base
+            return self.head(base(input_ids=ids, **accepted(base, use_cache=False))[0])[0, first:]
+        logits = own_logits(self.network, ids)
         if logits.shape[:-1] != ids.shape:
             what = f"{self.name} returns logits {list(logits.shape)} for {ids.shape[1]} tokens"
             raise SpecbenchError(what, "specbench.decode needs the logits of one word after every token")
@@ -140,10 +153,20 @@ class LoadedModel(TransformerModel):
         return self._draw(image_tokens)
 
 
+def _grid(layout: Any, codes: int) -> TokenLayout:
+    try:
+        height, width = map(operator.index, layout)
+    except (TypeError, ValueError):
+        height = width = 0
+    if min(height, width) < 1:
+        raise SpecbenchError(f"layout {layout!r:.60}", "height and width of the grid of image tokens, or a TokenLayout")
+    return TokenLayout.plain(height, width, codes)
+
+
 class _Session(TransformerSession):
     def _step(self, tokens: Tensor, positions: Tensor, slots: Tensor, mask: Tensor | None, *more: Any) -> Tensor:
-        if mask is not None and self._model.branches is not None:
-            raise self._model.branches
+        if mask is not None and self._model.no_trees is not None:
+            raise SpecbenchError(*self._model.no_trees)
         return super()._step(tokens, positions, slots, mask, *more)
 
 
@@ -161,7 +184,7 @@ class Backbone(nn.Module):
         super().__init__()
         self.base = base_of(network)
         self.config = network.config.get_text_config(decoder=True)
-        self._numbered = _accepted(self.base, position_ids=None, use_cache=None)
+        self._options = accepted(self.base, position_ids=None, use_cache=None)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.base.get_input_embeddings()
@@ -179,193 +202,139 @@ class Backbone(nn.Module):
             output = self.base(
                 input_ids=inputs_embeds[..., 0],
                 past_key_values=past_key_values,
-                **{name: options[name] for name in self._numbered},
+                **{name: options[name] for name in self._options},
             )
         return BackboneOutput(output[0])
-
-
-def base_of(network: Any) -> nn.Module:
-    """The network below its head."""
-    base = next(
-        (base for base in (network.base_model, getattr(network, "model", network)) if base is not network), None
-    )
-    if base is None:
-        raise TypeError("it has no base model below its head")
-    return base
 
 
 class BackboneOutput(NamedTuple):
     last_hidden_state: Tensor  # [R, T, d]
 
 
-def _accepted(function: nn.Module, **options: Any) -> dict[str, Any]:
-    """Those of `options` that a network's forward takes."""
-    parameters = inspect.signature(function.forward).parameters
-    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return {name: value for name, value in options.items() if anything or name in parameters}
+class _Columns(NamedTuple):
+    """Columns of a forward and the cache slots that they read."""
+
+    positions: Tensor  # [R, T]
+    held: Tensor  # [R, S] position of what each slot holds
+    visible: Tensor | None  # [R, 1, T, S] bool, slots that each column may attend to; None for all
+
+    def allowed(self, pattern: Callable[..., Tensor]) -> Tensor:
+        """[R, T, S] bool, by a network's mask function of row, head, position and position."""
+        rows = torch.arange(len(self.held), device=self.held.device)[:, None, None, None]
+        allowed = pattern(rows, torch.zeros_like(rows), self.positions[:, None, :, None], self.held[:, None, None])
+        allowed = allowed if self.visible is None else allowed & self.visible
+        return allowed.expand(len(self.held), 1, self.positions.shape[1], self.held.shape[1])[:, 0]
 
 
-_MASKS = threading.Lock()
+class _Here(threading.local):
+    columns: _Columns | None = None  # of the forward that this thread runs
+
+
+_here, _lock, _forwards = _Here(), threading.Lock(), 0
 
 
 @contextmanager
 def slot_masks(position_ids: Tensor, visible: Tensor | None, cache: PositionCache) -> Iterator[None]:
-    """Let the network's masks be computed at the positions that the cache's slots hold.
+    """Let this thread's networks compute their masks at the positions that the cache's slots hold.
 
-    The network says by position what attends to what (causal, a sliding window, chunks), and its attention in which
-    form it takes a mask; which slots hold anything is known here. `visible`: [R, 1, T, S] bool, None for all slots.
+    A network says by position what attends to what (causal, a sliding window, chunks), and its attention in which form
+    it takes a mask; which slots hold anything is known here. `visible`: [R, 1, T, S] bool, None for all slots.
     """
+    global _forwards
     read, slots = cache.placement.visible, cache.placement.slots
     held = torch.arange(read, device=slots.device).repeat(len(slots), 1).scatter(1, slots, position_ids)
-
-    def by_position(make: Callable[..., Any]) -> Callable[..., Any]:
-        def mask(mask_function: Callable[..., Tensor], **arguments: Any) -> Any:
-            rows = torch.arange(len(slots), device=slots.device)[:, None, None, None]
-            pattern = mask_function(rows, torch.zeros_like(rows), position_ids[:, None, :, None], held[:, None, None])
-            allowed = (pattern if visible is None else pattern & visible).expand(len(slots), 1, -1, read)[:, 0]
-            columns = {"q_offset": 0} if "q_length" in arguments else {"cache_position": held[0, : slots.shape[1]]}
-            arguments |= columns | {"kv_offset": 0, "allow_is_causal_skip": False, "attention_mask": None}
-            return make(mask_function=lambda row, head, column, slot: allowed[row, column, slot], **arguments)
-
-        return mask
-
     functions = masking_utils.ALL_MASK_ATTENTION_FUNCTIONS
-    with _MASKS:
-        before = dict(functions._local_mapping)
-        functions._local_mapping.update({name: by_position(make) for name, make in functions.items()})
-        try:
-            yield
-        finally:
-            functions._local_mapping.clear()
-            functions._local_mapping.update(before)
+    with _lock:
+        if not _forwards:
+            _before.update(functions._local_mapping)
+            functions._local_mapping.update({name: _by_position(make) for name, make in functions.items()})
+        _forwards += 1
+    _here.columns = _Columns(position_ids, held, visible)
+    try:
+        yield
+    finally:
+        _here.columns = None
+        with _lock:
+            _forwards -= 1
+            if not _forwards:
+                functions._local_mapping.clear()
+                functions._local_mapping.update(_before)
+                _before.clear()
 
 
-class OwnHead(NamedTuple):
-    """A network's head on its image tokens alone."""
-
-    logits: Callable[[Tensor], Tensor]  # [R, T, v_image] of hidden states [R, T, d]
-    matrix: Tensor | None  # [v_image, d], if the head is the product with it
-    masked: bool  # whether the network's own forward hides the image tokens
+_before: dict[str, Callable[..., Any]] = {}  # mask functions that others have set, while ours are
 
 
-class _Hidden(nn.Module):
-    """A base model that returns given hidden states."""
+def _by_position(make: Callable[..., Any]) -> Callable[..., Any]:
+    """A mask function of transformers that knows the slots of this thread's forward, if it has any."""
 
-    def __init__(self, base: nn.Module):
-        super().__init__()
-        vars(self).update(base=base, hidden=None)
+    def mask(*arguments: Any, **options: Any) -> Any:
+        if (columns := _here.columns) is None:
+            return make(*arguments, **options)
+        allowed = columns.allowed(options["mask_function"])
+        first = {"q_offset": 0} if "q_length" in options else {"cache_position": torch.arange(allowed.shape[1])}
+        options |= first | {"kv_offset": 0, "allow_is_causal_skip": False, "attention_mask": None}
+        options["mask_function"] = lambda row, head, column, slot: allowed[row, column, slot]
+        return make(*arguments, **options)
 
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(vars(self)["base"], name)
-        return self if isinstance(value, nn.Module) else value  # some networks call `model.decoder(...)`
-
-    def forward(self, *arguments: Any, **options: Any) -> _Outputs:
-        return _Outputs([vars(self)["hidden"]])
-
-
-class _Outputs(tuple):
-    """Hidden states as a base model returns them; every other field is None."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self[0] if name == "last_hidden_state" else None
+    return mask
 
 
-def own_head(network: Any, after: Callable[[Tensor], Tensor], image_ids: Tensor, sample: Tensor) -> OwnHead:
-    """The head on as few words as give the same logits [1, T, V] of hidden states `sample` as all of them, `after`."""
-    expected = after(sample)[..., image_ids]
-    rounding = 32 * torch.finfo(network.dtype).eps
-    masked = bool((expected <= torch.finfo(expected.dtype).min / 2).all())
-    output = network.get_output_embeddings()
-    if masked:
-        return OwnHead(lambda hidden: output(hidden)[..., image_ids], None, True)
-    weight, bias = getattr(output, "weight", None), getattr(output, "bias", None)
-    if type(output) is nn.Linear and type(weight) is nn.Parameter and not weight.is_meta:
-        matrix = weight[image_ids]
-        if torch.allclose(product(sample, matrix), expected, rounding, rounding):
-            return OwnHead(lambda hidden: product(hidden, matrix), matrix, False)
-        few = nn.Linear(matrix.shape[1], len(matrix), bias is not None, device="meta")
-        few.weight = nn.Parameter(matrix, requires_grad=False)
-        if bias is not None:
-            few.bias = nn.Parameter(bias[image_ids], requires_grad=False)
-        logits = _after_base(network, {output: few})
-        with suppress(Exception):  # what follows the product may know the size of the vocabulary
-            if torch.allclose(logits(sample), expected, rounding, rounding):
-                return OwnHead(logits, None, False)
-    return OwnHead(lambda hidden: after(hidden)[..., image_ids], None, False)
+class _Known(NamedTuple):
+    """A comparison that was made of a network."""
 
-
-def _after_base(network: Any, replaced: dict[nn.Module, nn.Module]) -> Callable[[Tensor], Tensor]:
-    """Logits of hidden states [R, T, d] by the network's forward, with some of its modules replaced."""
-    base = base_of(network)
-    given = _Hidden(base)
-    twin = _with_modules(network, {**replaced, base: given})
-
-    def logits(hidden: Tensor) -> Tensor:
-        vars(given)["hidden"] = hidden
-        ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
-        return _logits(twin, ids)
-
-    return logits
-
-
-def _logits(network: nn.Module, ids: Tensor) -> Tensor:
-    """Logits [R, T, words] by a forward of ids [R, T] without cache."""
-    output = network(input_ids=ids, **_accepted(network, use_cache=False))
-    return output.logits if hasattr(output, "logits") else output[0]
-
-
-def _with_modules(module: nn.Module, replaced: dict[nn.Module, nn.Module]) -> nn.Module:
-    """A copy that shares parameters and all modules but those of `replaced`, and those that contain them."""
-    if module in replaced:
-        return replaced[module]
-    children = {name: child and _with_modules(child, replaced) for name, child in module._modules.items()}
-    if all(child is module._modules[name] for name, child in children.items()):
-        return module
-    twin = copy.copy(module)
-    twin.__dict__ = dict(vars(module), _modules=children, _compiled_call_impl=None)
-    if "forward" in vars(twin):  # set on the instance, by a library that patches or places networks
-        patched = vars(twin).pop("forward")
-        if isinstance(patched, MethodType):
-            twin.forward = MethodType(patched.__func__, twin)
-    return twin
+    attention: str  # implementation with which its steps agree
+    result: Probe
+    prompt: int  # longest prompt
+    start: Reference  # of the first slots, to see whether the network has changed
 
 
 _ANY_MASK = ("sdpa", "eager")  # Attention implementations of transformers that take any mask without compilation
-_PROBED: WeakKeyDictionary[nn.Module, dict[object, tuple[str, Probe]]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Known]] = WeakKeyDictionary()
 
 
 @contextmanager
-def decoding(model: LoadedModel, text: str, guided: bool, check: bool) -> Iterator[Probe | None]:
+def decoding(model: LoadedModel, texts: Sequence[str], guided: bool, check: bool) -> Iterator[Probe | None]:
     """Set the network to eval mode, and to an attention implementation with which decoding steps give what its own
-    forward gives; both are as before afterwards. Yields the comparison, which is made once for a network and a kind of
-    stream; None without `check`."""
+    forward gives; both are as before afterwards.
+
+    Yields the comparison, None without `check`. It is made once for a network and a kind of stream, and again if the
+    network has changed or a longer prompt passes a length that its configuration names.
+    """
     network = unwrapped(model.network)
     own = network.config._attn_implementation
     with _evaluating(network):
-        chosen, result = own if own in _ANY_MASK else _ANY_MASK[0], None
+        attention, result = own if own in _ANY_MASK else _ANY_MASK[0], None
         if check:
-            key = model.layout, tuple(model._stream_ids.tolist()), guided, own, model.device, model.dtype
-            known = _PROBED.setdefault(network, {})
-            if key not in known:
-                known[key] = _first_equal(model, network, text, guided, own)
-            chosen, result = known[key]
-            model.branches = result.branches
-        with _attention(network, chosen):
+            key = model.layout, tuple(model.stream_ids.tolist()), guided, own, model.device, model.dtype
+            known = _KNOWN.setdefault(network, {})
+            with refusing(model.name):
+                prefix = max((model.encode([text]) for text in texts), key=lambda prefix: max(map(len, prefix.embeds)))
+                prefix = prefix if guided else prefix.conditional()
+                if key not in known or not _holds(known[key], model, max(map(len, prefix.embeds))):
+                    known[key] = _compare(model, network, prefix, own)
+            attention, result = known[key].attention, known[key].result
+            model.no_trees = result.no_trees
+        with _attention(network, attention):
             yield result
 
 
-def _first_equal(model: LoadedModel, network: nn.Module, text: str, guided: bool, own: str) -> tuple[str, Probe]:
-    """The first attention implementation whose decoding steps agree with the network's own forward: the network's own
-    if it takes any mask, else it comes last."""
-    prefix = model.encode([text])
-    with refusing(model.name):
-        prefix = prefix if guided else prefix.conditional()
-        reference = own_forward(model, prefix)
-    refused = None
-    for way in [own] if own in _ANY_MASK else [*_ANY_MASK, own]:
+def _holds(known: _Known, model: LoadedModel, prompt: int) -> bool:
+    """Whether a comparison holds for a network as it is now, and for prompts of up to `prompt` ids."""
+    reach = prompt + model.layout.length
+    passed = (known.prompt < length <= reach for length in lengths_named(model.backbone.config))
+    return not (prompt > known.prompt and any(passed)) and unchanged(model, known.start)
+
+
+def _compare(model: LoadedModel, network: nn.Module, prefix: Prefix, own: str) -> _Known:
+    """Find the first attention implementation whose decoding steps agree with the network's own forward: the network's
+    own if it takes any mask, else it is tried last."""
+    reference, refused = own_forward(model, prefix), None
+    for implementation in [own] if own in _ANY_MASK else [*_ANY_MASK, own]:
         try:
-            with _attention(network, way), refusing(model.name):
-                return way, probe(model, reference)
+            with _attention(network, implementation), refusing(model.name):
+                result = probe(model, reference)
+            return _Known(implementation, result, max(map(len, prefix.embeds)), reference.beginning(8))
         except SpecbenchError as error:
             refused = refused or error
     raise refused

@@ -13,7 +13,7 @@ from rich.text import Text
 from specbench.errors import SpecbenchError
 from specbench.papers.formats import CELL_NUMBERS, HERE, OWN, PAPER, flat, records, text_table
 from specbench.papers.join import PaperTable
-from specbench.reporting.text_formats import csv_text, inert
+from specbench.reporting.text_formats import csv_text
 from specbench.store.image_scores import parquet_bytes
 from specbench.system.json_values import json_text
 from specbench.system.table_formats import FORMATS, format_name, writer
@@ -65,7 +65,7 @@ def tables_latex(tables: Sequence[PaperTable], notes: bool = False) -> str:
 
 def tables_csv(tables: Sequence[PaperTable], notes: bool = True) -> str:
     """Format one table as csv, one line per row; columns "NAME paper", "NAME measured" and so on."""
-    return csv_text([{name: inert(value) for name, value in row.items()} for row in flat(*tables)])
+    return csv_text(flat(*tables))
 
 
 def tables_json(tables: Sequence[PaperTable], notes: bool = True) -> str:

@@ -37,7 +37,7 @@ from specbench.specs.presets import PRESETS, decoder_name, options_of
 from specbench.specs.run_spec import Sampling
 from specbench.store.run_folders import runs_in
 from specbench.system import console
-from specbench.system.files import data_folder
+from specbench.system.files import data_folder, text_of
 from specbench.system.plugins import is_reference
 
 _SAMPLING = {field.name: int if field.name == "top_k" else float for field in fields(Sampling)}
@@ -353,7 +353,7 @@ def _check_axes(axes: object, columns: Sequence[str], file: str) -> None:
 
 def _read_toml(path: Path) -> dict:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"), parse_float=PrintedNumber)
+        return tomllib.loads(text_of(path.read_bytes()), parse_float=PrintedNumber)
     except OSError as error:
         raise SpecbenchError(f"{path}: {error.strerror}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

@@ -22,20 +22,25 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from specbench.errors import SpecbenchError
 from specbench.names import fitting
 from specbench.prompts.prompt_set import Prompt, second_stage_id, text_id
 from specbench.prompts.public_files import DPG_COLUMNS, dpg_prompts, longest_captions
 from specbench.system import console
-from specbench.system.files import blaming, check_regular, is_lfs_pointer, read_regular
+from specbench.system.files import blaming, check_regular, is_lfs_pointer, read_regular, text_of
 from specbench.system.json_values import parse_json
+
+if TYPE_CHECKING:
+    import pyarrow
 
 MAX_LINE_BYTES = 1_000_000
 MAX_PROMPTS = 1_000_000
 MAX_FILE_BYTES = 2**28
 _FORMATS = "formats: .txt (one prompt per line), .json, .jsonl, .csv, .tsv, .parquet"
+csv.field_size_limit(MAX_FILE_BYTES)  # Python's own is shorter than lines may be
+_STATED = re.compile(r'"?sep=([^\w\s"]|\t)"?\s*', re.IGNORECASE)
 _LINE = re.compile(rb"[^\r\n]+(?:\r\n|[\r\n])?|\r\n|[\r\n]")
 
 
@@ -145,7 +150,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _content(path: Path) -> bytes:
-    """What is in a file, as UTF-8 where its first bytes say that it is UTF-16, as programs on Windows write it."""
+    """What is in a file, as UTF-8 where its first bytes say that it is in another encoding."""
     if path.suffix.lower() == ".gz":
         with gzip.open(path) as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -153,8 +158,8 @@ def _content(path: Path) -> bytes:
             raise _refused(path, f"larger than {MAX_FILE_BYTES:,} bytes", "split it")
     else:
         content = read_regular(path, MAX_FILE_BYTES)
-    with suppress(UnicodeDecodeError):
-        return content.decode("utf-16").encode() if content.startswith((b"\xff\xfe", b"\xfe\xff")) else content
+    with suppress(UnicodeDecodeError):  # its line is named later
+        return text_of(content).encode()
     return content
 
 
@@ -233,32 +238,36 @@ def _listed(content: dict, source: TableFile) -> object:
 
 def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
     """Quotes enclose fields of CSV files; in TSV files they are text where they enclose a part of a field."""
-    if (delimiter := _delimiter(source)) != "\t":
-        yield from _rows(source, delimiter, csv.QUOTE_MINIMAL)
+    delimiter, above = _delimiter(source)
+    if delimiter != "\t":
+        yield from _rows(source, delimiter, csv.QUOTE_MINIMAL, above)
         return
     try:
-        yield from list(_rows(source, "\t", csv.QUOTE_MINIMAL))
+        yield from list(_rows(source, "\t", csv.QUOTE_MINIMAL, above))
     except SpecbenchError as error:
         if not isinstance(error.__cause__, csv.Error):
             raise
-        yield from _rows(source, "\t", csv.QUOTE_NONE)
+        yield from _rows(source, "\t", csv.QUOTE_NONE, above)
 
 
-def _delimiter(source: TableFile) -> str:
-    """What separates the headings: that of the file's ending, unless only another one separates one of a text."""
+def _delimiter(source: TableFile) -> tuple[str, int]:
+    """What separates the headings, and the lines above them: as Excel's line "sep=;" says; else that of the file's
+    ending, unless only another one separates one of a text."""
     usual = "\t" if _suffix(source.path) == ".tsv" else ","
     _, header = next(_lines(source.path), (0, ""))
+    if stated := _STATED.fullmatch(header):
+        return stated[1], 1
 
     def separates(delimiter: str) -> bool:
         names = [name.strip().strip('"') for name in header.split(delimiter)]
         return source.column in names or any(singular(name, ()) in TEXT_KEYS for name in names)
 
-    return next(filter(separates, (usual, ";", "\t", ",")), usual)
+    return next(filter(separates, (usual, ";", "\t", ",")), usual), 0
 
 
-def _rows(source: TableFile, delimiter: str, quoting: int) -> Iterator[tuple[str, Prompt]]:
+def _rows(source: TableFile, delimiter: str, quoting: int, above: int) -> Iterator[tuple[str, Prompt]]:
     path = source.path
-    lines = (line for _, line in _lines(path))
+    lines = (line for number, line in _lines(path) if number > above)
     rows = csv.DictReader(lines, delimiter=delimiter, quoting=quoting, strict=True)
     try:
         rows.fieldnames = [
@@ -271,10 +280,10 @@ def _rows(source: TableFile, delimiter: str, quoting: int) -> Iterator[tuple[str
             return
         for row in rows:
             if None in row:
-                raise _refused(path, f"line {rows.line_num} has more fields than the header")
-            yield f"line {rows.line_num}", prompt_of(source, f"line {rows.line_num}", row)
+                raise _refused(path, f"line {rows.line_num + above} has more fields than the header")
+            yield (where := f"line {rows.line_num + above}"), prompt_of(source, where, row)
     except csv.Error as error:
-        raise _refused(path, f"line {rows.line_num}: {error}") from error
+        raise _refused(path, f"line {rows.line_num + above}: {error}") from error
 
 
 def _read_parquet(source: TableFile) -> Iterator[tuple[str, Prompt]]:
@@ -290,10 +299,22 @@ def _read_parquet(source: TableFile) -> Iterator[tuple[str, Prompt]]:
         if file.metadata.num_rows > MAX_PROMPTS:
             raise _refused(path, f"more than {MAX_PROMPTS:,} prompts", "split it")
         _check_columns(path, file.schema_arrow.names)
-        batches = file.iter_batches(_BATCH, use_threads=False)
+        ours = {source.column, *(name for name in file.schema_arrow.names if singular(name, ()) in OUR_COLUMNS)}
+        binary = [field.name for field in file.schema_arrow if field.name not in ours and _is_binary(field.type)]
+        if binary:
+            source.notes[f"not read, because they are binary: {', '.join(binary):.200}"] = None
+        names = [name for name in file.schema_arrow.names if name not in binary]
+        batches = file.iter_batches(_BATCH, columns=names, use_threads=False)
         rows: Iterable[dict] = (row for batch in batches for row in batch.to_pylist())
         for number, row in enumerate(rows, 1):
             yield f"row {number}", prompt_of(source, f"row {number}", row)
+
+
+def _is_binary(kind: pyarrow.DataType) -> bool:
+    """Whether values of a type hold bytes, as pictures and sounds of datasets do ("image": {"bytes", "path"})."""
+    kind = getattr(kind, "storage_type", kind)
+    parts = [kind.field(number).type for number in range(kind.num_fields)]
+    return "binary" in str(kind).partition("<")[0].partition("[")[0] or any(map(_is_binary, parts))
 
 
 def _check_columns(path: Path, names: Sequence[str]) -> None:

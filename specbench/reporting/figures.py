@@ -11,20 +11,12 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from specbench.reporting.charts import DASH, Chart
+from specbench.reporting.plotting import Axes, Figure, styled
 from specbench.reporting.text_formats import csv_text
 
 WIDTHS = {"column": 3.25, "page": 6.75}  # Inches of a column and of the text of a two-column page
-STYLE = {
-    "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,
-    "legend.fontsize": 7, "pdf.fonttype": 42, "svg.fonttype": "none", "axes.spines.top": False,
-    "axes.spines.right": False, "axes.linewidth": 0.6, "lines.linewidth": 1.2, "hatch.linewidth": 0.5,
-    "savefig.dpi": 300, "svg.hashsalt": "specbench",
-}  # fmt: skip
+_UNDATED = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 _MARKERS = {"circle": "o", "square": "s", "triangle": "^", "diamond": "D", "star": "*", "cross": "P"}
 _DASHES, _HATCHES = ("-", "--", "-.", ":"), ("", "///", "...", "xxx", "+++", "---")
 _BLACK = {"color": "0.1", "marker": "o", "hatch": "", "dash": "-"}
@@ -57,7 +49,7 @@ def chart_figure(chart: Chart, width: str = "column") -> Drawn:
     shapes = scales.get("symbol", {}).get("range", ["circle"] * len(runs))
     rows = chart.get("rows") or 0
     legend = (len(runs) + 1) // 2 * _LEGEND if len(runs) > 1 else 0
-    with mpl.rc_context(STYLE):
+    with styled():
         figure = Drawn((WIDTHS[width], max(_LEAST, rows * _ROW + 0.6) + legend), layout="constrained")
         axes = figure.add_subplot()
         looks = {
@@ -79,8 +71,8 @@ def chart_figure(chart: Chart, width: str = "column") -> Drawn:
 def saved(figure: Figure, fmt: str) -> bytes:
     """The bytes of a figure's file, the same each time; `fmt` is pdf, svg or png."""
     sink = io.BytesIO()
-    with mpl.rc_context(STYLE):
-        figure.savefig(sink, format=fmt, metadata={"CreationDate": None} if fmt == "pdf" else None)
+    with styled():
+        figure.savefig(sink, format=fmt, metadata=_UNDATED.get(fmt))
     return sink.getvalue()
 
 

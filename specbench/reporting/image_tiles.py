@@ -236,7 +236,7 @@ def mean_map(folder: Path, quantity: str) -> np.ndarray | None:
 
 def step_picture(steps: np.ndarray) -> bytes:
     """Draw the commit step of each token (dark early, light late)."""
-    from matplotlib import colormaps  # only where a picture is drawn
+    from specbench.reporting.plotting import colormaps  # only where a picture is drawn
 
     shade = (steps - 1) / max(1, steps.max() - 1)
     return _png((colormaps["viridis"](shade)[..., :3] * 255).astype(np.uint8))
@@ -249,7 +249,7 @@ def origin_picture(origins: np.ndarray) -> bytes:
 
 def share_picture(shares: np.ndarray) -> bytes:
     """Draw a fraction per grid position, from 0 (dark) to 1 (light); NaN is transparent."""
-    from matplotlib import colormaps  # only where a picture is drawn
+    from specbench.reporting.plotting import colormaps  # only where a picture is drawn
 
     return _png(
         (colormaps["cividis"].with_extremes(bad=(0, 0, 0, 0))(np.ma.masked_invalid(shares)) * 255).astype(np.uint8)

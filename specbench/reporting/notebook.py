@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 from markupsafe import Markup
-from matplotlib.figure import Figure
 from pandas.plotting import PlotAccessor
 
 from specbench.errors import unknown_name
 from specbench.reporting.figures import chart_figure, figure_names, saved
 from specbench.reporting.html import page_charts, page_table, template
 from specbench.reporting.picture_figures import find_grid, grid_figure
+from specbench.reporting.plotting import Figure
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.row import ReportRow, unique_names
 from specbench.reporting.sections import sections

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
 
 from specbench.errors import SpecbenchError
-from specbench.reporting.figures import STYLE, WIDTHS, Drawn, saved
+from specbench.reporting.figures import WIDTHS, Drawn, saved
 from specbench.reporting.image_tiles import first_prompts, mean_map, tiles
+from specbench.reporting.plotting import styled
 from specbench.reporting.text_formats import csv_text
 from specbench.system.console import printable
 from specbench.system.files import write_output
@@ -105,7 +105,7 @@ def grid_figure(grid: Grid, width: str = "column") -> Drawn:
     height = side * len(grid.rows) + _LABEL + (2 * _LABEL if grid.bar else 0)
     pictures = [picture for row in grid.pictures for picture in row if picture is not None]
     top = max(map(np.nanmax, pictures), default=1) if grid.bar else 1
-    with mpl.rc_context(STYLE):
+    with styled():
         figure = Drawn((inches, height), layout="constrained")
         panels = figure.subplots(len(grid.rows), len(grid.columns), squeeze=False)
         image = None

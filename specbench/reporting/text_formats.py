@@ -40,6 +40,7 @@ from specbench.system.text_tables import (
     tex,
 )
 
+_FORMULA = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")  # First characters of formulas, also of full width
 REPORT_SCHEMA = 2  # Raised where a key of a report row is removed or changes its meaning; new keys do not raise it
 
 
@@ -100,13 +101,16 @@ def report_csv(rows: Sequence[ReportRow], options: ReportOptions) -> str:
 
 
 def csv_text(rows: Sequence[Mapping]) -> str:
-    """Rows as CSV, with a column for each key."""
+    """Rows as CSV, with a column for each key; text that a spreadsheet would evaluate as a formula is quoted."""
     text = io.StringIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    lines = [names, *([row.get(name, "") for name in names] for row in rows)]
+    csv.writer(text, lineterminator="\n").writerows(map(_inert, line) for line in lines)
     return text.getvalue()
+
+
+def _inert(value: object) -> object:
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def report_json(rows: Sequence[ReportRow], options: ReportOptions) -> str:
@@ -211,10 +215,5 @@ def _flat(row: Mapping) -> dict[str, object]:
         elif isinstance(value, dict | list):
             flat[name] = json.dumps(value, sort_keys=True, ensure_ascii=False)
         else:
-            flat[name] = inert(value)
+            flat[name] = value
     return flat
-
-
-def inert(value: object) -> object:
-    """Quote text that a spreadsheet would evaluate as a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") else value

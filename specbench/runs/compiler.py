@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeVar
 
+from specbench.errors import CompileError
 from specbench.models.facts import EIGHT_BITS
 from specbench.store.run_folders import find_runs_like
 from specbench.system.console import counted, duration
-from specbench.system.limits import available_cores
+from specbench.system.limits import asked_threads, available_threads
 from specbench.system.monitor import cores_in_use
 from specbench.system.torch_device import emulates_bfloat16
 
+_Result = TypeVar("_Result")
 MODES = ("auto", "on", "off")
 COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 12)}
 """First version of torch that compiles every step, by kind of device; those before break off, each for another
@@ -66,6 +69,20 @@ def settle_precision(asked: str | None, default: str, mode: str, device: str) ->
     return dtype, compiled, (*((note,) if note else ()), f"{device} has no bfloat16 of its own: {how}{half}")
 
 
+def compiled_or_eagerly(
+    mode: str, compiled: bool, work: Callable[[bool], _Result], tell: Callable[[str], object]
+) -> _Result:
+    """Do work with steps compiled or not; if they are under "auto" and cannot be, once more eagerly, after a line."""
+    try:
+        return work(compiled)
+    except CompileError as error:
+        if mode != "auto":
+            raise
+        reason = error.what
+    tell(f"{reason}; running eagerly")  # after the error, whose traceback holds the model
+    return work(False)
+
+
 def missing(device: str) -> str | None:
     """Name the missing prerequisite for compiling on `device`; None if compilation can run."""
     kind = device.partition(":")[0]
@@ -93,17 +110,11 @@ def _minor_version(package: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def available_threads() -> int:
-    """CPU cores of this process, limited by OMP_NUM_THREADS."""
-    cores, asked = available_cores(), os.environ.get("OMP_NUM_THREADS", "")
-    return min(cores, int(asked)) if asked.isdigit() and int(asked) else cores
-
-
 def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
     """The threads of stored runs that this one may resume or be compared with, else one for each core that other
     processes leave, because more make a step many times slower; and a line where these are not all."""
     most = available_threads()
-    if most == 1 or device != "cpu" or os.environ.get("OMP_NUM_THREADS"):
+    if most == 1 or device != "cpu" or asked_threads():
         return most, []
     there = find_runs_like(out, model=model, device=device).values()
     unnamed = [info.spec.threads for info in there if (info.origins or {}).get("threads", "").startswith("default")]

@@ -21,11 +21,11 @@ from specbench.errors import FAILURE, MISSING_PREREQUISITE, SpecbenchError
 from specbench.models.catalog import load_model, model_code
 from specbench.models.facts import BYTES, ModelFacts
 from specbench.models.families.generation_config import GENERATION_CONFIG, logits_processors
+from specbench.models.forward_probe import refusing
 from specbench.models.interface import CompilableModel, ImageModel, TokenLayout
 from specbench.models.loaded_model import LoadedModel, PromptIds, decoding
 from specbench.prompts import Prompt, Request, text_id
 from specbench.runs import compiler
-from specbench.runs.compiler import available_threads
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_window
 from specbench.runs.executors.local import Executor, LocalExecutor, image_failure
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, earlier_window, plan_model, plan_sampling
@@ -40,6 +40,7 @@ from specbench.system import console, plugins
 from specbench.system.device_failures import memory_for, release_memory
 from specbench.system.device_peaks import find_peak, glimpse_peak
 from specbench.system.foreign_code import Code, changed_modules, require_code
+from specbench.system.limits import available_threads
 from specbench.system.monitor import MachineMonitor, others_at_work
 from specbench.system.torch_state import PinnedTorch
 
@@ -206,9 +207,12 @@ def shared_window(plan: Plan, windows: Sequence[int], reporter: Reporter) -> int
     for info in find_runs_like(plan.out, **like).values():
         return int(dict(info.spec.decoder.options)["window"])
     reporter.note(f"measuring which window is the fastest here for {decoder.name}")
-    model = load_for_run(plan.model, plan.device, plan.dtype, plan.threads, plan.compiled)
-    window, _ = _tuned_window(model, plan, decoder, windows, reporter)
-    return window
+
+    def tuned(compiled: bool) -> int:
+        model = load_for_run(plan.model, plan.device, plan.dtype, plan.threads, compiled)
+        return _tuned_window(model, plan, decoder, windows, reporter)[0]
+
+    return compiler.compiled_or_eagerly(plan.settings["compile"].value, plan.compiled, tuned, reporter.note)
 
 
 def _tuned_window(
@@ -250,8 +254,12 @@ def generate_images(captions: Sequence[str], values: Mapping[str, Value]) -> lis
         raise SpecbenchError(unmet[0], "omit compile", MISSING_PREREQUISITE)
     for note in unmet:
         console.warn(note)
-    model = load_for_run(info, device, dtype, values["threads"].value, compiled)
-    return _decoded(model, captions, decoder, sampling, values["seed"].value, values["trace"].value)
+
+    def decoded(compiled: bool) -> list[Generation]:
+        model = load_for_run(info, device, dtype, values["threads"].value, compiled)
+        return _decoded(model, captions, decoder, sampling, values["seed"].value, values["trace"].value)
+
+    return compiler.compiled_or_eagerly(compile_mode, compiled, decoded, console.warn)
 
 
 def decode_loaded(
@@ -299,6 +307,9 @@ def decode_loaded(
         if layout is None or prompt_ids is None:
             raise SpecbenchError("decode: a network needs layout, image_ids and prompt_ids", "see docs/python.md")
         model = LoadedModel(model, layout, image_ids, prompt_ids, forced_ids, codebook, render)
+    elif not hasattr(model, "layout"):
+        what = f"decode: {model!r:.60} is no network and no ImageModel"
+        raise SpecbenchError(what, "load the model first; specbench.generate takes names")
     names = {*SAMPLING_SETTINGS.values(), "decoder", *(setting.name for setting in decoder_settings())}
     flags = {name.replace("_", "-"): value for name, value in settings.items()} | {"decoder": decoder}
     accepted = [setting for setting in run_settings() if setting.name in names]
@@ -310,10 +321,13 @@ def decode_loaded(
     if not texts:
         raise SpecbenchError("decode: no prompt given", "pass a text, or a list of texts")
     sampling, own = plan_sampling(plain, values), isinstance(model, LoadedModel)
-    with decoding(model, texts[0], sampling.guidance != 1.0, probe) if own else nullcontext() as compared:
+    with ExitStack() as set_up:
+        compared = set_up.enter_context(decoding(model, texts, sampling.guidance != 1.0, probe)) if own else None
+        set_up.enter_context(refusing(model.name) if own else nullcontext())
         images = _decoded(model, texts, planned, sampling, seed, trace)
     for image in images if own else ():
-        image.facts["own_forward_gap"] = compared.gap if compared else math.nan
+        facts = {"own_forward_gap": compared.gap, "own_forward_slots": compared.slots} if compared else {}
+        image.facts |= {"own_forward_gap": math.nan} | facts
     return images[0] if isinstance(prompts, str) else images
 
 

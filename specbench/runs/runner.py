@@ -9,12 +9,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 from specbench.prompts import Request
+from specbench.runs.compiler import compiled_or_eagerly
 from specbench.runs.decoder_args import PlannedDecoder, with_window
 from specbench.runs.dry_run import caption_note, seconds_per_image
 from specbench.runs.executors.ray_cluster import require_ray
@@ -56,7 +58,8 @@ def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) ->
         cut = caption_note(group[0].model, [prompt.text for prompt in group[0].chosen])
         for note in dict.fromkeys([*(note for plan in group for note in plan.notes), *([cut] if cut else [])]):
             reporter.note(note)
-        summary.add(_run_group(group, reporter))
+        mode, compiled = group[0].settings["compile"].value, group[0].compiled
+        summary.add(compiled_or_eagerly(mode, compiled, partial(_run_group, group, reporter), reporter.note))
         if summary.interrupted:
             break
         signals.look()
@@ -86,9 +89,10 @@ def _complete(group: Sequence[Plan]) -> RunSummary | None:
     return RunSummary([store.folder for store in stores.values()], total, resumed=total)
 
 
-def _run_group(group: Sequence[Plan], reporter: Reporter) -> RunSummary:
+def _run_group(group: Sequence[Plan], reporter: Reporter, compiled: bool) -> RunSummary:
     """Run plans on one loaded model, which nothing refers to when this returns: the next one may need its memory. Of
     very many runs some at a time take turns, so that the first image does not wait for the folders of all."""
+    group = [replace(plan, compiled=compiled) for plan in group]
     summary, first, executor, model = RunSummary([], total=0, resumed=0), group[0], None, None
     size = len(group) if first.workers.elsewhere else max(1, _AT_ONCE // len(first.decoders))
     with ExitStack() as running:

@@ -21,6 +21,7 @@ from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
 from specbench.specs.options import Option, parse_size
 from specbench.specs.presets import PRESETS, options_of
+from specbench.system.files import text_of
 from specbench.system.torch_device import AUTO, chosen_device
 
 _PREFIX = "SPECBENCH_"
@@ -179,7 +180,7 @@ _MODEL = (
 )
 _SAMPLING = (
     _sampling("cfg", 1.0, "classifier-free guidance scale; 1 disables guidance", "X", minimum=0.0, maximum=1e4),
-    _sampling("temperature", 1.0, "sampling temperature, applied after guidance", "X", above=0.0, maximum=1e4,
+    _sampling("temperature", 1.0, "sampling temperature, applied after guidance", "X", minimum=1e-6, maximum=1e4,
         outside="--top-k 1 takes the most probable token every time, as temperature 0 would"),
     _sampling("top-k", 0, "sample from the K most probable tokens; 0 disables the filter", "K", minimum=0),
     _sampling("top-p", 1.0,
@@ -262,7 +263,7 @@ def run_settings() -> tuple[Setting, ...]:
 def read_config(path: str | Path, keys: Iterable[str]) -> dict[str, object]:
     """Read settings from a TOML file, by name."""
     try:
-        values = tomllib.loads(Path(path).read_bytes().decode("utf-8"))
+        values = tomllib.loads(text_of(Path(path).read_bytes()))
     except OSError as error:
         raise SpecbenchError(f"--config {path}: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:

@@ -1,6 +1,7 @@
 """Import of image tokens that another program has drawn, as a run like any other; what is not known of them is missing.
 They come from a file or from a serving engine at an address. A file has the columns `prompt` and `tokens`, and may have
-`prompt_id`, `seed`, `logp` (log p of each token) and `seconds` (per image)."""
+`prompt_id`, `seed`, `logp` (log p of each token), `seconds` (of the call that drew the image) and `batch` (images of
+that call)."""
 
 from __future__ import annotations
 
@@ -45,27 +46,31 @@ from specbench.store.run_store import RunStore
 from specbench.store.schema import Key, base_row, image_name
 from specbench.system import console
 from specbench.system.environment import now
-from specbench.system.files import blaming, check_regular, read_regular
+from specbench.system.files import blaming, check_regular, read_regular, text_of
 from specbench.system.json_values import parse_json
 from specbench.system.torch_state import PinnedTorch
 
 T = TypeVar("T")
 ID_KINDS = ("codes", "model")
-_COLUMNS = ("prompt", "tokens", "prompt_id", "seed", "logp", "seconds")
+_COLUMNS = ("prompt", "tokens", "prompt_id", "seed", "logp", "seconds", "batch")
 _MAX_BYTES = 2**31
 _TOGETHER = 8
 
 
 @dataclass(frozen=True)
 class _Image:
-    """One image; `seconds`, of its batch, is None if unknown."""
+    """One image; `seconds` is None if unknown, `batch` likewise."""
 
     request: Request
     tokens: np.ndarray
     logp: np.ndarray
-    seconds: float | None
-    batch: int = 1
+    seconds: float | None  # of its call
+    batch: int | None  # images of its call
     seed: int = 0
+
+    @property
+    def latency_ms(self) -> float | None:
+        return 1e3 * self.seconds if self.seconds and self.batch == 1 else None
 
 
 @PinnedTorch(False)
@@ -88,11 +93,11 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
     for row, image in enumerate(tokens):
         with blaming(path, f"image {row + 1} has a seed, log p or seconds that cannot be one ({{}})"):
             images.append(_image(columns, row, requests[row], image, loaded.layout))
+    images = _alone(images)
     store = RunStore(run_folder(out, spec))
     with store.lock(spec):
         missing = _begin(store, spec, model, {image.request.key: image for image in images})
-        if times := [image.seconds for image in images if image.seconds]:
-            console.say(f"'seconds': {console.duration(float(np.median(times)))} an image (median)")
+        _say_times(images)
         for start in range(0, len(missing), _TOGETHER):
             _store(missing[start : start + _TOGETHER], loaded, spec, store)
             console.say(f"{store.folder.name}: {min(start + _TOGETHER, len(missing))} of {len(missing)} images")
@@ -185,7 +190,11 @@ def _begin(store: RunStore, spec: RunSpec, model: ModelFacts, images: Mapping[Ke
     """Open a locked run for images, and return those that it lacks. `facts`: further fields of `run.json`."""
     claim = ", ".join(f"{name} {plain(value)}" for name, value in spec.content()["sampling"].items())
     console.say(f"claimed: {claim}, {spec.dtype} (--cfg, --temperature, --top-k, --top-p, --dtype)")
-    where = {"versions": {}, "git": {}, "hardware": {"cpu": f"unknown machine of {spec.decoder.name.partition(' batch=')[0]}"}}
+    where = {
+        "versions": {},
+        "git": {},
+        "hardware": {"cpu": f"unknown machine of {spec.decoder.name.partition(' batch=')[0]}"},
+    }
     known = {"origins": {}, **model.file_facts(spec.weights_sha256), **facts}
     store.begin(spec, where | {"started_at": now(), "load": None, "wanted": len(images)}, known)
     done = store.completed() & images.keys()
@@ -295,7 +304,7 @@ def _npz(path: Path) -> dict[str, list]:
 
 def _json_lines(path: Path) -> dict[str, list]:
     rows = []
-    for number, line in enumerate(read_regular(path, _MAX_BYTES).splitlines(), 1):
+    for number, line in enumerate(text_of(read_regular(path, _MAX_BYTES)).encode().splitlines(), 1):
         with blaming(path, f"cannot be read: line {number} is no JSON ({{}})"):
             rows += [parse_json(line)] if line.strip() else []
     if not all(isinstance(row, dict) for row in rows):
@@ -340,7 +349,8 @@ def _requests(path: Path, columns: Mapping[str, list], asked: Value) -> tuple[Pr
 
 
 def _image(columns: Mapping[str, list], row: int, request: Request, tokens: np.ndarray, layout: TokenLayout) -> _Image:
-    seed, logp, seconds = (columns[name][row] if name in columns else None for name in ("seed", "logp", "seconds"))
+    names = ("seed", "logp", "seconds", "batch")
+    seed, logp, seconds, batch = (columns[name][row] if name in columns else None for name in names)
     whole = np.full(len(tokens), np.nan, np.float32)
     if logp is not None:
         slots = np.arange(len(tokens)) if len(logp) == len(tokens) else np.array(layout.free_slots())
@@ -351,10 +361,38 @@ def _image(columns: Mapping[str, list], row: int, request: Request, tokens: np.n
         raise ValueError("log p above 0")
     if not 0 < float(1 if seconds is None else seconds) < 1e9:
         raise ValueError(f"seconds {seconds}, which must be above 0")
+    if batch is not None and (type(batch) not in (int, float) or batch % 1 or not 1 <= batch < 1e9):
+        raise ValueError(f"batch {batch}, which must be a whole number from 1")
     seed = 0 if seed is None else seed
     if type(seed) not in (int, float) or seed % 1 or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed {seed}, which must be a whole number from 0 to {MAX_SEED}")
-    return _Image(request, tokens, whole, None if seconds is None else float(seconds), seed=int(seed))
+    together = None if batch is None else int(batch)
+    return _Image(request, tokens, whole, None if seconds is None else float(seconds), together, int(seed))
+
+
+def _alone(images: Sequence[_Image]) -> list[_Image]:
+    """Images with their `batch`, 1 where the file has none, but for those with the same `seconds` as the image before
+    or after: a call that drew several."""
+    around = [None, *(image.seconds for image in images), None]
+    shared = [
+        image.seconds in (before, after) for image, before, after in zip(images, around, around[2:], strict=False)
+    ]
+    return [
+        replace(image, batch=1) if image.batch is None and not (image.seconds and same) else image
+        for image, same in zip(images, shared, strict=True)
+    ]
+
+
+def _say_times(images: Sequence[_Image]) -> None:
+    """Report the latency, and which images have none because their calls drew several."""
+    if times := [image.latency_ms for image in images if image.latency_ms]:
+        console.say(f"'seconds': {console.duration(float(np.median(times)) / 1e3)} an image (median)")
+    if known := [image.seconds / image.batch for image in images if image.seconds and (image.batch or 1) > 1]:
+        pace = console.duration(float(np.median(known)))
+        console.say(f"'seconds': {pace} an image (median) of {len(known)} that shared a call: no latency")
+    if unknown := sum(image.batch is None for image in images):
+        what = f"'seconds': {console.counted(unknown, 'image')} with the same as the image before or after: no latency"
+        console.say(f"{what} (add a column 'batch': images of the call, 1 if alone)")
 
 
 def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: RunStore) -> None:
@@ -368,11 +406,11 @@ def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: Ru
         if place:
             files[place] = pixels
         unknown = np.full(len(image.tokens), np.nan, np.float32)
-        whole_ms = image.seconds and 1e3 * image.seconds  # another program's time has no parts
+        whole_ms = image.seconds and image.batch and 1e3 * image.seconds  # another program's time has no parts
         rows.append(
             base_row(image.request, image.seed, now())
-            | {"status": "ok", "image": place, "batch": image.batch, "target_ms": whole_ms}
-            | {"latency_ms": whole_ms if spec.batch == 1 else None}
+            | {"status": "ok", "image": place, "batch": image.batch or 1, "target_ms": whole_ms}
+            | {"latency_ms": image.latency_ms if spec.batch == 1 else None}
             | {"tokens": image.tokens, "forced": np.array(model.layout.forced) >= 0}
             | {"logp": image.logp, "entropy": unknown, "top1": unknown}
         )

@@ -59,7 +59,12 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
         if os.path.lexists(place):  # a link is followed, a device kept
             check_regular(place)
         busy = f"{place} is being packed by another process"
-        with replacing(place, busy) as aside, zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED) as archive:
+        with (
+            replacing(
+                place, busy
+            ) as aside,  # times that no archive can name, before 1980 or after 2107, are the nearest
+            zipfile.ZipFile(aside, "w", zipfile.ZIP_STORED, strict_timestamps=False) as archive,
+        ):
             for folder in runs:
                 RunStore(folder).samples(["status"])  # a damaged run is refused before it is sent
                 for path in sorted(p for p in folder.rglob("*") if p.is_file() and not p.is_symlink()):
@@ -68,7 +73,9 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
                         archive.write(path, name)
                         digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
             about = {"specbench_pack": PACK_VERSION, "pictures": "png" if pictures else "none", "files": digests}
-            archive.writestr(MANIFEST, json.dumps(about, indent=1))
+            member = zipfile.ZipInfo(MANIFEST)  # dated as files from before 1980, which no archive can name
+            member.external_attr = 0o644 << 16
+            archive.writestr(member, json.dumps(about, indent=1))
     except OSError as error:
         raise SpecbenchError(f"cannot write {target}: {error.strerror}") from error
     return len(digests)

@@ -57,9 +57,13 @@ def _file_state(path: Path) -> str:
 
 def cache_folder() -> Path:
     """Folder of downloads: SPECBENCH_CACHE, else `specbench` in the user's cache folder."""
+    from specbench.system.surroundings import settle_home
+
     if named := os.environ.get("SPECBENCH_CACHE"):
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specbench"
+        return Path(os.path.expanduser(named))
+    settle_home()
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    return Path(named if named.startswith("/") else Path.home() / ".cache") / "specbench"
 
 
 def remembered(name: str) -> dict[str, Any]:

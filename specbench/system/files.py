@@ -6,6 +6,7 @@ warning, once per process, that says what is not guaranteed.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import fcntl
 import os
@@ -30,6 +31,13 @@ MAX_NAME_BYTES = 255  # Of a file or folder, by the file systems of Linux
 STDOUT = ("-", "/dev/stdout")  # Paths of output that mean stdout
 _FRESH = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _PROBE = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # opening a pipe must not wait for a writer
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",  # begins as UTF-16's does
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 _warned: set[str] = set()  # What was said to be missing
 
 
@@ -176,6 +184,13 @@ def check_regular(path: Path) -> None:
     """Refuse a pipe or a device, which would be waited for; an OSError for what cannot be looked at."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise SpecbenchError(f"{path} is not a regular file")
+
+
+def text_of(data: bytes) -> str:
+    """Text of a file: UTF-8, or what its byte-order mark says, as programs on Windows write it; a UnicodeDecodeError
+    for anything else."""
+    marked = (encoding for mark, encoding in _MARKS.items() if data.startswith(mark) and data != mark)
+    return data.decode(next(marked, "utf-8"))
 
 
 def files_named(folder: Path, pattern: str) -> list[Path]:

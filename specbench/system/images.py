@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +13,11 @@ import numpy as np
 from PIL import Image
 
 from specbench.errors import SpecbenchError
-from specbench.system.files import read_error, read_regular
+from specbench.system.console import counted
+from specbench.system.files import files_named, read_error, read_regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+_LEFT_BEHIND = (".*", "__MACOSX", "@eaDir", "[Tt]humbs.db", "[Dd]esktop.ini")
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 """Formats by content, whatever the suffix: Pillow's readers of others may start programs."""
 MAX_PIXELS = 2**26  # Pixels an image may have by its header (8192 x 8192), before any is decoded
@@ -66,17 +69,37 @@ def png_bytes(pixels: np.ndarray) -> bytes:
     return buffer.getvalue()
 
 
+def members(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
+    """List files and folders directly inside a folder, sorted, without hidden ones and those that systems and packers
+    leave behind; `beside` are patterns of other names to leave out."""
+    return [path for path in files_named(folder, "*") if not any(map(path.match, (*_LEFT_BEHIND, *beside)))]
+
+
 def pictures_in(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
-    """List the image files directly inside a folder, sorted by name; `beside` are patterns of other files."""
+    """List the image files of a folder, sorted: `members` directly inside, or else those of its folders, at any depth.
+    Refuse a folder that has both, because thumbnails or another set would count as its images."""
     if not folder.is_dir():
         raise SpecbenchError(f"image folder {folder} does not exist")
-    pictures = sorted(path for path in folder.iterdir() if not any(map(path.match, (".*", *beside))))
+    if not (pictures := _pictures(folder, beside, ())):
+        raise SpecbenchError(f"image folder {folder} contains no images")
+    return pictures
+
+
+def _pictures(folder: Path, beside: Sequence[str], above: tuple[str, ...]) -> list[Path]:
+    if (place := os.path.realpath(folder)) in above:
+        raise SpecbenchError(f"{folder} is a link to a folder that it is in", "remove the link")
+    paths = members(folder, beside)
+    below = {path: _pictures(path, beside, (*above, place)) for path in paths if path.is_dir()}
+    pictures = [path for path in paths if path not in below]
     for path in pictures:
         if path.suffix.lower() not in SUFFIXES or not path.is_file():
             raise SpecbenchError(f"{path} is not an image", f"keep only {', '.join(SUFFIXES)} files in {folder}")
-    if not pictures:
-        raise SpecbenchError(f"image folder {folder} contains no images")
-    return pictures
+    inside = [picture for more in below.values() for picture in more]
+    if pictures and inside:
+        places = ", ".join(path.name for path, more in below.items() if more)
+        what = f"{folder} has {counted(len(pictures), 'image')}, and {len(inside)} more in folders below it"
+        raise SpecbenchError(f"{what} ({places:.80})", "name a folder that has the wanted images alone")
+    return pictures + inside
 
 
 def _too_large(path: Path, size: str) -> SpecbenchError:

@@ -1,10 +1,15 @@
-"""Cores and memory that this process may use: affinity, cgroups (containers, jobs of a cluster), SLURM's allocation."""
+"""Cores, threads and memory that this process may use: affinity, cgroups (containers, jobs of a cluster), SLURM's
+allocation, and the variables of OpenMP and MKL."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+
+from specbench.system.console import warn
 
 _GROUPS, _PROCESS = Path("/sys/fs/cgroup"), Path("/proc")
 
@@ -21,6 +26,35 @@ def available_cores() -> int:
         if len(share) == 2 and all(map(str.isdecimal, share)):
             cores = min(cores, max(1, int(share[0]) // max(int(share[1]), 1)))
     return cores
+
+
+def available_threads() -> int:
+    """Cores of this process, limited by the threads that the user asks for."""
+    return min(available_cores(), asked_threads() or sys.maxsize)
+
+
+def asked_threads() -> int | None:
+    """Threads that MKL_NUM_THREADS, else OMP_NUM_THREADS, asks for, as torch reads them: of a list (OpenMP's, for
+    nested regions) the first. Not above OMP_THREAD_LIMIT. None if neither does."""
+    most = _threads_of("OMP_THREAD_LIMIT")
+    asked = _threads_of("MKL_NUM_THREADS") or _threads_of("OMP_NUM_THREADS") or most
+    return asked and min(asked, most or asked)
+
+
+def _threads_of(variable: str) -> int | None:
+    """The first number of a variable; None, after a warning, if its numbers are not all above 0."""
+    if not (text := os.environ.get(variable, "").strip()):
+        return None
+    numbers = [number.strip().removeprefix("+") for number in text.split(",")]
+    if all(number.isascii() and number.isdecimal() and 0 < int(number) < 2**31 for number in numbers):
+        return int(numbers[0])
+    _warn_ignored(f"{variable}={text:.40} is ignored: it must be a number of threads above 0, or several with commas")
+    return None
+
+
+@cache
+def _warn_ignored(text: str) -> None:
+    warn(text)
 
 
 def available_memory() -> int | None:

@@ -1,5 +1,7 @@
 """On a CPU a step passes only over the tokens of a wide vocabulary that p keeps; the tokens it makes are the same."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,21 @@ def test_the_kth_largest_of_many_is_that_of_a_sort():
     for rows in (values, values[1:], values[:1, :1], values[:1, 2:3]):
         for k in (1, 7, 1000, 2048, 5000, 8191):
             assert torch.equal(kth_largest(rows, k), rows.sort(-1).values[..., -k, None])
+
+
+@pytest.mark.parametrize("settings", [*product((1.0, 0.7), (0, 1, 25, 60), (1.0, 0.95, 0.5), (0.0, 0.2))])
+def test_p_of_a_wide_vocabulary_is_to_the_bit_that_of_every_filter_in_turn(settings, monkeypatch):
+    temperature, top_k, top_p, min_p = settings
+    filters = Sampling(1.0, temperature, top_k, top_p, min_p=min_p)
+    logits = 3 * torch.randn(2, 6, 256, generator=torch.Generator().manual_seed(0))
+    logits[0, 0] = logits[0, 0].round()
+    logits[0, 1, 20:], logits[0, 2, ::8] = -torch.inf, 9.0  # fewer than k, and ties beyond k
+    logits[0, 3], logits[1, 1, 3], logits[1, 2, :255] = logits[0, 3] * 40, torch.nan, -torch.inf
+    p = []
+    for wide in (999, 0):
+        monkeypatch.setattr(sampling, "WIDE", wide)
+        p.append(sampling.truncate(logits, filters).softmax(-1))
+    assert np.array_equal(*p, equal_nan=True)
 
 
 @pytest.mark.parametrize("descending", [False, True])

@@ -1,6 +1,8 @@
 """External images: supported formats are read as RGB, others rejected by name; only requested images are scored."""
 
 import json
+import os
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
 
@@ -158,7 +160,13 @@ def test_a_folder_is_scored_from_the_command_line_and_only_changes_again(drawn, 
     outcome = cli(*call)
     (row,) = json.loads(outcome.out)
     assert outcome.code == 0 and row["value"] == pytest.approx(COLOR[..., 0].mean()) and row["n"] == 6
-    saved(drawn / "cat-0.png", Image.fromarray(COLOR[:, :1]))
+    path = saved(drawn / "cat-0.bmp", Image.fromarray(COLOR))
+    (drawn / "cat-0.png").unlink()
+    assert cli(*call).code == 0
+    before = path.stat()
+    saved(path, Image.fromarray(COLOR[:, ::-1] // 2))  # of the same size, and as an archive with fixed times leaves it
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
     images = pair(drawn, prompts)
     (again,) = scoring.score([replace(images, folder=tmp_path / "out" / images.name)], Redness())
     assert (again.computed, again.reused) == (1, 5)
@@ -249,9 +257,35 @@ RELEASED = {
 @pytest.mark.parametrize("program", RELEASED)
 def test_folders_are_read_as_the_released_programs_write_them(tmp_path, program):
     lines = []
-    pairs = paired(written(tmp_path / "images", *RELEASED[program]), lines=lines)
+    packed = written(tmp_path / "images", *RELEASED[program], "__MACOSX/samples/._0.png", "._0.png", "Thumbs.png")
+    (packed / "Thumbs.png").rename(packed / "Thumbs.db")
+    pairs = paired(packed, lines=lines)
     assert pairs == {(line, 0): name for line, name in enumerate(RELEASED[program])}
-    assert f"first pair: {RELEASED[program][0]} is 'a red circle'" in lines[0]
+    assert ": 3 images, layout" in lines[0] and f"first pair: {RELEASED[program][0]} is 'a red circle'" in lines[0]
+
+
+SPELT = [unicodedata.normalize(form, "un café à la crème, très chaud") for form in ("NFC", "NFD")]
+
+
+@pytest.mark.parametrize("layout", ["ids", "captions", "starts", "dataset", "geneval"])
+@pytest.mark.parametrize("listed", [0, 1])
+def test_names_of_files_and_captions_compare_composed(tmp_path, layout, listed):
+    """macOS decomposes the accents of file names; a list of prompts may have either form."""
+    mine, theirs = SPELT[listed], SPELT[1 - listed]
+    names = {
+        "ids": f"{theirs}.png",
+        "captions": f"{theirs}_000000.png",
+        "starts": f"model-{unicodedata.normalize(('NFD', 'NFC')[listed], SPELT[0][:30])}-16-init-a-seed1-img_topk1.png",
+        "dataset": f"{theirs}.png",
+        "geneval": "00000/samples/0.png",
+    }
+    folder = written(tmp_path / "images", names[layout])
+    if layout == "dataset":
+        (folder / "metadata.jsonl").write_text(json.dumps({"file_name": f"{mine}.png", "prompt": theirs}))
+    if layout == "geneval":
+        (folder / "00000" / "metadata.jsonl").write_text(json.dumps({"prompt": theirs}))
+    prompts = build_prompt_set("list", [Prompt(mine if layout == "ids" else "id", mine)])
+    assert [*external_images(folder, prompts, tmp_path / "out", layout).rows["path"]] == [folder / names[layout]]
 
 
 def test_samples_may_start_at_one(tmp_path):

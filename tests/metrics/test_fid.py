@@ -13,7 +13,6 @@ from scipy import linalg
 
 from specbench.metrics import (
     compbench,
-    compbench_detected,
     compbench_rules,
     distances,
     geneval,
@@ -278,8 +277,6 @@ GOLDEN = {
     ("short_side_centre", 1): -6.274,
     ("hps_input", 1): 16.186,
     ("squashed", 1): 4.759,
-    ("owlv2", 1): 4.385,
-    ("depth", 1): 4.372,
     ("mask2former", 1): 5.334,
 }  # fmt: skip
 """What each version of the preprocessing code makes of one picture. If this test fails, raise the `code_version` of the
@@ -291,8 +288,7 @@ def test_preprocessing_of_another_result_has_another_version():
     functions = {**FRONT_ENDS, "whole": CROPS["none"], "center256": CROPS["center256"], "bilinear299": bilinear299}
     functions |= {"short_side_centre": short_side_centre, "hps_input": hps_input}
     functions |= {"squashed": squashed, "mask2former": geneval.mask2former_input}
-    functions |= {"owlv2": compbench_detected.owlv2_input, "depth": compbench_detected.depth_input}
-    sized = dict.fromkeys(("short_side_centre", "squashed", "owlv2"), (64,))
+    sized = dict.fromkeys(("short_side_centre", "squashed"), (64,))
     scores = {}
     for name, function in functions.items():
         made = function(pixels, *sized.get(name, ()))
@@ -307,9 +303,6 @@ def test_preprocessing_of_another_result_has_another_version():
     [
         ("geneval[hf-m2f]", geneval.mask2former_input),
         ("compbench[blip-vqa]", squashed),
-        ("compbench[spatial-owlv2]", compbench_detected.owlv2_input),
-        ("compbench[3d-spatial-owlv2]", compbench_detected.depth_input),
-        ("compbench[3-in-1-owlv2]", compbench_detected.owlv2_input),
         ("shapes-clip", short_side_centre),
         ("fid[clean]", FRONT_ENDS["clean"]),
         ("fid[tf1+center256]", CROPS["center256"]),
@@ -317,8 +310,7 @@ def test_preprocessing_of_another_result_has_another_version():
 )
 def test_every_network_of_several_says_which_version_prepared_its_images(name, function, monkeypatch):
     monkeypatch.setattr(published_weights, "hub_folder", lambda *_: None)
-    for module in (geneval, compbench_detected):
-        monkeypatch.setattr(module, "folder_identity", lambda _: "weights")
+    monkeypatch.setattr(geneval, "folder_identity", lambda _: "weights")
     monkeypatch.setattr(published_weights, "file_digest", lambda _: "digest")
     for module in (compbench, compbench_rules):
         monkeypatch.setattr(module, "spacy_versions", dict)

@@ -13,6 +13,7 @@ from specbench.metrics.distances import Gaussian, frechet_distance
 from specbench.metrics.fid import Fid, fid_difference
 from specbench.metrics.reference import ReferenceImages, feature_matrix, read_statistics
 from specbench.metrics.shapes import ShapesFrechet
+from specbench.system.images import pictures_in
 
 GOOD = [np.arange(4.0, dtype=np.float32), np.ones(4, np.float32)]
 BAD = {
@@ -80,6 +81,42 @@ def test_fid_against_statistics_is_that_against_their_images_and_the_rest_says_w
         ShapesFrechet(Settings(reference=path)).identity()
 
 
+SETS = {
+    "spread": lambda n: np.random.default_rng(n).normal(size=(n, 8)),
+    "of rank 1": lambda n: np.random.default_rng(n).normal(size=(n, 1)) * np.arange(1, 9),
+    "identical": lambda n: np.tile(np.arange(1.0, 9), (n, 1)),
+    "black": lambda n: np.zeros((n, 8)),
+}
+
+
+@pytest.mark.parametrize("ours", SETS)
+@pytest.mark.parametrize("theirs", SETS)
+@pytest.mark.filterwarnings("error")
+def test_no_score_of_sets_without_spread_is_nan(ours, theirs, monkeypatch):
+    monkeypatch.setattr("specbench.metrics.fid.INCEPTION_FEATURES", 8)
+    for n, m in ((2, 2), (20, 2), (5, 12), (20, 20)):
+        features, reference = (SETS[name](size).astype(np.float32) for name, size in ((ours, n), (theirs, m)))
+        fid = Fid("tf1", Settings())
+        fid.__dict__["reference_features"], fid.reference.__dict__["statistics"] = reference, None
+        monkeypatch.setattr(fid, "_inception_score", lambda images: [])
+        scores = fid.scores(table([*features]))
+        numbers = [(s.estimate.value, s.estimate.low, s.estimate.high) for s in scores]
+        assert all(value is None or np.isfinite(value) for values in numbers for value in values), (n, m)
+        expected = np.square(features.mean(0) - reference.mean(0)).sum() + features.var(0, ddof=1).sum()
+        if theirs in ("identical", "black"):
+            assert scores[0].estimate.value == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        said = "; ".join(score.note or "" for score in scores)
+        assert ("reference images are identical" in said) == (theirs in ("identical", "black"))
+        assert ("all images" in said) == (ours in ("identical", "black"))
+
+
+def test_one_reference_image_is_refused(tmp_path, cli):
+    (tmp_path / "a.png").touch()
+    with pytest.raises(SpecbenchError, match="has 1 reference image") as refused:
+        ReferenceImages(Settings(reference=tmp_path)).identity  # noqa: B018
+    assert "spread of 2 or more" in refused.value.try_this
+
+
 _EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}
 
 
@@ -110,12 +147,34 @@ def test_a_file_that_holds_no_statistics_is_refused_in_one_line(tmp_path, conten
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
-def test_a_reference_may_have_its_images_in_folders_of_categories(tmp_path):
-    for name in ("plants", "logo"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.png").touch()
-    pictures = ReferenceImages(Settings(reference=tmp_path)).pictures
-    assert [path.parent.name for path in pictures] == ["logo", "plants"]
+LEFT_BEHIND = (".DS_Store", "._a.png", "Thumbs.db", "__MACOSX/._a.png", ".ipynb/a.png", "a/@eaDir/a.png", "e/")
+FOLDERS = {  # files, and the images that count or why none do
+    "flat": (["a.png", "b.JPG"], ["a.png", "b.JPG"]),
+    "one of categories": (["plants/a.png", "logo/a.png"], ["logo/a.png", "plants/a.png"]),
+    "packed": (["val/n01/a.png", "val/n02/a.png"], ["val/n01/a.png", "val/n02/a.png"]),
+    "thumbnails": (["a.png", "b.png", "thumbs/a.png"], r"has 2 images, and 1 more in folders below it \(thumbs\)"),
+    "thumbnails below": (["val/a.png", "val/small/a.png"], r"val has 1 image, and 1 more"),
+    "a text": (["a.png", "b.txt"], r"b.txt is not an image"),
+    "nothing": ([], "contains no images"),
+}
+
+
+@pytest.mark.parametrize(("files", "counted"), FOLDERS.values(), ids=FOLDERS)
+def test_a_folder_of_images_has_one_rule_for_what_belongs_to_it(tmp_path, files, counted):
+    for name in (*files, *LEFT_BEHIND):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).mkdir() if name.endswith("/") else (tmp_path / name).touch()
+    reference = ReferenceImages(Settings(reference=tmp_path))
+    if isinstance(counted, str):
+        with pytest.raises(SpecbenchError, match=counted):
+            pictures_in(tmp_path)
+    else:
+        assert [str(path.relative_to(tmp_path)) for path in reference.pictures] == counted
+        below = ", in 2 folders below it" if "/" in counted[0] else ""
+        assert reference.summary.startswith(f"reference: 2 images in {tmp_path}{below}")
+        (tmp_path / "e" / "back").symlink_to(tmp_path)
+        with pytest.raises(SpecbenchError, match=r"back is a link to a folder that it is in"):
+            pictures_in(tmp_path)
 
 
 def test_statistics_of_another_network_are_refused(tmp_path):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import any_causal_lm
 import pytest
 import torch
-from transformers import masking_utils
+from transformers import LlamaConfig, LlamaForCausalLM, masking_utils
 
 import specbench
 from specbench.errors import SpecbenchError
@@ -25,11 +28,11 @@ def decoded(network, decoder, **settings):
 
 
 @torch.no_grad()
-def furthest(network, image) -> float:
+def furthest(network, image, prompts=PROMPTS) -> float:
     """Largest difference of the image's log p from the network's own forward."""
     tokens = torch.tensor(image.tokens).long()
     rows = []
-    for prompt in PROMPTS:
+    for prompt in prompts:
         output = network(torch.tensor([prompt + [IDS[token] for token in tokens]]))
         rows.append(output.logits[0, len(prompt) - 1 : -1][:, IDS].float())
     logp = (rows[1] + 2.0 * (rows[0] - rows[1])).log_softmax(-1)
@@ -91,6 +94,99 @@ def test_the_whole_library_is_equal_or_refused_in_one_line(attention):
     for name, text in outcomes.items():
         print(f"{name}: {text}")
     assert len(equal) >= {"eager": 100, "sdpa": 75}[attention]
+
+
+def dynamic(**more):
+    """A Llama whose positions depend on the length beyond 40 tokens."""
+    kind = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(**sizes, vocab_size=48, max_position_embeddings=40, rope_parameters=kind, **more)
+    return any_causal_lm.randomise(LlamaForCausalLM(config).eval())
+
+
+def test_a_longer_prompt_is_compared_too():
+    long = ([1, *range(5, 19)] * 2, [1])
+    network = dynamic()
+    assert furthest(network, decoded(network, "sjd:window=4")) < 0.01
+    for texts, ids in (("b", lambda text: long), (["a", "b"], lambda text: long if text == "b" else PROMPTS)):
+        with pytest.raises(SpecbenchError, match="when other tokens follow it"):
+            specbench.decode(network, texts, "ar", layout=(5, 6), image_ids=IDS, prompt_ids=ids, cfg=2.0)
+
+
+class Scaled(LlamaForCausalLM):
+    """A user's class: `scale` changes the embeddings outside the base model, `late` the logits of later tokens."""
+
+    scale, late = 1.0, 1.0
+
+    def forward(self, input_ids=None, inputs_embeds=None, **options):
+        embeds = self.get_input_embeddings()(input_ids) * self.scale
+        output = super().forward(inputs_embeds=embeds, **options)
+        output.logits = torch.cat([output.logits[:, :20], output.logits[:, 20:] * self.late], 1)
+        return output
+
+
+def scaled(**values):
+    network = dynamic()
+    network.__class__ = Scaled
+    for name, value in values.items():
+        setattr(network, name, value)
+    return network
+
+
+def test_a_network_that_has_changed_is_compared_again():
+    network = scaled()
+    assert decoded(network, "ar").facts["own_forward_gap"] < 1e-3
+    network.scale = 2.0
+    with pytest.raises(SpecbenchError, match="differs from the model's own forward"):
+        decoded(network, "ar")
+
+
+def test_no_nan_and_no_infinity_hides_a_difference():
+    with pytest.raises(SpecbenchError, match="its own forward gives NaN"):
+        decoded(scaled(scale=2.0, late=torch.nan), "ar")
+    with pytest.raises(SpecbenchError, match="differs from the model's own forward"):
+        decoded(scaled(late=3.0), "ar")
+
+
+@pytest.mark.parametrize("name", ["gemma2", "phi", "granite", "cohere2"])
+def test_a_head_is_applied_as_it_is_in_bfloat16(name):
+    network = any_causal_lm.build(name, "eager")
+    with torch.no_grad():
+        for parameter_name, parameter in network.named_parameters():
+            if "norm" in parameter_name:
+                parameter.add_(5.0)  # as trained norms may be: hidden states that a soft cap of 30 bends
+    network.config.final_logit_softcapping = 30.0
+    network.to(torch.bfloat16)
+    image = decoded(network, "sjd:window=4")
+    assert image.facts["own_forward_gap"] < 1.0 and furthest(network, image) < 1.5
+
+
+def test_a_head_in_float32_over_layers_in_bfloat16():
+    network = any_causal_lm.build("llama").to(torch.bfloat16)
+    network.lm_head.float().register_forward_pre_hook(lambda module, hidden: (hidden[0].float(),))
+    assert decoded(network, "sjd:window=4").facts["own_forward_gap"] < 1.0
+
+
+def test_two_threads_and_other_forwards_do_not_disturb_each_other():
+    networks = [any_causal_lm.build(name, "eager") for name in ("llama", "gemma2")]
+    other, ids = any_causal_lm.build("mixtral", "eager"), torch.arange(3, 40)[None]
+    with torch.no_grad(), ThreadPoolExecutor(2) as pool:
+        expected = other(ids).logits
+        running = [pool.submit(decoded, network, "sjd:window=4") for network in networks]
+        while not all(future.done() for future in running):
+            assert torch.equal(other(ids).logits, expected)
+        for network, future in zip(networks, running, strict=True):
+            assert furthest(network, future.result()) < 0.01
+    assert not masking_utils.ALL_MASK_ATTENTION_FUNCTIONS._local_mapping
+
+
+def test_a_network_is_freed():
+    bloom = any_causal_lm.build("bloom")
+    decoded(bloom, "ar")
+    left = weakref.ref(bloom)
+    del bloom
+    gc.collect()
+    assert left() is None
 
 
 def test_training_mode_is_set_aside_for_the_call():

@@ -1,5 +1,6 @@
 """Compiled steps: same tokens as eager steps, lossless, and compiled before timing starts."""
 
+import inspect
 import itertools
 import re
 
@@ -19,6 +20,7 @@ from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.loop import decode
 from specbench.errors import SpecbenchError
 from specbench.models.network_sizes import whole_blocks
+from specbench.models.transformer import compilation
 from specbench.models.transformer import compiled_forward as compiled_module
 from specbench.models.transformer import forward as forward_module
 from specbench.models.transformer.compilation import call_eager, graph_bytes
@@ -29,6 +31,7 @@ from specbench.models.transformer.model import TransformerSession
 from specbench.prompts import Request
 from specbench.reporting.comparability import configuration, mismatched_fields
 from specbench.runs import compiler, plan
+from specbench.runs.preparation import generate_images
 from specbench.runs.settings import merge, run_settings
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
@@ -399,3 +402,37 @@ def test_compiled_and_uncompiled_runs_are_not_compared():
         assert not mismatched_fields(*infos, any_configuration=True)
         assert configuration(infos[0]).endswith(", compiled")
         assert on.spec(on.decoders[0].spec, "").run_id != other.spec(other.decoders[0].spec, "").run_id
+
+
+@pytest.mark.parametrize("when", ["at once", pytest.param("in an image", marks=pytest.mark.slow)])
+def test_auto_goes_on_eagerly_when_a_step_cannot_be_compiled(when, monkeypatch, tmp_path, cli):
+    """One line names the cause; the same command with "on" ends."""
+    monkeypatch.setattr("specbench.runs.plan.compiler.worth_compiling", lambda *_: (True, None))
+    monkeypatch.setattr(compiler, "missing", lambda device: None)
+    monkeypatch.setattr("specbench.models.transformer.compilation.keep_compiled", lambda: None)
+
+    def broken(function, **_):
+        def call(*args):
+            if when == "in an image" and "warm_up" in {frame.function for frame in inspect.stack(0)}:
+                return function(*args)
+            raise OSError(28, "No space left on device")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    line = ("run", "--decoder", "ar", "--limit", "1", "--threads", "1", "--out", tmp_path)
+    outcome = cli(*line)
+    [said] = [text for text in outcome.err.splitlines() if "compiled here" in text]
+    assert outcome.code == 0 and said.endswith("No space left on device; running eagerly"), outcome.err
+    assert len([*tmp_path.glob("*/images/*.png")]) == 1
+    assert cli("report", "--out", tmp_path).code == 0
+    outcome = cli(*line, "--compile", "on")
+    assert outcome.code == 5 and "(--compile off)" in outcome.err
+    assert generate_images(["a red circle"], merge(run_settings(), {"decoder": "ar"}))
+
+
+def test_the_cause_of_a_failed_compilation_is_the_compilers_first_error():
+    text = (
+        "CppCompileError: C++ compile error\n\nCommand:\ng++ a.cpp\n\nOutput:\nIn a\n/usr/bin/ld: cannot find a.cpp\n"
+    )
+    assert compilation._reason(text) == "CppCompileError: C++ compile error: /usr/bin/ld: cannot find a.cpp"

@@ -82,9 +82,24 @@ def test_what_does_not_fit_is_one_line(network):
         specbench.decode(network, "a cup")
     with pytest.raises(SpecbenchError, match="23 image ids and 0 forced ids for a layout of 25"):
         specbench.decode(network, "a cup", layout=LAYOUT, image_ids=range(23), prompt_ids=prompt_ids)
-    for ids in ((), range(10**6, 10**6 + 9)):
-        with pytest.raises(SpecbenchError, match="image_ids and forced_ids must be of the"):
-            specbench.decode(network, "a cup", layout=(3, 3), image_ids=ids, prompt_ids=prompt_ids)
+    given = {"layout": (3, 3), "image_ids": range(4, 13), "prompt_ids": prompt_ids}
+    for wrong, line in (
+        ({"image_ids": range(10**6, 10**6 + 9)}, "image_ids: 1000000 is none of the 64 words of Chameleon"),
+        ({"image_ids": torch.tensor([4] * 9)}, "image_ids names a word twice"),
+        ({"image_ids": [[4]]}, "is no list of whole numbers"),
+        ({"image_ids": ()}, "image_ids is empty|layout of 0"),
+        ({"layout": 5}, "layout 5"),
+        ({"layout": (0, 3)}, "layout .0, 3."),
+        ({"prompt_ids": lambda text: ([], [0])}, "a prompt without ids"),
+        ({"prompt_ids": lambda text: [1, 2, 3]}, "must return two lists of ids"),
+        ({"prompt_ids": lambda text: (torch.tensor([[1]]), [0])}, "prompt_ids: .* is no list of whole numbers"),
+        ({"prompt_ids": lambda text: ([64], [0])}, "prompt_ids: 64 is none of the 64 words"),
+    ):
+        with pytest.raises(SpecbenchError, match=line):
+            specbench.decode(network, "a cup", **given | wrong)
+    for no_model in (None, "gpt2"):
+        with pytest.raises(SpecbenchError, match="is no network and no ImageModel"):
+            specbench.decode(no_model, "a cup", **given)
     with pytest.raises(SpecbenchError, match="GG"):
         decoded(network, "gsd", GG=3)
 

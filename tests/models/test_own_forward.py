@@ -35,7 +35,7 @@ def test_a_family_decodes_by_the_forward_of_its_network(name, tmp_path, monkeypa
     checkpoints.write(name, tmp_path)
     model = checkpoints.loaded(name, tmp_path)
     [result] = compared
-    assert result.gap < 1e-3 and result.slots == model.layout.length and result.branches is None
+    assert result.gap < 1e-3 and result.slots == model.layout.length and result.no_trees is None
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import time
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -14,9 +15,12 @@ import pytest
 from hypothesis import strategies as st
 
 from specbench.errors import SpecbenchError
+from specbench.metrics import official_exchange
+from specbench.papers import table_files
 from specbench.prompts import Prompt, PromptSet, content_sha256, load_prompts, readers, select
 from specbench.prompts.prompt_set import Drawing
-from specbench.runs.settings import split_list
+from specbench.runs import token_import
+from specbench.runs.settings import read_config, split_list
 
 ROWS = [
     {"id": "first", "text": "a red circle", "category": "colors", "n": 1},
@@ -83,6 +87,32 @@ def test_utf_16_and_padded_fields_are_read_as_they_are_meant(tmp_path):
     (tmp_path / "p.csv").write_text("id, prompt, category\n1, a red circle, red\n")
     (prompt,) = load_prompts(tmp_path / "p.csv").prompts
     assert (prompt.text, prompt.category) == ("a red circle", "red")
+
+
+ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-be with mark"]
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_text_file_of_a_user_is_read_in_the_encoding_that_its_mark_says(encoding, tmp_path):
+    def written(name: str, text: str) -> Path:
+        path = tmp_path / name
+        path.write_bytes(("\ufeff" + text).encode("utf-16-be") if "mark" in encoding else text.encode(encoding))
+        return path
+
+    for name, text in (
+        ("p.txt", "un caf\xe9\r\n"),
+        ("p.csv", "id,prompt\r\n1,un caf\xe9\r\n"),
+        ("p.tsv", "id\tprompt\n1\tun caf\xe9\n"),
+        ("p.json", '[{"prompt": "un caf\xe9"}]'),
+        ("p.jsonl", '{"prompt": "un caf\xe9"}\n'),
+    ):
+        assert [prompt.text for prompt in load_prompts(written(name, text)).prompts] == ["un caf\xe9"], name
+    assert read_config(written("c.toml", 'prompts = "caf\xe9"'), ["prompts"]) == {"prompts": "caf\xe9"}
+    table = 'source = "caf\xe9"\n'
+    assert table_files._read_toml(written("t.toml", table)) == {"source": "caf\xe9"}
+    assert official_exchange._text(written("r.json", "caf\xe9")) == "caf\xe9"
+    tokens = token_import._json_lines(written("t.jsonl", '{"prompt": "caf\xe9"}\r\n{"prompt": "b"}\r\n'))
+    assert tokens == {"prompt": ["caf\xe9", "b"]}
 
 
 @pytest.mark.parametrize("content", [b"a red circle\n", b'{"prompt": "a red circle"}\n'], ids=["text", "jsonl"])
@@ -289,6 +319,10 @@ PUBLISHED = [
     ("p.json", '[{"Text": "a", "texts": "a"}]', [("a", None)], ""),
     ("p.csv", "text,category\na,\nb,NA\nc, \n", [("a", None), ("b", "NA"), ("c", None)], ""),
     ("p.csv", "Prompts;Category\na, c;x\n", [("a, c", "x")], ""),
+    ("p.csv", "sep=;\r\nid;prompt;category\r\n1;a, b;x\r\n", [("a, b", "x")], ""),
+    ("p.csv", '"sep=,"\nprompt,category\na;b,x\n', [("a;b", "x")], ""),
+    ("p.tsv", "SEP=\t\nprompt\tcategory\na\tx\n", [("a", "x")], ""),
+    ("p.csv", f'prompt,note\na,"{"x" * 400_000}\n{"y" * 400_000}"\n', [("a", None)], ""),
     ("p.json", '{"prompt": "a"}', [("a", None)], ""),
     ("p.json", '[{"text": ["a", "b"]}]', [("a", None)], "'text' has lists"),
     ("p.csv", "id,text,question\n1,a,Is it?\n1,a,red?\n2,b,Is it?\n", [("a", None), ("b", None)], "3 rows"),
@@ -311,6 +345,25 @@ def test_headings_of_parquet_files_are_read_in_any_case(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table({"Prompt": ["a"], "Challenge": ["x"]}), tmp_path / "p.parquet")
     (prompt,) = load_prompts(tmp_path / "p.parquet").prompts
     assert (prompt.text, prompt.meta) == ("a", {"Challenge": "x"})
+
+
+def test_binary_columns_of_parquet_files_are_left_out_with_a_note(tmp_path, capsys):
+    """Datasets of the hub have pictures as bytes and sounds in lists."""
+    picture, deep = {"bytes": b"\x89PNG", "path": "a.png"}, [{"a": [b"x"]}]
+    columns = {"prompt": ["a"], "image": [picture], "raw": [b"x"], "deep": [deep], "binary": [{"binary": 3}]}
+    table = pyarrow.table(columns)
+    table = table.append_column("fixed", pyarrow.array([b"ab"], pyarrow.binary(2)))
+    table = table.append_column("large", pyarrow.array([b"ab"], pyarrow.large_binary()))
+    pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
+    (prompt,) = load_prompts(tmp_path / "p.parquet").prompts
+    assert (prompt.text, prompt.meta) == ("a", {"binary": {"binary": 3}})
+    assert "p.parquet: not read, because they are binary: image, raw, deep, fixed, large" in capsys.readouterr().err
+
+
+def test_a_wrong_line_of_a_csv_file_is_counted_with_the_line_of_excel(tmp_path):
+    (tmp_path / "p.csv").write_text("sep=;\nprompt;n\na;1\n;2\n")
+    with pytest.raises(SpecbenchError, match="line 4 has no text"):
+        load_prompts(tmp_path / "p.csv")
 
 
 def test_a_file_of_a_public_set_is_told_what_the_set_has(tmp_path, capsys):

@@ -25,8 +25,10 @@ from specbench.papers.render import terminal
 from specbench.papers.table_files import read_table
 from specbench.prompts import Request
 from specbench.reporting import render, report_rows
+from specbench.reporting.figures import figure_csv
 from specbench.reporting.html import write_page
 from specbench.reporting.terminal import run_view
+from specbench.reporting.text_formats import csv_text
 from specbench.runs.executors.local import LocalExecutor
 from specbench.runs.runner import run
 from specbench.specs.run_spec import RunSpec
@@ -107,6 +109,20 @@ def test_csv_is_rectangular_and_runs_nothing(rows):
     assert len(lines) == len(TEXTS) and {len(line) for line in lines} == {len(header)}
     for cell in (cell for line in lines for cell in line):
         assert not FORMULA.match(cell) or re.fullmatch(r"-?[0-9.e+-]+", cell), cell
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n", "＝"])
+def test_every_csv_guards_against_formulas_in_cells_and_headings(start, rows):
+    """One function writes all: reports, long ones, papers' tables, numbers of figures."""
+    text = f'{start}HYPERLINK("http://x")'
+    assert csv_text([{"a": text, text: 1.5, "b": -2}]).startswith(f"""a,"'{start}HYPERLINK(""")
+    assert [*csv.reader(io.StringIO(csv_text([{text: text}]), newline=""))] == [[f"'{text}"]] * 2
+    assert csv_text([{"a": -1.5, "b": "plain"}]) == "a,b\n-1.5,plain\n"
+    named = [replace(row, label=text) for row in rows[:1]]
+    chart = {"layers": [{"mark": "dot", "points": [{"x": -1, "run": text}]}]}
+    for table in (render(named, "csv", long=True), render(named, "csv"), figure_csv(chart)):
+        read = [cell for line in csv.reader(io.StringIO(table, newline="")) for cell in line]
+        assert text not in read and f"'{text}" in read
 
 
 def test_json_says_exactly_what_was_given(rows):

@@ -36,8 +36,9 @@ def ours(tmp_path_factory):
 
 def as_rows(rows, **more):
     return [
-        {"prompt": row.prompt, "tokens": row.tokens.tolist(), "logp": row.logp.tolist(), "seconds": 1.5} | more
-        for row in rows.itertuples()
+        {"prompt": row.prompt, "tokens": row.tokens.tolist(), "logp": row.logp.tolist(), "seconds": 1 + place % 2}
+        | more
+        for place, row in enumerate(rows.itertuples())
     ]
 
 
@@ -76,6 +77,32 @@ def test_tokens_become_a_run_with_pictures_scores_report_and_verdict(suffix, our
         assert again.out.strip() == folder and "all 4 images were there" in again.err
 
 
+CALLS = {  # columns of four images, their latencies and what is said
+    "alone": ({"seconds": [2.5, 1.5, 2.5, 1.5]}, [2500, 1500, 2500, 1500], "'seconds': 2.0 s an image (median)\n"),
+    "alone, by the file": ({"seconds": [2.0] * 4, "batch": [1] * 4}, [2000] * 4, "2.0 s an image (median)\n"),
+    "one call": (
+        {"seconds": [2.0] * 4, "batch": [4] * 4},
+        [None] * 4,
+        "0.5 s an image (median) of 4 that shared a call",
+    ),
+    "not said": ({"seconds": [2.0] * 4}, [None] * 4, "4 images with the same as the image before or after: no latency"),
+    "one of them": (
+        {"seconds": [2.0, 2.0, 2.0, 3.0]},
+        [None] * 3 + [3000],
+        "3 images with the same as the image before",
+    ),
+    "none": ({"seconds": [None] * 4}, [None] * 4, ""),
+}
+
+
+@pytest.mark.parametrize(("columns", "latencies", "said"), CALLS.values(), ids=CALLS)
+def test_the_time_of_a_call_that_drew_several_images_is_no_latency(columns, latencies, said, ours, tmp_path, cli):
+    rows = [row | {name: values[place] for name, values in columns.items()} for place, row in enumerate(as_rows(ours))]
+    outcome = imported(cli, written(tmp_path / "t.jsonl", rows), "--out", tmp_path)
+    stored = RunStore(outcome.out.strip()).samples()["latency_ms"]
+    assert [None if np.isnan(value) else value for value in stored.astype(float)] == latencies and said in outcome.err
+
+
 def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
     """Nobody counted their steps, and no machine is known."""
     path, out = written(tmp_path / "tokens.jsonl", as_rows(ours)), tmp_path / "results"
@@ -111,6 +138,7 @@ def test_seeds_of_another_program_are_no_contradiction(ours, tmp_path, cli):
         ({"tokens": [2**64 - 1] * 256}, "image 1: slot 0 holds 18446744073709551615, outside the image's ids 0 to 511"),
         ({"seed": 1.5}, "(seed 1.5, which must be a whole number from 0 to "),
         ({"seconds": 0}, "(seconds 0, which must be above 0)"),
+        ({"batch": 0}, "(batch 0, which must be a whole number from 1)"),
         ({"tokens": [1] * 255}, "image 1: 255 tokens, where an image of the model has 256"),
         ({"tokens": [1] * 255 + [9999]}, "image 1: slot 255 holds 9999, outside the image's ids 0 to 511"),
         ({"tokens": ["a"] * 256}, "image 1: tokens are no list of whole numbers"),

@@ -5,6 +5,7 @@ It concerns several modules: store/packed, checks/verify and what reports read.
 
 import hashlib
 import json
+import os
 import struct
 import zipfile
 from pathlib import Path
@@ -47,6 +48,20 @@ def mark(path: Path, bit: int) -> None:
         struct.pack_into("<H", data, at + 8, flags | bit)
         at += 4
     path.write_bytes(data)
+
+
+@pytest.mark.parametrize("year", [1900, 1969, 1980, 2107, 2200])
+def test_files_of_any_time_are_packed(year, members, tmp_path, cli):
+    """`touch -d @0`, archives without dates, a machine whose clock is wrong."""
+    for name, data in members.items():
+        (tmp_path / "runs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "runs" / name).write_bytes(data)
+        os.utime(tmp_path / "runs" / name, ((year - 1970) * 31_556_952,) * 2)
+    outcome = cli("pack", "--out", tmp_path / "runs", "--to", tmp_path / "x.zip")
+    assert outcome.code == 0, outcome.err
+    assert cli("verify", tmp_path / "x.zip").code == 0
+    with zipfile.ZipFile(tmp_path / "x.zip") as archive:
+        assert all(1980 <= member.date_time[0] <= 2107 for member in archive.infolist())
 
 
 REFUSED = {

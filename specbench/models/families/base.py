@@ -93,6 +93,8 @@ class FamilyModel(TransformerModel):
 
     # special tokens that its prompts are written with; a tokenizer without them would spell them in letters.
     marks: tuple[str, ...] = ()
+    # [words, d] output matrix of all words, image tokens among them; None where only the image's rows are held
+    vocabulary: Tensor | None = None
 
     def __init__(
         self,
@@ -122,7 +124,9 @@ class FamilyModel(TransformerModel):
     ) -> Self:
         """A model whose image tokens follow the tokenizer's `words`, as many as the head has rows left."""
         head = network.lm_head.weight[words:]
-        return cls(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)
+        model = cls(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)
+        model.vocabulary = network.lm_head.weight
+        return model
 
     def words(self, text: str) -> list[int]:
         """Vocabulary ids of a text in which special tokens are written by name; nothing is added to it."""
@@ -150,6 +154,10 @@ class FamilyModel(TransformerModel):
 
     def head(self, hidden: Tensor) -> Tensor:
         return product(hidden, self._head)
+
+    def all_words(self, hidden: Tensor) -> Tensor:
+        """Logits [R, T, words] of the whole `vocabulary`."""
+        return product(hidden, self.vocabulary)
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
         return render_codes(self._decoder, image_tokens.view(-1, self.layout.height, self.layout.width))

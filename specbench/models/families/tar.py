@@ -54,6 +54,7 @@ class Tar(SimpleAR):
     ):
         head = network.lm_head.weight[ids.start : ids.stop]
         super().__init__(request, tokenizer, network.model, head, ids, second.features)
+        self.vocabulary = network.lm_head.weight
         self.second, self.second_sampling = second, request.info.second[0].defaults
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -12,12 +14,14 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.errors import MISSING_PREREQUISITE, CompileError
 from specbench.system.digests import cache_folder
+from specbench.system.surroundings import private_folder
 
 FORMS = 64  # Maximum number of compiled forms of one function; torch's default of 8 is too few for different windows
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+_UNFIT = re.compile(r"[\s'\"\\]")  # in paths: Inductor splits the compiler's command line as a shell does
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -45,11 +49,9 @@ class Compiled:
         before, start = _graphs(), time.perf_counter()
         try:
             result = self._call(*args)
-        except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit) as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise SpecbenchError(
-                f"a step cannot be compiled here: {reason}", "--compile off", MISSING_PREREQUISITE
-            ) from error
+        except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit, OSError) as error:
+            what = f"a step cannot be compiled here: {_reason(str(error))}"
+            raise CompileError(what, "--compile off", MISSING_PREREQUISITE) from error
         if _graphs() != before:
             self.seconds += time.perf_counter() - start
             self.forms += 1
@@ -62,13 +64,25 @@ def compiled_folder() -> Path:
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # imports Inductor
 
     named = os.environ.get(_FOLDER)
-    if named not in (None, default_cache_dir()):  # Inductor sets the default when it is imported
+    if named not in (None, default_cache_dir()) and not _UNFIT.search(named):  # the default is set by its import
         return Path(named)
-    return cache_folder() / "compiled" / f"torch-{torch.__version__}"
+    place = cache_folder() / "compiled"
+    if _UNFIT.search(os.path.abspath(place)):
+        place = private_folder() / "compiled"
+    return place / f"torch-{torch.__version__}"
+
+
+def _reason(text: str) -> str:
+    """A compiler's message in one line, with the first error that it printed."""
+    first, _, rest = text.strip().partition("\n")
+    lines = rest.partition("Output:\n")[2].splitlines()
+    return ": ".join([first, *[line.strip()[:200] for line in lines if "error" in line or "cannot" in line][:1]])
 
 
 def keep_compiled() -> None:
     """Let Inductor keep its code in `compiled_folder`."""
+    if _UNFIT.search(tempfile.gettempdir()):  # headers are compiled there
+        tempfile.tempdir = os.environ["TMPDIR"] = str(private_folder())
     folder = compiled_folder()
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

@@ -315,6 +315,10 @@ class TransformerSession:
         self.features, logits = run_step(self._model, self._guidance, self._cache, inputs)
         return logits
 
+    def move(self, shift: int) -> None:
+        """Rotary positions of later forwards, `shift` further from the prompt than they should be."""
+        self._shift = self._shift + shift
+
     def _twice(self, columns: Tensor) -> Tensor:
         """[B, T] to [R, T]: with guidance, unconditional rows are fed the same tokens as conditional ones."""
         return columns if len(columns) == len(self._last) else torch.cat([columns, columns])

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from specbench.models.interface import CompilableModel, ImageModel
 from specbench.models.transformer.compilation import compiled_folder
-from specbench.runs.compiler import available_threads
 from specbench.specs.run_spec import RunSpec
 from specbench.system import signals
+from specbench.system.limits import available_threads
 
 ModelLoader = Callable[[], ImageModel]
 Warm = Callable[[ImageModel, Sequence[RunSpec], Sequence[str]], object]  # Runs some steps of the runs, compiling them

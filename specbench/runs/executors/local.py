@@ -16,7 +16,7 @@ from torch import Tensor
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.generation import Generation
 from specbench.decoding.loop import WARM_UP_STEPS, Decoding, decode, warm_up_steps
-from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, PARTIAL, SpecbenchError
+from specbench.errors import BAD_INPUT, MISSING_PREREQUISITE, PARTIAL, CompileError, SpecbenchError
 from specbench.models.interface import CompilableModel, CuttingModel, ImageModel
 from specbench.models.transformer.compilation import compile_facts
 from specbench.models.transformer.host_sync import AsyncHostCopy
@@ -205,6 +205,8 @@ def _decode(
     try:
         rare, watch = len(requests) < spec.batch, StepWatch(reporter, model.layout.length)
         return decode(model, requests, spec.decoder, spec.sampling, spec.seed, trace=trace, rare=rare, watch=watch)
+    except CompileError:
+        raise
     except SpecbenchError as error:
         failure = copy(error)
     except (Exception, SystemExit) as error:  # any failure of an image becomes its row

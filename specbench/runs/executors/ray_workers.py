@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
-from specbench.errors import FAILURE, SpecbenchError
+from specbench.errors import FAILURE, CompileError, SpecbenchError
 from specbench.models.interface import ImageModel
 from specbench.prompts import Request
 from specbench.runs.executors.local import Chunk, DecodedChunk, Tell, decode_chunk, warm_up
@@ -255,9 +255,11 @@ class Worker:
             "hardware": environment.hardware(),
         }
 
-    def decode(self, chunk: Chunk) -> DecodedChunk:
+    def decode(self, chunk: Chunk) -> DecodedChunk | CompileError:
         try:
             return decode_chunk(self._model, chunk)
+        except CompileError as error:
+            return error
         except SpecbenchError:  # the device computes nothing more: only a new process can use it
             os._exit(FAILURE)
 

@@ -1,0 +1,210 @@
+"""The log likelihood of stored images under many ways to sample, in few teacher-forced passes, and whether their tokens
+are samples of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from scipy.interpolate import CubicSpline
+from torch import Tensor
+
+from specbench.checks.teacher_forced import EDGE, forced_logits, pieces
+from specbench.checks.token_likelihood import Alternative, Held, SlotLogits
+from specbench.decoding.sampling import Target, at
+from specbench.models.interface import ImageModel
+from specbench.specs.run_spec import Sampling
+from specbench.stats.rosenblatt import FEWEST, LEVEL, Tokens, audit_tokens
+from specbench.system.torch_state import PinnedTorch
+
+ROUNDED = 0.1  # Share of the unfiltered distribution by which rounding moves tokens beyond filters, see `likely_causes`
+IMPOSSIBLE = 10.0  # Nats that a token of probability 0 counts
+_STEPS = 9  # Points of a likelihood
+_DROP = 1.92  # Of log likelihood at the ends of a 95 % interval: half the quantile of chi-square
+
+
+class _Slots(NamedTuple):
+    """A piece of a teacher-forced pass."""
+
+    images: slice
+    positions: Tensor  # [B, T]
+    free: Tensor  # [B, T] bool
+    chosen: Tensor  # [B, T] tokens
+    at: Callable[[float], SlotLogits]  # by guidance scale
+
+    def fill(self, wholes: Sequence[np.ndarray], parts: Sequence[Tensor]) -> None:
+        """Write values [B, T] of the piece to their places in [K, N]."""
+        for whole, part in zip(wholes, parts, strict=True):
+            whole[self.images, self.positions[0].cpu()] = part.cpu().numpy()
+
+
+class ImageLikelihood:
+    """The log likelihood of images' free tokens, summed by image.
+
+    Attributes:
+        claim: [K] log likelihood under the claimed sampling; `loose`: as often beyond its filters as rounding makes it.
+        p, greatest, entropy: [K, N] of each token: p, whether no other is likelier; of its slot: the entropy of p.
+        surprise: [K] standard errors by which an image is less likely than the model's own are on average.
+    """
+
+    @PinnedTorch()
+    def __init__(self, model: ImageModel, rows: pd.DataFrame, sampling: Sampling, floor: float, few: int):
+        """`floor`: share of the unfiltered distribution; `few`: the largest top-k of an alternative."""
+        self.model, self.rows, self.sampling, self.way = model, rows, sampling, Alternative(sampling, floor=floor)
+        self.tokens, self.free = np.stack(rows["tokens"]).astype(np.int64), ~np.stack(rows["forced"])
+        self.texts = rows["prompt"].tolist()
+        self._target = Target(model.layout, sampling, model.device)
+        # Penalties move tokens that an image holds behind others.
+        self._few = max(few, sampling.top_k + min(self.tokens.shape[1], few)) if sampling.top_k else 0
+        self.p, self.greatest, loose, self.entropy, spread = np.zeros((5, *self.tokens.shape))
+        for slots in self._slots([sampling.guidance]):
+            logits = slots.at(sampling.guidance)
+            p = logits.p(self.way, logits.every), logits.p(replace(self.way, floor=ROUNDED), logits.every)
+            parts = (p[0], logits.likeliest, p[1], *logits.spread(self.way))
+            slots.fill((self.p, self.greatest, loose, self.entropy, spread), parts)
+        self.claim, self.loose = (self.sum(np.log(np.maximum(p, 1e-30))) for p in (self.p, loose))
+        excess = np.minimum(-np.log(np.maximum(self.p, 1e-30)), IMPOSSIBLE) - self.entropy
+        self.surprise = self.sum(excess) / np.sqrt(np.maximum(self.sum(spread), 1.0))
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """[K] sums over the free slots of [K, N]."""
+        return np.where(self.free, values, 0.0).sum(1)
+
+    @PinnedTorch()
+    def likelihoods(
+        self,
+        ways: Sequence[Alternative],
+        texts: Sequence[str] | None = None,
+        tokens: np.ndarray | None = None,
+        shift: int = 0,
+    ) -> np.ndarray:
+        """[ways, K] log likelihood of the images, perhaps of other prompts, tokens or positions."""
+        tokens = self.tokens if tokens is None else tokens
+        total = np.zeros((len(ways), len(tokens)))
+        for slots in self._slots({way.sampling.guidance for way in ways}, texts, tokens, shift):
+            held = None
+            for place, way in enumerate(ways):
+                logits = slots.at(way.sampling.guidance)
+                every = logits.every
+                if way.repetition != 1 or way.frequency:
+                    if held is None:
+                        held = Held(
+                            torch.from_numpy(tokens[slots.images]).to(self.model.device), self.model.layout.vocab
+                        )
+                    logits = logits.penalised(way, held, slots.positions)
+                log_p = logits.p(way, every).clamp(min=1e-30).log()
+                total[place, slots.images] += torch.where(slots.free, log_p, 0.0).sum(1).double().cpu().numpy()
+        return total
+
+    def _slots(
+        self,
+        scales: Collection[float],
+        texts: Sequence[str] | None = None,
+        tokens: np.ndarray | None = None,
+        shift: int = 0,
+    ) -> Iterator[_Slots]:
+        """Pieces of the images, a few slots of a few images at a time."""
+        texts, tokens = texts or self.texts, self.tokens if tokens is None else tokens
+        width, batch = pieces(self.model)
+        for start in range(0, len(tokens), batch):
+            some = slice(start, start + batch)
+            for at_scale, positions in self._logits(texts[some], tokens[some], scales, width, shift):
+                chosen = torch.from_numpy(tokens[some]).to(self.model.device)[:, positions[0]]
+                sorted_at: dict[float, SlotLogits] = {}
+
+                def logits(scale: float, at_scale=at_scale, chosen=chosen, positions=positions, known=sorted_at):
+                    if scale not in known:
+                        if scale != self.sampling.guidance:
+                            known.pop(next((other for other in known if other != self.sampling.guidance), None), None)
+                        known[scale] = SlotLogits(
+                            self._target.of_grid(at_scale(scale), positions).float(), chosen, self._few
+                        )
+                    return known[scale]
+
+                yield _Slots(some, positions, self._target.forced_at(positions) < 0, chosen, logits)
+
+    @PinnedTorch()
+    def _logits(
+        self, texts: Sequence[str], tokens: np.ndarray, scales: Collection[float], width: int, shift: int
+    ) -> Iterator[tuple[Callable[[float], Tensor], Tensor]]:
+        """Logits by guidance scale, and their slots: any scale follows from those of 1 and of 2."""
+        if len(scales) == 1:
+            for logits, positions in forced_logits(self.model, texts, tokens, *scales, width, shift):
+                yield lambda _, logits=logits: logits, positions
+            return
+        pair = (forced_logits(self.model, texts, tokens, scale, width, shift) for scale in (1.0, 2.0))
+        for (one, positions), (two, _) in zip(*pair, strict=True):
+            yield lambda scale, one=one, two=two: one if scale == 1 else torch.lerp(one, two, scale - 1), positions
+
+    def _held(self, tokens: np.ndarray) -> Held:
+        return Held(torch.from_numpy(tokens).to(self.model.device), self.model.layout.vocab)
+
+    @PinnedTorch()
+    def are_samples(
+        self,
+        way: Alternative | None = None,
+        texts: Sequence[str] | None = None,
+        tokens: np.ndarray | None = None,
+        shift: int = 0,
+        kept: np.ndarray | None = None,
+    ) -> bool | None:
+        """Whether the tokens are consistent with samples of a way, as the audit of a run tests it; of the images `kept`
+        alone. None for too few tokens."""
+        way, kept = way or self.way, np.ones(len(self.tokens), bool) if kept is None else kept
+        if way.sampling.entropy_scale is not None or self.free[kept].sum() < FEWEST:
+            return None
+        tokens = self.tokens if tokens is None else tokens
+        before, through, beyond = np.zeros((3, *tokens.shape))
+        for slots in self._slots([way.sampling.guidance], texts, tokens, shift):
+            logits = slots.at(way.sampling.guidance)
+            if way.repetition != 1 or way.frequency:
+                logits = logits.penalised(way, self._held(tokens[slots.images]), slots.positions)
+            impossible = (logits.x + EDGE < logits.kept(way).least)[..., 0]
+            slots.fill((before, through, beyond), (*logits.masses(way), impossible))
+        u = before + np.random.default_rng(0).random(before.shape) * (through - before)
+        free = self.free[0]
+        result = audit_tokens(Tokens({"u_p": u[kept][:, free]}, None, self.entropy[kept][:, free]), LEVEL)
+        impossible = beyond[kept][:, free].sum() if way.floor < ROUNDED and not way.uniform else 0
+        return not result.deviates and not impossible
+
+    def likeliest(self, name: str, start: float) -> tuple[float, float, float]:
+        """Likeliest value near `start`, and the ends of its 95 % interval: of the tokens that the filters keep at
+        `start`, and then once more at the likeliest value, so that filters do not make the likelihood jump."""
+        low = high = start
+        for reach in (0.3 * max(start, 0.5), None):
+            reach = max(2.5 * (high - low), 0.004) if reach is None else reach
+            grid = np.linspace(max(start - reach, 0.0 if name == "guidance" else 0.02), start + reach, _STEPS)
+            totals = self._given(name, grid, replace(self.way, sampling=replace(self.sampling, **{name: start})))
+            fine = np.linspace(grid[0], grid[-1], 2001)
+            curve = CubicSpline(grid, totals)(fine)
+            inside = fine[curve >= curve.max() - _DROP]
+            start, low, high = float(fine[curve.argmax()]), float(inside[0]), float(inside[-1])
+        return start, low, high
+
+    @PinnedTorch()
+    def _given(self, name: str, grid: np.ndarray, kept: Alternative) -> np.ndarray:
+        """[values] log likelihood of guidance or temperature `grid`, of tokens given that the filters of `kept` keep
+        them."""
+        scale, totals = kept.sampling.guidance, np.zeros(len(grid))
+        for slots in self._slots({scale} if name == "temperature" else {1.0, 2.0, scale}):
+            logits = slots.at(scale)
+            least = logits.kept(kept).least
+            for place, value in enumerate(grid):
+                if name == "temperature":
+                    log_p = logits.given(least, float(value))
+                else:
+                    scaled = slots.at(float(value)).logits / kept.sampling.temperature
+                    log_p = _within(logits.logits >= least, scaled, slots.chosen)
+                totals[place] += float(torch.where(slots.free, log_p, 0.0).sum(dtype=torch.float64))
+        return totals
+
+
+def _within(support: Tensor, logits: Tensor, chosen: Tensor) -> Tensor:
+    """Log p [B, T] of the tokens given that they are among those `support` [B, T, V]; 0 for those that are not."""
+    inside = chosen.clamp(max=support.shape[-1] - 1)
+    log_p = at(logits.masked_fill(~support, -torch.inf).log_softmax(-1), inside)
+    return torch.where(at(support, inside) & (inside == chosen), log_p, 0.0)

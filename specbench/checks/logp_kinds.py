@@ -1,0 +1,98 @@
+"""What the log p is that a program returns with each token: of which logits, at which temperature, over which tokens.
+
+vLLM returns log-softmax of the raw logits over the whole vocabulary by default, SGLang that at the temperature, others
+p after truncation. Numbers of one kind agree with the model's to rounding, or they are of another kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from specbench.checks.teacher_forced import pieces, slots_of
+from specbench.models.interface import ImageModel, Session
+from specbench.specs.run_spec import Sampling
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Imports inside functions: torch takes seconds, and the command line needs the names of the kinds alone.
+
+SAMPLED = "sampled"
+_ALONE = "conditional-"
+_OF_LOGITS = {
+    SAMPLED: "of the whole sampling",
+    "tempered": "at the temperature, before truncation, over the image's tokens",
+    "raw": "before temperature and truncation, over the image's tokens",
+    "tempered-words": "at the temperature, before truncation, over the whole vocabulary",
+    "raw-words": "before temperature and truncation, over the whole vocabulary, as vLLM returns it by default",
+}
+KINDS = _OF_LOGITS | {_ALONE + kind: f"{words}, without guidance" for kind, words in _OF_LOGITS.items()}
+"""By name, what log p is, in words."""
+
+
+def kinds_of(model: ImageModel, sampling: Sampling) -> list[str]:
+    """The kinds that differ for a model and its sampling."""
+    filtered = sampling.top_k or sampling.top_p < 1 or sampling.min_p or sampling.top_n_sigma
+    scaled = sampling.temperature != 1 or sampling.entropy_scale is not None
+    words = getattr(model, "vocabulary", None) is not None
+    kinds = [SAMPLED, *["tempered"] * bool(filtered and scaled), *["raw"] * bool(filtered or scaled)]
+    kinds += [*["tempered-words"] * bool(words and scaled), *["raw-words"] * words]
+    return kinds + [_ALONE + kind for kind in kinds if sampling.guidance != 1]
+
+
+def log_p_of(
+    model: ImageModel, rows: pd.DataFrame, sampling: Sampling, kinds: Sequence[str], asked: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """By kind, log p [K, N] of the images' tokens, or of tokens `asked` [K, N] given the images' before them."""
+    import torch
+
+    from specbench.system.torch_state import PinnedTorch
+
+    stream, (width, batch) = np.stack(rows["tokens"]).astype(np.int64), pieces(model)
+    asked = stream if asked is None else asked.astype(np.int64)
+    found = {kind: np.zeros(stream.shape, np.float32) for kind in kinds}
+    scales = {kind: 1.0 if kind.startswith(_ALONE) else sampling.guidance for kind in kinds}
+    with PinnedTorch():
+        for start, scale in product(range(0, len(rows), batch), set(scales.values())):
+            some = slice(start, start + batch)
+            texts, tokens = rows["prompt"].iloc[some].tolist(), torch.from_numpy(stream[some]).to(model.device)
+            consumed, session = torch.nn.functional.pad(tokens, (1, 0)), model.begin(model.encode(texts), scale, width)
+            for first in range(0, stream.shape[1], width):
+                part = slice(first, min(first + width, stream.shape[1]))
+                positions = slots_of(len(texts), part.start, part.stop).to(model.device)
+                logits = session.forward(consumed[:, part], positions).float()
+                chosen = torch.from_numpy(asked[some, part]).to(model.device)
+                of_kind = _of_logits(model, session, replace(sampling, guidance=scale), logits, positions, chosen)
+                for kind in [kind for kind in kinds if scales[kind] == scale]:
+                    found[kind][some, part] = of_kind(kind.removeprefix(_ALONE)).cpu().numpy()
+    return found
+
+
+def _of_logits(
+    model: ImageModel, session: Session, sampling: Sampling, logits: Tensor, positions: Tensor, chosen: Tensor
+) -> Callable[[str], Tensor]:
+    """Log p [B, T] of the tokens by kind, of the latest forward of a session, which gave `logits`."""
+    from specbench.decoding.sampling import Target, at
+
+    raw, words = logits, None
+    if (features := getattr(session, "features", None)) is not None:
+        # As the network gives them: a model's repetition penalty comes later.
+        raw = model.guide(model.head(features).float(), sampling.guidance, positions)
+    if getattr(model, "vocabulary", None) is not None:
+        words = model.guide(model.all_words(features).float(), sampling.guidance, positions)
+    inside = chosen.clamp(max=logits.shape[-1] - 1)
+
+    def log_p(kind: str) -> Tensor:
+        if kind == SAMPLED:
+            return at(Target(model.layout, sampling, logits.device)(logits, positions), chosen).log()
+        temperature = sampling.temperature if kind.startswith("tempered") else 1.0
+        every = words if kind.endswith("words") else raw
+        return at(raw, inside) / temperature - (every / temperature).logsumexp(-1)
+
+    return log_p

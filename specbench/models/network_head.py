@@ -1,0 +1,149 @@
+"""The head of a causal language model of transformers, as the network's own forward applies it, on its image tokens.
+
+What comes after the last hidden states (biases, scalings, soft caps, further layers) is run by the forward itself, in a
+copy of the network whose base model returns given hidden states.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from contextlib import suppress
+from types import MethodType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from specbench.system.matrix_products import product
+
+
+class OwnHead(NamedTuple):
+    """A network's head on its image tokens."""
+
+    logits: Callable[[Tensor], Tensor]  # [R, T, v_image] of hidden states [R, T, d]
+    matrix: Tensor | None  # [v_image, d], if the head is the product with it
+    masked: bool  # whether the network's own forward hides the image tokens
+
+
+def own_head(network: Any, image_ids: Tensor, hidden: Tensor) -> OwnHead:
+    """The head on as few words as give the same logits as all of them. `hidden`: [1, T, d] last hidden states."""
+    scales = 10.0 ** torch.arange(hidden.shape[1], device=hidden.device)[None, :, None]  # a soft cap bends large logits
+    draw = torch.randn(hidden.shape, generator=torch.Generator().manual_seed(0))
+    sample = draw.to(hidden.device) * scales
+    after = after_base(network)
+    expected = after(sample.to(hidden.dtype))[..., image_ids]
+    output = network.get_output_embeddings()
+    if bool((expected <= torch.finfo(expected.dtype).min / 2).all()):
+        return OwnHead(lambda hidden: output(hidden)[..., image_ids], None, True)
+    weight, bias = getattr(output, "weight", None), getattr(output, "bias", None)
+    if type(output) is nn.Linear and type(weight) is nn.Parameter and not weight.is_meta:
+        matrix, some = weight[image_ids], None if bias is None else bias[image_ids]
+        few = after_base(network, {output: _linear(matrix, some)})
+        with suppress(Exception):  # the forward may know the size of the vocabulary
+            if _agree(few(sample.to(hidden.dtype)), expected, 4 * torch.finfo(expected.dtype).eps):
+                plain = hidden.dtype == matrix.dtype and _is_product(network, output, matrix, some, sample)
+                return (
+                    OwnHead(lambda hidden: product(hidden, matrix), matrix, False)
+                    if plain
+                    else OwnHead(few, None, False)
+                )
+    return OwnHead(lambda hidden: after(hidden)[..., image_ids], None, False)
+
+
+def _is_product(network: Any, output: nn.Module, matrix: Tensor, bias: Tensor | None, sample: Tensor) -> bool:
+    """Whether the head is the product with its matrix and nothing else, by its forward in float32."""
+    exact = _linear(matrix.float(), None if bias is None else bias.float())
+    with suppress(Exception):  # layers before the matrix may not take float32
+        return _agree(after_base(network, {output: exact})(sample), sample @ matrix.float().T, 1e-5)
+    return False
+
+
+def _agree(found: Tensor, expected: Tensor, rounding: float) -> bool:
+    """Whether logits [1, T, V] are equal but for `rounding` of the largest one of each column."""
+    scale = expected.abs().amax(-1, keepdim=True)
+    return found.shape == expected.shape and bool(((found - expected).abs() <= rounding * scale).all())
+
+
+def _linear(matrix: Tensor, bias: Tensor | None) -> nn.Linear:
+    made = nn.Linear(matrix.shape[1], len(matrix), bias is not None, device="meta")
+    made.weight = nn.Parameter(matrix, requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias, requires_grad=False)
+    return made
+
+
+class _Hidden(nn.Module):
+    """A base model that returns given hidden states."""
+
+    def __init__(self, base: nn.Module):
+        super().__init__()
+        vars(self).update(base=base, hidden=None)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(vars(self)["base"], name)
+        # Some networks call `model.decoder(...)` in the place of `model(...)`.
+        return self if isinstance(value, nn.Module) and not isinstance(value, nn.Embedding) else value
+
+    def forward(self, *arguments: Any, **options: Any) -> _Outputs:
+        return _Outputs([vars(self)["hidden"]])
+
+
+class _Outputs(tuple):
+    """Hidden states as a base model returns them; every other field is None."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self[0] if name == "last_hidden_state" else None
+
+
+def base_of(network: Any) -> nn.Module:
+    """The network below its head."""
+    base = next(
+        (base for base in (network.base_model, getattr(network, "model", network)) if base is not network), None
+    )
+    if base is None:
+        raise TypeError("it has no base model below its head")
+    return base
+
+
+def after_base(network: Any, replaced: dict[nn.Module, nn.Module] | None = None) -> Callable[[Tensor], Tensor]:
+    """Logits of hidden states [R, T, d] by the network's forward, with some of its modules `replaced`."""
+    base = base_of(network)
+    given = _Hidden(base)
+    twin = _with_modules(network, {**(replaced or {}), base: given})
+
+    def logits(hidden: Tensor) -> Tensor:
+        vars(given)["hidden"] = hidden
+        return own_logits(twin, torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device))
+
+    return logits
+
+
+def own_logits(network: nn.Module, ids: Tensor) -> Tensor:
+    """Logits [R, T, words] by the network's forward of ids [R, T], without cache."""
+    output = network(input_ids=ids, **accepted(network, use_cache=False))
+    return output.logits if hasattr(output, "logits") else output[0]
+
+
+def accepted(network: nn.Module, **options: Any) -> dict[str, Any]:
+    """Those of `options` that a network's forward takes."""
+    parameters = inspect.signature(network.forward).parameters
+    anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return {name: value for name, value in options.items() if anything or name in parameters}
+
+
+def _with_modules(module: nn.Module, replaced: dict[nn.Module, nn.Module]) -> nn.Module:
+    """A copy that shares parameters and all modules but those of `replaced`, and those that contain them."""
+    if module in replaced:
+        return replaced[module]
+    children = {name: child and _with_modules(child, replaced) for name, child in module._modules.items()}
+    if all(child is module._modules[name] for name, child in children.items()):
+        return module
+    twin = copy.copy(module)
+    twin.__dict__ = dict(vars(module), _modules=children, _compiled_call_impl=None)
+    if "forward" in vars(twin):  # set on the instance, by a library that patches or places networks
+        patched = vars(twin).pop("forward")
+        if isinstance(patched, MethodType):
+            twin.forward = MethodType(patched.__func__, twin)
+    return twin

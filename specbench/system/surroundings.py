@@ -1,0 +1,64 @@
+"""What the process gets from the machine and its user: home folder and user name, working folder, width of the
+terminal. `settle` corrects what libraries cannot use, before they are imported."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import stat
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.system.console import stderr, warn
+
+_LEAST_COLUMNS = 40  # Narrower tables have no room for words: the terminal breaks their lines
+
+
+def settle() -> None:
+    """Settle the surroundings of a command."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        what = "the working folder does not exist any more" if isinstance(error, FileNotFoundError) else error.strerror
+        raise SpecbenchError(f"{what}", "cd to another folder") from None
+    settle_home()
+    for variable in ("COLUMNS", "TERMINAL_WIDTH"):  # rich's and typer's
+        if not ((columns := os.environ.get(variable, "")).isdecimal() and int(columns)):
+            os.environ.pop(variable, None)
+    if stderr().width < _LEAST_COLUMNS:
+        os.environ["COLUMNS"] = str(_LEAST_COLUMNS)
+
+
+def settle_home() -> None:
+    """Give a process without home folder or user name (containers, batch systems) those of this user, or private ones:
+    libraries put their caches there."""
+    try:
+        user = pwd.getpwuid(os.getuid())
+    except KeyError:
+        os.environ.setdefault("LOGNAME", f"user-{os.getuid()}")
+        user = None
+    if not os.environ.get("HOME", "").startswith("/"):
+        os.environ["HOME"] = user.pw_dir if user else str(private_folder())
+        if user is None:
+            warn(f"no home folder: what is kept goes to {private_folder()} (HOME or SPECBENCH_CACHE names another)")
+
+
+@cache
+def private_folder() -> Path:
+    """A folder for temporary files that no other user can write to, the same for all processes of this one; its path
+    has neither spaces nor quotes, if any folder for such files has none."""
+    places = [tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]
+    plain = [place for place in places if re.fullmatch(r"[^\s'\"\\]+", place) and os.access(place, os.W_OK)]
+    within = next(iter(plain), places[0])
+    folder = Path(within, f"specbench-{os.getuid()}")
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        state = folder.lstat()
+    except OSError as error:
+        raise SpecbenchError(f"{folder} cannot be made: {error.strerror}", "TMPDIR", MISSING_PREREQUISITE) from error
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
+        return Path(tempfile.mkdtemp(prefix="specbench-", dir=within))
+    return folder
