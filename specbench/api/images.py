@@ -13,10 +13,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from specbench import prompts as prompt_sets
 from specbench.api.results import report, samples
-from specbench.errors import chosen
+from specbench.errors import SpecbenchError, chosen
 from specbench.runs.plan import plan_drawing
 from specbench.runs.run_progress import RunSummary
-from specbench.runs.settings import DRAWN, OF_IMAGES, OF_TOKENS, decoder_settings, merge, run_settings, split_list
+from specbench.runs.settings import (
+    DRAWN,
+    OF_ENGINES,
+    OF_IMAGES,
+    OF_TOKENS,
+    decoder_settings,
+    merge,
+    run_settings,
+    split_list,
+)
 from specbench.runs.sweep import sweep_plans, sweep_values
 
 if TYPE_CHECKING:
@@ -216,25 +225,44 @@ def estimate(table: str, **settings: object) -> Rows:
 
 
 def import_tokens(
-    path: str | Path, program: str, out: str | Path = "results", ids: str | None = None, **settings: object
+    path: str | Path,
+    program: str | None = None,
+    out: str | Path = "results",
+    ids: str | None = None,
+    served: str | None = None,
+    **settings: object,
 ) -> Path:
     """Make a run of image tokens that another program has drawn (`specbench import tokens`).
 
     Args:
-        path: file of JSON lines, parquet or npz with `prompt` and `tokens`, see `specbench.runs.token_import`.
-        program: name and version of the program.
-        ids: "codes" (of the codebook) or "model" (of its vocabulary); the kind that fits if None.
-        settings: the model and the sampling that is claimed, for example `model="janus", cfg=5.0`.
+        path: file of JSON lines, parquet or npz with `prompt` and `tokens`, see `specbench.runs.token_import`; or the
+            address of a serving engine ("http://127.0.0.1:8000"), which draws them now, see `specbench.runs.engine`.
+        program: name and version of the program; of an engine, what it answers if None.
+        ids: of a file, "codes" (of the codebook) or "model" (of its vocabulary); the kind that fits if None.
+        served: the name of the model at the engine, if it is not the checkpoint's.
+        settings: the model and the sampling that is claimed, for example `model="janus", cfg=5.0`; of an engine also
+            `limit` and `batch`.
 
     Returns:
         The run's folder.
 
     Raises:
-        SpecbenchError: an invalid setting, or a file whose tokens are no images of the model.
+        SpecbenchError: an invalid setting, or tokens that are no images of the model; an address at which no engine
+            serves it.
     """
-    from specbench.runs.token_import import run_of_tokens  # brings torch
+    from specbench.runs.token_import import run_of_engine, run_of_tokens  # brings torch
 
-    values = merge([setting for setting in run_settings() if setting.name in OF_TOKENS], _flags(settings), env={})
+    by_address = str(path).startswith(("http://", "https://"))
+    names = OF_ENGINES if by_address else OF_TOKENS
+    if others := sorted(OF_ENGINES.intersection(settings) - names):
+        raise SpecbenchError(f"--{others[0]} is for the address of an engine", f"omit it: {path} is read as a file")
+    values = merge([setting for setting in run_settings() if setting.name in names], _flags(settings), env={})
+    if by_address:
+        if ids:
+            raise SpecbenchError(f"ids {ids}: an engine is asked for those of the model's vocabulary", "omit it")
+        return run_of_engine(str(path), program, values, Path(out), served)
+    if not program or served:
+        raise SpecbenchError("tokens in a file are of a program", "--program 'NAME VERSION', and no --served")
     return run_of_tokens(Path(path), program, values, Path(out), ids)
 
 

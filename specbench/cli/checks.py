@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import count
 
 import typer
@@ -13,6 +14,7 @@ from specbench.cli import options as opt
 from specbench.cli.commands import help_of
 from specbench.cli.output import print_json, print_table
 from specbench.errors import GATE, MISSING_PREREQUISITE, SpecbenchError
+from specbench.runs.settings import OF_ENGINES, run_settings
 from specbench.specs.presets import PRESETS, require_decoders
 from specbench.system import console
 from specbench.system.torch_device import AUTO, best_device, chosen_device
@@ -33,13 +35,22 @@ _StoredRuns = opt.option(
     "--run", "RUN", "Audit stored runs instead: run ids, prefixes of these, decoders, or folders.", list[str] | None
 )
 _Recompute = opt.switch("--recompute", "With --run: recompute p, teacher-forced.")
-_RunWeights = opt.option("--weights", "DIR|OWNER/NAME", "With --recompute: the run's checkpoint, if not official.")
-_RunRevision = opt.option("--revision", "REF", "With --recompute: revision of its hub repository.")
+_RunWeights = opt.option("--weights", "DIR|OWNER/NAME", "With --recompute or --engine: checkpoint, if not official.")
+_RunRevision = opt.option("--revision", "REF", "With --recompute or --engine: revision of its hub repository.")
 _Target = opt.option(
     "--dtype",
     "TYPE",
     "For runs of --dtype int8wo: recompute p with the same weights in this number format (float32, bfloat16 or "
-    "float16), so that tv says how far the two targets are apart at least.",
+    "float16), so that tv says how far the two targets are apart at least. With --engine: what it claims.",
+)
+_Engine = opt.option(
+    "--engine", "ADDRESS", "Let a serving engine draw images, and audit these.", rich_help_panel="Engine"
+)
+_Served = opt.served_option(rich_help_panel="Engine")
+_UNSERVED = {"entropy-scale", "top-n-sigma", "guidance-rows", "guidance-schedule", "random-weights"}
+_OWN = {"weights", "revision", "device", "dtype"}  # Options of `audit` itself, for any run
+_OF_ENGINE = tuple(
+    replace(setting, panel="Engine") for setting in run_settings() if setting.name in OF_ENGINES - _OWN - _UNSERVED
 )
 _LogP = opt.option(
     "--logp",
@@ -125,10 +136,15 @@ _AUDIT_HELP = help_of(
     "model's distribution (Rosenblatt transform)? tv is then a lower bound on the mean total variation per token. "
     "The exit code is 4 if a decoder that is declared lossless deviates. With --recompute it is also 4 if the recorded "
     "values are not the model's, and tokens of probability 0, more than rounding makes, are a verdict by themselves.",
+    "With --engine, vLLM or SGLang at an address draws the first --limit prompts, which become a run that is audited: "
+    "specbench audit --engine http://127.0.0.1:8000 --model tar-1.5b --prompts FILE --limit 16. Only then are the "
+    "options of an engine read.",
 )
 
 
+@opt.flags(_OF_ENGINE)
 def audit(
+    flags: dict,
     decoders: opt.decoders_argument("all") = None,
     samples: _Samples = _DEFAULT_SAMPLES,
     seed: _Seed = 0,
@@ -138,13 +154,28 @@ def audit(
     recompute: _Recompute = False,
     weights: _RunWeights = None,
     revision: _RunRevision = None,
-    device: opt.option("--device", "DEVICE", "With --recompute: torch device.", str) = AUTO,
+    device: opt.option("--device", "DEVICE", "With --recompute or --engine: torch device.", str) = AUTO,
     dtype: _Target = None,
+    engine: _Engine = None,
+    served: _Served = None,
     logp: _LogP = None,
     out: opt.Out = "results",
     quiet: opt.Quiet = False,
     json: opt.Json = False,
 ) -> None:
+    asked = {name: value for name, value in flags.items() if value is not None}
+    if engine:
+        if decoders or run or recompute or compiled or thorough or samples != _DEFAULT_SAMPLES or seed:
+            raise SpecbenchError("--engine audits what an engine draws", "omit decoders, --run and their options")
+        if not engine.startswith(("http://", "https://")):
+            raise SpecbenchError(f"--engine {engine}: no address", f"--engine http://{engine}")
+        from specbench.api import import_tokens
+
+        asked |= {"weights": weights or "", "revision": revision or "", "device": chosen_device(device)}
+        folder = import_tokens(engine, out=out, served=served, **asked, **({"dtype": dtype} if dtype else {}))
+        return audit_runs([str(folder)], out, False, weights, revision, device, None, json, quiet, logp)
+    if asked or served:
+        raise SpecbenchError(f"--{next(iter(asked), 'served')} is for an engine", "--engine ADDRESS")
     recomputed, elsewhere = bool(recompute or dtype), bool(weights or revision)
     _check_audit(decoders or (), bool(run), compiled, thorough, recomputed, elsewhere, device)
     if run and (samples != _DEFAULT_SAMPLES or seed):

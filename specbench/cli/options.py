@@ -58,6 +58,10 @@ def protocol_option(what: str) -> Any:
     return option("--protocol", "NAME", f"{what} of a paper: {', '.join(_PROTOCOLS[:-1])} or {_PROTOCOLS[-1]}.")
 
 
+def served_option(**more: Any) -> Any:
+    return option("--served", "NAME", "Name of the model at the engine.", show_default="the checkpoint's", **more)
+
+
 def prompts_option(help: str, **more: Any) -> Any:
     return option("--prompts", "SET|FILE", help, **more)
 

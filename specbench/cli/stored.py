@@ -10,10 +10,22 @@ import typer
 from rich.console import Console
 
 from specbench.cli.commands import help_of
-from specbench.cli.options import Json, Out, Quiet, Run, Runs, argument, flags, option, require_ending, switch
+from specbench.cli.options import (
+    Json,
+    Out,
+    Quiet,
+    Run,
+    Runs,
+    argument,
+    flags,
+    option,
+    require_ending,
+    served_option,
+    switch,
+)
 from specbench.cli.output import print_json, print_table, print_written
 from specbench.errors import GATE, PARTIAL, SpecbenchError, read_name
-from specbench.runs.settings import OF_TOKENS, run_settings
+from specbench.runs.settings import OF_ENGINES, run_settings
 from specbench.system import console
 
 _STATUS_HELP = help_of(
@@ -30,7 +42,7 @@ _PLAIN_WIDTH = 120  # Characters of a card's lines where there is no terminal
 _BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif")
 _LAYOUTS = (*_BENCHMARKS, "cvtg-2k", "dataset")
 _TOKENS = "tokens"
-_SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings() if setting.name in OF_TOKENS)
+_SETTINGS = tuple(replace(setting, panel="Tokens") for setting in run_settings() if setting.name in OF_ENGINES)
 
 _Shards = argument("DIR", "Results folders of shards.", list[Path] | None, show_default="every shard-*-of-* in --out")
 _Prompt = argument("PROMPT", "Prompt id, prefix of an id, or words of the prompt.", str | None, show_default="the run")
@@ -39,12 +51,19 @@ _Layout = argument("LAYOUT", f"One of {', '.join(_LAYOUTS)} (a folder for Huggin
 _Imported = argument("RUN", "Run that the results are of.", str | None, show_default="none, of tokens")
 _Results = option(
     "--from",
-    "PATH",
-    "Results of GenEval, exported folder of T2I-CompBench++, _detail.txt of DPG-Bench, or tokens (jsonl, parquet, "
-    "npz).",
-    Path,
+    "PATH|ADDRESS",
+    "Results of GenEval, exported folder of T2I-CompBench++, _detail.txt of DPG-Bench, tokens (jsonl, parquet, npz), "
+    "or a serving engine, as http://127.0.0.1:8000.",
+    str,
 )
-_Program = option("--program", "TEXT", "Name and version of what drew the tokens.", rich_help_panel="Tokens")
+_Program = option(
+    "--program",
+    "TEXT",
+    "Name and version of what drew the tokens.",
+    show_default="of an engine, what it answers",
+    rich_help_panel="Tokens",
+)
+_Served = served_option(rich_help_panel="Tokens")
 _Ids = option(
     "--ids",
     "KIND",
@@ -56,7 +75,9 @@ _IMPORT_HELP = help_of(
     "import",
     "With `tokens`, image tokens that another program has drawn become a run: specbench import tokens --model NAME "
     "--program 'vLLM-Omni 0.12' --from FILE. The file has the columns prompt and tokens, and may have prompt_id, seed, "
-    "logp and seconds. Name the sampling that the program claims; audit --run tells whether they are such samples.",
+    "logp and seconds. Name the sampling that the program claims; audit --run tells whether they are such samples. "
+    "From the address of vLLM or SGLang, the first --limit prompts are drawn now, --batch at once; the same command "
+    "goes on after a cut.",
 )
 _WithoutPictures = switch("--without-pictures", "Leave the pictures out.")
 
@@ -148,6 +169,7 @@ def import_results(
     run: _Imported = None,
     program: _Program = None,
     ids: _Ids = None,
+    served: _Served = None,
     out: Out = "results",
     json: Json = False,
 ) -> None:
@@ -156,13 +178,13 @@ def import_results(
     benchmark = read_name("benchmark", benchmark, (*_BENCHMARKS, _TOKENS))
     values = {name: value for name, value in flags.items() if value is not None}
     if benchmark == _TOKENS:
-        if run or not program:
+        if run:
             raise SpecbenchError("tokens are of a program, not of a run", "--program 'NAME VERSION', and no RUN")
-        folder = api.import_tokens(results, program, out, ids, **values)
+        folder = api.import_tokens(results, program, out, ids, served, **values)
         return print_json([{"run_id": folder.name, "folder": str(folder)}]) if json else print(folder)
-    if not run or program or ids or values:
+    if not run or program or ids or served or values:
         raise SpecbenchError(f"results of {benchmark} are of a run", "name it, without the options of tokens")
-    rows = api.import_results(benchmark, run, results, out)
+    rows = api.import_results(benchmark, run, Path(results), out)
     print_json(rows) if json else print_table(rows, ("run_id", "metric", "value", "low", "high", "n"))
 
 

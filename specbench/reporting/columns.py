@@ -283,6 +283,7 @@ SPEED = (
 )
 
 LOSSLESS = ReportColumn("lossless", _declared, _LOSSLESS)
+TOKENS_PER_SECOND = ReportColumn("tokens per second", _plain("tokens_per_second", 1), stats.tokens_per_second, 1)
 IMAGES_PER_HOUR = ReportColumn("images per hour", _plain("images_per_hour", 0), stats.images_per_hour, 1)
 
 THROUGHPUT = (DECODER, WINDOW, IMAGES, NFE_BOUNDED, TOKENS_BOUNDED, IMAGES_PER_HOUR, ROOFLINE)
@@ -374,8 +375,10 @@ AUDIT = (
 
 
 def first_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
-    """The columns of the first table, as a paper has them; the others are in the tables behind it."""
-    return [*FIRST, *score_columns(rows), EXACTNESS]
+    """The columns of the first table, as a paper has them; the others are in the tables behind it. Times of another
+    program are next to tokens per second, which need no step."""
+    pace = [TOKENS_PER_SECOND] if any(row.imported for row in rows) else []
+    return [*FIRST, *pace, *score_columns(rows), EXACTNESS]
 
 
 def score_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:

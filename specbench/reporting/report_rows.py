@@ -229,7 +229,7 @@ def over_ar(run: Run, ar_runs: Sequence[Run], over: _Over) -> OverAR:
         apart = [name for name in (nearest or [()])[0] if name.split()[0] not in (*_UNKNOWN, "hardware", "versions")]
         apart = ["the prompt set (import --prompts)" if "prompts_sha256" in name else name for name in apart]
         why = f"; apart from AR, which differs in {', '.join(apart)}" if apart else ""
-        return OverAR(speedup_note=f"theirs are other times{why}")
+        return OverAR(speedup_note=f"times of another program{why}")
     if nearest is None:
         return OverAR(speedup_note="no AR run")
     differing, ar = nearest

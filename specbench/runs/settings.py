@@ -217,6 +217,8 @@ OPEN_IN_TABLES = {
 
 OF_TOKENS = ({setting.name for setting in (*_MODEL, *_SAMPLING)} | {"prompts"}) - {"threads", "compile"}
 """Settings of `specbench run` that an import of tokens takes: the model, and the sampling that is claimed."""
+OF_ENGINES = OF_TOKENS | {"limit", "batch"}
+"""Those that drawing by a serving engine takes."""
 OF_IMAGES = OF_TOKENS - {"prompts"} | {"threads", "compile", "decoder", "seed", "trace"}
 """Settings of `specbench run` that images take which are not stored, besides the options of their decoder."""
 

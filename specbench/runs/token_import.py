@@ -1,16 +1,19 @@
-"""Import of image tokens that another program has drawn, as a run like any other; what the file lacks is unknown. A
-file has the columns `prompt` and `tokens`, and may have `prompt_id`, `seed`, `logp` (log p of each token), `seconds`
-(of the call that drew the image) and `batch` (images of that call)."""
+"""Import of image tokens that another program has drawn, as a run like any other; what is not known of them is missing.
+They come from a file or from a serving engine at an address. A file has the columns `prompt` and `tokens`, and may have
+`prompt_id`, `seed`, `logp` (log p of each token), `seconds` (of the call that drew the image) and `batch` (images of
+that call)."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow.parquet
@@ -18,9 +21,20 @@ import torch
 
 from specbench.decoding.loop import drawn
 from specbench.errors import SpecbenchError
+from specbench.models.facts import ModelFacts
 from specbench.models.interface import ImageModel, TokenLayout
-from specbench.prompts import Prompt, PromptSet, Request, build_prompt_set, load_prompts, text_id
+from specbench.prompts import (
+    Prompt,
+    PromptSet,
+    Request,
+    build_prompt_set,
+    load_prompts,
+    requests_for,
+    select,
+    text_id,
+)
 from specbench.runs import compiler
+from specbench.runs.engine import EngineModel, find_engine
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
 from specbench.runs.settings import MAX_SEED, Value
@@ -29,13 +43,14 @@ from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import run_folder
 from specbench.store.run_store import RunStore
-from specbench.store.schema import base_row, image_name
+from specbench.store.schema import Key, base_row, image_name
 from specbench.system import console
 from specbench.system.environment import now
 from specbench.system.files import blaming, check_regular, read_regular, text_of
 from specbench.system.json_values import parse_json
 from specbench.system.torch_state import PinnedTorch
 
+T = TypeVar("T")
 ID_KINDS = ("codes", "model")
 _COLUMNS = ("prompt", "tokens", "prompt_id", "seed", "logp", "seconds", "batch")
 _MAX_BYTES = 2**31
@@ -44,14 +59,14 @@ _TOGETHER = 8
 
 @dataclass(frozen=True)
 class _Image:
-    """One image of the file; `logp` and `seconds` None where it has none, `batch` where it is not known."""
+    """One image; `seconds` is None if unknown, `batch` likewise."""
 
     request: Request
-    seed: int
     tokens: np.ndarray
-    logp: np.ndarray | None
+    logp: np.ndarray
     seconds: float | None  # of its call
     batch: int | None  # images of its call
+    seed: int = 0
 
     @property
     def latency_ms(self) -> float | None:
@@ -63,8 +78,6 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
     """Make a run of the tokens of a file, and return its folder; images that are stored there already are skipped.
     `program`: label of the run; `values`: settings of `OF_TOKENS`; `ids`: one of `ID_KINDS`, None for the kind that
     fits."""
-    if not program.strip() or not program.isprintable():
-        raise SpecbenchError(f"--program {program!r}: no name", "name and version of what drew the tokens")
     model, columns = plan_model(values), _columns(path)
     prompts, requests = _requests(path, columns, values["prompts"])
     for row, request in enumerate(requests):
@@ -72,10 +85,92 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
             model.check_prompts([Prompt(request.prompt_id, request.text)])
         except SpecbenchError as error:
             raise SpecbenchError(f"{path}: image {row + 1}: {error.what}", error.try_this) from None
-    dtype, _, _ = compiler.settle_precision(values["dtype"].value, model.dtype, "off", values["device"].value)
-    loaded = load_for_run(model, values["device"].value, dtype, 0, False)
+    loaded = _loaded(model, values)
     tokens = read_stream([_whole(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids)
-    spec = RunSpec(
+    digest = hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest()
+    spec = _claimed(model, loaded, values, program, prompts, digest)
+    images = []
+    for row, image in enumerate(tokens):
+        with blaming(path, f"image {row + 1} has a seed, log p or seconds that cannot be one ({{}})"):
+            images.append(_image(columns, row, requests[row], image, loaded.layout))
+    images = _alone(images)
+    store = RunStore(run_folder(out, spec))
+    with store.lock(spec):
+        missing = _begin(store, spec, model, {image.request.key: image for image in images})
+        _say_times(images)
+        for start in range(0, len(missing), _TOGETHER):
+            _store(missing[start : start + _TOGETHER], loaded, spec, store)
+            console.say(f"{store.folder.name}: {min(start + _TOGETHER, len(missing))} of {len(missing)} images")
+    return store.folder
+
+
+@PinnedTorch(False)
+def run_of_engine(
+    address: str, program: str | None, values: Mapping[str, Value], out: Path, served: str | None = None
+) -> Path:
+    """Let a serving engine draw the images of a prompt set, `batch` at once, and return the folder of their run. An
+    image is stored as it comes, and those that are stored are not drawn again.
+
+    Args:
+        address: as http://127.0.0.1:8000; see `specbench.runs.engine`.
+        program: label of the run; the name and the version that answer if None.
+        values: settings of `OF_ENGINES`.
+        served: the name that the engine has for the model, if it is not the checkpoint's.
+    """
+    model, batch = plan_model(values), values["batch"].value
+    if batch == "auto":
+        raise SpecbenchError("--batch auto: the engine's memory is not known here", "name a number")
+    prompts = load_prompts(values["prompts"].value)
+    chosen = select(prompts, values["limit"].value)
+    model.check_prompts(chosen)
+    source = getattr(model, "source", None)
+    names = [values["weights"].value or (source.repo if source else model.name), model.name.partition("+")[0]]
+    engine, loaded = find_engine(address, names, served), _loaded(model, values)
+    drawer = EngineModel(engine, loaded, plan_sampling(model, values))
+    engine = replace(engine, fingerprint=drawer.probe(chosen[0].text) or engine.fingerprint)
+    told = {name: value for name, value in asdict(engine).items() if value}
+    what = {name: value for name, value in told.items() if name != "address"}
+    digest = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+    label = (program or engine.label) + (f" batch={batch}" if batch > 1 else "")
+    spec = _claimed(model, loaded, values, label, prompts, digest, batch)
+    console.say(f"{address}: {', '.join(what.values())}")
+    store = RunStore(run_folder(out, spec))
+    with store.lock(spec):
+        wanted = {request.key: request for request in requests_for(chosen)}
+        missing = _begin(store, spec, model, wanted, engine=told)
+        for start in range(0, len(missing), batch):
+            requests = missing[start : start + batch]
+            answer = drawer.draw([request.text for request in requests])
+            streams = read_stream([np.array(ids) for ids in answer.tokens], loaded, address, [*_tables(loaded)][-1])
+            parts = zip(requests, streams, np.array(answer.logp, np.float32), strict=True)
+            images = [_Image(*part, drawer.seconds, len(requests)) for part in parts]
+            _store(images, loaded, spec, store)
+            pace = len(requests) * loaded.layout.length / drawer.seconds
+            text = f"{start + len(requests)} of {len(missing)} images, {console.duration(drawer.seconds)}"
+            if console.progress_shown():
+                console.say(f"{store.folder.name}: {text}, {pace:,.0f} tokens a second")
+    return store.folder
+
+
+def _loaded(model: ModelFacts, values: Mapping[str, Value]) -> ImageModel:
+    dtype, _, _ = compiler.settle_precision(values["dtype"].value, model.dtype, "off", values["device"].value)
+    return load_for_run(model, values["device"].value, dtype, 0, False)
+
+
+def _claimed(
+    model: ModelFacts,
+    loaded: ImageModel,
+    values: Mapping[str, Value],
+    program: str,
+    prompts: PromptSet,
+    tokens_sha256: str,
+    batch: int = 1,
+) -> RunSpec:
+    """The run of another program's tokens, with the sampling that it claims."""
+    if not program.strip() or not program.isprintable():
+        raise SpecbenchError(f"--program {program!r}: no name", "name and version of what drew the tokens")
+    dtype, _, _ = compiler.settle_precision(values["dtype"].value, model.dtype, "off", values["device"].value)
+    return RunSpec(
         model=model.name,
         weights_sha256=loaded.weights_sha256,
         decoder=replace(resolve("ar"), name=program.strip()[:80], lossless=False),
@@ -83,38 +178,42 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
         prompts=prompts.name,
         prompts_sha256=prompts.sha256,
         seed=0,
-        batch=1,
+        batch=batch,
         dtype=dtype,
         device="unknown",
         threads=0,
-        tokens_sha256=hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest(),
+        tokens_sha256=tokens_sha256,
     )
-    images = []
-    for row, image in enumerate(tokens):
-        with blaming(path, f"image {row + 1} has a seed, log p or seconds that cannot be one ({{}})"):
-            images.append(_image(columns, row, requests[row], image, loaded.layout))
-    images = _alone(images)
-    facts = {"origins": {}, **model.file_facts(loaded.weights_sha256)}
-    where = {"versions": {}, "git": {}, "hardware": {"cpu": f"unknown machine of {spec.decoder.name}"}}
-    store = RunStore(run_folder(out, spec))
-    with store.lock(spec):
-        claim = ", ".join(f"{name} {plain(value)}" for name, value in spec.content()["sampling"].items())
-        console.say(f"claimed: {claim}, {dtype} (--cfg, --temperature, --top-k, --top-p, --dtype)")
-        _say_times(images)
-        store.begin(spec, where | {"started_at": now(), "load": None, "wanted": len(images)}, facts)
-        done = store.completed()
-        if not (missing := [image for image in images if image.request.key not in done]):
-            console.say(f"{store.folder.name}: all {console.counted(len(images), 'image')} were there")
-        _store(missing, loaded, spec, store)
-    return store.folder
 
 
-def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path, ids: str | None) -> list[np.ndarray]:
+def _begin(store: RunStore, spec: RunSpec, model: ModelFacts, images: Mapping[Key, T], **facts: object) -> list[T]:
+    """Open a locked run for images, and return those that it lacks. `facts`: further fields of `run.json`."""
+    claim = ", ".join(f"{name} {plain(value)}" for name, value in spec.content()["sampling"].items())
+    console.say(f"claimed: {claim}, {spec.dtype} (--cfg, --temperature, --top-k, --top-p, --dtype)")
+    where = {
+        "versions": {},
+        "git": {},
+        "hardware": {"cpu": f"unknown machine of {spec.decoder.name.partition(' batch=')[0]}"},
+    }
+    known = {"origins": {}, **model.file_facts(spec.weights_sha256), **facts}
+    store.begin(spec, where | {"started_at": now(), "load": None, "wanted": len(images)}, known)
+    done = store.completed() & images.keys()
+    if done:
+        there = "all" if len(done) == len(images) else f"{len(done)} of"
+        console.say(f"{store.folder.name}: {there} {console.counted(len(images), 'image')} were there")
+    return [image for key, image in images.items() if key not in done]
+
+
+def _tables(model: ImageModel) -> dict[str, np.ndarray]:
+    """The ids of stream tokens by their kind, which may be one or both of `ID_KINDS`."""
+    codes = np.arange(model.layout.vocab)
+    ids = getattr(model, "table_ids", lambda tokens: tokens)(torch.from_numpy(codes).to(model.device)).cpu().numpy()
+    return {"codes": codes} if np.array_equal(ids, codes) else {"codes": codes, "model": ids}
+
+
+def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path | str, ids: str | None) -> list[np.ndarray]:
     """The stream tokens [N] of images, from ids of either kind, with or without those that the grammar forces."""
-    layout = model.layout
-    ids_of_codes, codes = np.arange(layout.vocab), torch.arange(layout.vocab, device=model.device)
-    table = getattr(model, "table_ids", lambda tokens: tokens)(codes).cpu().numpy()
-    tables = {"codes": ids_of_codes} if np.array_equal(table, ids_of_codes) else {"codes": ids_of_codes, "model": table}
+    layout, tables = model.layout, _tables(model)
     if ids not in (None, *tables):
         raise SpecbenchError(f"--ids {ids}: the ids of this model are those of its codebook", "omit it")
     tables = tables if ids is None else {ids: tables[ids]}
@@ -268,7 +367,7 @@ def _image(columns: Mapping[str, list], row: int, request: Request, tokens: np.n
     if type(seed) not in (int, float) or seed % 1 or not 0 <= seed <= MAX_SEED:
         raise ValueError(f"seed {seed}, which must be a whole number from 0 to {MAX_SEED}")
     together = None if batch is None else int(batch)
-    return _Image(request, int(seed), tokens, whole, None if seconds is None else float(seconds), together)
+    return _Image(request, tokens, whole, None if seconds is None else float(seconds), together, int(seed))
 
 
 def _alone(images: Sequence[_Image]) -> list[_Image]:
@@ -297,23 +396,22 @@ def _say_times(images: Sequence[_Image]) -> None:
 
 
 def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: RunStore) -> None:
-    """Draw and store images; values that were not measured are missing in their rows."""
-    for start in range(0, len(images), _TOGETHER):
-        some = images[start : start + _TOGETHER]
-        tokens = torch.from_numpy(np.stack([image.tokens for image in some])).long().to(model.device)
-        with PinnedTorch():
-            pictures = drawn(model, tokens, [image.request for image in some], spec.decoder, spec.seed)
-        rows, files = [], {}
-        for image, (pixels, _) in zip(some, pictures, strict=True):
-            place = f"images/{image_name(*image.request.key)}" if pixels is not None else None
-            if place:
-                files[place] = pixels
-            unknown = np.full(len(image.tokens), np.nan, np.float32)
-            rows.append(
-                base_row(image.request, image.seed, now())
-                | {"status": "ok", "image": place, "batch": image.batch or 1, "latency_ms": image.latency_ms}
-                | {"tokens": image.tokens, "forced": np.array(model.layout.forced) >= 0}
-                | {"logp": image.logp, "entropy": unknown, "top1": unknown}
-            )
-        store.append(rows, files)
-        console.say(f"{store.folder.name}: {start + len(some)} of {len(images)} images")
+    """Render images, and store them at once; values that were not measured are missing in their rows."""
+    tokens = torch.from_numpy(np.stack([image.tokens for image in images])).long().to(model.device)
+    with PinnedTorch():
+        pictures = drawn(model, tokens, [image.request for image in images], spec.decoder, spec.seed)
+    rows, files = [], {}
+    for image, (pixels, _) in zip(images, pictures, strict=True):
+        place = f"images/{image_name(*image.request.key)}" if pixels is not None else None
+        if place:
+            files[place] = pixels
+        unknown = np.full(len(image.tokens), np.nan, np.float32)
+        whole_ms = image.seconds and image.batch and 1e3 * image.seconds  # another program's time has no parts
+        rows.append(
+            base_row(image.request, image.seed, now())
+            | {"status": "ok", "image": place, "batch": image.batch or 1, "target_ms": whole_ms}
+            | {"latency_ms": image.latency_ms if spec.batch == 1 else None}
+            | {"tokens": image.tokens, "forced": np.array(model.layout.forced) >= 0}
+            | {"logp": image.logp, "entropy": unknown, "top1": unknown}
+        )
+    store.append(rows, files)

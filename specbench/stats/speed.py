@@ -245,6 +245,7 @@ SPEED_NUMBERS = (
     Number(latency_e2e_ms, per_image=lambda rows: rows["latency_e2e_ms"]),
     Number(step_compression, per_image=lambda rows: rows["stream_tokens"] / rows["nfe"]),
     Number(step_ms, ratio=("latency_ms", "nfe")),
+    Number(tokens_per_second),
     *(Number(latency, bounded=True) for latency in (latency_p50_ms, latency_p95_ms)),
     *(Number(pace, bounded=True) for pace in (tokens_per_step_p50, tokens_per_step_p95)),
 )

@@ -142,6 +142,8 @@ class RunInfo:
     # code of the decoder and of the model that is not specbench's, `specbench.system.foreign_code.Code.to_json` by
     # "decoder" and "model"; None without any
     code: Mapping[str, Mapping] | None = None
+    # the serving engine that drew the tokens, `specbench.runs.engine.Engine` as an object; None without any
+    engine: Mapping[str, str] | None = None
     schema: int = SCHEMA_VERSION  # version of the files in the folder
     # the object as read from the file, with keys of other versions
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
@@ -319,7 +321,8 @@ def _read_spec(content: Mapping[str, object]) -> RunSpec:
 
 def _check_optional(content: Mapping[str, object]) -> None:
     """Raise a TypeError, LookupError or ValueError for a malformed optional key."""
-    for name in ("origins", "memory", "floor", "source", "commits", "file_digests", "processors", "asked", "code"):
+    known = ("origins", "memory", "floor", "source", "commits", "file_digests", "processors", "asked", "code")
+    for name in (*known, "engine"):
         if not isinstance(content.get(name), dict | None):
             raise TypeError(name)
     if not all(isinstance(code, dict) for code in (content.get("code") or {}).values()):

@@ -46,7 +46,7 @@ _CHUNK = 1 << 20
 _MAX_BYTES = 32 * 2**30
 """Size limit of files whose size is not known beforehand."""
 _HERE = ("127.0.0.1", "::1", "localhost")
-_TRANSIENT = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
+TRANSIENT = (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError)
 """Errors of a try that the next one may not meet."""
 
 
@@ -215,7 +215,7 @@ def size_of(remote: Remote) -> int | None:
     """Bytes of a published file, asked of its server where they are not known here; None where nobody says."""
     if remote.size is not None or offline():
         return remote.size
-    with suppress(*_TRANSIENT, ValueError), _open_url(remote.url, {}, "HEAD") as response:
+    with suppress(*TRANSIENT, ValueError), _open_url(remote.url, {}, "HEAD") as response:
         length = response.headers.get("Content-Length")
         return int(length) if length else None
     return None
@@ -277,7 +277,7 @@ def _receive(remote: Remote, part: Path, progress: Progress | None) -> None:
         before = part.stat().st_size if part.exists() else 0
         try:
             return _stream(remote, part, progress)
-        except _TRANSIENT as error:
+        except TRANSIENT as error:
             reason = _transient_reason(remote, error)
         idle = 0 if part.exists() and part.stat().st_size > before else idle + 1
         if idle == DOWNLOAD_ATTEMPTS:
@@ -324,8 +324,13 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
 def _open_url(url: str, headers: Mapping[str, str], method: str = "GET") -> http.client.HTTPResponse:
     """Send one request, over TLS unless the server is on this machine; an error of urllib where it is refused."""
     _require_tls(url)
-    request = urllib.request.Request(url, method=method, headers={"User-Agent": f"specbench/{__version__}", **headers})
-    return _opener().open(request, timeout=TIMEOUT_S)
+    return send(urllib.request.Request(url, method=method, headers=dict(headers)), TIMEOUT_S)
+
+
+def send(request: urllib.request.Request, timeout: float) -> http.client.HTTPResponse:
+    """Send a request, past any proxy to a server on this machine; an error of urllib if it is refused."""
+    request.add_header("User-Agent", f"specbench/{__version__}")
+    return _opener(urllib.parse.urlsplit(request.full_url).hostname in _HERE).open(request, timeout=timeout)
 
 
 def _require_tls(url: str) -> None:
@@ -343,7 +348,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 
 @functools.cache
-def _opener() -> urllib.request.OpenerDirector:
+def _opener(direct: bool = False) -> urllib.request.OpenerDirector:
     """Opener that trusts certifi's certificates, too, unless SSL_CERT_FILE names others: some Pythons know none."""
     import certifi
 
@@ -351,7 +356,8 @@ def _opener() -> urllib.request.OpenerDirector:
     context = ssl.create_default_context()
     if not os.environ.get("SSL_CERT_FILE"):
         context.load_verify_locations(certifi.where())
-    return urllib.request.build_opener(_Redirects, urllib.request.HTTPSHandler(context=context))
+    proxies = [urllib.request.ProxyHandler({})] if direct else []
+    return urllib.request.build_opener(_Redirects, urllib.request.HTTPSHandler(context=context), *proxies)
 
 
 def _transient_reason(remote: Remote, error: Exception) -> str:

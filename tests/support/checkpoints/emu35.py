@@ -19,10 +19,11 @@ SPECIALS = {name: len(RANKS) + index for index, name in enumerate(NAMES)}
 FIRST = SPECIALS["<|visual token 000000|>"]
 
 
-def write(folder: Path) -> Tiny:
+def write(folder: Path, head_dim: int = 12) -> Tiny:
     """Heads are wider than the hidden states have room for, as in the published model."""
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"vocab_size": len(RANKS) + len(SPECIALS), "num_key_value_heads": 2, "head_dim": 12, "rms_norm_eps": 1e-5}
+    sizes |= {"vocab_size": len(RANKS) + len(SPECIALS), "num_key_value_heads": 2, "head_dim": head_dim}
+    sizes |= {"rms_norm_eps": 1e-5}
     rotary = {"rope_type": "default", "rope_theta": 1_000_000.0}
     network = in_bfloat16(randomise(Qwen3ForCausalLM(Qwen3Config(**sizes, rope_parameters=rotary))))
     in_two_shards(folder, {name: tensor.bfloat16() for name, tensor in network.state_dict().items()})

@@ -19,12 +19,13 @@ SPECIALS = ROLES | {f"<I{code}>": FIRST + code for code in range(CODES)}
 FEATURES, TABLE = 24, 12
 
 
-def write(folder: Path, side: int = 64, tied: bool = True, **generation: object) -> Tiny:
+def write(folder: Path, side: int = 64, tied: bool = True, heads: int = 4) -> Tiny:
     """The language model, with the de-tokenizer of `side` x `side` tokens in the folder of its repository."""
-    sizes = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes = {"hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": heads}
     rotary = {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}}
     words = FIRST + CODES
-    config = Qwen2Config(vocab_size=words, num_key_value_heads=2, tie_word_embeddings=tied, **rotary, **sizes)
+    sizes |= {"num_key_value_heads": (heads + 1) // 2}
+    config = Qwen2Config(vocab_size=words, tie_word_embeddings=tied, **rotary, **sizes)
     config.num_scale_tokens = 3
     network = randomise(Qwen2ForCausalLM(config))
     network.save_pretrained(folder)

@@ -1,0 +1,245 @@
+"""Image tokens from a serving engine at an address, by vLLM's `/v1/completions` or SGLang's `/generate`.
+
+Prompts are sent as the ids that the model's own template makes, and ids are asked for: as many as the image has, of the
+image's ids alone, with every sampling parameter named, so that no default of the engine counts. An image is a request.
+If its grammar forces tokens, or its grids hold other ids, each stretch of free slots is, and continues what is there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http.client import InvalidURL
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from specbench.errors import FAILURE, SpecbenchError
+from specbench.models.families.base import FamilyModel
+from specbench.models.interface import ImageModel, TokenLayout
+from specbench.specs.run_spec import Sampling
+from specbench.system.downloads import DOWNLOAD_ATTEMPTS, PAUSE_S, TRANSIENT, send
+from specbench.system.json_values import parse_json
+
+_QUICK_S, _IMAGE_S = 10.0, 3600.0  # Longest silence of an engine that is asked what it is, and for images
+_SGLANG = "SGLang"
+_PROGRAMS = {"vllm": "vLLM", "sglang": _SGLANG}  # By the owner of the models that an engine lists
+_BARRED = -1e4  # Bias of the logits of ids that are not the image's, where an engine takes no list of ids
+_SGLANG_FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "weight_version")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A program that answers at an address."""
+
+    address: str
+    program: str
+    version: str
+    model: str  # the name under which it serves the model
+    fingerprint: str | None = None  # of its configuration, as the engine returns it
+
+    @property
+    def label(self) -> str:
+        return f"{self.program} {self.version}".strip()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Token ids by prompt, and their log p as the engine returns it, NaN if it returns none."""
+
+    tokens: list[list[int]]
+    logp: list[list[float]]
+    fingerprint: str | None = None
+
+
+def find_engine(address: str, expected: Sequence[str], served: str | None = None) -> Engine:
+    """Find out what answers at an address. `expected`: names of the model's checkpoint, whose last parts count;
+    `served`: the name that the engine has for the model, if it is another one."""
+    address = address.rstrip("/").removesuffix("/v1")
+    try:
+        cards = [dict(card) for card in ask(f"{address}/v1/models", None, _QUICK_S)["data"]]
+        program = _PROGRAMS.get(owner := str(cards[0]["owned_by"]), owner)
+        names = {str(card["id"]): {str(card["id"]), str(card.get("root"))} for card in cards}
+    except (LookupError, TypeError, ValueError):
+        raise SpecbenchError(f"{address} lists no models at /v1/models", "vLLM and SGLang do") from None
+    info: dict[str, Any] = {}
+    if program == _SGLANG:
+        info = _sglang_info(address, "server_info") | _sglang_info(address, "model_info")
+        names = {name: {*others, str(info.get("model_path"))} for name, others in names.items()}
+    elif program == "vLLM":
+        info = ask(f"{address}/version", None, _QUICK_S)
+    wanted = {_last_part(name) for name in expected}
+    fitting = [name for name, others in names.items() if served == name or wanted & set(map(_last_part, others))]
+    if not fitting or served not in (None, *fitting):
+        what = f"{address} serves {', '.join(names)}, not {served or ' or '.join(sorted(wanted))}"
+        raise SpecbenchError(what, "--served NAME if the model has another name there")
+    facts = ", ".join(f"{name} {info[name]}" for name in _SGLANG_FACTS if info.get(name))
+    return Engine(address, program, str(info.get("version", "")), served or fitting[0], facts or None)
+
+
+def _sglang_info(address: str, page: str) -> Any:
+    """A page of facts, by its earlier name if there is none."""
+    try:
+        return ask(f"{address}/{page}", None, _QUICK_S)
+    except SpecbenchError:
+        return ask(f"{address}/get_{page}", None, _QUICK_S)
+
+
+def _last_part(name: str) -> str:
+    return name.rstrip("/").rpartition("/")[2].casefold()
+
+
+class EngineModel:
+    """A model as an engine draws it. `seconds`: how long the answers of the last call of `draw` took."""
+
+    def __init__(self, engine: Engine, model: ImageModel, sampling: Sampling):
+        if not isinstance(model, FamilyModel) or type(model).prompt_ids is FamilyModel.prompt_ids:
+            raise SpecbenchError(f"{model.name} reads no prompts of token ids, which engines take")
+        self._ids: list[int] = model.table_ids(torch.arange(model.layout.vocab, device=model.device)).tolist()
+        self._words = model.backbone.embed_tokens.num_embeddings
+        if max(self._ids) >= self._words:
+            raise SpecbenchError(f"the image tokens of {model.name} are no words of the language model that is served")
+        if sampling.guidance != 1:
+            what = f"{model.name} is drawn with guidance {sampling.guidance:g}, which {engine.program} does not offer"
+            raise SpecbenchError(what, "--cfg 1: the conditional row alone")
+        if sampling.entropy_scale or sampling.top_n_sigma:
+            raise SpecbenchError(f"{engine.program} offers neither --entropy-scale nor --top-n-sigma", "omit them")
+        self.engine, self.seconds, self._model = engine, 0.0, model
+        self._sampling = {
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k or -1,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p or 0.0,
+            "repetition_penalty": getattr(model, "repetition_penalty", 1.0),
+            **{"presence_penalty": 0.0, "frequency_penalty": 0.0, "ignore_eos": True},
+        }
+
+    def probe(self, text: str) -> str | None:
+        """Draw the first tokens of an image, after which the engine is warm; return its fingerprint."""
+        slots, ids = next(stretch for stretch in _stretches(self._model.layout) if stretch[1])
+        prompt = self._model.prompt_ids(text)[0]
+        return self._continued([prompt], self._ids[slice(*ids)], min(4, len(slots))).fingerprint
+
+    def draw(self, texts: Sequence[str]) -> Answer:
+        """Draw an image of each prompt, all at once; returns whole streams, with the tokens that the grammar forces."""
+        layout, prompts = self._model.layout, [self._model.prompt_ids(text)[0] for text in texts]
+        tokens: list[list[int]] = [[] for _ in texts]
+        logp: list[list[float]] = [[] for _ in texts]
+        self.seconds = 0.0
+        for slots, ids in _stretches(layout):
+            if ids is None:
+                forced = [self._ids[layout.forced[slot]] for slot in slots]
+                part = Answer([forced] * len(texts), [[float("nan")] * len(slots)] * len(texts))
+            else:
+                known = [[*prompt, *stream] for prompt, stream in zip(prompts, tokens, strict=True)]
+                part = self._continued(known, self._ids[slice(*ids)], len(slots))
+            for row in range(len(texts)):
+                tokens[row] += part.tokens[row]
+                logp[row] += part.logp[row]
+        return Answer(tokens, logp)
+
+    def _continued(self, prompts: list[list[int]], allowed: Sequence[int], count: int) -> Answer:
+        """Ask for `count` tokens, of the ids `allowed`, after each prompt."""
+        address, model = self.engine.address, self.engine.model
+        if self.engine.program == _SGLANG:
+            barred = dict.fromkeys(map(str, sorted({*range(self._words)} - {*allowed})), _BARRED)
+            sampling = self._sampling | {"max_new_tokens": count, "logit_bias": barred or None}
+            body = {"input_ids": prompts, "sampling_params": sampling, "return_logprob": True}
+            path, read = "/generate", _of_sglang
+        else:
+            body = self._sampling | {"model": model, "prompt": prompts, "max_tokens": count, "logprobs": 0}
+            body |= {"allowed_token_ids": allowed, "return_token_ids": True, "return_tokens_as_token_ids": True}
+            path, read = "/v1/completions", _of_openai
+        content = self._tried(address + path, body)
+        try:
+            answer, seen = read(content)
+        except (LookupError, TypeError, ValueError, AttributeError):
+            raise SpecbenchError(f"{address}: no token ids in the answer", "vLLM has them from 0.10.2 on") from None
+        if seen not in (prompts, [len(prompt) for prompt in prompts]):
+            raise SpecbenchError(f"{address} has read another prompt than the ids that were sent")
+        if wrong := [len(ids) for ids in answer.tokens if len(ids) != count]:
+            raise SpecbenchError(f"{address} has drawn {wrong[0]:,} tokens, and {count:,} were asked for")
+        return answer
+
+    def _tried(self, url: str, body: Mapping[str, object]) -> Any:
+        """The answer to the first of several tries that is not cut off, which alone is timed."""
+        for number in range(1, DOWNLOAD_ATTEMPTS + 1):
+            started = time.perf_counter()
+            try:
+                content = ask(url, body, _IMAGE_S)
+            except Unanswered as error:
+                if number == DOWNLOAD_ATTEMPTS:
+                    raise SpecbenchError(error.what, "the same command goes on", FAILURE) from None
+                time.sleep(PAUSE_S * number)
+            else:
+                self.seconds += time.perf_counter() - started
+                return content
+
+
+def _stretches(layout: TokenLayout) -> list[tuple[list[int], tuple[int, int] | None]]:
+    """The slots of an image in order: those that follow each other and hold the same ids, with these, first and past
+    the last; None for tokens that are forced."""
+    bounds = layout.bounds
+    kinds = groupby(range(layout.length), lambda slot: bounds[slot] if layout.forced[slot] < 0 else None)
+    return [(list(slots), ids) for ids, slots in kinds]
+
+
+def _of_openai(content: Any) -> tuple[Answer, list[list[int] | int]]:
+    """Read the answer of `/v1/completions`, and the ids of the prompts in it."""
+    choices = sorted(content["choices"], key=lambda choice: choice["index"])
+    tokens = [list(choice["token_ids"]) for choice in choices]
+    values = [(choice.get("logprobs") or {}).get("token_logprobs") for choice in choices]
+    seen = [choice.get("prompt_token_ids") or content["usage"]["prompt_tokens"] for choice in choices]
+    return Answer(tokens, _numbers(tokens, values), content.get("system_fingerprint")), seen
+
+
+def _of_sglang(content: Any) -> tuple[Answer, list[list[int] | int]]:
+    """Read the answer of `/generate`, and the lengths of the prompts in it."""
+    rows = content if isinstance(content, list) else [content]
+    tokens = [list(row["output_ids"]) for row in rows]
+    pairs = [row["meta_info"].get("output_token_logprobs") for row in rows]
+    values = [items and [item[0] for item in items] for items in pairs]
+    return Answer(tokens, _numbers(tokens, values)), [row["meta_info"]["prompt_tokens"] for row in rows]
+
+
+def _numbers(tokens: Sequence[Sequence[int]], values: Sequence[Sequence[float] | None]) -> list[list[float]]:
+    """log p of the tokens; rounding may have put one above 0."""
+    missing = [[float("nan")] * len(ids) for ids in tokens]
+    return [[min(float(p), 0.0) for p in row] if row else none for row, none in zip(values, missing, strict=True)]
+
+
+class Unanswered(SpecbenchError):
+    """A request that was cut off or met a busy server, so that the next one may be answered."""
+
+
+def ask(url: str, body: Mapping[str, object] | None, timeout: float) -> Any:
+    """Send JSON, or ask for a page without a `body`, and return the JSON that is answered."""
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+        with send(request, timeout) as response:
+            return parse_json(response.read())
+    except urllib.error.HTTPError as error:
+        kind = Unanswered if error.code >= 500 or error.code == 429 else SpecbenchError
+        raise kind(f"{url} answers {error.code}: {_message(error.read())}") from None
+    except (ValueError, InvalidURL) as error:  # InvalidURL is one of TRANSIENT, too
+        raise SpecbenchError(f"{url}: {error}") from None
+    except TRANSIENT as error:
+        reason = getattr(error, "reason", "") or error
+        what = f"{url} does not answer: {getattr(reason, 'strerror', '') or reason}"
+        raise Unanswered(what, "start the engine, or name its address", FAILURE) from None
+
+
+def _message(body: bytes) -> str:
+    """The reason in the JSON of a refusal, or its text."""
+    try:
+        content: Any = parse_json(body)
+        error = content.get("error") or content.get("detail") or content.get("message")
+        return str(error["message"] if isinstance(error, dict) else error)[:300]
+    except (ValueError, LookupError, AttributeError):
+        return body.decode(errors="replace")[:300]
