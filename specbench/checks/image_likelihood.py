@@ -13,7 +13,7 @@ import torch
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
-from specbench.checks.teacher_forced import EDGE, forced_logits, pieces
+from specbench.checks.teacher_forced import EDGE, EDGES, forced_logits, pieces
 from specbench.checks.token_likelihood import Alternative, Held, SlotLogits
 from specbench.decoding.sampling import Target, at
 from specbench.models.interface import ImageModel
@@ -168,8 +168,8 @@ class ImageLikelihood:
         u = before + np.random.default_rng(0).random(before.shape) * (through - before)
         free = self.free[0]
         result = audit_tokens(Tokens({"u_p": u[kept][:, free]}, None, self.entropy[kept][:, free]), LEVEL)
-        impossible = beyond[kept][:, free].sum() if way.floor < ROUNDED and not way.uniform else 0
-        return not result.deviates and not impossible
+        exact = way.floor < ROUNDED and not way.uniform
+        return not result.deviates and not (exact and beyond[kept][:, free].mean() > EDGES * (way != self.way))
 
     def likeliest(self, name: str, start: float) -> tuple[float, float, float]:
         """Likeliest value near `start`, and the ends of its 95 % interval: of the tokens that the filters keep at

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -28,6 +28,7 @@ from specbench.models.interface import ImageModel, TokenLayout
 from specbench.models.transformer.model import TransformerModel
 from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import LEVEL
+from specbench.stats.tokens import copies_among
 from specbench.system import console
 
 _STUDIED, _STUDIED_TOKENS = 16, 4096
@@ -36,13 +37,15 @@ _FLOOR = {"float32": 1e-6}
 number format, as rounding puts tokens at the edge of a filter on either side (on `shapes`, a tenth of those beyond)."""
 _ROUNDING = 0.002  # Nats per token that rounding may make: p of the same model in other shapes
 _DIGITS = 1e-5  # Nats that other shapes move log p in float32
-_GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.5, 10.0, 12.0, 15.0)
+_GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 7.5, 8.0, 10.0, 12.0, 15.0)
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
-_TOP_K = (1, 5, 10, 20, 50, 100, 500, 1000, 2000, 0)
-_TOP_P = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
-_MIN_P = (0.02, 0.05, 0.1, 0.2, None)
-_REPETITION = (1.02, 1.05, 1.1, 1.2, 1.3, 1.5)
+_TEMPERATURE = tuple(number / 20 for number in range(8, 31))
+_TOP_K = (1, 5, 10, 20, 40, 50, 64, 100, 200, 250, 500, 1000, 1200, 2000, 0)
+_TOP_P = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.98, 0.99, 1.0)
+_MIN_P = (0.01, 0.02, 0.05, 0.1, 0.2, None)
+_REPETITION = (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5)
 _FREQUENCY = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Values as people write them: filters of a value that is only near put tokens beyond their edge."""
 _SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares of tokens drawn uniformly, or greedily
 _ONE = 0.05  # Distance from a guidance of 1 that is none
 _PASSES = 30  # Times that all causes take that of the claim alone
@@ -136,7 +139,8 @@ def likely_causes(
     near = [study.estimated(cause) for cause in near]
     if dtype == "float32":  # in fewer bits exact samples are none of p recomputed in other shapes
         near = [replace(cause, explains=study.explains(cause, tests)) for cause in near]
-    return near + causes[len(near) :], [] if causes else study.seen()
+        near = [cause for cause in near if cause.explains is not False] or near
+    return near + [cause for cause in causes if cause.nats <= causes[0].nats - _CLOSE], [] if causes else study.seen()
 
 
 def studied(rows: pd.DataFrame) -> int:
@@ -171,6 +175,8 @@ def named(causes: Sequence[Cause], images: int) -> str:
     some = [cause.kind in _OF_SOME and cause.images < images for cause in close]
     counts = [f" in {cause.images} of {images} images" * part for cause, part in zip(close, some, strict=True)]
     parts = [cause.what + count for cause, count in zip(close, counts, strict=True)]
+    if len(parts) > 2:
+        return f"one of these, which the tokens do not tell apart: {'; '.join(parts)}"
     return f"{' or '.join(parts)} ({causes[0].nats:,.0f} nats more likely than the claim)"
 
 
@@ -216,7 +222,7 @@ class _Study(ImageLikelihood):
         claimed = self.sampling
         values = {
             "guidance": [*_GUIDANCE, 0.85 * claimed.guidance, 1.15 * claimed.guidance] if self._guided else [],
-            "temperature": [claimed.temperature * factor for factor in _FACTORS],
+            "temperature": [*_TEMPERATURE, *(claimed.temperature * factor for factor in _FACTORS)],
             "top_k": [k for k in _TOP_K if k < self.model.layout.v_image],
             "top_p": list(_TOP_P),
             "min_p": list(_MIN_P),
@@ -413,13 +419,6 @@ class _Study(ImageLikelihood):
             value, low, high = self.likeliest(name, self._claimed(name))
             intervals.append(f"{name} by the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
         return intervals
-
-
-def copies_among(images: Iterable[np.ndarray]) -> dict[int, int]:
-    """By number of an image that is an exact copy of an earlier one, the earlier one's number."""
-    first: dict[bytes, int] = {}
-    seen = [first.setdefault(np.asarray(tokens).tobytes(), number) for number, tokens in enumerate(images)]
-    return {number: before for number, before in enumerate(seen) if before != number}
 
 
 def _nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:

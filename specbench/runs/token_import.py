@@ -27,6 +27,7 @@ from specbench.runs.settings import MAX_SEED, Value
 from specbench.specs.options import plain
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec
+from specbench.stats.tokens import copies_among
 from specbench.store.run_folders import run_folder
 from specbench.store.run_store import RunStore
 from specbench.store.schema import base_row, image_name
@@ -70,6 +71,7 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
     dtype, _, _ = compiler.settle_precision(values["dtype"].value, model.dtype, "off", values["device"].value)
     loaded = load_for_run(model, values["device"].value, dtype, 0, False)
     tokens = read_stream([_whole(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids)
+    _tell_copies(tokens)
     spec = RunSpec(
         model=model.name,
         weights_sha256=loaded.weights_sha256,
@@ -102,6 +104,15 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
             console.say(f"{store.folder.name}: all {console.counted(len(images), 'image')} were there")
         _store(missing, loaded, spec, store)
     return store.folder
+
+
+def _tell_copies(images: Sequence[np.ndarray]) -> None:
+    """Print which images are exact copies of others, as of a file that a second call appended to."""
+    if copies := copies_among(images):
+        shown = [f"image {number + 1} of {first + 1}" for number, first in list(copies.items())[:3]]
+        more = ", ..." * (len(copies) > len(shown))
+        are = "images are exact copies of others" if len(copies) > 1 else "image is an exact copy of another"
+        console.say(f"warning: {len(copies)} {are} ({', '.join(shown)}{more})")
 
 
 def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path, ids: str | None) -> list[np.ndarray]:
