@@ -27,7 +27,7 @@ import planted_causes as planted  # noqa: E402 - found through the line above
 import tiny_llama  # noqa: E402
 from json_rows import read_rows  # noqa: E402
 
-from specbench.checks.likely_causes import Cause, likely_causes  # noqa: E402
+from specbench.checks.likely_causes import Cause, alike, likely_causes  # noqa: E402
 from specbench.checks.token_likelihood import Alternative  # noqa: E402
 from specbench.errors import SpecbenchError  # noqa: E402
 from specbench.models.catalog import load_model  # noqa: E402
@@ -140,7 +140,7 @@ def measure(name: str, model, plant: str, seed: int) -> dict[str, object]:
     make, right = PLANTS[plant]
     rows = planted.as_rows(model, texts, make(model, texts, seed))
     causes, _ = likely_causes(lambda dtype: in_format(name, model, dtype), rows, CLAIM, "float32", True)
-    close = [cause for cause in causes if cause.nats > causes[0].nats - 5]
+    close = alike(causes) if causes else []
     named = [cause.kind for cause in close] if causes and causes[0].explains is not False and len(close) < 3 else []
     outcome = (
         "not seen" if not causes else "not named" if not named else "rightly" if {*named} & {*right} else "wrongly"
