@@ -129,7 +129,7 @@ PLANTS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "the prompt is cut": (_of_text(lambda text: " ".join(text.split()[: len(text.split()) // 2])), ("prompts",)),
     "transposed": (_reordered(lambda grid: grid.T), ("order",)),
     "shifted by one": (_reordered(lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape)), ("order",)),
-    "half the images are copies": (_copied, ("copies", "prompts")),
+    "half the images are copies": (_copied, ("copies",)),
     "positions off by one": (_moved, ("positions",)),
 }
 
@@ -180,12 +180,13 @@ def table() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append", choices=MODELS, help="of these models alone")
+    parser.add_argument("--seed", action="append", type=int, choices=range(SEEDS), help="of these seeds alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
     done = {(row["model"], row["plant"], row["seed"]) for row in read_rows(OUT)}
     models = {name: make() for name, make in MODELS.items() if name in (options.model or MODELS)}
     with OUT.open("a") as out:
-        for seed in range(SEEDS):
+        for seed in options.seed or range(SEEDS):
             for plant in PLANTS:
                 for name, model in models.items():
                     if (name, plant, seed) not in done:

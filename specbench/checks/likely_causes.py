@@ -134,13 +134,17 @@ def likely_causes(
         best = max(places, key=lambda place: ratios[place].sum())
         causes.append(study.setting(kind, ways[best][1], ratios[best]))
         tests[causes[-1].what] = lambda way=ways[best][1]: study.are_samples(way)
-    causes = sorted((cause for cause in causes if cause.nats > least), key=lambda cause: -cause.nats)
+    causes = sorted(causes, key=lambda cause: -cause.nats)
+    if causes[0].nats <= least:
+        return [], study.seen()
+    # Also those that would not be named alone: the tokens do not tell them apart.
     near = [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
+    causes = [cause for cause in causes if least < cause.nats <= causes[0].nats - _CLOSE]
     near = [study.estimated(cause) for cause in near]
     if dtype == "float32":  # in fewer bits exact samples are none of p recomputed in other shapes
         near = [replace(cause, explains=study.explains(cause, tests)) for cause in near]
         near = [cause for cause in near if cause.explains is not False] or near
-    return near + [cause for cause in causes if cause.nats <= causes[0].nats - _CLOSE], [] if causes else study.seen()
+    return near + causes, []
 
 
 def studied(rows: pd.DataFrame) -> int:
@@ -364,10 +368,12 @@ class _Study(ImageLikelihood):
         copies = copies_among(every["tokens"])
         if not copies:
             return []
-        each = -self.claim.max() - math.log(len(every))
+        known = list(copies_among(self.tokens))
+        # Those that are not studied are counted as the likeliest image of the studied ones.
+        surely = -self.claim[known].sum() - (len(copies) - len(known)) * self.claim.max()
         what = f"{console.counted(len(copies), 'image')} of {len(every)} are exact copies of others"
-        first = np.array([number not in copies_among(self.tokens) for number in range(len(self.tokens))])
-        cause = Cause("copies", what, len(copies) * each, len(self.tokens))
+        first = ~np.isin(np.arange(len(self.tokens)), known)
+        cause = Cause("copies", what, float(surely - len(copies) * math.log(len(every))), len(known))
         return [_Found(cause, lambda: self.are_samples(kept=first))]
 
     def of_format(self, load: Callable[[str], ImageModel], dtype: str, images: np.ndarray | None = None) -> _Study:

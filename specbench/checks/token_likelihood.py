@@ -36,6 +36,11 @@ class Alternative:
     greedy: float = 0.0
     uniform: float = 0.0
 
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that the image holds have other logits."""
+        return self.repetition != 1 or self.frequency != 0
+
 
 class Kept(NamedTuple):
     """The tokens that filters keep at each slot."""
