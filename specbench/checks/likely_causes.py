@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from specbench.checks.image_likelihood import IMPOSSIBLE, ROUNDED, ImageLikelihood
-from specbench.checks.logp_kinds import SAMPLED, log_p_of
+from specbench.checks.logp_kinds import SAMPLED, log_p_of, nearer
 from specbench.checks.teacher_forced import Values
 from specbench.checks.token_likelihood import Alternative
 from specbench.errors import SpecbenchError
@@ -36,7 +36,6 @@ _FLOOR = {"float32": 1e-6}
 """Share of the unfiltered distribution in each alternative, so that a token beyond a filter costs a finite ratio: by
 number format, as rounding puts tokens at the edge of a filter on either side (on `shapes`, a tenth of those beyond)."""
 _ROUNDING = 0.002  # Nats per token that rounding may make: p of the same model in other shapes
-_DIGITS = 1e-5  # Nats that other shapes move log p in float32
 _GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 7.5, 8.0, 10.0, 12.0, 15.0)
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
 _TEMPERATURE = tuple(number / 20 for number in range(8, 31))
@@ -407,7 +406,7 @@ class _Study(ImageLikelihood):
         """Log likelihood ratio of some images in another number format."""
         tokens = study.claim - max((one[images] for one in (self.claim, exact.claim, exact.loose)), key=np.sum)
         claimed = self.error()
-        return tokens if claimed is None else tokens + _nearer(claimed[images], study.error())
+        return tokens if claimed is None else tokens + nearer(claimed[images], study.error())
 
     def error(self) -> np.ndarray | None:
         """[K, N] distance of the recorded log p from this model's, NaN where unknown; None where none is recorded."""
@@ -428,16 +427,6 @@ class _Study(ImageLikelihood):
             value, low, high = self.likeliest(name, self._claimed(name))
             intervals.append(f"{name} by the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
         return intervals
-
-
-def _nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """[K] log likelihood ratio of two errors of log p by Laplace; 0 unless the claimed one's scale is far larger."""
-    both = np.isfinite(claimed) & np.isfinite(other)
-    errors = [np.where(both, error, 0.0) for error in (claimed, other)]
-    mine, theirs = (error.sum() / max(1, both.sum()) + _DIGITS for error in errors)
-    if mine < 2 * theirs:
-        return np.zeros(len(both))
-    return (errors[0] / mine - errors[1] / theirs + math.log(mine / theirs) * both).sum(1)
 
 
 def _skewed(grid: np.ndarray, step: int) -> np.ndarray:
