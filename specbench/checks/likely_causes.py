@@ -53,6 +53,7 @@ _SUSPECT = 2.0  # Standard errors by which an image is unlikely under its own pr
 _GLANCE = 48  # Slots, a quarter of the image at least, that are enough to leave out what is unlikely
 _HOPELESS = -10.0  # Nats by which it is
 _OTHERS = 32  # Prompts that each of them is tried with
+_CLEARLY = 12.0  # Nats by which a format is likelier than tokens that are beyond the filters for another reason
 _CLOSE = 5.0  # Nats within which another cause is named, too
 _OF_SOME = ("prompts", "order", "positions", "uniform", "greedy")  # Kinds of causes that some images may be free of
 _MIXTURES = {
@@ -404,7 +405,9 @@ class _Study(ImageLikelihood):
 
     def _to_format(self, study: _Study, exact: _Study, images: np.ndarray) -> np.ndarray:
         """Log likelihood ratio of some images in another number format."""
-        tokens = study.claim - max((one[images] for one in (self.claim, exact.claim, exact.loose)), key=np.sum)
+        tokens = study.claim - max((one[images] for one in (self.claim, exact.claim)), key=np.sum)
+        loose = study.claim - exact.loose[images]
+        tokens = tokens if loose.sum() > _CLEARLY else np.minimum(tokens, loose)
         claimed = self.error()
         return tokens if claimed is None else tokens + nearer(claimed[images], study.error())
 
