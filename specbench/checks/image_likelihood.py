@@ -13,7 +13,7 @@ import torch
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
-from specbench.checks.teacher_forced import EDGE, forced_logits, pieces
+from specbench.checks.teacher_forced import EDGE, EDGES, forced_logits, pieces
 from specbench.checks.token_likelihood import Alternative, Held, SlotLogits
 from specbench.decoding.sampling import Target, at
 from specbench.models.interface import ImageModel
@@ -90,11 +90,8 @@ class ImageLikelihood:
             for place, way in enumerate(ways):
                 logits = slots.at(way.sampling.guidance)
                 every = logits.every
-                if way.repetition != 1 or way.frequency:
-                    if held is None:
-                        held = Held(
-                            torch.from_numpy(tokens[slots.images]).to(self.model.device), self.model.layout.vocab
-                        )
+                if way.penalises:
+                    held = held or self._held(tokens[slots.images])
                     logits = logits.penalised(way, held, slots.positions)
                 log_p = logits.p(way, every).clamp(min=1e-30).log()
                 total[place, slots.images] += torch.where(slots.free, log_p, 0.0).sum(1).double().cpu().numpy()
@@ -161,22 +158,23 @@ class ImageLikelihood:
         before, through, beyond = np.zeros((3, *tokens.shape))
         for slots in self._slots([way.sampling.guidance], texts, tokens, shift):
             logits = slots.at(way.sampling.guidance)
-            if way.repetition != 1 or way.frequency:
+            if way.penalises:
                 logits = logits.penalised(way, self._held(tokens[slots.images]), slots.positions)
             impossible = (logits.x + EDGE < logits.kept(way).least)[..., 0]
             slots.fill((before, through, beyond), (*logits.masses(way), impossible))
         u = before + np.random.default_rng(0).random(before.shape) * (through - before)
         free = self.free[0]
         result = audit_tokens(Tokens({"u_p": u[kept][:, free]}, None, self.entropy[kept][:, free]), LEVEL)
-        impossible = beyond[kept][:, free].sum() if way.floor < ROUNDED and not way.uniform else 0
-        return not result.deviates and not impossible
+        exact = way.floor < ROUNDED and not way.uniform
+        return not result.deviates and not (exact and beyond[kept][:, free].mean() > EDGES * (way != self.way))
 
     def likeliest(self, name: str, start: float) -> tuple[float, float, float]:
         """Likeliest value near `start`, and the ends of its 95 % interval: of the tokens that the filters keep at
         `start`, and then once more at the likeliest value, so that filters do not make the likelihood jump."""
         low = high = start
-        for reach in (0.3 * max(start, 0.5), None):
-            reach = max(2.5 * (high - low), 0.004) if reach is None else reach
+        widest = 0.3 * max(start, 0.5)  # a spline through points that are too far apart has maxima of its own
+        for reach in (widest, None):
+            reach = min(max(2.5 * (high - low), 0.004), widest) if reach is None else reach
             grid = np.linspace(max(start - reach, 0.0 if name == "guidance" else 0.02), start + reach, _STEPS)
             totals = self._given(name, grid, replace(self.way, sampling=replace(self.sampling, **{name: start})))
             fine = np.linspace(grid[0], grid[-1], 2001)

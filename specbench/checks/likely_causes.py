@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from specbench.checks.image_likelihood import IMPOSSIBLE, ROUNDED, ImageLikelihood
-from specbench.checks.logp_kinds import SAMPLED, log_p_of
+from specbench.checks.logp_kinds import SAMPLED, log_p_of, nearer
 from specbench.checks.teacher_forced import Values
 from specbench.checks.token_likelihood import Alternative
 from specbench.errors import SpecbenchError
@@ -28,6 +28,7 @@ from specbench.models.interface import ImageModel, TokenLayout
 from specbench.models.transformer.model import TransformerModel
 from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import LEVEL
+from specbench.stats.tokens import copies_among
 from specbench.system import console
 
 _STUDIED, _STUDIED_TOKENS = 16, 4096
@@ -35,22 +36,24 @@ _FLOOR = {"float32": 1e-6}
 """Share of the unfiltered distribution in each alternative, so that a token beyond a filter costs a finite ratio: by
 number format, as rounding puts tokens at the edge of a filter on either side (on `shapes`, a tenth of those beyond)."""
 _ROUNDING = 0.002  # Nats per token that rounding may make: p of the same model in other shapes
-_DIGITS = 1e-5  # Nats that other shapes move log p in float32
-_GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.5, 10.0, 12.0, 15.0)
+_GUIDANCE = (0.0, 0.5, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 6.0, 7.0, 7.5, 8.0, 10.0, 12.0, 15.0)
 _FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.1, 1.2, 1.3, 1.4, 1.6, 2.0, 3.0)
-_TOP_K = (1, 5, 10, 20, 50, 100, 500, 1000, 2000, 0)
-_TOP_P = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.98, 1.0)
-_MIN_P = (0.02, 0.05, 0.1, 0.2, None)
-_REPETITION = (1.02, 1.05, 1.1, 1.2, 1.3, 1.5)
+_TEMPERATURE = tuple(number / 20 for number in range(8, 31))
+_TOP_K = (1, 5, 10, 20, 40, 50, 64, 100, 200, 250, 500, 1000, 1200, 2000, 0)
+_TOP_P = (0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.92, 0.95, 0.98, 0.99, 1.0)
+_MIN_P = (0.01, 0.02, 0.05, 0.1, 0.2, None)
+_REPETITION = (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5)
 _FREQUENCY = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""Values as people write them: filters of a value that is only near put tokens beyond their edge."""
 _SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares of tokens drawn uniformly, or greedily
 _ONE = 0.05  # Distance from a guidance of 1 that is none
-_PASSES = 30  # Times that all causes take that of the claim alone
+_PASSES = 20  # Times that all causes take that of the claim alone: 15 to 27
 _FAR = 5.0  # Standard errors of a group that deviates
 _SUSPECT = 2.0  # Standard errors by which an image is unlikely under its own prompt, so that others are tried
 _GLANCE = 48  # Slots, a quarter of the image at least, that are enough to leave out what is unlikely
 _HOPELESS = -10.0  # Nats by which it is
 _OTHERS = 32  # Prompts that each of them is tried with
+_CLEARLY = 12.0  # Nats by which a format is likelier than tokens that are beyond the filters for another reason
 _CLOSE = 5.0  # Nats within which another cause is named, too
 _OF_SOME = ("prompts", "order", "positions", "uniform", "greedy")  # Kinds of causes that some images may be free of
 _MIXTURES = {
@@ -115,7 +118,7 @@ def likely_causes(
     model, began = load(dtype), time.monotonic()
     study = _Study(model, rows, sampling, dtype, guided, logp_kind)
     if console.progress_shown():
-        about = console.duration(study.passes() * (time.monotonic() - began))
+        about = console.duration(_PASSES * (time.monotonic() - began))
         console.say(f"likely causes are sought in {console.counted(len(rows), 'image')}: about {about}")
     ways = study.alternatives()
     ratios = study.likelihoods([way for _, way in ways]) - study.claim
@@ -131,12 +134,17 @@ def likely_causes(
         best = max(places, key=lambda place: ratios[place].sum())
         causes.append(study.setting(kind, ways[best][1], ratios[best]))
         tests[causes[-1].what] = lambda way=ways[best][1]: study.are_samples(way)
-    causes = sorted((cause for cause in causes if cause.nats > least), key=lambda cause: -cause.nats)
+    causes = sorted(causes, key=lambda cause: -cause.nats)
+    if causes[0].nats <= least:
+        return [], study.seen()
+    # Also those that would not be named alone: the tokens do not tell them apart.
     near = [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
+    causes = [cause for cause in causes if least < cause.nats <= causes[0].nats - _CLOSE]
     near = [study.estimated(cause) for cause in near]
     if dtype == "float32":  # in fewer bits exact samples are none of p recomputed in other shapes
         near = [replace(cause, explains=study.explains(cause, tests)) for cause in near]
-    return near + causes[len(near) :], [] if causes else study.seen()
+        near = [cause for cause in near if cause.explains is not False] or near
+    return near + causes, []
 
 
 def studied(rows: pd.DataFrame) -> int:
@@ -165,12 +173,20 @@ def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str |
     return text
 
 
+def alike(causes: Sequence[Cause]) -> list[Cause]:
+    """The first cause, and those that the tokens do not tell apart from it."""
+    first = causes[0]
+    return [cause for cause in causes if cause.nats > first.nats - _CLOSE and cause.explains == first.explains]
+
+
 def named(causes: Sequence[Cause], images: int) -> str:
     """The likeliest causes in words: more than one where the tokens do not tell them apart."""
-    close = [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
+    close = alike(causes)
     some = [cause.kind in _OF_SOME and cause.images < images for cause in close]
     counts = [f" in {cause.images} of {images} images" * part for cause, part in zip(close, some, strict=True)]
     parts = [cause.what + count for cause, count in zip(close, counts, strict=True)]
+    if len(parts) > 2:
+        return f"one of these, which the tokens do not tell apart: {'; '.join(parts)}"
     return f"{' or '.join(parts)} ({causes[0].nats:,.0f} nats more likely than the claim)"
 
 
@@ -207,16 +223,12 @@ class _Study(ImageLikelihood):
         super().__init__(model, rows, sampling, _FLOOR.get(dtype, ROUNDED), _TOP_K[-2])
         self._guided, self._logp_kind, self._error = guided, logp_kind, None
 
-    def passes(self) -> float:
-        """How many times as long as the claim alone all causes take, as measured."""
-        return _PASSES * (1 if self.error() is None else 1.2)
-
     def alternatives(self) -> list[tuple[str, Alternative]]:
         """Other ways to sample than the one that is claimed, each with the name of what differs."""
         claimed = self.sampling
         values = {
             "guidance": [*_GUIDANCE, 0.85 * claimed.guidance, 1.15 * claimed.guidance] if self._guided else [],
-            "temperature": [claimed.temperature * factor for factor in _FACTORS],
+            "temperature": [*_TEMPERATURE, *(claimed.temperature * factor for factor in _FACTORS)],
             "top_k": [k for k in _TOP_K if k < self.model.layout.v_image],
             "top_p": list(_TOP_P),
             "min_p": list(_MIN_P),
@@ -236,7 +248,8 @@ class _Study(ImageLikelihood):
         if kind in ("repetition", "frequency"):
             return Cause(kind, f"a {kind} penalty of about {getattr(way, kind):g}", *evidence)
         value = getattr(way.sampling, kind)
-        what = f"{_label(kind, value)}, not {_label(kind, self._claimed(kind))}"
+        claimed = _label(kind, self._claimed(kind))
+        what = f"{_label(kind, value)}, not {'claimed' if claimed.startswith('no ') else claimed}"
         return Cause(kind, what, *evidence, kind, None if value is None else float(value))
 
     def estimated(self, cause: Cause) -> Cause:
@@ -355,10 +368,12 @@ class _Study(ImageLikelihood):
         copies = copies_among(every["tokens"])
         if not copies:
             return []
-        each = -self.claim.max() - math.log(len(every))
+        known = list(copies_among(self.tokens))
+        # Those that are not studied are counted as the likeliest image of the studied ones.
+        surely = -self.claim[known].sum() - (len(copies) - len(known)) * self.claim.max()
         what = f"{console.counted(len(copies), 'image')} of {len(every)} are exact copies of others"
-        first = np.array([number not in copies_among(self.tokens) for number in range(len(self.tokens))])
-        cause = Cause("copies", what, len(copies) * each, len(self.tokens))
+        first = ~np.isin(np.arange(len(self.tokens)), known)
+        cause = Cause("copies", what, float(surely - len(copies) * math.log(len(every))), len(known))
         return [_Found(cause, lambda: self.are_samples(kept=first))]
 
     def of_format(self, load: Callable[[str], ImageModel], dtype: str, images: np.ndarray | None = None) -> _Study:
@@ -390,9 +405,11 @@ class _Study(ImageLikelihood):
 
     def _to_format(self, study: _Study, exact: _Study, images: np.ndarray) -> np.ndarray:
         """Log likelihood ratio of some images in another number format."""
-        tokens = study.claim - max((one[images] for one in (self.claim, exact.claim, exact.loose)), key=np.sum)
+        tokens = study.claim - max((one[images] for one in (self.claim, exact.claim)), key=np.sum)
+        loose = study.claim - exact.loose[images]
+        tokens = tokens if loose.sum() > _CLEARLY else np.minimum(tokens, loose)
         claimed = self.error()
-        return tokens if claimed is None else tokens + _nearer(claimed[images], study.error())
+        return tokens if claimed is None else tokens + nearer(claimed[images], study.error())
 
     def error(self) -> np.ndarray | None:
         """[K, N] distance of the recorded log p from this model's, NaN where unknown; None where none is recorded."""
@@ -413,23 +430,6 @@ class _Study(ImageLikelihood):
             value, low, high = self.likeliest(name, self._claimed(name))
             intervals.append(f"{name} by the tokens: {value:.3g} [{low:.3g}, {high:.3g}]")
         return intervals
-
-
-def copies_among(images: Iterable[np.ndarray]) -> dict[int, int]:
-    """By number of an image that is an exact copy of an earlier one, the earlier one's number."""
-    first: dict[bytes, int] = {}
-    seen = [first.setdefault(np.asarray(tokens).tobytes(), number) for number, tokens in enumerate(images)]
-    return {number: before for number, before in enumerate(seen) if before != number}
-
-
-def _nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """[K] log likelihood ratio of two errors of log p by Laplace; 0 unless the claimed one's scale is far larger."""
-    both = np.isfinite(claimed) & np.isfinite(other)
-    errors = [np.where(both, error, 0.0) for error in (claimed, other)]
-    mine, theirs = (error.sum() / max(1, both.sum()) + _DIGITS for error in errors)
-    if mine < 2 * theirs:
-        return np.zeros(len(both))
-    return (errors[0] / mine - errors[1] / theirs + math.log(mine / theirs) * both).sum(1)
 
 
 def _skewed(grid: np.ndarray, step: int) -> np.ndarray:

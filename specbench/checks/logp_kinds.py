@@ -6,6 +6,7 @@ p after truncation. Numbers of one kind agree with the model's to rounding, or t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 # Imports inside functions: torch takes seconds, and the command line needs the names of the kinds alone.
 
 SAMPLED = "sampled"
+_DIGITS = 1e-5  # Nats that other shapes move log p in float32
 _ALONE = "conditional-"
 _OF_LOGITS = {
     SAMPLED: "of the whole sampling",
@@ -96,3 +98,13 @@ def _of_logits(
         return at(raw, inside) / temperature - (every / temperature).logsumexp(-1)
 
     return log_p
+
+
+def nearer(claimed: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """[K] log likelihood ratio of two errors of log p by Laplace; 0 unless the claimed one's scale is far larger."""
+    both = np.isfinite(claimed) & np.isfinite(other)
+    errors = [np.where(both, error, 0.0) for error in (claimed, other)]
+    mine, theirs = (error.sum() / max(1, both.sum()) + _DIGITS for error in errors)
+    if mine < 2 * theirs:
+        return np.zeros(len(both))
+    return (errors[0] / mine - errors[1] / theirs + math.log(mine / theirs) * both).sum(1)

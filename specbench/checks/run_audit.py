@@ -19,6 +19,7 @@ import pandas as pd
 from specbench.checks.logp_kinds import KINDS, SAMPLED, kinds_of, log_p_of
 from specbench.checks.teacher_forced import (
     COMPARED,
+    EDGES,
     Rounding,
     Values,
     compare_recorded,
@@ -215,7 +216,8 @@ def _fits(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str 
     """The p-value, if the tokens are samples with the sampling of `spec`."""
     values, facts = _recomputed(spec, rows.assign(logp=None), weights, revision, device)
     result = audit_tokens(_tokens(rows, values), LEVEL)
-    fits = not result.deviates and facts["impossible_tokens"] <= facts["impossible_by_rounding"]
+    beyond = max(facts["impossible_by_rounding"], EDGES * result.tokens)
+    fits = not result.deviates and facts["impossible_tokens"] <= beyond
     return result.tests[0].corrected if fits else None
 
 

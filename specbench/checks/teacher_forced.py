@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 2**22  # Maximum number of probabilities in a tensor: the kernel gives memory of larger ones again and again
 EDGE = 0.001  # A token is possible if it is with this many nats more, and with so much more top-p
+EDGES = 0.02  # Share of the tokens that a setting may put beyond a filter if it is an estimate
 COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending", "entropy": "entropy"}
 """Printed names of the recorded values that are compared with those recomputed."""
 _JUDGED = ("logp", "u_id")

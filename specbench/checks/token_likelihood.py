@@ -36,6 +36,11 @@ class Alternative:
     greedy: float = 0.0
     uniform: float = 0.0
 
+    @property
+    def penalises(self) -> bool:
+        """Whether tokens that the image holds have other logits."""
+        return self.repetition != 1 or self.frequency != 0
+
 
 class Kept(NamedTuple):
     """The tokens that filters keep at each slot."""
@@ -85,7 +90,9 @@ class SlotLogits:
         """Keep `values` [B, T, K], and in order as negative numbers; `x` [B, T, 1]: the tokens' logits."""
         self.x, self._values, self._sums, self._totals = x, values, dict[float, Tensor](), dict[float, Tensor]()
         self._ordered = ascending(-values) if values.device.type == "cpu" else (-values).sort(-1).values
-        self._first = -self._ordered[..., :1]
+        # NaN, of a format that overflows, is sorted behind all numbers, and makes its whole slot NaN.
+        last = self._ordered[..., -1:]
+        self._first = torch.where(last.isnan(), last, -self._ordered[..., :1])
 
     def penalised(self, way: Alternative, held: Held, positions: Tensor) -> SlotLogits:
         """The same slots with penalties on tokens that the images hold."""

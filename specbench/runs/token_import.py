@@ -41,6 +41,7 @@ from specbench.runs.settings import MAX_SEED, Value
 from specbench.specs.options import plain
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec
+from specbench.stats.tokens import copies_among
 from specbench.store.run_folders import run_folder
 from specbench.store.run_store import RunStore
 from specbench.store.schema import Key, base_row, image_name
@@ -87,6 +88,7 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
             raise SpecbenchError(f"{path}: image {row + 1}: {error.what}", error.try_this) from None
     loaded = _loaded(model, values)
     tokens = read_stream([_whole(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids)
+    _tell_copies(tokens)
     digest = hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest()
     spec = _claimed(model, loaded, values, program, prompts, digest)
     images = []

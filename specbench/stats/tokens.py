@@ -4,6 +4,7 @@ statistics of the committed tokens under the target distribution, in nats."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -27,6 +28,13 @@ def as_frame(rows: pa.Table) -> pd.DataFrame:
         return pd.ArrowDtype(kind) if pa.types.is_list(kind) else None
 
     return rows.to_pandas(types_mapper=keep_lists, split_blocks=True, self_destruct=True)
+
+
+def copies_among(images: Iterable[np.ndarray]) -> dict[int, int]:
+    """By number of an image that is an exact copy of an earlier one, the earlier one's number."""
+    first: dict[bytes, int] = {}
+    seen = [first.setdefault(np.asarray(tokens).tobytes(), number) for number, tokens in enumerate(images)]
+    return {number: before for number, before in enumerate(seen) if before != number}
 
 
 def tokens_measured(rows: pd.DataFrame) -> bool:

@@ -4,22 +4,29 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import checkpoints.janus
 import checkpoints.llamagen
+import checkpoints.tar
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
 from tiny_llama import Tiny
-from transformers import AutoTokenizer, T5EncoderModel
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, Qwen2ForCausalLM, T5EncoderModel
 
 from specbench import api
+from specbench.checks.logp_kinds import log_p_of
+from specbench.checks.run_audit import OTHERS, audit_run
 from specbench.checks.verify import verify
+from specbench.cli.checks import notes
 from specbench.errors import BAD_INPUT, GATE, SpecbenchError
+from specbench.models.catalog import find_model, load_model
 from specbench.runs.token_import import read_stream
 from specbench.store.run_store import RunStore
 
@@ -130,6 +137,29 @@ def test_seeds_of_another_program_are_no_contradiction(ours, tmp_path, cli):
     path = written(tmp_path / "t.jsonl", as_rows(ours, seed=7))
     folder = imported(cli, path, "--prompts", "shapes", "--out", tmp_path).out.strip()
     assert [row["status"] for row in verify(folder) if row["check"] == "prompts"] == ["ok"]
+
+
+def test_copies_of_a_file_that_was_appended_to_are_told(ours, tmp_path, cli):
+    outcome = imported(cli, written(tmp_path / "t.jsonl", as_rows(ours)[:2] * 2), "--out", tmp_path)
+    assert "warning: 2 images are exact copies of others (image 3 of 1, image 4 of 2)" in outcome.err
+    assert "cop" not in imported(cli, written(tmp_path / "u.jsonl", as_rows(ours)), "--out", tmp_path).err
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "verdict"),
+    [("raw", None, "consistent"), ("conditional-tempered", None, "consistent"), ("raw", "tempered", OTHERS),
+     ("none", None, OTHERS)],
+)  # fmt: skip
+def test_what_log_p_is_is_found_and_a_kind_that_it_is_not_is_refused(kind, asked, verdict, ours, tmp_path, cli):
+    sampling = replace(find_model("shapes").sampling(), temperature=0.9, top_k=100, top_p=0.9)
+    options = ("--temperature", "0.9", "--top-k", "100", "--top-p", "0.9", "--out", tmp_path)
+    logp = np.full((4, 256), -3.0) if kind == "none" else log_p_of(load_model("shapes"), ours, sampling, [kind])[kind]
+    rows = [row | {"logp": np.maximum(of_row, -99).tolist()} for row, of_row in zip(as_rows(ours), logp, strict=True)]
+    folder = imported(cli, written(tmp_path / "t.jsonl", rows), *options).out.strip()
+    audit = audit_run(folder, explain=False, keep=False, logp=asked)
+    assert audit["logp_kind"] == (None if verdict == OTHERS else kind)
+    assert (audit["verdict"] == OTHERS) == (verdict == OTHERS)
+    assert any("log p is the model's" in line for line in notes(audit)) == (audit["logp_kind"] not in (None, "sampled"))
 
 
 @pytest.mark.parametrize(
@@ -264,6 +294,42 @@ def test_the_lines_for_transformers_draw_samples_of_the_model_and_a_fault_in_the
         line = "import tokens --model janus --weights janus --scale tiny --dtype float32 --from tokens.jsonl"
         folder = cli(*line.split(), "--program", "transformers").out.strip()
         assert verdict in cli("audit", "--run", folder).err
+
+
+@pytest.mark.slow
+def test_raw_log_p_over_all_words_as_vllm_returns_it_is_found(tmp_path, cli):
+    checkpoints.tar.write(tmp_path / "tar")
+    network = Qwen2ForCausalLM.from_pretrained(tmp_path / "tar").eval()
+    tokenizer, first = Tokenizer.from_file(str(tmp_path / "tar" / "tokenizer.json")), checkpoints.tar.FIRST
+    draws, rows = torch.Generator().manual_seed(1), []
+    for number in range(40):
+        turn = "<|im_start|>{}\n{}<|im_end|>\n".format
+        asked = turn("system", "You are a helpful assistant.") + turn("user", f"cat {number}")
+        ids, logp = tokenizer.encode(asked + "<|im_start|>assistant\n<im_start><S0>").ids, []
+        for _ in range(16):
+            with torch.inference_mode():
+                raw = network(torch.tensor([ids])).logits[0, -1]
+            token = first + int(torch.multinomial((raw[first:] / 0.8).softmax(-1), 1, generator=draws))
+            logp.append(float(raw.log_softmax(-1)[token]))
+            ids.append(token)
+        rows.append({"prompt": f"cat {number}", "tokens": [token - first for token in ids[-16:]], "logp": logp})
+    line = f"import tokens --model tar-1.5b --weights {tmp_path}/tar --scale tiny --dtype float32 --ids codes"
+    options = (
+        "--program",
+        "vLLM",
+        "--temperature",
+        "0.8",
+        "--top-k",
+        "0",
+        "--top-p",
+        "1",
+        "--out",
+        tmp_path / "results",
+    )
+    folder = cli(*line.split(), "--from", written(tmp_path / "t.jsonl", rows), *options).out.strip()
+    outcome = cli("audit", "--run", folder)
+    assert outcome.code == 0, outcome.err
+    assert "log p is the model's before temperature and truncation, over the whole vocabulary, as vLLM" in outcome.err
 
 
 @pytest.mark.slow

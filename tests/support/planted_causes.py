@@ -7,7 +7,9 @@ import pandas as pd
 import torch
 
 from specbench.checks.teacher_forced import teacher_forced_values
+from specbench.checks.token_likelihood import Alternative
 from specbench.decoding.loop import Decoding, decode_tokens
+from specbench.decoding.sampling import truncate
 from specbench.prompts import Request
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
@@ -26,6 +28,44 @@ def drawn(model, texts, sampling: Sampling, seed: int = 5) -> np.ndarray:
     """[K, N] tokens of one image of each text."""
     requests = [Request(text, f"p{number}") for number, text in enumerate(texts)]
     return np.stack([row.numpy() for row in decode_tokens(Decoding(model, resolve("ar"), sampling, seed), requests)])
+
+
+@torch.inference_mode()
+def drawn_by(model, texts, way: Alternative, seed: int, shift: int = 0) -> np.ndarray:
+    """[K, N] tokens of one image of each text, drawn in any way; `shift`: positions that the image is off by."""
+    draws, layout = torch.Generator().manual_seed(seed), model.layout
+    tokens = torch.zeros(len(texts), layout.length, dtype=torch.long)
+    session = model.begin(model.encode(list(texts)), way.sampling.guidance, 1)
+    if shift:
+        session.move(shift)
+    for slot in range(layout.length):
+        if layout.forced[slot] >= 0:
+            tokens[:, slot] = layout.forced[slot]
+        position = torch.full((len(texts), 1), slot)
+        before = tokens[:, slot - 1 : slot] if slot else torch.zeros(len(texts), 1, dtype=torch.long)
+        logits = session.forward(before, position)[:, 0].float()
+        if layout.forced[slot] < 0:
+            tokens[:, slot] = _token(_penalised(logits, tokens[:, :slot], way), way, draws)
+    return tokens.numpy()
+
+
+def _penalised(logits: torch.Tensor, before: torch.Tensor, way: Alternative) -> torch.Tensor:
+    count = torch.zeros(len(logits), logits.shape[-1] + 1).scatter_add_(1, before, torch.ones(before.shape))[:, :-1]
+    repeated = torch.where(logits > 0, logits / way.repetition, logits * way.repetition)
+    return torch.where(count > 0, repeated, logits) - way.frequency * count
+
+
+def _token(logits: torch.Tensor, way: Alternative, draws: torch.Generator) -> torch.Tensor:
+    sampling = way.sampling
+    if way.early:
+        logits = truncate(logits, replace(sampling, temperature=1.0)) / sampling.temperature
+    else:
+        logits = truncate(logits, sampling)
+    token = torch.multinomial(logits.softmax(-1), 1, generator=draws)[:, 0]
+    chance = torch.rand(len(token), generator=draws)
+    token = torch.where(chance < way.greedy, logits.argmax(-1), token)
+    anything = torch.randint(logits.shape[-1], token.shape, generator=draws)
+    return torch.where(chance > 1 - way.uniform, anything, token)
 
 
 def as_rows(model, texts, tokens) -> pd.DataFrame:
@@ -58,4 +98,4 @@ def log_p(model, rows: pd.DataFrame, sampling: Sampling) -> list[np.ndarray]:
     return [teacher_forced_values(model, rows.iloc[[n]], sampling).logp[0] for n in range(len(rows))]
 
 
-__all__ = ["SETTINGS", "as_rows", "drawn", "in_format", "log_p", "reordered", "replace"]
+__all__ = ["SETTINGS", "as_rows", "drawn", "drawn_by", "in_format", "log_p", "reordered", "replace"]
