@@ -18,6 +18,7 @@ from scipy.special import stdtrit
 
 from specbench.metrics.openclip import torchvision_if_it_loads
 from specbench.stats import Estimate
+from specbench.system.surroundings import plain_matplotlib
 
 if TYPE_CHECKING:
     import torch
@@ -233,7 +234,8 @@ def _torchmetrics(name: str) -> ModuleType:
     if importlib.util.find_spec("torch_fidelity"):  # torchmetrics imports it where it is there, and it torchvision
         with torchvision_if_it_loads():
             importlib.import_module("torch_fidelity")
-    return importlib.import_module(f"torchmetrics.image.{name}")
+    with plain_matplotlib():
+        return importlib.import_module(f"torchmetrics.image.{name}")
 
 
 def kid_influence(images: np.ndarray, reference: np.ndarray) -> np.ndarray:

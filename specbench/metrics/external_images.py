@@ -76,7 +76,7 @@ def external_images(
         if row["category"] is None and "scene" in parse_json(row["meta"]):
             row["category"] = OWN_CAPTIONS
     digest = hashlib.sha256(f"{folder.resolve()}\n{prompts.sha256}{'#grid' * grid}".encode()).hexdigest()[:8]
-    name = f"{folder.resolve().name}-{digest}"
+    name = f"{folder.resolve().name.encode()[:200].decode(errors='ignore')}-{digest}"  # it is the name of a folder, too
     return Images(name, out / name, pd.DataFrame(rows), _quarter if grid else lambda row: read_picture(row.path))
 
 

@@ -212,8 +212,9 @@ def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
         if output.device not in generators:
             generators[output.device] = torch.Generator(output.device).manual_seed(seed)
         noise = torch.rand(output.shape, generator=generators[output.device], device=output.device) - 0.5
-        size = torch.finfo(output.dtype).eps * output
-        with suppress(Exception):  # a product of one column may round otherwise, as in quantised layers
+        computed = (kind for kind in (torch.bfloat16, torch.float16) if torch.equal(output.to(kind).to(output), output))
+        size = torch.finfo(next(computed, output.dtype)).eps * output  # a quantised layer may compute in fewer bits
+        with suppress(Exception):  # and a product of one column round otherwise
             size = size + 2 * (module.forward(inputs[0][:, :1]) - output[:, :1]).abs().max()
         return output + (size * noise).to(output.dtype)
 

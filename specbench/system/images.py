@@ -35,6 +35,8 @@ def read_picture(path: Path, try_this: str = "", sha256: str | None = None, insi
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise _too_large(path, f"{width:,} x {height:,}")
+        if image.format in ("PNG", "WEBP") and (frames := getattr(image, "n_frames", 1)) > 1:
+            raise SpecbenchError(f"{path} is an animation of {frames} frames", "save the frame that counts")
         pixels = _rgb(image)
     except Image.DecompressionBombError:
         raise _too_large(path, "far too many") from None

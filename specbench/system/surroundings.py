@@ -7,7 +7,10 @@ import os
 import pwd
 import re
 import stat
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +28,8 @@ def settle() -> None:
         what = "the working folder does not exist any more" if isinstance(error, FileNotFoundError) else error.strerror
         raise SpecbenchError(f"{what}", "cd to another folder") from None
     settle_home()
+    if os.environ.get("HF_ENDPOINT") == "":  # which the hub's client takes for an address
+        del os.environ["HF_ENDPOINT"]
     for variable in ("COLUMNS", "TERMINAL_WIDTH"):  # rich's and typer's
         if not ((columns := os.environ.get(variable, "")).isdecimal() and int(columns)):
             os.environ.pop(variable, None)
@@ -44,6 +49,21 @@ def settle_home() -> None:
         os.environ["HOME"] = user.pw_dir if user else str(private_folder())
         if user is None:
             warn(f"no home folder: what is kept goes to {private_folder()} (HOME or SPECBENCH_CACHE names another)")
+
+
+@contextmanager
+def plain_matplotlib() -> Iterator[None]:
+    """Context of the first import of matplotlib: MPLBACKEND may be of a notebook's package that is not here, and only
+    files are drawn. A notebook keeps its backend for figures of its own."""
+    if (asked := os.environ.pop("MPLBACKEND", None)) is None:
+        yield
+        return
+    try:
+        yield
+    finally:
+        os.environ["MPLBACKEND"] = asked
+    with suppress(KeyError, ValueError):
+        sys.modules["matplotlib"].rcParams["backend"] = asked
 
 
 @cache

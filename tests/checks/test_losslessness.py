@@ -8,7 +8,7 @@ import torch
 
 from specbench.checks.audit_settings import AUDIT_SETTINGS, DEVICE_SETTINGS, LONE_SETTING, in_window, setting_model
 from specbench.checks.divergence import AUDIT_LEVEL, p_value
-from specbench.checks.enumerable_model import EnumerableModel
+from specbench.checks.enumerable_model import EnumerableModel, EnumerableTransformer
 from specbench.checks.losslessness import (
     SMALL_ENOUGH,
     audit_decoders,
@@ -26,6 +26,7 @@ from specbench.decoding.noise import row_key
 from specbench.decoding.sampling import draw
 from specbench.decoding.verification.ratio_tests import standard
 from specbench.errors import SpecbenchError
+from specbench.models.interface import TokenLayout
 from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.model import TransformerSession
@@ -160,6 +161,18 @@ def test_an_image_does_not_depend_on_the_batch_it_is_decoded_in(name):
     together = tokens(96, requests)
     assert np.array_equal(together[:12], tokens(4, requests[:12]))
     assert np.array_equal(together[:4], tokens(1, requests[:4]))
+
+
+@pytest.mark.parametrize("name", ["adt-tree", "eagle"])
+@pytest.mark.parametrize("model", [EnumerableModel, EnumerableTransformer])
+def test_a_row_of_fewer_drafts_than_its_batch_has_the_image_that_it_has_alone(name, model):
+    """The token after the last draft of a row was drawn from other noise if another row's tree went on there."""
+    made = model(TokenLayout.with_row_ends(3, 3, 4), ("a", "b"))
+    requests, spec = [Request("ab"[index % 2], "p", index) for index in range(50)], resolve(name)
+    together = decode(made, requests, spec, Sampling(1.5), 0, render=False)
+    some = [0, 4, 12, 29, 32, 36, 37, 43, 46]
+    alone = [decode(made, [requests[index]], spec, Sampling(1.5), 0, render=False)[0] for index in some]
+    assert [row.tokens.tolist() for row in alone] == [together[index].tokens.tolist() for index in some]
 
 
 def test_rows_of_a_batch_commit_at_their_own_pace():

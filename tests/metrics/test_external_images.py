@@ -53,6 +53,20 @@ def test_an_opaque_alpha_channel_goes_and_a_transparent_one_is_refused(tmp_path)
         read_picture(saved(tmp_path / "clear-p.png", palette, transparency=0))
 
 
+@pytest.mark.parametrize("suffix", ["png", "webp"])
+def test_an_animation_is_refused_and_not_taken_for_its_first_frame(tmp_path, suffix):
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    path = saved(tmp_path / f"x.{suffix}", frames[0], save_all=True, append_images=frames[1:])
+    with pytest.raises(SpecbenchError, match="is an animation of 2 frames"):
+        read_picture(path)
+
+
+def test_scores_of_a_folder_with_the_longest_name_are_kept(drawn, prompts, tmp_path):
+    folder = drawn.rename(tmp_path / ("é" * 127))
+    images = external_images(folder, load_prompts(prompts), tmp_path / "out")
+    assert len(images.folder.name.encode()) < 255 and (images.folder / "scores").mkdir(parents=True) is None
+
+
 @pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "text"])
 @pytest.mark.parametrize("suffix", ["png", "jpg"])
 def test_damaged_files_are_named(tmp_path, damage, suffix):

@@ -53,6 +53,12 @@ def test_a_folder_that_another_user_could_write_to_is_not_taken(nobody):
     assert stat.S_IMODE(taken.stat().st_mode) == 0o700
 
 
+def test_an_empty_address_of_the_hub_is_none(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "")
+    settle()
+    assert "HF_ENDPOINT" not in os.environ
+
+
 @pytest.mark.parametrize(("named", "expected"), [("", "pw"), ("relative", "pw"), ("/home/me", "/home/me")])
 def test_a_home_that_is_no_path_is_the_one_of_the_user(named, expected, monkeypatch):
     monkeypatch.setenv("HOME", named)

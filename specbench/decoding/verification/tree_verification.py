@@ -97,12 +97,14 @@ class _TreeVerifier:
         return DraftTests.of(p, q, draft, own_coin, proposal.positions[:, tables.tested_parent], tables.tested_depth)
 
     def _after_the_drafts(self, stop: Tensor, tests: DraftTests) -> Tensor:
-        """Draw the token [B, 1] of the slot predicted by column `stop` [B], after the test of its last child failed."""
+        """Draw the token [B, 1] of the slot predicted by column `stop` [B], after the test of its last child failed. A
+        column without q has no drafts, although another row of the batch may have some there."""
         row, column = self._rows[:, None], stop[:, None]
+        has_drafts = self._tables.has_children[column] & (self._proposal.q[row, column] > 0).any(-1)
         return draw_after_drafts(
             self._p[row, column],
             tests.at(self._tables.last_test[column]),
-            self._tables.has_children[column],
+            has_drafts,
             self._verifier,
             self._refined[row, column],
             self._noise,
