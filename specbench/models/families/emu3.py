@@ -110,9 +110,11 @@ def _random(request: LoadRequest) -> Emu3:
 
 
 def _model(request: LoadRequest, tokenizer: Tokenizer, language: nn.Module, ids: range, image: nn.Module) -> Emu3:
-    head = language.lm_head.weight[ids.start : ids.stop].clone()
+    head = language.lm_head.weight[ids.start : ids.stop]
     stream_ids = [*ids, stored.token_id(tokenizer, LINE_END)]
-    return Emu3(request, tokenizer, language.model, head, stream_ids, vq_decoder.Emu3Decoder(image))
+    model = Emu3(request, tokenizer, language.model, head, stream_ids, vq_decoder.Emu3Decoder(image))
+    model.vocabulary = language.lm_head.weight
+    return model
 
 
 def _language_model(config: Emu3TextConfig, files: CheckpointFiles) -> nn.Module:
@@ -267,5 +269,7 @@ def load_emu35(request: LoadRequest) -> Emu35:
         settings = request.sized(_VQ_35, vq_decoder.TINY_CHAMELEON_VQ)
         decoder = vq_decoder.random_taming(settings, normalise=False, attention=True, device=request.device)
     stream_ids = [*ids, stored.token_id(tokenizer, LINE_END), stored.token_id(tokenizer, END_IMAGE)]
-    head = network.lm_head.weight[ids.start : ids.stop].clone()
-    return Emu35(request, tokenizer, network.model, head, stream_ids, decoder)
+    head = network.lm_head.weight[ids.start : ids.stop]
+    model = Emu35(request, tokenizer, network.model, head, stream_ids, decoder)
+    model.vocabulary = network.lm_head.weight
+    return model
