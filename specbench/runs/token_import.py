@@ -206,6 +206,15 @@ def _begin(store: RunStore, spec: RunSpec, model: ModelFacts, images: Mapping[Ke
     return [image for key, image in images.items() if key not in done]
 
 
+def _tell_copies(images: Sequence[np.ndarray]) -> None:
+    """Print which images are exact copies of others, as of a file that a second call appended to."""
+    if copies := copies_among(images):
+        shown = [f"image {number + 1} of {first + 1}" for number, first in list(copies.items())[:3]]
+        more = ", ..." * (len(copies) > len(shown))
+        are = "images are exact copies of others" if len(copies) > 1 else "image is an exact copy of another"
+        console.say(f"warning: {len(copies)} {are} ({', '.join(shown)}{more})")
+
+
 def _tables(model: ImageModel) -> dict[str, np.ndarray]:
     """The ids of stream tokens by their kind, which may be one or both of `ID_KINDS`."""
     codes = np.arange(model.layout.vocab)
