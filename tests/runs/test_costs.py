@@ -9,6 +9,7 @@ import synthetic
 from specbench.runs import compiler, dry_run
 from specbench.runs.plan import make_plan
 from specbench.runs.settings import merge, run_settings
+from specbench.system import limits
 from specbench.system.device_peaks import Peak
 
 
@@ -39,7 +40,7 @@ def test_a_stored_run_without_images_does_not_hide_the_pace_of_others(tmp_path):
 @pytest.mark.parametrize(("used", "expected"), [(0.2, 4), (1.6, 2), (9.0, 1)])
 def test_a_run_takes_the_cores_that_others_leave_and_says_so(used, expected, monkeypatch, tmp_path):
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr(compiler, "available_cores", lambda: 4)
+    monkeypatch.setattr(limits, "available_cores", lambda: 4)
     monkeypatch.setattr(compiler, "cores_in_use", lambda: used)
     count, notes = compiler.free_threads(tmp_path, "shapes", "cpu")
     assert count == expected and bool(notes) == (expected < 4)
