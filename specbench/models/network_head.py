@@ -127,14 +127,14 @@ def own_logits(network: nn.Module, ids: Tensor) -> Tensor:
 
 
 def accepted(network: nn.Module, **options: Any) -> dict[str, Any]:
-    """Those of `options` that a network's forward takes."""
+    """The `options` that a network's forward takes."""
     parameters = inspect.signature(network.forward).parameters
     anything = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return {name: value for name, value in options.items() if anything or name in parameters}
 
 
 def _with_modules(module: nn.Module, replaced: dict[nn.Module, nn.Module]) -> nn.Module:
-    """A copy that shares parameters and all modules but those of `replaced`, and those that contain them."""
+    """A copy that shares parameters and modules, except the `replaced` modules and what contains them."""
     if module in replaced:
         return replaced[module]
     children = {name: child and _with_modules(child, replaced) for name, child in module._modules.items()}
