@@ -207,16 +207,18 @@ def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
     generators: dict[torch.device, torch.Generator] = {}
 
     def change(module: nn.Module, inputs: tuple[object, ...], output: object) -> object:
-        if not isinstance(output, Tensor) or not output.is_floating_point():
-            return output
+        both = (inputs[0] if inputs else None, output)
+        if not all(isinstance(value, Tensor) and value.is_floating_point() for value in both):
+            return output  # an embedding rounds nothing
         if output.device not in generators:
             generators[output.device] = torch.Generator(output.device).manual_seed(seed)
         noise = torch.rand(output.shape, generator=generators[output.device], device=output.device) - 0.5
         computed = (kind for kind in (torch.bfloat16, torch.float16) if torch.equal(output.to(kind).to(output), output))
-        size = torch.finfo(next(computed, output.dtype)).eps * output  # a quantised layer may compute in fewer bits
+        size = torch.finfo(next(computed, output.dtype)).eps  # a quantised layer may compute in fewer bits
         with suppress(Exception):  # and a product of one column round otherwise
-            size = size + 2 * (module.forward(inputs[0][:, :1]) - output[:, :1]).abs().max()
-        return output + (size * noise).to(output.dtype)
+            apart = module.forward(inputs[0][:, :1]) - output[:, :1]
+            size = max(size, float(2 * apart.abs().max() / output.abs().max()))
+        return output + (size * noise * output).to(output.dtype)
 
     matrices = [part for part in network.modules() if getattr(getattr(part, "weight", None), "ndim", 0) == 2]
     handles = [part.register_forward_hook(change) for part in matrices]

@@ -10,6 +10,7 @@ import torch
 
 from specbench.errors import SpecbenchError
 from specbench.models import forward_probe
+from specbench.models.catalog import load_model
 from specbench.models.families.base import FamilyModel
 
 ALL = [name for name in checkpoints.WRITERS if name not in checkpoints.ALIKE]
@@ -74,3 +75,9 @@ def test_a_family_that_forgets_something_after_its_layers_is_refused(tmp_path, m
     monkeypatch.setattr(FamilyModel, "own_logits", lambda *given: 0.5 * true(*given))
     with pytest.raises(SpecbenchError, match="of single tokens differs from the model's own forward by"):
         checkpoints.loaded("janus", tmp_path)
+
+
+def test_weights_of_a_narrower_format_are_no_rounding_of_a_wider_one():
+    model = load_model("shapes")  # float32 values of float16 files
+    reference = forward_probe.own_forward(model, model.encode(["a red circle"]))
+    assert reference.rounding.largest < 0.005 and forward_probe.probe(model, reference).gap < 0.005
