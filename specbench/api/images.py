@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from specbench import prompts as prompt_sets
 from specbench.api.results import report, samples
-from specbench.errors import SpecbenchError, chosen
+from specbench.errors import chosen
 from specbench.runs.plan import plan_drawing
 from specbench.runs.run_progress import RunSummary
 from specbench.runs.settings import (
     DRAWN,
-    OF_ENGINES,
     OF_IMAGES,
-    OF_TOKENS,
     decoder_settings,
     merge,
     run_settings,
@@ -250,20 +248,9 @@ def import_tokens(
         SpecbenchError: an invalid setting, or tokens that are no images of the model; an address at which no engine
             serves it.
     """
-    from specbench.runs.token_import import run_of_engine, run_of_tokens  # brings torch
+    from specbench.runs.token_import import import_run  # brings torch
 
-    by_address = str(path).startswith(("http://", "https://"))
-    names = OF_ENGINES if by_address else OF_TOKENS
-    if others := sorted(OF_ENGINES.intersection(settings) - names):
-        raise SpecbenchError(f"--{others[0]} is for the address of an engine", f"omit it: {path} is read as a file")
-    values = merge([setting for setting in run_settings() if setting.name in names], _flags(settings), env={})
-    if by_address:
-        if ids:
-            raise SpecbenchError(f"ids {ids}: an engine is asked for those of the model's vocabulary", "omit it")
-        return run_of_engine(str(path), program, values, Path(out), served)
-    if not program or served:
-        raise SpecbenchError("tokens in a file are of a program", "--program 'NAME VERSION', and no --served")
-    return run_of_tokens(Path(path), program, values, Path(out), ids)
+    return import_run(str(path), program, _flags(settings), Path(out), ids, served)
 
 
 def show_prompts(

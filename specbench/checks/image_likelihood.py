@@ -22,7 +22,7 @@ from specbench.stats.rosenblatt import FEWEST, LEVEL, Tokens, audit_tokens
 from specbench.system.torch_state import PinnedTorch
 
 ROUNDED = 0.1  # Share of the unfiltered distribution by which rounding moves tokens beyond filters, see `likely_causes`
-IMPOSSIBLE = 10.0  # Nats that a token of probability 0 counts
+MOST_EXCESS = 10.0  # Nats that a token of probability 0 counts
 _STEPS = 9  # Points of a likelihood
 _DROP = 1.92  # Of log likelihood at the ends of a 95 % interval: half the quantile of chi-square
 
@@ -67,7 +67,7 @@ class ImageLikelihood:
             parts = (p[0], logits.likeliest, p[1], *logits.spread(self.way))
             slots.fill((self.p, self.greatest, loose, self.entropy, spread), parts)
         self.claim, self.loose = (self.sum(np.log(np.maximum(p, 1e-30))) for p in (self.p, loose))
-        excess = np.minimum(-np.log(np.maximum(self.p, 1e-30)), IMPOSSIBLE) - self.entropy
+        excess = np.minimum(-np.log(np.maximum(self.p, 1e-30)), MOST_EXCESS) - self.entropy
         self.surprise = self.sum(excess) / np.sqrt(np.maximum(self.sum(spread), 1.0))
 
     def sum(self, values: np.ndarray) -> np.ndarray:

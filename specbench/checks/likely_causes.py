@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from specbench.checks.image_likelihood import IMPOSSIBLE, ROUNDED, ImageLikelihood
+from specbench.checks.image_likelihood import MOST_EXCESS, ROUNDED, ImageLikelihood
 from specbench.checks.logp_kinds import SAMPLED, log_p_of, nearer
 from specbench.checks.teacher_forced import Values
 from specbench.checks.token_likelihood import Alternative
@@ -112,7 +112,7 @@ def likely_causes(
         load: the model in a number format of `DTYPES`.
         rows: K images: `prompt`, `tokens`, `logp` as recorded, NaN where unknown.
         guided: whether the model has unconditional rows.
-        logp_kind: what log p is, one of `KINDS` of `specbench.checks.logp_kinds`; None if it is none of them.
+        logp_kind: what log p is, one of `LOGP_KINDS` of `specbench.checks.logp_kinds`; None if it is none of them.
     """
     every, rows = rows, rows.iloc[np.linspace(0, len(rows) - 1, studied(rows)).astype(int)]
     model, began = load(dtype), time.monotonic()
@@ -154,9 +154,9 @@ def studied(rows: pd.DataFrame) -> int:
 
 def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str | None:
     """Where the tokens [K, N] deviate, in words, if in a third at most of the images, rows of the grid or slots."""
-    excess = np.where(values.possible & np.isfinite(values.logp), -values.logp - values.entropy, IMPOSSIBLE)
+    excess = np.where(values.possible & np.isfinite(values.logp), -values.logp - values.entropy, MOST_EXCESS)
     excess = np.where(free, excess, np.nan)
-    usual = float(np.nanstd(np.minimum(excess, IMPOSSIBLE / 2))) or 1.0
+    usual = float(np.nanstd(np.minimum(excess, MOST_EXCESS / 2))) or 1.0
     rows = [slots for grid in layout.rows for slots in grid]
     groups = {
         "image": [excess[number] for number in range(len(excess))],

@@ -34,7 +34,7 @@ _OF_LOGITS = {
     "tempered-words": "at the temperature, before truncation, over the whole vocabulary",
     "raw-words": "before temperature and truncation, over the whole vocabulary, as vLLM returns it by default",
 }
-KINDS = _OF_LOGITS | {_ALONE + kind: f"{words}, without guidance" for kind, words in _OF_LOGITS.items()}
+LOGP_KINDS = _OF_LOGITS | {_ALONE + kind: f"{words}, without guidance" for kind, words in _OF_LOGITS.items()}
 """By name, what log p is, in words."""
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from specbench.checks.logp_kinds import KINDS, SAMPLED, kinds_of, log_p_of
+from specbench.checks.logp_kinds import LOGP_KINDS, SAMPLED, kinds_of, log_p_of
 from specbench.checks.teacher_forced import (
     COMPARED,
     EDGES,
@@ -109,7 +109,7 @@ def audit_run(
         dtype: of a run in eight bits, recompute p with the same weights in this number format ("float32", "bfloat16" or
             "float16") instead: how far is its target from that one?
         explain: compare tokens of another program with the likely causes, too, which takes minutes.
-        logp: what log p of another program is, one of `KINDS` of `specbench.checks.logp_kinds`, instead of finding out.
+        logp: what log p of another program is, one of `specbench.checks.logp_kinds.LOGP_KINDS`; found out if None.
 
     Returns:
         A flat dict: the keys of `_described`, `recomputed`, `target` (`dtype`, or None for the run's own),
@@ -125,9 +125,9 @@ def audit_run(
     if rows.empty:
         raise SpecbenchError(f"run '{folder.name}' has no decoded images to audit")
     checkpoint, foreign = checkpoint_of(info, weights, revision), info.spec.tokens_sha256 is not None
-    if logp and (logp not in KINDS or not foreign):
+    if logp and (logp not in LOGP_KINDS or not foreign):
         what = f"--logp {logp}: {'unknown' if foreign else f'run {folder.name} was decoded here'}"
-        raise SpecbenchError(what, f"valid: {', '.join(KINDS)}" if foreign else "omit it: its log p is known")
+        raise SpecbenchError(what, f"valid: {', '.join(LOGP_KINDS)}" if foreign else "omit it: its log p is known")
     facts: dict[str, object] = {}
     if dtype:
         values, facts = _under_other_target(info, rows, *checkpoint, device, dtype)
@@ -314,7 +314,7 @@ def _recomputed(
     one; `impossible_by_rounding`: how many of them are no verdict in a run of fewer bits: all, if rounding explains
     them; `nll_gap, nll_gap_se`: of the possible tokens, in nats; `agreement`: of recorded values with those recomputed,
     as of `compare_recorded`, empty where the loop records none; `dtype`: in which they were recomputed; `logp_kind`:
-    what log p of another program is, one of `KINDS`, None if it is none of them, and `logp_nearest`.
+    what log p of another program is, one of `LOGP_KINDS`, None if it is none of them, and `logp_nearest`.
 
     Orders that need q are tested as recorded. Rounding moves p, most where guidance multiplies it, so that exact
     samples of a run of fewer bits are none of p recomputed in other shapes or in float32: their uniformity is tested by

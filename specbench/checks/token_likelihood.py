@@ -42,7 +42,7 @@ class Alternative:
         return self.repetition != 1 or self.frequency != 0
 
 
-class Kept(NamedTuple):
+class KeptWords(NamedTuple):
     """The tokens that filters keep at each slot."""
 
     least: Tensor  # [B, T, 1] their smallest logit
@@ -136,7 +136,7 @@ class SlotLogits:
         """[B, T] probability of the tokens without filters, at temperature 1."""
         return ((self.x - self._first).exp() / self._total_at(1.0))[..., 0]
 
-    def kept(self, way: Alternative) -> Kept:
+    def kept(self, way: Alternative) -> KeptWords:
         """The tokens that the filters keep."""
         sampling, vocab = way.sampling, self.logits.shape[-1]
         temperature = 1.0 if way.early else sampling.temperature
@@ -159,14 +159,14 @@ class SlotLogits:
             sum_kept = self._total_at(sampling.temperature)
         else:
             sum_kept = self._sums_at(sampling.temperature).gather(-1, self._count(least) - 1)
-        return Kept(least, sum_kept.log() + self._first / sampling.temperature)
+        return KeptWords(least, sum_kept.log() + self._first / sampling.temperature)
 
-    def _kept_of_all(self, way: Alternative) -> Kept:
+    def _kept_of_all(self, way: Alternative) -> KeptWords:
         sampling, logits = way.sampling, self.logits
         few = truncate(logits, replace(sampling, temperature=1.0) if way.early else sampling)
         least = torch.where(few > -torch.inf, logits, torch.inf).amin(-1, keepdim=True)
         scaled = (logits / sampling.temperature).masked_fill_(logits < least, -torch.inf)
-        return Kept(least, scaled.logsumexp(-1, keepdim=True))
+        return KeptWords(least, scaled.logsumexp(-1, keepdim=True))
 
     def _count(self, least: Tensor) -> Tensor:
         """[B, T, 1] number of sorted logits that are `least` at least, 1 or more."""

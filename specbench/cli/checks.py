@@ -320,7 +320,7 @@ def decided_by(row: Mapping) -> str:
 
 def notes(row: Mapping) -> list[str]:
     """Results that have no column in the table, one line each."""
-    from specbench.checks.logp_kinds import KINDS, SAMPLED
+    from specbench.checks.logp_kinds import LOGP_KINDS, SAMPLED
 
     lines = [row["sentence"]] if "sentence" in row else []
     if row["recomputed"]:
@@ -333,7 +333,7 @@ def notes(row: Mapping) -> list[str]:
             how.append(f"not tested: {', '.join(row['unavailable'])}")
         lines.append("; ".join(how))
         if row.get("logp_kind") not in (None, SAMPLED):
-            lines.append(f"log p is the model's {KINDS[row['logp_kind']]}")
+            lines.append(f"log p is the model's {LOGP_KINDS[row['logp_kind']]}")
         lines += [_distance(name, gap) for name, gap in row["agreement"].items()]
         if not row["agreement"] and not row["target"]:
             lines.append("the run has no recorded log p to compare")

@@ -75,7 +75,8 @@ _IMPORT_HELP = help_of(
     "import",
     "With `tokens`, image tokens that another program has drawn become a run: specbench import tokens --model NAME "
     "--program 'vLLM-Omni 0.12' --from FILE. The file has the columns prompt and tokens, and may have prompt_id, seed, "
-    "logp and seconds. Name the sampling that the program claims; audit --run tells whether they are such samples. "
+    "logp, seconds and batch (images of the call). Name the sampling that the program claims; audit --run says whether "
+    "they are samples of it. "
     "From the address of vLLM or SGLang, the first --limit prompts are drawn now, --batch at once; the same command "
     "goes on after a cut.",
 )

@@ -312,7 +312,8 @@ def _read_parquet(source: TableFile) -> Iterator[tuple[str, Prompt]]:
 
 def _is_binary(kind: pyarrow.DataType) -> bool:
     """Whether values of a type hold bytes, as pictures and sounds of datasets do ("image": {"bytes", "path"})."""
-    kind = getattr(kind, "storage_type", kind)
+    for inside in ("storage_type", "value_type"):  # of extensions, dictionaries and lists
+        kind = getattr(kind, inside, kind)
     parts = [kind.field(number).type for number in range(kind.num_fields)]
     return "binary" in str(kind).partition("<")[0].partition("[")[0] or any(map(_is_binary, parts))
 

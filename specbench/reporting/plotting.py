@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.system.surroundings import plain_matplotlib
 
 __all__ = ["Axes", "Figure", "colormaps", "styled"]
 
-try:  # the user's own settings are read by the import
-    with plain_matplotlib():
-        import matplotlib.style
-        from matplotlib import colormaps
-        from matplotlib.axes import Axes
-        from matplotlib.figure import Figure
-except (ValueError, OSError) as error:
-    reason = str(error).strip().partition("\n")[0]
-    what = f"matplotlib cannot be imported: {reason}"
-    raise SpecbenchError(what, "see the file matplotlibrc", MISSING_PREREQUISITE) from error
+with plain_matplotlib():
+    import matplotlib.style
+    from matplotlib import colormaps
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 STYLE = {
     "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7,

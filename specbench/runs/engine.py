@@ -62,7 +62,7 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
     `served`: the name that the engine has for the model, if it is another one."""
     address = address.rstrip("/").removesuffix("/v1")
     try:
-        cards = [dict(card) for card in ask(f"{address}/v1/models", None, _QUICK_S)["data"]]
+        cards = [dict(card) for card in ask_engine(f"{address}/v1/models", None, _QUICK_S)["data"]]
         program = _PROGRAMS.get(owner := str(cards[0]["owned_by"]), owner)
         names = {str(card["id"]): {str(card["id"]), str(card.get("root"))} for card in cards}
     except (LookupError, TypeError, ValueError):
@@ -72,7 +72,7 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
         info = _sglang_info(address, "server_info") | _sglang_info(address, "model_info")
         names = {name: {*others, str(info.get("model_path"))} for name, others in names.items()}
     elif program == "vLLM":
-        info = ask(f"{address}/version", None, _QUICK_S)
+        info = ask_engine(f"{address}/version", None, _QUICK_S)
     wanted = {_last_part(name) for name in expected}
     fitting = [name for name, others in names.items() if served == name or wanted & set(map(_last_part, others))]
     if not fitting or served not in (None, *fitting):
@@ -85,9 +85,9 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
 def _sglang_info(address: str, page: str) -> Any:
     """A page of facts, by its earlier name if there is none."""
     try:
-        return ask(f"{address}/{page}", None, _QUICK_S)
+        return ask_engine(f"{address}/{page}", None, _QUICK_S)
     except SpecbenchError:
-        return ask(f"{address}/get_{page}", None, _QUICK_S)
+        return ask_engine(f"{address}/get_{page}", None, _QUICK_S)
 
 
 def _last_part(name: str) -> str:
@@ -171,7 +171,7 @@ class EngineModel:
         for number in range(1, DOWNLOAD_ATTEMPTS + 1):
             started = time.perf_counter()
             try:
-                content = ask(url, body, _IMAGE_S)
+                content = ask_engine(url, body, _IMAGE_S)
             except Unanswered as error:
                 if number == DOWNLOAD_ATTEMPTS:
                     raise SpecbenchError(error.what, "the same command goes on", FAILURE) from None
@@ -217,7 +217,7 @@ class Unanswered(SpecbenchError):
     """A request that was cut off or met a busy server, so that the next one may be answered."""
 
 
-def ask(url: str, body: Mapping[str, object] | None, timeout: float) -> Any:
+def ask_engine(url: str, body: Mapping[str, object] | None, timeout: float) -> Any:
     """Send JSON, or ask for a page without a `body`, and return the JSON that is answered."""
     data = None if body is None else json.dumps(body).encode()
     try:

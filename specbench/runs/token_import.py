@@ -37,7 +37,7 @@ from specbench.runs import compiler
 from specbench.runs.engine import EngineModel, find_engine
 from specbench.runs.plan import plan_model, plan_sampling
 from specbench.runs.preparation import load_for_run
-from specbench.runs.settings import MAX_SEED, Value
+from specbench.runs.settings import MAX_SEED, OF_ENGINES, OF_TOKENS, Value, merge, run_settings
 from specbench.specs.options import plain
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import RunSpec
@@ -51,7 +51,7 @@ from specbench.system.files import blaming, check_regular, read_regular, text_of
 from specbench.system.json_values import parse_json
 from specbench.system.torch_state import PinnedTorch
 
-T = TypeVar("T")
+_Item = TypeVar("_Item")
 ID_KINDS = ("codes", "model")
 _COLUMNS = ("prompt", "tokens", "prompt_id", "seed", "logp", "seconds", "batch")
 _MAX_BYTES = 2**31
@@ -74,6 +74,25 @@ class _Image:
         return 1e3 * self.seconds if self.seconds and self.batch == 1 else None
 
 
+def import_run(
+    source: str, program: str | None, flags: Mapping[str, object], out: Path, ids: str | None, served: str | None
+) -> Path:
+    """Make a run of the tokens in a file, or of the tokens that an engine at an address draws now; see
+    `specbench.import_tokens`."""
+    by_address = source.startswith(("http://", "https://"))
+    names = OF_ENGINES if by_address else OF_TOKENS
+    if others := sorted(OF_ENGINES.intersection(flags) - names):
+        raise SpecbenchError(f"--{others[0]} is for the address of an engine", f"omit it: {source} is read as a file")
+    values = merge([setting for setting in run_settings() if setting.name in names], flags, env={})
+    if by_address:
+        if ids:
+            raise SpecbenchError(f"ids {ids}: an engine is asked for ids of the model's vocabulary", "omit it")
+        return run_of_engine(source, program, values, out, served)
+    if not program or served:
+        raise SpecbenchError("tokens in a file are of a program", "--program 'NAME VERSION', and no --served")
+    return run_of_tokens(Path(source), program, values, out, ids)
+
+
 @PinnedTorch(False)
 def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Path, ids: str | None = None) -> Path:
     """Make a run of the tokens of a file, and return its folder; images that are stored there already are skipped.
@@ -93,7 +112,7 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
     spec = _claimed(model, loaded, values, program, prompts, digest)
     images = []
     for row, image in enumerate(tokens):
-        with blaming(path, f"image {row + 1} has a seed, log p or seconds that cannot be one ({{}})"):
+        with blaming(path, f"image {row + 1} has a seed, log p, seconds or batch that cannot be one ({{}})"):
             images.append(_image(columns, row, requests[row], image, loaded.layout))
     images = _alone(images)
     store = RunStore(run_folder(out, spec))
@@ -188,7 +207,9 @@ def _claimed(
     )
 
 
-def _begin(store: RunStore, spec: RunSpec, model: ModelFacts, images: Mapping[Key, T], **facts: object) -> list[T]:
+def _begin(
+    store: RunStore, spec: RunSpec, model: ModelFacts, images: Mapping[Key, _Item], **facts: object
+) -> list[_Item]:
     """Open a locked run for images, and return those that it lacks. `facts`: further fields of `run.json`."""
     claim = ", ".join(f"{name} {plain(value)}" for name, value in spec.content()["sampling"].items())
     console.say(f"claimed: {claim}, {spec.dtype} (--cfg, --temperature, --top-k, --top-p, --dtype)")
@@ -382,15 +403,18 @@ def _image(columns: Mapping[str, list], row: int, request: Request, tokens: np.n
 
 
 def _alone(images: Sequence[_Image]) -> list[_Image]:
-    """Images with their `batch`, 1 where the file has none, but for those with the same `seconds` as the image before
-    or after: a call that drew several."""
-    around = [None, *(image.seconds for image in images), None]
-    shared = [
-        image.seconds in (before, after) for image, before, after in zip(images, around, around[2:], strict=False)
-    ]
+    """Images with their `batch`: 1 if the file has none, unless other images have the same `seconds` and so probably
+    shared a call. A `batch` is unknown, too, that is not the number of images with the same `seconds`."""
+    alike = Counter(image.seconds for image in images)
+
+    def known(image: _Image) -> bool:
+        return not image.seconds or alike[image.seconds] % (image.batch or 1) == 0
+
     return [
-        replace(image, batch=1) if image.batch is None and not (image.seconds and same) else image
-        for image, same in zip(images, shared, strict=True)
+        replace(image, batch=(image.batch if known(image) else None))
+        if image.batch is not None
+        else replace(image, batch=None if image.seconds and alike[image.seconds] > 1 else 1)
+        for image in images
     ]
 
 
@@ -402,8 +426,8 @@ def _say_times(images: Sequence[_Image]) -> None:
         pace = console.duration(float(np.median(known)))
         console.say(f"'seconds': {pace} an image (median) of {len(known)} that shared a call: no latency")
     if unknown := sum(image.batch is None for image in images):
-        what = f"'seconds': {console.counted(unknown, 'image')} with the same as the image before or after: no latency"
-        console.say(f"{what} (add a column 'batch': images of the call, 1 if alone)")
+        what = f"'seconds': {console.counted(unknown, 'image')} of calls with an unknown number of images: no latency"
+        console.say(f"{what} (a column 'batch' is the number, 1 for an image alone)")
 
 
 def _store(images: Sequence[_Image], model: ImageModel, spec: RunSpec, store: RunStore) -> None:

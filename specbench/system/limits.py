@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from specbench.system.console import warn
-
 _GROUPS, _PROCESS = Path("/sys/fs/cgroup"), Path("/proc")
 
 
@@ -54,6 +52,8 @@ def _threads_of(variable: str) -> int | None:
 
 @cache
 def _warn_ignored(text: str) -> None:
+    from specbench.system.console import warn  # brings rich
+
     warn(text)
 
 

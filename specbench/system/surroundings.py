@@ -18,6 +18,7 @@ from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.system.console import stderr, warn
 
 _LEAST_COLUMNS = 40  # Narrower tables have no room for words: the terminal breaks their lines
+_MOST_COLUMNS = 10_000
 
 
 def settle() -> None:
@@ -31,7 +32,7 @@ def settle() -> None:
     if os.environ.get("HF_ENDPOINT") == "":  # which the hub's client takes for an address
         del os.environ["HF_ENDPOINT"]
     for variable in ("COLUMNS", "TERMINAL_WIDTH"):  # rich's and typer's
-        if not ((columns := os.environ.get(variable, "")).isdecimal() and int(columns)):
+        if not ((columns := os.environ.get(variable, "")).isdecimal() and 0 < int(columns) <= _MOST_COLUMNS):
             os.environ.pop(variable, None)
     if stderr().width < _LEAST_COLUMNS:
         os.environ["COLUMNS"] = str(_LEAST_COLUMNS)
@@ -53,17 +54,18 @@ def settle_home() -> None:
 
 @contextmanager
 def plain_matplotlib() -> Iterator[None]:
-    """Context of the first import of matplotlib: MPLBACKEND may be of a notebook's package that is not here, and only
-    files are drawn. A notebook keeps its backend for figures of its own."""
-    if (asked := os.environ.pop("MPLBACKEND", None)) is None:
-        yield
-        return
+    """Context of the first import of matplotlib, without the user's backend and settings: MPLBACKEND may be of a
+    notebook's package that is not here, and only files are drawn. A notebook keeps its backend for its own figures."""
+    asked = {name: os.environ.pop(name, None) for name in ("MPLBACKEND", "MATPLOTLIBRC")}
+    os.environ["MATPLOTLIBRC"] = os.devnull
     try:
         yield
     finally:
-        os.environ["MPLBACKEND"] = asked
-    with suppress(KeyError, ValueError):
-        sys.modules["matplotlib"].rcParams["backend"] = asked
+        del os.environ["MATPLOTLIBRC"]
+        os.environ.update({name: value for name, value in asked.items() if value is not None})
+    if asked["MPLBACKEND"] is not None:
+        with suppress(KeyError, ValueError):
+            sys.modules["matplotlib"].rcParams["backend"] = asked["MPLBACKEND"]
 
 
 @cache

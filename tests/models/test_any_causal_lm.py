@@ -1,4 +1,7 @@
-"""`specbench.decode` on networks of transformers that specbench does not know: their own distribution, or one line."""
+"""`specbench.decode` on networks of transformers that specbench does not know: their own distribution, or one line.
+
+It concerns several modules: models.loaded_model, models.network_head, models.forward_probe.
+"""
 
 from __future__ import annotations
 

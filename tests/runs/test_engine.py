@@ -157,7 +157,7 @@ def test_answers_that_are_no_image_are_refused_in_a_line(change, problem, folder
             "serves tar, not tar-7b or tar-7b-v0.1",
         ),
         (["--batch", "auto"], BAD_INPUT, "--batch auto"),
-        (["--ids", "codes"], BAD_INPUT, "an engine is asked for those of the model's vocabulary"),
+        (["--ids", "codes"], BAD_INPUT, "an engine is asked for ids of the model's vocabulary"),
         (["--entropy-scale", "2"], BAD_INPUT, "vLLM offers neither --entropy-scale nor --top-n-sigma"),
         (["--from", "http://127.0.0.1:9"], FAILURE, "http://127.0.0.1:9/v1/models does not answer: Connection refused"),
         (["--from", "http://127.0.0.1:x"], BAD_INPUT, "http://127.0.0.1:x/v1/models: nonnumeric port"),

@@ -43,7 +43,12 @@ def ours(tmp_path_factory):
 
 def as_rows(rows, **more):
     return [
-        {"prompt": row.prompt, "tokens": row.tokens.tolist(), "logp": row.logp.tolist(), "seconds": 1 + place % 2}
+        {
+            "prompt": row.prompt,
+            "tokens": row.tokens.tolist(),
+            "logp": row.logp.tolist(),
+            "seconds": (1, 2, 1.25, 1.75)[place % 4],
+        }
         | more
         for place, row in enumerate(rows.itertuples())
     ]
@@ -85,18 +90,20 @@ def test_tokens_become_a_run_with_pictures_scores_report_and_verdict(suffix, our
 
 
 CALLS = {  # columns of four images, their latencies and what is said
-    "alone": ({"seconds": [2.5, 1.5, 2.5, 1.5]}, [2500, 1500, 2500, 1500], "'seconds': 2.0 s an image (median)\n"),
+    "alone": ({"seconds": [2.5, 1.5, 2.25, 1.75]}, [2500, 1500, 2250, 1750], "'seconds': 2.0 s an image (median)\n"),
+    "in turns": ({"seconds": [2.0, 3.0, 2.0, 3.0]}, [None] * 4, "4 images of calls with an unknown number of images"),
+    "half a call": ({"seconds": [2.0] * 4, "batch": [8] * 4}, [None] * 4, "4 images of calls with an unknown number"),
     "alone, by the file": ({"seconds": [2.0] * 4, "batch": [1] * 4}, [2000] * 4, "2.0 s an image (median)\n"),
     "one call": (
         {"seconds": [2.0] * 4, "batch": [4] * 4},
         [None] * 4,
         "0.5 s an image (median) of 4 that shared a call",
     ),
-    "not said": ({"seconds": [2.0] * 4}, [None] * 4, "4 images with the same as the image before or after: no latency"),
+    "not said": ({"seconds": [2.0] * 4}, [None] * 4, "4 images of calls with an unknown number of images: no latency"),
     "one of them": (
         {"seconds": [2.0, 2.0, 2.0, 3.0]},
         [None] * 3 + [3000],
-        "3 images with the same as the image before",
+        "3 images of calls with an unknown number of images",
     ),
     "none": ({"seconds": [None] * 4}, [None] * 4, ""),
 }
@@ -175,11 +182,14 @@ def test_what_log_p_is_is_found_and_a_kind_that_it_is_not_is_refused(kind, asked
         ({"tokens": None}, "image 1: tokens are no list of whole numbers"),
         ({"prompt": "a red dog"}, "image 1: 'a red dog' is no prompt of 'shapes'"),
         ({"prompt": 5}, "image 1: its prompt is no text"),
-        ({"logp": [0.1] * 256}, "image 1 has a seed, log p or seconds that cannot be one"),
+        ({"logp": [0.1] * 256}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
         ({"logp": [-1.0]}, "1 log p of 256 tokens"),
-        ({"logp": -1.0}, "image 1 has a seed, log p or seconds that cannot be one"),
-        ({"seed": 2**70}, "seed, log p or seconds that cannot be one (seed 1180591620717411303424, which must be"),
-        ({"seconds": "soon"}, "image 1 has a seed, log p or seconds that cannot be one"),
+        ({"logp": -1.0}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
+        (
+            {"seed": 2**70},
+            "seed, log p, seconds or batch that cannot be one (seed 1180591620717411303424, which must be",
+        ),
+        ({"seconds": "soon"}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
     ],
 )
 def test_what_is_no_image_is_told_in_one_line(change, problem, ours, tmp_path, cli):
