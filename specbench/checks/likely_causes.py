@@ -332,7 +332,7 @@ class _Study(ImageLikelihood):
         tokens: np.ndarray | None = None,
         shift: int = 0,
     ) -> _Found:
-        """A cause of all images or of some of them: its likelihood ratio, less what was `paid` for its choice, to the
+        """A cause of all images, or of some of them without `shift`: its likelihood ratio less what was `paid`, to the
         last slot only of images that the first ones leave in doubt. Its test reads each image as it is likelier."""
         texts, tokens, few = texts or self.texts, self.tokens if tokens is None else tokens, self._glance()
         claim = np.where(self.free, np.log(np.maximum(self.p, 1e-30)), 0.0)
@@ -341,13 +341,14 @@ class _Study(ImageLikelihood):
         if len(rest):
             whole = self.likelihoods([self.way], [texts[image] for image in rest], tokens[rest], shift)[0]
             ratio[rest] = whole - self.claim[rest] - np.broadcast_to(paid, len(ratio))[rest]
-        better = ratio > 0
+        # Positions are off in every image of a program or in none.
+        better, together = (ratio > 0, _of_some(ratio)) if not shift else (ratio < math.inf, float(ratio.sum()))
 
         def test() -> bool | None:
             read = [other if part else own for part, other, own in zip(better, texts, self.texts, strict=True)]
             return self.are_samples(None, read, np.where(better[:, None], tokens, self.tokens), shift)
 
-        return _Found(Cause(kind, what, _of_some(ratio), int(better.sum())), test)
+        return _Found(Cause(kind, what, together, int(better.sum())), test)
 
     def mixtures(self, exact: _Study) -> list[_Found]:
         """The likeliest share of tokens that are drawn uniformly, or the likeliest ones, and not from p; against the
