@@ -1,4 +1,4 @@
-"""Let vLLM serve small checkpoints on this CPU, and audit by its address: as it is, and with one thing wrong each.
+"""Let vLLM serve small checkpoints on this CPU, and audit by its address: without a fault, and with one fault each.
 
 `make test-engines` installs vLLM for CPUs into an environment of its own (3.4 GB) and runs the cases as tests. This
 program writes what the audits say, and the report of engine and AR on the same prompts:
