@@ -276,11 +276,11 @@ def demo(
     reporters = (None, None) if quiet else (ProgressReporter(notes=False), ScoreProgress())
     if not quiet:
         console.say(
-            f"{len(demonstration.SHOWN) + 1} decoders draw the same {console.counted(limit, 'caption')} with the "
+            f"{len(demonstration.SHOWN)} decoders draw the same {console.counted(limit, 'caption')} with the "
             "bundled model `shapes`. Measured: how much faster each is than plain sampling (ar), and how good its "
             "images are."
         )
-    records = demonstration.demo(out, limit, compile, *reporters)
+    records = demonstration.demo(out, limit, compile, *reporters, *(() if quiet else (console.say,)))
     if json:
         return print_json(records)
     rows = report_rows([Path(str(run["folder"])) for run in records])

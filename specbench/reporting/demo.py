@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from specbench.metrics import scoring
@@ -12,21 +12,20 @@ from specbench.reporting.row import record, unique_names
 from specbench.reporting.text_formats import render
 from specbench.runs.compiler import missing
 from specbench.runs.plan import Plan, make_plan
-from specbench.runs.preparation import shared_window
 from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run_plans
 from specbench.runs.settings import merge, run_settings
 from specbench.system.torch_device import AUTO, chosen_device
 
+WINDOW = 16
+"""Window of all decoders, so that they share the form of the forward. It is the fastest one of the decoder with a head
+on CPUs with AVX-512 and with AVX2, and near the fastest one of the others (`results/speed/demo.jsonl`)."""
+HEAD = "vertical:siblings=1"  # The decoder with a draft head, a chain as SJD's is
 # The papers' distance threshold applies to another codebook; with this one it would leave clusters of one token.
-_GSD = "gsd:G=10,d=inf"
-SHOWN = ("ar", "jacobi", "sjd", _GSD)
-_TUNED, _WINDOWS = "sjd", (4, 8, 16)
-"""The decoder that chooses the window of all these, and the windows it chooses from."""
-_WITH_HEAD = "vertical:siblings=1"
-"""The decoder with a draft head, a chain as SJD's is. It chooses its own window: its drafts cost more."""
+SHOWN = ("ar", "sjd", "gsd:G=10,d=inf", HEAD)
 THREADS = 1  # a model this small gains little from more threads, and is slowed down when other processes use the cores
-PICTURE, TABLES = "grid.png", "report.md"
+PICTURE, TABLES, FIRST = "grid.png", "report.md", "first-look"
+_FIRST_IMAGES = 2  # of AR and of the decoder with a head, eager, while the compiler has not begun
 
 
 def demo(
@@ -35,8 +34,9 @@ def demo(
     compile: str = AUTO,
     reporter: Reporter | None = None,
     score_reporter: scoring.ScoreReporter | None = None,
+    tell: Callable[[str], object] = lambda line: None,
 ) -> list[dict]:
-    """Compare decoders on the embedded model, with the windows that are the fastest here (`specbench demo`).
+    """Compare decoders on the embedded model (`specbench demo`).
 
     Args:
         out: folder of the runs, `report.md` and `grid.png`.
@@ -44,6 +44,7 @@ def demo(
         compile: whether to compile the steps, "on" or "off"; "auto": where a compiler is there, because over an eager
             AR a speed-up says little.
         reporter, score_reporter: receive progress; silent if None.
+        tell: receives a line about two images that are decoded before the steps are compiled.
 
     Returns:
         One dict per run, with the columns of `report`.
@@ -53,12 +54,10 @@ def demo(
     """
     out, reporter = Path(out), reporter or Reporter()
     steps = "on" if compile == AUTO and missing(chosen_device(AUTO)) is None else compile
-    flags = {"threads": THREADS, "limit": limit, "compile": steps, "out": str(out)}
-    window, head_window = (
-        shared_window(_plan(flags | {"decoder": [name]}), _WINDOWS, reporter) for name in (_TUNED, _WITH_HEAD)
-    )
-    decoders = [*SHOWN, f"{_WITH_HEAD},window={head_window}"]
-    summary = run_plans(_plan(flags | {"decoder": decoders, "window": window}), reporter)
+    flags = {"threads": THREADS, "window": WINDOW, "out": str(out)}
+    if steps == "on" and not (out / PICTURE).exists():
+        tell(_first_look(out, flags, min(limit, _FIRST_IMAGES)))
+    summary = run_plans(_plan(flags | {"decoder": [*SHOWN], "limit": limit, "compile": steps}), reporter)
     if problem := summary.problem():
         raise problem
     scoring.score(summary.folders, reporter=score_reporter).check()
@@ -66,6 +65,16 @@ def demo(
     write_pictures({name: row.folder for name, row in unique_names(rows).items()}, out / PICTURE)
     (out / TABLES).write_text(render(rows, everything=True, explain=True))
     return [record(row) for row in rows]
+
+
+def _first_look(out: Path, flags: Mapping[str, object], limit: int) -> str:
+    """Decode `limit` prompts eagerly with AR and the decoder with a head; one line about their speed and pictures."""
+    eager = {"decoder": ["ar", HEAD], "limit": limit, "compile": "off", "out": str(out / FIRST)}
+    rows = report_rows(run_plans(_plan(flags | eager), Reporter()).folders)
+    write_pictures({name: row.folder for name, row in unique_names(rows).items()}, out / PICTURE)
+    gain = record(rows[-1]).get("speed_up")
+    fast = f"{HEAD} is {gain:.1f} times as fast as AR, both" if gain else "pictures of AR and a draft head,"
+    return f"First look, {limit} images: {fast} not compiled yet: {out / PICTURE}"
 
 
 def _plan(flags: Mapping[str, object]) -> Plan:

@@ -33,7 +33,7 @@ from specbench.runs.run_progress import Reporter
 from specbench.runs.settings import Value, decoder_settings, merge, run_settings
 from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_code, decoder_name, resolve
 from specbench.specs.run_spec import RunSpec, Sampling
-from specbench.store.run_folders import find_runs_like, read_infos, run_folder, same_but_for_threads, without_options
+from specbench.store.run_folders import find_runs_like, read_infos, run_folder, same_but_for_threads
 from specbench.store.run_info import describe_point
 from specbench.store.schema import AR_SPANS
 from specbench.system import console, plugins
@@ -197,22 +197,6 @@ def _choose_window(
         raise SpecbenchError("--window auto: cannot be measured with --workers or --ray", "omit them, or set a number")
     window, curve = _tuned_window(model, plan, decoder, planned.windows, reporter)
     return with_window(decoder, window), curve
-
-
-def shared_window(plan: Plan, windows: Sequence[int], reporter: Reporter) -> int:
-    """The one of `windows` that is the fastest here for the plan's one decoder, for all decoders of a comparison; of a
-    stored run of that decoder its window, so that repeating a command resumes it."""
-    [decoder] = (planned.spec for planned in plan.decoders)
-    like = vars(plan.spec(decoder, plan.model.weights_sha256())) | {"decoder": without_options(decoder, "window")}
-    for info in find_runs_like(plan.out, **like).values():
-        return int(dict(info.spec.decoder.options)["window"])
-    reporter.note(f"measuring which window is the fastest here for {decoder.name}")
-
-    def tuned(compiled: bool) -> int:
-        model = load_for_run(plan.model, plan.device, plan.dtype, plan.threads, compiled)
-        return _tuned_window(model, plan, decoder, windows, reporter)[0]
-
-    return compiler.compiled_or_eagerly(plan.settings["compile"].value, plan.compiled, tuned, reporter.note)
 
 
 def _tuned_window(

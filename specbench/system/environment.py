@@ -165,6 +165,16 @@ def _cpu_model() -> str | None:
     return name or platform.processor() or platform.machine() or None
 
 
+def cpu_features() -> str:
+    """What compiled code may use of this processor, as text: its name, and on Linux the instructions it knows."""
+    try:
+        table = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        table = []
+    known = (line for line in table if line.lower().startswith(("flags", "features")))
+    return f"{_cpu_model()} {next(known, '')}"
+
+
 def _model_name(table: str) -> str | None:
     lines = (line.partition(":") for line in table.splitlines() if line.lower().startswith("model name"))
     return next((name.strip() for _, _, name in lines if name.strip() != "-"), None)

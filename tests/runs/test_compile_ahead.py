@@ -1,6 +1,7 @@
 """Decoders are compiled side by side: what was never compiled here, by other processes, and once."""
 
 import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,9 +54,11 @@ def test_decoders_that_were_never_compiled_here_are_compiled_by_another_process_
     model = tiny.tiny_model()
     for _ in ("first", "again"):
         with compiled_ahead(load, warm_up, model, SPECS, ["a cat"]) as wait:
+            while not compile_ahead._mark(SPECS[-1]).exists():
+                time.sleep(0.05)
             for spec in SPECS[1:]:
                 wait(spec)
-                assert compile_ahead._mark(spec).exists(), "by the other process, before this one is done"
+            assert compile_ahead._mark(SPECS[-1]).exists(), "by the other process, before this one is done"
         [loaded] = cache.glob("loaded *")
         assert loaded.name != f"loaded {os.getpid()}"
 
@@ -66,7 +69,12 @@ def test_a_process_that_fails_holds_nobody_up(cache, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", "")  # so that it finds no `load`
     with compiled_ahead(load, warm_up, tiny.tiny_model(), SPECS, ["a cat"]) as wait:
         wait(SPECS[1])
+        wait(SPECS[1])
     assert not list(cache.glob("loaded *"))
+
+
+def test_a_decoder_is_compiled_by_the_first_process_that_begins_it(tmp_path):
+    assert [compile_ahead._claim(str(tmp_path), spec) for spec in (*SPECS, *SPECS)] == [True] * 3 + [False] * 3
 
 
 def test_one_core_compiles_alone(cache, monkeypatch):

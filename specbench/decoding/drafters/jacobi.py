@@ -84,7 +84,7 @@ class Jacobi:
             q = torch.where((forced >= 0)[..., None], one_hot(forced.clamp(min=0), q.shape[-1]), q)
         tokens.scatter_(1, positions, torch.where(fresh, drawn, tokens.gather(1, positions)))
         if self._p is None:
-            return q
+            return q.contiguous()  # as in later steps, so that compiled verification has one form
         # One table of all distributions: a choice between whole rows is much faster than one between their entries.
         slot, columns = self._slots[:drafts], self._p.shape[1]
         kept = (slot + self._shift[:, None]).clamp(max=columns - 1)

@@ -11,6 +11,7 @@ so that verification stays exact, and as many passes as drafts give the drafts o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -24,6 +25,7 @@ from specbench.decoding.noise import Stream
 from specbench.decoding.sampling import FEW, Target, at, draw, features_at, for_rows
 from specbench.decoding.verification.ratio_tests import standard
 from specbench.models.interface import TokenLayout
+from specbench.models.transformer.compilation import in_turn
 from specbench.models.vertical_head import embedded, known_features, places_before, slots_above, vertical_head_for
 
 _LEAST_SHARE = 0.02  # Of the largest probability, below which the coupled head's q has none
@@ -90,7 +92,9 @@ class Vertical(JacobiTree):
         drafts = []
         for start in range(0, positions.shape[1], self._reach):
             run = slice(start, start + self._reach)
-            drafts += self._draft_run(committed, positions[:, run], refined[:, run], uniform[:, run], step, q[:, run])
+            drafts.append(
+                self._draft_run(committed, positions[:, run], refined[:, run], uniform[:, run], step, q[:, run])
+            )
         keeps, recorded = zip(*drafts, strict=True)
         return torch.where(torch.cat(keeps, 1)[..., None], q, torch.cat(recorded, 1))
 
@@ -104,9 +108,9 @@ class Vertical(JacobiTree):
 
     def _draft_run(
         self, committed: Tensor, positions: Tensor, refined: Tensor, uniform: Tensor, step: Tensor, q: Tensor
-    ) -> list[tuple[Tensor, Tensor]]:
+    ) -> tuple[Tensor, Tensor]:
         """Draft slots `positions` [B, k], k at most `_reach`, from left to right: of each, whether its refined draft,
-        drawn from `q` [B, k, V], keeps that q, [B, n], and the head's distribution [B, n, V]. What is known of all of
+        drawn from `q` [B, k, V], keeps that q, [B, k], and the head's distribution [B, k, V]. What is known of all of
         them, so all but the token before each, is computed at once."""
         tokens = self._batch.tokens
         slots = self._twice(positions)
@@ -117,41 +121,47 @@ class Vertical(JacobiTree):
         same_above = refined & is_fed.all(-1)
         fed_before = around(self._fed, places[..., 0])
         refined_tokens = tokens.gather(1, positions)
-        coupled = self._coupled(positions, refined, refined_tokens, step, q) if self._couples else None
+        coupled = self._coupled(positions, refined, refined_tokens, step, q) if self._couples else ()
         first = around(tokens, places[:, 0, :1])
 
-        def drawn(drafts: slice, token: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            """Tokens [B, n], whether they keep their q, and the head's distributions [B, n, V] for the drafts `drafts`,
-            given the `token` [B, n] before each and what it adds to the first layer."""
-            ahead = self._head.features(mixed[:, drafts] + before)
-            proposed = self._draft_target(self._head_logits(ahead), positions[:, drafts])
-            kept = same_above[:, drafts] & (token == fed_before[:, drafts])
-            stays, weights, old = kept, proposed, refined_tokens[:, drafts]
-            if coupled is not None:
-                least, shared = coupled
-                stays = kept | (at(proposed, old) > least[:, drafts])
-                weights = standard(proposed, shared[:, drafts])
-            return torch.where(stays, old, draw(weights, uniform[:, drafts])), kept, proposed
+        def drawn(
+            token: Tensor,
+            before: Tensor,
+            mixed: Tensor,
+            positions: Tensor,
+            uniform: Tensor,
+            same_above: Tensor,
+            fed_before: Tensor,
+            old: Tensor,
+            least: Tensor | None = None,
+            shared: Tensor | None = None,
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            """Tokens [B, n], whether they keep their q, and the head's distributions [B, n, V] for n drafts, given the
+            `token` [B, n] before each and what it adds to the first layer."""
+            proposed = self._draft_target(self._head_logits(self._head.features(mixed + before)), positions)
+            kept = same_above & (token == fed_before)
+            stays, weights = kept, proposed
+            if shared is not None:
+                stays = kept | (at(proposed, old) > least)
+                weights = standard(proposed, shared)
+            return torch.where(stays, old, draw(weights, uniform)), kept, proposed
 
-        count = positions.shape[1]
+        def one(carry: tuple[Tensor, Tensor], given: Sequence[Tensor]) -> tuple[tuple, tuple]:
+            chosen = drawn(*carry, *given)
+            return (chosen[0], self._mixed_before(chosen[0])), chosen
+
         # Slot 0 has no token before it; it can only be the first of the run.
         start = torch.where(slots[:, :1, None] > 0, self._mixed_before(first.clamp(min=0)), 0.0)
+        given = mixed, positions, uniform, same_above, fed_before, refined_tokens, *coupled
         if self._passes:
             chosen = torch.where(refined, refined_tokens, around(tokens, places[..., 1]).clamp(min=0))
-            for _ in range(min(self._passes, count)):
+            for _ in range(min(self._passes, positions.shape[1])):
                 before = torch.cat([start, self._mixed_before(chosen[:, :-1])], 1)
-                chosen, kept, proposed = drawn(slice(count), torch.cat([first, chosen[:, :-1]], 1), before)
-            drafted = [(kept, proposed)]
+                chosen, kept, proposed = drawn(torch.cat([first, chosen[:, :-1]], 1), before, *given)
         else:
-            drafted, token, before, each = [], first, start, []
-            for draft in range(count):
-                token, kept, proposed = drawn(slice(draft, draft + 1), token, before)
-                before = self._mixed_before(token)
-                drafted.append((kept, proposed))
-                each.append(token)
-            chosen = torch.cat(each, 1)
+            chosen, kept, proposed = in_turn(one, (first, start), given)
         tokens.scatter_(1, positions, chosen)
-        return drafted
+        return kept, proposed
 
     def _head_logits(self, features: Tensor) -> Tensor:
         return self._batch.session.logits(features)

@@ -27,7 +27,7 @@ from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_to
 from specbench.models.families.llamagen import TINY_SIZES, converted, llama_config
 from specbench.models.families.simplear import QWEN, TINY_QWEN, SimpleAR, load_qwen
 from specbench.models.hub_model import codes_in
-from specbench.models.transformer.compiled_forward import CompiledStep
+from specbench.models.transformer.compilation import CompiledForms
 from specbench.models.transformer.model import Prefix
 
 TURN, END_OF_TURN = "<|im_start|>", "<|im_end|>"
@@ -71,7 +71,7 @@ class Tar(SimpleAR):
         self.second.compile()
 
     @property
-    def compiled(self) -> list[CompiledStep]:
+    def compiled(self) -> list[CompiledForms]:
         return [*super().compiled, *self.second.compiled]
 
 

@@ -1,10 +1,9 @@
-"""The target's forward as one compiled function: a few kernels (on a GPU one CUDA graph) instead of some hundred calls.
+"""The target's forward on a GPU as one compiled function: one CUDA graph instead of some hundred calls.
 
-A form is compiled per combination of shapes, so these must be few: on a CPU sizes are symbols of one form, apart from a
-lone column, whose products depend on the number of rows, and a single row; on a GPU windows are padded to the session's
-widest, a multiple of 8, and only the number of slots read is a symbol. There the layers, which are alike, are compiled
-once for all, where torch can (`nest_layers`). Guards on the arguments alone are kept, as checking all of torch's takes
-about as long as the forward of a small model; the model is checked when a session begins.
+A form is compiled per combination of shapes, so these must be few: windows are padded to the session's widest, a
+multiple of 8, and only the number of slots read is a symbol. The layers, which are alike, are compiled once for all, if
+torch can (`nest_layers`). Guards on the arguments alone are kept, as checking all of torch's takes about as long as the
+forward of a small model; the model is checked when a session begins.
 """
 
 from __future__ import annotations
@@ -23,45 +22,41 @@ from specbench.models.transformer.forward import ForwardInputs, StepModel, last_
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.llama_layer import run_layer
 
-CUDA_OPTIONS: dict[str, object] = {"triton.cudagraphs": True}  # Options of Inductor on a GPU
+CUDA_OPTIONS: dict[str, object] = {"triton.cudagraphs": True}  # Options of Inductor
 
 
 class CompiledStep(CompiledForms):
-    """`run_step` of one model under one guidance, and on a GPU its prefill: one form for all lengths, no graph."""
+    """`run_step` of one model under one guidance, a form per padded window, captured for each part of the cache; and
+    its prefill: one form for all lengths, no graph."""
 
     part = "forward"
+    prefills = True  # whether `prefill` is to be used
 
-    def __init__(self, model: StepModel, guidance: float, fixed_shapes: bool, options: dict[str, object]):
-        """`fixed_shapes`: a form per padded window, captured for each part of the cache, as CUDA graphs require;
-        `options` of Inductor."""
-        self._model, self._guidance, self._fixed_shapes, self.options = model, guidance, fixed_shapes, options
+    def __init__(self, model: StepModel, guidance: float, options: dict[str, object]):
+        """`options` of Inductor."""
+        self._model, self._guidance, self.options = model, guidance, options
         self._made: list[tuple[list[object], Compiled, Compiled]] = []
         self.follow_model()
 
     def follow_model(self) -> None:
         """Compile again if the model's modules, or its tensors' dtypes, devices or shapes have changed."""
-        kind = _kind(self._model)
+        kind = kind_of(self._model)
         if not self._made or self._made[-1][0] != kind:
             self._made.append((kind, *self._compile()))
 
     def all_compiled(self) -> Iterable[Compiled]:
         return (compiled for _, *both in self._made for compiled in both)
 
-    @property
-    def prefills(self) -> bool:
-        """Whether `prefill` is to be used: on a CPU its products take the time, not its calls."""
-        return self._fixed_shapes
-
     def _compile(self) -> tuple[Compiled, Compiled]:
         model, guidance = self._model, self._guidance
 
         def step(buffers: Sequence[tuple[Tensor, Tensor]], inputs: ForwardInputs) -> tuple[Tensor, Tensor]:
             # As a Python int the length would be a constant of the compiled code; as a tensor's size it is a shape.
-            return run_step(model, guidance, _placed(buffers, inputs.slots, inputs.index.shape[0]), inputs)
+            return run_step(model, guidance, placed(buffers, inputs.slots, inputs.index.shape[0]), inputs)
 
         def prefill(buffers: Sequence[tuple[Tensor, Tensor]], embeds: Tensor, positions: Tensor, slots: Tensor):
             index = torch.arange(embeds.shape[1], device=embeds.device)
-            cache = _placed(buffers, slots, embeds.shape[1])
+            cache = placed(buffers, slots, embeds.shape[1])
             return last_hidden_state(model.backbone, embeds, positions, (index <= slots[..., None])[:, None], cache)
 
         def not_on_model(guards: Sequence) -> list[bool]:
@@ -69,12 +64,11 @@ class CompiledStep(CompiledForms):
             return [re.search(r"\bmodel\b|\bG\[", guard.name) is None for guard in guards]
 
         filtered = {"guard_filter_fn": not_on_model}
-        forward = Compiled(step, not self._fixed_shapes, {**filtered, **self.options})
-        return forward, Compiled(prefill, True, filtered)
+        return Compiled(step, False, {**filtered, **self.options}), Compiled(prefill, True, filtered)
 
     def _call(self, number: int, *args: object) -> tuple[Tensor, Tensor] | Tensor:
         """Call the latest forward (1) or prefill (2), again without nested layers if torch cannot compile those."""
-        with _sizes_apart_floats_fixed():
+        with sizes_apart_floats_fixed():
             try:
                 return self._made[-1][number](*args)
             except SpecbenchError:
@@ -88,20 +82,19 @@ class CompiledStep(CompiledForms):
         return self._call(2, cache.buffers(), embeds, positions, slots)
 
     def __call__(self, cache: PositionCache, inputs: ForwardInputs, most: int) -> tuple[Tensor, Tensor]:
-        """See `run_step`; the next call overwrites the result. `most`: the widest forward, for fixed shapes."""
+        """See `run_step`; the next call overwrites the result. `most`: columns of the session's widest forward."""
         width = inputs.tokens.shape[1]
-        if self._fixed_shapes:
-            inputs = inputs.widened(padded_columns(max(width, most)))
-            # The number of slots read is a symbol: one form serves all parts of a cache, each captured apart.
-            for read, dim in ((inputs.index, 0), (inputs.mask, 2)):
-                if read is not None:
-                    torch._dynamo.maybe_mark_dynamic(read, dim)
-            torch.compiler.cudagraph_mark_step_begin()
+        inputs = inputs.widened(padded_columns(max(width, most)))
+        # The number of slots read is a symbol: one form serves all parts of a cache, each captured apart.
+        for read, dim in ((inputs.index, 0), (inputs.mask, 2)):
+            if read is not None:
+                torch._dynamo.maybe_mark_dynamic(read, dim)
+        torch.compiler.cudagraph_mark_step_begin()
         features, logits = self._call(1, cache.buffers(), inputs)
         return features[:, :width], logits[:, :width]
 
 
-def _placed(buffers: Sequence[tuple[Tensor, Tensor]], slots: Tensor, visible: int) -> PositionCache:
+def placed(buffers: Sequence[tuple[Tensor, Tensor]], slots: Tensor, visible: int) -> PositionCache:
     """A cache of these buffers, for compiled code, that writes `slots` and reads `visible` ones."""
     rows, capacity = slots.shape[0], buffers[0][0].shape[2]
     for buffer in chain.from_iterable(buffers):
@@ -114,8 +107,7 @@ def _placed(buffers: Sequence[tuple[Tensor, Tensor]], slots: Tensor, visible: in
 
 
 def nest_layers(backbone: nn.Module) -> None:
-    """Make each layer a region that torch compiles once for all layers alike: without it seconds grow with the depth.
-    Its generator of C++ calls, which a CPU needs, has no such regions (torch 2.13)."""
+    """Make each layer a region that torch compiles once for all layers: without it seconds grow with the depth."""
     region = getattr(torch.compiler, "nested_compile_region", None)  # torch 2.8 and later
     if region is None:
         return
@@ -145,14 +137,7 @@ def padded_columns(columns: int) -> int:
     return -(-columns // 8) * 8 if columns > 8 else 1 << (columns - 1).bit_length()
 
 
-def compiled_step(model: StepModel, guidance: float) -> CompiledStep:
-    """A `CompiledStep` for the model's device."""
-    if model.device.type == "cuda":
-        return CompiledStep(model, guidance, True, CUDA_OPTIONS)
-    return CompiledStep(model, guidance, False, {"cpp_wrapper": True})
-
-
-def _kind(model: StepModel) -> list[object]:
+def kind_of(model: StepModel) -> list[object]:
     """What compiled code assumes of a model's modules and tensors; their values are read in every call."""
     values = vars(model).values()
     modules = [part for value in values if isinstance(value, nn.Module) for part in value.modules()]
@@ -163,7 +148,7 @@ def _kind(model: StepModel) -> list[object]:
 
 
 @contextmanager
-def _sizes_apart_floats_fixed() -> Iterator[None]:
+def sizes_apart_floats_fixed() -> Iterator[None]:
     """While compiling: sizes that are equal by chance get different symbols, and a module's floats, such as the scale
     of attention, are constants. (`config.patch` would take longer than the guards.)"""
     shapes, dynamo = torch.fx.experimental._config, torch._dynamo.config

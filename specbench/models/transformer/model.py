@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +15,22 @@ from torch import Tensor, nn
 from specbench.errors import SpecbenchError
 from specbench.models.interface import Call, DraftPrompt, TokenLayout, Tree
 from specbench.models.network_sizes import whole_blocks
-from specbench.models.transformer.compilation import CompiledFunctions, call_eager, compiled_functions, keep_compiled
-from specbench.models.transformer.compiled_forward import CompiledStep, compiled_step, nest_layers
+from specbench.models.transformer.compilation import (
+    CompiledForms,
+    CompiledFunctions,
+    call_eager,
+    compiled_functions,
+    keep_compiled,
+)
+from specbench.models.transformer.compiled_forward import CUDA_OPTIONS, CompiledStep, nest_layers
 from specbench.models.transformer.forward import ForwardInputs, OutputRows, guide, run_step
 from specbench.models.transformer.host_sync import to_host
 from specbench.models.transformer.kv_cache import PARTS, CacheExtent, PositionCache, whole_parts
 from specbench.models.transformer.llama_layer import use_grouped_attention
 from specbench.system.matrix_products import join_products
+
+if TYPE_CHECKING:
+    from specbench.models.transformer.packaged_forward import PackagedStep
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class TransformerModel:
     codebook: Tensor | None
     weights_sha256: str
     backbone: nn.Module  # transformers model that maps `inputs_embeds` to `last_hidden_state`
-    _compiled_steps: dict[float, CompiledStep] | None = None
+    _compiled_steps: dict[float, CompiledStep | PackagedStep] | None = None
     _compiled_functions: dict[Hashable, CompiledFunctions]
     _spare_cache: PositionCache | None = None
     _forwards_alone = False
@@ -148,12 +158,16 @@ class TransformerModel:
     def compiles(self) -> bool:
         return self._compiled_steps is not None
 
-    def compiled_step(self, guidance: float) -> CompiledStep | None:
+    def compiled_step(self, guidance: float) -> CompiledStep | PackagedStep | None:
         """The compiled step for a guidance scale; None without `compile`."""
+        from specbench.models.transformer.packaged_forward import PackagedStep  # brings torch.export
+
         if not self.compiles:
             return None
         if guidance not in self._compiled_steps:
-            self._compiled_steps[guidance] = compiled_step(self, guidance)
+            on_gpu = self.device.type == "cuda"
+            step = CompiledStep(self, guidance, CUDA_OPTIONS) if on_gpu else PackagedStep(self, guidance)
+            self._compiled_steps[guidance] = step
         self._compiled_steps[guidance].follow_model()
         return self._compiled_steps[guidance]
 
@@ -185,7 +199,7 @@ class TransformerModel:
             self._forwards_alone = False
 
     @property
-    def compiled(self) -> list[CompiledStep | CompiledFunctions]:
+    def compiled(self) -> list[CompiledForms]:
         if not self.compiles:
             return []
         return [*self._compiled_steps.values(), *self._compiled_functions.values()]
@@ -271,13 +285,14 @@ class TransformerSession:
         return self._step(tokens, positions, slots, None, visible, start)
 
     def _readable(self, end: int) -> int:
-        """Number of slots to read, at least `end`. A GPU reads whole parts, for few different shapes."""
-        return end if self._index.device.type == "cpu" else whole_parts(end, len(self._index))
+        """Number of slots to read, at least `end`. A GPU reads whole parts, for few different shapes; a CPU at least
+        two slots, since a symbol of a form stands for no 1."""
+        return max(end, 2) if self._index.device.type == "cpu" else whole_parts(end, len(self._index))
 
     def part_starts(self) -> list[int]:
         """Stream slots from which the widest forward reads one more part of the cache; none where it reads any number.
         In a batch, rows that are ahead of the slowest may read a part earlier."""
-        if self._readable(1) == 1:
+        if self._readable(2) == 2:
             return []
         last, part = max(to_host(self._last[:, 0])), len(self._index) // PARTS
         starts = (number * part - last - self._columns + 1 for number in range(1, PARTS))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from specbench.models.interface import CompilableModel, ImageModel
 from specbench.models.transformer.compilation import compiled_folder
@@ -29,30 +30,31 @@ _MOST_BYTES = 2**30  # Weights of a model above which no other process loads the
 def compiled_ahead(
     load: ModelLoader, warm: Warm, model: ImageModel, specs: Sequence[RunSpec], texts: Sequence[str]
 ) -> Iterator[Callable[[RunSpec], None]]:
-    """While the first of `specs` is compiled here, let other cores compile those that were never compiled on this
-    machine; yields a function that waits for one of them."""
+    """While `specs` are compiled here from the first one, let other cores compile from the last one those that were
+    never compiled on this machine; yields a function that waits for a spec which another process has begun."""
     unknown = [spec for spec in specs[1:] if not _mark(spec).exists()]
     count = min(len(unknown), available_threads() - 1)
     parameters = getattr(getattr(model, "backbone", None), "parameters", list)
     weights = sum(parameter.numel() * parameter.element_size() for parameter in parameters())
     if model.device.type != "cpu" or weights > _MOST_BYTES:
         count = 0
-    crew: dict[RunSpec, subprocess.Popen] = {}
-    for part in range(count):
-        some = unknown[part::count]
-        crew |= dict.fromkeys(some, _start(load, warm, some, texts))
+    with TemporaryDirectory(prefix="specbench-") as claims:
+        work = load, warm, unknown[::-1], texts, claims
+        crew = [_start(work) for _ in range(count)]
 
-    def wait(spec: RunSpec) -> None:
-        while spec in crew and crew[spec].poll() is None and not _mark(spec).exists():
-            signals.look()
-            time.sleep(0.05)
+        def wait(spec: RunSpec) -> None:
+            if spec not in unknown or _claim(claims, spec):
+                return
+            while not _mark(spec).exists() and any(process.poll() is None for process in crew):
+                signals.look()
+                time.sleep(0.05)
 
-    try:
-        yield wait
-    finally:
-        for process in set(crew.values()):
-            process.kill()
-            process.wait()
+        try:
+            yield wait
+        finally:
+            for process in crew:
+                process.kill()
+                process.wait()
     for spec in specs:
         with suppress(OSError):
             _mark(spec).touch()
@@ -97,23 +99,33 @@ def _known_forms(spec: RunSpec) -> int:
     return _USUAL_FORMS
 
 
-def _start(load: ModelLoader, warm: Warm, specs: Sequence[RunSpec], texts: Sequence[str]) -> subprocess.Popen:
-    """A process that compiles `specs` one after the other; an interrupt of the terminal does not reach it."""
+def _start(work: tuple) -> subprocess.Popen:
+    """A process that does the `work` of `compile_given`; an interrupt of the terminal does not reach it."""
     command = [sys.executable, "-P", "-m", __name__]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(command, **pipes, start_new_session=True)
-    with suppress(BrokenPipeError), process.stdin as work:
-        pickle.dump((load, warm, specs, texts), work)
+    with suppress(BrokenPipeError), process.stdin as given:
+        pickle.dump(work, given)
     return process
 
 
 def compile_given() -> None:
-    """Compile what stands on stdin."""
-    load, warm, specs, texts = pickle.load(sys.stdin.buffer)
+    """Compile the specs in the work on stdin that no other process has begun."""
+    load, warm, specs, texts, claims = pickle.load(sys.stdin.buffer)
     model = load()
     for spec in specs:
-        warm(model, [spec], texts)
-        _mark(spec).touch()
+        if _claim(claims, spec):
+            warm(model, [spec], texts)
+            _mark(spec).touch()
+
+
+def _claim(claims: str, spec: RunSpec) -> bool:
+    """Whether this process is the first to begin `spec`."""
+    try:
+        (Path(claims) / _mark(spec).name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _mark(spec: RunSpec) -> Path:

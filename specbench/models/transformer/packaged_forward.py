@@ -1,0 +1,198 @@
+"""The target's forward on a CPU as a shared library of AOTInductor, which no guard and no Python code runs before.
+
+A library is kept under the digest of the graph that it was compiled from. Each process exports its graph, which takes
+seconds, so that changed code or another configuration never meets the library of an earlier one. Weights are arguments:
+values that change in place need no other library.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from specbench.errors import SpecbenchError
+from specbench.models.transformer.compilation import CompiledForms, compile_error, compiled_folder
+from specbench.models.transformer.compiled_forward import kind_of, placed, sizes_apart_floats_fixed
+from specbench.models.transformer.forward import ForwardInputs, StepModel, run_step
+from specbench.models.transformer.kv_cache import PositionCache
+from specbench.system.environment import cpu_features
+from specbench.system.files import lock_when_free, write_atomically
+
+_COLUMNS, _READ, _SLOTS = 13, 251, 509
+"""Sizes of the tensors that a form is traced with: different ones get a symbol each."""
+_SYMBOLS = {"tokens": (1,), "positions": (1,), "slots": (1,), "index": (0,), "mask": (1, 2)}
+"""Dimensions of inputs that are symbols."""
+_Buffers = Sequence[tuple[Tensor, Tensor]]
+_Runner = torch._C._aoti.AOTIModelContainerRunnerCpu
+
+
+class PackagedStep(CompiledForms):
+    """`run_step` of one model under one guidance: a form for each number of rows, and for a lone column, a window and a
+    tree; the numbers of columns, of slots that are read and of slots of the cache are symbols."""
+
+    part = "forward"
+    prefills = False  # Products take the time of a prefill on a CPU, not calls.
+
+    def __init__(self, model: StepModel, guidance: float):
+        self._model, self._guidance, self.options = model, guidance, {}
+        self._compiled = SimpleNamespace(seconds=0.0, forms=0)
+        self._kind: list[object] = []
+        self._runners: dict[tuple[object, ...], _Runner] = {}
+        self.follow_model()
+
+    def follow_model(self) -> None:
+        """Take the model's present tensors, and compile again if its modules, or their dtypes or shapes, changed."""
+        kind = kind_of(self._model)
+        if kind != self._kind:
+            self._kind, self._runners = kind, {}
+        self._weights = list(_Step(self._model, self._guidance).tensors().values())
+
+    def all_compiled(self) -> Iterable[SimpleNamespace]:
+        return [self._compiled]
+
+    def __call__(self, cache: PositionCache, inputs: ForwardInputs, most: int) -> tuple[Tensor, Tensor]:
+        """See `run_step`; `most` is for fixed shapes."""
+        rows, columns = inputs.tokens.shape
+        key = rows, columns == 1, inputs.mask is None, *(tensor.shape for tensor in inputs.state)
+        if key not in self._runners:
+            self._runners[key] = self._runner(cache.buffers(), inputs)
+        # The library assumes the strides that it was traced with.
+        given = [tensor.contiguous() for tensor in (*inputs[:-1], *inputs.state) if tensor is not None]
+        buffers = [buffer for pair in cache.buffers() for buffer in pair]
+        features, logits = self._runners[key].run([*self._weights, *buffers, *given])
+        return features, logits
+
+    def _runner(self, buffers: _Buffers, inputs: ForwardInputs) -> _Runner:
+        """Load the library for such arguments, after compiling it if it is not kept."""
+        from torch._dynamo.callback import CallbackTrigger, callback_handler  # seconds of imports
+
+        start = time.perf_counter()
+        try:
+            with (
+                torch.inference_mode(False),
+                torch.no_grad(),
+                warnings.catch_warnings(action="ignore"),
+                callback_handler.install_callbacks(CallbackTrigger.DYNAMO, self.part),
+                sizes_apart_floats_fixed(),
+            ):
+                exported, arguments = _export(_Step(self._model, self._guidance), buffers, inputs)
+                library = compiled_folder() / f"forward-{_digest(exported)}.so"
+                runner = _load(library) or _compile_once(exported, arguments, library)
+        except SpecbenchError:
+            raise
+        except Exception as error:  # whatever the compiler raises
+            raise compile_error(error) from error
+        self._compiled.seconds += time.perf_counter() - start
+        self._compiled.forms += 1
+        return runner
+
+
+class _Step(nn.Module):
+    """`run_step` of a model as a module with the model's tensors, which tracing may replace."""
+
+    def __init__(self, model: StepModel, guidance: float):
+        super().__init__()
+        self._model, self._guidance = copy.copy(model), guidance
+        for name, value in vars(model).items():
+            if isinstance(value, nn.Module):
+                self.add_module(name, value)
+            elif isinstance(value, Tensor):
+                self.register_buffer(name, value)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.named_parameters()) | dict(self.named_buffers())
+
+    def apart(self) -> _Step:
+        """The same tensors in other modules: tracing leaves its own tensors in those that it replaces."""
+        apart = copy.copy(self)
+        shared = {id(tensor): tensor for tensor in self.tensors().values()}
+        apart._modules = copy.deepcopy(self._modules, shared)
+        for name, module in apart._modules.items():
+            setattr(apart._model, name, module)
+        return apart
+
+    def forward(self, buffers: _Buffers, inputs: Sequence) -> tuple[Tensor, Tensor]:
+        for name, tensor in self._buffers.items():
+            setattr(self._model, name, tensor)
+        fed = ForwardInputs(*inputs)
+        return run_step(self._model, self._guidance, placed(buffers, fed.slots, fed.index.shape[0]), fed)
+
+
+class _OfWeights(nn.Module):
+    """A step as a function of its weights, too."""
+
+    def __init__(self, step: _Step):
+        super().__init__()
+        self._step = (step,)  # no submodule, whose tensors would be constants
+
+    def forward(self, weights: Mapping[str, Tensor], buffers: _Buffers, inputs: Sequence) -> tuple[Tensor, Tensor]:
+        return torch.func.functional_call(self._step[0], weights, (buffers, inputs))
+
+
+def _export(step: _Step, buffers: _Buffers, inputs: ForwardInputs) -> tuple[ExportedProgram, tuple]:
+    """Trace a step for such arguments; returns also the arguments it was traced with, whose values are never read."""
+    columns = 1 if inputs.tokens.shape[1] == 1 else _COLUMNS
+    symbol = Dim.DYNAMIC
+    sizes: dict[str, Sequence[int]] = {"tokens": (columns,), "positions": (columns,), "slots": (columns,)}
+    sizes |= {"index": (_READ,), "mask": (columns, _READ)}
+    fed, symbols = [], []
+    for name, value in zip(ForwardInputs._fields[:-1], inputs[:-1], strict=True):
+        changed = dict(zip(_SYMBOLS.get(name, ()), sizes.get(name, ()), strict=True))
+        fed.append(None if value is None else _blank(value, changed))
+        symbols.append({dim: symbol for dim, size in changed.items() if size > 1} if value is not None else None)
+    fed.append(tuple(_blank(tensor, {}) for tensor in inputs.state))
+    symbols.append(tuple({} for _ in inputs.state))
+    weights = {name: _blank(tensor) for name, tensor in step.tensors().items()}
+    kept = [tuple(_blank(buffer, {2: _SLOTS}) for buffer in pair) for pair in buffers]
+    shapes = {name: {} for name in weights}, [({2: symbol}, {2: symbol}) for _ in kept], symbols
+    arguments = weights, kept, fed
+    exported = torch.export.export(_OfWeights(step.apart()), arguments, dynamic_shapes=shapes, strict=False)
+    if exported.constants or any(span.lower > 2 or span.upper < 2**31 for span in exported.range_constraints.values()):
+        raise RuntimeError(f"tensors that are no weights, or sizes with bounds: {exported.range_constraints}")
+    return exported, arguments
+
+
+def _blank(tensor: Tensor, sizes: Mapping[int, int] | None = None) -> Tensor:
+    """Memory of a tensor's kind: contiguous with other `sizes` of some dimensions, or with the tensor's own strides."""
+    if sizes is None:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return torch.empty([sizes.get(dim, size) for dim, size in enumerate(tensor.shape)], dtype=tensor.dtype)
+
+
+def _digest(exported: ExportedProgram) -> str:
+    """Digest of all that a library depends on besides torch's version: graph, shapes, strides, threads, processor."""
+    text = exported.graph_module.print_readable(print_output=False, include_stride=True, include_device=True)
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]  # places in files
+    return sha256("\n".join([*lines, str(torch.get_num_threads()), cpu_features()]).encode()).hexdigest()[:32]
+
+
+def _load(library: Path) -> _Runner | None:
+    """The library's entry; None if it does not exist or is damaged."""
+    try:
+        return _Runner(str(library), 1) if library.exists() else None
+    except RuntimeError:
+        return None
+
+
+def _compile_once(exported: ExportedProgram, arguments: tuple, library: Path) -> _Runner:
+    """Compile and keep a library, unless another process does so meanwhile."""
+    with ExitStack() as locked:
+        with suppress(OSError):  # a cache that cannot be written
+            locked.callback(os.close, lock_when_free(library.with_suffix(".lock"), ""))
+        if loaded := _load(library):
+            return loaded
+        made = Path(str(torch._inductor.aot_compile(exported.module(check_guards=False), arguments)))
+        with suppress(SpecbenchError):
+            write_atomically(library, made.read_bytes())
+    return _load(library) or _Runner(str(made), 1)
