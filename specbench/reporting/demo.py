@@ -72,7 +72,7 @@ def _first_look(out: Path, flags: Mapping[str, object], limit: int) -> str:
     eager = {"decoder": ["ar", HEAD], "limit": limit, "compile": "off", "out": str(out / FIRST)}
     rows = report_rows(run_plans(_plan(flags | eager), Reporter()).folders)
     write_pictures({name: row.folder for name, row in unique_names(rows).items()}, out / PICTURE)
-    gain = record(rows[-1]).get("speed_up")
+    gain = record(rows[-1])["speedup"]
     fast = f"{HEAD} is {gain:.1f} times as fast as AR, both" if gain else "pictures of AR and a draft head,"
     return f"First look, {limit} images: {fast} not compiled yet: {out / PICTURE}"
 

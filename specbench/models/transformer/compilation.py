@@ -47,7 +47,11 @@ def in_turn(step: Callable, carry: tuple[Tensor, ...], given: Sequence[Tensor]) 
             carry, outputs = step(carry, [tensor.unsqueeze(1) for tensor in columns])
             return carry, tuple(output.squeeze(1).clone() for output in outputs)  # apart from the carry
 
-        return list(scan(column, carry, tuple(given), dim=1)[1])
+        # With the strides of the eager result, so that what reads it has one form.
+        return [
+            joined.clone(memory_format=torch.contiguous_format)
+            for joined in scan(column, carry, tuple(given), dim=1)[1]
+        ]
     made = []
     for number in range(given[0].shape[1]):
         carry, outputs = step(carry, [tensor[:, number : number + 1] for tensor in given])
@@ -159,7 +163,8 @@ class CompiledFunctions(CompiledForms):
         """`options` of Inductor."""
         # A hash uses each intermediate result twice; unless these are materialised early, the fused expression grows
         # exponentially, and compiling takes minutes.
-        self.options = {"realize_opcount_threshold": 8, **options}
+        # Of a loop's results, updated in place, torch 2.13 declares a buffer twice.
+        self.options = {"realize_opcount_threshold": 8, "inplace_buffers": False, **options}
         self._compiled: dict[Callable, Compiled] = {}
 
     def __call__(self, function: Callable[Args, Result], *args: Args.args) -> Result:
