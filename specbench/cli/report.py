@@ -161,6 +161,7 @@ def figure(
     prompts: _TablePrompts = None,
     out: opt.Out = "results",
 ) -> None:
+    from specbench.papers.field import FIGURE, chart_of_field
     from specbench.papers.html_page import figure_charts
     from specbench.papers.reproduce import measured_table
     from specbench.papers.table_files import is_table, load_table
@@ -175,7 +176,7 @@ def figure(
         raise SpecbenchError("a figure takes --format pdf, svg or png, and --width column or page")
     opt.warn_of_ending(to, fmt, {*_FIGURE_FORMATS} - {fmt})
     tables = [measured_table(load_table(run), model, prompts, out) for run in runs or () if is_table(run)]
-    rows = [] if tables else report_rows(find_runs(out, runs or ()))
+    rows = [] if tables or (name == FIGURE and not runs) else report_rows(find_runs(out, runs or ()))
     folders = {name: row.folder for name, row in unique_names(rows).items()}
     folders |= {line.label: folder for table in tables for line in table.lines for folder in line.folders}
     kind = name.partition(":")[0]
@@ -184,7 +185,7 @@ def figure(
         drawn, numbers = picture_figures.grid_figure(grid, width), grid.csv
     else:
         shown = [chart for table in tables for chart in figure_charts(table)] if tables else page_charts(rows)
-        charts = figures.figure_names(shown)
+        charts = figures.figure_names(shown) | ({} if tables else {FIGURE: chart_of_field(rows)})
         if tables and not charts:
             what = f"no chart of {', '.join(runs)}: neither the paper nor a run here has its numbers"
             raise SpecbenchError(what, "run it with specbench bench, or name another model with --model")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from specbench.reporting.columns import between, number
-from specbench.reporting.marks import Marks, mark_at
+from specbench.reporting.marks import Mark, Marks, mark_at
 from specbench.reporting.plot_data import LOGP_EDGES, STEP_SPANS, Point, lower_is_better
 from specbench.reporting.row import ReportRow
 from specbench.stats import Estimate
@@ -86,6 +86,36 @@ def _figure_caption(curves: Sequence[Curve]) -> str:
     if not printed:
         return f"All {ours}: the paper prints no numbers of this."
     return "Hollow and dashed: the paper's values." + (f" Filled: {ours}." if measured else "")
+
+
+def field_chart(printed: Mapping[str, Sequence[tuple[float, float, str]]], measured: Sequence[ReportRow]) -> Chart:
+    """Latency ratio against step ratio: (step ratio, latency ratio, name) of printed rows by paper, hollow, and report
+    rows, filled. Above the diagonal more latency than steps is saved."""
+    hollow = [
+        {"x": x, "y": y, "run": paper, "told": f"{paper}: {name}\nsteps {number(x)}x\nlatency {number(y)}x"}
+        for paper, rows in printed.items()
+        for x, y, name in rows
+    ]
+    filled = [
+        _estimates(Estimate(row.over_ar.step_ratio), row.over_ar.speedup)
+        | {"run": f"measured here, {row.model}", "told": f"{row.label}\n{_told(row.over_ar.speedup)}"}
+        for row in measured
+    ]
+    top = max([1, *(end for point in (*hollow, *filled) for end in (point["x"], point["y"]))])
+    names = dict.fromkeys(point["run"] for point in (*hollow, *filled))
+    ours = Mark("#000000", "circle")
+    marks = {name: mark_at(place) if name in printed else ours for place, name in enumerate(names)}
+    return _chart(
+        "The field",
+        "Hollow: printed. Filled: measured here. Above the diagonal more latency than steps is saved, which fewer "
+        "forwards alone cannot bring.",
+        {"x": _axis("step ratio"), "y": _axis("latency ratio"), **_scales(marks, legend=True)},
+        [
+            _layer("line", [{"x": end, "y": end} for end in (0, top)], None, dash=DASH),
+            _dots(hollow, hollow=True, size=3), *_bars(filled), _dots(filled),
+        ],
+        rows=18,
+    )  # fmt: skip
 
 
 def pareto_chart(points: Sequence[Point], metric: str, marks: Marks) -> Chart:

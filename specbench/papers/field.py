@@ -1,0 +1,138 @@
+"""Printed speeds of all papers by model and prompt set, side by side, and where they contradict each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from specbench.papers.forecasts import printed_values
+from specbench.papers.table import STEP_RATIOS, Row, Table
+from specbench.papers.table_files import load_tables
+from specbench.reporting.charts import Chart, field_chart
+from specbench.reporting.figures import Drawn, chart_figure
+from specbench.reporting.report_rows import report_rows
+from specbench.reporting.row import ReportRow
+from specbench.specs.options import plain
+from specbench.store.run_folders import Names, find_runs
+from specbench.system.device_peaks import SHORT_NAMES
+
+FIGURE = "field"
+APART = 1.2  # AR seconds of a model on a GPU that differ by more contradict each other
+AR_SECONDS, MORE_LATENCY = "AR seconds", "latency ratio above step ratio"
+UNEXPLAINED, NO_GPU = "not explained by the papers", "the paper names no GPU"
+
+
+def field() -> list[dict[str, object]]:
+    """Printed speeds of all papers' tables, with what contradicts them; figures of the papers are left out.
+
+    Returns:
+        One dict per row with seconds of AR or a latency ratio: `model, prompts, paper, table, row, gpu` (None if the
+        paper names none), `decoder` (with the options that its table varies), `seconds`, `latency_ratio`,
+        `step_ratio`, `ar_step_ms`, `step_ms`, `contradiction` (`AR seconds`: above 1.2 times the lowest of the model
+        on this GPU, or the lowest of all if the paper names no GPU; `latency ratio above step ratio`) and its `reason`,
+        if the table's file has one.
+        Ratios are the printed ones, or else of the printed seconds and NFE; None if there is neither.
+
+    Raises:
+        SpecbenchError: a damaged table.
+    """
+    rows = [row for table in load_tables() if not table.axes for row in _speeds(table)]
+    return [row | _contradiction(row, rows) for row in rows]
+
+
+def field_figure(runs: Names = (), out: str | Path = "results", width: str = "column") -> Drawn:
+    """Draw printed latency ratios against step ratios, and those of runs (`specbench figure field RUNS`).
+
+    Args:
+        runs: run id, unique beginning of one, or folder, or a list of them; none by default.
+        out: the results folder of the runs.
+        width: "column" or "page".
+
+    Returns:
+        The figure of matplotlib.
+
+    Raises:
+        SpecbenchError: an unknown or damaged run.
+    """
+    return chart_figure(chart_of_field(report_rows(find_runs(out, runs)) if runs else []), width)
+
+
+def chart_of_field(measured: Sequence[ReportRow]) -> Chart:
+    """Chart of all printed rows with both ratios, by paper, and of the report rows."""
+    printed: dict[str, list[tuple[float, float, str]]] = {}
+    for row in field():
+        if row["decoder"] != "ar" and row["step_ratio"] and row["latency_ratio"]:
+            name = f"{row['table']}, {row['model']}, {row['row']}"
+            printed.setdefault(str(row["paper"]), []).append((row["step_ratio"], row["latency_ratio"], name))
+    return field_chart(printed, [row for row in measured if row.decoder != "ar" and row.over_ar.speedup is not None])
+
+
+def _speeds(table: Table) -> Iterator[dict[str, object]]:
+    """The rows of a table with seconds of AR or a latency ratio."""
+    for row in table.rows:
+        printed, settings = printed_values(table, row), row.settings
+        ar = next((printed_values(table, one) for one in table.rows if _is_ar(one) and _place(one) == _place(row)), {})
+        latency = printed.get("speedup", _ratio(ar, printed, "latency_ms"))
+        if latency is None or (_is_ar(row) and "latency_ms" not in printed):
+            continue
+        steps = next((printed[key] for key in STEP_RATIOS if key in printed), _ratio(ar, printed, "nfe"))
+        yield {
+            "model": settings.get("model"),
+            "prompts": settings.get("prompts"),
+            "paper": str(table.paper).replace("pp", "++"),
+            "table": table.name,
+            "row": f"{row.group}: {row.label}" if row.group else row.label,
+            "gpu": row.hardware and re.sub(r"NVIDIA | \(.*", "", row.hardware),
+            "decoder": _name(table, row),
+            "seconds": _over(printed.get("latency_ms"), 1e3),
+            "latency_ratio": latency,
+            "step_ratio": steps,
+            "ar_step_ms": _over(ar.get("latency_ms"), ar.get("nfe")),
+            "step_ms": _over(printed.get("latency_ms"), printed.get("nfe")),
+            "reason": row.notes.get("speedup", row.notes.get("row")),
+        }
+
+
+def _is_ar(row: Row) -> bool:
+    return row.settings.get("decoder") == "ar"
+
+
+def _place(row: Row) -> tuple:
+    return tuple(row.settings.get(name) for name in ("model", "prompts"))
+
+
+def _over(value: float | None, by: float | None) -> float | None:
+    return value / by if value and by else None
+
+
+def _ratio(ar: Mapping[str, float], printed: Mapping[str, float], key: str) -> float | None:
+    return _over(ar.get(key), printed.get(key))
+
+
+def _name(table: Table, row: Row) -> str:
+    """The decoder with the options that the table varies; the row's label if it cannot be run."""
+    if not (name := row.settings.get("decoder")):
+        return row.label
+    alike = [one.settings["options"] for one in table.rows if one.settings.get("decoder") == name]
+    varied = {key: value for key, value in row.settings["options"].items() if len({str(o.get(key)) for o in alike}) > 1}
+    return " ".join([str(name), *(f"{key}={plain(value)}" for key, value in varied.items())])
+
+
+def _contradiction(row: Mapping, rows: Sequence[Mapping]) -> dict[str, object]:
+    """The kind of a row's contradiction, None if there is none, and its reason."""
+    if row["decoder"] == "ar":
+        seconds = [one for one in rows if one["decoder"] == "ar" and one["model"] == row["model"]]
+        family = gpu_family(row["gpu"])
+        alike = [one["seconds"] for one in seconds if family is None or gpu_family(one["gpu"]) == family]
+        kind = AR_SECONDS if row["seconds"] > APART * min(alike) else None
+        unknown = UNEXPLAINED if family else NO_GPU
+    else:
+        kind = MORE_LATENCY if row["step_ratio"] and row["latency_ratio"] > row["step_ratio"] else None
+        unknown = UNEXPLAINED
+    return {"contradiction": kind, "reason": (row["reason"] or unknown) if kind else None}
+
+
+def gpu_family(gpu: str | None) -> str | None:
+    """The GPU without its variant, such as "A100"; None for no known one."""
+    return next((short for short in SHORT_NAMES if gpu and re.search(rf"\b{short}\b", gpu)), None)
