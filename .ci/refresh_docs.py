@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 import typer
+from field_page import field_alone, field_tables
 from markdown_blocks import ROOT, as_table, escape
 from measured_blocks import drills, effects, gpu, paper_plan, printed_latencies, reference, results, schedules
 
@@ -388,6 +389,8 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "decoders": decoders,
     "drills": drills,
     "effects": effects,
+    "field": field_tables,
+    "field-alone": field_alone,
     "file": file,
     "functions": functions,
     "gpu": gpu,

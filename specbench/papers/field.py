@@ -20,19 +20,18 @@ from specbench.system.device_peaks import SHORT_NAMES
 FIGURE = "field"
 APART = 1.2  # AR seconds of a model on a GPU that differ by more contradict each other
 AR_SECONDS, MORE_LATENCY = "AR seconds", "latency ratio above step ratio"
-UNEXPLAINED, NO_GPU = "not explained by the papers", "the paper names no GPU"
+UNEXPLAINED, NO_GPU = "not explained by the papers", "no GPU is named"
 
 
 def field() -> list[dict[str, object]]:
     """Printed speeds of all papers' tables, with what contradicts them; figures of the papers are left out.
 
     Returns:
-        One dict per row with seconds of AR or a latency ratio: `model, prompts, paper, table, row, gpu` (None if the
-        paper names none), `decoder` (with the options that its table varies), `seconds`, `latency_ratio`,
-        `step_ratio`, `ar_step_ms`, `step_ms`, `contradiction` (`AR seconds`: above 1.2 times the lowest of the model
-        on this GPU, or the lowest of all if the paper names no GPU; `latency ratio above step ratio`) and its `reason`,
-        if the table's file has one.
-        Ratios are the printed ones, or else of the printed seconds and NFE; None if there is neither.
+        One dict per row with seconds of AR or a latency ratio: `model, prompts, paper, table, source, row, gpu` (None
+        if none is named), `decoder` (with the options that its table varies), `seconds`, `latency_ratio`,
+        `step_ratio` (printed, or else of the printed seconds and NFE), `ar_step_ms`, `step_ms`, `contradiction`
+        (`AR seconds`: above 1.2 times the lowest of the model on this GPU, or of all if no GPU is named;
+        `latency ratio above step ratio`), its `reason`, and of AR `times_lowest`. None if unknown.
 
     Raises:
         SpecbenchError: a damaged table.
@@ -82,6 +81,7 @@ def _speeds(table: Table) -> Iterator[dict[str, object]]:
             "prompts": settings.get("prompts"),
             "paper": str(table.paper).replace("pp", "++"),
             "table": table.name,
+            "source": table.source,
             "row": f"{row.group}: {row.label}" if row.group else row.label,
             "gpu": row.hardware and re.sub(r"NVIDIA | \(.*", "", row.hardware),
             "decoder": _name(table, row),
@@ -114,7 +114,8 @@ def _name(table: Table, row: Row) -> str:
     """The decoder with the options that the table varies; the row's label if it cannot be run."""
     if not (name := row.settings.get("decoder")):
         return row.label
-    alike = [one.settings["options"] for one in table.rows if one.settings.get("decoder") == name]
+    same = [one.settings for one in table.rows if one.settings.get("decoder") == name]
+    alike = [settings["options"] for settings in same if settings.get("model") == row.settings.get("model")]
     varied = {key: value for key, value in row.settings["options"].items() if len({str(o.get(key)) for o in alike}) > 1}
     return " ".join([str(name), *(f"{key}={plain(value)}" for key, value in varied.items())])
 
@@ -122,15 +123,18 @@ def _name(table: Table, row: Row) -> str:
 def _contradiction(row: Mapping, rows: Sequence[Mapping]) -> dict[str, object]:
     """The kind of a row's contradiction, None if there is none, and its reason."""
     if row["decoder"] == "ar":
-        seconds = [one for one in rows if one["decoder"] == "ar" and one["model"] == row["model"]]
         family = gpu_family(row["gpu"])
-        alike = [one["seconds"] for one in seconds if family is None or gpu_family(one["gpu"]) == family]
-        kind = AR_SECONDS if row["seconds"] > APART * min(alike) else None
-        unknown = UNEXPLAINED if family else NO_GPU
+        times = row["seconds"] / min(
+            one["seconds"]
+            for one in rows
+            if (one["decoder"], one["model"]) == ("ar", row["model"])
+            if family is None or gpu_family(one["gpu"]) == family
+        )
+        kind, unknown = AR_SECONDS if times > APART else None, UNEXPLAINED if family else NO_GPU
     else:
+        times, unknown = None, UNEXPLAINED
         kind = MORE_LATENCY if row["step_ratio"] and row["latency_ratio"] > row["step_ratio"] else None
-        unknown = UNEXPLAINED
-    return {"contradiction": kind, "reason": (row["reason"] or unknown) if kind else None}
+    return {"contradiction": kind, "reason": (row["reason"] or unknown) if kind else None, "times_lowest": times}
 
 
 def gpu_family(gpu: str | None) -> str | None:
