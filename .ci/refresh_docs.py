@@ -280,7 +280,7 @@ def paper_names(page: Path, argument: str) -> str:
     """What the papers' tables call the numbers that are measured here."""
     found: dict[str, dict[str, set[str]]] = {key: {} for key in NUMBERS}
     for table in load_tables():
-        for column in table.columns:
+        for column in table.columns if table.source.startswith(("Table", "Figure", "README")) else ():
             if column.key in found:
                 paper = table.name.rpartition("-")[0]
                 found[column.key].setdefault(column.header, set()).add(paper)
