@@ -101,7 +101,7 @@ def _ratios(rows: Rows) -> str:
     known = {row["latency_ratio"] for row in rows if row["step_ratio"]}
     shown = (row for row in rows if row["step_ratio"] or row["latency_ratio"] not in known)
     cells = (f"{_number(row['latency_ratio'])}/{_number(row['step_ratio'])}{_mark(row)}" for row in shown)
-    return ", ".join(dict.fromkeys(cells)) or "-"
+    return ", ".join(dict.fromkeys(cells))
 
 
 def _number(value: float | None) -> str:

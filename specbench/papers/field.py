@@ -72,10 +72,10 @@ def _speeds(table: Table) -> Iterator[dict[str, object]]:
     for row in table.rows:
         printed, settings = printed_values(table, row), row.settings
         ar = next((printed_values(table, one) for one in table.rows if _is_ar(one) and _place(one) == _place(row)), {})
-        latency = printed.get("speedup", _ratio(ar, printed, "latency_ms"))
+        latency = printed.get("speedup", _over(ar.get("latency_ms"), printed.get("latency_ms")))
         if latency is None or (_is_ar(row) and "latency_ms" not in printed):
             continue
-        steps = next((printed[key] for key in STEP_RATIOS if key in printed), _ratio(ar, printed, "nfe"))
+        steps = next((printed[key] for key in STEP_RATIOS if key in printed), _over(ar.get("nfe"), printed.get("nfe")))
         yield {
             "model": settings.get("model"),
             "prompts": settings.get("prompts"),
@@ -90,7 +90,7 @@ def _speeds(table: Table) -> Iterator[dict[str, object]]:
             "step_ratio": steps,
             "ar_step_ms": _over(ar.get("latency_ms"), ar.get("nfe")),
             "step_ms": _over(printed.get("latency_ms"), printed.get("nfe")),
-            "reason": row.notes.get("speedup", row.notes.get("row")),
+            "reason": row.notes.get("latency_s" if _is_ar(row) else "speedup"),
         }
 
 
@@ -104,10 +104,6 @@ def _place(row: Row) -> tuple:
 
 def _over(value: float | None, by: float | None) -> float | None:
     return value / by if value and by else None
-
-
-def _ratio(ar: Mapping[str, float], printed: Mapping[str, float], key: str) -> float | None:
-    return _over(ar.get(key), printed.get(key))
 
 
 def _name(table: Table, row: Row) -> str:

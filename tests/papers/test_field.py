@@ -31,7 +31,7 @@ def row(rows, table, decoder, prompts="coco", model="lumina") -> dict:
         ("pjd-1", "pjd rows-window=11", MORE_LATENCY, UNEXPLAINED),
         ("gsd-1", "gsd G=3", None, None),
         ("gsd-1", "gsd G=10", MORE_LATENCY, UNEXPLAINED),
-        ("sjd-pac-1", "gsd G=10", MORE_LATENCY, "the numbers of another paper, measured on another machine"),
+        ("sjd-pac-1", "gsd G=10", MORE_LATENCY, "the number printed in gsd-1"),
     ],
 )
 def test_a_contradiction_is_named_with_the_reason_that_its_file_has(rows, table, decoder, contradiction, reason):
