@@ -59,11 +59,7 @@ def field_figure(runs: Names = (), out: str | Path = "results", width: str = "co
 
 def chart_of_field(measured: Sequence[ReportRow]) -> Chart:
     """Chart of all printed rows with both ratios, by paper, and of the report rows."""
-    printed: dict[str, list[tuple[float, float, str]]] = {}
-    for row in field():
-        if row["decoder"] != "ar" and row["step_ratio"] and row["latency_ratio"]:
-            name = f"{row['table']}, {row['model']}, {row['row']}"
-            printed.setdefault(str(row["paper"]), []).append((row["step_ratio"], row["latency_ratio"], name))
+    printed = [row for row in field() if row["decoder"] != "ar" and row["latency_ratio"] and row["step_ratio"]]
     return field_chart(printed, [row for row in measured if row.decoder != "ar" and row.over_ar.speedup is not None])
 
 

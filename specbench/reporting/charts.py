@@ -88,27 +88,23 @@ def _figure_caption(curves: Sequence[Curve]) -> str:
     return "Hollow and dashed: the paper's values." + (f" Filled: {ours}." if measured else "")
 
 
-def field_chart(printed: Mapping[str, Sequence[tuple[float, float, str]]], measured: Sequence[ReportRow]) -> Chart:
-    """Latency ratio against step ratio: (step ratio, latency ratio, name) of printed rows by paper, hollow, and report
-    rows, filled. Above the diagonal more latency than steps is saved."""
+def field_chart(printed: Sequence[Mapping], measured: Sequence[ReportRow]) -> Chart:
+    """Latency ratio against step ratio: of printed rows by paper, hollow, and of report rows, filled."""
     hollow = [
-        {"x": x, "y": y, "run": paper, "told": f"{paper}: {name}\nsteps {number(x)}x\nlatency {number(y)}x"}
-        for paper, rows in printed.items()
-        for x, y, name in rows
+        {"x": row["step_ratio"], "y": row["latency_ratio"], "run": row["paper"], "row": f"{row['table']}: {row['row']}"}
+        for row in printed
     ]
     filled = [
         _estimates(Estimate(row.over_ar.step_ratio), row.over_ar.speedup)
-        | {"run": f"measured here, {row.model}", "told": f"{row.label}\n{_told(row.over_ar.speedup)}"}
+        | {"run": f"measured here, {row.model}", "row": row.label}
         for row in measured
     ]
-    top = max([1, *(end for point in (*hollow, *filled) for end in (point["x"], point["y"]))])
-    names = dict.fromkeys(point["run"] for point in (*hollow, *filled))
-    ours = Mark("#000000", "circle")
-    marks = {name: mark_at(place) if name in printed else ours for place, name in enumerate(names)}
+    top = max([1, *(point[axis] for point in (*hollow, *filled) for axis in "xy")])
+    marks = {name: mark_at(place) for place, name in enumerate(dict.fromkeys(point["run"] for point in hollow))}
+    marks |= {point["run"]: Mark("#000000", "circle") for point in filled}
     return _chart(
         "The field",
-        "Hollow: printed. Filled: measured here. Above the diagonal more latency than steps is saved, which fewer "
-        "forwards alone cannot bring.",
+        "Above the dotted line more latency than steps is saved, which fewer forwards alone cannot bring.",
         {"x": _axis("step ratio"), "y": _axis("latency ratio"), **_scales(marks, legend=True)},
         [
             _layer("line", [{"x": end, "y": end} for end in (0, top)], None, dash=DASH),
