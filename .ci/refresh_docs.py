@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 import typer
+from field_page import field_alone, field_tables
 from markdown_blocks import ROOT, as_table, escape
 from measured_blocks import drills, effects, gpu, paper_plan, printed_latencies, reference, results, schedules
 
@@ -279,7 +280,7 @@ def paper_names(page: Path, argument: str) -> str:
     """What the papers' tables call the numbers that are measured here."""
     found: dict[str, dict[str, set[str]]] = {key: {} for key in NUMBERS}
     for table in load_tables():
-        for column in table.columns:
+        for column in table.columns if table.source.startswith(("Table", "Figure", "README")) else ():
             if column.key in found:
                 paper = table.name.rpartition("-")[0]
                 found[column.key].setdefault(column.header, set()).add(paper)
@@ -388,6 +389,8 @@ BLOCKS: dict[str, Callable[[Path, str], str]] = {
     "decoders": decoders,
     "drills": drills,
     "effects": effects,
+    "field": field_tables,
+    "field-alone": field_alone,
     "file": file,
     "functions": functions,
     "gpu": gpu,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from specbench.checks.verify import verify
     from specbench.errors import SpecbenchError
     from specbench.papers.downloads import fetch
+    from specbench.papers.field import field, field_figure
     from specbench.papers.forecasts import forecast
     from specbench.papers.listing import available
     from specbench.prompts import fetch_prompts
@@ -37,7 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "SpecbenchError", "demo", "available", "doctor"]
 __all__ += ["generate", "decode", "run", "dry_run", "status", "load", "samples", "columns", "show"]
 __all__ += ["score", "score_folder", "differences", "compare", "report", "report_page", "methods_paragraph"]
-__all__ += ["bench", "report_table", "estimate", "forecast", "decoder", "check", "audit", "audit_runs", "verify"]
+__all__ += ["bench", "report_table", "field", "field_figure", "estimate", "forecast", "decoder", "check", "audit"]
+__all__ += ["audit_runs", "verify"]
 __all__ += ["merge_runs", "pack", "export", "import_results", "import_tokens", "fetch", "fetch_prompts", "show_prompts"]
 __all__ += ["train_head", "check_head"]
 
@@ -53,6 +55,8 @@ _ELSEWHERE = {
     "demo": "specbench.reporting.demo",
     "doctor": "specbench.checks.doctor",
     "fetch": "specbench.papers.downloads",
+    "field": "specbench.papers.field",
+    "field_figure": "specbench.papers.field",
     "fetch_prompts": "specbench.prompts",
     "forecast": "specbench.papers.forecasts",
     "merge_runs": "specbench.store.merge_shards",

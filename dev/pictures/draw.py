@@ -22,8 +22,10 @@ from PIL import Image
 
 from specbench import api
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
+from specbench.papers.field import field_figure
 from specbench.reporting import report_rows
 from specbench.reporting.demo import PICTURE
+from specbench.reporting.figures import saved
 from specbench.reporting.html import write_page
 from specbench.reporting.picture_figures import write_pictures
 from specbench.store.run_folders import find_runs
@@ -89,6 +91,11 @@ def headline(path: Path) -> None:
     drawings.speedups(path, report_rows(find_runs(PACK)))
 
 
+def field(path: Path) -> None:
+    """Printed latency ratios against step ratios, and those of the README's runs."""
+    path.write_bytes(saved(field_figure(PACK, width="page"), "svg"))
+
+
 def program(path: Path, command: tuple[str, ...]) -> None:
     """A picture that a program draws beside the raw numbers in the same folder."""
     subprocess.run([sys.executable, *command, str(path.parent)], check=True, cwd=ROOT)
@@ -98,6 +105,7 @@ PICTURES: dict[Path, Callable[[Path], None]] = {
     RUNS / PICTURE: demo_sheet,
     RUNS / "speedups.svg": headline,
     Path("docs/assets/step.svg"): drawings.one_step,
+    Path("docs/assets/field.svg"): field,
     Path("docs/assets/image.svg"): drawings.one_image,
     RUNS / "page-light.png": page_shot,
     Path("results/speed/steps.png"): partial(program, command=("dev/speed/plot.py", "--out")),

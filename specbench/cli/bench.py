@@ -170,6 +170,8 @@ def _print_estimate(table: Table, flags: Mapping[str, object], as_json: bool) ->
 
     planned = plan_table(table, flags)
     rows = estimate(table, planned, flags.get("model"))
+    if not rows:
+        raise SpecbenchError(f"no row of {table.name} can be run", f"specbench report {table.name} says why")
     if as_json:
         print_json(rows)
     else:

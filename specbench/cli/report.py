@@ -25,8 +25,8 @@ _REPORT = help_of(
 )
 _FIGURE = help_of(
     "figure",
-    "NAME is a chart of the HTML page, a map of tokens, or pictures[:WORDS,...] of chosen prompts; a wrong name lists "
-    "all. The numbers are written as csv beside the figure.",
+    "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of chosen prompts, or field: what all "
+    "papers print, beside the named runs. A wrong name lists all. The numbers are written as csv beside the figure.",
 )
 
 
@@ -161,6 +161,7 @@ def figure(
     prompts: _TablePrompts = None,
     out: opt.Out = "results",
 ) -> None:
+    from specbench.papers.field import FIGURE, chart_of_field
     from specbench.papers.html_page import figure_charts
     from specbench.papers.reproduce import measured_table
     from specbench.papers.table_files import is_table, load_table
@@ -175,7 +176,7 @@ def figure(
         raise SpecbenchError("a figure takes --format pdf, svg or png, and --width column or page")
     opt.warn_of_ending(to, fmt, {*_FIGURE_FORMATS} - {fmt})
     tables = [measured_table(load_table(run), model, prompts, out) for run in runs or () if is_table(run)]
-    rows = [] if tables else report_rows(find_runs(out, runs or ()))
+    rows = [] if tables or (name == FIGURE and not runs) else report_rows(find_runs(out, runs or ()))
     folders = {name: row.folder for name, row in unique_names(rows).items()}
     folders |= {line.label: folder for table in tables for line in table.lines for folder in line.folders}
     kind = name.partition(":")[0]
@@ -184,12 +185,12 @@ def figure(
         drawn, numbers = picture_figures.grid_figure(grid, width), grid.csv
     else:
         shown = [chart for table in tables for chart in figure_charts(table)] if tables else page_charts(rows)
-        charts = figures.figure_names(shown)
+        charts = {FIGURE: chart_of_field(rows)} if name == FIGURE else figures.figure_names(shown)
         if tables and not charts:
             what = f"no chart of {', '.join(runs)}: neither the paper nor a run here has its numbers"
             raise SpecbenchError(what, "run it with specbench bench, or name another model with --model")
         if name not in charts:
-            raise unknown_name("figure", name, [*charts, *picture_figures.PICTURE_FIGURES], most=99)
+            raise unknown_name("figure", name, [*charts, FIGURE, *picture_figures.PICTURE_FIGURES], most=99)
         drawn, numbers = figures.chart_figure(charts[name], width), figures.figure_csv(charts[name])
     to = to or Path(f"{kind}.{fmt}")
     write_or_print(figures.saved(drawn, fmt), to)

@@ -13,7 +13,7 @@ import pandas as pd
 
 from specbench import stats
 from specbench.metrics.score_store import scores_to_show
-from specbench.papers.table import Column, Row
+from specbench.papers.table import STEP_RATIOS, Column, Row
 from specbench.reporting.comparability import Run, mismatched_fields, nearest_ar
 from specbench.reporting.compare import real_differences, stall_note
 from specbench.reporting.plot_data import lower_is_better
@@ -201,7 +201,7 @@ _SUSPICIOUS = "fewer forwards alone cannot bring that, so something else differs
 
 def _above_steps(paper: Mapping[str, float], column: Column) -> str | None:
     """Note on a printed latency ratio above the printed step ratio of its row."""
-    ratios = [paper[name] for name in ("step_ratio", "step_compression", "acceptance_length") if name in paper]
+    ratios = [paper[name] for name in STEP_RATIOS if name in paper]
     if column.key != "speedup" or column.name not in paper or not ratios or paper[column.name] <= ratios[0]:
         return None
     return f"Printed latency ratio above the printed step ratio: {_SUSPICIOUS}"

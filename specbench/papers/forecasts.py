@@ -10,7 +10,7 @@ from specbench.errors import SpecbenchError, chosen
 from specbench.models.catalog import find_model
 from specbench.models.facts import BYTES, DTYPES, EIGHT_BITS, RANDOM, ModelChoice, ModelFacts
 from specbench.models.hub_model import MODELS
-from specbench.papers.table import SCORE, CellSettings, Row, Table
+from specbench.papers.table import SCORE, STEP_RATIOS, CellSettings, Row, Table
 from specbench.papers.table_files import load_table, load_tables, refuse_mistyped, table_names
 from specbench.reporting.columns import number
 from specbench.reporting.forecast import (
@@ -148,9 +148,7 @@ def printed_tokens_per_step(table: Table, row: Row, model: ModelFacts) -> float 
         return 1.0
     if "nfe" in printed:
         return max(1.0, model.stream / printed["nfe"])
-    return next(
-        (printed[key] for key in ("step_compression", "step_ratio", "acceptance_length") if key in printed), None
-    )
+    return next((printed[key] for key in STEP_RATIOS if key in printed), None)
 
 
 def printed_values(table: Table, row: Row) -> dict[str, float]:

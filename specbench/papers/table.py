@@ -23,6 +23,8 @@ NUMBER_KEYS = (
     *("logp_mean", "logp_std", "perplexity", "image_perplexity", "nll_gap", "top1", "draft_tv", "draft_top1"),
 )
 """Keys of a report row (`specbench.reporting.report_rows`) that a column may show."""
+STEP_RATIOS = ("step_ratio", "step_compression", "acceptance_length")
+"""Keys of ratios of steps, of which a row has the first that is printed."""
 MAPS = ("accepted", "top1", "draft_top1", "draft_tv")
 """Quantities of tokens that a map over the image may show; see `specbench.reporting.image_tiles`."""
 SCORE, PRINTED = "score:", "printed:"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from specbench.reporting.columns import between, number
-from specbench.reporting.marks import Marks, mark_at
+from specbench.reporting.marks import Mark, Marks, mark_at
 from specbench.reporting.plot_data import LOGP_EDGES, STEP_SPANS, Point, lower_is_better
 from specbench.reporting.row import ReportRow
 from specbench.stats import Estimate
@@ -86,6 +86,32 @@ def _figure_caption(curves: Sequence[Curve]) -> str:
     if not printed:
         return f"All {ours}: the paper prints no numbers of this."
     return "Hollow and dashed: the paper's values." + (f" Filled: {ours}." if measured else "")
+
+
+def field_chart(printed: Sequence[Mapping], measured: Sequence[ReportRow]) -> Chart:
+    """Latency ratio against step ratio: of printed rows by paper, hollow, and of report rows, filled."""
+    hollow = [
+        {"x": row["step_ratio"], "y": row["latency_ratio"], "run": row["paper"], "row": f"{row['table']}: {row['row']}"}
+        for row in printed
+    ]
+    filled = [
+        _estimates(Estimate(row.over_ar.step_ratio), row.over_ar.speedup)
+        | {"run": f"measured here, {row.model}", "row": row.label}
+        for row in measured
+    ]
+    top = max([1, *(point[axis] for point in (*hollow, *filled) for axis in "xy")])
+    marks = {name: mark_at(place) for place, name in enumerate(dict.fromkeys(point["run"] for point in hollow))}
+    marks |= {point["run"]: Mark("#000000", "circle") for point in filled}
+    return _chart(
+        "The field",
+        "Above the dotted line more latency than steps is saved, which fewer forwards alone cannot bring.",
+        {"x": _axis("step ratio"), "y": _axis("latency ratio"), **_scales(marks, legend=True)},
+        [
+            _layer("line", [{"x": end, "y": end} for end in (0, top)], None, dash=DASH),
+            _dots(hollow, hollow=True, size=3), *_bars(filled), _dots(filled),
+        ],
+        rows=18,
+    )  # fmt: skip
 
 
 def pareto_chart(points: Sequence[Point], metric: str, marks: Marks) -> Chart:

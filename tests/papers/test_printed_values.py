@@ -25,7 +25,8 @@ from specbench.system.files import data_folder
 COUNTS = {"sjd": 11, "sjdpp": 10, "gsd": 2, "cool-sd": 3}
 TABLES = [f"{paper}-{n}" for paper, count in COUNTS.items() for n in range(1, count + 1)]
 REPORTS = ["janus-geneval", "models-geneval", "models-dpg", "sjd-pac-1"]
-"""Of reports of models and a repository's README; their source is no table of a paper."""
+REPORTS += ["sjd-sv-1", "sjd-sv-2", "scd-1", "pjd-1", "vvs-1", "mulo-sd-1", "adt-tree-1"]
+"""Of reports of models, a repository's README, notes on papers and an abstract; their source is no table of a paper."""
 FIGURES = [
     f"{paper}-fig{n}"
     for paper, numbers in (

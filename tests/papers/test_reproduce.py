@@ -57,7 +57,12 @@ def command(flags: Mapping[str, object]) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("name", table_names())
+def test_a_table_of_which_nothing_can_be_run_says_so(cli):
+    done = cli("bench", "mulo-sd-1", "--dry-run")
+    assert done.code == 2 and "no row of mulo-sd-1 can be run" in done.err and not done.out
+
+
+@pytest.mark.parametrize("name", [name for name in table_names() if load_table(name).all_settings()])
 def test_every_table_can_be_asked_for(name, tmp_path):
     """As it stands every row has a plan, or says what must be installed; in small every row has a plan."""
     table = load_table(name)

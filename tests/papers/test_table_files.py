@@ -139,7 +139,7 @@ def test_tables_are_called_by_name_and_listed(cli):
     with pytest.raises(SpecbenchError, match="unknown table 'gsd-3'"):
         load_table("gsd-3")
     rows = {row["name"]: row for row in json.loads(cli("list", "tables", "--json").out)}
-    assert list(rows) == table_names() and len(rows) == 53
+    assert list(rows) == table_names() and len(rows) == 60
     assert list(rows).index("sjd-2") < list(rows).index("sjd-10") < list(rows).index("sjd-fig6")
     assert rows["gsd-1"]["rows"] == 20 and rows["gsd-1"]["prompts"] == ["coco", "parti"]
     assert rows["gsd-1"]["paper"] == papers()["gsd"]["title"]

@@ -1,0 +1,134 @@
+"""Printed speeds of all papers by model and prompt set, side by side, and where they contradict each other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from specbench.papers.forecasts import printed_values
+from specbench.papers.table import STEP_RATIOS, Row, Table
+from specbench.papers.table_files import load_tables
+from specbench.reporting.charts import Chart, field_chart
+from specbench.reporting.figures import Drawn, chart_figure
+from specbench.reporting.report_rows import report_rows
+from specbench.reporting.row import ReportRow
+from specbench.specs.options import plain
+from specbench.store.run_folders import Names, find_runs
+from specbench.system.device_peaks import SHORT_NAMES
+
+FIGURE = "field"
+APART = 1.2  # AR seconds of a model on a GPU that differ by more contradict each other
+AR_SECONDS, MORE_LATENCY = "AR seconds", "latency ratio above step ratio"
+UNEXPLAINED, NO_GPU = "not explained by the papers", "no GPU is named"
+
+
+def field() -> list[dict[str, object]]:
+    """Printed speeds of all papers' tables, with what contradicts them; figures of the papers are left out.
+
+    Returns:
+        One dict per row with seconds of AR or a latency ratio: `model, prompts, paper, table, source, row, gpu` (None
+        if none is named), `decoder` (with the options that its table varies), `seconds`, `latency_ratio`,
+        `step_ratio` (printed, or else of the printed seconds and NFE), `ar_step_ms`, `step_ms`, `contradiction`
+        (`AR seconds`: above 1.2 times the lowest of the model on this GPU, or of all if no GPU is named;
+        `latency ratio above step ratio`), its `reason`, and of AR `times_lowest`. None if unknown.
+
+    Raises:
+        SpecbenchError: a damaged table.
+    """
+    rows = [row for table in load_tables() if not table.axes for row in _speeds(table)]
+    return [row | _contradiction(row, rows) for row in rows]
+
+
+def field_figure(runs: Names = (), out: str | Path = "results", width: str = "column") -> Drawn:
+    """Draw printed latency ratios against step ratios, and those of runs (`specbench figure field RUNS`).
+
+    Args:
+        runs: run id, unique beginning of one, or folder, or a list of them; none by default.
+        out: the results folder of the runs.
+        width: "column" or "page".
+
+    Returns:
+        The figure of matplotlib.
+
+    Raises:
+        SpecbenchError: an unknown or damaged run.
+    """
+    return chart_figure(chart_of_field(report_rows(find_runs(out, runs)) if runs else []), width)
+
+
+def chart_of_field(measured: Sequence[ReportRow]) -> Chart:
+    """Chart of all printed rows with both ratios, by paper, and of the report rows."""
+    printed = [row for row in field() if row["decoder"] != "ar" and row["latency_ratio"] and row["step_ratio"]]
+    return field_chart(printed, [row for row in measured if row.decoder != "ar" and row.over_ar.speedup is not None])
+
+
+def _speeds(table: Table) -> Iterator[dict[str, object]]:
+    """The rows of a table with seconds of AR or a latency ratio."""
+    for row in table.rows:
+        printed, settings = printed_values(table, row), row.settings
+        ar = next((printed_values(table, one) for one in table.rows if _is_ar(one) and _place(one) == _place(row)), {})
+        latency = printed.get("speedup", _over(ar.get("latency_ms"), printed.get("latency_ms")))
+        if latency is None or (_is_ar(row) and "latency_ms" not in printed):
+            continue
+        steps = next((printed[key] for key in STEP_RATIOS if key in printed), _over(ar.get("nfe"), printed.get("nfe")))
+        yield {
+            "model": settings.get("model"),
+            "prompts": settings.get("prompts"),
+            "paper": str(table.paper).replace("pp", "++"),
+            "table": table.name,
+            "source": table.source,
+            "row": f"{row.group}: {row.label}" if row.group else row.label,
+            "gpu": row.hardware and re.sub(r"NVIDIA | \(.*", "", row.hardware),
+            "decoder": _name(table, row),
+            "seconds": _over(printed.get("latency_ms"), 1e3),
+            "latency_ratio": latency,
+            "step_ratio": steps,
+            "ar_step_ms": _over(ar.get("latency_ms"), ar.get("nfe")),
+            "step_ms": _over(printed.get("latency_ms"), printed.get("nfe")),
+            "reason": row.notes.get("latency_s" if _is_ar(row) else "speedup"),
+        }
+
+
+def _is_ar(row: Row) -> bool:
+    return row.settings.get("decoder") == "ar"
+
+
+def _place(row: Row) -> tuple:
+    return tuple(row.settings.get(name) for name in ("model", "prompts"))
+
+
+def _over(value: float | None, by: float | None) -> float | None:
+    return value / by if value and by else None
+
+
+def _name(table: Table, row: Row) -> str:
+    """The decoder with the options that the table varies; the row's label if it cannot be run."""
+    if not (name := row.settings.get("decoder")):
+        return row.label
+    same = [one.settings for one in table.rows if one.settings.get("decoder") == name]
+    alike = [settings["options"] for settings in same if settings.get("model") == row.settings.get("model")]
+    varied = {key: value for key, value in row.settings["options"].items() if len({str(o.get(key)) for o in alike}) > 1}
+    return " ".join([str(name), *(f"{key}={plain(value)}" for key, value in varied.items())])
+
+
+def _contradiction(row: Mapping, rows: Sequence[Mapping]) -> dict[str, object]:
+    """The kind of a row's contradiction, None if there is none, and its reason."""
+    if row["decoder"] == "ar":
+        family = gpu_family(row["gpu"])
+        times = row["seconds"] / min(
+            one["seconds"]
+            for one in rows
+            if (one["decoder"], one["model"]) == ("ar", row["model"])
+            if family is None or gpu_family(one["gpu"]) == family
+        )
+        kind, unknown = AR_SECONDS if times > APART else None, UNEXPLAINED if family else NO_GPU
+    else:
+        times, unknown = None, UNEXPLAINED
+        kind = MORE_LATENCY if row["step_ratio"] and row["latency_ratio"] > row["step_ratio"] else None
+    return {"contradiction": kind, "reason": (row["reason"] or unknown) if kind else None, "times_lowest": times}
+
+
+def gpu_family(gpu: str | None) -> str | None:
+    """The GPU without its variant, such as "A100"; None for no known one."""
+    return next((short for short in SHORT_NAMES if gpu and re.search(rf"\b{short}\b", gpu)), None)
