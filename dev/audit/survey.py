@@ -61,7 +61,17 @@ from specbench.specs.run_spec import Sampling  # noqa: E402
 
 OUT = ROOT / "results" / "audit" / "survey.jsonl"
 PACKAGES = ("specbench/decoding", "specbench/models/transformer")
-MEASURES = ("recorder", "recorded_step", "uniforms", "timing", "generation", "size", "compilation", "compiled_forward")
+MEASURES = (
+    "recorder",
+    "recorded_step",
+    "uniforms",
+    "timing",
+    "generation",
+    "size",
+    "compilation",
+    "compiled_forward",
+    "packaged_forward",
+)
 """Modules of these that record and time, and touch no token."""
 PROBES = (
     AuditSetting("probe: top-k", TokenLayout.plain(1, 4, 4), Sampling(1.0, 0.9, 3), window=3, shared=1.0),

@@ -16,6 +16,7 @@
     compile         Seconds of compilation: the first run on a machine, and the second.
     throughput      Images per hour, many rows at once over one.
     profile         Where the time of a compiled step goes.
+    parts           A compiled step of one column and of 16 by part, beside products, attention and cache alone.
     memory          Peak memory of caches and distributions against the formula of `specbench.runs.memory_estimate`.
     forecast        Predicted over measured forwards of the model behind `specbench forecast`, at three sizes.
     uniforms        Cost of keeping the values of the Rosenblatt transform (`specbench audit --run`).
@@ -51,6 +52,7 @@ from llama import PROMPT, RandomLlama
 from memory import bench_memory
 from plain_sjd import plain_sjd
 from profiled import bench_profile
+from step_parts import bench_parts
 from throughput import bench_throughput
 from timing import CAPTION, cpu_ms, in_turns, median, timed_decode
 from uniforms import bench_uniforms
@@ -407,6 +409,7 @@ BENCHES = {
     "compile": Bench(bench_compile, 1),
     "throughput": Bench(bench_throughput),
     "profile": Bench(bench_profile),
+    "parts": Bench(bench_parts),
     "memory": Bench(bench_memory),
     "uniforms": Bench(bench_uniforms, 7),
     "forecast": Bench(bench_forecast),

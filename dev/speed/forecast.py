@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from llama import PROMPT, RandomLlama
 
+from specbench.models.forward_time import Forward, Reached, forward_ms
 from specbench.specs.run_spec import Sampling
-from specbench.stats.forward_time import Forward, Reached, forward_ms
 from specbench.system.device_peaks import Peak
 from specbench.system.matrix_products import product
 

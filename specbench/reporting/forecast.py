@@ -18,13 +18,13 @@ from typing import NamedTuple
 from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, EIGHT_BITS, EIGHT_BITS_GAIN, RANDOM, ModelFacts
+from specbench.models.forward_time import Forward, Reached, forward_ms
 from specbench.models.network_sizes import Size, draft_weights, first_layer_weights
 from specbench.reporting.comparability import Run
 from specbench.reporting.marks import label
 from specbench.runs.memory_estimate import most_columns
 from specbench.specs.components import node_paths
 from specbench.specs.presets import DecoderSpec
-from specbench.stats.forward_time import Forward, Reached, forward_ms
 from specbench.stats.speed import with_times
 from specbench.system.device_peaks import Peak
 

@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 from specbench.decoding.generation import SPANS
 from specbench.errors import SpecbenchError
 from specbench.models.facts import BYTES, ModelFacts
+from specbench.models.forward_time import Forward, Reached, forward_ms
 from specbench.prompts import downloadable, public_names
 from specbench.runs.decoder_args import PlannedDecoder
 from specbench.runs.memory_estimate import footprint
 from specbench.runs.plan import SAMPLING_SETTINGS, Draft, Plan, Shared, draft_plan, head_files, plan_drawing
 from specbench.runs.settings import Value
 from specbench.specs.run_spec import RunSpec, Sampling
-from specbench.stats.forward_time import Forward, Reached, forward_ms
 from specbench.store.run_folders import find_runs_like, run_folder
 from specbench.store.run_store import RunStore
 from specbench.system.console import duration

@@ -11,9 +11,9 @@ from llama import PROMPT, RandomLlama
 
 from parts.claims import Outcome, claim
 from parts.scales import SIDE, Scale, has_graphs, random_llama
+from specbench.models.forward_time import Forward, Reached, forward_ms
 from specbench.models.transformer.model import TransformerModel
 from specbench.papers.forecasts import BANDWIDTH, FLOPS
-from specbench.stats.forward_time import Forward, Reached, forward_ms
 from specbench.system.device_peaks import Peak, find_peak
 
 WINDOWS = (1, 2, 4, 8, 16, 32, 64, 96, 128)

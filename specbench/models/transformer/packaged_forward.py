@@ -171,10 +171,12 @@ def _blank(tensor: Tensor, sizes: Mapping[int, int] | None = None) -> Tensor:
 
 
 def _digest(exported: ExportedProgram) -> str:
-    """Digest of all that a library depends on besides torch's version: graph, shapes, strides, threads, processor."""
+    """Digest of all that a library depends on besides torch's version: graph, shapes, strides, threads, processor and
+    the instructions that torch may use of it."""
     text = exported.graph_module.print_readable(print_output=False, include_stride=True, include_device=True)
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]  # places in files
-    return sha256("\n".join([*lines, str(torch.get_num_threads()), cpu_features()]).encode()).hexdigest()[:32]
+    machine = str(torch.get_num_threads()), torch.backends.cpu.get_cpu_capability(), cpu_features()
+    return sha256("\n".join([*lines, *machine]).encode()).hexdigest()[:32]
 
 
 def _load(library: Path) -> _Runner | None:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from specbench.models.forward_time import Forward, Reached, forward_ms, forward_work, product_rate
 from specbench.models.network_sizes import Size
-from specbench.stats.forward_time import Forward, Reached, forward_ms, forward_work, product_rate
 from specbench.system.device_peaks import Peak
 
 SIZE = Size(weights=4 * 16 * 16 + 3 * 16 * 8 + 10 * 16, kv=2 * 16, attention=16)
