@@ -88,7 +88,7 @@ def test_no_image_compiles_anything_after_the_warm_up():
     calls = []
     facts = warm_up(model, specs, PROMPTS[2:] + PROMPTS[:1], lambda *progress: calls.append(progress) or True)
     assert facts["compiled_forms"] == sum(part.forms for part in model.compiled) > 4 and facts["compile_s"] > 0
-    assert facts["compile_options"]["forward"] == {"cpp_wrapper": True} and "sampling" in facts["compile_options"]
+    assert facts["compile_options"]["forward"] == {"aot_inductor": True} and "sampling" in facts["compile_options"]
     assert calls[0][:2] == ("forms compiled (the first takes longest)", 0) and calls[-1][0] == "forms compiled"
     assert all(done < most for _, done, most in calls)
     for spec, text in itertools.product(specs, PROMPTS):

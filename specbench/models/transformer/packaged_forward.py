@@ -45,7 +45,7 @@ class PackagedStep(CompiledForms):
     prefills = False  # Products take the time of a prefill on a CPU, not calls.
 
     def __init__(self, model: StepModel, guidance: float):
-        self._model, self._guidance, self.options = model, guidance, {}
+        self._model, self._guidance, self.options = model, guidance, {"aot_inductor": True}
         self._compiled = SimpleNamespace(seconds=0.0, forms=0)
         self._kind: list[object] = []
         self._runners: dict[tuple[object, ...], _Runner] = {}
