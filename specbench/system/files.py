@@ -191,8 +191,8 @@ def check_regular(path: Path) -> None:
 
 
 def text_of(data: bytes) -> str:
-    """Text of a file: UTF-8; what its byte-order mark says, as programs on Windows write it; or UTF-16 without a mark, if
-    it begins with ASCII characters. A UnicodeDecodeError for anything else."""
+    """Text of a file: UTF-8, or what its byte-order mark says, as programs on Windows write it, or UTF-16 that begins
+    with ASCII characters. A UnicodeDecodeError for anything else."""
     marked = (encoding for mark, encoding in _MARKS.items() if data.startswith(mark) and data != mark)
     return data.decode(next(marked, _UNMARKED.get(tuple(map(bool, data[:4])), "utf-8")))
 
