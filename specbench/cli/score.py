@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -167,8 +167,9 @@ def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> Non
     if not rows and differences:
         console.say("nothing to compare: no images in common, or a metric without paired differences")
     count = Counter((row["run_id"], row["metric"]) for row in rows)
-    several = {row["fingerprint"] for row in rows if count[row["run_id"], row["metric"]] > 1}
-    named = [row | {"metric": _versioned(row, several)} for row in rows]
+    repeated = (row["fingerprint"] for row in rows if count[row["run_id"], row["metric"]] > 1)
+    several = {made: f" ({made})" for made in repeated}  # as of other reference images
+    named = [row | {"metric": row["metric"] + several.get(row["fingerprint"], "")} for row in rows]
     noted = dict.fromkeys((row["note"], row["metric"]) for row in named if row.get("note"))
     for note in dict.fromkeys(note for note, _ in noted):
         console.say(f"{', '.join(metric for other, metric in noted if other == note)}: {note}")
@@ -179,11 +180,6 @@ def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> Non
         if console.is_terminal():
             return print_table(_score_lines(named, value), ("run_id", "metric", value, "95_%", "n", *last))
         print_table(named, ("run_id", "metric", value, "low", "high", "n", *last))
-
-
-def _versioned(row: dict, several: Set[str]) -> str:
-    """A score's name; with its fingerprint if a run has scores of several, as of other reference images."""
-    return row["metric"] + f" ({row['fingerprint']})" * (row["fingerprint"] in several)
 
 
 def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:

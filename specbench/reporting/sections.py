@@ -27,6 +27,7 @@ from specbench.reporting.columns import (
     first_columns,
     part_columns,
     score_columns,
+    score_versions,
     with_interval,
 )
 from specbench.reporting.compare import MARKED, marks, real_differences
@@ -242,8 +243,13 @@ def _section(runs: list[ReportRow]) -> Section:
 
 def _remarks(runs: Sequence[ReportRow], metrics: Set[str] | None = None) -> str:
     """The notes of all scores, or of those by these metrics or parts, a sentence each."""
-    noted = dict.fromkeys((score.note, score.metric) for row in runs for score in row.scores if score.note)
-    shown = [(note, name) for note, name in noted if metrics is None or name in metrics]
+    scores = [score for row in runs for score in row.scores if score.note]
+    noted = dict.fromkeys((score.note, score.metric, score.fingerprint) for score in scores)
+    shown = [
+        (note, name + score_versions(name, runs)[made])
+        for note, name, made in noted
+        if metrics is None or name in metrics
+    ]
     named = {note: ", ".join(name for other, name in shown if other == note) for note, _ in shown}
     return " ".join(f"{names}: {note}." for note, names in named.items())
 

@@ -38,10 +38,7 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-_UNMARKED = {
-    (True, False, True, False): "utf-16-le",
-    (False, True, False, True): "utf-16-be",
-}  # by bytes that are not 0
+_UNMARKED = {(1, 0, 1, 0): "utf-16-le", (0, 1, 0, 1): "utf-16-be"}  # by which of the first bytes are not 0
 _warned: set[str] = set()  # What was said to be missing
 
 

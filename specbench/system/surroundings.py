@@ -45,9 +45,8 @@ def check_working_folder() -> None:
     """Refuse a working folder that was deleted: numerical libraries end the process there."""
     try:
         os.getcwd()
-    except OSError as error:
-        what = "the working folder does not exist any more" if isinstance(error, FileNotFoundError) else error.strerror
-        raise SpecbenchError(f"{what}", "cd to another folder") from None
+    except FileNotFoundError:
+        raise SpecbenchError("the working folder does not exist any more", "cd to another folder") from None
 
 
 def settle_home() -> None:
