@@ -28,7 +28,7 @@ def settle() -> None:
     settle_home()
     if os.environ.get("HF_ENDPOINT") == "":  # which the hub's client takes for an address
         del os.environ["HF_ENDPOINT"]
-    if (named := os.environ.get(COMPILED)) is not None:
+    if (named := os.environ.get(COMPILED)) is not None and not os.path.isdir(named):
         try:
             os.makedirs(named, exist_ok=True)  # as torch does when it is imported, compiled or not
         except OSError as error:
