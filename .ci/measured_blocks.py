@@ -168,15 +168,22 @@ def _lines(path: Path) -> list[str]:
 
 def drills(page: Path, argument: str) -> str:
     """What was tried and went wrong in the drills, with this version's code and in all."""
-    kills, fuzz, interrupts = (
+    kills, fuzz, interrupts, surroundings = (
         [json.loads(line) for line in (ROOT / "results" / "drills" / f"{name}.jsonl").read_text().splitlines()]
-        for name in ("kills", "fuzz", "interrupts")
+        for name in ("kills", "fuzz", "interrupts", "surroundings")
     )
     faults = sum(row[name] for row in kills for name in ("lost", "duplicated", "changed", "foreign"))
+    last = {row["place"]: row for row in surroundings}.values()  # a place is tried again once its faults are mended
+    wrong = sum(row["wrong"] for row in last)
     lines = [
         ["kills and moved folders", *_by_version(kills), f"{faults} rows lost, doubled or changed"],
         ["malformed inputs", *_by_version(fuzz), "0 tracebacks, hangs or files outside"],
         ["Ctrl-C", *_by_version(interrupts), f"{sum(row['traceback'] for row in interrupts)} tracebacks"],
+        [
+            "commands in odd surroundings",
+            *[f"{sum(row['commands'] for row in last):,}"] * 2,
+            f"{wrong} fail there only",
+        ],
     ]
     return as_table(["tried", f"with {__version__}", "in all", "went wrong"], lines)
 

@@ -1,8 +1,8 @@
 """Commands in odd surroundings: home, user, terminal, locale, umask, time zone, clock, matplotlib's settings.
 
-    python dev/drills/surroundings.py [--only PLACE]    # a line per command that is not as in usual surroundings
+    python dev/drills/surroundings.py [--only PLACE ...]    # a line per command that is not as in usual surroundings
 
-Run as root, which may be any user. A command passes with the exit code that it has in usual surroundings, with output,
+Run as root, which may be any user and mount a full disk. A command passes with its usual exit code, with output,
 and without a traceback or "a bug"; a figure also with the same bytes. Where nothing can work, a line must say so.
 """
 
@@ -17,7 +17,9 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from fcntl import ioctl
 from pathlib import Path
 from termios import TIOCSWINSZ
@@ -92,6 +94,9 @@ def places(aside: Path) -> dict[str, Mapping[str, str | None]]:
         "odd home": {"HOME": str(odd), "SPECBENCH_CACHE": None, "XDG_CACHE_HOME": None},
         "odd cache": {"SPECBENCH_CACHE": str(odd / "c")},
         "read-only home": {"HOME": "/proc/1"},
+        "full home": {"HOME": str(aside / "full"), "SPECBENCH_CACHE": None, "XDG_CACHE_HOME": None},
+        "full TMPDIR": {"TMPDIR": str(aside / "full")},
+        "no folder for compiled code": {"TORCHINDUCTOR_CACHE_DIR": "/proc/1/none"},
         "empty home": {"HOME": ""},
         "dumb terminal": {"TERM": "dumb", "columns": "80"},
         "columns 0": {"COLUMNS": "0", "columns": "80"},
@@ -110,7 +115,7 @@ def places(aside: Path) -> dict[str, Mapping[str, str | None]]:
         "OMP_NUM_THREADS=abc": {"OMP_NUM_THREADS": "abc", "MKL_NUM_THREADS": "0"},
         "working folder deleted": {"gone": "1"},
     }
-    return named | {f"{width} columns": {"columns": str(width)} for width in (1, 2, 3, 5, 8, 13, 22, 30)}
+    return named | {f"{width} columns": {"columns": str(width)} for width in (1, 2, 3, 5, 8, 13, *range(22, 31))}
 
 
 def call(command: str, runs: Path, work: Path, place: Mapping[str, str | None]) -> tuple[int, str]:
@@ -155,43 +160,65 @@ def problem(code: int, text: str, usual: int, refuses: bool) -> str | None:
     return None if code == usual else f"exit code {code}, usually {usual}"
 
 
-def drill(only: str | None, commands: Sequence[str]) -> int:
-    wrong = 0
-    with tempfile.TemporaryDirectory() as folder:
-        aside = Path(folder)
+@contextmanager
+def full_disk(folder: Path) -> Iterator[None]:
+    """A file system without space at `folder`."""
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", folder], check=True)
+    try:
+        (folder / "space").write_bytes(bytes(2**16))
+        yield
+    finally:
+        subprocess.run(["umount", folder], check=True)
+
+
+def failures(
+    name: str,
+    place: Mapping[str, str | None],
+    commands: Sequence[str],
+    aside: Path,
+    usual: dict[str, tuple[int, bytes]],
+) -> int:
+    """Number of commands that fail in a place, each with a line; `usual`: exit codes and figures, empty at first."""
+    failed = 0
+    for command in commands:
+        with tempfile.TemporaryDirectory(dir=aside) as inside:
+            code, text = call(command, aside / "runs", Path(inside), place)
+            figure = b"".join(path.read_bytes() for path in sorted(Path(inside).glob("a.*")))
+        expected = usual.setdefault(command, (code, figure))
+        refuses = "gone" in place and not {"--help", "--version"} & {*command.split()}
+        what = problem(code, text, expected[0], refuses)
+        if what is None and figure != expected[1] and "gone" not in place:
+            what = "other bytes"
+        if what:
+            failed += 1
+            print(f"{name}: {command}: {what}: {text.strip()[-300:]!r}", flush=True)
+    print(f"{name}: {len(commands)} commands, {failed} not as they should be", flush=True)
+    if place:
+        with LOG.open("a") as log:
+            print(json.dumps({"place": name, "commands": len(commands), "wrong": failed}), file=log)
+    return failed
+
+
+def drill(only: Sequence[str], commands: Sequence[str], jobs: int) -> int:
+    with tempfile.TemporaryDirectory() as folder, full_disk(Path(folder, "full")):
+        aside, usual = Path(folder), {}
         aside.chmod(0o777)
-        runs = aside / "runs"
         made = [sys.executable, "-m", "specbench", "run", "--decoder", "ar,sjd", "--limit", "2", "--threads", "1"]
-        subprocess.run([*made, "--out", runs], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+        made += ["--compile", "off", "--out", aside / "runs"]
+        subprocess.run(made, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
         (aside / "clock.c").write_text(CLOCK)
         subprocess.run(["gcc", "-shared", "-fPIC", "-o", aside / "clock.so", aside / "clock.c", "-ldl"], check=True)
-        expected: dict[str, tuple[int, bytes]] = {}
-        for name, place in ({"usual": {}} | places(aside)).items():
-            if only and name not in ("usual", only):
-                continue
-            failed = 0
-            for command in commands:
-                with tempfile.TemporaryDirectory(dir=aside) as inside:
-                    code, text = call(command, runs, Path(inside), place)
-                    figure = b"".join(path.read_bytes() for path in sorted(Path(inside).glob("a.*")))
-                usual = expected.setdefault(command, (code, figure))
-                what = problem(code, text, usual[0], "gone" in place)
-                if what is None and figure != usual[1] and "gone" not in place:
-                    what = "other bytes"
-                if what:
-                    failed += 1
-                    print(f"{name}: {command}: {what}: {text.strip()[-300:]!r}", flush=True)
-            wrong += failed
-            print(f"{name}: {len(commands)} commands, {failed} not as they should be", flush=True)
-            if name != "usual":
-                with LOG.open("a") as log:
-                    print(json.dumps({"place": name, "commands": len(commands), "wrong": failed}), file=log)
-    return wrong
+        wrong = failures("usual", {}, commands, aside, usual)
+        odd = [(name, place) for name, place in places(aside).items() if name in (only or [name])]
+        with ThreadPoolExecutor(jobs) as pool:
+            return wrong + sum(pool.map(lambda one: failures(*one, commands, aside, usual), odd))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help="one of the places")
+    parser.add_argument("--only", action="append", default=[], help="one of the places")
     parser.add_argument("--command", action="append", help="one of the commands")
+    parser.add_argument("--jobs", type=int, default=2, help="places at once")
     chosen = parser.parse_args()
-    sys.exit(bool(drill(chosen.only, chosen.command or COMMANDS)))
+    sys.exit(bool(drill(chosen.only, chosen.command or COMMANDS, chosen.jobs)))

@@ -26,7 +26,7 @@ from specbench import names
 from specbench.cli.commands import COMMANDS, COMPLETION, CommandLine, help_of
 from specbench.errors import BAD_INPUT, FAILURE, INTERRUPTED, SpecbenchError, place, read_name
 from specbench.system import console, signals
-from specbench.system.surroundings import settle
+from specbench.system.surroundings import check_working_folder, settle
 
 # Imports inside functions: each command waits only for what it needs, `--help` and completion for nothing.
 
@@ -132,6 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if COMPLETION not in os.environ:
             settle()
         arguments = _as_named(arguments)
+        if COMPLETION not in os.environ and arguments and not {"-h", "--help", "--version"}.intersection(arguments):
+            check_working_folder()
         app = _app_of(arguments)
         code = app(arguments, standalone_mode=False, prog_name="specbench")
         signals.look()

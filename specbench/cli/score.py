@@ -166,19 +166,20 @@ def _say_drawn(out: str, names: Sequence[str]) -> None:
 def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> None:
     if not rows and differences:
         console.say("nothing to compare: no images in common, or a metric without paired differences")
-    noted = dict.fromkeys((row["note"], row["metric"]) for row in rows if row.get("note"))
+    count = Counter((row["run_id"], row["metric"]) for row in rows)
+    repeated = (row["fingerprint"] for row in rows if count[row["run_id"], row["metric"]] > 1)
+    several = {made: f" ({made})" for made in repeated}  # as of other reference images
+    named = [row | {"metric": row["metric"] + several.get(row["fingerprint"], "")} for row in rows]
+    noted = dict.fromkeys((row["note"], row["metric"]) for row in named if row.get("note"))
     for note in dict.fromkeys(note for note, _ in noted):
         console.say(f"{', '.join(metric for other, metric in noted if other == note)}: {note}")
     if as_json:
         print_json(rows)
     elif rows:
         value, last = ("difference", ()) if differences else ("value", ("prompts_needed",))
-        count = Counter((row["run_id"], row["metric"]) for row in rows)
-        versions = [f" ({row['fingerprint']})" * (count[row["run_id"], row["metric"]] > 1) for row in rows]
-        rows = [row | {"metric": row["metric"] + version} for row, version in zip(rows, versions, strict=True)]
         if console.is_terminal():
-            return print_table(_score_lines(rows, value), ("run_id", "metric", value, "95_%", "n", *last))
-        print_table(rows, ("run_id", "metric", value, "low", "high", "n", *last))
+            return print_table(_score_lines(named, value), ("run_id", "metric", value, "95_%", "n", *last))
+        print_table(named, ("run_id", "metric", value, "low", "high", "n", *last))
 
 
 def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:

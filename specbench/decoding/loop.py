@@ -222,7 +222,7 @@ def checked(row: Generation, request: Request, model: ImageModel) -> Generation 
         return SpecbenchError(f"prompt '{request.prompt_id}': {problem}", exit_code=1)
     if np.isnan(row.entropy).any():
         slot = int(np.isnan(row.entropy).argmax())
-        narrow = "; float16 may overflow, try --dtype bfloat16 or a lower --cfg" if model.dtype == torch.float16 else ""
+        narrow = "; float16 may overflow, try --dtype bfloat16" if model.dtype == torch.float16 else ""
         what = f"prompt '{request.prompt_id}': the model gave NaN logits at token {slot}{narrow}"
         return SpecbenchError(what, exit_code=1)
     return row

@@ -111,6 +111,7 @@ def entropy_factor(logits: Tensor, scale: float) -> Tensor:
     The sampler of ARsample (NeurIPS 2025, arXiv 2510.09012), whose released code has scale 3. It is 3.1
     where the model is certain, 1 at H = 5.5 for scale 3, and 0.6 for large H.
     """
+    scale = max(scale, torch.finfo(logits.dtype).tiny)  # below it, 0 / scale is NaN
     return (2.5 * (-entropy(logits.softmax(-1)) / scale).exp() + 0.6)[..., None]
 
 

@@ -9,6 +9,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +121,12 @@ def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
         raise SpecbenchError(f"{folder} has no metadata.jsonl or metadata.csv")
     ids = {prompt.id for prompt in prompts}
     by_text = {composed(prompt.text).strip(): prompt.id for prompt in prompts}
-    files = {composed(str(path)): path for path in about.parent.rglob("*")}
+    listed = cache(lambda place: {composed(path.name): path for path in members(place)})
+
+    def on_disk(path: Path) -> Path:
+        """The path as the disk has it, whose names may be composed otherwise."""
+        return path if path.exists() else listed(on_disk(path.parent)).get(composed(path.name), path)
+
     counts: Counter[str] = Counter()
     for entry in read_entries(about):
         file = str(entry.meta.get("file_name", ""))
@@ -130,7 +136,7 @@ def _by_metadata(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
         name = entry.id if entry.id in ids else by_text.get(composed(entry.text))
         if name is None:
             raise _no_prompt(path, f"its caption, '{entry.text:.60}', is none of them")
-        yield (name, counts[name]), path if path.exists() else files.get(composed(str(path)), path)
+        yield (name, counts[name]), on_disk(path)
         counts[name] += 1
 
 

@@ -198,7 +198,7 @@ def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bo
     path = _scores_file(folder, metric)
     try:
         file = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES)))
-        rows = file.read(columns=["images"]).to_pylist() if "cut" in file.schema_arrow.names else ()
+        rows = file.read(columns=["images"]).to_pylist() if {"images", "cut"}.issubset(file.schema_arrow.names) else ()
     except (pa.ArrowException, OSError, ValueError, SpecbenchError):
         return False
     parts = files_named(feature_parts(folder, metric).folder, "*.parquet")

@@ -251,18 +251,19 @@ def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
 
 
 def _delimiter(source: TableFile) -> tuple[str, int]:
-    """What separates the headings, and the lines above them: as Excel's line "sep=;" says; else that of the file's
-    ending, unless only another one separates one of a text."""
+    """What separates the headings, and the number of lines above them: as Excel's line "sep=;" says; else that of the
+    file's ending, unless only another one separates one of a text."""
     usual = "\t" if _suffix(source.path) == ".tsv" else ","
-    _, header = next(_lines(source.path), (0, ""))
+    filled = ((number, line) for number, line in _lines(source.path) if line.strip())
+    first, header = next(filled, (1, ""))
     if stated := _STATED.fullmatch(header):
-        return stated[1], 1
+        return stated[1], next(filled, (first + 1, ""))[0] - 1
 
     def separates(delimiter: str) -> bool:
         names = [name.strip().strip('"') for name in header.split(delimiter)]
         return source.column in names or any(singular(name, ()) in TEXT_KEYS for name in names)
 
-    return next(filter(separates, (usual, ";", "\t", ",")), usual), 0
+    return next(filter(separates, (usual, ";", "\t", ",")), usual), first - 1
 
 
 def _rows(source: TableFile, delimiter: str, quoting: int, above: int) -> Iterator[tuple[str, Prompt]]:
@@ -299,8 +300,9 @@ def _read_parquet(source: TableFile) -> Iterator[tuple[str, Prompt]]:
         if file.metadata.num_rows > MAX_PROMPTS:
             raise _refused(path, f"more than {MAX_PROMPTS:,} prompts", "split it")
         _check_columns(path, file.schema_arrow.names)
-        ours = {source.column, *(name for name in file.schema_arrow.names if singular(name, ()) in OUR_COLUMNS)}
-        binary = [field.name for field in file.schema_arrow if field.name not in ours and _is_binary(field.type)]
+        binary = [field.name for field in file.schema_arrow if _is_binary(field.type)]
+        if source.column in binary:
+            raise _refused(path, f"column '{source.column}' is binary", "--prompt-column names a column of texts")
         if binary:
             source.notes[f"not read, because they are binary: {', '.join(binary):.200}"] = None
         names = [name for name in file.schema_arrow.names if name not in binary]
@@ -388,8 +390,9 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
     path, columns = source.path, _columns(tuple(row), source.column)
     text = _text(source, row, columns)
     if not isinstance(text, str) or not text.strip():
-        there = f"columns: {', '.join(map(str, row))}; " if len(row) < 40 else ""
-        hint = f"{there}--prompt-column NAME says which one, or call it {', '.join(TEXT_KEYS)}"
+        there = [f"columns: {', '.join(map(str, row))}"] if len(row) < 40 else []
+        which = f"--prompt-column NAME says which one, or call it {', '.join(TEXT_KEYS)}"
+        hint = "; ".join([*there, *source.notes, which])
         lacking = "text" if columns.text or source.column is None else f"column '{source.column}'"
         raise SpecbenchError(f"prompt file '{path}': {where} has no {lacking}", hint)
     text = text.strip()

@@ -134,7 +134,7 @@ def report_row(run: Run, ar_runs: Sequence[Run]) -> ReportRow:
         untimed=run.untimed or None,
         versions=info.stack if run.untimed else None,
         captions_cut=cut or None,
-        one_by_one=int((rows["batch"] < spec.batch).sum()) or None,
+        one_by_one=int(((rows["batch"] < spec.batch) & rows["target_ms"].notna()).sum()) or None,
         load=[call.load for call in info.invocations],
         environment=list(dict.fromkeys(call.environment for call in info.invocations)),
     )

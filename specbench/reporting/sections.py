@@ -27,6 +27,7 @@ from specbench.reporting.columns import (
     first_columns,
     part_columns,
     score_columns,
+    score_versions,
     with_interval,
 )
 from specbench.reporting.compare import MARKED, marks, real_differences
@@ -207,7 +208,7 @@ def captions_cut(rows: Sequence[ReportRow]) -> list[str]:
 
 def tells_steps(row: ReportRow) -> bool:
     """Whether a report says how the steps of a run ran: not of the usual eager ones on a CPU."""
-    return row.steps != "eager" or row.setting["device"] != "cpu"
+    return not row.imported and (row.steps != "eager" or row.setting["device"] != "cpu")
 
 
 def lacks_interval(rows: Sequence[ReportRow], parts: bool = True) -> bool:
@@ -242,8 +243,13 @@ def _section(runs: list[ReportRow]) -> Section:
 
 def _remarks(runs: Sequence[ReportRow], metrics: Set[str] | None = None) -> str:
     """The notes of all scores, or of those by these metrics or parts, a sentence each."""
-    noted = dict.fromkeys((score.note, score.metric) for row in runs for score in row.scores if score.note)
-    shown = [(note, name) for note, name in noted if metrics is None or name in metrics]
+    scores = [score for row in runs for score in row.scores if score.note]
+    noted = dict.fromkeys((score.note, score.metric, score.fingerprint) for score in scores)
+    shown = [
+        (note, name + score_versions(name, runs)[made])
+        for note, name, made in noted
+        if metrics is None or name in metrics
+    ]
     named = {note: ", ".join(name for other, name in shown if other == note) for note, _ in shown}
     return " ".join(f"{names}: {note}." for note, names in named.items())
 
@@ -279,7 +285,9 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     sampling = setting["sampling"]
     drafting = [run for run in runs if run.decoder != "ar"]  # a baseline has fewer prompts
     which = "; ".join(dict.fromkeys(text for run in drafting or runs for text in run.drawn or ()))
-    parts = [f"prompts {setting['prompts']}" + (f" ({which})" if which and drawn else ""), f"seed {setting['seed']}"]
+    ours = not all(run.imported for run in runs)
+    parts = [f"prompts {setting['prompts']}" + (f" ({which})" if which and drawn else "")]
+    parts += [f"seed {setting['seed']}"] if ours else []
     parts += [f"guidance {sampling['guidance']:g}", f"temperature {sampling['temperature']:g}"]
     parts += [f"top-k {sampling['top_k']}" if sampling["top_k"] else "no top-k"]
     threads = setting.get("threads")
@@ -287,9 +295,12 @@ def _heading(runs: Sequence[ReportRow], drawn: bool = True) -> str:
     parts += [row.processors] if row.processors else []
     named = {"entropy_scale": "entropy scale", "min_p": "min-p", "top_n_sigma": "top-n-sigma"}
     parts += [f"{text} {sampling[name]:g}" for name, text in named.items() if sampling.get(name)]
-    parts += [setting["dtype"], setting["device"], *([f"{threads} thread{'s' * (threads != 1)}"] if threads else [])]
+    parts += [setting["dtype"], *([setting["device"]] if ours else [])]
+    parts += [f"{threads} thread{'s' * (threads != 1)}"] if threads else []
     parts += dict.fromkeys(row.steps.partition(" ")[0] for row in runs if tells_steps(row))
-    parts += [f"batch {setting['batch']}"]
+    # Of imported images without a latency it is not known whether calls drew one or several.
+    told = ours or setting["batch"] > 1 or any(run.value("latency_ms") for run in runs)
+    parts += [f"batch {setting['batch']}"] if told else []
     source = f" from {row.source}" if row.source else ""
     return f"{row.model}{source}: {', '.join(parts)}"
 

@@ -109,12 +109,13 @@ def run_of_tokens(path: Path, program: str, values: Mapping[str, Value], out: Pa
     tokens = read_stream([_whole(path, row, image) for row, image in enumerate(columns["tokens"])], loaded, path, ids)
     _tell_copies(tokens)
     digest = hashlib.sha256(read_regular(path, _MAX_BYTES)).hexdigest()
-    spec = _claimed(model, loaded, values, program, prompts, digest)
     images = []
     for row, image in enumerate(tokens):
         with blaming(path, f"image {row + 1} has a seed, log p, seconds or batch that cannot be one ({{}})"):
             images.append(_image(columns, row, requests[row], image, loaded.layout))
     images = _alone(images)
+    usual = sorted(image.batch or 1 for image in images)[len(images) // 2]
+    spec = _claimed(model, loaded, values, program, prompts, digest, usual)
     store = RunStore(run_folder(out, spec))
     with store.lock(spec):
         missing = _begin(store, spec, model, {image.request.key: image for image in images})
@@ -185,7 +186,7 @@ def _claimed(
     program: str,
     prompts: PromptSet,
     tokens_sha256: str,
-    batch: int = 1,
+    batch: int,
 ) -> RunSpec:
     """The run of another program's tokens, with the sampling that it claims."""
     if not program.strip() or not program.isprintable():

@@ -3,13 +3,14 @@ terminal. `settle` corrects what libraries cannot use, before they are imported.
 
 from __future__ import annotations
 
+import atexit
 import os
 import pwd
 import re
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -17,25 +18,35 @@ from pathlib import Path
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.system.console import stderr, warn
 
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _LEAST_COLUMNS = 40  # Narrower tables have no room for words: the terminal breaks their lines
 _MOST_COLUMNS = 10_000
 
 
 def settle() -> None:
     """Settle the surroundings of a command."""
-    try:
-        os.getcwd()
-    except OSError as error:
-        what = "the working folder does not exist any more" if isinstance(error, FileNotFoundError) else error.strerror
-        raise SpecbenchError(f"{what}", "cd to another folder") from None
     settle_home()
     if os.environ.get("HF_ENDPOINT") == "":  # which the hub's client takes for an address
         del os.environ["HF_ENDPOINT"]
+    if (named := os.environ.get(COMPILED)) is not None and not os.path.isdir(named):
+        try:
+            os.makedirs(named, exist_ok=True)  # as torch does when it is imported, compiled or not
+        except OSError as error:
+            warn(f"{COMPILED}={named} is ignored: {error.strerror}")
+            del os.environ[COMPILED]
     for variable in ("COLUMNS", "TERMINAL_WIDTH"):  # rich's and typer's
         if not ((columns := os.environ.get(variable, "")).isdecimal() and 0 < int(columns) <= _MOST_COLUMNS):
             os.environ.pop(variable, None)
     if stderr().width < _LEAST_COLUMNS:
         os.environ["COLUMNS"] = str(_LEAST_COLUMNS)
+
+
+def check_working_folder() -> None:
+    """Refuse a working folder that was deleted: numerical libraries end the process there."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise SpecbenchError("the working folder does not exist any more", "cd to another folder") from None
 
 
 def settle_home() -> None:
@@ -49,7 +60,12 @@ def settle_home() -> None:
     if not os.environ.get("HOME", "").startswith("/"):
         os.environ["HOME"] = user.pw_dir if user else str(private_folder())
         if user is None:
-            warn(f"no home folder: what is kept goes to {private_folder()} (HOME or SPECBENCH_CACHE names another)")
+            atexit.register(_say_kept, private_folder(), {*private_folder().rglob("*")})
+
+
+def _say_kept(home: Path, before: Set[Path]) -> None:
+    if not before.issuperset(home.rglob("*")):
+        warn(f"no home folder: what is kept is in {home} (HOME or SPECBENCH_CACHE names another)")
 
 
 @contextmanager

@@ -14,7 +14,9 @@ from specbench.decoding.sampling import kept, kth_largest, ranked_around, run_ra
 from specbench.decoding.verification.ratio_tests import DraftTests
 from specbench.decoding.verification.refinement import Couple
 from specbench.errors import SpecbenchError
+from specbench.models.transformer.forward import guide
 from specbench.prompts import Request
+from specbench.runs.settings import run_settings
 from specbench.specs.presets import resolve
 from specbench.specs.run_spec import Sampling
 
@@ -132,3 +134,17 @@ def test_what_remains_of_a_sharp_distribution_is_normalised_however_small():
     rest = without(q, torch.tensor([0, 0, 0]))
     torch.testing.assert_close(rest.sum(-1), torch.tensor([1.0, 1.0, 0.0]))
     assert rest[0, 1] == pytest.approx(0.75, rel=0.01)
+
+
+def test_no_settings_that_are_accepted_overflow():
+    """Guidance, temperature and every filter at their bounds, on the largest logits of float16."""
+    logits = torch.stack([scale * torch.randn(256, generator=torch.Generator().manual_seed(1)) for scale in (0, 1, 30)])
+    logits = torch.cat([logits, torch.full((1, 256), 65504.0)])
+    logits[1, :3], logits[2, 0] = torch.tensor([65504.0, -65504, 65504]), 65504
+    bounds = {setting.name: (setting.minimum, setting.maximum) for setting in run_settings()}
+    for cfg, temperature in product(bounds["cfg"], bounds["temperature"]):
+        guided = guide(torch.cat([logits, -logits.roll(1)]), cfg)
+        for top_k, top_p, scale, sigma in product((0, 1, 50), (5e-324, 1.0), (None, 5e-324, 1e4), (None, 5e-324, 1e4)):
+            for min_p in (None, 5e-324, 1.0):
+                filters = Sampling(cfg, temperature, top_k, top_p, scale, min_p, sigma)
+                assert sampling.truncate(guided, filters).softmax(-1).isfinite().all(), filters

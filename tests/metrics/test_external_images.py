@@ -290,12 +290,12 @@ def test_names_of_files_and_captions_compare_composed(tmp_path, layout, listed):
         "ids": f"{theirs}.png",
         "captions": f"{theirs}_000000.png",
         "starts": f"model-{unicodedata.normalize(('NFD', 'NFC')[listed], SPELT[0][:30])}-16-init-a-seed1-img_topk1.png",
-        "dataset": f"{theirs}.png",
+        "dataset": f"{theirs}/{theirs}.png",
         "geneval": "00000/samples/0.png",
     }
     folder = written(tmp_path / "images", names[layout])
     if layout == "dataset":
-        (folder / "metadata.jsonl").write_text(json.dumps({"file_name": f"{mine}.png", "prompt": theirs}))
+        (folder / "metadata.jsonl").write_text(json.dumps({"file_name": f"{mine}/{mine}.png", "prompt": theirs}))
     if layout == "geneval":
         (folder / "00000" / "metadata.jsonl").write_text(json.dumps({"prompt": theirs}))
     prompts = build_prompt_set("list", [Prompt(mine if layout == "ids" else "id", mine)])

@@ -6,6 +6,7 @@ import pytest
 from drawn import drawn_run
 
 import specbench
+from specbench.cli.score import _print_scores
 from specbench.errors import SpecbenchError
 from specbench.metrics.score_store import score_frame
 from specbench.store.schema import RUN_SCORES
@@ -47,3 +48,21 @@ def test_a_metric_that_scored_a_run_in_two_ways_has_two_columns():
     frame = score_frame([row | {"fingerprint": "x"}, row | {"fingerprint": "y", "value": 2.0}], long=False)
     assert frame.loc[0, ["clip (x)", "clip (y)"]].tolist() == [1.0, 2.0] and len(frame) == 1
     assert len(score_frame([], long=True)) == len(score_frame([], long=False)) == 0
+
+
+def test_scores_and_notes_of_several_references_carry_their_fingerprints(capsys):
+    """KID of images is shown next to a distance to statistics, which has none: its reference is another."""
+    row = {"run_id": "r", "value": 1.0, "low": None, "high": None, "n": 2}
+    rows = [
+        row | {"metric": metric, "fingerprint": made, "note": f"as {made}"}
+        for metric, made in (("fid", "a"), ("kid", "a"), ("fid", "b"), ("other", "c"))
+    ]
+    _print_scores(rows, False, False)
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == ["fid (a), kid (a): as a", "fid (b): as b", "other: as c"]
+    assert [line.split(" | ")[1].strip() for line in printed.out.splitlines()[2:]] == [
+        "fid (a)",
+        "kid (a)",
+        "fid (b)",
+        "other",
+    ]

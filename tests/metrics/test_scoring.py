@@ -358,10 +358,13 @@ def test_one_run_without_images_does_not_keep_others_from_being_scored(tmp_path,
     assert alone.value.exit_code == BAD_INPUT and "others" not in str(alone.value)
 
 
-def test_damaged_scores_are_named(tmp_path):
+def test_damaged_scores_are_named_or_computed_again(tmp_path):
     folder = drawn_run(tmp_path, n=2)
     scoring.score([folder], DETECTOR)
     path = next((folder / "scores").glob("*.parquet"))
+    pq.write_table(pq.ParquetFile(path).read().drop_columns("images"), path)
+    scoring.score([folder], DETECTOR).check()
+    assert read_scores(folder)[0]["images"] == 2
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(SpecbenchError, match="damaged") as caught:
         report_rows([folder])

@@ -18,7 +18,7 @@ from specbench.checks.enumerable_model import image_index, processed
 from specbench.decoding import sampling
 from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.loop import decode
-from specbench.errors import SpecbenchError
+from specbench.errors import CompileError, SpecbenchError
 from specbench.models.network_sizes import whole_blocks
 from specbench.models.transformer import compilation
 from specbench.models.transformer import forward as forward_module
@@ -412,11 +412,13 @@ def test_auto_goes_on_eagerly_when_a_step_cannot_be_compiled(when, monkeypatch, 
     monkeypatch.setattr(compiler, "missing", lambda device: None)
     monkeypatch.setattr("specbench.models.transformer.compilation.keep_compiled", lambda: None)
 
+    broken_at = "raise OSError(28, 'No space left on device')"
+
     def broken(function, **_):
         def call(*args):
             if when == "in an image" and "warm_up" in {frame.function for frame in inspect.stack(0)}:
                 return function(*args)
-            raise OSError(28, "No space left on device")
+            exec(broken_at, {"__name__": "torch._dynamo.convert_frame"})
 
         return call
 
@@ -430,6 +432,21 @@ def test_auto_goes_on_eagerly_when_a_step_cannot_be_compiled(when, monkeypatch, 
     outcome = cli(*line, "--compile", "on")
     assert outcome.code == 5 and "(--compile off)" in outcome.err
     assert generate_images(["a red circle"], merge(run_settings(), {"decoder": "ar"}))
+
+
+def test_an_error_of_the_system_in_a_compiled_function_is_no_failed_compilation(monkeypatch):
+    """What is raised while torch compiles is."""
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: fail)
+    with pytest.raises(OSError, match="No space left"):
+        compilation.Compiled(lambda x: x + 1, False, {})()
+    monkeypatch.undo()
+    monkeypatch.setattr(torch._dynamo.convert_frame, "transform_code_object", fail)
+    with pytest.raises(CompileError, match=r"a step cannot be compiled here.*No space left"):
+        compilation.Compiled(lambda x: x + 1, False, {})(torch.ones(2))
 
 
 def test_the_cause_of_a_failed_compilation_is_the_compilers_first_error():

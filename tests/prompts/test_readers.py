@@ -89,11 +89,11 @@ def test_utf_16_and_padded_fields_are_read_as_they_are_meant(tmp_path):
     assert (prompt.text, prompt.category) == ("a red circle", "red")
 
 
-ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-be with mark"]
+ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-32", "utf-16-be with mark", "utf-16-le", "utf-16-be"]
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_every_text_file_of_a_user_is_read_in_the_encoding_that_its_mark_says(encoding, tmp_path):
+def test_every_text_file_of_a_user_is_read_in_the_encoding_that_its_first_bytes_say(encoding, tmp_path):
     def written(name: str, text: str) -> Path:
         path = tmp_path / name
         path.write_bytes(("\ufeff" + text).encode("utf-16-be") if "mark" in encoding else text.encode(encoding))
@@ -320,6 +320,8 @@ PUBLISHED = [
     ("p.csv", "text,category\na,\nb,NA\nc, \n", [("a", None), ("b", "NA"), ("c", None)], ""),
     ("p.csv", "Prompts;Category\na, c;x\n", [("a, c", "x")], ""),
     ("p.csv", "sep=;\r\nid;prompt;category\r\n1;a, b;x\r\n", [("a, b", "x")], ""),
+    ("p.csv", "sep=;\r\n\r\n \r\nprompt;category\r\na, b;x\r\n", [("a, b", "x")], ""),
+    ("p.csv", "\n\nprompt;category\na, b;x\n", [("a, b", "x")], ""),
     ("p.csv", '"sep=,"\nprompt,category\na;b,x\n', [("a;b", "x")], ""),
     ("p.tsv", "SEP=\t\nprompt\tcategory\na\tx\n", [("a", "x")], ""),
     ("p.csv", f'prompt,note\na,"{"x" * 400_000}\n{"y" * 400_000}"\n', [("a", None)], ""),
@@ -358,11 +360,19 @@ def test_binary_columns_of_parquet_files_are_left_out_with_a_note(tmp_path, caps
     (prompt,) = load_prompts(tmp_path / "p.parquet").prompts
     assert (prompt.text, prompt.meta) == ("a", {"binary": {"binary": 3}})
     assert "p.parquet: not read, because they are binary: image, raw, deep, fixed, large" in capsys.readouterr().err
+    pyarrow.parquet.write_table(
+        table.drop_columns(["prompt", "binary"]).rename_columns([*"abcd", "text"]), tmp_path / "p.parquet"
+    )
+    with pytest.raises(SpecbenchError, match="row 1 has no text") as refused:
+        load_prompts(tmp_path / "p.parquet")
+    assert "binary: a, b, c, d, text;" in refused.value.try_this
+    with pytest.raises(SpecbenchError, match="column 'text' is binary"):
+        load_prompts(tmp_path / "p.parquet", "text")
 
 
 def test_a_wrong_line_of_a_csv_file_is_counted_with_the_line_of_excel(tmp_path):
-    (tmp_path / "p.csv").write_text("sep=;\nprompt;n\na;1\n;2\n")
-    with pytest.raises(SpecbenchError, match="line 4 has no text"):
+    (tmp_path / "p.csv").write_text("\nsep=;\n\nprompt;n\na;1\n;2\n")
+    with pytest.raises(SpecbenchError, match="line 6 has no text"):
         load_prompts(tmp_path / "p.csv")
 
 

@@ -117,6 +117,20 @@ def test_the_time_of_a_call_that_drew_several_images_is_no_latency(columns, late
     assert [None if np.isnan(value) else value for value in stored.astype(float)] == latencies and said in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("call", "heading"),
+    [("one call", "float32, batch 4"), ("alone", "float32, batch 1"), ("not said", "float32"), ("none", "float32")],
+)
+def test_a_report_of_imported_images_names_the_batch_that_is_known(call, heading, ours, tmp_path, cli):
+    rows = [
+        row | {name: values[place] for name, values in CALLS[call][0].items()}
+        for place, row in enumerate(as_rows(ours))
+    ]
+    imported(cli, written(tmp_path / "t.jsonl", rows), "--out", tmp_path)
+    [title] = [line for line in cli("report", "--out", tmp_path).out.splitlines() if line.startswith("###")]
+    assert title.endswith(f", {heading}")
+
+
 def test_whatever_reads_runs_reads_imported_ones(ours, tmp_path, cli):
     """Nobody counted their steps, and no machine is known."""
     path, out = written(tmp_path / "tokens.jsonl", as_rows(ours)), tmp_path / "results"

@@ -36,13 +36,20 @@ def nobody(monkeypatch, tmp_path):
     private_folder.cache_clear()
 
 
-def test_a_process_without_home_and_name_keeps_what_it_keeps_in_a_folder_of_its_own(nobody, capsys, cli):
+def test_a_process_without_home_and_name_keeps_what_it_keeps_in_a_folder_of_its_own(nobody, monkeypatch, capsys, cli):
+    at_exit = []
+    monkeypatch.setattr(surroundings.atexit, "register", lambda *call: at_exit.append(call))
     settle()
     home = Path(os.environ["HOME"])
     assert home.parent == nobody and stat.S_IMODE(home.stat().st_mode) == 0o700
     assert cache_folder() == home / ".cache" / "specbench" and os.environ["LOGNAME"]
-    assert capsys.readouterr().err.startswith(f"warning: no home folder: what is kept goes to {home} (HOME or")
     assert cli("list", "prompts").code == 0
+    [(say_kept, *of)] = at_exit
+    say_kept(*of)
+    assert not capsys.readouterr().err, "nothing is kept"
+    (home / ".cache").mkdir()
+    say_kept(*of)
+    assert capsys.readouterr().err.startswith(f"warning: no home folder: what is kept is in {home} (HOME or")
 
 
 def test_a_folder_that_another_user_could_write_to_is_not_taken(nobody):
@@ -53,10 +60,18 @@ def test_a_folder_that_another_user_could_write_to_is_not_taken(nobody):
     assert stat.S_IMODE(taken.stat().st_mode) == 0o700
 
 
-def test_an_empty_address_of_the_hub_is_none(monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", "")
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("HF_ENDPOINT", "", ""),
+        (surroundings.COMPILED, "", "No such file"),
+        (surroundings.COMPILED, "/dev/null/a", "Not a directory"),
+    ],
+)
+def test_variables_that_libraries_fail_at_are_ignored(name, value, said, monkeypatch, capsys):
+    monkeypatch.setenv(name, value)
     settle()
-    assert "HF_ENDPOINT" not in os.environ
+    assert name not in os.environ and said in (text := capsys.readouterr().err) and bool(said) == bool(text)
 
 
 @pytest.mark.parametrize(("named", "expected"), [("", "pw"), ("relative", "pw"), ("/home/me", "/home/me")])
@@ -89,6 +104,8 @@ def test_a_deleted_working_folder_is_told_in_one_line(monkeypatch, tmp_path, cli
     outcome = cli("run", "--limit", "1")
     assert outcome.code == 2
     assert outcome.err == "error: the working folder does not exist any more (cd to another folder)\n"
+    for line in ([], ["--help"], ["help", "run"], ["score", "-h"], ["--version"]):
+        assert "error" not in (outcome := cli(*line)).err and len(outcome.out + outcome.err) > 50
 
 
 @pytest.mark.parametrize(

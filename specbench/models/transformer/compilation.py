@@ -6,6 +6,7 @@ import os
 import re
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,11 +18,10 @@ from torch import Tensor
 
 from specbench.errors import MISSING_PREREQUISITE, CompileError
 from specbench.system.digests import cache_folder
-from specbench.system.surroundings import private_folder
+from specbench.system.surroundings import COMPILED, private_folder
 
 FORMS = 64  # Maximum number of compiled forms of one function; torch's default of 8 is too few for different windows
 
-_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 _UNFIT = re.compile(r"[\s'\"\\]")  # in paths: Inductor splits the compiler's command line as a shell does
 
 Args = ParamSpec("Args")
@@ -77,6 +77,8 @@ class Compiled:
         try:
             result = self._call(*args)
         except (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit, OSError) as error:
+            if isinstance(error, OSError) and not _while_compiling(error):
+                raise
             raise compile_error(error) from error
         if _graphs() != before:
             self.seconds += time.perf_counter() - start
@@ -84,12 +86,17 @@ class Compiled:
         return result
 
 
+def _while_compiling(error: OSError) -> bool:
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") == torch._dynamo.convert_frame.__name__ for frame, _ in frames)
+
+
 def compiled_folder() -> Path:
     """Where compiled code is kept: in the folder that the environment names, else in the user's cache folder, apart for
     each version of torch."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # imports Inductor
 
-    named = os.environ.get(_FOLDER)
+    named = os.environ.get(COMPILED)
     if named not in (None, default_cache_dir()) and not _UNFIT.search(named):  # the default is set by its import
         return Path(named)
     place = cache_folder() / "compiled"
@@ -113,7 +120,7 @@ def keep_compiled() -> None:
     folder = compiled_folder()
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-        os.environ[_FOLDER] = str(folder)
+        os.environ[COMPILED] = str(folder)
 
 
 def _graphs() -> int:
