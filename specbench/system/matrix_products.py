@@ -27,7 +27,8 @@ _READ_AS_FLOAT = (torch.float32, torch.bfloat16)
 
 def linear_output(layer: nn.Linear, hidden: Tensor) -> Tensor:
     """Output [R, T, o] of a linear layer for hidden states [R, T, d]."""
-    plain = type(layer) is nn.Linear and type(layer.weight) in (Tensor, nn.Parameter)  # none in eight bits
+    # None in eight bits; a tracer has tensors of its own kind in their place.
+    plain = type(layer) is nn.Linear and (type(layer.weight) in (Tensor, nn.Parameter) or torch.compiler.is_exporting())
     return product(hidden, layer.weight, layer.bias) if plain else layer(hidden)
 
 

@@ -315,7 +315,7 @@ class TransformerSession:
         # Only a session's first forward predicts slot 0, whose input is the prompt's last element.
         opening = self._start if first or self._compiled else None
         index = self._index[:visible]
-        if self._compiled:
+        if self._compiled and index.device.type == "cuda":
             torch._dynamo.mark_static_address(index, guard=False)
         inputs = ForwardInputs(
             tokens, positions, slots, index, mask, self._last, self._shift, opening, self._prefix.state
