@@ -18,6 +18,7 @@ from torch import Tensor
 
 from specbench.errors import MISSING_PREREQUISITE, CompileError
 from specbench.system.digests import cache_folder
+from specbench.system.environment import cpu_features
 from specbench.system.surroundings import COMPILED, private_folder
 
 FORMS = 64  # Maximum number of compiled forms of one function; torch's default of 8 is too few for different windows
@@ -114,7 +115,12 @@ def compile_error(error: Exception) -> CompileError:
 
 
 def keep_compiled() -> None:
-    """Let Inductor keep its code in `compiled_folder`."""
+    """Let Inductor keep its code in `compiled_folder`, and trust what torch knows of the processor."""
+    config, known = torch._inductor.config.cpp, torch.backends.cpu.get_cpu_capability() == "AVX512"
+    # Else it compiles and loads a library for every set of instructions, in six processes at each start. AMX, which
+    # older compilers do not know, is tried.
+    if config.vec_isa_ok is None and known and "amx" not in cpu_features():
+        config.vec_isa_ok = True
     if _UNFIT.search(tempfile.gettempdir()):  # headers are compiled there
         tempfile.tempdir = os.environ["TMPDIR"] = str(private_folder())
     folder = compiled_folder()
