@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -165,6 +166,7 @@ def _cpu_model() -> str | None:
     return name or platform.processor() or platform.machine() or None
 
 
+@cache
 def cpu_features() -> str:
     """What compiled code may use of this processor, as text: its name, and on Linux the instructions it knows."""
     try:

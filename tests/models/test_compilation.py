@@ -354,6 +354,15 @@ def test_layers_that_cannot_be_nested_are_compiled_each(eager, monkeypatch):
     assert not unnest_layers(model.backbone)
 
 
+def test_processors_with_other_vectors_share_no_compiled_code(monkeypatch):
+    """Inductor finds the code of 16 numbers at once for the same graph, and compiles it for vectors of 8."""
+    folders = set()
+    for capability in ("AVX2", "AVX512"):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+        folders.add(compilation.compiled_folder())
+    assert len(folders) == 2
+
+
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_what_cannot_be_compiled_is_said_in_one_line(on_gpu, monkeypatch):
     def broken(*args, **_):

@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from types import FunctionType
 from typing import ParamSpec, TypeVar
@@ -94,7 +95,7 @@ def _while_compiling(error: OSError) -> bool:
 
 def compiled_folder() -> Path:
     """Where compiled code is kept: in the folder that the environment names, else in the user's cache folder, apart for
-    each version of torch."""
+    each version of torch and kind of processor: Inductor would run the code of wider vectors on narrower ones."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # imports Inductor
 
     named = os.environ.get(COMPILED)
@@ -103,7 +104,8 @@ def compiled_folder() -> Path:
     place = cache_folder() / "compiled"
     if _UNFIT.search(os.path.abspath(place)):
         place = private_folder() / "compiled"
-    return place / f"torch-{torch.__version__}"
+    processor = sha256(f"{torch.backends.cpu.get_cpu_capability()} {cpu_features()}".encode()).hexdigest()[:8]
+    return place / f"torch-{torch.__version__}-{processor}"
 
 
 def compile_error(error: Exception) -> CompileError:
