@@ -13,7 +13,7 @@ import torch
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
-from specbench.checks.teacher_forced import EDGE, EDGES, forced_logits, pieces
+from specbench.checks.teacher_forced import EDGE, EDGES, Shift, forced_logits, pieces
 from specbench.checks.token_likelihood import Alternative, Held, SlotLogits
 from specbench.decoding.sampling import Target, at
 from specbench.models.interface import ImageModel
@@ -47,7 +47,8 @@ class ImageLikelihood:
 
     Attributes:
         claim: [K] log likelihood under the claimed sampling; `loose`: as often beyond its filters as rounding makes it.
-        p, greatest, entropy: [K, N] of each token: p, whether no other is likelier; of its slot: the entropy of p.
+        p, every, greatest, entropy: [K, N] of each token: p, the same without filters at temperature 1, whether no
+            other is likelier; of its slot: the entropy of p.
         surprise: [K] standard errors by which an image is less likely than the model's own are on average.
     """
 
@@ -60,13 +61,13 @@ class ImageLikelihood:
         self._target = Target(model.layout, sampling, model.device)
         # Penalties move tokens that an image holds behind others.
         self._few = max(few, sampling.top_k + min(self.tokens.shape[1], few)) if sampling.top_k else 0
-        self.p, self.greatest, loose, self.entropy, spread = np.zeros((5, *self.tokens.shape))
+        self.p, self.every, self.greatest, self.entropy, spread = np.zeros((5, *self.tokens.shape))
         for slots in self._slots([sampling.guidance]):
             logits = slots.at(sampling.guidance)
-            p = logits.p(self.way, logits.every), logits.p(replace(self.way, floor=ROUNDED), logits.every)
-            parts = (p[0], logits.likeliest, p[1], *logits.spread(self.way))
-            slots.fill((self.p, self.greatest, loose, self.entropy, spread), parts)
-        self.claim, self.loose = (self.sum(np.log(np.maximum(p, 1e-30))) for p in (self.p, loose))
+            every = logits.every.nan_to_num(1 / model.layout.v_image)
+            parts = (logits.p(self.way, logits.every), every, logits.likeliest, *logits.spread(self.way))
+            slots.fill((self.p, self.every, self.greatest, self.entropy, spread), parts)
+        self.claim, self.loose = self.mixed(0.0), self.mixed((ROUNDED - floor) / (1 - floor))
         excess = np.minimum(-np.log(np.maximum(self.p, 1e-30)), MOST_EXCESS) - self.entropy
         self.surprise = self.sum(excess) / np.sqrt(np.maximum(self.sum(spread), 1.0))
 
@@ -74,13 +75,18 @@ class ImageLikelihood:
         """[K] sums over the free slots of [K, N]."""
         return np.where(self.free, values, 0.0).sum(1)
 
+    def mixed(self, share: float, other: np.ndarray | float | None = None) -> np.ndarray:
+        """[K] log likelihood where a share of the tokens is drawn with another probability: `every` by default."""
+        other = self.every if other is None else other
+        return self.sum(np.log(np.maximum((1 - share) * self.p + share * other, 1e-30)))
+
     @PinnedTorch()
     def likelihoods(
         self,
         ways: Sequence[Alternative],
         texts: Sequence[str] | None = None,
         tokens: np.ndarray | None = None,
-        shift: int = 0,
+        shift: Shift = (),
     ) -> np.ndarray:
         """[ways, K] log likelihood of the images, perhaps of other prompts, tokens or positions."""
         tokens = self.tokens if tokens is None else tokens
@@ -102,7 +108,7 @@ class ImageLikelihood:
         scales: Collection[float],
         texts: Sequence[str] | None = None,
         tokens: np.ndarray | None = None,
-        shift: int = 0,
+        shift: Shift = (),
     ) -> Iterator[_Slots]:
         """Pieces of the images, a few slots of a few images at a time."""
         texts, tokens = texts or self.texts, self.tokens if tokens is None else tokens
@@ -126,7 +132,7 @@ class ImageLikelihood:
 
     @PinnedTorch()
     def _logits(
-        self, texts: Sequence[str], tokens: np.ndarray, scales: Collection[float], width: int, shift: int
+        self, texts: Sequence[str], tokens: np.ndarray, scales: Collection[float], width: int, shift: Shift
     ) -> Iterator[tuple[Callable[[float], Tensor], Tensor]]:
         """Logits by guidance scale, and their slots: any scale follows from those of 1 and of 2."""
         if len(scales) == 1:
@@ -146,7 +152,7 @@ class ImageLikelihood:
         way: Alternative | None = None,
         texts: Sequence[str] | None = None,
         tokens: np.ndarray | None = None,
-        shift: int = 0,
+        shift: Shift = (),
         kept: np.ndarray | None = None,
     ) -> bool | None:
         """Whether the tokens are consistent with samples of a way, as the audit of a run tests it; of the images `kept`
@@ -169,8 +175,9 @@ class ImageLikelihood:
         return not result.deviates and not (exact and beyond[kept][:, free].mean() > EDGES * (way != self.way))
 
     def likeliest(self, name: str, start: float) -> tuple[float, float, float]:
-        """Likeliest value near `start`, and the ends of its 95 % interval: of the tokens that the filters keep at
-        `start`, and then once more at the likeliest value, so that filters do not make the likelihood jump."""
+        """Likeliest value near `start` of three digits, and the ends of its 95 % interval: of the tokens that the
+        filters keep at `start`, and then once more at the likeliest value, so that filters do not make the likelihood
+        jump."""
         low = high = start
         widest = 0.3 * max(start, 0.5)  # a spline through points that are too far apart has maxima of its own
         for reach in (widest, None):
@@ -181,7 +188,10 @@ class ImageLikelihood:
             curve = CubicSpline(grid, totals)(fine)
             inside = fine[curve >= curve.max() - _DROP]
             start, low, high = float(fine[curve.argmax()]), float(inside[0]), float(inside[-1])
-        return start, low, high
+        # Of values that the tokens given their filters do not tell apart, the filters rule out some.
+        values = sorted({float(f"{value:.3g}") for value in np.linspace(low, high, 2 * _STEPS + 1)} - {0.0})
+        ways = [replace(self.way, sampling=replace(self.sampling, **{name: value})) for value in values]
+        return values[int(self.likelihoods(ways).sum(1).argmax())], low, high
 
     @PinnedTorch()
     def _given(self, name: str, grid: np.ndarray, kept: Alternative) -> np.ndarray:

@@ -20,7 +20,7 @@ import pandas as pd
 
 from specbench.checks.image_likelihood import MOST_EXCESS, ROUNDED, ImageLikelihood
 from specbench.checks.logp_kinds import SAMPLED, log_p_of, nearer
-from specbench.checks.teacher_forced import Values
+from specbench.checks.teacher_forced import Shift, Values
 from specbench.checks.token_likelihood import Alternative
 from specbench.errors import SpecbenchError
 from specbench.models.facts import DTYPES
@@ -55,7 +55,7 @@ _HOPELESS = -10.0  # Nats by which it is
 _OTHERS = 32  # Prompts that each of them is tried with
 _CLEARLY = 12.0  # Nats by which a format is likelier than tokens that are beyond the filters for another reason
 _CLOSE = 5.0  # Nats within which another cause is named, too
-_OF_SOME = ("prompts", "order", "positions", "uniform", "greedy")  # Kinds of causes that some images may be free of
+_OF_SOME = ("prompts", "order", "uniform", "greedy")  # Kinds of causes that some images may be free of
 _MIXTURES = {
     "uniform": "tokens are replaced at random: about {:g} % are, or follow one that is",
     "greedy": "greedy in part: about {:g} % of the tokens are the likeliest ones",
@@ -70,6 +70,13 @@ _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "row ends are shifted: rows are one token too long": lambda grid: _skewed(grid, -1),
 }
 """By cause, the grid of indices of the tokens to be read, so that they stand where the model drew them."""
+_SHIFTS = {
+    "positions of the image are one too far from the prompt": ("positions", 1),
+    "positions of the image are one too near to the prompt": ("positions", -1),
+    "the cache is read one slot too short: no token sees itself": ("cache", 0, 1),
+    "the cache is written one slot too early, over the prompt": ("cache", 0, 0, 1),
+}
+"""By cause, its kind, and what `TransformerSession.move` takes."""
 
 
 @dataclass(frozen=True)
@@ -289,7 +296,7 @@ class _Study(ImageLikelihood):
 
     def _exchanged(self, every: Sequence[str]) -> list[_Found]:
         """Another prompt for each image: the next one's; for an image that is unlikely under its own the likeliest of
-        many by some of its slots, which is paid for."""
+        many, which is paid for."""
         distinct = list(dict.fromkeys([*self.texts, *every]))[:_OTHERS]
         if len(distinct) < 2:
             return []
@@ -298,12 +305,19 @@ class _Study(ImageLikelihood):
         pairs = [(image, text) for image in suspects for text in distinct if text != self.texts[image]]
         if pairs:
             images = np.array([image for image, _ in pairs])
-            scores = self.likelihoods([self.way], [text for _, text in pairs], self.tokens[images, : self._glance()])[0]
-            for image in suspects:
-                mine = np.flatnonzero(images == image)
-                texts[image], paid[image] = pairs[mine[scores[mine].argmax()]][1], math.log(len(mine))
+            scores = self._of_prompts(pairs, self._glance())
+            best = {image: scores[images == image].max() for image in suspects}
+            few = [pair for pair, score in zip(pairs, scores, strict=True) if score > best[pair[0]] + _HOPELESS]
+            # In ascending order: the likeliest one of an image is written last.
+            for place in self._of_prompts(few, self.tokens.shape[1]).argsort():
+                image, texts[few[place][0]] = few[place]
+                paid[image] = math.log((images == image).sum())
         what = "prompts are mixed up: p under another image's prompt is higher"
         return [self._compared("prompts", what, paid, texts=texts)]
+
+    def _of_prompts(self, pairs: Sequence[tuple[int, str]], slots: int) -> np.ndarray:
+        """Log likelihood of the first slots of images, each under a prompt."""
+        return self.likelihoods([self.way], [text for _, text in pairs], self.tokens[[i for i, _ in pairs], :slots])[0]
 
     def _glance(self) -> int:
         return max(_GLANCE, self.tokens.shape[1] // 4)
@@ -314,14 +328,9 @@ class _Study(ImageLikelihood):
         return [self._compared("order", what, tokens=tokens) for what, tokens in read.items()]
 
     def positions(self) -> list[_Found]:
-        """The image's tokens at other positions after the prompt."""
-        if not isinstance(self.model, TransformerModel):
-            return []
-        steps = {"one too far from the prompt": 1, "one too near to the prompt": -1}
-        return [
-            self._compared("positions", f"positions of the image are {where}", shift=shift)
-            for where, shift in steps.items()
-        ]
+        """The image's tokens at other positions after the prompt, or reading a cache that lacks a slot."""
+        known = isinstance(self.model, TransformerModel)
+        return [self._compared(kind, what, shift=shift) for what, (kind, *shift) in _SHIFTS.items() if known]
 
     def _compared(
         self,
@@ -330,7 +339,7 @@ class _Study(ImageLikelihood):
         paid: np.ndarray | float = 0.0,
         texts: Sequence[str] | None = None,
         tokens: np.ndarray | None = None,
-        shift: int = 0,
+        shift: Shift = (),
     ) -> _Found:
         """A cause of all images, or of some of them without `shift`: its likelihood ratio less what was `paid`, to the
         last slot only of images that the first ones leave in doubt. Its test reads each image as it is likelier."""
@@ -341,7 +350,7 @@ class _Study(ImageLikelihood):
         if len(rest):
             whole = self.likelihoods([self.way], [texts[image] for image in rest], tokens[rest], shift)[0]
             ratio[rest] = whole - self.claim[rest] - np.broadcast_to(paid, len(ratio))[rest]
-        # Positions are off in every image of a program or in none.
+        # They are off in every image of a program or in none.
         better, together = (ratio > 0, _of_some(ratio)) if not shift else (ratio < math.inf, float(ratio.sum()))
 
         def test() -> bool | None:
@@ -352,11 +361,13 @@ class _Study(ImageLikelihood):
 
     def mixtures(self, exact: _Study) -> list[_Found]:
         """The likeliest share of tokens that are drawn uniformly, or the likeliest ones, and not from p; against the
-        likelier of the claim and float32, `exact`: rounding, too, makes single tokens unlikely."""
-        found, claim = [], np.maximum(self.claim, exact.claim)
+        likeliest of the claim, float32, `exact`, and tokens beyond the filters: rounding and other weights, too, make
+        single tokens unlikely."""
+        beyond = max((self.mixed(share) for share in _SHARES), key=np.sum)
+        found, claim = [], np.maximum(np.maximum(self.claim, exact.claim), beyond)
         for kind, what in _MIXTURES.items():
             other = self.greatest if kind == "greedy" else 1 / self.model.layout.v_image
-            mixed = [self.sum(np.log(np.maximum((1 - share) * self.p + share * other, 1e-30))) for share in _SHARES]
+            mixed = [self.mixed(share, other) for share in _SHARES]
             best = max(range(len(_SHARES)), key=lambda place: _of_some(mixed[place] - claim))
             way, ratio = replace(self.way, **{kind: _SHARES[best]}), mixed[best] - claim
             text = what.format(100 * _SHARES[best])

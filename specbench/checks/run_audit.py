@@ -177,15 +177,21 @@ def _explained(
     device: str,
 ) -> dict[str, object]:
     """The verdict on tokens in a sentence: what would have been seen, or where they deviate, and the likely cause."""
-    from specbench.checks.likely_causes import concentrated, likely_causes, named, studied  # brings torch
+    # These bring torch.
+    from specbench.checks.likely_causes import concentrated, likely_causes, named, studied
+    from specbench.models.checkpoint_loading import round_to_eight_bits
+    from specbench.models.transformer.model import TransformerModel
 
     spec, facts = info.spec, model_of(info.spec, weights, revision)
     settings = rows, spec.sampling, spec.dtype, facts.guided, audit["logp_nearest"]
 
     def load(dtype: str):
+        model = load_model(facts, device, spec.dtype if dtype == EIGHT_BITS else dtype)
         if dtype == EIGHT_BITS:
-            return load_model(recorded_model(f"{spec.model}+{dtype}", weights, revision), device, spec.dtype)
-        return load_model(facts, device, dtype)
+            if not isinstance(model, TransformerModel):
+                raise SpecbenchError(f"'{model.name}' has no transformer")
+            round_to_eight_bits(model.backbone)
+        return model
 
     causes, seen = likely_causes(load, *settings)
     sampling = [f"guidance {spec.sampling.guidance:g}", f"temperature {spec.sampling.temperature:g}"]

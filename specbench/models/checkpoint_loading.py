@@ -243,7 +243,7 @@ def quantise(module: nn.Module, name: str) -> None:
 
     One at a time, so that no device has to hold all of them in sixteen bits.
     """
-    if type(module) is not nn.Linear or not _IN_LAYER.search(name):
+    if not _in_layer(module, name):
         return
     require_torchao()
     from torchao.quantization import Int8WeightOnlyConfig, quantize_  # an extra
@@ -256,3 +256,15 @@ def quantise_network(network: nn.Module) -> nn.Module:
     for name, module in network.named_modules():
         quantise(module, name)
     return network
+
+
+def round_to_eight_bits(network: nn.Module) -> None:
+    """Round weights as `quantise_network` does, in their own number format, without torchao."""
+    for name, module in network.named_modules():
+        if _in_layer(module, name):
+            step = module.weight.abs().amax(1, keepdim=True) / 127
+            module.weight.data = (module.weight / step.clamp(min=torch.finfo(step.dtype).tiny)).round() * step
+
+
+def _in_layer(module: nn.Module, name: str) -> bool:
+    return type(module) is nn.Linear and _IN_LAYER.search(name) is not None
