@@ -168,7 +168,8 @@ class ImageLikelihood:
                 logits = logits.penalised(way, self._held(tokens[slots.images]), slots.positions)
             impossible = (logits.x + EDGE < logits.kept(way).least)[..., 0]
             slots.fill((before, through, beyond), (*logits.masses(way), impossible))
-        u = before + np.random.default_rng(0).random(before.shape) * (through - before)
+        # One draw for all images of a shape would put its own chance into every test of them.
+        u = before + np.random.default_rng(tokens[0]).random(before.shape) * (through - before)
         free = self.free[0]
         result = audit_tokens(Tokens({"u_p": u[kept][:, free]}, None, self.entropy[kept][:, free]), LEVEL)
         exact = way.floor < ROUNDED and not way.uniform
