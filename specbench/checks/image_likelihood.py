@@ -176,9 +176,8 @@ class ImageLikelihood:
         return not result.deviates and not (exact and beyond[kept][:, free].mean() > EDGES * (way != self.way))
 
     def likeliest(self, name: str, start: float) -> tuple[float, float, float]:
-        """Likeliest value near `start` of three digits, and the ends of its 95 % interval: of the tokens that the
-        filters keep at `start`, and then once more at the likeliest value, so that filters do not make the likelihood
-        jump."""
+        """Likeliest value near `start`, and the ends of its 95 % interval: of the tokens that the filters keep at
+        `start`, and then once more at the likeliest value, so that filters do not make the likelihood jump."""
         low = high = start
         widest = 0.3 * max(start, 0.5)  # a spline through points that are too far apart has maxima of its own
         for reach in (widest, None):
@@ -189,10 +188,13 @@ class ImageLikelihood:
             curve = CubicSpline(grid, totals)(fine)
             inside = fine[curve >= curve.max() - _DROP]
             start, low, high = float(fine[curve.argmax()]), float(inside[0]), float(inside[-1])
-        # Of values that the tokens given their filters do not tell apart, the filters rule out some.
+        return start, low, high
+
+    def likeliest_within(self, name: str, low: float, high: float) -> float:
+        """Likeliest value of three digits in an interval with the filters, which rule some of its values out."""
         values = sorted({float(f"{value:.3g}") for value in np.linspace(low, high, 2 * _STEPS + 1)} - {0.0})
         ways = [replace(self.way, sampling=replace(self.sampling, **{name: value})) for value in values]
-        return values[int(self.likelihoods(ways).sum(1).argmax())], low, high
+        return values[int(self.likelihoods(ways).sum(1).argmax())]
 
     @PinnedTorch()
     def _given(self, name: str, grid: np.ndarray, kept: Alternative) -> np.ndarray:

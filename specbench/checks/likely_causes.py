@@ -266,7 +266,8 @@ class _Study(ImageLikelihood):
         if cause.setting not in ("guidance", "temperature"):
             return cause
         name, claimed = cause.setting, self._claimed(cause.setting)
-        value, low, high = self.likeliest(name, cause.value)
+        _, low, high = self.likeliest(name, cause.value)
+        value = self.likeliest_within(name, low, high)
         what = f"{name} {value:.3g} [{low:.3g}, {high:.3g}], not {claimed:g}"
         if name == "guidance" and claimed != 1 and low - _ONE <= 1 <= high + _ONE:
             what = f"no unconditional row: {what}"
