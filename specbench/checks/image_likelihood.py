@@ -3,6 +3,7 @@ are samples of one of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,16 +14,17 @@ import torch
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
-from specbench.checks.teacher_forced import EDGE, EDGES, Shift, forced_logits, pieces
+from specbench.checks.teacher_forced import EDGE, EDGES, Shift, Values, forced_logits, pieces
 from specbench.checks.token_likelihood import Alternative, Held, SlotLogits
 from specbench.decoding.sampling import Target, at
-from specbench.models.interface import ImageModel
+from specbench.models.interface import ImageModel, TokenLayout
 from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import FEWEST, LEVEL, Tokens, audit_tokens
 from specbench.system.torch_state import PinnedTorch
 
 ROUNDED = 0.1  # Share of the unfiltered distribution by which rounding moves tokens beyond filters, see `likely_causes`
-MOST_EXCESS = 10.0  # Nats that a token of probability 0 counts
+_MOST_EXCESS = 10.0  # Nats that a token of probability 0 counts
+_FAR = 5.0  # Standard errors of a group that deviates
 _STEPS = 9  # Points of a likelihood
 _DROP = 1.92  # Of log likelihood at the ends of a 95 % interval: half the quantile of chi-square
 
@@ -68,7 +70,7 @@ class ImageLikelihood:
             parts = (logits.p(self.way, logits.every), every, logits.likeliest, *logits.spread(self.way))
             slots.fill((self.p, self.every, self.greatest, self.entropy, spread), parts)
         self.claim, self.loose = self.mixed(0.0), self.mixed((ROUNDED - floor) / (1 - floor))
-        excess = np.minimum(-np.log(np.maximum(self.p, 1e-30)), MOST_EXCESS) - self.entropy
+        excess = np.minimum(-np.log(np.maximum(self.p, 1e-30)), _MOST_EXCESS) - self.entropy
         self.surprise = self.sum(excess) / np.sqrt(np.maximum(self.sum(spread), 1.0))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
@@ -212,6 +214,27 @@ class ImageLikelihood:
                     log_p = _within(logits.logits >= least, scaled, slots.chosen)
                 totals[place] += float(torch.where(slots.free, log_p, 0.0).sum(dtype=torch.float64))
         return totals
+
+
+def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str | None:
+    """Where the tokens [K, N] deviate, in words, if in a third at most of the images, rows of the grid or slots."""
+    excess = np.where(values.possible & np.isfinite(values.logp), -values.logp - values.entropy, _MOST_EXCESS)
+    excess = np.where(free, excess, np.nan)
+    usual = float(np.nanstd(np.minimum(excess, _MOST_EXCESS / 2))) or 1.0
+    rows = [slots for grid in layout.rows for slots in grid]
+    groups = {
+        "image": [excess[number] for number in range(len(excess))],
+        "row": [excess[:, slots] for slots in rows],
+        "slot": [excess[:, slot] for slot in layout.free_slots()],
+    }
+    best, text = 0.0, None
+    for kind, parts in groups.items():
+        z = np.array([np.nansum(image) / usual / math.sqrt(max(1, (~np.isnan(image)).sum())) for image in parts])
+        far = np.flatnonzero(np.abs(z) > _FAR)
+        if 0 < len(far) <= max(1, len(z) // 3) and np.abs(z).max() > best:
+            best, shown = float(np.abs(z).max()), ", ".join(str(number + 1) for number in far[:3])
+            text = f"{kind}{'s' * (len(far) > 1)} {shown}" + (f" and {len(far) - 3} more" if len(far) > 3 else "")
+    return text
 
 
 def _within(support: Tensor, logits: Tensor, chosen: Tensor) -> Tensor:

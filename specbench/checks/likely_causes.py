@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from specbench.checks.image_likelihood import MOST_EXCESS, ROUNDED, ImageLikelihood
+from specbench.checks.image_likelihood import ROUNDED, ImageLikelihood
 from specbench.checks.logp_kinds import SAMPLED, log_p_of, nearer
-from specbench.checks.teacher_forced import Shift, Values
+from specbench.checks.teacher_forced import Shift
 from specbench.checks.token_likelihood import Alternative
 from specbench.errors import SpecbenchError
 from specbench.models.facts import DTYPES
@@ -48,7 +48,6 @@ _FREQUENCY = (0.05, 0.1, 0.2, 0.5, 1.0)
 _SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares of tokens drawn uniformly, or greedily
 _ONE = 0.05  # Distance from a guidance of 1 that is none
 _PASSES = 20  # Times that all causes take that of the claim alone: 15 to 27
-_FAR = 5.0  # Standard errors of a group that deviates
 _SUSPECT = 2.0  # Standard errors by which an image is unlikely under its own prompt, so that others are tried
 _GLANCE = 48  # Slots, a quarter of the image at least, that are enough to leave out what is unlikely
 _HOPELESS = -10.0  # Nats by which it is
@@ -159,27 +158,6 @@ def likely_causes(
 def studied(rows: pd.DataFrame) -> int:
     """Number of images that causes are sought in: 16, or more of small ones."""
     return min(len(rows), max(_STUDIED, _STUDIED_TOKENS // len(rows["tokens"].iloc[0])))
-
-
-def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str | None:
-    """Where the tokens [K, N] deviate, in words, if in a third at most of the images, rows of the grid or slots."""
-    excess = np.where(values.possible & np.isfinite(values.logp), -values.logp - values.entropy, MOST_EXCESS)
-    excess = np.where(free, excess, np.nan)
-    usual = float(np.nanstd(np.minimum(excess, MOST_EXCESS / 2))) or 1.0
-    rows = [slots for grid in layout.rows for slots in grid]
-    groups = {
-        "image": [excess[number] for number in range(len(excess))],
-        "row": [excess[:, slots] for slots in rows],
-        "slot": [excess[:, slot] for slot in layout.free_slots()],
-    }
-    best, text = 0.0, None
-    for kind, parts in groups.items():
-        z = np.array([np.nansum(image) / usual / math.sqrt(max(1, (~np.isnan(image)).sum())) for image in parts])
-        far = np.flatnonzero(np.abs(z) > _FAR)
-        if 0 < len(far) <= max(1, len(z) // 3) and np.abs(z).max() > best:
-            best, shown = float(np.abs(z).max()), ", ".join(str(number + 1) for number in far[:3])
-            text = f"{kind}{'s' * (len(far) > 1)} {shown}" + (f" and {len(far) - 3} more" if len(far) > 3 else "")
-    return text
 
 
 def alike(causes: Sequence[Cause]) -> list[Cause]:

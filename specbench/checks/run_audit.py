@@ -178,9 +178,9 @@ def _explained(
 ) -> dict[str, object]:
     """The verdict on tokens in a sentence: what would have been seen, or where they deviate, and the likely cause."""
     # These bring torch.
-    from specbench.checks.likely_causes import OF_TOKENS, concentrated, likely_causes, named, studied
+    from specbench.checks.image_likelihood import concentrated
+    from specbench.checks.likely_causes import OF_TOKENS, likely_causes, named, studied
     from specbench.models.checkpoint_loading import round_to_eight_bits
-    from specbench.models.transformer.model import TransformerModel
 
     spec, facts = info.spec, model_of(info.spec, weights, revision)
     settings = rows, spec.sampling, spec.dtype, facts.guided, audit["logp_nearest"]
@@ -188,9 +188,7 @@ def _explained(
     def load(dtype: str):
         model = load_model(facts, device, spec.dtype if dtype == EIGHT_BITS else dtype)
         if dtype == EIGHT_BITS:
-            if not isinstance(model, TransformerModel):
-                raise SpecbenchError(f"'{model.name}' has no transformer")
-            round_to_eight_bits(model.backbone)
+            round_to_eight_bits(model)
         return model
 
     causes, seen = likely_causes(load, *settings)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, read_json
 from specbench.models.facts import require_torchao
+from specbench.models.interface import ImageModel
 from specbench.models.script_archive import read_script_tensors
 
 _IN_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
@@ -258,9 +259,11 @@ def quantise_network(network: nn.Module) -> nn.Module:
     return network
 
 
-def round_to_eight_bits(network: nn.Module) -> None:
-    """Round weights as `quantise_network` does, in their own number format, without torchao."""
-    for name, module in network.named_modules():
+def round_to_eight_bits(model: ImageModel) -> None:
+    """Round a model's weights as `quantise_network` does, in their own number format, without torchao."""
+    if not isinstance(getattr(model, "backbone", None), nn.Module):
+        raise SpecbenchError(f"'{model.name}' has no transformer to round")
+    for name, module in model.backbone.named_modules():
         if _in_layer(module, name):
             step = module.weight.abs().amax(1, keepdim=True) / 127
             module.weight.data = (module.weight / step.clamp(min=torch.finfo(step.dtype).tiny)).round() * step
