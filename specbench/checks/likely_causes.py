@@ -342,17 +342,18 @@ class _Study(ImageLikelihood):
 
     def mixtures(self, exact: _Study) -> list[_Found]:
         """The likeliest share of tokens that are drawn uniformly, or the likeliest ones, and not from p; against the
-        likeliest of the claim, float32, `exact`, and tokens beyond the filters: rounding and other weights, too, make
-        single tokens unlikely."""
-        beyond = max((self.mixed(share) for share in _SHARES), key=np.sum)
-        found, claim = [], np.maximum(np.maximum(self.claim, exact.claim), beyond)
+        likelier of the claim and float32, `exact`: rounding, too, makes single tokens unlikely. So do other weights: a
+        mixture that is no likelier than tokens beyond the filters is none."""
+        found, claim = [], np.maximum(self.claim, exact.claim)
+        beyond = np.maximum(claim, max((self.mixed(share) for share in _SHARES), key=np.sum))
         for kind, what in _MIXTURES.items():
             other = self.greatest if kind == "greedy" else 1 / self.model.layout.v_image
             mixed = [self.mixed(share, other) for share in _SHARES]
             best = max(range(len(_SHARES)), key=lambda place: _of_some(mixed[place] - claim))
             way, ratio = replace(self.way, **{kind: _SHARES[best]}), mixed[best] - claim
-            text = what.format(100 * _SHARES[best])
-            cause = Cause(kind, text, _of_some(ratio), int((ratio > 0).sum()))
+            above = _of_some(mixed[best] - beyond)
+            nats = _of_some(ratio) if above > _CLEARLY else above
+            cause = Cause(kind, what.format(100 * _SHARES[best]), nats, int((ratio > 0).sum()))
             found.append(_Found(cause, lambda way=way: self.are_samples(way)))
         return found
 

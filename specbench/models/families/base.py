@@ -94,6 +94,7 @@ class FamilyModel(TransformerModel):
 
     # special tokens that its prompts are written with; a tokenizer without them would spell them in letters.
     marks: tuple[str, ...] = ()
+
     def __init__(
         self,
         request: LoadRequest,
