@@ -145,9 +145,10 @@ def likely_causes(
     causes = sorted(causes, key=lambda cause: -cause.nats)
     if causes[0].nats <= least:
         return [], study.seen()
-    # Also those that would not be named alone: the tokens do not tell them apart.
-    near = [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
-    causes = [cause for cause in causes if least < cause.nats <= causes[0].nats - _CLOSE]
+    # Also those that would not be named alone: the tokens do not tell them apart. Copies are a fact beside any of them.
+    near = [cause for cause in causes if cause.kind == "copies" and cause.nats > least]
+    near = near or [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
+    causes = [cause for cause in causes if cause.nats > least and cause not in near]
     near = [study.estimated(cause) for cause in near]
     if dtype == "float32":  # in fewer bits exact samples are none of p recomputed in other shapes
         near = [replace(cause, explains=study.explains(cause, tests)) for cause in near]
