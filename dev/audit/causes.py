@@ -129,7 +129,10 @@ PLANTS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "one token in 50 random": (_sampled(uniform=0.02), ("uniform",)),
     "all prompts exchanged": (_exchanged(10**6), ("prompts",)),
     "prompts of a quarter exchanged": (_exchanged(2), ("prompts",)),
-    "the prompt is cut": (_of_text(lambda text: " ".join(text.split()[: len(text.split()) // 2])), ("prompts",)),
+    "the prompt is cut": (
+        _of_text(lambda text: " ".join(text.split()[: max(2, len(text.split()) // 2)])),
+        ("prompts",),
+    ),
     "transposed": (_reordered(lambda grid: grid.T), ("order",)),
     "shifted by one": (_reordered(lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape)), ("order",)),
     "half the images are copies": (_copied, ("copies",)),

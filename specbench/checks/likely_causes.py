@@ -265,7 +265,7 @@ class _Study(ImageLikelihood):
 
     def prompts(self, every: Sequence[str]) -> list[_Found]:
         """Other prompts than the images' own: none, a half, any other of the set."""
-        halves = [" ".join(text.split()[: max(1, len(text.split()) // 2)]) for text in self.texts]
+        halves = [" ".join(text.split()[: max(2, len(text.split()) // 2)]) for text in self.texts]
         others = {
             "the prompt is missing: p under the empty prompt is higher": [""] * len(self.texts),
             "the prompt is cut: p under its first half is higher": halves,
