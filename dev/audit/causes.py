@@ -37,17 +37,20 @@ from specbench.specs.run_spec import Sampling  # noqa: E402
 
 OUT = ROOT / "results" / "audit" / "causes.jsonl"
 SEEDS = 5
+SHARPER, BROADER = 15, 10
 CLAIM = Sampling(1.5, 0.9, 100, 0.9)
 
 
 class Random(tiny_llama.Tiny):
-    """A random network whose every token depends on the prompt."""
+    """A random network whose every token depends on the prompt, and on the places of those before it."""
 
     def __init__(self, name: str, side: int, codes: int, row_ends: bool):
         torch.manual_seed(3)
         config = LlamaConfig(vocab_size=codes + 1, num_hidden_layers=1, pad_token_id=None, **tiny_llama.SIZES)
         self.name, self.backbone = name, LlamaModel(config).eval().requires_grad_(False)
         self.backbone.embed_tokens.weight.mul_(40)
+        for name, matrix in self.backbone.layers[0].self_attn.named_parameters():
+            matrix.mul_(SHARPER if name[0] in "qk" else BROADER)
         self.layout = (TokenLayout.with_row_ends if row_ends else TokenLayout.plain)(side, side, codes)
         self.codebook, self.matrix = None, 1.5 * torch.randn(tiny_llama.WIDTH, codes)
 
@@ -104,8 +107,8 @@ def _of_text(change: Callable[[str], str]) -> Callable:
     )
 
 
-def _moved(model, texts, seed):
-    return planted.drawn_by(model, texts, Alternative(CLAIM), seed, shift=1)
+def _moved(*shift: int) -> Callable:
+    return lambda model, texts, seed: planted.drawn_by(model, texts, Alternative(CLAIM), seed, shift=shift)
 
 
 PLANTS: dict[str, tuple[Callable, tuple[str, ...]]] = {
@@ -126,11 +129,15 @@ PLANTS: dict[str, tuple[Callable, tuple[str, ...]]] = {
     "one token in 50 random": (_sampled(uniform=0.02), ("uniform",)),
     "all prompts exchanged": (_exchanged(10**6), ("prompts",)),
     "prompts of a quarter exchanged": (_exchanged(2), ("prompts",)),
-    "the prompt is cut": (_of_text(lambda text: " ".join(text.split()[: len(text.split()) // 2])), ("prompts",)),
+    "the prompt is cut": (
+        _of_text(lambda text: " ".join(text.split()[: max(2, len(text.split()) // 2)])),
+        ("prompts",),
+    ),
     "transposed": (_reordered(lambda grid: grid.T), ("order",)),
     "shifted by one": (_reordered(lambda grid: np.roll(grid.ravel(), -1).reshape(grid.shape)), ("order",)),
     "half the images are copies": (_copied, ("copies",)),
-    "positions off by one": (_moved, ("positions",)),
+    "positions off by one": (_moved(1), ("positions",)),
+    "no token sees itself in the cache": (_moved(0, 1), ("cache",)),
 }
 
 

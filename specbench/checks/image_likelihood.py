@@ -3,6 +3,7 @@ are samples of one of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -13,16 +14,17 @@ import torch
 from scipy.interpolate import CubicSpline
 from torch import Tensor
 
-from specbench.checks.teacher_forced import EDGE, EDGES, forced_logits, pieces
+from specbench.checks.teacher_forced import EDGE, EDGES, Shift, Values, forced_logits, pieces
 from specbench.checks.token_likelihood import Alternative, Held, SlotLogits
 from specbench.decoding.sampling import Target, at
-from specbench.models.interface import ImageModel
+from specbench.models.interface import ImageModel, TokenLayout
 from specbench.specs.run_spec import Sampling
 from specbench.stats.rosenblatt import FEWEST, LEVEL, Tokens, audit_tokens
 from specbench.system.torch_state import PinnedTorch
 
 ROUNDED = 0.1  # Share of the unfiltered distribution by which rounding moves tokens beyond filters, see `likely_causes`
-MOST_EXCESS = 10.0  # Nats that a token of probability 0 counts
+_MOST_EXCESS = 10.0  # Nats that a token of probability 0 counts
+_FAR = 5.0  # Standard errors of a group that deviates
 _STEPS = 9  # Points of a likelihood
 _DROP = 1.92  # Of log likelihood at the ends of a 95 % interval: half the quantile of chi-square
 
@@ -47,7 +49,8 @@ class ImageLikelihood:
 
     Attributes:
         claim: [K] log likelihood under the claimed sampling; `loose`: as often beyond its filters as rounding makes it.
-        p, greatest, entropy: [K, N] of each token: p, whether no other is likelier; of its slot: the entropy of p.
+        p, every, greatest, entropy: [K, N] of each token: p, the same without filters at temperature 1, whether no
+            other is likelier; of its slot: the entropy of p.
         surprise: [K] standard errors by which an image is less likely than the model's own are on average.
     """
 
@@ -60,19 +63,24 @@ class ImageLikelihood:
         self._target = Target(model.layout, sampling, model.device)
         # Penalties move tokens that an image holds behind others.
         self._few = max(few, sampling.top_k + min(self.tokens.shape[1], few)) if sampling.top_k else 0
-        self.p, self.greatest, loose, self.entropy, spread = np.zeros((5, *self.tokens.shape))
+        self.p, self.every, self.greatest, self.entropy, spread = np.zeros((5, *self.tokens.shape))
         for slots in self._slots([sampling.guidance]):
             logits = slots.at(sampling.guidance)
-            p = logits.p(self.way, logits.every), logits.p(replace(self.way, floor=ROUNDED), logits.every)
-            parts = (p[0], logits.likeliest, p[1], *logits.spread(self.way))
-            slots.fill((self.p, self.greatest, loose, self.entropy, spread), parts)
-        self.claim, self.loose = (self.sum(np.log(np.maximum(p, 1e-30))) for p in (self.p, loose))
-        excess = np.minimum(-np.log(np.maximum(self.p, 1e-30)), MOST_EXCESS) - self.entropy
+            every = logits.every.nan_to_num(1 / model.layout.v_image)
+            parts = (logits.p(self.way, logits.every), every, logits.likeliest, *logits.spread(self.way))
+            slots.fill((self.p, self.every, self.greatest, self.entropy, spread), parts)
+        self.claim, self.loose = self.mixed(0.0), self.mixed((ROUNDED - floor) / (1 - floor))
+        excess = np.minimum(-np.log(np.maximum(self.p, 1e-30)), _MOST_EXCESS) - self.entropy
         self.surprise = self.sum(excess) / np.sqrt(np.maximum(self.sum(spread), 1.0))
 
     def sum(self, values: np.ndarray) -> np.ndarray:
         """[K] sums over the free slots of [K, N]."""
         return np.where(self.free, values, 0.0).sum(1)
+
+    def mixed(self, share: float, other: np.ndarray | float | None = None) -> np.ndarray:
+        """[K] log likelihood where a share of the tokens is drawn with another probability: `every` by default."""
+        other = self.every if other is None else other
+        return self.sum(np.log(np.maximum((1 - share) * self.p + share * other, 1e-30)))
 
     @PinnedTorch()
     def likelihoods(
@@ -80,7 +88,7 @@ class ImageLikelihood:
         ways: Sequence[Alternative],
         texts: Sequence[str] | None = None,
         tokens: np.ndarray | None = None,
-        shift: int = 0,
+        shift: Shift = (),
     ) -> np.ndarray:
         """[ways, K] log likelihood of the images, perhaps of other prompts, tokens or positions."""
         tokens = self.tokens if tokens is None else tokens
@@ -102,7 +110,7 @@ class ImageLikelihood:
         scales: Collection[float],
         texts: Sequence[str] | None = None,
         tokens: np.ndarray | None = None,
-        shift: int = 0,
+        shift: Shift = (),
     ) -> Iterator[_Slots]:
         """Pieces of the images, a few slots of a few images at a time."""
         texts, tokens = texts or self.texts, self.tokens if tokens is None else tokens
@@ -126,7 +134,7 @@ class ImageLikelihood:
 
     @PinnedTorch()
     def _logits(
-        self, texts: Sequence[str], tokens: np.ndarray, scales: Collection[float], width: int, shift: int
+        self, texts: Sequence[str], tokens: np.ndarray, scales: Collection[float], width: int, shift: Shift
     ) -> Iterator[tuple[Callable[[float], Tensor], Tensor]]:
         """Logits by guidance scale, and their slots: any scale follows from those of 1 and of 2."""
         if len(scales) == 1:
@@ -146,7 +154,7 @@ class ImageLikelihood:
         way: Alternative | None = None,
         texts: Sequence[str] | None = None,
         tokens: np.ndarray | None = None,
-        shift: int = 0,
+        shift: Shift = (),
         kept: np.ndarray | None = None,
     ) -> bool | None:
         """Whether the tokens are consistent with samples of a way, as the audit of a run tests it; of the images `kept`
@@ -162,7 +170,8 @@ class ImageLikelihood:
                 logits = logits.penalised(way, self._held(tokens[slots.images]), slots.positions)
             impossible = (logits.x + EDGE < logits.kept(way).least)[..., 0]
             slots.fill((before, through, beyond), (*logits.masses(way), impossible))
-        u = before + np.random.default_rng(0).random(before.shape) * (through - before)
+        # One draw for all images of a shape would put its own chance into every test of them.
+        u = before + np.random.default_rng(tokens[0]).random(before.shape) * (through - before)
         free = self.free[0]
         result = audit_tokens(Tokens({"u_p": u[kept][:, free]}, None, self.entropy[kept][:, free]), LEVEL)
         exact = way.floor < ROUNDED and not way.uniform
@@ -183,6 +192,12 @@ class ImageLikelihood:
             start, low, high = float(fine[curve.argmax()]), float(inside[0]), float(inside[-1])
         return start, low, high
 
+    def likeliest_within(self, name: str, low: float, high: float) -> float:
+        """Likeliest value of three digits in an interval with the filters, which rule some of its values out."""
+        values = sorted({float(f"{value:.3g}") for value in np.linspace(low, high, 2 * _STEPS + 1)} - {0.0})
+        ways = [replace(self.way, sampling=replace(self.sampling, **{name: value})) for value in values]
+        return values[int(self.likelihoods(ways).sum(1).argmax())]
+
     @PinnedTorch()
     def _given(self, name: str, grid: np.ndarray, kept: Alternative) -> np.ndarray:
         """[values] log likelihood of guidance or temperature `grid`, of tokens given that the filters of `kept` keep
@@ -199,6 +214,27 @@ class ImageLikelihood:
                     log_p = _within(logits.logits >= least, scaled, slots.chosen)
                 totals[place] += float(torch.where(slots.free, log_p, 0.0).sum(dtype=torch.float64))
         return totals
+
+
+def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str | None:
+    """Where the tokens [K, N] deviate, in words, if in a third at most of the images, rows of the grid or slots."""
+    excess = np.where(values.possible & np.isfinite(values.logp), -values.logp - values.entropy, _MOST_EXCESS)
+    excess = np.where(free, excess, np.nan)
+    usual = float(np.nanstd(np.minimum(excess, _MOST_EXCESS / 2))) or 1.0
+    rows = [slots for grid in layout.rows for slots in grid]
+    groups = {
+        "image": [excess[number] for number in range(len(excess))],
+        "row": [excess[:, slots] for slots in rows],
+        "slot": [excess[:, slot] for slot in layout.free_slots()],
+    }
+    best, text = 0.0, None
+    for kind, parts in groups.items():
+        z = np.array([np.nansum(image) / usual / math.sqrt(max(1, (~np.isnan(image)).sum())) for image in parts])
+        far = np.flatnonzero(np.abs(z) > _FAR)
+        if 0 < len(far) <= max(1, len(z) // 3) and np.abs(z).max() > best:
+            best, shown = float(np.abs(z).max()), ", ".join(str(number + 1) for number in far[:3])
+            text = f"{kind}{'s' * (len(far) > 1)} {shown}" + (f" and {len(far) - 3} more" if len(far) > 3 else "")
+    return text
 
 
 def _within(support: Tensor, logits: Tensor, chosen: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from specbench.checks.image_likelihood import MOST_EXCESS, ROUNDED, ImageLikelihood
+from specbench.checks.image_likelihood import ROUNDED, ImageLikelihood
 from specbench.checks.logp_kinds import SAMPLED, log_p_of, nearer
-from specbench.checks.teacher_forced import Values
+from specbench.checks.teacher_forced import Shift
 from specbench.checks.token_likelihood import Alternative
 from specbench.errors import SpecbenchError
 from specbench.models.facts import DTYPES
@@ -48,14 +48,15 @@ _FREQUENCY = (0.05, 0.1, 0.2, 0.5, 1.0)
 _SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares of tokens drawn uniformly, or greedily
 _ONE = 0.05  # Distance from a guidance of 1 that is none
 _PASSES = 20  # Times that all causes take that of the claim alone: 15 to 27
-_FAR = 5.0  # Standard errors of a group that deviates
 _SUSPECT = 2.0  # Standard errors by which an image is unlikely under its own prompt, so that others are tried
 _GLANCE = 48  # Slots, a quarter of the image at least, that are enough to leave out what is unlikely
 _HOPELESS = -10.0  # Nats by which it is
 _OTHERS = 32  # Prompts that each of them is tried with
 _CLEARLY = 12.0  # Nats by which a format is likelier than tokens that are beyond the filters for another reason
 _CLOSE = 5.0  # Nats within which another cause is named, too
-_OF_SOME = ("prompts", "order", "positions", "uniform", "greedy")  # Kinds of causes that some images may be free of
+_OF_SOME = ("prompts", "order", "uniform", "greedy")  # Kinds of causes that some images may be free of
+OF_TOKENS = ("uniform", "greedy", "copies")
+"""Kinds of causes that change tokens, and no logits."""
 _MIXTURES = {
     "uniform": "tokens are replaced at random: about {:g} % are, or follow one that is",
     "greedy": "greedy in part: about {:g} % of the tokens are the likeliest ones",
@@ -70,6 +71,13 @@ _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "row ends are shifted: rows are one token too long": lambda grid: _skewed(grid, -1),
 }
 """By cause, the grid of indices of the tokens to be read, so that they stand where the model drew them."""
+_SHIFTS = {
+    "positions of the image are one too far from the prompt": ("positions", 1),
+    "positions of the image are one too near to the prompt": ("positions", -1),
+    "the cache is read one slot too short: no token sees itself": ("cache", 0, 1),
+    "the cache is written one slot too early, over the prompt": ("cache", 0, 0, 1),
+}
+"""By cause, its kind, and what `TransformerSession.move` takes."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +145,10 @@ def likely_causes(
     causes = sorted(causes, key=lambda cause: -cause.nats)
     if causes[0].nats <= least:
         return [], study.seen()
-    # Also those that would not be named alone: the tokens do not tell them apart.
-    near = [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
-    causes = [cause for cause in causes if least < cause.nats <= causes[0].nats - _CLOSE]
+    # Also those that would not be named alone: the tokens do not tell them apart. Copies are a fact beside any of them.
+    near = [cause for cause in causes if cause.kind == "copies" and cause.nats > least]
+    near = near or [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
+    causes = [cause for cause in causes if cause.nats > least and cause not in near]
     near = [study.estimated(cause) for cause in near]
     if dtype == "float32":  # in fewer bits exact samples are none of p recomputed in other shapes
         near = [replace(cause, explains=study.explains(cause, tests)) for cause in near]
@@ -150,27 +159,6 @@ def likely_causes(
 def studied(rows: pd.DataFrame) -> int:
     """Number of images that causes are sought in: 16, or more of small ones."""
     return min(len(rows), max(_STUDIED, _STUDIED_TOKENS // len(rows["tokens"].iloc[0])))
-
-
-def concentrated(layout: TokenLayout, values: Values, free: np.ndarray) -> str | None:
-    """Where the tokens [K, N] deviate, in words, if in a third at most of the images, rows of the grid or slots."""
-    excess = np.where(values.possible & np.isfinite(values.logp), -values.logp - values.entropy, MOST_EXCESS)
-    excess = np.where(free, excess, np.nan)
-    usual = float(np.nanstd(np.minimum(excess, MOST_EXCESS / 2))) or 1.0
-    rows = [slots for grid in layout.rows for slots in grid]
-    groups = {
-        "image": [excess[number] for number in range(len(excess))],
-        "row": [excess[:, slots] for slots in rows],
-        "slot": [excess[:, slot] for slot in layout.free_slots()],
-    }
-    best, text = 0.0, None
-    for kind, parts in groups.items():
-        z = np.array([np.nansum(image) / usual / math.sqrt(max(1, (~np.isnan(image)).sum())) for image in parts])
-        far = np.flatnonzero(np.abs(z) > _FAR)
-        if 0 < len(far) <= max(1, len(z) // 3) and np.abs(z).max() > best:
-            best, shown = float(np.abs(z).max()), ", ".join(str(number + 1) for number in far[:3])
-            text = f"{kind}{'s' * (len(far) > 1)} {shown}" + (f" and {len(far) - 3} more" if len(far) > 3 else "")
-    return text
 
 
 def alike(causes: Sequence[Cause]) -> list[Cause]:
@@ -257,7 +245,8 @@ class _Study(ImageLikelihood):
         if cause.setting not in ("guidance", "temperature"):
             return cause
         name, claimed = cause.setting, self._claimed(cause.setting)
-        value, low, high = self.likeliest(name, cause.value)
+        _, low, high = self.likeliest(name, cause.value)
+        value = self.likeliest_within(name, low, high)
         what = f"{name} {value:.3g} [{low:.3g}, {high:.3g}], not {claimed:g}"
         if name == "guidance" and claimed != 1 and low - _ONE <= 1 <= high + _ONE:
             what = f"no unconditional row: {what}"
@@ -276,7 +265,7 @@ class _Study(ImageLikelihood):
 
     def prompts(self, every: Sequence[str]) -> list[_Found]:
         """Other prompts than the images' own: none, a half, any other of the set."""
-        halves = [" ".join(text.split()[: max(1, len(text.split()) // 2)]) for text in self.texts]
+        halves = [" ".join(text.split()[: max(2, len(text.split()) // 2)]) for text in self.texts]
         others = {
             "the prompt is missing: p under the empty prompt is higher": [""] * len(self.texts),
             "the prompt is cut: p under its first half is higher": halves,
@@ -289,7 +278,7 @@ class _Study(ImageLikelihood):
 
     def _exchanged(self, every: Sequence[str]) -> list[_Found]:
         """Another prompt for each image: the next one's; for an image that is unlikely under its own the likeliest of
-        many by some of its slots, which is paid for."""
+        many, which is paid for."""
         distinct = list(dict.fromkeys([*self.texts, *every]))[:_OTHERS]
         if len(distinct) < 2:
             return []
@@ -298,12 +287,19 @@ class _Study(ImageLikelihood):
         pairs = [(image, text) for image in suspects for text in distinct if text != self.texts[image]]
         if pairs:
             images = np.array([image for image, _ in pairs])
-            scores = self.likelihoods([self.way], [text for _, text in pairs], self.tokens[images, : self._glance()])[0]
-            for image in suspects:
-                mine = np.flatnonzero(images == image)
-                texts[image], paid[image] = pairs[mine[scores[mine].argmax()]][1], math.log(len(mine))
+            scores = self._of_prompts(pairs, self._glance())
+            best = {image: scores[images == image].max() for image in suspects}
+            few = [pair for pair, score in zip(pairs, scores, strict=True) if score > best[pair[0]] + _HOPELESS]
+            # In ascending order: the likeliest one of an image is written last.
+            for place in self._of_prompts(few, self.tokens.shape[1]).argsort():
+                image, texts[few[place][0]] = few[place]
+                paid[image] = math.log((images == image).sum())
         what = "prompts are mixed up: p under another image's prompt is higher"
         return [self._compared("prompts", what, paid, texts=texts)]
+
+    def _of_prompts(self, pairs: Sequence[tuple[int, str]], slots: int) -> np.ndarray:
+        """Log likelihood of the first slots of images, each under a prompt."""
+        return self.likelihoods([self.way], [text for _, text in pairs], self.tokens[[i for i, _ in pairs], :slots])[0]
 
     def _glance(self) -> int:
         return max(_GLANCE, self.tokens.shape[1] // 4)
@@ -314,14 +310,9 @@ class _Study(ImageLikelihood):
         return [self._compared("order", what, tokens=tokens) for what, tokens in read.items()]
 
     def positions(self) -> list[_Found]:
-        """The image's tokens at other positions after the prompt."""
-        if not isinstance(self.model, TransformerModel):
-            return []
-        steps = {"one too far from the prompt": 1, "one too near to the prompt": -1}
-        return [
-            self._compared("positions", f"positions of the image are {where}", shift=shift)
-            for where, shift in steps.items()
-        ]
+        """The image's tokens at other positions after the prompt, or reading a cache that lacks a slot."""
+        known = isinstance(self.model, TransformerModel)
+        return [self._compared(kind, what, shift=shift) for what, (kind, *shift) in _SHIFTS.items() if known]
 
     def _compared(
         self,
@@ -330,7 +321,7 @@ class _Study(ImageLikelihood):
         paid: np.ndarray | float = 0.0,
         texts: Sequence[str] | None = None,
         tokens: np.ndarray | None = None,
-        shift: int = 0,
+        shift: Shift = (),
     ) -> _Found:
         """A cause of all images, or of some of them without `shift`: its likelihood ratio less what was `paid`, to the
         last slot only of images that the first ones leave in doubt. Its test reads each image as it is likelier."""
@@ -341,7 +332,7 @@ class _Study(ImageLikelihood):
         if len(rest):
             whole = self.likelihoods([self.way], [texts[image] for image in rest], tokens[rest], shift)[0]
             ratio[rest] = whole - self.claim[rest] - np.broadcast_to(paid, len(ratio))[rest]
-        # Positions are off in every image of a program or in none.
+        # They are off in every image of a program or in none.
         better, together = (ratio > 0, _of_some(ratio)) if not shift else (ratio < math.inf, float(ratio.sum()))
 
         def test() -> bool | None:
@@ -352,15 +343,18 @@ class _Study(ImageLikelihood):
 
     def mixtures(self, exact: _Study) -> list[_Found]:
         """The likeliest share of tokens that are drawn uniformly, or the likeliest ones, and not from p; against the
-        likelier of the claim and float32, `exact`: rounding, too, makes single tokens unlikely."""
+        likelier of the claim and float32, `exact`: rounding, too, makes single tokens unlikely. So do other weights: a
+        mixture that is no likelier than tokens beyond the filters is none."""
         found, claim = [], np.maximum(self.claim, exact.claim)
+        beyond = np.maximum(claim, max((self.mixed(share) for share in _SHARES), key=np.sum))
         for kind, what in _MIXTURES.items():
             other = self.greatest if kind == "greedy" else 1 / self.model.layout.v_image
-            mixed = [self.sum(np.log(np.maximum((1 - share) * self.p + share * other, 1e-30))) for share in _SHARES]
+            mixed = [self.mixed(share, other) for share in _SHARES]
             best = max(range(len(_SHARES)), key=lambda place: _of_some(mixed[place] - claim))
             way, ratio = replace(self.way, **{kind: _SHARES[best]}), mixed[best] - claim
-            text = what.format(100 * _SHARES[best])
-            cause = Cause(kind, text, _of_some(ratio), int((ratio > 0).sum()))
+            above = _of_some(mixed[best] - beyond)
+            nats = _of_some(ratio) if above > _CLEARLY else above
+            cause = Cause(kind, what.format(100 * _SHARES[best]), nats, int((ratio > 0).sum()))
             found.append(_Found(cause, lambda way=way: self.are_samples(way)))
         return found
 

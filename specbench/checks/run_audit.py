@@ -177,15 +177,19 @@ def _explained(
     device: str,
 ) -> dict[str, object]:
     """The verdict on tokens in a sentence: what would have been seen, or where they deviate, and the likely cause."""
-    from specbench.checks.likely_causes import concentrated, likely_causes, named, studied  # brings torch
+    # These bring torch.
+    from specbench.checks.image_likelihood import concentrated
+    from specbench.checks.likely_causes import OF_TOKENS, likely_causes, named, studied
+    from specbench.models.checkpoint_loading import round_to_eight_bits
 
     spec, facts = info.spec, model_of(info.spec, weights, revision)
     settings = rows, spec.sampling, spec.dtype, facts.guided, audit["logp_nearest"]
 
     def load(dtype: str):
+        model = load_model(facts, device, spec.dtype if dtype == EIGHT_BITS else dtype)
         if dtype == EIGHT_BITS:
-            return load_model(recorded_model(f"{spec.model}+{dtype}", weights, revision), device, spec.dtype)
-        return load_model(facts, device, dtype)
+            round_to_eight_bits(model)
+        return model
 
     causes, seen = likely_causes(load, *settings)
     sampling = [f"guidance {spec.sampling.guidance:g}", f"temperature {spec.sampling.temperature:g}"]
@@ -201,9 +205,12 @@ def _explained(
     explains = causes[0].explains if causes else None
     if causes and causes[0].setting:
         sampling = replace(spec.sampling, **{causes[0].setting: causes[0].exactly})
-        p = _fits(replace(spec, sampling=sampling), rows, weights, revision, device)
+        unknown = rows if audit["logp_kind"] is None else rows.assign(logp=None)
+        p = _fits(replace(spec, sampling=sampling), unknown, weights, revision, device)
         why += f"; with {causes[0].label} they are consistent (p = {p:.2g})" if p else ""
         explains = p is not None
+    elif causes and causes[0].kind in OF_TOKENS and audit["logp_kind"] is None and "log p" in audit["agreement"]:
+        explains = False  # these leave log p as it is
     if explains is False:
         why = f"none of the usual ones (best of those tried, does not explain it: {why})"
     verdict = {"verdict": UNLIKELY} if audit["verdict"] == CONSISTENT else {}
@@ -213,11 +220,12 @@ def _explained(
 
 
 def _fits(spec: RunSpec, rows: pd.DataFrame, weights: str | None, revision: str | None, device: str) -> float | None:
-    """The p-value, if the tokens are samples with the sampling of `spec`."""
-    values, facts = _recomputed(spec, rows.assign(logp=None), weights, revision, device)
+    """The p-value, if the tokens are samples with the sampling of `spec`, and log p, where recorded, is the model's."""
+    values, facts = _recomputed(spec, rows, weights, revision, device)
     result = audit_tokens(_tokens(rows, values), LEVEL)
     beyond = max(facts["impossible_by_rounding"], EDGES * result.tokens)
     fits = not result.deviates and facts["impossible_tokens"] <= beyond
+    fits &= not any(column["differs"] for column in facts["agreement"].values())
     return result.tests[0].corrected if fits else None
 
 

@@ -43,6 +43,9 @@ _FEW = 8  # Images whose spread is no estimate: fewer
 _SLACK = 0.001  # Difference of mean entropies, in nats, that is no verdict
 
 
+Shift = tuple[int, ...]
+
+
 class Values(NamedTuple):
     """What the test reads of K images of N stream slots."""
 
@@ -110,16 +113,16 @@ def _masses(
 
 
 def forced_logits(
-    model: ImageModel, prompts: Sequence[str], tokens: np.ndarray, guidance: float, width: int, shift: int = 0
+    model: ImageModel, prompts: Sequence[str], tokens: np.ndarray, guidance: float, width: int, shift: Shift = ()
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Guided logits [B, T, v_image] of every slot of `tokens` [B, N] given those before, and the slots [B, T], `width`
-    of them at a time; `shift`: by how much the positions of the image's tokens in the network are off."""
+    of them at a time; `shift`: what is off by one, as of `TransformerSession.move`."""
     import torch
 
     consumed = torch.nn.functional.pad(torch.from_numpy(tokens).to(model.device)[:, :-1], (1, 0))
     session = model.begin(model.encode(list(prompts)), guidance, width)
     if shift:
-        session.move(shift)
+        session.move(*shift)
     for start in range(0, tokens.shape[1], width):
         positions = slots_of(len(tokens), start, min(start + width, tokens.shape[1])).to(model.device)
         yield session.forward(consumed[:, start : start + width], positions).float(), positions

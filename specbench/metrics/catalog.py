@@ -254,7 +254,7 @@ def default_metrics(model: str, prompts: str | None = None) -> list[str]:
     if model == "shapes":
         return bundled_metrics()
     base = prompts and prompts.partition("/")[0]
-    sets = DEFAULTS if prompts is None else (base,) if base == "imagenet" else ("", base)
+    sets = DEFAULTS if prompts is None else (base,) if base == "imagenet" else dict.fromkeys(("", base))
     return bundled_metrics() + [name for prompt_set in sets for name in DEFAULTS.get(prompt_set, ())]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, read_json
 from specbench.models.facts import require_torchao
+from specbench.models.interface import ImageModel
 from specbench.models.script_archive import read_script_tensors
 
 _IN_LAYER = re.compile(r"(^|\.)layers\.\d+\.")
@@ -243,7 +244,7 @@ def quantise(module: nn.Module, name: str) -> None:
 
     One at a time, so that no device has to hold all of them in sixteen bits.
     """
-    if type(module) is not nn.Linear or not _IN_LAYER.search(name):
+    if not _in_layer(module, name):
         return
     require_torchao()
     from torchao.quantization import Int8WeightOnlyConfig, quantize_  # an extra
@@ -256,3 +257,17 @@ def quantise_network(network: nn.Module) -> nn.Module:
     for name, module in network.named_modules():
         quantise(module, name)
     return network
+
+
+def round_to_eight_bits(model: ImageModel) -> None:
+    """Round a model's weights as `quantise_network` does, in their own number format, without torchao."""
+    if not isinstance(getattr(model, "backbone", None), nn.Module):
+        raise SpecbenchError(f"'{model.name}' has no transformer to round")
+    for name, module in model.backbone.named_modules():
+        if _in_layer(module, name):
+            step = module.weight.abs().amax(1, keepdim=True) / 127
+            module.weight.data = (module.weight / step.clamp(min=torch.finfo(step.dtype).tiny)).round() * step
+
+
+def _in_layer(module: nn.Module, name: str) -> bool:
+    return type(module) is nn.Linear and _IN_LAYER.search(name) is not None

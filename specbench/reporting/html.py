@@ -203,18 +203,20 @@ def page_table(table: ReportTable, runs: Sequence[ReportRow], best: bool = False
 
 
 def _headline(names: Mapping[str, ReportRow], marks: Marks) -> dict:
-    """Speed and up to two scores of each run as places on a line in percent; lossless runs apart, the fastest first."""
+    """Speed and up to two scores of each run as places on a line in percent; lossless runs and those of other programs
+    apart, the fastest first."""
     measures = [_speed(names), *_two_scores(names)]
     spans = [_span((*values.values(), Estimate(ar))) for _, _, values, ar, _ in measures]
-    groups: dict[str, list] = {"lossless": [], "not lossless": []}
+    groups: dict[str, list] = {"lossless": [], "not lossless": [], "of other programs": []}
     for name in sorted(names, key=lambda name: -measures[0][2][name].value if name in measures[0][2] else math.inf):
         cells = []
         for (_, digits, values, ar, few), span in zip(measures, spans, strict=True):
             number = values.get(name)
             places = [_percent(value, span) for value in (number.value, number.low, number.high, ar)] if number else []
             cells.append(places and [*places, with_interval(number, digits, too_few=name in few)])
-        exact = names[name].lossless and not failed_audit(names[name])
-        groups["lossless" if exact else "not lossless"].append((name, marks[name], cells))
+        row = names[name]
+        exactness = "lossless" if row.lossless and not failed_audit(row) else "not lossless"
+        groups["of other programs" if row.imported else exactness].append((name, marks[name], cells))
     return {"headings": [heading for heading, *_ in measures], "groups": {kind: g for kind, g in groups.items() if g}}
 
 

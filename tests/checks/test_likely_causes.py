@@ -182,3 +182,30 @@ def test_one_random_token_in_a_hundred_is_named():
     """And those after it, which were drawn with another before them."""
     text, _ = cause("shapes", replaced(images("shapes")[2].copy(), 100, 512))
     assert text.startswith("tokens are replaced at random: about 5 % are, or follow one that is (")
+
+
+@pytest.mark.slow
+def test_copies_are_named_before_the_prompts_that_they_look_exchanged_for():
+    tokens = images("shapes")[2].copy()
+    tokens[8:] = tokens[:8]
+    assert cause("shapes", tokens)[0].startswith("8 images of 16 are exact copies of others")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shift", "what"), [((0, 1), "read one slot too short"), ((0, 0, 1), "written one slot")])
+def test_a_cache_off_by_one_is_named(shift, what):
+    model, texts, _ = images("shapes")
+    tokens = planted.drawn_by(model, texts, planted.Alternative(CLAIMS["shapes"]), 5, shift)
+    assert what in cause("shapes", tokens)[0]
+
+
+@pytest.mark.slow
+def test_weights_of_four_bits_are_explained_by_no_cause():
+    model, texts, _ = images("shapes")
+    rounded = load_model("shapes")
+    for layer in (part for part in rounded.backbone.modules() if isinstance(part, torch.nn.Linear)):
+        step = layer.weight.abs().amax(1, keepdim=True) / 7
+        layer.weight.data = (layer.weight / step).round() * step
+    rows = planted.as_rows(model, texts, planted.drawn(rounded, texts, CLAIMS["shapes"]))
+    causes, _ = likely_causes(partial(in_format, "shapes"), rows, CLAIMS["shapes"], "float32", True)
+    assert causes[0].explains is False

@@ -11,6 +11,8 @@ from specbench.checks import token_likelihood
 from specbench.checks.logp_kinds import kinds_of, log_p_of
 from specbench.checks.token_likelihood import Alternative, Held, SlotLogits
 from specbench.decoding.sampling import at, truncate
+from specbench.models.catalog import find_model, load_model
+from specbench.models.facts import ModelChoice
 from specbench.specs.run_spec import Sampling
 
 WAYS = [Sampling(1.0, *rest) for rest in product((1.0, 0.7), (0, 1, 40), (1.0, 0.9))]
@@ -82,3 +84,10 @@ def test_each_kind_of_log_p_is_of_the_logits_that_it_names():
                 torch.testing.assert_close(
                     torch.from_numpy(found[alone + kind])[free], want[free], atol=1e-5, rtol=1e-4
                 )
+
+
+@pytest.mark.parametrize("name", ["tar-1.5b", "emu3", "lumina", "lumina2", "anole"])
+def test_families_whose_image_tokens_are_words_keep_the_other_words_for_log_p(name):
+    model = load_model(find_model(name).configured(ModelChoice(random=True, tiny=True)), "cpu", "float32")
+    image = model.vocabulary[model.table_ids(torch.arange(model.layout.v_image))]
+    assert torch.equal(image, model.output_matrix()[0]) and len(model.vocabulary) > len(image)

@@ -176,9 +176,10 @@ def test_the_verdict_needs_the_corrected_p_value():
 
 @pytest.mark.parametrize(("folder", "out"), [("results", ""), ("my runs", " --out 'my runs'")])
 def test_the_command_that_scores_names_the_folder_of_the_runs(folder, out):
-    of_lumina = {"model": "lumina", "setting": {"prompts": "parti"}, "scores": [score("hpsv2[v2.1]")]}
-    (text,) = answer([row("ar", 1.0, options={}, folder=Path(folder, "lumina-ar-0"), **of_lumina)])
-    assert text == f"Not scored by clip[b16+299]; to score them: specbench score{out}"
+    for prompts in ("parti", "/home/me/my.txt"):
+        of_lumina = {"model": "lumina", "setting": {"prompts": prompts}, "scores": [score("hpsv2[v2.1]")]}
+        (text,) = answer([row("ar", 1.0, options={}, folder=Path(folder, "lumina-ar-0"), **of_lumina)])
+        assert text == f"Not scored by clip[b16+299]; to score them: specbench score{out}"
 
 
 def test_a_gap_beyond_its_error_is_one_of_so_many_looked_at():

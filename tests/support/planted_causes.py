@@ -31,13 +31,13 @@ def drawn(model, texts, sampling: Sampling, seed: int = 5) -> np.ndarray:
 
 
 @torch.inference_mode()
-def drawn_by(model, texts, way: Alternative, seed: int, shift: int = 0) -> np.ndarray:
-    """[K, N] tokens of one image of each text, drawn in any way; `shift`: positions that the image is off by."""
+def drawn_by(model, texts, way: Alternative, seed: int, shift: tuple[int, ...] = ()) -> np.ndarray:
+    """[K, N] tokens of one image of each text, drawn in any way; `shift`: what is off by one."""
     draws, layout = torch.Generator().manual_seed(seed), model.layout
     tokens = torch.zeros(len(texts), layout.length, dtype=torch.long)
     session = model.begin(model.encode(list(texts)), way.sampling.guidance, 1)
     if shift:
-        session.move(shift)
+        session.move(*shift)
     for slot in range(layout.length):
         if layout.forced[slot] >= 0:
             tokens[:, slot] = layout.forced[slot]

@@ -89,12 +89,11 @@ def stand_in_tokenizer(specials: Mapping[str, int], first_byte: int) -> Tokenize
 class FamilyModel(TransformerModel):
     """A family whose prompts are token ids and whose image tokens are words of its vocabulary. `backbone`:
     transformers' network without head; `head`: [v_image, d] rows of the output matrix; `stream_ids`: [layout.vocab]
-    vocabulary id of each stream id: image tokens, then the forced special."""
+    vocabulary id of each stream id: image tokens, then the forced special; `vocabulary`: [words, d] output matrix of
+    all words, None where they are the image tokens."""
 
     # special tokens that its prompts are written with; a tokenizer without them would spell them in letters.
     marks: tuple[str, ...] = ()
-    # [words, d] output matrix of all words, image tokens among them; None where only the image's rows are held
-    vocabulary: Tensor | None = None
 
     def __init__(
         self,
@@ -104,6 +103,7 @@ class FamilyModel(TransformerModel):
         head: Tensor,
         stream_ids: Sequence[int],
         decoder: ImageDecoder,
+        vocabulary: Tensor | None = None,
     ):
         self.name = request.info.name
         self.layout = request.layout(len(head))
@@ -114,7 +114,7 @@ class FamilyModel(TransformerModel):
         self.backbone = backbone
         self.weights_sha256 = request.weights_sha256
         self.codebook = decoder.codebook
-        self._head = head
+        self._head, self.vocabulary = head, vocabulary
         self._stream_ids = torch.tensor(stream_ids, device=request.device)
         self._decoder = decoder
 
@@ -123,10 +123,8 @@ class FamilyModel(TransformerModel):
         cls, request: LoadRequest, tokenizer: Tokenizer, network: nn.Module, words: int, decoder: ImageDecoder
     ) -> Self:
         """A model whose image tokens follow the tokenizer's `words`, as many as the head has rows left."""
-        head = network.lm_head.weight[words:]
-        model = cls(request, tokenizer, network.model, head, range(words, words + len(head)), decoder)
-        model.vocabulary = network.lm_head.weight
-        return model
+        matrix = network.lm_head.weight
+        return cls(request, tokenizer, network.model, matrix[words:], range(words, len(matrix)), decoder, matrix)
 
     def words(self, text: str) -> list[int]:
         """Vocabulary ids of a text in which special tokens are written by name; nothing is added to it."""

@@ -38,13 +38,18 @@ _SPECIALS_2 = {_START_2: 151_643, BEGIN_IMAGE: 151_665, END_IMAGE: 151_666, LINE
 
 
 class Trunk(NamedTuple):
-    """Attributes: image_ids: vocabulary id of each image token; image_tensors: stored tensors of the image model."""
+    """Attributes: words: output matrix; image_ids: vocabulary id of each image token; image_tensors: stored tensors of
+    the image model."""
 
     tokenizer: Tokenizer
     backbone: nn.Module
-    head: Tensor
+    words: Tensor
     image_ids: range
     image_tensors: dict[str, Tensor]
+
+    @property
+    def head(self) -> Tensor:
+        return self.words[self.image_ids.start : self.image_ids.stop]
 
 
 def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: Mapping[str, int] = SPECIALS_1) -> Trunk:
@@ -91,8 +96,7 @@ def _filled(
 
 
 def _trunk(network: nn.Module, tokenizer: Tokenizer, image_ids: range, image_tensors: dict[str, Tensor]) -> Trunk:
-    head = network.lm_head.weight[image_ids.start : image_ids.stop].clone()
-    return Trunk(tokenizer, network.model, head, image_ids, image_tensors)
+    return Trunk(tokenizer, network.model, network.lm_head.weight, image_ids, image_tensors)
 
 
 def _language_model(config: ChameleonConfig, files: CheckpointFiles | None = None) -> nn.Module:
@@ -139,7 +143,7 @@ def load_anole(request: LoadRequest) -> Anole:
         decoder = vq_decoder.load_chameleon_vq(trunk.image_tensors, request.files[0], request.device)
     else:
         decoder = random_decoder(request)
-    return Anole(request, trunk.tokenizer, trunk.backbone, trunk.head, trunk.image_ids, decoder)
+    return Anole(request, trunk.tokenizer, trunk.backbone, trunk.head, trunk.image_ids, decoder, trunk.words)
 
 
 class Lumina(FamilyModel):
@@ -174,7 +178,7 @@ def load_lumina(request: LoadRequest) -> Lumina:
     else:
         decoder = random_decoder(request)
     stream_ids = [*trunk.image_ids, stored.token_id(trunk.tokenizer, LINE_END)]
-    return Lumina(request, trunk.tokenizer, trunk.backbone, trunk.head, stream_ids, decoder)
+    return Lumina(request, trunk.tokenizer, trunk.backbone, trunk.head, stream_ids, decoder, trunk.words)
 
 
 class Lumina2(Lumina):
@@ -224,6 +228,6 @@ def load_lumina2(request: LoadRequest) -> Lumina2:
         network = vq_decoder.movq_network(request.sized(vq_decoder.MOVQ, vq_decoder.TINY_MOVQ))
         decoder = vq_decoder.MovqDecoder(stored.randomise(network, request.device, torch.float32))
     stream_ids = [*trunk.image_ids, stored.token_id(trunk.tokenizer, LINE_END)]
-    model = Lumina2(request, trunk.tokenizer, trunk.backbone, trunk.head, stream_ids, decoder)
+    model = Lumina2(request, trunk.tokenizer, trunk.backbone, trunk.head, stream_ids, decoder, trunk.words)
     model.start = stored.named_token(files, "bos_token", "eos_token") if request.files else _START_2
     return model

@@ -110,11 +110,9 @@ def _random(request: LoadRequest) -> Emu3:
 
 
 def _model(request: LoadRequest, tokenizer: Tokenizer, language: nn.Module, ids: range, image: nn.Module) -> Emu3:
-    head = language.lm_head.weight[ids.start : ids.stop]
-    stream_ids = [*ids, stored.token_id(tokenizer, LINE_END)]
-    model = Emu3(request, tokenizer, language.model, head, stream_ids, vq_decoder.Emu3Decoder(image))
-    model.vocabulary = language.lm_head.weight
-    return model
+    words, stream_ids = language.lm_head.weight, [*ids, stored.token_id(tokenizer, LINE_END)]
+    head, decoder = words[ids.start : ids.stop], vq_decoder.Emu3Decoder(image)
+    return Emu3(request, tokenizer, language.model, head, stream_ids, decoder, words)
 
 
 def _language_model(config: Emu3TextConfig, files: CheckpointFiles) -> nn.Module:
@@ -269,7 +267,5 @@ def load_emu35(request: LoadRequest) -> Emu35:
         settings = request.sized(_VQ_35, vq_decoder.TINY_CHAMELEON_VQ)
         decoder = vq_decoder.random_taming(settings, normalise=False, attention=True, device=request.device)
     stream_ids = [*ids, stored.token_id(tokenizer, LINE_END), stored.token_id(tokenizer, END_IMAGE)]
-    head = network.lm_head.weight[ids.start : ids.stop]
-    model = Emu35(request, tokenizer, network.model, head, stream_ids, decoder)
-    model.vocabulary = network.lm_head.weight
-    return model
+    matrix = network.lm_head.weight
+    return Emu35(request, tokenizer, network.model, matrix[ids.start : ids.stop], stream_ids, decoder, matrix)

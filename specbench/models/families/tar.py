@@ -52,9 +52,8 @@ class Tar(SimpleAR):
     def __init__(
         self, request: LoadRequest, tokenizer: Tokenizer, network: nn.Module, ids: range, second: TarDetokenizer
     ):
-        head = network.lm_head.weight[ids.start : ids.stop]
-        super().__init__(request, tokenizer, network.model, head, ids, second.features)
-        self.vocabulary = network.lm_head.weight
+        words = network.lm_head.weight
+        super().__init__(request, tokenizer, network.model, words[ids.start : ids.stop], ids, second.features, words)
         self.second, self.second_sampling = second, request.info.second[0].defaults
 
     def prompt_ids(self, text: str) -> tuple[list[int], list[int]]:

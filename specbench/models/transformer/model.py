@@ -240,6 +240,7 @@ class TransformerSession:
             self._hold()
         self._extent = CacheExtent()
         self._fed: Tensor | None = None
+        self._hidden = (0, 0)
         self.features: Tensor | None = None
         self._prompt_features = self._prefill(max(lengths) - 1)
 
@@ -282,7 +283,14 @@ class TransformerSession:
         visible = self._readable(end)
         if tree is not None:
             return self._step(tokens, positions, *self._place_tree(slots, tree, visible), visible)
-        return self._step(tokens, positions, slots, None, visible, start)
+        return self._step(tokens, positions, slots, self._seen(slots[..., None], visible), visible, start)
+
+    def _seen(self, slots: Tensor, visible: int) -> Tensor | None:
+        """The mask of columns at `slots` [R, T, 1] from which `move` has hidden some."""
+        if not any(self._hidden):
+            return None
+        (unseen, lost), index, last = self._hidden, self._index[:visible], self._last[..., None]
+        return (index <= slots - unseen * (slots > last)) & ~((last - lost <= index) & (index < last))
 
     def _readable(self, end: int) -> int:
         """Number of slots to read, at least `end`. A GPU reads whole parts, for few different shapes; a CPU at least
@@ -330,9 +338,10 @@ class TransformerSession:
         self.features, logits = run_step(self._model, self._guidance, self._cache, inputs)
         return logits
 
-    def move(self, shift: int) -> None:
-        """Rotary positions of later forwards, `shift` further from the prompt than they should be."""
-        self._shift = self._shift + shift
+    def move(self, positions: int = 0, unseen: int = 0, lost: int = 0) -> None:
+        """Let later forwards have rotary positions that are so much further from the prompt than they should be. In the
+        cache no token sees the latest `unseen` slots, itself first, nor the `lost` ones before the prompt's last."""
+        self._shift, self._hidden = self._shift + positions, (unseen, lost)
 
     def _twice(self, columns: Tensor) -> Tensor:
         """[B, T] to [R, T]: with guidance, unconditional rows are fed the same tokens as conditional ones."""
