@@ -174,6 +174,7 @@ class TransformerModel:
     def lend_cache(self, session: TransformerSession, rows: int, slots: int) -> PositionCache:
         """An empty cache for a compiled session: that which an earlier session of the same shape has left, if any,
         since captured graphs write to its addresses."""
+        slots += 1  # more than are ever read: a compiled forward takes those that it reads for a part
         cache, self._spare_cache = self._spare_cache, None
         if cache is None or not cache.fits(rows, slots, self.device, self.dtype):
             cache = PositionCache(self.backbone.config.num_hidden_layers, slots)

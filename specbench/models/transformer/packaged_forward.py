@@ -16,6 +16,7 @@ from contextlib import ExitStack, suppress
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,10 +30,23 @@ from specbench.models.transformer.kv_cache import PositionCache
 from specbench.system.environment import cpu_features
 from specbench.system.files import lock_when_free, write_atomically
 
-_COLUMNS, _READ, _SLOTS = 13, 251, 509
-"""Sizes of the tensors that a form is traced with: different ones get a symbol each."""
-_SYMBOLS = {"tokens": (1,), "positions": (1,), "slots": (1,), "index": (0,), "mask": (1, 2)}
-"""Dimensions of inputs that are symbols."""
+
+class _Sizes(NamedTuple):
+    """Sizes that are symbols of a form: columns, slots that are read, slots of the cache, which are more."""
+
+    columns: int
+    read: int
+    slots: int
+
+    def of(self, name: str) -> dict[int, int]:
+        """Sizes of dimensions of an input, by dimension."""
+        places = {"index": {0: self.read}, "mask": {1: self.columns, 2: self.read}}
+        return places.get(name, {1: self.columns} if name in ("tokens", "positions", "slots") else {})
+
+
+_TRACED = _Sizes(13, 251, 509)  # Different ones get a symbol each.
+_ALLOWED = _Sizes(2, 2, 3), _Sizes(2, 9000, 9001), _Sizes(9000, 2, 18000)
+"""Sizes at the edges of what a form is called with."""
 _Buffers = Sequence[tuple[Tensor, Tensor]]
 _Runner = torch._C._aoti.AOTIModelContainerRunnerCpu
 
@@ -111,13 +125,15 @@ class _Step(nn.Module):
                 self.register_buffer(name, value)
 
     def tensors(self) -> dict[str, Tensor]:
-        return dict(self.named_parameters()) | dict(self.named_buffers())
+        """Each tensor once: `functional_call` replaces it under all of its names."""
+        named = [*self.named_parameters(), *self.named_buffers()]
+        return {name: tensor for name, tensor in {id(tensor): (name, tensor) for name, tensor in named[::-1]}.values()}
 
     def apart(self) -> _Step:
         """The same tensors in other modules: tracing leaves its own tensors in those that it replaces."""
         apart = copy.copy(self)
         shared = {id(tensor): tensor for tensor in self.tensors().values()}
-        apart._modules = copy.deepcopy(self._modules, shared)
+        apart._modules, apart._buffers = copy.deepcopy(self._modules, shared), dict(self._buffers)
         for name, module in apart._modules.items():
             setattr(apart._model, name, module)
         return apart
@@ -142,32 +158,48 @@ class _OfWeights(nn.Module):
 
 def _export(step: _Step, buffers: _Buffers, inputs: ForwardInputs) -> tuple[ExportedProgram, tuple]:
     """Trace a step for such arguments; returns also the arguments it was traced with, whose values are never read."""
-    columns = 1 if inputs.tokens.shape[1] == 1 else _COLUMNS
-    symbol = Dim.DYNAMIC
-    sizes: dict[str, Sequence[int]] = {"tokens": (columns,), "positions": (columns,), "slots": (columns,)}
-    sizes |= {"index": (_READ,), "mask": (columns, _READ)}
-    fed, symbols = [], []
-    for name, value in zip(ForwardInputs._fields[:-1], inputs[:-1], strict=True):
-        changed = dict(zip(_SYMBOLS.get(name, ()), sizes.get(name, ()), strict=True))
-        fed.append(None if value is None else _blank(value, changed))
-        symbols.append({dim: symbol for dim, size in changed.items() if size > 1} if value is not None else None)
-    fed.append(tuple(_blank(tensor, {}) for tensor in inputs.state))
-    symbols.append(tuple({} for _ in inputs.state))
-    weights = {name: _blank(tensor) for name, tensor in step.tensors().items()}
-    kept = [tuple(_blank(buffer, {2: _SLOTS}) for buffer in pair) for pair in buffers]
-    shapes = {name: {} for name in weights}, [({2: symbol}, {2: symbol}) for _ in kept], symbols
-    arguments = weights, kept, fed
-    exported = torch.export.export(_OfWeights(step.apart()), arguments, dynamic_shapes=shapes, strict=False)
-    if exported.constants or any(span.lower > 2 or span.upper < 2**31 for span in exported.range_constraints.values()):
-        raise RuntimeError(f"tensors that are no weights, or sizes with bounds: {exported.range_constraints}")
-    return exported, arguments
+    lone = inputs.tokens.shape[1] == 1
+
+    def arguments(sizes: _Sizes, device: str) -> tuple:
+        sizes = sizes._replace(columns=1) if lone else sizes
+        fed = [
+            None if value is None else _blank(value, sizes.of(name), device)
+            for name, value in zip(ForwardInputs._fields[:-1], inputs[:-1], strict=True)
+        ]
+        kept = [tuple(_blank(buffer, {2: sizes.slots}, device) for buffer in pair) for pair in buffers]
+        weights = {name: _blank(tensor, None, device) for name, tensor in step.tensors().items()}
+        return weights, kept, [*fed, tuple(_blank(tensor, {}, device) for tensor in inputs.state)]
+
+    def symbols(sizes: Mapping[int, int]) -> dict[int, object]:
+        return {dim: Dim.DYNAMIC for dim, size in sizes.items() if size > 1}
+
+    traced = arguments(_TRACED, "cpu")
+    shown = _TRACED._replace(columns=1) if lone else _TRACED
+    names = zip(ForwardInputs._fields[:-1], inputs[:-1], strict=True)
+    fed = [None if value is None else symbols(shown.of(name)) for name, value in names]
+    cache = symbols({2: shown.slots})
+    shapes = (
+        {name: {} for name in traced[0]},
+        [(cache, cache) for _ in buffers],
+        [*fed, tuple({} for _ in inputs.state)],
+    )
+    exported = torch.export.export(_OfWeights(step.apart()), traced, dynamic_shapes=shapes, strict=False)
+    # The library checks nothing, so that what the tracer assumed must be so in every call.
+    for sizes in _ALLOWED:
+        given = dict(zip(("weights", "buffers", "inputs"), arguments(sizes, "meta"), strict=True))
+        if broken := [code for code in exported._guards_code if not eval(code, {"L": given})]:
+            raise RuntimeError(f"a form holds for some sizes only: {broken[0]}")
+    if exported.constants:
+        raise RuntimeError(f"the model keeps a tensor outside of its modules: {next(iter(exported.constants))}")
+    return exported, traced
 
 
-def _blank(tensor: Tensor, sizes: Mapping[int, int] | None = None) -> Tensor:
-    """Memory of a tensor's kind: contiguous with other `sizes` of some dimensions, or with the tensor's own strides."""
+def _blank(tensor: Tensor, sizes: Mapping[int, int] | None, device: str) -> Tensor:
+    """Memory of a tensor's kind: contiguous with other `sizes` of some dimensions; with its own strides if None."""
     if sizes is None:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    return torch.empty([sizes.get(dim, size) for dim, size in enumerate(tensor.shape)], dtype=tensor.dtype)
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+    shape = [sizes.get(dim, size) for dim, size in enumerate(tensor.shape)]
+    return torch.empty(shape, dtype=tensor.dtype, device=device)
 
 
 def _digest(exported: ExportedProgram) -> str:
