@@ -444,10 +444,10 @@ def test_a_pipe_among_the_scores_is_not_waited_for(tmp_path):
     assert ends_in_time(lambda: scoring.score([folder], DETECTOR))
     assert values(folder)["shapes-detector"] == 1
     (part,) = (folder / "image_scores").glob("*/*.parquet")
-    (digest,) = {row["fingerprint"] for row in read_scores(folder)}
+    score = read_scores(folder)[0]
     part.unlink()
     os.mkfifo(part)
-    assert ends_in_time(lambda: stored_difference(folder, folder, "shapes-detector", digest, {}))
+    assert ends_in_time(lambda: stored_difference(folder, folder, score))
     os.mkfifo(lock := tmp_path / ".lock")
     assert ends_in_time(lambda: take_lock(lock, "busy"))
 
@@ -456,12 +456,12 @@ def test_stored_values_that_are_no_numbers_are_no_difference(tmp_path):
     folder = drawn_run(tmp_path, n=2)
     scoring.score([folder], DETECTOR)
     (part,) = (folder / "image_scores").glob("*/*.parquet")
-    (digest,) = {row["fingerprint"] for row in read_scores(folder)}
-    assert stored_difference(folder, folder, "shapes-detector", digest, {})[0].value == 0
+    score = read_scores(folder)[0]
+    assert stored_difference(folder, folder, score)[0].value == 0
     table = pq.read_table(part)
     words = pa.array([["a", "b"]] * len(table))
     pq.write_table(table.set_column(table.schema.get_field_index("value"), "value", words), part)
-    assert stored_difference(folder, folder, "shapes-detector", digest, {}) is None
+    assert stored_difference(folder, folder, score) is None
 
 
 @pytest.mark.parametrize("names", [np.array, pd.Series, tuple, list, set, iter])
