@@ -41,7 +41,8 @@ class ShownScore:
         few, needed = stored.get("too_few", False), stored.get("prompts_needed")
         return cls(
             stored["metric"], stored["fingerprint"], Estimate(stored["value"], stored["low"], stored["high"]),
-            stored["n"], few, needed, stored.get("note"), stored.get("edited"), stored["better"], stored["kind"], stored,
+            stored["n"], few, needed, stored.get("note"), stored.get("edited"),
+            stored["better"], stored["kind"], stored,
         )  # fmt: skip
 
     @property
