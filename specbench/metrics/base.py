@@ -17,7 +17,7 @@ from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,11 @@ from specbench.system.limits import available_cores
 from specbench.system.torch_device import use_device
 
 # Imports inside functions: torch and downloads, not for `list metrics`.
+
+Better = Literal["lower", "higher"]
+Kind = Literal["plain", "proportions", "distance"]
+"""Kinds of scores: `proportions` are fractions of right images by category and their unweighted mean, `distance` is a
+distance of the whole set of images to reference images, which depends on their number, `plain` is any other."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +76,16 @@ class Sample:
 
 @dataclass(frozen=True)
 class Score:
-    """One number of a run, from `n` images, by the metric's name ("metric:part" for a part of it), with a `note` that
-    warns its readers; None without one."""
+    """One number of a run, from `n` images, by the metric's name ("metric:part" for a part of it)."""
 
     name: str
     estimate: Estimate
     n: int
-    note: str | None = None
+    note: str | None = None  # warning for readers of the number
+    prompts: int | None = None  # of the images; None if unknown, or if they are all of the run
+    # better, kind: the metric's if None
+    better: Better | None = None
+    kind: Kind | None = None
 
 
 class Metric:
@@ -85,6 +93,8 @@ class Metric:
 
     name: str  # what users type and tables print
     summary: str  # one line for `specbench list metrics`, of a plug-in; those of specbench's own are in the catalogue
+    better: Better = "higher"  # the values that are better
+    kind: Kind = "plain"
     batch: int = 16  # images given to `features` at a time
     # where the class of a plug-in is, "package.module:NAME"; None for specbench's own
     class_reference: str | None = None
@@ -231,7 +241,8 @@ def mean_score(name: str, rows: pd.DataFrame, column: str, interval: Callable[..
     if kept.empty:
         raise SpecbenchError(f"no image has a value of {name}")
     lacking = f"{len(rows) - len(kept)} of {len(rows)} images have no value" if len(kept) < len(rows) else None
-    return Score(name, interval(kept[column], kept["prompt_id"]), kept.index.nunique(), lacking)
+    prompts = kept["prompt_id"].nunique()
+    return Score(name, interval(kept[column], kept["prompt_id"]), kept.index.nunique(), lacking, prompts)
 
 
 def category_scores(name: str, rows: pd.DataFrame, column: str) -> list[Score]:
@@ -239,7 +250,8 @@ def category_scores(name: str, rows: pd.DataFrame, column: str) -> list[Score]:
     parts = part_scores(name, rows, "category", column, proportion_interval)
     if not parts:
         return []
-    return [Score(name, mean_of_estimates([part.estimate for part in parts]), sum(part.n for part in parts)), *parts]
+    n, prompts = sum(part.n for part in parts), rows.dropna(subset=column)["prompt_id"].nunique()
+    return [Score(name, mean_of_estimates([part.estimate for part in parts]), n, None, prompts), *parts]
 
 
 def column_difference(

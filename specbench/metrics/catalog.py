@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from specbench import names as spellings
 from specbench.errors import SpecbenchError, read_name, unknown_name
@@ -214,7 +214,7 @@ def _foreign(cls: Any, reference: str) -> Callable[..., Any]:
         raise SpecbenchError(f"metric '{reference}' is no specbench metric", "subclass specbench.metrics.base.Metric")
 
     refuse_edited(code_of([reference]))
-    from specbench.metrics.base import Metric  # which a plug-in has imported
+    from specbench.metrics.base import Better, Kind, Metric  # which a plug-in has imported
     from specbench.system.downloads import Download
 
     listed = {"missing": tuple, "missing_packages": tuple, "downloads": Download}
@@ -234,6 +234,9 @@ def _foreign(cls: Any, reference: str) -> Callable[..., Any]:
         with naming_plugin("metric", reference, cls.__module__):
             cls.__init__(self, *arguments)
             range(self.batch)[0]  # a number above 0
+            for fact, values in (("better", get_args(Better)), ("kind", get_args(Kind))):
+                if (value := getattr(self, fact, values[0])) not in values:
+                    raise ValueError(f"{fact} is {value!r:.40}, not {' or '.join(values)}")
         name = getattr(self, "name", None)
         if not path_component(name) or name in METRICS:
             taken = "which is a metric of specbench" if path_component(name) else "which is no name"

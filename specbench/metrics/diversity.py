@@ -52,7 +52,7 @@ class Diversity(Metric):
         if statistics.empty:
             raise SpecbenchError(f"metric '{self.name}' needs two samples of a prompt", _ONE)
         estimate = mean_interval(statistics["value"], statistics["prompt_id"])
-        return [Score(self.name, estimate, int(statistics["images"].sum()))]
+        return [Score(self.name, estimate, int(statistics["images"].sum()), prompts=len(statistics))]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         """Over the samples that both have."""

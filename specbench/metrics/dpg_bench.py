@@ -176,7 +176,8 @@ class OfficialDpgBench(PerImageMetric):
         name = self.name if column == "value" else f"{self.name}[released]"
         left_out = len(statistics) - len(rows)
         note = f"{left_out} images are left out: the program did not ask all of their questions" if left_out else None
-        scores = [Score(name, mean_interval(rows[column], rows["prompt_id"]), len(rows), note)]
+        prompts = rows["prompt_id"].nunique()
+        scores = [Score(name, mean_interval(rows[column], rows["prompt_id"]), len(rows), note, prompts)]
         if column == "released":
             rows = rows[rows["sample"] == rows["sample"].max()]
         return scores + answer_scores(name, rows, (json.loads(text)[column] for text in rows["answers"]))

@@ -8,7 +8,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from importlib.metadata import version
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 INCEPTION_FEATURES = 2048
 INCEPTION_SIZE = 299
+_NO_DISTANCE: Any = {"better": "higher", "kind": "plain"}
 _STATISTICS_ONLY = (
     "against statistics: right only where they were made with this front end; KID, precision, recall, density, "
     "coverage and FID-infinity need the reference's images"
@@ -61,6 +62,7 @@ class Fid(Metric):
     """FID (Heusel et al. 2017) with FID-infinity (Chong & Forsyth 2020) and KID (Binkowski et al. 2018); values of
     other front ends, crops or n do not compare."""
 
+    better, kind = "lower", "distance"
     batch = 32
     columns: ClassVar = {"feature": pa.list_(pa.float32(), INCEPTION_FEATURES)}
     checkpoints = ("inception",)
@@ -180,7 +182,7 @@ class Fid(Metric):
             return []
         mean, deviation = inception_score(self.network.unbiased_logits(torch.tensor(images.features)))
         note = f"standard deviation over {IS_SPLITS} splits: {deviation:.3g}"
-        return [Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note)]
+        return [Score(f"inception-score[{self.variant}]", Estimate(mean, None, None), images.n, note, **_NO_DISTANCE)]
 
     def _neighbour_scores(self, neighbours: NearestNeighbours, prompts: Sequence[str]) -> list[Score]:
         """Recall and coverage are means over reference images and have no interval over prompts."""
@@ -192,7 +194,8 @@ class Fid(Metric):
             "coverage": Estimate(float(neighbours.covered.mean()), None, None),
         }
         sizes = f"k = {K_NEAREST}, {n} images, {m} reference images; other sizes do not compare"
-        return [Score(f"{name}[{self.variant}]", value, n, sizes) for name, value in estimates.items()]
+        scores = estimates.items()
+        return [Score(f"{name}[{self.variant}]", value, n, sizes, **_NO_DISTANCE) for name, value in scores]
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         return fid_difference(features, baseline, self._reference)

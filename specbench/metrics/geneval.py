@@ -50,6 +50,7 @@ class JudgedMetric(Metric):
     """Base class of metrics with a verdict per image: fraction of correct images per tag, and the unweighted mean
     over the six tags. The mean over fewer or other tags has another name, "metric:overall of N tags"."""
 
+    kind = "proportions"
     columns: ClassVar = {"correct": pa.bool_(), "reason": pa.string(), "details": pa.string()}
 
     def accepts(self, category: str | None, meta: Mapping[str, object]) -> bool:

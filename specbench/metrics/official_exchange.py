@@ -283,9 +283,8 @@ class OfficialTiif(Metric):
         right, questions = (kinds[column].transform("sum") for column in ("right", "questions"))
         weight = 1 / (group.nunique() * rows["category"].groupby(group).transform("nunique") * questions)
         influence = len(rows) * weight * (rows["right"] - right / questions * rows["questions"])
-        return Score(
-            name, with_influence(float((weight * rows["right"]).sum()), influence, rows["prompt_id"]), len(rows)
-        )
+        estimate = with_influence(float((weight * rows["right"]).sum()), influence, rows["prompt_id"])
+        return Score(name, estimate, len(rows), prompts=rows["prompt_id"].nunique())
 
 
 def _imported(program: str, results: Path, files: Iterable[Path]) -> dict[str, str]:

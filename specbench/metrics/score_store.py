@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 import pandas as pd
 import pyarrow as pa
@@ -19,6 +20,8 @@ from specbench.errors import SpecbenchError, chosen
 from specbench.metrics import catalog
 from specbench.metrics.base import (
     MEAN_OF_IMAGES,
+    Better,
+    Kind,
     Metric,
     Settings,
     category_scores,
@@ -44,10 +47,12 @@ _SCORE_TYPES = {
     "note": str | None,
     "cut": float | None,
     "edited": str | None,
+    "prompts": int | None,
 }
-_ONE_A_PROMPT = "dpg-bench[released]:"  # Scores of the last sample of each prompt
 _OVER_TAGS = ("geneval[hf-m2f]", "geneval[official]")
-_OVER_CATEGORIES = ("shapes-detector", *_OVER_TAGS)  # Metrics that are the mean of their categories' means of `correct`
+# For scores of older files, which do not say it
+_DISTANCES, _PROPORTIONS = ("fid", "fid-infinity", "kid", "shapes-frechet"), ("geneval", "shapes-detector")
+_ONE_A_PROMPT = "dpg-bench[released]:"  # Scores of the last sample of each prompt
 
 
 def read_scores(folder: Path) -> list[dict[str, object]]:
@@ -61,14 +66,22 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
 
 
 def _known_score(row: dict[str, object]) -> dict[str, object]:
-    """Validate a row of a per-run file; a ValueError for one of others. The last columns are absent in old files."""
-    row = {"note": None, "cut": None, "edited": None} | row
+    """Validate a row of a per-run file; a ValueError for one of others. The last columns are absent in old files, whose
+    metrics with another direction or kind than a plug-in's are specbench's."""
+    row = dict.fromkeys(("note", "cut", "edited", "prompts")) | row
+    older = str(row.get("metric")).partition(":")[0].partition("[")[0]
+    row["better"] = row.get("better") or ("lower" if older in _DISTANCES else "higher")
+    kind = "distance" if older in _DISTANCES else "proportions" if older in _PROPORTIONS else "plain"
+    row["kind"] = row.get("kind") or kind
+    for name, values in (("better", get_args(Better)), ("kind", get_args(Kind))):
+        if row[name] not in values:
+            raise ValueError(f"{name} is {row[name]!r:.40}, not {' or '.join(values)}")
     for name, kind in _SCORE_TYPES.items():
         if not isinstance(row.get(name), kind):
             raise ValueError(f"column {name}")
     if not isinstance(parse_json(row["identity"]), dict):
         raise ValueError("column identity")
-    return {name: row[name] for name in _SCORE_TYPES}
+    return {name: row[name] for name in (*_SCORE_TYPES, "better", "kind")}
 
 
 def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object]]:
@@ -76,8 +89,10 @@ def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object
     `prompts_needed` how many prompts show a change of 2 %. `prompt_ids`: prompt of each image of the run."""
     of_run, scores = prompt_ids.nunique(), read_scores(folder)
     for row in scores:
-        per_prompt = 1 if row["metric"].startswith(_ONE_A_PROMPT) else len(prompt_ids) / max(1, of_run)
-        prompts = min(row["n"] / max(1, per_prompt), of_run)  # `n` of older files may count answers
+        prompts = row["prompts"]
+        if prompts is None:
+            per_prompt = 1 if row["metric"].startswith(_ONE_A_PROMPT) else len(prompt_ids) / max(1, of_run)
+            prompts = min(row["n"] / max(1, per_prompt), of_run)  # `n` of older files may count answers
         shown = without_few(Estimate(row["value"], row["low"], row["high"]), prompts)
         row["prompts_needed"] = prompts_for_change(shown, prompts)
         row |= {"low": shown.low, "high": shown.high, "too_few": row["n"] == 1 or shown.low != row["low"]}
@@ -90,7 +105,7 @@ def score_frame(rows: Sequence[Mapping[str, object]], long: bool) -> pd.DataFram
     if long:
         names = dict.fromkeys([*OWNER, *RUN_SCORES.names, "too_few", "prompts_needed"])
         frame = pd.DataFrame(rows, columns=[*names])
-        numbers = ("value", "low", "high", "cut", "prompts_needed")
+        numbers = ("value", "low", "high", "cut", "prompts", "prompts_needed")
         return with_units(frame.astype(dict.fromkeys(numbers, float)), RUN_SCORES)
     ways = Counter((row["run_id"], row["metric"]) for row in rows)
     several = {name for (_, name), count in ways.items() if count > 1}
@@ -162,20 +177,21 @@ def _kept(features: pd.DataFrame, keys: pd.DataFrame | None) -> pd.DataFrame:
     return features if keys is None else features.merge(keys, on=list(KEY))
 
 
-def stored_difference(
-    folder: Path, baseline: Path, metric: str, fingerprint: str, identity: Mapping[str, object]
-) -> tuple[Difference, int] | None:
-    """Subtract the score of `baseline` from that of `folder`, both of this fingerprint, over the images both have, and
-    count those: without the metric and its networks. None if it is no plain mean, or values are missing."""
+def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object]) -> tuple[Difference, int] | None:
+    """Subtract a score of `baseline` from the same of `folder`, over the images both have, and count those: without the
+    metric and its networks. None if it is no plain mean, or values are missing."""
+    metric, identity = str(score["metric"]), json.loads(str(score["identity"]))
     if metric not in (*catalog.METRICS, *_OVER_TAGS) and identity.get("score") != MEAN_OF_IMAGES:
         return None
-    mine, theirs = [stored_values(feature_place(path, f"{metric}-{fingerprint}")) for path in (folder, baseline)]
+    mine, theirs = [
+        stored_values(feature_place(path, f"{metric}-{score['fingerprint']}")) for path in (folder, baseline)
+    ]
     if mine is None or theirs is None:
         return None
     common = of_same_captions(folder, baseline)
     mine, theirs = _kept(mine, common), _kept(theirs, common)
     tags = TAGS if metric in _OVER_TAGS else ()
-    return column_difference(mine, theirs, "value", over_categories=metric in _OVER_CATEGORIES, all_of=tags)
+    return column_difference(mine, theirs, "value", over_categories=score["kind"] == "proportions", all_of=tags)
 
 
 def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estimate | None:
@@ -188,7 +204,7 @@ def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estima
         return None
     values = pd.concat(stored).dropna(subset="value")  # DPG-Bench has none where a question was not asked
     estimate = mean_interval(values["value"], values["prompt_id"])
-    if name in _OVER_CATEGORIES:
+    if score["kind"] == "proportions":
         estimate = category_scores(name, values, "value")[0].estimate
     return without_few(estimate, values["prompt_id"].nunique())
 
@@ -198,12 +214,15 @@ def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bo
     path = _scores_file(folder, metric)
     try:
         file = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES)))
-        rows = file.read(columns=["images"]).to_pylist() if {"images", "cut"}.issubset(file.schema_arrow.names) else ()
+        read = {"images", "cut", "better", "kind"} & {*file.schema_arrow.names}
+        rows = file.read(columns=[*read]).to_pylist() if {"images", "cut"} <= read else ()
     except (pa.ArrowException, OSError, ValueError, SpecbenchError):
         return False
     parts = files_named(feature_parts(folder, metric).folder, "*.parquet")
     newest = max((part.stat().st_mtime_ns for part in parts), default=0)
-    return bool(rows) and all(row["images"] == len(images) for row in rows) and path.stat().st_mtime_ns > newest
+    if not rows or any(rows[0].get(name) not in (None, fact) for name, fact in _declared(metric).items()):
+        return False  # a class in a notebook declares another direction now
+    return all(row["images"] == len(images) for row in rows) and path.stat().st_mtime_ns > newest
 
 
 def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None:
@@ -211,7 +230,7 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
     features = image_features(folder, metric).merge(images[[*KEY, "started_at"]], on=[*KEY, "started_at"])
     digest, identity = made_score(metric).fingerprint, json.dumps(made_score(metric).facts, sort_keys=True)
     cut, reason = _cut(metric, images["prompt"].tolist())
-    code = code_of([getattr(metric, "class_reference", None)])
+    code, declared = code_of([getattr(metric, "class_reference", None)]), _declared(metric)
     rows = [
         {
             "metric": item.name,
@@ -225,6 +244,9 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
             "images": len(images),
             "cut": cut,
             "edited": code and code.edited,
+            "better": item.better or declared["better"],
+            "kind": item.kind or declared["kind"],
+            "prompts": item.prompts or (features["prompt_id"].nunique() if item.n == len(features) else None),
         }
         for item in metric.scores(metric.statistics(features))
     ]
@@ -240,6 +262,11 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
     if rows:  # a file without rows is refused by other readers
         return write_atomically(target, parquet_bytes(table))
     target.unlink(missing_ok=True)
+
+
+def _declared(metric: Metric) -> dict[str, str]:
+    """Direction and kind of a metric's scores; a class of others may derive from nothing of specbench."""
+    return {name: getattr(metric, name, getattr(Metric, name)) for name in ("better", "kind")}
 
 
 def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | None]:

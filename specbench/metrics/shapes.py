@@ -53,6 +53,7 @@ class ShapesDetector(Metric):
     """`shapes-detector`: fraction of images that satisfy their caption, per category; overall: mean over categories."""
 
     name = "shapes-detector"
+    kind = "proportions"
     batch = 16
     columns: ClassVar = {
         **dict.fromkeys(("correct", "shape", "color", "bound", "count", "position"), pa.bool_()),
@@ -114,6 +115,7 @@ class ShapesFrechet(Metric):
     reference images; no interval up to 64 images."""
 
     name = "shapes-frechet"
+    better, kind = "lower", "distance"
     batch = 64
     columns: ClassVar = {"scene": pa.string(), "feature": pa.list_(pa.float32(), FEATURES)}
 

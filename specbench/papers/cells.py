@@ -16,7 +16,6 @@ from specbench.metrics.score_store import scores_to_show
 from specbench.papers.table import STEP_RATIOS, Column, Row
 from specbench.reporting.comparability import Run, mismatched_fields, nearest_ar
 from specbench.reporting.compare import real_differences, stall_note
-from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import report_row, shown_audit
 from specbench.reporting.row import ReportRow, ShownScore
 from specbench.stats.intervals import FEW_UNITS
@@ -91,8 +90,8 @@ def make_cell(row: Row, column: Column, measured: Measured | None, why: str | No
     if cell.value is None:
         return replace(as_printed, why=cell.why, notes=cell.notes)
     value, low, high = (x if x is None else x * column.scale for x in (cell.value, cell.low, cell.high))
-    biased = column.score is not None and lower_is_better(column.score) and not measured.unlike
-    biased = biased and (measured.partial or measured.expected is None)
+    biased = column.score is not None and any(score.kind == "distance" for score in _scores(column, measured))
+    biased = biased and not measured.unlike and (measured.partial or measured.expected is None)
     elsewhere = column.key in TIMES and measured.same_machine is not True
     notes, difference, outside = cell.notes, None, False
     if printed is not None:

@@ -20,7 +20,6 @@ from specbench.models.facts import EIGHT_BITS
 from specbench.papers.cells import RATIOS_TO_AR
 from specbench.papers.table import SCORE, CellSettings, Column, Row, Table, chosen_setting, takes
 from specbench.reporting.marks import label, natural
-from specbench.reporting.plot_data import lower_is_better
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, Shared, make_plan, plan_model, plan_sampling
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
@@ -243,7 +242,7 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
     """The table with a column for each bundled metric that scored any of the runs: for a substituted model. Where the
     columns sweep a setting, a metric has a column for each of its values; a figure has panels with them, too."""
-    scored = {score["metric"] for folder in folders for score in read_scores(folder)}
+    scored = {score["metric"]: score["better"] for folder in folders for score in read_scores(folder)}
     names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]
     swept: dict[str, Column] = {}
     for column in table.columns:
@@ -251,11 +250,10 @@ def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
             swept.setdefault(repr(sorted(column.settings.items())), column)
     columns = []
     for metric, like in product(names, swept.values()):
-        better = "lower" if lower_is_better(metric) else "higher"
         name, header = f"{SCORE}{metric}", metric.replace("-", " ")
         if len(swept) > 1:
             name, header = f"{name} {like.name}", f"{header}, {like.header}"
-        columns.append(Column(name, SCORE + metric, header, metric, 2, better, 1.0, like.settings))
+        columns.append(Column(name, SCORE + metric, header, metric, 2, scored[metric], 1.0, like.settings))
     return replace(table, columns=(*table.columns, *columns), axes=(*table.axes, *_panels(table, columns)))
 
 

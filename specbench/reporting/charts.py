@@ -17,7 +17,7 @@ import numpy as np
 
 from specbench.reporting.columns import between, number
 from specbench.reporting.marks import Mark, Marks, mark_at
-from specbench.reporting.plot_data import LOGP_EDGES, STEP_SPANS, Point, lower_is_better
+from specbench.reporting.plot_data import LOGP_EDGES, STEP_SPANS, Point
 from specbench.reporting.row import ReportRow
 from specbench.stats import Estimate
 from specbench.system.console import printable
@@ -128,7 +128,7 @@ def pareto_chart(points: Sequence[Point], metric: str, marks: Marks) -> Chart:
     ]
     names = [f"{point.label} (by {point.dominated_by})" for point in points if point.dominated_by]
     verdict = f"Dominated: {', '.join(names)}." if names else "No run is shown to be dominated by another."
-    lower = lower_is_better(metric)
+    lower = any(point.better == "lower" for point in points)
     return _chart(
         f"{metric} against speed",
         "Bars: 95 % confidence intervals. Hollow: dominated, that is slower and worse than another run with intervals "

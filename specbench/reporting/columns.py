@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from specbench import stats
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
+from specbench.metrics.base import Kind
 from specbench.reporting.marks import window_of
-from specbench.reporting.plot_data import lower_is_better
-from specbench.reporting.row import ReportRow
+from specbench.reporting.row import SIGNS, ReportRow
 from specbench.stats import Estimate
 from specbench.stats.intervals import FEW_UNITS, is_real
 from specbench.system.foreign_code import edited_text
@@ -385,8 +385,8 @@ def score_columns(rows: Sequence[ReportRow]) -> list[ReportColumn]:
     """Build one column per metric and fingerprint, because differently computed values are not comparable."""
     scores = [score for row in rows for score in row.scores]
     whole = dict.fromkeys(score.metric for score in scores if score.whole)
-    bounded = {score.metric for score in scores if score.estimate.low is not None}
-    return [column for name in whole for column in _columns_of(name, name, rows, _summary(name, name in bounded))]
+    bounded = {score.metric: score.kind for score in scores if score.estimate.low is not None}
+    return [column for name in whole for column in _columns_of(name, name, rows, _summary(name, bounded.get(name)))]
 
 
 def part_columns(rows: Sequence[ReportRow]) -> dict[str, list[ReportColumn]]:
@@ -399,9 +399,11 @@ def part_columns(rows: Sequence[ReportRow]) -> dict[str, list[ReportColumn]]:
 
 
 def _columns_of(name: str, heading: str, rows: Sequence[ReportRow], definition: str | None) -> list[ReportColumn]:
-    better = -1 if lower_is_better(name) else 1
+    signs = {score.fingerprint: SIGNS[score.better] for row in rows for score in row.scores if score.metric == name}
     return [
-        ReportColumn(f"{heading}{version}", _score_cell(name, digest), definition, better, name, _score(name, digest))
+        ReportColumn(
+            f"{heading}{version}", _score_cell(name, digest), definition, signs[digest], name, _score(name, digest)
+        )
         for digest, version in score_versions(name, rows).items()
     ]
 
@@ -433,12 +435,10 @@ def _score(name: str, fingerprint: str) -> Callable[[ReportRow], float | None]:
     return value
 
 
-_OF_PROPORTIONS = ("geneval", "shapes-detector")  # Metrics that are means of `specbench.stats.proportion_interval`
-
-
-def _summary(metric: str, bounded: bool) -> str | None:
+def _summary(metric: str, bounded: Kind | None) -> str | None:
+    """Definition of a metric; `bounded`: the kind of its scores if they have intervals."""
     interval = ", with 95 % confidence interval" if bounded else ""
-    if bounded and metric.partition("[")[0] in _OF_PROPORTIONS:
+    if bounded == "proportions":
         interval += " (Wilson of each part, its n from the variance over prompts with n - 1; combined by MOVER)"
     try:
         return f"{metric}: {metric_catalog.metric_summary(metric)}{interval}."

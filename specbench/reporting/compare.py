@@ -11,7 +11,7 @@ import math
 import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,9 +22,8 @@ from specbench.metrics.base import Settings, made_score
 from specbench.metrics.score_store import difference, of_same_captions, read_scores, stored_difference
 from specbench.reporting.columns import MARK, MISSING, TOO_FEW, between, number
 from specbench.reporting.comparability import Run, decoded_apart, is_ar, mismatched_fields
-from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import eager_ar, stalled_images
-from specbench.reporting.row import Against, Compared, OverAR, ReportRow, Stalled, unique_names
+from specbench.reporting.row import ARROWS, Against, Compared, OverAR, ReportRow, Stalled, unique_names
 from specbench.stats.intervals import CHANGE, FEW_UNITS
 from specbench.store.run_info import read_info
 from specbench.store.run_store import RunStore
@@ -136,7 +135,7 @@ def corrected(rows: Sequence[Compared]) -> list[Compared]:
 
 
 def _question(row: Compared) -> str:
-    return row.name if row.name in _NAMES else "distances" if lower_is_better(row.name) else "scores"
+    return row.name if row.name in _NAMES else "distances" if row.kind == "distance" else "scores"
 
 
 def real_differences(folder: Path, over_ar: OverAR) -> set[str]:
@@ -150,7 +149,7 @@ def real_differences(folder: Path, over_ar: OverAR) -> set[str]:
 
 def scores_beside(a: Path, b: Path) -> list[Compared]:
     """`quality_rows` without distances to reference images, which take long."""
-    return quality_rows(a, b, condition=lambda metric: not lower_is_better(metric))
+    return quality_rows(a, b, distances=False)
 
 
 def _speed_rows(a: Run, b: Run) -> list[Compared]:
@@ -199,15 +198,16 @@ def _latency_rows(name: str, run: Run) -> list[Compared]:
     ]
 
 
-def quality_rows(
-    a: Path, b: Path, settings: Settings | None = None, condition: Callable[[str], bool] = lambda name: True
-) -> list[Compared]:
-    """Compute the paired differences of overall scores, B minus A, for the metrics that meet `condition`."""
+def quality_rows(a: Path, b: Path, settings: Settings | None = None, distances: bool = True) -> list[Compared]:
+    """Compute the paired differences of overall scores, B minus A; unless `distances`, of those of other kinds."""
     scores = [{(row["metric"], row["fingerprint"]): row for row in read_scores(folder)} for folder in (a, b)]
-    whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0] and condition(key[0])]
+    every = scores[1] | scores[0]
+    whole = [key for key in (scores[0] | scores[1]) if ":" not in key[0]]
+    whole = [key for key in whole if distances or every[key]["kind"] != "distance"]
+    named = {name: {fact: every[name, digest][fact] for fact in ("better", "kind")} for name, digest in whole}
     common = of_same_captions(a, b) if whole else None
     if common is not None and common.empty:
-        return [Compared(name, note=_nothing_common(a, b)) for name in dict.fromkeys(name for name, _ in whole)]
+        return [Compared(name, note=_nothing_common(a, b), **facts) for name, facts in named.items()]
     shared = [key for key in whole if key in scores[0] and key in scores[1]]
     rows = []
     for key in shared:
@@ -216,12 +216,12 @@ def quality_rows(
         if sum(name == key[0] for name, _ in shared) > 1:
             version = [edited_text(mine["edited"])] if mine["edited"] else []
             row = replace(row, note="; ".join(filter(None, (*version, f"fingerprint {key[1]}", row.note))))
-        rows.append(row)
+        rows.append(replace(row, better=mine["better"], kind=mine["kind"]))
     compared = {row.name for row in rows}
-    for name in dict.fromkeys(name for name, _ in whole if name not in compared):
+    for name in (name for name in named if name not in compared):
         mine, theirs = ([row for key, row in stored.items() if key[0] == name] for stored in scores)
         note = _unlike(mine, theirs) or f"scored only in {_name(a, b) if mine else _name(b, a)}"
-        rows.append(Compared(name, note=note))
+        rows.append(Compared(name, note=note, **named[name]))
     return rows
 
 
@@ -242,7 +242,7 @@ def _nothing_common(a: Path, b: Path) -> str:
 
 def _plain_difference(mine: Mapping, theirs: Mapping) -> Compared | None:
     """Difference of two distances that have no interval: nothing but the stored scores is needed."""
-    whole = lower_is_better(str(mine["metric"])) and mine["images"] == theirs["images"] == mine["n"] == theirs["n"]
+    whole = mine["kind"] == "distance" and mine["images"] == theirs["images"] == mine["n"] == theirs["n"]
     if not whole or any(score["low"] is not None or score["value"] is None for score in (mine, theirs)):
         return None
     gap = stats.Estimate(theirs["value"] - mine["value"])
@@ -251,7 +251,7 @@ def _plain_difference(mine: Mapping, theirs: Mapping) -> Compared | None:
 
 def _quality_row(a: Path, b: Path, score: Mapping, settings: Settings | None) -> Compared:
     name, identity = str(score["metric"]), json.loads(score["identity"])
-    if (stored := stored_difference(b, a, name, str(score["fingerprint"]), identity)) is not None:
+    if (stored := stored_difference(b, a, score)) is not None:
         return _difference(name, stats.difference_to_show(stored[0]), stored[1], score)
     reference = name if name in metric_catalog.metric_names() else identity.get("class")
     if reference is None:  # imported
@@ -413,7 +413,7 @@ def reasons(rows: Sequence[Compared]) -> list[str]:
 
 
 def _title(row: Compared) -> str:
-    return _NAMES.get(row.name, f"{row.name} {'↓' if lower_is_better(row.name) else '↑'}")
+    return _NAMES.get(row.name, f"{row.name} {ARROWS[row.better]}")
 
 
 def _value(row: Compared) -> str:

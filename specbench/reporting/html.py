@@ -28,9 +28,9 @@ from specbench.reporting import charts, image_tiles
 from specbench.reporting.columns import FASTEST, TOO_FEW, failed_audit, number, score_versions, value_of, with_interval
 from specbench.reporting.compare import corrected, scores_beside
 from specbench.reporting.marks import Mark, Marks, marks_of
-from specbench.reporting.plot_data import lower_is_better, pareto, speed_by_prompt, step_data, sweeps
+from specbench.reporting.plot_data import pareto, speed_by_prompt, step_data, sweeps
 from specbench.reporting.report_rows import report_rows
-from specbench.reporting.row import ReportRow, ShownScore, unique_names
+from specbench.reporting.row import ARROWS, ReportRow, ShownScore, unique_names
 from specbench.reporting.sections import (
     BOLD_RULE,
     ReportTable,
@@ -249,7 +249,8 @@ def _two_scores(names: Mapping[str, ReportRow]) -> list[_Measure]:
     most = sorted(by_version.items(), key=lambda pair: -len(pair[1]))[:2]
     return [
         (
-            f"{metric}{score_versions(metric, list(names.values()))[digest]} {'↓' if lower_is_better(metric) else '↑'}",
+            f"{metric}{score_versions(metric, list(names.values()))[digest]} "
+            + ARROWS[next(iter(scores.values())).better],
             *(3, {name: score.estimate for name, score in scores.items()}),
             scores[ar].estimate.value if ar in scores else None,
             {name for name, score in scores.items() if score.too_few},

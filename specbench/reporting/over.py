@@ -18,7 +18,6 @@ from specbench.metrics.score_store import pooled_score, read_scores
 from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.comparability import Run, code_text, copies, is_ar, nearest_ar
 from specbench.reporting.compare import quality_rows
-from specbench.reporting.plot_data import lower_is_better
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.row import ReportRow, unique_names
 from specbench.specs.options import plain
@@ -275,7 +274,7 @@ def _losses(base: ReportRow, row: ReportRow) -> dict[str, tuple[float, float, fl
     losses = {}
     for score in quality_rows(base.folder, row.folder):
         if score.estimate and None not in (values := (score.value, score.estimate.low, score.estimate.high)):
-            losses[score.name] = values if lower_is_better(score.name) else (-values[0], -values[2], -values[1])
+            losses[score.name] = values if score.better == "lower" else (-values[0], -values[2], -values[1])
     return losses
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow.compute as pc
 
+from specbench.metrics.base import Better
 from specbench.reporting.comparability import Run
-from specbench.reporting.row import ReportRow
+from specbench.reporting.row import SIGNS, ReportRow
 from specbench.specs.options import plain
 from specbench.stats import Estimate
 from specbench.stats.speed import with_times
@@ -21,7 +22,6 @@ from specbench.store.schema import KEY
 STEP_SPANS = ("target", "draft", "verify", "host")
 """Timing spans of a decode step, as in `specbench.decoding.generation.SPANS`."""
 LOGP_EDGES = np.arange(-12.0, 0.001, 0.5)  # Histogram bins of log p in nats; smaller values count in the first bin
-_DISTANCES = ("fid[", "fid-infinity[", "kid[", "cmmd[", "shapes-frechet")
 _NO_SWEEP = {"head", "tree"}
 Sweep = dict[str, list[tuple[object, Estimate, float]]]
 
@@ -69,12 +69,8 @@ class Point:
     run_id: str
     speed: Estimate
     quality: Estimate
+    better: Better
     dominated_by: str | None = None
-
-
-def lower_is_better(metric: str) -> bool:
-    """Whether a lower score is better: distances to reference images."""
-    return metric.startswith(_DISTANCES)
 
 
 def pareto(runs: Sequence[ReportRow], metric: str, fingerprint: str) -> list[Point]:
@@ -85,13 +81,14 @@ def pareto(runs: Sequence[ReportRow], metric: str, fingerprint: str) -> list[Poi
     """
     points = []
     for row in runs:
-        named = [score for score in row.scores if (score.metric, score.fingerprint) == (metric, fingerprint)]
-        if named and row.over_ar.speedup is not None:
-            points.append(Point(row.label, row.run_id, row.over_ar.speedup, named[0].estimate))
-    sign = -1 if lower_is_better(metric) else 1
+        score = row.score(metric, fingerprint)
+        if score and row.over_ar.speedup is not None:
+            points.append(Point(row.label, row.run_id, row.over_ar.speedup, score.estimate, score.better))
 
     def dominated(point: Point) -> str | None:
-        above = (p for p in points if _above(p.speed, point.speed, 1) and _above(p.quality, point.quality, sign))
+        above = (
+            p for p in points if _above(p.speed, point.speed, 1) and _above(p.quality, point.quality, SIGNS[p.better])
+        )
         return next((other.label for other in above), None)
 
     return [replace(point, dominated_by=dominated(point)) for point in points]

@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
+from specbench.metrics.base import Better, Kind
 from specbench.stats import MEANS, RUN_NUMBERS, Difference, Estimate
 from specbench.stats.intervals import is_real
 
+SIGNS: Mapping[Better, int] = {"lower": -1, "higher": 1}
+ARROWS: Mapping[Better, str] = {"lower": "↓", "higher": "↑"}
 NumberValue = Estimate | float | Sequence[float | None] | None
 """A number of a run: with or without an interval, by depth or place, or missing."""
 
@@ -28,6 +31,8 @@ class ShownScore:
     prompts_needed: int | None
     note: str | None
     edited: str | None  # when the code of a plug-in metric was
+    better: Better
+    kind: Kind
     stored: Mapping[str, object]  # all of it, as writers of data print it
 
     @classmethod
@@ -36,7 +41,8 @@ class ShownScore:
         few, needed = stored.get("too_few", False), stored.get("prompts_needed")
         return cls(
             stored["metric"], stored["fingerprint"], Estimate(stored["value"], stored["low"], stored["high"]),
-            stored["n"], few, needed, stored.get("note"), stored.get("edited"), stored,
+            stored["n"], few, needed, stored.get("note"), stored.get("edited"),
+            stored["better"], stored["kind"], stored,
         )  # fmt: skip
 
     @property
@@ -56,6 +62,8 @@ class Compared:
     n: int | None = None
     prompts_needed: int | None = None
     note: str | None = None
+    better: Better = "higher"
+    kind: Kind = "plain"
 
     @property
     def value(self) -> float | None:

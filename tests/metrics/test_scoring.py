@@ -261,7 +261,8 @@ def test_prompts_without_a_scene_are_left_out_or_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize("n, low, few", [(1, None, True), (2, 0.1, True), (40, 0.1, False), (40, None, False)])
 def test_a_score_of_one_image_is_marked_as_one_of_few(monkeypatch, tmp_path, n, low, few):
-    row = {"metric": "m:part", "value": 0.5, "low": low, "high": None if low is None else 0.9, "n": n}
+    high = None if low is None else 0.9
+    row = {"metric": "m:part", "value": 0.5, "low": low, "high": high, "n": n, "prompts": None}
     monkeypatch.setattr("specbench.metrics.score_store.read_scores", lambda folder: [row])
     (shown,) = scores_to_show(tmp_path, pd.Series([str(place) for place in range(n)]))
     assert shown["too_few"] == few and (shown["low"] is None or not few)
@@ -444,10 +445,10 @@ def test_a_pipe_among_the_scores_is_not_waited_for(tmp_path):
     assert ends_in_time(lambda: scoring.score([folder], DETECTOR))
     assert values(folder)["shapes-detector"] == 1
     (part,) = (folder / "image_scores").glob("*/*.parquet")
-    (digest,) = {row["fingerprint"] for row in read_scores(folder)}
+    score = read_scores(folder)[0]
     part.unlink()
     os.mkfifo(part)
-    assert ends_in_time(lambda: stored_difference(folder, folder, "shapes-detector", digest, {}))
+    assert ends_in_time(lambda: stored_difference(folder, folder, score))
     os.mkfifo(lock := tmp_path / ".lock")
     assert ends_in_time(lambda: take_lock(lock, "busy"))
 
@@ -456,12 +457,12 @@ def test_stored_values_that_are_no_numbers_are_no_difference(tmp_path):
     folder = drawn_run(tmp_path, n=2)
     scoring.score([folder], DETECTOR)
     (part,) = (folder / "image_scores").glob("*/*.parquet")
-    (digest,) = {row["fingerprint"] for row in read_scores(folder)}
-    assert stored_difference(folder, folder, "shapes-detector", digest, {})[0].value == 0
+    score = read_scores(folder)[0]
+    assert stored_difference(folder, folder, score)[0].value == 0
     table = pq.read_table(part)
     words = pa.array([["a", "b"]] * len(table))
     pq.write_table(table.set_column(table.schema.get_field_index("value"), "value", words), part)
-    assert stored_difference(folder, folder, "shapes-detector", digest, {}) is None
+    assert stored_difference(folder, folder, score) is None
 
 
 @pytest.mark.parametrize("names", [np.array, pd.Series, tuple, list, set, iter])

@@ -19,6 +19,7 @@ FID = Column("fid", f"{SCORE}fid[pytorch-fid]", "FID", "fid[pytorch-fid]", 2, "l
 
 def score(n: int, expected: int | None, metric: str = "fid[pytorch-fid]") -> Measured:
     row = {"metric": metric, "fingerprint": "f", "value": 243.7, "low": 200.0, "high": 290.0, "n": n}
+    row |= {"better": "lower", "kind": "distance" if metric.startswith("fid") else "plain"}
     return Measured(
         SimpleNamespace(rows=pd.DataFrame({"prompt_id": range(n)})),
         bare_row(n=n, scores=[ShownScore.of(row)]),

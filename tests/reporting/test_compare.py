@@ -223,7 +223,7 @@ def test_scores_are_paired_and_p_values_corrected_together(runs):
     speed, score = (Compared(name) for name in ("speedup", "brightness"))
     two = corrected([replace(row, p=p) for row, p in ((speed, 0.04), (score, 0.03), (score, 0.04))])
     assert [row.p_holm for row in two] == [0.04, 0.06, 0.06], "the speed-up is a test of its own"
-    two = corrected([replace(score, p=0.04), Compared("fid[clean]", p=0.5)])
+    two = corrected([replace(score, p=0.04), Compared("fid[clean]", p=0.5, kind="distance")])
     assert [row.p_holm for row in two] == [0.04, 0.5], "as in a report, which has no distances"
     assert paired["prompts_needed"] == stats.prompts_needed(np.std(gaps, ddof=1), 0.02 * 900 / 8)
 

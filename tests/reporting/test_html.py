@@ -319,7 +319,7 @@ def test_the_command_prints_the_path(tmp_path, cli):
 
 def test_a_run_is_dominated_only_where_the_intervals_say_so():
     def row(label, speed, value, half):
-        score = {"metric": "fid[x]", "fingerprint": "f", "value": value, "n": 9}
+        score = {"metric": "m", "fingerprint": "f", "value": value, "n": 9, "better": "lower", "kind": "plain"}
         score |= {"low": None, "high": None} if half is None else {"low": value - half, "high": value + half}
         total = speed and Estimate(speed, speed - 0.1, speed + 0.1)
         return bare_row(label=label, run_id=label, over_ar=OverAR(total), scores=[ShownScore.of(score)])
@@ -327,10 +327,10 @@ def test_a_run_is_dominated_only_where_the_intervals_say_so():
     rows = [row("ar", 1.0, 20.0, 0.5), row("slow", 0.7, 22.0, 0.5), row("unsure", 0.7, 20.9, 0.5),
             row("near", 0.9, 22.0, 0.5), row("unknown", 0.5, 30.0, None), row("fast", 2.0, 25.0, 0.5),
             row("unmeasured", None, 1.0, 0.5)]  # fmt: skip
-    dominated = {point.label: point.dominated_by for point in pareto(rows, "fid[x]", "f")}
+    dominated = {point.label: point.dominated_by for point in pareto(rows, "m", "f")}
     assert dominated == {"ar": None, "slow": "ar", "unsure": None, "near": None, "unknown": None, "fast": None}
     higher = {point.label: point.dominated_by for point in pareto(
-        [replace(row, scores=[replace(row.scores[0], metric="clip[x]")]) for row in rows], "clip[x]", "f")}  # fmt: skip
+        [replace(row, scores=[replace(row.scores[0], better="higher")]) for row in rows], "m", "f")}  # fmt: skip
     assert higher["ar"] == "fast" and higher["slow"] == "fast" and higher["unknown"] is None
 
 

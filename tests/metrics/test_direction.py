@@ -1,0 +1,99 @@
+"""A plug-in's metric says which values are better: in scores, reports, the Pareto front, comparisons and the ruler."""
+
+import sys
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+import synthetic
+from drawn import drawn_run
+
+from specbench.metrics.score_store import read_scores, scores_to_show
+from specbench.reporting import report_rows
+from specbench.reporting.compare import scores_beside
+from specbench.reporting.over import _losses
+from specbench.reporting.plot_data import pareto
+from specbench.reporting.row import OverAR
+from specbench.stats import Estimate
+from specbench.store.run_store import RunStore
+
+PLUGIN = """
+from specbench.metrics.base import PerImageMetric
+
+class Mine(PerImageMetric):
+    name, summary = "mine", "standard deviation of the pixels"
+    better, kind = "{better}", "{kind}"
+    def identity(self): return {{}}
+    def features_of(self, sample): return {{"value": float(sample.pixels.std())}}
+"""
+
+
+@pytest.fixture
+def scored(tmp_path, cli, monkeypatch):
+    """Scores AR and SJD, whose images are flat, by a plug-in that is gone afterwards; returns their folder."""
+
+    def run(better: str, kind: str = "plain"):
+        name = f"mine_{better}_{kind}"
+        (tmp_path / f"{name}.py").write_text(PLUGIN.format(better=better, kind=kind))
+        with monkeypatch.context() as context:
+            context.syspath_prepend(tmp_path)
+            out = tmp_path / name
+            for spec, wrong in ((synthetic.AR, ()), (synthetic.SJD, range(12))):
+                drawn_run(out, 12, wrong, spec)
+            assert cli("score", "--out", out, "--metric", f"{name}:Mine").code == 0
+        (tmp_path / f"{name}.py").unlink()
+        sys.modules.pop(name)
+        return out
+
+    return run
+
+
+@pytest.mark.parametrize("better, arrow, best", [("lower", "↓", "sjd"), ("higher", "↑", "ar")])
+def test_reports_follow_what_a_plug_in_declares_without_it(scored, cli, tmp_path, better, arrow, best):
+    out = scored(better)
+    ar, sjd = sorted(report_rows([*out.iterdir()]), key=lambda row: row.decoder)
+    values = {row.decoder: f"{row.scores[0].estimate.value:.3f}" for row in (ar, sjd)}
+    text = cli("report", "--out", out, "--long").out
+    assert f"mine {arrow}" in text and f"mine {arrow}" in cli("compare", ar.folder, sjd.folder).out
+    text = cli("report", "--out", out, "--format", "markdown").out
+    assert f"mine {arrow}" in text and [name for name in values if f"**{values[name]}" in text] == [best]
+    assert cli("report", "--out", out, "--html", tmp_path / "page.html").code == 0
+    assert f"mine\u00a0{arrow}" in (tmp_path / "page.html").read_text()
+
+    loss = _losses(ar, sjd)["mine"]
+    assert (loss[2] < 0) == (best == "sjd") and loss[1] <= loss[0] <= loss[2]
+    fast = replace(sjd, over_ar=OverAR(Estimate(2.0, 1.9, 2.1)))
+    dominated = pareto([replace(ar, over_ar=OverAR(Estimate(1.0, 1.0, 1.0))), fast], "mine", ar.scores[0].fingerprint)
+    assert [point.dominated_by for point in dominated] == [sjd.label if best == "sjd" else None, None]
+
+
+def test_a_distance_of_a_plug_in_is_not_compared_in_a_report(scored):
+    plain, distance = (sorted(scored("lower", kind).iterdir()) for kind in ("plain", "distance"))
+    assert [row.name for row in scores_beside(*plain)] == ["mine"] and scores_beside(*distance) == []
+
+
+def test_an_unknown_direction_is_refused_before_an_image_is_scored(tmp_path, cli, monkeypatch):
+    drawn_run(tmp_path / "out", 2)
+    (tmp_path / "undirected.py").write_text(PLUGIN.format(better="less", kind="plain"))
+    monkeypatch.syspath_prepend(tmp_path)
+    answer = cli("score", "--out", tmp_path / "out", "--metric", "undirected:Mine")
+    assert "better is 'less', not lower or higher" in answer.err and not (tmp_path / "out" / "scores").exists()
+
+
+@pytest.mark.parametrize("metric, better, kind", [
+    ("fid[clean]", "lower", "distance"), ("kid[tf1]", "lower", "distance"), ("recall[clean]", "higher", "plain"),
+    ("shapes-frechet", "lower", "distance"), ("shapes-detector:color", "higher", "proportions"),
+    ("geneval[official]", "higher", "proportions"), ("geneval2[qwen3-vl-8b]", "higher", "plain"),
+    ("other", "higher", "plain"),
+])  # fmt: skip
+def test_scores_of_older_files_have_the_direction_of_specbench_s_metrics(tmp_path, cli, metric, better, kind):
+    folder = drawn_run(tmp_path, 10, samples=2)
+    assert cli("score", "--out", tmp_path, "--metric", "shapes-detector").code == 0
+    [file] = (folder / "scores").glob("*.parquet")
+    assert {score["prompts"] for score in read_scores(folder)} == {5, 10}
+    shown = scores_to_show(folder, RunStore(folder).samples()["prompt_id"])
+    older = pq.read_table(file).drop_columns(["better", "kind", "prompts"])
+    pq.write_table(older.set_column(0, "metric", [[metric] * len(older)]), file)
+    assert {(score["better"], score["kind"]) for score in read_scores(folder)} == {(better, kind)}
+    again = scores_to_show(folder, RunStore(folder).samples()["prompt_id"])
+    assert [row["prompts_needed"] for row in again] == [row["prompts_needed"] for row in shown]
