@@ -67,10 +67,12 @@ class KaryJacobi(Jacobi):
         return Proposal(tokens, committed[:, None] + depth, q, self.tree, self.columns, trunk.earlier)
 
     def others_of(self, weights: Tensor, slots: Tensor, step: Tensor, kind: int, noise: Noise) -> Tensor:
-        """[B, n, K - 1] different tokens of `weights` [B, n, V] for `slots` [B, n]; `kind` numbers draws of one step."""
+        """[B, n, K - 1] different tokens of `weights` [B, n, V] for `slots` [B, n], 0 where there are not so many; `kind`
+        numbers draws of one step."""
         drawn = []
         for number in range(self.siblings - 1):
-            drawn.append(draw(weights, noise.uniform(slots, Stream.SIBLING, 2 * (step * self.siblings + number) + kind)))
+            uniform = noise.uniform(slots, Stream.SIBLING, 2 * (step * self.siblings + number) + kind)
+            drawn.append(torch.where(weights.sum(-1) > 0, draw(weights, uniform), 0))
             weights = weights.scatter(-1, drawn[-1][..., None], 0.0)
         return torch.stack(drawn, -1) if drawn else slots.new_zeros(*slots.shape, 0)
 
