@@ -7,10 +7,10 @@ a run that has `alpha` of its sum of t:
     else test g..e-1, g..e-2 and so on; with `retest` off none
     redraw the token after the longest end that passed from the residual distribution, slot g if none did
 
-No code was found, and neither the paper nor the note settles what happens to b..g-1 (here: accepted without a test), which
-number a shortened run is tested with (`coins`), and what the failure of g alone means (here: slot g is redrawn). Runs go
-on in the next one only after a run was accepted whole. A draft with p = 0 is rejected. Lossy: the run looks ahead, and
-part of it is not tested.
+No code was found, the paper was not read, and the note does not settle what happens to b..g-1 (`before`: accepted without
+a test, or tested one by one), which number a shortened run is tested with (`coins`), and what the failure of g alone
+means (here: slot g is redrawn). The next run counts after one was accepted whole. A draft with p = 0 is rejected. Lossy:
+the run looks ahead, and part of it may not be tested.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ class Runs(RatioTest):
 
     ratios: type[RatioTest]
 
-    def __init__(self, context: Context, alpha: float, last: int, retest: bool, coins: str, **options: object):
+    def __init__(self, context: Context, alpha: float, last: int, retest: bool, coins: str, before: str, **options):
         super().__init__(context)
         self._alpha, self._last, self._retest, self._one_coin = alpha, last, retest, coins == "one"
+        self._one_by_one = before == "tested"
         self._length = context.layout.length
         self._ratio = self.ratios(context, **options)
 
@@ -43,8 +44,8 @@ class Runs(RatioTest):
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
         # Slots past the end hold no drafts: an image must not depend on how far other rows of its batch are.
         exists = tests.drafted & (tests.position < self._length)
-        t = torch.where(exists, tests.p.gather(-1, tests.draft[..., None]).squeeze(-1), -1.0).double()
-        rises = torch.nn.functional.pad((t[:, 1:] >= t[:, :-1]) & exists[:, :-1], (1, 0))
+        t = torch.where(exists, tests.p.gather(-1, tests.draft[..., None]).squeeze(-1), 0.0).double()
+        rises = torch.nn.functional.pad((t[:, 1:] >= t[:, :-1]) & exists[:, 1:] & exists[:, :-1], (1, 0))
         run = (~rises).cumsum(1) - 1
         place = torch.arange(t.shape[1], device=t.device).expand_as(run)
         end = _last_of_run(place, torch.ones_like(rises), run)
@@ -53,8 +54,8 @@ class Runs(RatioTest):
         start = torch.full_like(run, t.shape[1]).scatter_reduce(1, run, place, "amin").gather(1, run)
         enough = rest >= self._alpha * rest.gather(1, start) * _TIE
         if self._last:
-            enough = (end - place >= self._last - 1) | (place == start)
-        tested = _last_of_run(place, enough, run)
+            enough = end - place >= self._last - 1
+        tested = _last_of_run(place, enough | (place == start), run)
         # Products from the first tested token of the run on, as sums of logarithms; a ratio of 0 fails whatever follows.
         ratio = torch.where(exists, self._ratio.of_drafts(tests).double(), 1.0)
         logs = ratio.clamp(1e-300, 1e300).log().cumsum(1)
@@ -64,7 +65,8 @@ class Runs(RatioTest):
         if not self._retest:
             passed = passed & (place == end)
         passed_to = _last_of_run(place, passed, run)
-        accepted = (place < tested) | (place <= passed_to)
+        alone = tests.coin < ratio if self._one_by_one else True
+        accepted = ((place < tested) & alone) | ((place >= tested) & (place <= passed_to))
         return Verdict(exists & (t > 0) & accepted, {})
 
 
