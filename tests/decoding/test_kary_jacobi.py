@@ -194,7 +194,9 @@ def test_the_authors_sampler_deviates_from_the_model_as_the_preset_does(levels, 
     ours, model = images(setting, 12_000, tables, levels=levels, siblings=siblings)
     nodes = columns_fed({"window": 8, "levels": levels, "siblings": siblings})
     theirs = authors_images(model, levels, siblings, nodes, 4000)
-    print(f"{levels} levels, K = {siblings}: p of 1 to 3 tokens {p_values(theirs, model)}, ours {p_values(ours, model)}")
+    print(
+        f"{levels} levels, K = {siblings}: p of 1 to 3 tokens {p_values(theirs, model)}, ours {p_values(ours, model)}"
+    )
     assert expected is None or deviate(theirs, model) == expected
     # With K = 3 of four ids residual distributions often have fewer ids than are drawn, and its code takes any others.
     for length in (1, 2, 3) if siblings == 2 else ():

@@ -16,7 +16,15 @@ from specbench.specs.presets import resolve
 V, WINDOW, LENGTH = 6, 9, 40
 CONTEXT = Context(TokenLayout.plain(1, LENGTH, V), torch.randn(V, 2), torch.device("cpu"), standard)
 READINGS = {"alpha": 0.8, "last": 0, "retest": True, "coins": "one", "before": "accepted"}
-CHOICES = [{}, {"alpha": 1.0}, {"alpha": 0.5, "coins": "fresh"}, {"last": 1}, {"last": 2}, {"retest": False}, {"before": "tested"}]
+CHOICES = [
+    {},
+    {"alpha": 1.0},
+    {"alpha": 0.5, "coins": "fresh"},
+    {"last": 1},
+    {"last": 2},
+    {"retest": False},
+    {"before": "tested"},
+]
 
 
 def slowly(t, ratio, coin, alpha, last, retest, coins, before) -> int:
