@@ -94,6 +94,9 @@ def columns_fed(options: Mapping[str, object]) -> int:
         leaves = [len(path) for path in nodes if path + "0" not in nodes]
         return 1 + len(nodes) + ("interval" in options) * (sum(leaves) // len(leaves))
     window = int(str(options.get("window", 1)))
+    if "levels" in options:
+        children = int(str(options["siblings"]))
+        return window + sum(children**level - 1 for level in range(1, min(int(str(options["levels"])), window)))
     if "paths" in options:
         return 1 + int(str(options["paths"])) * (window - 1)
     return window + (int(str(options.get("siblings", 1))) - 1) * min(int(str(options.get("depth", window))), window - 1)

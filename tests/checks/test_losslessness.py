@@ -94,6 +94,11 @@ LOSSY = [
     ("pjd-released", {}),
     ("pjd-residual", {}),
     ("pathexplore", {}),
+    ("sjd-pac-released", {}),
+    ("sjd-sv", {}),
+    ("sjd-sv", {"alpha": 1.0, "coins": "fresh"}),
+    ("sjd-sv", {"verifier": "runs-grouped"}),
+    ("sjd-sv", {"verifier": "runs-lantern"}),
     ("vvs", {"tree": "0 1", "interval": 2, "after": 1}),
 ]
 # Clusters of 14 tokens need a larger vocabulary than the audit's: tests/decoding/test_released_presets.py.

@@ -1,0 +1,94 @@
+"""SJD-SV (arXiv 2609.13245), as far as a note on the paper says: drafts accepted by runs of rising target probability.
+
+With t_i = p_i(x_i), the window is cut into maximal runs b..e in which t does not fall. Tested is the shortest end g..e of
+a run that has `alpha` of its sum of t:
+
+    accept the run with probability min(1, r_g .. r_e), r_i the acceptance ratio of a draft
+    else test g..e-1, g..e-2 and so on; with `retest` off none
+    redraw the token after the longest end that passed from the residual distribution, slot g if none did
+
+No code was found, the paper was not read, and the note does not settle what happens to b..g-1 (`before`: accepted without
+a test, or tested one by one), which number a shortened run is tested with (`coins`), and what the failure of g alone
+means (here: slot g is redrawn). The next run counts after one was accepted whole. A draft with p = 0 is rejected. Lossy:
+the run looks ahead, and part of it may not be tested.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specbench.decoding.interfaces import Context
+from specbench.decoding.verification.grouped import Grouped
+from specbench.decoding.verification.lantern import Lantern
+from specbench.decoding.verification.ratio_tests import DraftTests, Exact, RatioTest, Verdict
+
+_TIE = 1 - 1e-9  # A run's own sum reaches alpha = 1 of it whatever rounding does
+
+
+class Runs(RatioTest):
+    """Tests of runs, with the acceptance ratio of another verifier, which a subclass names."""
+
+    ratios: type[RatioTest]
+
+    def __init__(self, context: Context, alpha: float, last: int, retest: bool, coins: str, before: str, **options):
+        super().__init__(context)
+        self._alpha, self._last, self._retest, self._one_coin = alpha, last, retest, coins == "one"
+        self._one_by_one = before == "tested"
+        self._length = context.layout.length
+        self._ratio = self.ratios(context, **options)
+
+    def acceptance(self, p: Tensor, q: Tensor, x: Tensor, depth: int | Tensor = 1) -> Tensor:
+        return self._ratio.acceptance(p, q, x, depth)
+
+    def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
+        # Slots past the end hold no drafts: an image must not depend on how far other rows of its batch are.
+        exists = tests.drafted & (tests.position < self._length)
+        t = torch.where(exists, tests.p.gather(-1, tests.draft[..., None]).squeeze(-1), 0.0).double()
+        rises = torch.nn.functional.pad((t[:, 1:] >= t[:, :-1]) & exists[:, 1:] & exists[:, :-1], (1, 0))
+        run = (~rises).cumsum(1) - 1
+        place = torch.arange(t.shape[1], device=t.device).expand_as(run)
+        end = _last_of_run(place, torch.ones_like(rises), run)
+        sums = t.cumsum(1)
+        rest = sums.gather(1, end) - sums + t  # of the run's tokens from this one on
+        start = torch.full_like(run, t.shape[1]).scatter_reduce(1, run, place, "amin").gather(1, run)
+        enough = rest >= self._alpha * rest.gather(1, start) * _TIE
+        if self._last:
+            enough = end - place >= self._last - 1
+        tested = _last_of_run(place, enough | (place == start), run)
+        # Products from the first tested token of the run on, as sums of logarithms; a ratio of 0 fails whatever follows.
+        ratio = torch.where(exists, self._ratio.of_drafts(tests).double(), 1.0)
+        logs = ratio.clamp(1e-300, 1e300).log().cumsum(1)
+        before = torch.nn.functional.pad(logs, (1, 0)).gather(1, tested)
+        coin = tests.coin.gather(1, tested) if self._one_coin else tests.coin
+        passed = (place >= tested) & (coin.log() < logs - before)
+        if not self._retest:
+            passed = passed & (place == end)
+        passed_to = _last_of_run(place, passed, run)
+        alone = tests.coin < ratio if self._one_by_one else True
+        accepted = ((place < tested) & alone) | ((place >= tested) & (place <= passed_to))
+        return Verdict(exists & (t > 0) & accepted, {})
+
+
+def _last_of_run(place: Tensor, chosen: Tensor, run: Tensor) -> Tensor:
+    """For each token of [B, K], the last `chosen` place of its run, -1 if there is none."""
+    last = torch.full_like(run, -1).scatter_reduce(1, run, torch.where(chosen, place, -1), "amax")
+    return last.gather(1, run)
+
+
+class ExactRuns(Runs):
+    """Runs of p/q."""
+
+    ratios = Exact
+
+
+class GroupedRuns(Runs):
+    """Runs of GSD's p(C)/q(C)."""
+
+    ratios = Grouped
+
+
+class LanternRuns(Runs):
+    """Runs of LANTERN's p(A)/q; a rejected token comes from the residual distribution that is chosen, not LANTERN's."""
+
+    ratios = Lantern
