@@ -55,7 +55,7 @@ _OTHERS = 32  # Prompts that each of them is tried with
 _CLEARLY = 12.0  # Nats by which a format is likelier than tokens that are beyond the filters for another reason
 _CLOSE = 5.0  # Nats within which another cause is named, too
 _OF_SOME = ("prompts", "order", "uniform", "greedy")  # Kinds of causes that some images may be free of
-OF_TOKENS = ("uniform", "greedy", "copies")
+SINGLE_TOKENS = ("uniform", "greedy", "copies")
 """Kinds of causes that change tokens, and no logits."""
 _MIXTURES = {
     "uniform": "tokens are replaced at random: about {:g} % are, or follow one that is",

@@ -179,7 +179,7 @@ def _explained(
     """The verdict on tokens in a sentence: what would have been seen, or where they deviate, and the likely cause."""
     # These bring torch.
     from specbench.checks.image_likelihood import concentrated
-    from specbench.checks.likely_causes import OF_TOKENS, likely_causes, named, studied
+    from specbench.checks.likely_causes import SINGLE_TOKENS, likely_causes, named, studied
     from specbench.models.checkpoint_loading import round_to_eight_bits
 
     spec, facts = info.spec, model_of(info.spec, weights, revision)
@@ -209,7 +209,7 @@ def _explained(
         p = _fits(replace(spec, sampling=sampling), unknown, weights, revision, device)
         why += f"; with {causes[0].label} they are consistent (p = {p:.2g})" if p else ""
         explains = p is not None
-    elif causes and causes[0].kind in OF_TOKENS and audit["logp_kind"] is None and "log p" in audit["agreement"]:
+    elif causes and causes[0].kind in SINGLE_TOKENS and audit["logp_kind"] is None and "log p" in audit["agreement"]:
         explains = False  # these leave log p as it is
     if explains is False:
         why = f"none of the usual ones (best of those tried, does not explain it: {why})"

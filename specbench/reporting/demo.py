@@ -17,7 +17,7 @@ from specbench.runs.runner import run_plans
 from specbench.runs.settings import merge, run_settings
 from specbench.system.torch_device import AUTO, chosen_device
 
-WINDOW = 8
+_WINDOW = 8
 """Window of all decoders, so that they share the form of the forward: the fastest one of the decoder with a head, with
 AVX-512 and with AVX2 (`results/speed/README.md`)."""
 HEAD = "vertical:siblings=1"  # The decoder with a draft head, a chain as SJD's is
@@ -54,7 +54,7 @@ def demo(
     """
     out, reporter = Path(out), reporter or Reporter()
     steps = "on" if compile == AUTO and missing(chosen_device(AUTO)) is None else compile
-    flags = {"threads": THREADS, "window": WINDOW, "out": str(out)}
+    flags = {"threads": THREADS, "window": _WINDOW, "out": str(out)}
     if steps == "on" and not (out / PICTURE).exists():
         tell(_first_look(out, flags, min(limit, _FIRST_IMAGES)))
     summary = run_plans(_plan(flags | {"decoder": [*SHOWN], "limit": limit, "compile": steps}), reporter)

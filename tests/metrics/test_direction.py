@@ -1,4 +1,4 @@
-"""A plug-in's metric says which values are better: in scores, reports, the Pareto front, comparisons and the ruler."""
+"""A plug-in metric says which values are better; several modules: scores, reports, Pareto front, comparisons."""
 
 import sys
 from dataclasses import replace
