@@ -239,7 +239,8 @@ def _fetch(fitting: _Fitting, settings: Settings | None, reporter: ScoreReporter
 def _say_references(
     fitting: _Fitting, lacking: Mapping[str, SpecbenchError], reporter: ScoreReporter
 ) -> dict[str, SpecbenchError]:
-    """Note the number of reference images, and the fingerprints of their scores; return why metrics cannot use theirs, and refuse those of the user."""
+    """Note the number of reference images, and the fingerprints of their scores; return why metrics cannot use theirs.
+    Refuse those of the user."""
     metrics = {name: metric for _, fits in fitting for name, metric in fits.items() if name not in lacking}
     lines: dict[str, list[str]] = {}
     unusable = {}
