@@ -43,6 +43,11 @@ def composed(name: str) -> str:
     return unicodedata.normalize("NFC", name)
 
 
+def encodable(name: str) -> str:
+    """A name with bytes that are not UTF-8, as archives of older systems have them, as escapes: "\\udcff"."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 def folded(name: str) -> str:
     """A name without what does not matter in it: of "EAGLE (v1)", "eagle1"."""
     plain = unicodedata.normalize("NFKD", name.casefold())

@@ -18,7 +18,7 @@ import pandas as pd
 
 from specbench.errors import SpecbenchError, read_name
 from specbench.metrics.scoring import OWN_CAPTIONS, Images, ScoreReporter, with_scene
-from specbench.names import composed
+from specbench.names import composed, encodable
 from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts, text_id
 from specbench.prompts.readers import read_entries
 from specbench.store.schema import Key, image_name
@@ -76,8 +76,9 @@ def external_images(
     for row in rows:
         if row["category"] is None and "scene" in parse_json(row["meta"]):
             row["category"] = OWN_CAPTIONS
-    digest = hashlib.sha256(f"{folder.resolve()}\n{prompts.sha256}{'#grid' * grid}".encode()).hexdigest()[:8]
-    name = f"{folder.resolve().name.encode()[:200].decode(errors='ignore')}-{digest}"  # it is the name of a folder, too
+    place = Path(encodable(str(folder.resolve())))
+    digest = hashlib.sha256(f"{place}\n{prompts.sha256}{'#grid' * grid}".encode()).hexdigest()[:8]
+    name = f"{place.name.encode()[:200].decode(errors='ignore')}-{digest}"  # it is the name of a folder, too
     return Images(name, out / name, pd.DataFrame(rows), _quarter if grid else lambda row: read_picture(row.path))
 
 
@@ -340,5 +341,5 @@ def _no_prompt(path: Path, why: str = "") -> SpecbenchError:
 
 def _version(path: Path, folder: Path, layout: str) -> str:
     """Digest of the content; of a file that may become another prompt's, also its name."""
-    name = "" if layout == "ids" else f"-{path.relative_to(folder)}"
+    name = "" if layout == "ids" else f"-{encodable(str(path.relative_to(folder)))}"
     return f"{hashlib.sha256(picture_bytes(path)).hexdigest()[:32]}{name}"

@@ -18,6 +18,7 @@ import pandas as pd
 
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Settings, read_ahead
+from specbench.names import encodable
 from specbench.prompts import public
 from specbench.stats import Estimate, mean_interval
 from specbench.system.console import counted
@@ -72,7 +73,7 @@ class ReferenceImages:
     @cached_property
     def identity(self) -> dict[str, str]:
         """Number of the images and a digest of their names and contents."""
-        lines = [f"{path.name} {digest_of(path)}" for path in self.pictures]
+        lines = [f"{encodable(path.name)} {digest_of(path)}" for path in self.pictures]
         digest = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         return {"reference": digest[:16], "reference_n": str(len(lines))}
 

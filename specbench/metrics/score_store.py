@@ -86,7 +86,8 @@ def _known_score(row: dict[str, object]) -> dict[str, object]:
 
 def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object]]:
     """`read_scores` without the intervals of few prompts; `too_few` says where one was left out, or cannot be, and
-    `prompts_needed` how many prompts show a change of 2 %. `prompt_ids`: prompt of each image of the run."""
+    `prompts_needed` how many prompts show a change of 2 %; notes have the number of reference images. `prompt_ids`:
+    prompt of each image of the run."""
     of_run, scores = prompt_ids.nunique(), read_scores(folder)
     for row in scores:
         prompts = row["prompts"]
@@ -95,6 +96,8 @@ def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object
             prompts = min(row["n"] / max(1, per_prompt), of_run)  # `n` of older files may count answers
         shown = without_few(Estimate(row["value"], row["low"], row["high"]), prompts)
         row["prompts_needed"] = prompts_for_change(shown, prompts)
+        if number := parse_json(row["identity"]).get("reference_n"):
+            row["note"] = "; ".join(filter(None, (f"{number} reference images", row["note"])))
         row |= {"low": shown.low, "high": shown.high, "too_few": row["n"] == 1 or shown.low != row["low"]}
     return scores
 

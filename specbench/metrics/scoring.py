@@ -70,6 +70,7 @@ class Scoring:
 
     outcomes: list[ScoreOutcome]
     images: list[Images]  # of the runs that could be read
+    reference: Path | None = None  # that the user named
 
     def __iter__(self) -> Iterator[ScoreOutcome]:
         return iter(self.outcomes)
@@ -101,11 +102,14 @@ class Scoring:
         return self
 
     def rows(self) -> list[dict[str, object]]:
-        """All stored scores of the images, a dict each."""
+        """All stored scores of the images, a dict each; without distances from other references if that of the user
+        failed."""
+        failed = {outcome.run_id for outcome in self.outcomes if outcome.problem and self.reference}
         return [
             {**owner_of(images.folder), "run_id": images.name, **row}
             for images in self.images
             for row in scores_to_show(images.folder, images.rows["prompt_id"])
+            if images.name not in failed or "reference" not in json.loads(row["identity"])
         ]
 
 
@@ -166,7 +170,7 @@ def score(
         outcomes += _score_images(images, [metric for name, metric in fits.items() if name not in absent], reporter)
         for name, why in absent.items():
             reporter.note(f"{name} is left out: {why}")
-    return Scoring(outcomes, shown)
+    return Scoring(outcomes, shown, settings and settings.reference)
 
 
 def _readable(runs: Iterable[Path | Images]) -> tuple[list[Images], list[ScoreOutcome]]:
@@ -235,17 +239,23 @@ def _fetch(fitting: _Fitting, settings: Settings | None, reporter: ScoreReporter
 def _say_references(
     fitting: _Fitting, lacking: Mapping[str, SpecbenchError], reporter: ScoreReporter
 ) -> dict[str, SpecbenchError]:
-    """Note the number of reference images; return why metrics cannot use theirs."""
+    """Note the number of reference images, and the fingerprints of their scores; return why metrics cannot use theirs.
+    Refuse those of the user."""
     metrics = {name: metric for _, fits in fitting for name, metric in fits.items() if name not in lacking}
-    lines, unusable = {}, {}
+    lines: dict[str, list[str]] = {}
+    unusable = {}
     for name, metric in metrics.items():
         if isinstance(reference := getattr(metric, "reference", None), ReferenceImages):
             try:
-                lines[reference.summary] = None
+                with _blamed(metric):
+                    digest = made_score(metric).fingerprint  # for which statistics may not be enough
+                lines.setdefault(reference.summary, []).append(digest)
             except SpecbenchError as error:
+                if reference.path:
+                    raise
                 unusable[name] = error
-    for line in lines:
-        reporter.note(line)
+    for line, digests in lines.items():
+        reporter.note(f"{line} ({', '.join(digests)})")
     return unusable
 
 

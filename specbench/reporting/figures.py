@@ -6,6 +6,7 @@ Fonts are embedded as TrueType. Runs differ in marker and line style, bars in ha
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Mapping, Sequence
 from itertools import cycle
@@ -71,8 +72,12 @@ def chart_figure(chart: Chart, width: str = "column") -> Drawn:
 def saved(figure: Figure, fmt: str) -> bytes:
     """The bytes of a figure's file, the same each time; `fmt` is pdf, svg or png."""
     sink = io.BytesIO()
-    with styled():
-        figure.savefig(sink, format=fmt, metadata=_UNDATED.get(fmt))
+    epoch = os.environ.pop("SOURCE_DATE_EPOCH", None)  # read, valid or not, though the file has no date
+    try:
+        with styled():
+            figure.savefig(sink, format=fmt, metadata=_UNDATED.get(fmt))
+    finally:
+        os.environ.update({"SOURCE_DATE_EPOCH": epoch} if epoch is not None else {})
     return sink.getvalue()
 
 

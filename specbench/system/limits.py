@@ -16,14 +16,19 @@ def available_cores() -> int:
     """Number of CPU cores that this process may use."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for name in ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"):
-        if (asked := os.environ.get(name, "")).isdecimal() and int(asked):
-            cores = min(cores, int(asked))
+        if asked := whole_number(os.environ.get(name, "")):
+            cores = min(cores, asked)
             break
     for group in _groups("cpu"):
         share = _words(group / "cpu.max") or _words(group / "cpu.cfs_quota_us") + _words(group / "cpu.cfs_period_us")
         if len(share) == 2 and all(map(str.isdecimal, share)):
             cores = min(cores, max(1, int(share[0]) // max(int(share[1]), 1)))
     return cores
+
+
+def whole_number(text: str) -> int:
+    """The number of a variable of up to ten ASCII digits, which every library reads alike; 0 for anything else."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 10 else 0
 
 
 def available_threads() -> int:
@@ -44,7 +49,7 @@ def _threads_of(variable: str) -> int | None:
     if not (text := os.environ.get(variable, "").strip()):
         return None
     numbers = [number.strip().removeprefix("+") for number in text.split(",")]
-    if all(number.isascii() and number.isdecimal() and 0 < int(number) < 2**31 for number in numbers):
+    if all(0 < whole_number(number) < 2**31 for number in numbers):
         return int(numbers[0])
     _warn_ignored(f"{variable}={text:.40} is ignored: it must be a number of threads above 0, or several with commas")
     return None

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from specbench.errors import MISSING_PREREQUISITE, SpecbenchError
 from specbench.system.console import stderr, warn
+from specbench.system.limits import whole_number
 
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
 _LEAST_COLUMNS = 40  # Narrower tables have no room for words: the terminal breaks their lines
@@ -34,8 +35,8 @@ def settle() -> None:
         except OSError as error:
             warn(f"{COMPILED}={named} is ignored: {error.strerror}")
             del os.environ[COMPILED]
-    for variable in ("COLUMNS", "TERMINAL_WIDTH"):  # rich's and typer's
-        if not ((columns := os.environ.get(variable, "")).isdecimal() and 0 < int(columns) <= _MOST_COLUMNS):
+    for variable in ("COLUMNS", "LINES", "TERMINAL_WIDTH"):  # rich's and typer's
+        if not 0 < whole_number(os.environ.get(variable, "")) <= _MOST_COLUMNS:
             os.environ.pop(variable, None)
     if stderr().width < _LEAST_COLUMNS:
         os.environ["COLUMNS"] = str(_LEAST_COLUMNS)
@@ -55,7 +56,7 @@ def settle_home() -> None:
     try:
         user = pwd.getpwuid(os.getuid())
     except KeyError:
-        os.environ.setdefault("LOGNAME", f"user-{os.getuid()}")
+        os.environ["LOGNAME"] = os.environ.get("LOGNAME") or f"user-{os.getuid()}"
         user = None
     if not os.environ.get("HOME", "").startswith("/"):
         os.environ["HOME"] = user.pw_dir if user else str(private_folder())

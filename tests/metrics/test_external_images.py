@@ -18,6 +18,7 @@ from specbench.metrics import scoring
 from specbench.metrics.base import Metric, Score, Settings
 from specbench.metrics.catalog import PROTOCOLS
 from specbench.metrics.external_images import IMAGE_LAYOUTS, external_images, prompts_of_images
+from specbench.metrics.reference import ReferenceImages
 from specbench.prompts import Prompt, PromptSet, build_prompt_set, load_prompts
 from specbench.stats import mean_interval
 from specbench.system.images import read_picture
@@ -110,6 +111,18 @@ def test_pictures_find_their_prompts_by_name(drawn, prompts):
     names = {(row.prompt_id, row.sample): row.path.name for row in rows.itertuples()}
     assert len(names) == 6 and names["dog-1", 1] == "dog-1_1.png" and names["cat", 1] == "cat-1.png"
     assert set(rows["prompt"]) == {"a cat", "a dog", "a bird"}
+
+
+def test_names_that_are_not_utf_8_are_escaped_in_what_is_stored(tmp_path):
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    folder.mkdir()
+    (folder / "metadata.jsonl").write_text('{"file_name": "\\udcff.png", "text": "a cat"}')
+    for name in (b"\xff.png", b"a.png"):
+        Image.fromarray(COLOR).save(folder / os.fsdecode(name))
+    images = external_images(folder, prompts_of_images(folder, None), tmp_path)
+    assert images.name.startswith(r"caf\udce9-") and images.rows["started_at"][0].endswith(r"-\udcff.png")
+    (folder / "metadata.jsonl").unlink()
+    assert ReferenceImages(Settings(reference=folder)).identity["reference_n"] == "2"
 
 
 def test_a_bare_id_is_the_first_sample(tmp_path):

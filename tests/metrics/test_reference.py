@@ -6,14 +6,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from drawn import drawn_run
+from PIL import Image
 
 from specbench.errors import SpecbenchError
 from specbench.metrics.base import Settings
 from specbench.metrics.distances import Gaussian, frechet_distance
 from specbench.metrics.fid import Fid, fid_difference
 from specbench.metrics.reference import ReferenceImages, feature_matrix, read_statistics
+from specbench.metrics.score_store import read_scores
 from specbench.metrics.shapes import ShapesFrechet
 from specbench.system.images import pictures_in
+from specbench.system.json_values import parse_json
 
 GOOD = [np.arange(4.0, dtype=np.float32), np.ones(4, np.float32)]
 BAD = {
@@ -110,11 +114,35 @@ def test_no_score_of_sets_without_spread_is_nan(ours, theirs, monkeypatch):
         assert ("all images" in said) == (ours in ("identical", "black"))
 
 
-def test_one_reference_image_is_refused(tmp_path, cli):
-    (tmp_path / "a.png").touch()
-    with pytest.raises(SpecbenchError, match="has 1 reference image") as refused:
-        ReferenceImages(Settings(reference=tmp_path)).identity  # noqa: B018
-    assert "spread of 2 or more" in refused.value.try_this
+def test_no_score_of_another_reference_is_printed_where_the_one_that_was_named_is_refused(tmp_path, cli):
+    run = drawn_run(tmp_path / "out")
+    for name, count in {"two": 2, "three": 3, "both/below": 2, "one": 1, "damaged": 3}.items():
+        (tmp_path / name).mkdir(parents=True)
+        for number in range(count):
+            Image.new("RGB", (64, 64), (number, 0, 0)).save(tmp_path / name / f"{number}.png")
+    (tmp_path / "both" / "a.png").touch()
+    (tmp_path / "damaged" / "1.png").write_bytes(b"x")
+    np.savez(tmp_path / "known.npz", **_EYE)
+    call = ("score", "--out", tmp_path / "out", "--bundled-only", "--reference")
+    for name in ("two", "three"):
+        done = cli(*call, tmp_path / name)
+        assert done.code == 0 and "shapes-frechet" in done.out
+    refused = {
+        "both": (2, "has 1 image, and 2 more"),
+        "one": (2, "has 1 reference image (distances need the spread of 2 or more)"),
+        "known.npz": (2, "holds statistics (mu, sigma), not images"),
+        "damaged": (3, "1.png is damaged"),
+    }
+    for name, (code, why) in refused.items():
+        done = cli(*call, tmp_path / name)
+        assert done.code == code and why in done.err and "frechet" not in done.out, name
+    scores = {row["fingerprint"]: row for row in read_scores(run) if row["metric"] == "shapes-frechet"}
+    made = {parse_json(row["identity"])["reference_n"]: digest for digest, row in scores.items()}
+    for number, name in (("2", "two"), ("3", "three")):
+        done = cli(*call, tmp_path / name)
+        assert f"reference: {number} images in {tmp_path / name} ({made[number]})" in done.err
+        shown = f"shapes-frechet ({made[number]}): {number} reference images; "
+        assert shown in done.err and shown in cli("report", "--all", "--out", tmp_path / "out").out
 
 
 _EYE = {"mu": np.zeros(8), "sigma": np.eye(8)}

@@ -55,6 +55,9 @@ def test_the_older_version_of_cgroups_limits_too(machine):
 
 
 def test_slurm_allocates_cores_to_a_task(machine, monkeypatch):
+    for nonsense in ("٣", "9" * 5000):
+        monkeypatch.setenv("SLURM_CPUS_PER_TASK", nonsense)
+        assert limits.available_cores() == 8
     monkeypatch.setenv("SLURM_CPUS_ON_NODE", "6")
     assert limits.available_cores() == 6
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "2")

@@ -1,5 +1,6 @@
 """What the machine and its user give a process: home, name, working folder, width, threads, matplotlib's settings."""
 
+import getpass
 import os
 import pwd
 import re
@@ -39,8 +40,10 @@ def nobody(monkeypatch, tmp_path):
 def test_a_process_without_home_and_name_keeps_what_it_keeps_in_a_folder_of_its_own(nobody, monkeypatch, capsys, cli):
     at_exit = []
     monkeypatch.setattr(surroundings.atexit, "register", lambda *call: at_exit.append(call))
+    monkeypatch.setenv("LOGNAME", "")
     settle()
     home = Path(os.environ["HOME"])
+    assert getpass.getuser() == f"user-{os.getuid()}"
     assert home.parent == nobody and stat.S_IMODE(home.stat().st_mode) == 0o700
     assert cache_folder() == home / ".cache" / "specbench" and os.environ["LOGNAME"]
     assert cli("list", "prompts").code == 0
@@ -82,11 +85,13 @@ def test_a_home_that_is_no_path_is_the_one_of_the_user(named, expected, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("columns", "width"), [("0", "80"), ("-3", "80"), ("x", "80"), ("²", "80"), ("1", "40"), ("39", "40"), ("60", "60")]
+    ("columns", "width"),
+    [("0", "80"), ("-3", "80"), ("x", "80"), ("²", "80"), ("9" * 5000, "80"), ("1", "40"), ("39", "40"), ("60", "60")],
 )
 def test_widths_without_room_for_words_are_those_of_a_narrow_terminal(columns, width, monkeypatch, cli):
     monkeypatch.setenv("COLUMNS", columns)
     monkeypatch.setenv("TERMINAL_WIDTH", columns)
+    monkeypatch.setenv("LINES", columns)
     monkeypatch.setattr("specbench.system.console.is_terminal", lambda: True)
     settle()
     assert os.environ.get("COLUMNS", "80") == width and os.environ.get("TERMINAL_WIDTH", columns) == columns
@@ -126,6 +131,7 @@ def test_a_deleted_working_folder_is_told_in_one_line(monkeypatch, tmp_path, cli
         ("-1", None, None, None),
         ("1,x", None, None, None),
         ("99999999999", None, None, None),
+        ("9" * 5000, None, None, None),
     ],
 )
 def test_threads_are_asked_for_as_openmp_and_mkl_define_it(omp, mkl, most, threads, monkeypatch, capsys):
@@ -135,7 +141,7 @@ def test_threads_are_asked_for_as_openmp_and_mkl_define_it(omp, mkl, most, threa
         if value is not None:
             monkeypatch.setenv(name, value)
     assert (limits.asked_threads(), limits.asked_threads()) == (threads, threads)
-    ignored = [value for value in (omp, mkl) if value in ("abc", "0", "-1", "1,x", "99999999999")]
+    ignored = [value for value in (omp, mkl) if value in ("abc", "0", "-1", "1,x", "99999999999", "9" * 5000)]
     assert capsys.readouterr().err.count("is ignored") == len(ignored)
 
 
@@ -148,8 +154,12 @@ CHART = {
 
 
 @pytest.mark.parametrize("fmt", ["png", "pdf", "svg"])
-def test_figures_depend_on_the_packages_style_alone(fmt):
+def test_figures_depend_on_the_packages_style_alone(fmt, monkeypatch):
+    monkeypatch.delenv("SOURCE_DATE_EPOCH", raising=False)
     plain = saved(chart_figure(CHART), fmt)
+    for epoch in ("abc", "", "9" * 30):
+        monkeypatch.setenv("SOURCE_DATE_EPOCH", epoch)
+        assert saved(chart_figure(CHART), fmt) == plain and os.environ["SOURCE_DATE_EPOCH"] == epoch
     others = {"text.usetex": True, "font.size": 30, "axes.facecolor": "red", "savefig.bbox": "tight", "figure.dpi": 50}
     with mpl.rc_context(others | {"svg.fonttype": "path", "path.simplify": False, "font.family": "serif"}):
         assert saved(chart_figure(CHART), fmt) == plain
