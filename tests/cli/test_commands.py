@@ -326,7 +326,7 @@ def test_the_demo_leaves_a_table_and_a_picture(cli, tmp_path, monkeypatch):
     head, *lines = lines[next(place for place, line in enumerate(lines) if line.startswith("decoder")) :]
     assert head.split()[0] == "decoder" and head.split()[-1] == "lossless"
     assert [line.split()[0] for line in lines[:2]] == ["ar", "sjd"]
-    assert "too few for an interval, or to call it the fastest" in " ".join(lines)
+    assert "too few" in " ".join(lines)
     assert (tmp_path / lines[-1].split()[-1]).read_bytes().startswith(b"\x89PNG")
     first, *_, last = outcome.err.splitlines()
     assert first.startswith("2 decoders draw the same 1 caption") and last.strip().startswith("specbench run")
