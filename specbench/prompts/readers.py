@@ -137,14 +137,16 @@ def _refused(path: Path, why: str, fix: str = "") -> SpecbenchError:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Iterate over numbered lines with their line ends, LF, CRLF or CR."""
+    """Iterate over numbered lines with their line ends, LF, CRLF or CR; without the marks of files that were joined,
+    and without the end of a DOS file."""
     for number, match in enumerate(_LINE.finditer(_content(path)), 1):
         try:
             if len(match[0]) > MAX_LINE_BYTES:
                 raise _refused(path, f"line {number} is longer than {MAX_LINE_BYTES:,} bytes")
             if b"\0" in match[0]:
                 raise _refused(path, f"it is binary (NUL byte in line {number})")
-            yield number, match[0].decode("utf-8-sig" if number == 1 else "utf-8")
+            if match[0].strip() != b"\x1a":
+                yield number, match[0].decode("utf-8-sig")
         except UnicodeDecodeError:
             raise _refused(path, f"line {number} is not UTF-8 text") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from specbench.errors import SpecbenchError
+from specbench.system.limits import whole_number
 
 MOST_SHARDS = 100_000
 _AUTO = "auto"
@@ -27,7 +28,7 @@ def plan_shard(text: str | None, env: Mapping[str, str]) -> tuple[tuple[int, int
     if text == _AUTO or text.startswith(f"{_AUTO}/"):
         return _automatic(text, env)
     number, slash, shards = text.partition("/")
-    if not (slash and number.isdecimal() and shards.isdecimal() and 1 <= int(number) <= int(shards) <= MOST_SHARDS):
+    if not (slash and 1 <= whole_number(number) <= whole_number(shards) <= MOST_SHARDS):
         advice = "for example 2/8, the second of eight parts; auto takes it from SLURM, LSF, MPI or torchrun"
         raise SpecbenchError(f"--shard {text}: expected I/N with 1 <= I <= N, or auto", advice)
     return (int(number), int(shards)), ""
@@ -69,7 +70,7 @@ def _array(text: str, size: str, env: Mapping[str, str]) -> tuple[int, int] | No
     if number is None or (name == "LSB_JOBINDEX" and number == 0):  # LSF: no array
         return None
     if size:
-        jobs, first = int(size) if size.isdecimal() else 0, 1
+        jobs, first = whole_number(size), 1
     elif name == "SLURM_ARRAY_TASK_ID":  # of a part that was submitted again, the count is not that of the whole
         first, last = _number(env, "SLURM_ARRAY_TASK_MIN") or 0, _number(env, "SLURM_ARRAY_TASK_MAX") or 0
         jobs = _number(env, "SLURM_ARRAY_TASK_COUNT") or 0
@@ -84,4 +85,4 @@ def _array(text: str, size: str, env: Mapping[str, str]) -> tuple[int, int] | No
 
 def _number(env: Mapping[str, str], name: str) -> int | None:
     value = env.get(name, "")
-    return int(value) if value.isdecimal() else None
+    return int(value) if value.isascii() and value.isdecimal() and len(value) <= 10 else None

@@ -17,6 +17,7 @@ from specbench.system.console import counted
 from specbench.system.files import files_named, read_error, read_regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+_DEEPEST = 100  # Folders inside each other that are searched for images
 _LEFT_BEHIND = (".*", "__MACOSX", "@eaDir", "[Tt]humbs.db", "[Dd]esktop.ini")
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 """Formats by content, whatever the suffix: Pillow's readers of others may start programs."""
@@ -90,6 +91,8 @@ def pictures_in(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
 def _pictures(folder: Path, beside: Sequence[str], above: tuple[str, ...]) -> list[Path]:
     if (place := os.path.realpath(folder)) in above:
         raise SpecbenchError(f"{folder} is a link to a folder that it is in", "remove the link")
+    if len(above) > _DEEPEST:
+        raise SpecbenchError(f"{above[0]} has more than {_DEEPEST} folders inside each other", "name a folder below")
     paths = members(folder, beside)
     below = {path: _pictures(path, beside, (*above, place)) for path in paths if path.is_dir()}
     pictures = [path for path in paths if path not in below]
