@@ -67,7 +67,7 @@ class KaryJacobi(Jacobi):
         return Proposal(tokens, committed[:, None] + depth, q, self.tree, self.columns, trunk.earlier)
 
     def others_of(self, weights: Tensor, slots: Tensor, step: Tensor, kind: int, noise: Noise) -> Tensor:
-        """[B, n, K - 1] different tokens of `weights` [B, n, V] for `slots` [B, n], 0 where there are not so many; `kind`
+        """[B, n, K - 1] different tokens of `weights` [B, n, V] for `slots` [B, n], 0 where there are too few; `kind`
         numbers draws of one step."""
         drawn = []
         for number in range(self.siblings - 1):

@@ -67,7 +67,7 @@ CASES = [
     (2, 2, EIGHT, 0, [False, True, True]),
     (3, 3, FOUR, 3, [True, True, True]),
 ]
-"""Levels, K, model with the seed of its tables, and whether the first token deviates, the first two, the first three."""
+"""Levels, K, model with the seed of its tables, and whether the first one, two and three tokens deviate."""
 
 
 @pytest.mark.parametrize(("levels", "siblings", "setting", "tables", "expected"), CASES)

@@ -30,10 +30,13 @@ SWEPT = {
     "gsd-2": {"G", "cluster", "d", "delta"}, "gsd-fig10": {"G", "k", "eps"}, "cool-sd-1": {"delta"},
     "cool-sd-2": {"delta"}, "cool-sd-3": {"tree"}, "cool-sd-fig3": {"delta", "lambda"}, "cool-sd-fig4": {"k"},
     "cool-sd-fig5": {"delta"}, "sjd-pac-1": {"G", "siblings", "fresh-q"},
-    "sjd-sv-1": {"G"}, "scd-1": {"fresh-q"}, "pjd-1": {"rows-window"},
+    "sjd-sv-1": {"verifier", "G", "d", "delta", "order", "bounds", "cluster", "cluster-q", "fresh-q"},
+    "sjd-sv-2": {"alpha", "last", "retest", "fresh-q"},
+    "scd-1": {"fresh-q"}, "pjd-1": {"rows-window"},
 }  # fmt: skip
 """Options that a table varies from row to row; of Cool-SD's table 3, how the paper measured is not said; of SJD-PAC's
-results, siblings as its README has them, its programs other ones, and fresh drafts as in every table."""
+results, siblings as its README has them, its programs other ones, and fresh drafts as in every table; of
+SJD-SV's, also the row that has GSD's grouping."""
 INITIALISED = {
     *("sjd-7", "sjd-8", "sjd-9", "sjd-10", "sjd-11", "sjd-fig6", "sjd-fig7", "sjd-fig8", "sjd-fig9", "sjd-fig14"),
     *("sjdpp-1", "sjdpp-2", "sjdpp-3", "sjdpp-4", "sjdpp-6", "sjdpp-7", "sjdpp-8", "sjdpp-9"),

@@ -1,16 +1,16 @@
 """SJD-SV (arXiv 2609.13245), as far as a note on the paper says: drafts accepted by runs of rising target probability.
 
-With t_i = p_i(x_i), the window is cut into maximal runs b..e in which t does not fall. Tested is the shortest end g..e of
-a run that has `alpha` of its sum of t:
+With t_i = p_i(x_i), the window is cut into maximal runs b..e in which t does not fall. Tested is the shortest end g..e
+of a run that has `alpha` of its sum of t:
 
     accept the run with probability min(1, r_g .. r_e), r_i the acceptance ratio of a draft
     else test g..e-1, g..e-2 and so on; with `retest` off none
     redraw the token after the longest end that passed from the residual distribution, slot g if none did
 
-No code was found, the paper was not read, and the note does not settle what happens to b..g-1 (`before`: accepted without
-a test, or tested one by one), which number a shortened run is tested with (`coins`), and what the failure of g alone
-means (here: slot g is redrawn). The next run counts after one was accepted whole. A draft with p = 0 is rejected. Lossy:
-the run looks ahead, and part of it may not be tested.
+No code was found, the paper was not read, and the note does not settle what happens to b..g-1 (`before`: accepted
+without a test, or tested one by one), which number a shortened run is tested with (`coins`), and what the failure of g
+alone means (here: slot g is redrawn). The next run counts after one was accepted whole. A draft with p = 0 is rejected.
+Lossy: the run looks ahead, and part of it may not be tested.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Runs(RatioTest):
         if self._last:
             enough = end - place >= self._last - 1
         tested = _last_of_run(place, enough | (place == start), run)
-        # Products from the first tested token of the run on, as sums of logarithms; a ratio of 0 fails whatever follows.
+        # Products from the first tested token of the run on, as sums of logarithms; after a ratio of 0 all fail.
         ratio = torch.where(exists, self._ratio.of_drafts(tests).double(), 1.0)
         logs = ratio.clamp(1e-300, 1e300).log().cumsum(1)
         before = torch.nn.functional.pad(logs, (1, 0)).gather(1, tested)
