@@ -26,7 +26,7 @@ from specbench.decoding.verification.ratio_tests import DraftTests, Exact, Ratio
 _TIE = 1 - 1e-9  # A run's own sum reaches alpha = 1 of it whatever rounding does
 
 
-class Runs(RatioTest):
+class RunTest(RatioTest):
     """Tests of runs, with the acceptance ratio of another verifier, which a subclass names."""
 
     ratios: type[RatioTest]
@@ -76,19 +76,19 @@ def _last_of_run(place: Tensor, chosen: Tensor, run: Tensor) -> Tensor:
     return last.gather(1, run)
 
 
-class ExactRuns(Runs):
+class ExactRuns(RunTest):
     """Runs of p/q."""
 
     ratios = Exact
 
 
-class GroupedRuns(Runs):
+class GroupedRuns(RunTest):
     """Runs of GSD's p(C)/q(C)."""
 
     ratios = Grouped
 
 
-class LanternRuns(Runs):
+class LanternRuns(RunTest):
     """Runs of LANTERN's p(A)/q; a rejected token comes from the residual distribution that is chosen, not LANTERN's."""
 
     ratios = Lantern
