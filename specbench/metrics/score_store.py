@@ -96,7 +96,7 @@ def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object
             prompts = min(row["n"] / max(1, per_prompt), of_run)  # `n` of older files may count answers
         shown = without_few(Estimate(row["value"], row["low"], row["high"]), prompts)
         row["prompts_needed"] = prompts_for_change(shown, prompts)
-        if number := parse_json(row["identity"]).get("reference_n"):
+        if number := parse_json(row.get("identity") or "{}").get("reference_n"):
             row["note"] = "; ".join(filter(None, (f"{number} reference images", row["note"])))
         row |= {"low": shown.low, "high": shown.high, "too_few": row["n"] == 1 or shown.low != row["low"]}
     return scores

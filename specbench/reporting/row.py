@@ -42,7 +42,7 @@ class ShownScore:
         return cls(
             stored["metric"], stored["fingerprint"], Estimate(stored["value"], stored["low"], stored["high"]),
             stored["n"], few, needed, stored.get("note"), stored.get("edited"),
-            stored["better"], stored["kind"], stored,
+            stored.get("better", "higher"), stored.get("kind", "plain"), stored,
         )  # fmt: skip
 
     @property

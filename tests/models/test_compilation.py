@@ -27,6 +27,7 @@ from specbench.models.transformer.compiled_forward import CompiledStep, nest_lay
 from specbench.models.transformer.forward import run_step
 from specbench.models.transformer.kv_cache import PARTS, whole_parts
 from specbench.models.transformer.model import TransformerSession
+from specbench.models.transformer.packaged_forward import PackagedStep
 from specbench.prompts import Request
 from specbench.reporting.comparability import configuration, mismatched_fields
 from specbench.runs import compiler, plan
@@ -262,6 +263,7 @@ def test_sessions_of_a_shape_share_one_cache_and_nothing_that_is_in_it(eager, mo
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     model, caches, constants = Tiny(), [], []
     model.compile()
+    model._compiled_steps = {SAMPLING.guidance: CompiledStep(model, SAMPLING.guidance, {})}
     begin = tiny_llama.TransformerModel.begin
 
     def noted(*args):
@@ -432,6 +434,7 @@ def test_auto_goes_on_eagerly_when_a_step_cannot_be_compiled(when, monkeypatch, 
         return call
 
     monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(PackagedStep, "__call__", lambda step, cache, inputs, most: _run_eager(step, cache, inputs))
     line = ("run", "--decoder", "ar", "--limit", "1", "--threads", "1", "--out", tmp_path)
     outcome = cli(*line)
     [said] = [text for text in outcome.err.splitlines() if "compiled here" in text]
