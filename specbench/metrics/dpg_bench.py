@@ -9,6 +9,7 @@ import io
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Any, ClassVar
 
@@ -17,8 +18,15 @@ import pandas as pd
 import pyarrow as pa
 
 from specbench.errors import SpecbenchError
-from specbench.metrics.base import MEAN_OF_IMAGES, RESULTS_FILE, PerImageMetric, Sample, Score, answer_scores
-from specbench.stats import mean_interval
+from specbench.metrics.base import (
+    MEAN_OF_IMAGES,
+    RESULTS_FILE,
+    PerImageMetric,
+    Sample,
+    Score,
+    answer_scores,
+    mean_score,
+)
 from specbench.system.images import png_bytes
 
 TABLE_COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natural_language")
@@ -176,8 +184,7 @@ class OfficialDpgBench(PerImageMetric):
         name = self.name if column == "value" else f"{self.name}[released]"
         left_out = len(statistics) - len(rows)
         note = f"{left_out} images are left out: the program did not ask all of their questions" if left_out else None
-        prompts = rows["prompt_id"].nunique()
-        scores = [Score(name, mean_interval(rows[column], rows["prompt_id"]), len(rows), note, prompts)]
+        scores = [replace(mean_score(name, rows, column), note=note)]
         if column == "released":
             rows = rows[rows["sample"] == rows["sample"].max()]
         return scores + answer_scores(name, rows, (json.loads(text)[column] for text in rows["answers"]))

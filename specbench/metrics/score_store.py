@@ -51,7 +51,8 @@ _SCORE_TYPES = {
 }
 _OVER_TAGS = ("geneval[hf-m2f]", "geneval[official]")
 # For scores of older files, which do not say it
-_DISTANCES, _PROPORTIONS = ("fid", "fid-infinity", "kid", "shapes-frechet"), ("geneval", "shapes-detector")
+_DISTANCES = ("fid", "fid-infinity", "kid", "shapes-frechet")
+_OLDER_KINDS = dict.fromkeys(("geneval", "shapes-detector"), "proportions")
 _ONE_A_PROMPT = "dpg-bench[released]:"  # Scores of the last sample of each prompt
 
 
@@ -68,14 +69,12 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
 def _known_score(row: dict[str, object]) -> dict[str, object]:
     """Validate a row of a per-run file; a ValueError for one of others. The last columns are absent in old files, whose
     metrics with another direction or kind than a plug-in's are specbench's."""
-    row = dict.fromkeys(("note", "cut", "edited", "prompts")) | row
-    older = str(row.get("metric")).partition(":")[0].partition("[")[0]
-    row["better"] = row.get("better") or ("lower" if older in _DISTANCES else "higher")
-    kind = "distance" if older in _DISTANCES else "proportions" if older in _PROPORTIONS else "plain"
-    row["kind"] = row.get("kind") or kind
-    for name, values in (("better", get_args(Better)), ("kind", get_args(Kind))):
-        if row[name] not in values:
-            raise ValueError(f"{name} is {row[name]!r:.40}, not {' or '.join(values)}")
+    row = dict.fromkeys(("note", "cut", "edited", "prompts", "better", "kind")) | row
+    base = str(row.get("metric")).partition(":")[0].partition("[")[0]
+    older = ("lower", "distance") if base in _DISTANCES else ("higher", _OLDER_KINDS.get(base, "plain"))
+    row |= {name: row[name] or value for name, value in zip(("better", "kind"), older, strict=True)}
+    if row["better"] not in get_args(Better) or row["kind"] not in get_args(Kind):
+        raise ValueError("column better or kind")
     for name, kind in _SCORE_TYPES.items():
         if not isinstance(row.get(name), kind):
             raise ValueError(f"column {name}")
@@ -126,14 +125,6 @@ def score_frame(rows: Sequence[Mapping[str, object]], long: bool) -> pd.DataFram
 def image_features(folder: Path, metric: Metric) -> pd.DataFrame:
     """Read the stored features of each scored image: key, category and the metric's columns."""
     return feature_parts(folder, metric).read().to_pandas()
-
-
-def image_values(folder: Path, metric: Metric) -> pd.DataFrame | None:
-    """Read `value` and `category` of each scored image by its key, of a mean of one number per image; else None."""
-    column = next((name for name in ("value", "correct") if name in metric.columns), None)
-    if column is None:
-        return None
-    return feature_parts(folder, metric).read([column, "category"]).to_pandas().rename(columns={column: "value"})
 
 
 def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object] | None:

@@ -401,10 +401,8 @@ def part_columns(rows: Sequence[ReportRow]) -> dict[str, list[ReportColumn]]:
 def _columns_of(name: str, heading: str, rows: Sequence[ReportRow], definition: str | None) -> list[ReportColumn]:
     signs = {score.fingerprint: SIGNS[score.better] for row in rows for score in row.scores if score.metric == name}
     return [
-        ReportColumn(
-            f"{heading}{version}", _score_cell(name, digest), definition, signs[digest], name, _score(name, digest)
-        )
-        for digest, version in score_versions(name, rows).items()
+        ReportColumn(heading + version, _score_cell(name, made), definition, signs[made], name, _score(name, made))
+        for made, version in score_versions(name, rows).items()
     ]
 
 

@@ -249,8 +249,7 @@ def _two_scores(names: Mapping[str, ReportRow]) -> list[_Measure]:
     most = sorted(by_version.items(), key=lambda pair: -len(pair[1]))[:2]
     return [
         (
-            f"{metric}{score_versions(metric, list(names.values()))[digest]} "
-            + ARROWS[next(iter(scores.values())).better],
+            f"{metric}{score_versions(metric, [*names.values()])[digest]} {ARROWS[next(iter(scores.values())).better]}",
             *(3, {name: score.estimate for name, score in scores.items()}),
             scores[ar].estimate.value if ar in scores else None,
             {name for name, score in scores.items() if score.too_few},

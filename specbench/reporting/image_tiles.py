@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from PIL import Image
 
-from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics.score_store import image_values, read_scores
+from specbench.metrics.score_store import read_scores
 from specbench.stats import Estimate, mean_interval, without_few
+from specbench.store.image_scores import feature_place, stored_values
 from specbench.store.run_store import RunStore, read_image
 from specbench.store.schema import IMAGE_TABLE, KEY, SAMPLES, with_units
 from specbench.store.token_sums import SUMS
@@ -140,15 +140,10 @@ def _sample_rows(folder: Path) -> pd.DataFrame:
 def values_per_image(folder: Path) -> dict[str, pd.DataFrame]:
     """By metric, `prompt_id, sample, category, value` of each scored image; other metrics are left out."""
     by_metric: dict[str, pd.DataFrame] = {}
-    for name in dict.fromkeys(row["metric"] for row in read_scores(folder) if ":" not in str(row["metric"])):
-        if name not in metric_catalog.metric_names():
-            continue
-        try:
-            values = image_values(folder, metric_catalog.metric(name)())
-        except SpecbenchError:  # the metric cannot be constructed on this machine
-            continue
-        if values is not None:
-            by_metric[str(name)] = values.dropna(subset=["value"])
+    for score in sorted(read_scores(folder), key=lambda score: str(score["edited"] or "")):
+        values = stored_values(feature_place(folder, f"{score['metric']}-{score['fingerprint']}"))
+        if values is not None and score["metric"] in metric_catalog.metric_names():
+            by_metric[str(score["metric"])] = values.dropna(subset=["value"])
     return by_metric
 
 

@@ -86,10 +86,8 @@ def pareto(runs: Sequence[ReportRow], metric: str, fingerprint: str) -> list[Poi
             points.append(Point(row.label, row.run_id, row.over_ar.speedup, score.estimate, score.better))
 
     def dominated(point: Point) -> str | None:
-        above = (
-            p for p in points if _above(p.speed, point.speed, 1) and _above(p.quality, point.quality, SIGNS[p.better])
-        )
-        return next((other.label for other in above), None)
+        faster = (p for p in points if _above(p.speed, point.speed, 1))
+        return next((p.label for p in faster if _above(p.quality, point.quality, SIGNS[p.better])), None)
 
     return [replace(point, dominated_by=dominated(point)) for point in points]
 

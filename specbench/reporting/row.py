@@ -38,12 +38,9 @@ class ShownScore:
     @classmethod
     def of(cls, stored: Mapping) -> ShownScore:
         """A score from a row of `specbench.metrics.score_store.scores_to_show`."""
-        few, needed = stored.get("too_few", False), stored.get("prompts_needed")
-        return cls(
-            stored["metric"], stored["fingerprint"], Estimate(stored["value"], stored["low"], stored["high"]),
-            stored["n"], few, needed, stored.get("note"), stored.get("edited"),
-            stored.get("better", "higher"), stored.get("kind", "plain"), stored,
-        )  # fmt: skip
+        estimate, few = Estimate(stored["value"], stored["low"], stored["high"]), stored.get("too_few", False)
+        parts = ("metric", "fingerprint", "n", "prompts_needed", "note", "edited", "better", "kind")
+        return cls(**{name: stored.get(name) for name in parts}, estimate=estimate, too_few=few, stored=stored)
 
     @property
     def whole(self) -> bool:

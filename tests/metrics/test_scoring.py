@@ -262,7 +262,7 @@ def test_prompts_without_a_scene_are_left_out_or_refused_by_name(tmp_path):
 @pytest.mark.parametrize("n, low, few", [(1, None, True), (2, 0.1, True), (40, 0.1, False), (40, None, False)])
 def test_a_score_of_one_image_is_marked_as_one_of_few(monkeypatch, tmp_path, n, low, few):
     high = None if low is None else 0.9
-    row = {"metric": "m:part", "value": 0.5, "low": low, "high": high, "n": n, "prompts": None}
+    row = {"metric": "m:part", "value": 0.5, "low": low, "high": high, "n": n, "prompts": None, "identity": "{}"}
     monkeypatch.setattr("specbench.metrics.score_store.read_scores", lambda folder: [row])
     (shown,) = scores_to_show(tmp_path, pd.Series([str(place) for place in range(n)]))
     assert shown["too_few"] == few and (shown["low"] is None or not few)
