@@ -10,6 +10,7 @@ from drawn import drawn_run
 
 from specbench.metrics.score_store import read_scores, scores_to_show
 from specbench.reporting import report_rows
+from specbench.reporting.columns import score_columns
 from specbench.reporting.compare import scores_beside
 from specbench.reporting.over import _losses
 from specbench.reporting.plot_data import pareto
@@ -52,13 +53,12 @@ def scored(tmp_path, cli, monkeypatch):
 def test_reports_follow_what_a_plug_in_declares_without_it(scored, cli, tmp_path, better, arrow, best):
     out = scored(better)
     ar, sjd = sorted(report_rows([*out.iterdir()]), key=lambda row: row.decoder)
-    values = {row.decoder: f"{row.scores[0].estimate.value:.3f}" for row in (ar, sjd)}
-    text = cli("report", "--out", out, "--long").out
-    assert f"mine {arrow}" in text and f"mine {arrow}" in cli("compare", ar.folder, sjd.folder).out
-    text = cli("report", "--out", out, "--format", "markdown").out
-    assert f"mine {arrow}" in text and [name for name in values if f"**{values[name]}" in text] == [best]
-    assert cli("report", "--out", out, "--html", tmp_path / "page.html").code == 0
-    assert f"mine\u00a0{arrow}" in (tmp_path / "page.html").read_text()
+    assert cli("report", "--out", out, "--html", page := tmp_path / "page.html").code == 0
+    printed = [("report", "--out", out, "--format", name) for name in ("terminal", "markdown")]
+    printed = [cli(*command).out for command in (*printed, ("compare", ar.folder, sjd.folder))]
+    assert all(f"mine {arrow}" in text for text in (*printed, page.read_text()))
+    [column], values = score_columns([ar, sjd]), {row.decoder: row.scores[0].estimate.value for row in (ar, sjd)}
+    assert column.best([ar, sjd]) == pytest.approx(values[best], abs=1e-3)  # is printed in bold
 
     loss = _losses(ar, sjd)["mine"]
     assert (loss[2] < 0) == (best == "sjd") and loss[1] <= loss[0] <= loss[2]
