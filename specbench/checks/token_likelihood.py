@@ -207,8 +207,8 @@ class SlotLogits:
                 mass = torch.where(more, (self.logits / temperature - kept.norm).exp(), 0.0).sum(-1, keepdim=True)
             mass = torch.where(self.x < kept.least, 1.0, mass)
             unfiltered = self._sums_at(1.0).gather(-1, last) / self._total_at(1.0)
-            mass = torch.where(rank > 0, (1 - way.floor) * mass + way.floor * unfiltered + way.greedy / share, 0.0)
-            masses.append((share * mass + way.uniform * beyond / vocab)[..., 0].clamp(max=1))
+            mass = share * ((1 - way.floor) * mass + way.floor * unfiltered) + way.greedy
+            masses.append((torch.where(rank > 0, mass, 0.0) + way.uniform * beyond / vocab)[..., 0].clamp(max=1))
         return masses[0], masses[1]
 
     def spread(self, way: Alternative) -> tuple[Tensor, Tensor]:

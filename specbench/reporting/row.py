@@ -40,7 +40,8 @@ class ShownScore:
         """A score from a row of `specbench.metrics.score_store.scores_to_show`."""
         estimate, few = Estimate(stored["value"], stored["low"], stored["high"]), stored.get("too_few", False)
         parts = ("metric", "fingerprint", "n", "prompts_needed", "note", "edited", "better", "kind")
-        return cls(**{name: stored.get(name) for name in parts}, estimate=estimate, too_few=few, stored=stored)
+        told = {"better": "higher", "kind": "plain"} | {name: stored.get(name) for name in parts if stored.get(name)}
+        return cls(**dict.fromkeys(parts) | told, estimate=estimate, too_few=few, stored=stored)
 
     @property
     def whole(self) -> bool:

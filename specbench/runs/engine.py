@@ -94,6 +94,9 @@ def _last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].casefold()
 
 
+_ROUNDING = 0.01  # Nats above 0 that the rounding of an engine may give
+
+
 class EngineModel:
     """A model as an engine draws it. `seconds`: how long the answers of the last call of `draw` took."""
 
@@ -164,6 +167,7 @@ class EngineModel:
             raise SpecbenchError(f"{address} has read another prompt than the ids that were sent")
         if wrong := [len(ids) for ids in answer.tokens if len(ids) != count]:
             raise SpecbenchError(f"{address} has drawn {wrong[0]:,} tokens, and {count:,} were asked for")
+        _check_logp(address, answer)
         return answer
 
     def _tried(self, url: str, body: Mapping[str, object]) -> Any:
@@ -208,9 +212,20 @@ def _of_sglang(content: Any) -> tuple[Answer, list[list[int] | int]]:
 
 
 def _numbers(tokens: Sequence[Sequence[int]], values: Sequence[Sequence[float] | None]) -> list[list[float]]:
-    """log p of the tokens; rounding may have put one above 0."""
-    missing = [[float("nan")] * len(ids) for ids in tokens]
-    return [[min(float(p), 0.0) for p in row] if row else none for row, none in zip(values, missing, strict=True)]
+    """log p of the tokens, NaN for those that have none."""
+    rows = zip(tokens, values, strict=True)
+    return [[float("nan") if p is None else float(p) for p in row or [None] * len(ids)] for ids, row in rows]
+
+
+def _check_logp(address: str, answer: Answer) -> None:
+    """Refuse numbers that are no log p of the answer's tokens, and set those to 0 that rounding has put above."""
+    for ids, row in zip(answer.tokens, answer.logp, strict=True):
+        if len(row) != len(ids) or any(p > _ROUNDING for p in row):
+            what = (
+                f"{len(row)} log p for {len(ids)} tokens" if len(row) != len(ids) else f"log p {max(row):.3g}, above 0"
+            )
+            raise SpecbenchError(f"{address} answered {what}")
+        row[:] = [min(p, 0.0) for p in row]
 
 
 class Unanswered(SpecbenchError):

@@ -131,6 +131,8 @@ def test_rows_that_the_grammar_closes_are_a_request_each(tmp_path, cli):
         (lambda choice: choice.pop("token_ids"), "no token ids in the answer"),
         (lambda choice: choice["token_ids"].pop(), "tokens, and 4 were asked for"),
         (lambda choice: choice["token_ids"].__setitem__(2, 5), "image 1: slot 2 holds 5, a token of text"),
+        (lambda choice: choice["logprobs"]["token_logprobs"].pop(), "answered 3 log p for 4 tokens"),
+        (lambda choice: choice["logprobs"]["token_logprobs"].__setitem__(1, 3.0), "answered log p 3, above 0"),
         (lambda choice: choice["prompt_token_ids"].append(1), "has read another prompt than the ids that were sent"),
     ],
 )
