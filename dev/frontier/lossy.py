@@ -34,7 +34,7 @@ from search import DEVICES, modelled_seconds, shown  # noqa: E402 - found throug
 
 from specbench import api  # noqa: E402 - after the path
 from specbench.errors import SpecbenchError  # noqa: E402 - likewise
-from specbench.metrics.score_store import image_values  # noqa: E402
+from specbench.metrics.score_store import feature_parts  # noqa: E402
 from specbench.metrics.shapes import ShapesClip, ShapesDetector  # noqa: E402
 from specbench.models.catalog import find_model  # noqa: E402
 from specbench.reporting.marks import label  # noqa: E402
@@ -104,7 +104,8 @@ def read_run(folder: Path) -> Decoded:
     info, rows = store.info(), store.samples(["status", "nfe"])
     rows = rows[rows["status"] == "ok"][[*KEY, "nfe"]]
     for metric in (ShapesDetector(), ShapesClip()):
-        values = image_values(folder, metric).rename(columns={"value": metric.name})
+        column = "value" if "value" in metric.columns else "correct"
+        values = feature_parts(folder, metric).read([column]).to_pandas().rename(columns={column: metric.name})
         rows = rows.merge(values[[*KEY, metric.name]].astype({metric.name: float}), on=list(KEY))
     settings = {name: str(getattr(info.spec, name)) for name in SHARED}
     return Decoded(info.run_id, label(info.spec.decoder), info.spec.decoder, settings, rows)

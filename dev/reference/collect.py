@@ -17,7 +17,7 @@ import pandas as pd
 from teacher_forced import read_rows, rewrite
 
 from specbench import api
-from specbench.metrics.score_store import image_values, read_scores
+from specbench.metrics.score_store import feature_parts, read_scores
 from specbench.metrics.shapes import ShapesClip, ShapesDetector
 from specbench.reporting.columns import with_interval
 from specbench.reporting.marks import label
@@ -37,7 +37,8 @@ def images(store: RunStore) -> pd.DataFrame:
     """Read one row per image: key, category, steps, tokens and per-image scores."""
     rows = store.samples(["category", "nfe", "tokens"])
     for metric in (ShapesDetector(), ShapesClip()):
-        values = image_values(store.folder, metric).rename(columns={"value": metric.name})
+        column = "value" if "value" in metric.columns else "correct"
+        values = feature_parts(store.folder, metric).read([column]).to_pandas().rename(columns={column: metric.name})
         rows = rows.merge(values[[*KEY, metric.name]], on=list(KEY), how="left")
     return rows
 
