@@ -15,6 +15,7 @@ from specbench.runs.plan import Plan, make_plan
 from specbench.runs.run_progress import Reporter
 from specbench.runs.runner import run_plans
 from specbench.runs.settings import merge, run_settings
+from specbench.system.console import counted
 from specbench.system.torch_device import AUTO, chosen_device
 
 _WINDOW = 8
@@ -74,7 +75,7 @@ def _first_look(out: Path, flags: Mapping[str, object], limit: int) -> str:
     write_pictures({name: row.folder for name, row in unique_names(rows).items()}, out / PICTURE)
     gain = record(rows[-1])["speedup"]
     fast = f"{HEAD} is {gain:.1f} times as fast as AR, both" if gain else "pictures of AR and a draft head,"
-    return f"First look, {limit} images: {fast} not compiled yet: {out / PICTURE}"
+    return f"First look, {counted(limit, 'prompt')}: {fast} not compiled yet: {out / PICTURE}"
 
 
 def _plan(flags: Mapping[str, object]) -> Plan:

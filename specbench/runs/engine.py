@@ -30,6 +30,7 @@ _QUICK_S, _IMAGE_S = 10.0, 3600.0  # Longest silence of an engine that is asked 
 _SGLANG = "SGLang"
 _PROGRAMS = {"vllm": "vLLM", "sglang": _SGLANG}  # By the owner of the models that an engine lists
 _BARRED = -1e4  # Bias of the logits of ids that are not the image's, where an engine takes no list of ids
+_ROUNDING = 0.01  # Nats above 0 that the rounding of an engine may give
 _SGLANG_FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "weight_version")
 
 
@@ -92,9 +93,6 @@ def _sglang_info(address: str, page: str) -> Any:
 
 def _last_part(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].casefold()
-
-
-_ROUNDING = 0.01  # Nats above 0 that the rounding of an engine may give
 
 
 class EngineModel:

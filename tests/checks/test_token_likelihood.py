@@ -55,6 +55,15 @@ def test_penalties_and_late_temperature_are_those_that_an_engine_applies(few, mo
     torch.testing.assert_close(p, at(early.softmax(-1), tokens), atol=1e-5, rtol=1e-3)
 
 
+@pytest.mark.parametrize(("way", "mass"), [("uniform", 1 / 512), ("greedy", None)])
+def test_tokens_that_are_all_random_or_all_greedy_have_masses(way, mass):
+    logits = torch.randn(1, 4, 512, generator=torch.Generator().manual_seed(0))
+    slots = SlotLogits(logits, logits.argmax(-1), 0)
+    before, through = slots.masses(Alternative(Sampling(1.0, 1.0, 0, 1.0), **{way: 1.0}))
+    torch.testing.assert_close(before, torch.zeros(1, 4))
+    torch.testing.assert_close(through, torch.full((1, 4), mass or 1.0))
+
+
 class OfWords(Tiny):
     """A model whose image tokens are the last of its vocabulary's words."""
 

@@ -205,6 +205,12 @@ def test_a_folder_of_images_has_one_rule_for_what_belongs_to_it(tmp_path, files,
             pictures_in(tmp_path)
 
 
+def test_folders_inside_each_other_without_end_are_refused(tmp_path):
+    (tmp_path / "/".join(["d"] * 200)).mkdir(parents=True)
+    with pytest.raises(SpecbenchError, match="more than 100 folders inside each other"):
+        pictures_in(tmp_path)
+
+
 def test_statistics_of_another_network_are_refused(tmp_path):
     path = _statistics(tmp_path / "clip.npz", np.random.default_rng(0).normal(size=(9, 4)))
     with pytest.raises(SpecbenchError, match="is of 4 features, not of Inception's 2048"):

@@ -123,6 +123,11 @@ def test_prompts_are_read_from_stdin(monkeypatch, content):
     readers._stdin.cache_clear()
 
 
+def test_lists_that_were_joined_and_a_dos_end_of_file_add_no_characters(tmp_path):
+    (tmp_path / "p.txt").write_bytes(b"\xef\xbb\xbfa red circle\n\xef\xbb\xbfa blue square\r\n\x1a")
+    assert [prompt.text for prompt in load_prompts(tmp_path / "p.txt").prompts] == ["a red circle", "a blue square"]
+
+
 def test_a_plain_line_is_named_by_its_content_not_its_place(tmp_path):
     path = tmp_path / "p.txt"
     path.write_bytes("\ufeffa red circle\r\n\r\n  a blue square  \n".encode())

@@ -54,7 +54,10 @@ def test_the_part_of_a_task(text, env, part):
         ("auto/2", {"RANK": "0", "WORLD_SIZE": "2"}, "no job of an array"),
         ("auto/x", {"PBS_ARRAY_INDEX": "1"}, "--shard auto/x"),
         ("automatic", {}, "or auto"),
-        *((text, {}, "--shard") for text in ("0/2", "3/2", "2", "a/b", "1/0", "-1/2", "1/2/3", "٣/٤x")),
+        *(
+            (text, {}, "--shard")
+            for text in ("0/2", "3/2", "2", "a/b", "1/0", "-1/2", "1/2/3", "٣/٤", "1/" + 5000 * "9")
+        ),
     ],
 )
 def test_a_part_that_is_not_known_is_refused(text, env, problem):
