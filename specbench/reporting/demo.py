@@ -19,8 +19,8 @@ from specbench.system.console import counted
 from specbench.system.torch_device import AUTO, chosen_device
 
 _WINDOW = 8
-"""Window of all decoders, so that they share the form of the forward: the fastest one of the decoder with a head, with
-AVX-512 and with AVX2 (`results/speed/README.md`)."""
+"""Window of all decoders, so that they share the form of the forward: the fastest one by the mean of the decoder with a
+head, with AVX-512 and with AVX2 (`results/speed/README.md`)."""
 HEAD = "vertical:siblings=1"  # The decoder with a draft head, a chain as SJD's is
 # The papers' distance threshold applies to another codebook; with this one it would leave clusters of one token.
 SHOWN = ("ar", "sjd", "gsd:G=10,d=inf", HEAD)
