@@ -249,7 +249,7 @@ def _scores(run: Path) -> Iterator[tuple[str, str, str]]:
             continue
         again = _score_again(run, name, score)
         if again is None:
-            yield "score", OPEN, f"{name}: its class or the versions that it needs are not here"
+            yield "score", OPEN, f"{name}: cannot be computed here again (its class, its reference or its versions)"
         elif score["value"] is None:
             yield "score", OK if math.isnan(again) else WRONG, f"{name} has no value, from its features {again:.6g}"
         else:

@@ -173,7 +173,9 @@ def _matched(name: str, folder: Path, prompts: PromptSet) -> dict[Key, Path]:
     images: dict[Key, Path] = {}
     for key, path in IMAGE_LAYOUTS[name].match(folder, prompts.prompts):
         if images.setdefault(key, path) != path:
-            raise SpecbenchError(f"{images[key]} and {path} are both image {key[1]} of prompt '{key[0]}'")
+            alike = composed(str(path)) == composed(str(images[key])) and path.name != images[key].name
+            how = ": their names look alike, composed in other ways" if alike else ""
+            raise SpecbenchError(f"{images[key]} and {path} are both image {key[1]} of prompt '{key[0]}'{how}")
     if not images:
         raise SpecbenchError("no images")
     samples = sorted({sample for _, sample in images}) if name != "dataset" else [0]  # whose metadata list all there is

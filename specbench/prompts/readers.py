@@ -40,7 +40,7 @@ MAX_PROMPTS = 1_000_000
 MAX_FILE_BYTES = 2**28
 _FORMATS = "formats: .txt (one prompt per line), .json, .jsonl, .csv, .tsv, .parquet"
 csv.field_size_limit(MAX_FILE_BYTES)  # Python's own is shorter than lines may be
-_STATED = re.compile(r'"?sep=([^\w\s"]|\t)"?\s*', re.IGNORECASE)
+_STATED = re.compile(r'"?sep=([^\w\s"]|\t)"?\1*\s*', re.IGNORECASE)
 _LINE = re.compile(rb"[^\r\n]+(?:\r\n|[\r\n])?|\r\n|[\r\n]")
 
 
@@ -392,7 +392,7 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
     path, columns = source.path, _columns(tuple(row), source.column)
     text = _text(source, row, columns)
     if not isinstance(text, str) or not text.strip():
-        there = [f"columns: {', '.join(map(str, row))}"] if len(row) < 40 else []
+        there = [f"columns: {', '.join(map(str, row))}"] if 0 < len(row) < 40 else []
         which = f"--prompt-column NAME says which one, or call it {', '.join(TEXT_KEYS)}"
         hint = "; ".join([*there, *source.notes, which])
         lacking = "text" if columns.text or source.column is None else f"column '{source.column}'"

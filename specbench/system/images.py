@@ -18,7 +18,7 @@ from specbench.system.files import files_named, read_error, read_regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 _DEEPEST = 100  # Folders inside each other that are searched for images
-_LEFT_BEHIND = (".*", "__MACOSX", "@eaDir", "[Tt]humbs.db", "[Dd]esktop.ini")
+_LEFT_BEHIND = (".*", "__MACOSX", "@eaDir", "[Tt]humbs.db", "THUMBS.DB", "[Dd]esktop.ini", "Icon\r", "$RECYCLE.BIN")
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP")
 """Formats by content, whatever the suffix: Pillow's readers of others may start programs."""
 MAX_PIXELS = 2**26  # Pixels an image may have by its header (8192 x 8192), before any is decoded

@@ -99,5 +99,12 @@ def private_folder() -> Path:
     except OSError as error:
         raise SpecbenchError(f"{folder} cannot be made: {error.strerror}", "TMPDIR", MISSING_PREREQUISITE) from error
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
-        return Path(tempfile.mkdtemp(prefix="specbench-", dir=within))
+        own = tempfile.mkdtemp(prefix="specbench-", dir=within)
+        atexit.register(_remove_empty, own)
+        return Path(own)
     return folder
+
+
+def _remove_empty(folder: str) -> None:
+    with suppress(OSError):
+        os.rmdir(folder)

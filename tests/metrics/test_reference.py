@@ -175,7 +175,18 @@ def test_a_file_that_holds_no_statistics_is_refused_in_one_line(tmp_path, conten
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
 
 
-LEFT_BEHIND = (".DS_Store", "._a.png", "Thumbs.db", "__MACOSX/._a.png", ".ipynb/a.png", "a/@eaDir/a.png", "e/")
+LEFT_BEHIND = (
+    ".DS_Store",
+    "THUMBS.DB",
+    "Icon\r",
+    "$RECYCLE.BIN/a.png",
+    "._a.png",
+    "Thumbs.db",
+    "__MACOSX/._a.png",
+    ".ipynb/a.png",
+    "a/@eaDir/a.png",
+    "e/",
+)
 FOLDERS = {  # files, and the images that count or why none do
     "flat": (["a.png", "b.JPG"], ["a.png", "b.JPG"]),
     "one of categories": (["plants/a.png", "logo/a.png"], ["logo/a.png", "plants/a.png"]),

@@ -325,6 +325,7 @@ PUBLISHED = [
     ("p.csv", "text,category\na,\nb,NA\nc, \n", [("a", None), ("b", "NA"), ("c", None)], ""),
     ("p.csv", "Prompts;Category\na, c;x\n", [("a, c", "x")], ""),
     ("p.csv", "sep=;\r\nid;prompt;category\r\n1;a, b;x\r\n", [("a, b", "x")], ""),
+    ("p.csv", "sep=;;;\r\nid;prompt;category\r\n1;a, b;x\r\n", [("a, b", "x")], ""),
     ("p.csv", "sep=;\r\n\r\n \r\nprompt;category\r\na, b;x\r\n", [("a, b", "x")], ""),
     ("p.csv", "\n\nprompt;category\na, b;x\n", [("a, b", "x")], ""),
     ("p.csv", '"sep=,"\nprompt,category\na;b,x\n', [("a;b", "x")], ""),
