@@ -7,6 +7,7 @@ callers get the name of the catalogue.
 
 from __future__ import annotations
 
+import functools
 import re
 import tomllib
 import unicodedata
@@ -48,6 +49,7 @@ def encodable(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
+@functools.lru_cache(maxsize=10_000)
 def folded(name: str) -> str:
     """A name without what does not matter in it: of "EAGLE (v1)", "eagle1"."""
     plain = unicodedata.normalize("NFKD", name.casefold())

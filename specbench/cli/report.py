@@ -184,8 +184,11 @@ def figure(
         grid = picture_figures.find_grid(folders, name)
         drawn, numbers = picture_figures.grid_figure(grid, width), grid.csv
     else:
-        shown = [chart for table in tables for chart in figure_charts(table)] if tables else page_charts(rows)
-        charts = {FIGURE: chart_of_field(rows)} if name == FIGURE else figures.figure_names(shown)
+        if name == FIGURE:
+            charts = {FIGURE: chart_of_field(rows)}
+        else:
+            shown = [chart for table in tables for chart in figure_charts(table)] if tables else page_charts(rows)
+            charts = figures.figure_names(shown)
         if tables and not charts:
             what = f"no chart of {', '.join(runs)}: neither the paper nor a run here has its numbers"
             raise SpecbenchError(what, "run it with specbench bench, or name another model with --model")

@@ -251,7 +251,12 @@ def add_plugin_decoders() -> None:
 
 def _cited() -> dict[str, list[str]]:
     """Names of the paper of each decoder: its title, its short name, its number on arXiv."""
-    return {name: re.split(r"\s*[,:;()]\s*|arXiv ", preset.paper) for name, preset in PRESETS.items()}
+    return {name: _names_in(preset.paper) for name, preset in PRESETS.items()}
+
+
+@functools.cache
+def _names_in(paper: str) -> list[str]:
+    return re.split(r"\s*[,:;()]\s*|arXiv ", paper)
 
 
 def _kinds(choices: Mapping[str, str]) -> list[str]:
