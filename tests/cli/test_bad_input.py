@@ -81,7 +81,7 @@ BAD = [
     ("score", "no runs in results", "specbench run"),
     *(
         (f"report {'x ' * flag.endswith('seed')}gsd-1 {flag}", f"{flag.split()[0]} takes runs, and gsd-1 is", "")
-        for flag in ("--over seed", "--ruler", "--all", "--explain", "--long --format csv")
+        for flag in ("--over seed", "--all", "--explain", "--long --format csv")
     ),
     ("report --format exel", "unknown format 'exel'", "markdown"),
     ("audit nothing", "unknown decoder 'nothing'", "specbench list decoders"),
