@@ -75,6 +75,7 @@ BAD = [
     ("run --metric fid", "unknown option '--metric'", "specbench score --metric"),
     ("score --window 4", "unknown option '--window'", "it is one of specbench run"),
     ("score clip", "unknown run 'clip'", "score --metric clip"),
+    ("fetch parti --images", "parti", "coco"),
     ("bench gsd", "unknown table 'gsd'", "gsd-1, gsd-2"),
     ("run janus", "flags only", "specbench run --model janus"),
     ("run --decoder gsd:G:50", "NAME=VALUE", "gsd:G=50"),
