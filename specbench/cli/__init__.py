@@ -204,20 +204,7 @@ def _as_named(arguments: Sequence[str]) -> list[str]:
         return [*rest[:1], "--help"] if first.casefold() == "help" else ["--version"]
     if done_by := names.command(arguments, COMMANDS):
         raise SpecbenchError(f"unknown command '{first}'", f"specbench {done_by}")
-    command = read_name("command", first, COMMANDS)
-    return (command == "report" and _former(rest)) or [command, *rest]
-
-
-def _former(rest: Sequence[str]) -> list[str]:
-    """The command line of the command that a flag of `report` became; empty without one. Goes with the next version."""
-    words = [word for text in rest for word in (text.split("=", 1) if text.startswith("--figure=") else [text])]
-    for flag in ("--figure", "--methods"):
-        if flag in words:
-            console.say(f"{flag} is a command now: specbench {flag[2:]}; the next version of report does not know it")
-            at, taken = words.index(flag), flag == "--figure"
-            others = [word for word in (*words[:at], *words[at + 1 + taken :]) if word not in ("-q", "--quiet")]
-            return [flag[2:], *words[at + 1 : at + 1 + taken], *others]
-    return []
+    return [read_name("command", first, COMMANDS), *rest]
 
 
 def _app_of(arguments: Sequence[str]) -> typer.Typer:

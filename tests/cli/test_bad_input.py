@@ -75,6 +75,8 @@ BAD = [
     ("run --metric fid", "unknown option '--metric'", "specbench score --metric"),
     ("score --window 4", "unknown option '--window'", "it is one of specbench run"),
     ("score clip", "unknown run 'clip'", "score --metric clip"),
+    ("report --figure=time-per-step", "unknown option", "specbench figure"),
+    ("report --methods", "unknown option", "specbench methods"),
     ("fetch parti --images", "parti", "coco"),
     ("bench gsd", "unknown table 'gsd'", "gsd-1, gsd-2"),
     ("run janus", "flags only", "specbench run --model janus"),
