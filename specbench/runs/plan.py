@@ -183,9 +183,9 @@ class Draft(Asked):
 
 def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
     """The decoder's draft head, the given one, the model's or its published one; None without one."""
-    head, bundled = dict(decoder.options).get("head"), model.heads.get(decoder.head_kind)
-    if head is None:
+    if not decoder.head_kind:
         return None
+    head, bundled = dict(decoder.options)["head"], model.heads.get(decoder.head_kind)
     return HeadFiles(head or ("" if bundled else published_head(model.name, decoder.head_kind)), model.name, bundled)
 
 

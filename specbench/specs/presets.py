@@ -62,8 +62,8 @@ class DecoderSpec:
 
     @property
     def head_kind(self) -> str:
-        """Kind of the draft head that the decoder would use."""
-        return DRAFTERS[self.drafter].head_kind or self.drafter
+        """Kind of the draft head that the decoder would use; empty without one."""
+        return (DRAFTERS[self.drafter].head_kind or self.drafter) if "head" in dict(self.options) else ""
 
     @property
     def biased_elsewhere(self) -> bool:
