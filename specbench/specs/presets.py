@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from specbench import names
 from specbench.errors import SpecbenchError, read_name, unknown_name
-from specbench.specs.components import ANY_TAIL, CHOICES, DRAFTERS, WRITTEN, Component
-from specbench.specs.options import Option
+from specbench.specs.components import ANY_TAIL, CHOICES, DRAFTERS, WRITTEN
+from specbench.specs.options import Component, Option
 from specbench.system.foreign_code import Code, code_of
 from specbench.system.plugins import load_plugin, load_user_object, plugins
 
@@ -183,7 +183,7 @@ def define_decoder(
     return register
 
 
-_Part = TypeVar("_Part")
+_Part = TypeVar("_Part", bound=Callable[..., object])
 _defined: set[str] = set()  # Names of decoders that `define_decoder` made
 _imported: dict[str, str] = {}
 """Names of the decoders of the user's own modules, by reference; a module may be called as its decoder is."""
