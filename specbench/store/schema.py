@@ -78,14 +78,13 @@ _OWNER = _TABLES.pop("OWNER")
 IMAGE_TABLE = _declared(**_TABLES.pop("samples"))
 FILE_KINDS = {place: _declared(**table) for place, table in _TABLES.items()}
 """Every kind of parquet file by where it is; no glob of the one matches files of another."""
-SAMPLES, TRACES, IMAGE_SCORES, RUN_SCORES, REPORT, LONG_REPORT = FILE_KINDS.values()
+TABLES = {kind.metadata[b"specbench.kind"].decode(): kind for kind in (*FILE_KINDS.values(), IMAGE_TABLE)}
+"""Declared tables by name, whether they are files or not."""
+SAMPLES, TRACES, IMAGE_SCORES = (TABLES[name] for name in ("images", "traces", "image scores"))
+RUN_SCORES, REPORT, LONG_REPORT = (TABLES[name] for name in ("run scores", "report", "numbers"))
 """In `SAMPLES` all but `schema`, the key, `prompt`, `seed`, `status`, `started_at` and `OWNER` may be null. The store
 itself fills in `OWNER`. For what older versions lack see `run_info.SCHEMA_VERSION`. `TRACES` are what `run --trace`
 keeps; an image's row is the one with the `started_at` of its sample row."""
-
-
-TABLES = {kind.metadata[b"specbench.kind"].decode(): kind for kind in (*FILE_KINDS.values(), IMAGE_TABLE)}
-"""Declared tables by name, whether they are files or not."""
 
 
 def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) -> dict[str, object]:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from specbench.cli import score
+from specbench.cli import options as cli_options
+from specbench.cli import score, stored
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics import scoring
+from specbench.metrics import official_exchange, scoring
 from specbench.metrics.base import Metric, Score, Settings
 from specbench.metrics.catalog import PROTOCOLS
 from specbench.metrics.external_images import IMAGE_LAYOUTS, external_images, prompts_of_images
@@ -437,5 +438,7 @@ def test_a_packed_reference_is_said_to_exist(tmp_path, cli):
     assert outcome.code == 2 and "must be unpacked" in outcome.err and "fetch coco --images --from" in outcome.err
 
 
-def test_the_command_line_offers_every_layout():
-    assert list(score._LAYOUTS) == list(IMAGE_LAYOUTS)
+def test_the_command_line_offers_every_layout_benchmark_and_protocol():
+    assert list(score._LAYOUTS) == list(IMAGE_LAYOUTS) and tuple(PROTOCOLS) == cli_options._PROTOCOLS
+    assert list(stored._LAYOUTS) == list(official_exchange._LAYOUTS)
+    assert stored._BENCHMARKS == official_exchange.BENCHMARKS
