@@ -126,11 +126,15 @@ def test_names_that_are_not_utf_8_are_escaped_in_what_is_stored(tmp_path):
     assert ReferenceImages(Settings(reference=folder)).identity["reference_n"] == "2"
 
 
-def test_a_bare_id_is_the_first_sample(tmp_path):
+def test_a_bare_id_is_the_first_sample_and_a_name_that_fits_two_prompts_is_refused(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"id": "cat", "text": "a cat"}')
     (tmp_path / "one").mkdir()
     saved(tmp_path / "one" / "cat.png", Image.fromarray(COLOR))
     assert pair(tmp_path / "one", tmp_path / "p.jsonl").rows["sample"].tolist() == [0]
+    (tmp_path / "p.jsonl").write_text('{"id": "a", "text": "x"}\n{"id": "a-1", "text": "y"}')
+    (tmp_path / "one" / "cat.png").rename(tmp_path / "one" / "a-1.png")
+    with pytest.raises(SpecbenchError, match="may belong to prompts 'a' and 'a-1'"):
+        pair(tmp_path / "one", tmp_path / "p.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -146,14 +150,6 @@ def test_a_stray_file_is_refused_by_name(drawn, prompts, name, problem):
     saved(drawn / "tmp.png", Image.fromarray(COLOR)).rename(drawn / name)
     with pytest.raises(SpecbenchError, match=problem):
         pair(drawn, prompts)
-
-
-def test_a_name_that_fits_two_prompts_is_refused(tmp_path):
-    (tmp_path / "p.jsonl").write_text('{"id": "a", "text": "x"}\n{"id": "a-1", "text": "y"}')
-    (tmp_path / "one").mkdir()
-    saved(tmp_path / "one" / "a-1.png", Image.fromarray(COLOR))
-    with pytest.raises(SpecbenchError, match="may belong to prompts 'a' and 'a-1'"):
-        pair(tmp_path / "one", tmp_path / "p.jsonl")
 
 
 class Redness(Metric):
