@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from synthetic import bare_row
 
-from specbench.reporting.answer import _gaps, answer
+from specbench.reporting.answer import answer
 from specbench.reporting.columns import DECODER
 from specbench.reporting.compare import verdict
 from specbench.reporting.row import Compared, OverAR, Quoted, ShownAudit, ShownScore, Stalled
@@ -160,25 +160,6 @@ def test_the_verdict_needs_the_corrected_p_value():
     assert text.startswith("B is faster than A: 1.30") and "No difference is shown in clip (-0.100" in text
     assert verdict([replace(speed, p_holm=0.06)]).startswith("No difference is shown in speed")
     assert verdict([replace(speed, estimate=None)]) == "Nothing could be compared."
-
-
-@pytest.mark.parametrize(("folder", "out"), [("results", ""), ("my runs", " --out 'my runs'")])
-def test_the_command_that_scores_names_the_folder_of_the_runs(folder, out):
-    for prompts in ("parti", "/home/me/my.txt"):
-        of_lumina = {"model": "lumina", "setting": {"prompts": prompts}, "scores": [score("hpsv2[v2.1]")]}
-        (text,) = answer([row("ar", 1.0, options={}, folder=Path(folder, "lumina-ar-0"), **of_lumina)])
-        assert text == f"Not scored by clip[b16+299]; to score them: specbench score{out}"
-
-
-def test_a_gap_beyond_its_error_is_one_of_so_many_looked_at():
-    def row(label, gap, **other):
-        usual = {"label": label, "lossless": True, "nll_gap": gap and Estimate(gap, None, None), "n": 8}
-        return bare_row(**usual | {"nll_gap_se": 0.006} | other)
-
-    rows = [row("ar", 0.001), row("sjd", -0.015), row("gsd", 0.4, lossless=False), row("eagle", None, nll_gap_se=None)]
-    (text,) = _gaps(rows)
-    assert "1 of 2 lossless decoders: sjd (-0.015 ± 0.006)" in text and _gaps(rows[:1]) == []
-    assert _gaps([replace(item, n=7) for item in rows]) == [], "an error from so few images says nothing"
 
 
 def test_a_lossy_decoder_that_fails_its_audit_is_labelled_by_the_verdict():
