@@ -200,7 +200,9 @@ def _explained(
         unseen = f"a deviation of {audit['detectable']:.3f} per token would have been seen"
         return {"causes": [], "cause": None, "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
     if not causes and not audit["deviates"]:
-        return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}, but their log p is not the model's"}
+        found = audit["logp_fits"]
+        of_what = f"{LOGP_KINDS[found]}: --logp {found}" if found else "of no kind that was tried"
+        return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; their log p is {of_what}"}
     place = concentrated(load_model(facts, device, spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
     why = named(causes, studied(rows)) if causes else "none of the usual ones"
@@ -324,7 +326,8 @@ def _recomputed(
     one; `impossible_by_rounding`: how many of them are no verdict in a run of fewer bits: all, if rounding explains
     them; `nll_gap, nll_gap_se`: of the possible tokens, in nats; `agreement`: of recorded values with those recomputed,
     as of `compare_recorded`, empty where the loop records none; `dtype`: in which they were recomputed; `logp_kind`:
-    what log p of another program is, one of `LOGP_KINDS`, None if it is none of them, and `logp_nearest`.
+    what log p of another program is, one of `LOGP_KINDS`, None if it is none of them or not the forced one;
+    `logp_fits`: the kind that it is; `logp_nearest`: the kind that is nearest.
 
     Orders that need q are tested as recorded. Rounding moves p, most where guidance multiplies it, so that exact
     samples of a run of fewer bits are none of p recomputed in other shapes or in float32: their uniformity is tested by
@@ -352,11 +355,10 @@ def _recomputed(
         "nll_gap_se": error,
         "agreement": compare_recorded(stored, values, free, rounding),
         "dtype": spec.dtype,
-        "logp_kind": None,
-        "logp_nearest": None,
+        **dict.fromkeys(("logp_kind", "logp_fits", "logp_nearest")),
     }
     if spec.tokens_sha256 and "logp" in stored:
-        compared |= {"logp_kind": SAMPLED, "logp_nearest": SAMPLED}
+        compared |= dict.fromkeys(("logp_kind", "logp_fits", "logp_nearest"), SAMPLED)
         if logp or compared["agreement"]["log p"]["differs"]:
             control = None if rounding is None else (rows.iloc[part], rounding)
             compared |= _logp_kind(facts, device, spec, rows, values, control, logp)
@@ -379,10 +381,9 @@ def _logp_kind(
     what rounding does, and to which images."""
     model = load_model(facts, device, spec.dtype)
     if forced and forced.endswith("words") and getattr(model, "vocabulary", None) is None:
-        raise SpecbenchError(
-            f"--logp {forced}: '{model.name}' is loaded without its other words", "valid: raw, tempered"
-        )
-    kinds = [forced] if forced else kinds_of(model, spec.sampling)
+        what = f"--logp {forced}: '{model.name}' is loaded without its other words"
+        raise SpecbenchError(what, "valid: raw, tempered")
+    kinds = [*dict.fromkeys([forced or SAMPLED, *kinds_of(model, spec.sampling)])]
     found, rounded = log_p_of(model, rows, spec.sampling, kinds), {}
     if control:
         part, rounding = control
@@ -395,12 +396,11 @@ def _logp_kind(
     compared, stored = {}, _stacked(rows, ["logp"])
     for kind in kinds:
         compared[kind] = compare_recorded(stored, values._replace(logp=found[kind]), _free(rows), rounded.get(kind))
-    nearest = min(kinds, key=lambda kind: compared[kind]["log p"]["mean"])
-    agreement = compared[nearest]
-    is_it = None if agreement["log p"]["differs"] else nearest
-    if is_it is None and not forced:
-        agreement = compared[SAMPLED]
-    return {"agreement": agreement, "logp_kind": is_it, "logp_nearest": nearest}
+    gaps = {kind: compared[kind]["log p"] for kind in kinds}
+    nearest = min(kinds, key=lambda kind: (gaps[kind]["differs"], kind != forced, gaps[kind]["mean"]))
+    fits = None if gaps[nearest]["differs"] else nearest
+    kinds_found = {"logp_kind": fits if forced in (None, fits) else None, "logp_fits": fits, "logp_nearest": nearest}
+    return {"agreement": compared[forced or fits or SAMPLED], **kinds_found}
 
 
 def _under_other_target(

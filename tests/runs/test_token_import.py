@@ -181,15 +181,17 @@ def test_what_log_p_is_is_found_and_a_kind_that_it_is_not_is_refused(kind, asked
     assert audit["logp_kind"] == (None if verdict == OTHERS else kind)
     assert (audit["verdict"] == OTHERS) == (verdict == OTHERS)
     assert any("log p is the model's" in line for line in notes(audit)) == (audit["logp_kind"] not in (None, "sampled"))
+    assert audit["logp_fits"] == (None if kind == "none" else kind)
 
 
 def test_wrong_log_p_of_tokens_that_fit_is_not_said_of_the_tokens(ours, tmp_path, cli, monkeypatch):
     monkeypatch.setattr("specbench.checks.likely_causes.likely_causes", lambda *_: ([], []))
-    rows = [row | {"logp": [-3.0] * 256} for row in as_rows(ours)]
-    folder = imported(cli, written(tmp_path / "t.jsonl", rows), "--out", tmp_path).out.strip()
-    audit = audit_run(folder, keep=False)
-    assert audit["verdict"] == OTHERS and audit["failed"] and not audit["deviates"]
-    assert audit["sentence"].startswith("the tokens fit samples of") and audit["cause"] is None
+    for name, logp, asked, said in (("none", None, None, "of no kind that was tried"), ("ours", 0, "raw", "sampling")):
+        rows = [row | {"logp": [-3.0] * 256} if logp is None else row for row in as_rows(ours)]
+        folder = imported(cli, written(tmp_path / f"{name}.jsonl", rows), "--out", tmp_path).out.strip()
+        audit = audit_run(folder, keep=False, logp=asked)
+        assert audit["verdict"] == OTHERS and audit["failed"] and not audit["deviates"] and audit["cause"] is None
+        assert audit["sentence"].startswith("the tokens fit samples of") and said in audit["sentence"]
 
 
 @pytest.mark.parametrize(
