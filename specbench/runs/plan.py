@@ -352,7 +352,9 @@ def _settle_steps(plan: Plan, shared: Shared) -> Plan:
         ("alike", plan.out, plan.model.name), lambda: find_runs_like(plan.out, model=plan.model.name, device="cpu")
     )
     stored = [info.compiled for info in alike.values()]
-    compiled, note = compiler.worth_compiling(stored, plan.model.layers, steps, len(plan.decoders))
+    facts = plan.model.name, plan.dtype, plan.threads, plan.batch, plan.sampling.guidance
+    keys = [compiler.code_key(*facts, planned.spec) for planned in plan.decoders]
+    compiled, note = compiler.worth_compiling(stored, plan.model.layers, steps, keys)
     return replace(plan, compiled=compiled, notes=(*plan.notes, *([note] if note else ())))
 
 

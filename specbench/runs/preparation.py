@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from specbench.models.families.generation_config import GENERATION_CONFIG, logit
 from specbench.models.forward_probe import refusing
 from specbench.models.interface import CompilableModel, ImageModel, TokenLayout
 from specbench.models.loaded_model import LoadedModel, PromptIds, decoding
+from specbench.models.transformer.model import TransformerModel
 from specbench.prompts import Prompt, Request, text_id
 from specbench.runs import compiler
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_window
@@ -39,6 +41,7 @@ from specbench.store.schema import AR_SPANS
 from specbench.system import console, plugins
 from specbench.system.device_failures import memory_for, release_memory
 from specbench.system.device_peaks import find_peak, glimpse_peak
+from specbench.system.digests import own_code
 from specbench.system.foreign_code import Code, changed_modules, require_code
 from specbench.system.limits import available_threads
 from specbench.system.monitor import MachineMonitor, others_at_work
@@ -83,6 +86,9 @@ def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int
         if not isinstance(loaded, CompilableModel):
             raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "--compile off")
         loaded.compile()
+        if isinstance(loaded, TransformerModel) and not model_code(model):
+            versions = [metadata.version(name) for name in ("torch", "transformers")]
+            loaded.made_of = " ".join([model.name, loaded.weights_sha256, str(loaded.dtype), own_code(), *versions])
     return loaded
 
 

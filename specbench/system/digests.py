@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -48,6 +49,15 @@ def sha256_of(path: Path) -> str:
         with suppress(SpecbenchError, OSError):  # it is computed again then
             remember(_DIGESTS, {key: digest})
     return digest
+
+
+@functools.cache
+def own_code() -> str:
+    """Digest of specbench's own files."""
+    digest, folder = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(path for kind in ("py", "toml", "json") for path in folder.rglob(f"*.{kind}")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _file_state(path: Path) -> str:

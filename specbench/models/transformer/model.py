@@ -62,6 +62,8 @@ class TransformerModel:
     codebook: Tensor | None
     weights_sha256: str
     backbone: nn.Module  # transformers model that maps `inputs_embeds` to `last_hidden_state`
+    made_of: str | None = None
+    """What the network was made of, so that another process makes the same; None if that is not known."""
     _compiled_steps: dict[float, CompiledStep | PackagedStep] | None = None
     _compiled_functions: dict[Hashable, CompiledFunctions]
     _spare_cache: PositionCache | None = None

@@ -21,6 +21,7 @@ from specbench.models.interface import CompilableModel, CuttingModel, ImageModel
 from specbench.models.transformer.compilation import compile_facts
 from specbench.models.transformer.host_sync import AsyncHostCopy
 from specbench.prompts import Request
+from specbench.runs.compiler import remember_compiled
 from specbench.runs.executors.compile_ahead import compiled_ahead, told_forms
 from specbench.runs.run_progress import Reporter
 from specbench.specs.presets import decoder_code
@@ -109,6 +110,8 @@ def warm_up(
                 check_alive(model.device, error)
             if keep is not None and text == texts[-1]:
                 keep(spec)
+    if compiles:
+        remember_compiled(specs)
     return compile_facts(model.compiled if isinstance(model, CompilableModel) else (), model.device)
 
 
