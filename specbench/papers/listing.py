@@ -8,7 +8,7 @@ from pathlib import Path
 from specbench import names
 from specbench.errors import SpecbenchError, read_name
 from specbench.specs.components import CHOICES
-from specbench.specs.options import plain
+from specbench.specs.options import Source, plain
 from specbench.specs.presets import PRESETS, published, resolve
 from specbench.system import plugins
 from specbench.system.json_values import nonfinite_as_text
@@ -77,7 +77,7 @@ def decoder_rows() -> _Rows:
             "paper": PRESETS[name].paper,
             "equation": PRESETS[name].equation,
             "published_heads": {model: source.repo for model, source in PUBLISHED_HEADS.items()}
-            if "head" in dict(spec.options) and spec.head_kind == "eagle"
+            if spec.option("head") is not None and spec.head_kind == "eagle"
             else {},
         }
         for name, spec in specs.items()
@@ -95,7 +95,7 @@ def _option_rows(name: str, model: str) -> _Rows:
 
     sampling, stated = find_model(model).sampling(), published(name.partition(":")[0], model, "shared")
     rows: _Rows = []
-    for planned in plan_decoders(split_list(name), {"model": Value(model, "")}):
+    for planned in plan_decoders(split_list(name), {"model": Value(model, Source.FLAG)}):
         values = nonfinite_as_text(planned.chosen | dict(planned.spec.options))
         if values.get("head") == "" and (head := published_head(model, planned.spec.head_kind)):
             rows.append({"name": "head", "value": head, "source": "published for the model", "published": None})

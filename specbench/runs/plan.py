@@ -27,6 +27,7 @@ from specbench.runs.needs import naming_all
 from specbench.runs.problems import Problem, Problems, check_disk, check_memory, check_writable
 from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value, plain_values
 from specbench.runs.shards import plan_shard, shard_folder
+from specbench.specs.options import Source
 from specbench.specs.presets import DecoderSpec, decoder_code
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
@@ -183,7 +184,7 @@ class Draft(Asked):
 
 def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
     """The decoder's draft head, the given one, the model's or its published one; None without one."""
-    head, bundled = dict(decoder.options).get("head"), model.heads.get(decoder.head_kind)
+    head, bundled = decoder.option("head"), model.heads.get(decoder.head_kind)
     if head is None:
         return None
     return HeadFiles(head or ("" if bundled else published_head(model.name, decoder.head_kind)), model.name, bundled)
@@ -309,7 +310,7 @@ def _rows_note(model: ModelFacts, values: Mapping[str, Value]) -> str | None:
     """The form of the unconditional prompt, where `run` and the papers' tables differ in it and the user chose none."""
     rows = values["guidance-rows"]
     family = model.family if isinstance(model, HubModel) else None
-    if family not in RELEASED["guidance_rows"] or rows.origin.startswith(("flag", "environment")):
+    if family not in RELEASED["guidance_rows"] or rows.source in (Source.FLAG, Source.ENVIRONMENT):
         return None
     if rows.value == "released":
         return "unconditional rows are as released, not those of run (--guidance-rows official)"
@@ -336,7 +337,7 @@ def _settle_windows(plan: Plan) -> Plan:
         plan,
         decoders=tuple(
             replace(planned, windows=fitting_windows(plan.model, planned.spec, *facts))
-            if planned.auto_window and "window" in dict(planned.spec.options)
+            if planned.auto_window and planned.spec.option("window") is not None
             else planned
             for planned in plan.decoders
         ),
@@ -389,7 +390,7 @@ def earlier_window(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int
     fields = vars(plan.spec(decoder, weights_sha256)) | {"decoder": without_options(decoder, "window")}
     for info in find_runs_like(plan.out, **fields).values():
         if info.window_curve is not None:
-            return dict(info.spec.decoder.options)["window"]
+            return info.spec.decoder.option("window")
     return None
 
 

@@ -19,7 +19,7 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.models.facts import DTYPES, EIGHT_BITS_GAIN
 from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
-from specbench.specs.options import Option, parse_size
+from specbench.specs.options import Option, Source, parse_size
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system.files import text_of
 from specbench.system.torch_device import AUTO, chosen_device
@@ -78,14 +78,19 @@ class Setting(Option):
 
 @dataclass(frozen=True)
 class Value:
-    """A resolved value and its origin: flag, environment variable, file, default, or the part that supplies it."""
+    """A resolved value and its source; `detail`: which flag, variable, file, model or publication."""
 
     value: Any
-    origin: str
+    source: Source
+    detail: str = ""
+
+    @property
+    def origin(self) -> str:
+        return " ".join(filter(None, (self.source, self.detail)))
 
     @property
     def given(self) -> bool:
-        return not self.origin.startswith(("default", "left to"))
+        return self.source not in (Source.DEFAULT, Source.LEFT)
 
 
 def plain_values(values: Mapping[str, Value]) -> dict[str, Any]:
@@ -315,7 +320,7 @@ def _settled(name: str, value: Value, values: Mapping[str, Value]) -> Value:
         if (prompts := default_prompts(model)) is None:
             what = f"'{model}' is a second stage, whose prompts are the images of a first one"
             raise SpecbenchError(what, "--prompts results/RUN, a run of tar-1.5b or tar-7b")
-        return Value(prompts, f"default of {model}")
+        return Value(prompts, Source.DEFAULT, f"of {model}")
     return value
 
 
@@ -338,18 +343,20 @@ def check_environment(env: Mapping[str, str] | None = None) -> None:
 
 def _pick(setting: Setting, flags: Mapping, env: Mapping, config: Mapping, config_name: str) -> Value:
     sources = (
-        (flags.get(setting.name), f"flag --{setting.name}"),
-        (env.get(setting.env) if setting.many else env.get(setting.env) or None, f"environment {setting.env}"),
-        (config.get(setting.name), f"file {config_name}"),
+        (flags.get(setting.name), Source.FLAG, f"--{setting.name}"),
+        (env.get(setting.env) if setting.many else env.get(setting.env) or None, Source.ENVIRONMENT, setting.env),
+        (config.get(setting.name), Source.FILE, config_name),
     )
-    for raw, origin in sources:
+    for raw, source, detail in sources:
         if raw is not None:
             try:
-                return Value(setting.parse(raw), origin)
+                return Value(setting.parse(raw), source, detail)
             except SpecbenchError as error:
                 if setting.panel == "Decoder options" and ":" in str(flags.get("decoder")):
-                    return Value(raw, origin)  # the option of the decoder that is run decides, be it of a user's file
-                if origin.startswith("flag"):
+                    return Value(
+                        raw, source, detail
+                    )  # the option of the decoder that is run decides, be it of a user's file
+                if source is Source.FLAG:
                     raise
-                raise SpecbenchError(f"{error.what} ({origin})", error.try_this, error.exit_code) from None
-    return Value(setting.value_unset, f"left to {setting.unset}" if setting.unset else "default")
+                raise SpecbenchError(f"{error.what} ({source} {detail})", error.try_this, error.exit_code) from None
+    return Value(setting.value_unset, Source.LEFT if setting.unset else Source.DEFAULT, setting.unset)

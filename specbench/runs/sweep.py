@@ -11,6 +11,7 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import fetched_prompts
 from specbench.runs.plan import Plan, Shared, make_plan
 from specbench.runs.settings import RUN_ORIGINS, Value, decoder_settings, run_settings, split_list
+from specbench.specs.options import Source
 from specbench.system import console
 
 _MANY = 1000  # Runs that are planned without a word; each takes a millisecond
@@ -62,7 +63,7 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Value]]
         if name not in swept:
             raise SpecbenchError(f"--sweep {name}: not what tells one run from another", f"set it once, with --{name}")
     parsed = {name: dict.fromkeys(map(settings[name].parse, values)) for name, values in axes.items()}
-    return {name: [Value(value, "sweep") for value in values] for name, values in parsed.items()}
+    return {name: [Value(value, Source.SWEEP) for value in values] for name, values in parsed.items()}
 
 
 def check_effects(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], shared: Shared) -> None:

@@ -8,9 +8,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from specbench import names
 from specbench.errors import SpecbenchError
+
+
+class Source(StrEnum):
+    """Source of a setting's value; `run.json` keeps it as the first words of the origin, such as "flag --top-k"."""
+
+    FLAG, ENVIRONMENT, FILE = "flag", "environment", "file"
+    INLINE, SWEEP = "inline", "sweep"
+    DEFAULT, LEFT = "default", "left to"
+    PUBLISHED = ""  # the origin is the place of the publication
+
+    @classmethod
+    def of(cls, origin: str | None) -> Source:
+        """The source of a stored origin."""
+        return next((source for source in cls if source and f"{origin} ".startswith(f"{source} ")), cls.PUBLISHED)
 
 
 @dataclass(frozen=True)

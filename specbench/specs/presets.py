@@ -53,6 +53,10 @@ class DecoderSpec:
     options: tuple[tuple[str, object], ...]
     lossless: bool
 
+    def option(self, name: str) -> Any:
+        """Value of an option; None if the decoder has no option of this name."""
+        return dict(self.options).get(name)
+
     @property
     def full_name(self) -> str:
         """The preset's name, followed by the components that stand in for its own: "sjd+grouped"."""
