@@ -1,4 +1,4 @@
-"""What a run takes of this machine: compiled steps, number format, CPU threads. Imports no torch."""
+"""Use of this machine by a run: compiled steps, number format, CPU threads. Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ from specbench.system.torch_device import emulates_bfloat16
 _Result = TypeVar("_Result")
 MODES = ("auto", "on", "off")
 COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 12)}
-"""First version of torch that compiles every step, by kind of device; those before break off, each for another
-reason."""
+"""First version of torch that compiles every step, by kind of device; earlier versions fail."""
 _CALLS_S, _SAVED = 4e-4, 0.5
 """Seconds that the calls of an eager layer cost on a CPU of 2023, and the share of AR's steps that decoders take."""
 _FIRST_S, _LAYER_S, _DECODER_S = 20.0, 2.5, 15.0
@@ -50,8 +49,8 @@ def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
 
 
 def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Sequence[str]) -> tuple[bool, str | None]:
-    """Whether "auto" compiles on a CPU, where compiling takes minutes, and a line if so. `stored`: whether each run of
-    the model there was compiled, with which this one may be compared: an eager one decides. `steps`: target forwards of
+    """Whether "auto" compiles on a CPU, where compiling takes minutes, and a note if so. `stored`: for each stored run
+    of the model, whether it was compiled; one eager run decides, since runs are compared. `steps`: target forwards of
     all images if each gives one token. `keys`: `code_key` of each decoder."""
     if stored and all(stored):
         return should_compile("on", "cpu")
@@ -65,13 +64,13 @@ def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Seque
 
 
 def code_key(model: str, dtype: str, threads: int, batch: int, guidance: float, decoder: DecoderSpec) -> str:
-    """What the compiled code of a decoder depends on, as a digest."""
+    """Digest of everything that the compiled code of a decoder depends on."""
     versions = own_code(), metadata.version("torch"), os.environ.get(COMPILED)
     return sha256(repr((model, dtype, threads, batch, guidance, decoder, versions)).encode()).hexdigest()[:32]
 
 
 def remember_compiled(specs: Sequence[RunSpec]) -> None:
-    """Keep in mind that the code of runs is compiled, for which "auto" then pays at once."""
+    """Record that the code of runs is compiled, so that "auto" counts the time of loading it."""
     keys = [code_key(it.model, it.dtype, it.threads, it.batch, it.sampling.guidance, it.decoder) for it in specs]
     with suppress(SpecbenchError, OSError):
         if not set(keys) <= remembered(_KEPT).keys():
@@ -79,9 +78,9 @@ def remember_compiled(specs: Sequence[RunSpec]) -> None:
 
 
 def settle_precision(asked: str | None, default: str, mode: str, device: str) -> tuple[str, bool, tuple[str, ...]]:
-    """Decide number format and compilation on `device`; returns them and the notes on what cannot be had. `asked`:
-    number format that the user wants; None for the model's `default`, which all but the matrices of "int8wo" have, too.
-    """
+    """Decide number format and compilation on `device`; also return notes on requests that cannot be
+    met. `asked`: the number format that the user wants; None: the model's `default`, also of "int8wo" but for its
+    matrices."""
     asked = None if asked == EIGHT_BITS else asked
     dtype = asked or default
     if not emulates_bfloat16(device):

@@ -32,8 +32,8 @@ class PlannedDecoder:
 
     spec: DecoderSpec  # what runs; with `auto_window`, its window is still the default
     auto_window: bool  # the window is to be chosen by measuring, once the model is loaded
-    origins: Mapping[str, str]  # option or choice name to where its value came from
-    # with `auto_window`, those to choose from: no wider than an image, and with room in memory
+    origins: Mapping[str, str]  # source of each option or choice, by name
+    # with `auto_window`, the windows to measure: no wider than an image, and small enough for the memory
     windows: tuple[int, ...] = ()
     # of the baseline that a run adds: it decodes one image of each of the first so many prompts
     first: int | None = None
@@ -54,9 +54,9 @@ def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
 
 
 def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[PlannedDecoder]:
-    """Decoders named as "gsd:G=50", "window=16", "ar", with the plain options that apply to them: to every decoder that
-    knows them, and not to `ar` as long as another decoder takes them. What is not given is as published for the decoder
-    on the model of `values`, else as in the preset."""
+    """Decoders named as "gsd:G=50", "window=16", "ar", with the plain options that apply to them: each option applies
+    to every decoder that has it, but to `ar` only if no other decoder takes it. Options that are not given have the
+    value that is published for the decoder on the model of `values`, else the preset's."""
     names = {setting.name for setting in decoder_settings()}
     plain = {name: value for name, value in values.items() if name in names and value.given}
     if not (requests := parse_decoders(pieces)):
@@ -79,7 +79,7 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
 
 
 def with_ar(decoders: Sequence[PlannedDecoder], values: Mapping[str, Value]) -> list[PlannedDecoder]:
-    """The decoders of a run, and AR for their speed-ups on the first prompts, where none of them is AR."""
+    """The decoders of a run; if AR is not among them, AR is added on the first prompts for their speed-ups."""
     value = plain_values(values)
     untimed = value["batch"] != 1 or value["mode"] == "throughput" or value["workers"] or value["ray"]
     timed = value["mode"] == "latency" or not untimed

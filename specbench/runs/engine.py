@@ -30,7 +30,7 @@ from specbench.system.json_values import parse_json
 _QUICK_S, _IMAGE_S = 10.0, 3600.0  # Longest silence of an engine that is asked what it is, and for images
 _VLLM, _SGLANG = "vLLM", "SGLang"
 _PROGRAMS = {"vllm": _VLLM, "sglang": _SGLANG}  # By the owner of the models that an engine lists
-_BARRED = -1e4  # Bias of the logits of ids that are not the image's, where an engine takes no list of ids
+_BARRED = -1e4  # Logit bias of all ids outside the image, for engines that take no list of allowed ids
 _ROUNDING = 0.01  # Nats above 0 that the rounding of an engine may give
 _SGLANG_FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "weight_version")
 
@@ -60,8 +60,8 @@ class Answer:
 
 
 def find_engine(address: str, expected: Sequence[str], served: str | None = None) -> Engine:
-    """Find out what answers at an address. `expected`: names of the model's checkpoint, whose last parts count;
-    `served`: the name that the engine has for the model, if it is another one."""
+    """Identify the engine at an address. `expected`: names of the model's checkpoint, of which the last part counts;
+    `served`: the engine's name for the model, if it differs."""
     address = address.rstrip("/").removesuffix("/v1")
     try:
         cards = [dict(card) for card in ask_engine(f"{address}/v1/models", None, _QUICK_S)["data"]]
@@ -254,7 +254,7 @@ def ask_engine(url: str, body: Mapping[str, object] | None, timeout: float) -> A
     except urllib.error.HTTPError as error:
         kind = Unanswered if error.code >= 500 or error.code == 429 else SpecbenchError
         raise kind(f"{url} answers {error.code}: {_message(error.read())}") from None
-    except (ValueError, InvalidURL) as error:  # InvalidURL is one of TRANSIENT, too
+    except (ValueError, InvalidURL) as error:  # InvalidURL is also one of TRANSIENT
         raise SpecbenchError(f"{url}: {error}") from None
     except TRANSIENT as error:
         reason = getattr(error, "reason", "") or error
@@ -276,7 +276,7 @@ def _message(body: bytes) -> str:
 
 
 def _reason(content: Any) -> str | None:
-    """The reason in an answer that is an error, None if it is no error or has none."""
+    """The message of an answer that is an error; None without an error or a message."""
     fields = content if isinstance(content, dict) else {}
     error = fields.get("error") or fields.get("detail") or fields.get("message")
     reason = error.get("message") or error if isinstance(error, dict) else error

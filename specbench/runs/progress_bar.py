@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 _TABLE_EVERY_S, _TABLE_SHARE = 2.0, 20
-"""A table of the runs is made anew after this time, and after so many times what making it takes."""
+"""The table of the runs is redrawn after this time, and after this multiple of the time that drawing takes."""
 
 
 class ProgressReporter:
@@ -131,7 +131,7 @@ class ProgressReporter:
 
 @dataclass
 class _Part:
-    """What is done of the images in work, or of a warm-up, and since when it is known."""
+    """Progress of the images in work or of a warm-up, and the time of the report."""
 
     what: str = ""
     total: int = 0

@@ -43,7 +43,7 @@ def sweep_plans(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]
 
 
 def sweep_values(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> Iterator[dict[str, Value]]:
-    """The settings of each combination of the axes' values, without plans; says how far it is where there are many."""
+    """The settings of each combination of the axes' values, without plans; prints progress if there are many."""
     parsed = _parsed_axes(axes)
     total = math.prod(map(len, parsed.values()))
     for number, chosen in enumerate(itertools.product(*parsed.values())):
@@ -61,7 +61,9 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Value]]
         if not axes[name]:
             raise SpecbenchError(f"--sweep {name}: no values", "write it as --sweep G=3,10,25")
         if name not in swept:
-            raise SpecbenchError(f"--sweep {name}: not what tells one run from another", f"set it once, with --{name}")
+            raise SpecbenchError(
+                f"--sweep {name}: this setting does not distinguish runs", f"set it once, with --{name}"
+            )
     parsed = {name: dict.fromkeys(map(settings[name].parse, values)) for name, values in axes.items()}
     return {name: [Value(value, Source.SWEEP) for value in values] for name, values in parsed.items()}
 

@@ -201,10 +201,10 @@ def test_wrong_log_p_of_tokens_that_fit_is_not_said_of_the_tokens(ours, tmp_path
         ({"seed": 1.5}, "(seed 1.5, which must be a whole number from 0 to "),
         ({"seconds": 0}, "(seconds 0, which must be above 0)"),
         ({"batch": 0}, "(batch 0, which must be a whole number from 1)"),
-        ({"tokens": [1] * 255}, "image 1: 255 tokens, where an image of the model has 256"),
+        ({"tokens": [1] * 255}, "image 1: 255 tokens, but an image of the model has 256"),
         ({"tokens": [1] * 255 + [9999]}, "image 1: slot 255 holds 9999, outside the image's ids 0 to 511"),
-        ({"tokens": ["a"] * 256}, "image 1: tokens are no list of whole numbers"),
-        ({"tokens": None}, "image 1: tokens are no list of whole numbers"),
+        ({"tokens": ["a"] * 256}, "image 1: tokens are not a list of whole numbers"),
+        ({"tokens": None}, "image 1: tokens are not a list of whole numbers"),
         ({"prompt": "a red dog"}, "image 1: 'a red dog' is no prompt of 'shapes'"),
         ({"prompt": 5}, "image 1: its prompt is no text"),
         ({"logp": [0.1] * 256}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
@@ -234,7 +234,7 @@ def test_what_is_no_image_is_told_in_one_line(change, problem, ours, tmp_path, c
         (f'{{"prompt": "a red dog", "tokens": {[1] * 256}}}', "t.jsonl: image 1: prompt '"),
         (
             "".join(f'{{"prompt": "{text}", "prompt_id": 0, "tokens": [1]}}\n' for text in "xxy"),
-            "prompt_id '0' stands for two prompts, at image 1 and 3",
+            "prompt_id '0' names two prompts, at image 1 and 3",
         ),
         ('{"prompt": "x"}\n', "has no column 'tokens'"),
         ("[1]\n", "an image is one object a line"),
@@ -284,9 +284,9 @@ def test_ids_of_the_vocabulary_are_read_with_and_without_row_ends(tmp_path):
 @pytest.mark.parametrize(
     ("stream", "problem"),
     [
-        ([101, 102, 103, 104, 101, 7], "slot 2 holds 103, where the grammar has 7 (the end of a row)"),
-        ([101, 102, 103, 50], "slot 4 holds 50, a token of text or grammar and not of the image"),
-        ([101, 102, 103], "3 tokens, where an image of the model has 4, or 6 with those that close its rows"),
+        ([101, 102, 103, 104, 101, 7], "slot 2 holds 103, but the grammar has 7 (the end of a row)"),
+        ([101, 102, 103, 50], "slot 4 holds 50, a token of text or grammar, not of the image"),
+        ([101, 102, 103], "3 tokens, but an image of the model has 4, or 6 with those that close its rows"),
     ],
 )
 def test_tokens_of_text_and_missing_row_ends_are_told_with_their_slot(stream, problem, tmp_path):
