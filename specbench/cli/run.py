@@ -54,9 +54,9 @@ _COLUMNS = (
     "run_id",
 )
 """Columns of a dry run."""
-_FIRST_LOOK = 8  # Prompts where neither these nor decoders are named; an interval takes as many
+_FIRST_LOOK = 8  # Prompts if neither prompts nor decoders are named; an interval needs as many
 _UNNAMED = "where neither decoders nor prompts are named"
-_PIPED_WIDTH = 160  # Characters of a dry run's lines where there is no terminal
+_PIPED_WIDTH = 160  # Characters of a dry run's lines without a terminal
 _MOST_USED = ("decoder", "prompts", "limit", "model", "window", "device", "out", "dry-run")
 _EVERYTHING = "all"
 
@@ -256,7 +256,7 @@ _Limit = option("--limit", "N", "Number of prompts.", int, min=1, envvar="SPECBE
 _Out = option(
     "--out", "DIR", "Folder of the runs, the table and the image grid.", Path, envvar="SPECBENCH_OUT", **OUTPUT
 )
-_Compile = option("--compile", "WHEN", "Compile the steps: on, off, or auto: on where a compiler is there.", str)
+_Compile = option("--compile", "WHEN", "Compile the steps: on, off, or auto: on if a compiler is installed.", str)
 
 
 def demo(

@@ -28,7 +28,7 @@ from specbench.system.torch_device import emulates_bfloat16
 
 _Result = TypeVar("_Result")
 MODES = ("auto", "on", "off")
-COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 12)}
+COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 13)}
 """First version of torch that compiles every step, by kind of device; earlier versions fail."""
 _CALLS_S, _SAVED = 4e-4, 0.5
 """Seconds that the calls of an eager layer cost on a CPU of 2023, and the share of AR's steps that decoders take."""
