@@ -115,7 +115,7 @@ def second_stage_id(prompt_id: str, sample: int) -> str:
 def build_prompt_set(name: str, prompts: Sequence[Prompt]) -> PromptSet:
     """Build a validated prompt set."""
     if not prompts:
-        raise SpecbenchError(f"prompts '{name}': the set is empty")
+        raise SpecbenchError(f"prompts '{name}': it has no prompts")
     seen: set[str] = set()
     for prompt in prompts:
         _check(name, prompt)

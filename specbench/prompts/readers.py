@@ -393,7 +393,7 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
     text = _text(source, row, columns)
     if not isinstance(text, str) or not text.strip():
         there = [f"columns: {', '.join(map(str, row))}"] if 0 < len(row) < 40 else []
-        which = f"choose one with --prompt-column NAME, or rename it to {', '.join(TEXT_KEYS)}"
+        which = f"--prompt-column NAME selects a column, or rename it to {', '.join(TEXT_KEYS)}"
         hint = "; ".join([*there, *source.notes, which])
         lacking = "text" if columns.text or source.column is None else f"column '{source.column}'"
         raise SpecbenchError(f"prompt file '{path}': {where} has no {lacking}", hint)

@@ -171,7 +171,7 @@ def define_decoder(
     """
     usual, table = PRESETS[read_name("decoder", like, PRESETS, _cited())], CHOICES[read_name("kind", kind, CHOICES)]
     if (name in PRESETS or name in table) and name not in _defined:
-        raise SpecbenchError(f"decoder '{name}': a name already taken", "choose another name")
+        raise SpecbenchError(f"decoder '{name}': the name is already taken", "choose another name")
     for key, value in options.items():
         if not isinstance(value, int | float | str):
             what = f"decoder '{name}': option {key}={value!r} is a {type(value).__name__}"
@@ -211,7 +211,7 @@ def decoder_name(reference: str) -> str:
         raise SpecbenchError(f"decoder '{reference}': {unfit}", "specbench list components")
     again = _imported.get(reference) == preset.name  # perhaps reloaded
     if not again and PRESETS.setdefault(preset.name, preset) is not preset:
-        raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', a name already taken")
+        raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', which is already taken")
     PRESETS[preset.name], _imported[reference] = preset, preset.name
     return preset.name
 

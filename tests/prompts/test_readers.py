@@ -287,7 +287,7 @@ def test_many_ids_of_many_prompts_are_found_at_once():
 
 
 def test_the_digest_is_that_of_sorted_lines_of_json():
-    """Runs are named after it, so it never changes."""
+    """Run ids depend on it, so it never changes."""
     prompts = [Prompt(f"{number * 7919 % 2503}", f"a \u00e9 {number}", None, {}) for number in range(2503)]
     lines = sorted(
         (prompt.id, json.dumps([prompt.id, prompt.text, None, {}], separators=(",", ":"))) for prompt in prompts
@@ -371,7 +371,7 @@ def test_binary_columns_of_parquet_files_are_left_out_with_a_note(tmp_path, caps
     )
     with pytest.raises(SpecbenchError, match="row 1 has no text") as refused:
         load_prompts(tmp_path / "p.parquet")
-    assert "binary: a, b, c, d, text;" in refused.value.try_this
+    assert "not read: a, b, c, d, text;" in refused.value.try_this
     with pytest.raises(SpecbenchError, match="column 'text' is binary"):
         load_prompts(tmp_path / "p.parquet", "text")
 
