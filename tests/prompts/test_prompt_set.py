@@ -1,4 +1,4 @@
-"""Drawing prompts: the same for everybody, nested, and told in words."""
+"""Drawing prompts: the same for every decoder, nested, and described in words."""
 
 from collections import Counter
 
