@@ -41,9 +41,9 @@ class Option:
     maximum: float | None = None
     choices: tuple[str, ...] = ()  # the accepted values; empty if there is no list
     check: Callable[[str], object] | None = None  # raises a SpecbenchError for a value it does not accept
-    reads: Callable[[str], str] | None = None  # the value's own spelling
-    outside: str = ""  # what to do instead of a number outside the bounds; the help if empty
-    # whether runs were stored before it existed: a spec leaves it out where it has its default, so that their ids stay
+    reads: Callable[[str], str] | None = None  # normalises the spelling of a value
+    outside: str = ""  # hint for a number outside the bounds; the help if empty
+    # whether runs were stored before it existed: specs then omit it at its default value, so that run ids stay
     later: bool = False
 
     @property
@@ -82,7 +82,7 @@ class Option:
 MEMORY = frozenset(
     ("tables", "slot_distributions", "slot_features", "slot_drafts", "kept", "temporary", "neighbours", "image_rows")
 )
-"""What a component may need beside the target, see `decoders.toml`."""
+"""Kinds of memory that a component may need in addition to the target, see `decoders.toml`."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,15 @@ class Component:
     only_with: tuple[str, ...] = ()  # components of other kinds it requires; empty if it combines with all
     ignores: tuple[str, ...] = ()  # component kinds that have no effect with it
     loop: str = "specbench.decoding.loop:Loop"  # "module:attribute" of the decode loop that runs it; of drafters only
-    head_kind: str = ""  # kind of draft head it drafts with, where that is not its own name; of drafters only
+    head_kind: str = ""  # kind of draft head that a drafter uses, if it is not the drafter's name
     # whether the drafts form a chain with these option values; of drafters only
     is_chain: Callable[[Mapping[str, object]], bool] = lambda values: True
     # whether the number of accepted drafts depends on the drafts after them; of verifiers only
     looks_ahead: bool = False
-    # whether every unverified draft is drawn anew, whatever draft and noise the slot had; of refinements only. A
-    # verifier that looks ahead is lossless beside these alone.
+    # whether every unverified draft is redrawn, independently of the slot's draft and noise; of refinements only. A
+    # verifier that looks ahead is lossless only with such a refinement.
     redraws: bool = False
-    # what it needs beside the target, see `decoders.toml`
+    # memory in addition to the target, see `decoders.toml`
     memory: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
