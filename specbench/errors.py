@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from specbench import names
 
@@ -25,16 +26,16 @@ class SpecbenchError(Exception):
         exit_code: exit code of the process.
     """
 
-    def __init__(self, what: str, try_this: str = "", exit_code: int = BAD_INPUT):
+    def __init__(self, what: str, try_this: str = "", exit_code: int = BAD_INPUT) -> None:
         super().__init__(what)
         self.what = what
         self.try_this = try_this
         self.exit_code = exit_code
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.what} ({self.try_this})" if self.try_this else self.what
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type[SpecbenchError], tuple[str, str, int]]:
         return type(self), (self.what, self.try_this, self.exit_code)
 
 
@@ -53,7 +54,7 @@ def enumerated(texts: Iterable[str], last: str = "and") -> str:
     return f"{', '.join(first)} {last} {end}" if first else end
 
 
-def chosen(what: str, values: object) -> list:
+def chosen(what: str, values: Any) -> list[Any]:
     """The chosen values, given as a value or an iterable: [] for None and (), which mean all; other empty iterables are
     an error."""
     one = isinstance(values, str) or not isinstance(values, Iterable)

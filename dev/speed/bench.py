@@ -50,15 +50,17 @@ from forecast import bench_forecast
 from generate import against_generate
 from llama import PROMPT, RandomLlama
 from memory import bench_memory
-from plain_sjd import plain_sjd
 from profiled import bench_profile
 from step_parts import bench_parts
 from throughput import bench_throughput
 from timing import CAPTION, cpu_ms, in_turns, median, timed_decode
+from torch import Tensor
 from uniforms import bench_uniforms
 from weights_dtype import bench_bfloat16
 
 from specbench.decoding.loop import decode
+from specbench.decoding.noise import Noise, row_key
+from specbench.decoding.reference import speculative_jacobi
 from specbench.models.catalog import find_model, load_model
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.prompts import Request, load_prompts
@@ -155,9 +157,18 @@ def timed_steps(stub: StubModel, decoder: DecoderSpec, sample: int) -> dict:
 
 @torch.inference_mode()
 def timed_plain(stub: StubModel, window: int, sample: int) -> dict:
-    """`timed_steps` of the plain SJD loop."""
+    """`timed_steps` of SJD's algorithm on one screen."""
+    session = stub.begin(None, 1.0, window)
+
+    def target(tokens: Tensor, slots: Tensor) -> Tensor:
+        logits = session.forward(tokens, slots)
+        if (top_k := 1000) < logits.shape[-1]:
+            logits = logits.masked_fill(logits < logits.topk(top_k).values[..., -1:], -torch.inf)
+        return logits.softmax(-1)
+
     with contextlib.suppress(Enough):
-        plain_sjd(stub.begin(None, 1.0, window), stub.layout.length, window, stub.layout.v_image, 1000, sample)
+        noise = Noise([row_key(0, "bench", sample)], stub.layout.vocab)
+        speculative_jacobi(target, stub.layout.length, window, stub.layout.v_image, noise)
     return {"steps_ms": stub.between_ms}
 
 

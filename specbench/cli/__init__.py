@@ -141,39 +141,51 @@ def main(arguments: Sequence[str] | None = None) -> None:
             code = BAD_INPUT
         if code == INTERRUPTED:  # typer's exit code for Ctrl-C
             raise KeyboardInterrupt
-    except SpecbenchError as error:
-        code = _fail(error, debug)
-    except _UsageError as error:
-        code = (
-            BAD_INPUT if type(error).__name__ == "NoArgsIsHelpError" else _fail(_usage_problem(error, arguments), debug)
-        )
-    except BaseException if signals.asked() else (KeyboardInterrupt, typer.Abort):  # noqa: B030
-        code = _fail(signals.stopped(), debug)
-        # Threads of a download try again for minutes, which Python's own end would wait for.
-        if any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()):
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    except BrokenPipeError as error:
-        code = 0 if _reader_left() else _fail(_bug(error), debug)
-    except OSError as error:
+    except BaseException as error:  # a plug-in may raise anything
+        code = _code_of(error, arguments, debug)
+    signals.answered()
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _code_of(error: BaseException, arguments: Sequence[str], debug: bool) -> int:
+    """Print an error as one line, unless the reader has left, and return its exit code."""
+    if isinstance(error, SpecbenchError):
+        return _fail(error, debug)
+    if isinstance(error, _UsageError):
+        told = type(error).__name__ == "NoArgsIsHelpError"
+        return BAD_INPUT if told else _fail(_usage_problem(error, arguments), debug)
+    if signals.asked() or isinstance(error, KeyboardInterrupt | typer.Abort):
+        return _stopped(debug)
+    # rich exits if the reader of its output has left
+    ended = isinstance(error, SystemExit)
+    if ended and COMPLETION in os.environ:
+        raise error
+    if ended and arguments[0].partition("=")[0] in _OF_COMPLETION:
+        return BAD_INPUT if error.code else 0  # typer has printed the name of the unknown shell
+    if ended and isinstance(error.__context__, BrokenPipeError):
+        return 0
+    if isinstance(error, BrokenPipeError):
+        return 0 if _reader_left() else _fail(_bug(error), debug)
+    if isinstance(error, OSError):
         from specbench.system.files import FULL  # for this error alone
 
         where = f"{error.filename}: " if error.filename else ""
         advice = "free some space" if error.errno in FULL else "check the path"
-        code = _fail(SpecbenchError(f"{where}{error.strerror or error}", advice), debug)
-    except MemoryError:
-        code = _fail(SpecbenchError("not enough memory", "see 'ulimit -v' and what else runs here", FAILURE), debug)
-    except BaseException as error:  # a plug-in may raise anything
-        if isinstance(error, SystemExit) and COMPLETION in os.environ:
-            raise
-        if isinstance(error, SystemExit) and arguments[0].partition("=")[0] in _OF_COMPLETION:
-            sys.exit(BAD_INPUT if error.code else 0)  # typer has printed the name of the unknown shell
-        # rich exits if the reader of its output has left
-        broke = isinstance(error, SystemExit) and isinstance(error.__context__, BrokenPipeError)
-        code = 0 if broke else _fail(_bug(error), debug)
-    signals.answered()
-    sys.exit(code if isinstance(code, int) else 0)
+        return _fail(SpecbenchError(f"{where}{error.strerror or error}", advice), debug)
+    if isinstance(error, MemoryError):
+        return _fail(SpecbenchError("not enough memory", "see 'ulimit -v' and what else runs here", FAILURE), debug)
+    return _fail(_bug(error), debug)
+
+
+def _stopped(debug: bool) -> int:
+    """The exit code of a run that was asked to stop."""
+    code = _fail(signals.stopped(), debug)
+    # Threads of a download retry for minutes, and Python's exit would wait for them.
+    if any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _bug(error: BaseException) -> SpecbenchError:
@@ -204,20 +216,7 @@ def _as_named(arguments: Sequence[str]) -> list[str]:
         return [*rest[:1], "--help"] if first.casefold() == "help" else ["--version"]
     if done_by := names.command(arguments, COMMANDS):
         raise SpecbenchError(f"unknown command '{first}'", f"specbench {done_by}")
-    command = read_name("command", first, COMMANDS)
-    return (command == "report" and _former(rest)) or [command, *rest]
-
-
-def _former(rest: Sequence[str]) -> list[str]:
-    """The command line of the command that a flag of `report` became; empty without one. Goes with the next version."""
-    words = [word for text in rest for word in (text.split("=", 1) if text.startswith("--figure=") else [text])]
-    for flag in ("--figure", "--methods"):
-        if flag in words:
-            console.say(f"{flag} is a command now: specbench {flag[2:]}; the next version of report does not know it")
-            at, taken = words.index(flag), flag == "--figure"
-            others = [word for word in (*words[:at], *words[at + 1 + taken :]) if word not in ("-q", "--quiet")]
-            return [flag[2:], *words[at + 1 : at + 1 + taken], *others]
-    return []
+    return [read_name("command", first, COMMANDS), *rest]
 
 
 def _app_of(arguments: Sequence[str]) -> typer.Typer:

@@ -47,9 +47,6 @@ _All = opt.switch("--all", "Print every number of a run, in the tables behind th
 _TableModel = opt.model_option("Model to report instead of the table's model.", show_default="the table's")
 _TablePrompts = opt.prompts_option("Prompts to report instead of the table's prompts.", show_default="the table's")
 _Over = opt.option("--over", "seed", "One row for runs that differ only in the seed, with swept options as columns.")
-_Ruler = opt.switch(
-    "--ruler", "Score losses as the share of tokens replaced at random that loses as much, by runs of replace."
-)
 _FIGURE_FORMATS, _WIDTHS = ("pdf", "svg", "png"), ("column", "page")
 _Width = opt.option("--width", "KIND", "Width of a paper's column or page.", str)
 
@@ -68,7 +65,6 @@ def report(
     prompts: _TablePrompts = None,
     added: opt.OwnRows = None,
     over: _Over = None,
-    ruler: _Ruler = False,
     baseline: opt.Baseline = None,
     caption: opt.Caption = None,
     out: opt.Out = "results",
@@ -83,7 +79,7 @@ def report(
         "--html": html, "--columns": columns, "--notes": notes, "--with": added, "--baseline": baseline,
         "--caption": caption,
     }  # fmt: skip
-    of_runs = {"--over": over, "--ruler": ruler, "--all": everything, "--explain": explain, "--long": long}
+    of_runs = {"--over": over, "--all": everything, "--explain": explain, "--long": long}
     given = [flag for flag, value in (of_runs | shown).items() if value]
     _check_outputs(html, given)
     of_tables = next(filter(is_table, runs or ()), None)
@@ -103,20 +99,20 @@ def report(
     refuse_mistyped(runs or (), out)
     if model or prompts or added:
         raise SpecbenchError("--model, --prompts and --with require the name of a table", "see: specbench list tables")
-    if over or ruler:
+    if over:
         return _report_over(over, runs or (), out, fmt, to)
     layout |= {"everything": everything, "explain": explain, "long": long, "label": to and to.stem}
     _print_report(runs or (), out, fmt, to, html, baseline, layout)
 
 
 def _check_outputs(html: Path | None, given: Sequence[str]) -> None:
-    """Refuse a page without a name, and flags that --over and --ruler exclude."""
+    """Refuse a page without a name, and flags that --over excludes."""
     if html and str(html).startswith("--"):
         raise SpecbenchError("--html: no file is named", "for example: specbench report --html page.html")
     if html:
         opt.require_ending("--html", html, ".html", ".htm")
-    if given[1:] and given[0] in ("--over", "--ruler"):
-        raise SpecbenchError(f"{given[0]} excludes {given[1]}", "two commands write both")
+    if given[1:] and given[0] == "--over":
+        raise SpecbenchError(f"--over excludes {given[1]}", "two commands write both")
 
 
 def _print_report(
@@ -212,20 +208,15 @@ def methods(runs: opt.Runs = None, to: opt.To = None, out: opt.Out = "results") 
         write_or_print(entries, to.with_suffix(".bib"))
 
 
-def _report_over(over: str | None, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
-    """Print runs over their seeds, or without these the damage that their losses are like."""
-    if over not in (None, "seed") or fmt not in formats_with("over"):
-        raise SpecbenchError(f"--over takes seed; it and --ruler take the formats {enumerated(formats_with('over'))}")
-    from specbench.reporting.over import over_seeds, over_table, ruler_rows, ruler_table
+def _report_over(over: str, runs: Sequence[str], out: str, fmt: str, to: Path | None) -> None:
+    """Print runs over their seeds."""
+    if over != "seed" or fmt not in formats_with("over"):
+        raise SpecbenchError(f"--over takes seed, and the formats {enumerated(formats_with('over'))}")
+    from specbench.reporting.over import over_seeds, over_table
     from specbench.store.run_folders import find_runs
 
-    folders = find_runs(out, runs)
-    if over:
-        rows = over_seeds(folders)
-        table, records = over_table(rows), [row.record for row in rows]
-    else:
-        rows = ruler_rows(folders)
-        table, records = ruler_table(rows), list(map(vars, rows))
+    rows = over_seeds(find_runs(out, runs))
+    table, records = over_table(rows), [row.record for row in rows]
     if fmt == "markdown" and to is None and console.is_terminal():
         screen = console.stdout()
         return screen.print(terminal_table(replace(table, title="", notes=[table.title, *table.notes]), screen.width))

@@ -26,8 +26,6 @@ from specbench.system.downloads import offline
 from specbench.system.torch_device import AUTO
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from specbench.runs.plan import Plan
     from specbench.runs.run_progress import Reporter
 
@@ -109,7 +107,7 @@ def run(
     from specbench.runs.run_progress import Reporter
     from specbench.runs.runner import run_plans
 
-    reporter = Reporter() if values["quiet"].value else ProgressReporter(table=_live_table)
+    reporter = Reporter() if values["quiet"].value else ProgressReporter()
     _say_unequal(plans, reporter)
     summary = run_plans(plans, reporter)
     if as_json:
@@ -124,13 +122,6 @@ def run(
         console.say(
             f"These are {_FIRST_LOOK} prompts; all of the set: specbench run --decoder ar,sjd; then: specbench score"
         )
-
-
-def _live_table(folders: Sequence[Path]) -> RenderableType:
-    """How far the runs of this call are, above the bar."""
-    from specbench.reporting.status import status_of, status_table
-
-    return status_table(status_of(folders), console.stderr().width)
 
 
 def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:

@@ -77,20 +77,12 @@ class RecordedStep(NamedTuple):
 
     @property
     def outcome(self) -> StepOutcome:
-        first, columns, tokens, _, tested, accepted, facts, _ = self.verified
+        verified, proposal = self.verified, self.proposal
         return StepOutcome(
-            first,
-            columns,
-            tokens,
-            tested,
-            accepted,
-            self.proposal.positions,
-            self.positions,
-            self.steps,
-            facts,
-            self.proposal.q.shape[1],
-            self.tables,
-            self.by_depth,
+            **{name: getattr(verified, name) for name in ("first", "columns", "tokens", "tested", "accepted", "facts")},
+            **{name: getattr(self, name) for name in ("positions", "steps", "tables", "by_depth")},
+            predicted=proposal.positions,
+            drafts=proposal.q.shape[1],
         )
 
     def every_slot(self) -> Committed:
@@ -114,7 +106,7 @@ class RecordedStep(NamedTuple):
 
     def waiting(self) -> WaitingStep:
         """The step with copies of the distributions of its committed slots only, for which the host waits."""
-        verified, (_, _, q, tree, _, earlier) = self.verified, self.proposal
+        verified, q, tree, earlier = self.verified, self.proposal.q, self.proposal.tree, self.proposal.earlier
         width = max(to_host(verified.first)) + 1
         kind = tree, tuple(verified.facts), verified.p.shape[1], earlier is None
         waiting = WaitingStep(kind, self.outcome, _first_slots(verified.p, width))

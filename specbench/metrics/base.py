@@ -95,6 +95,7 @@ class Metric:
     summary: str  # one line for `specbench list metrics`, of a plug-in; those of specbench's own are in the catalogue
     better: Better = "higher"  # the values that are better
     kind: Kind = "plain"
+    unit: str = ""  # of its scores
     batch: int = 16  # images given to `features` at a time
     # where the class of a plug-in is, "package.module:NAME"; None for specbench's own
     class_reference: str | None = None

@@ -19,24 +19,20 @@ if TYPE_CHECKING:
 
 class MetricEntry(NamedTuple):
     """Catalogue entry of a metric: "module:class" of its code, a line for `specbench list metrics`, the first argument
-    of a class with several variants, and whether it needs no external files and is computed by default."""
+    of a class with several variants, whether it needs no external files and is computed by default, and what it leaves
+    out of a picture."""
 
     target: str
     summary: str
     variant: str | None = None
     bundled: bool = False
-
-
-_UNJUDGED = {
-    "shapes-detector": "backgrounds, how well objects are drawn, or objects that the caption does not name",
-    "geneval[hf-m2f]": "how well objects are drawn, or objects that the caption does not name",
-}
-"""What a detector's score of a picture leaves out."""
+    unjudged: str = ""
 
 
 def unjudged(metrics: Iterable[str]) -> list[str]:
-    """Sentences about what the detectors among these metrics do not judge."""
-    return [f"{name} does not judge {_UNJUDGED[name]}." for name in dict.fromkeys(metrics) if name in _UNJUDGED]
+    """Sentences about what these metrics leave out of a picture."""
+    told = {name: METRICS[name].unjudged for name in metrics if name in METRICS}
+    return [f"{name} does not judge {text}." for name, text in told.items() if text]
 
 
 _FRONT_ENDS = {
@@ -63,7 +59,8 @@ _CLIPS = {
 METRICS: dict[str, MetricEntry] = {
     "shapes-detector": MetricEntry("specbench.metrics.shapes:ShapesDetector",
         "fraction of images that match their caption by the exact detector of `shapes`, mean over categories",
-        bundled=True),
+        bundled=True,
+        unjudged="backgrounds, how well objects are drawn, or objects that the caption does not name"),
     "shapes-clip": MetricEntry("specbench.metrics.shapes:ShapesClip",
         "cosine similarity of image and caption under the small CLIP of `shapes`, mean over images", bundled=True),
     "shapes-frechet": MetricEntry("specbench.metrics.shapes:ShapesFrechet",
@@ -95,7 +92,8 @@ METRICS: dict[str, MetricEntry] = {
     "hpsv3": MetricEntry("specbench.metrics.packages:Hpsv3",
         "human preference score v3, mean over images; by the package hpsv3"),
     "geneval[hf-m2f]": MetricEntry("specbench.metrics.geneval:GenEval",
-        "fraction of images that fulfil the GenEval prompt by transformers' Mask2Former, mean over tags"),
+        "fraction of images that fulfil the GenEval prompt by transformers' Mask2Former, mean over tags",
+        unjudged="how well objects are drawn, or objects that the caption does not name"),
     "geneval2[qwen3-vl-8b]": MetricEntry("specbench.metrics.geneval2:GenEval2",
         "Soft-TIFA: probability of the right answers by Qwen3-VL-8B, geometric mean over a prompt's atoms, mean over "
         "images"),
@@ -142,7 +140,7 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "geneval": ("geneval[hf-m2f]",),
     "geneval2": ("geneval2[qwen3-vl-8b]",),
     "imagenet": PROTOCOLS["fid-50k"],
-    "t2i-compbench": tuple(name for name in METRICS if name.startswith("compbench[")),
+    "t2i-compbench": ("compbench[blip-vqa]", "compbench[clip-b32]"),
 }
 """What is computed of models other than `shapes` where no metric is named, by prompt set: what the papers of protocol
 `sjd` print of all sets (""), FID of the one with reference images, and a benchmark's own scores of its prompts."""
@@ -237,6 +235,8 @@ def _foreign(cls: Any, reference: str) -> Callable[..., Any]:
             for fact, values in (("better", get_args(Better)), ("kind", get_args(Kind))):
                 if (value := getattr(self, fact, values[0])) not in values:
                     raise ValueError(f"{fact} is {value!r:.40}, not {' or '.join(values)}")
+            if not isinstance(unit := getattr(self, "unit", ""), str):
+                raise TypeError(f"unit is {unit!r:.40}, not a text")
         name = getattr(self, "name", None)
         if not path_component(name) or name in METRICS:
             taken = "which is a metric of specbench" if path_component(name) else "which is no name"

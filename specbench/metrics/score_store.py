@@ -48,6 +48,7 @@ _SCORE_TYPES = {
     "cut": float | None,
     "edited": str | None,
     "prompts": int | None,
+    "unit": str | None,
 }
 _OVER_TAGS = ("geneval[hf-m2f]", "geneval[official]")
 # For scores of older files, which do not say it
@@ -69,7 +70,7 @@ def read_scores(folder: Path) -> list[dict[str, object]]:
 def _known_score(row: dict[str, object]) -> dict[str, object]:
     """Validate a row of a per-run file; a ValueError for one of others. The last columns are absent in old files, whose
     metrics with another direction or kind than a plug-in's are specbench's."""
-    row = dict.fromkeys(("note", "cut", "edited", "prompts", "better", "kind")) | row
+    row = dict.fromkeys(("note", "cut", "edited", "prompts", "unit", "better", "kind")) | row
     base = str(row.get("metric")).partition(":")[0].partition("[")[0]
     older = ("lower", "distance") if base in _DISTANCES else ("higher", _OLDER_KINDS.get(base, "plain"))
     row |= {name: row[name] or value for name, value in zip(("better", "kind"), older, strict=True)}
@@ -208,7 +209,7 @@ def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bo
     path = _scores_file(folder, metric)
     try:
         file = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES)))
-        read = {"images", "cut", "better", "kind"} & {*file.schema_arrow.names}
+        read = {"images", "cut", "better", "kind", "unit"} & {*file.schema_arrow.names}
         rows = file.read(columns=[*read]).to_pylist() if {"images", "cut"} <= read else ()
     except (pa.ArrowException, OSError, ValueError, SpecbenchError):
         return False
@@ -240,6 +241,7 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
             "edited": code and code.edited,
             "better": item.better or declared["better"],
             "kind": item.kind or declared["kind"],
+            "unit": declared["unit"] or None,
             "prompts": item.prompts or (features["prompt_id"].nunique() if item.n == len(features) else None),
         }
         for item in metric.scores(metric.statistics(features))
@@ -259,8 +261,8 @@ def write_run_scores(folder: Path, metric: Metric, images: pd.DataFrame) -> None
 
 
 def _declared(metric: Metric) -> dict[str, str]:
-    """Direction and kind of a metric's scores; a class of others may derive from nothing of specbench."""
-    return {name: getattr(metric, name, getattr(Metric, name)) for name in ("better", "kind")}
+    """Direction, kind and unit of a metric's scores; a class of others may derive from nothing of specbench."""
+    return {name: getattr(metric, name, getattr(Metric, name)) for name in ("better", "kind", "unit")}
 
 
 def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | None]:

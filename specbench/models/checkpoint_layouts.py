@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from specbench.errors import SpecbenchError
-from specbench.models import network_sizes as sizes
 from specbench.models.checkpoint_files import INDEX, MAX_JSON_BYTES, CheckpointFiles, Source, WantedFiles, local_folder
 from specbench.models.facts import ModelChoice
+from specbench.models.family_sizes import CHAMELEON_WORDS, default_sizes, llamagen_shape, network_size
 from specbench.models.hub_downloads import require_permission
+from specbench.models.network_sizes import SIZES, NetworkSize
 from specbench.system.digests import sha256_of
 from specbench.system.downloads import Download, offline
 from specbench.system.files import read_regular
 from specbench.system.json_values import parse_json
-
-_CHAMELEON_WORDS = 65_536
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,7 @@ class LayoutMark:
     test: Callable[[Path], bool]  # whether a folder is of this layout
     # other families that pass the test where a copy lacks their mark: there the user knows better
     shared: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()  # layouts whose folders pass the test, too
 
 
 def _model_type(*names: str) -> Callable[[Path], bool]:
@@ -69,7 +69,7 @@ def _chameleon(decodes: bool | None) -> Callable[[Path], bool]:
         if not str(config.get("model_type")).startswith("chameleon"):
             return False
         if decodes is None:
-            return isinstance(words, int) and words > _CHAMELEON_WORDS
+            return isinstance(words, int) and words > CHAMELEON_WORDS
         return _holds(folder, "model.vqmodel.decoder.") is decodes
 
     return test
@@ -110,23 +110,35 @@ LAYOUTS = {
         "emu3",
         "Emu3 as BAAI publishes it",
         lambda folder: _model_type("Emu3")(folder) or _any("emu3.tiktoken")(folder),
+        unless=("emu3.5", "emu3"),
     ),
     "lumina2": LayoutMark("lumina2", "lumina2", "Lumina-mGPT 2.0", _chameleon(decodes=None)),
-    "anole": LayoutMark("anole", "anole", "Anole converted for transformers", _chameleon(decodes=True)),
+    "anole": LayoutMark(
+        "anole", "anole", "Anole converted for transformers", _chameleon(decodes=True), unless=("lumina2",)
+    ),
     "anole-meta": LayoutMark(
         "anole",
         "anole",
         "a Chameleon model in Meta's layout",
         _any("models/7b/params.json", "params.json", "models/7b/consolidated*.pth", "consolidated*.pth"),
+        unless=("anole", "lumina2", "emu3", "emu3-baai", "emu3.5", "janus", "janus-deepseek"),
     ),
     "lumina": LayoutMark(
-        "lumina", "lumina, lumina-512, lumina-1024 or lumina-34b", "Lumina-mGPT", _chameleon(decodes=False)
+        "lumina",
+        "lumina, lumina-512, lumina-1024 or lumina-34b",
+        "Lumina-mGPT",
+        _chameleon(decodes=False),
+        unless=("anole-meta", "lumina2"),
     ),
     "tar": LayoutMark(
         "tar", "tar-1.5b or tar-7b", "Tar's language model", lambda folder: "num_scale_tokens" in _config(folder)
     ),
     "tar-dtok": LayoutMark(
-        "tar_dtok", "tar-dtok-256, tar-dtok-512 or tar-dtok-1024", "Tar's de-tokenizer", _any("ar_dtok_*.pth")
+        "tar_dtok",
+        "tar-dtok-256, tar-dtok-512 or tar-dtok-1024",
+        "Tar's de-tokenizer",
+        _any("ar_dtok_*.pth"),
+        unless=("tar",),
     ),
     "llamagen": LayoutMark(
         "llamagen",
@@ -134,19 +146,32 @@ LAYOUTS = {
         "LlamaGen text-to-image",
         _any("t2i_*.pt", "vq_ds16_t2i.pt"),
         ("tar", "tar_dtok"),
+        unless=("tar", "tar-dtok"),
     ),
     "llamagen-c2i": LayoutMark(
-        "llamagen_class", "llamagen-c2i-b to llamagen-c2i-3b", "LlamaGen by class", _any("c2i_*.pt", "vq_ds16_c2i.pt")
+        "llamagen_class",
+        "llamagen-c2i-b to llamagen-c2i-3b",
+        "LlamaGen by class",
+        _any("c2i_*.pt", "vq_ds16_c2i.pt"),
+        unless=("llamagen", "tar", "tar-dtok"),
     ),
     "glm": LayoutMark("glm", "glm-image", "GLM-Image", _any("vision_language_encoder/config.json")),
     "liquid": LayoutMark("liquid", "liquid", "Liquid", _model_type("gemma")),
-    "simplear": LayoutMark("simplear", "simplear or simplear-1.5b", "SimpleAR", _model_type("qwen2"), ("tar",)),
+    "simplear": LayoutMark(
+        "simplear",
+        "simplear or simplear-1.5b",
+        "SimpleAR",
+        _model_type("qwen2"),
+        ("tar",),
+        ("tar", "tar-dtok", "llamagen"),
+    ),
 }
 
 
 def recognise(folder: Path) -> str | None:
     """Name of the layout that a folder's files are in, None if it is none of the known ones."""
-    return next((name for name, mark in LAYOUTS.items() if mark.test(folder)), None)
+    held = [name for name, mark in LAYOUTS.items() if mark.test(folder)]
+    return next((name for name in held if not set(held) & set(LAYOUTS[name].unless)), None)
 
 
 def _refuse_unread(folder: Path, weights: str, family: str) -> None:
@@ -272,28 +297,7 @@ class ModelFiles:
         return next((layout for layout in self.layouts if layout.name == name), usual)
 
 
-_EMU3, _QWEN = (184_622, 4096, 14_336, 32, 32, 8), (151_936, 4096, 22_016, 32, 32)
-_CHAMELEON = (_CHAMELEON_WORDS, 4096, 11_008, 32, 32)
-_DEFAULTS = {
-    **dict.fromkeys(("anole", "lumina", "lumina2"), _CHAMELEON),
-    **dict.fromkeys(("simplear", "tar"), _QWEN),
-    **dict.fromkeys(("emu3", "emu35"), _EMU3),
-    **{"janus": (32_000, *_CHAMELEON[1:]), "glm": (168_064, 4096, 13_696, 40, 32, 2)},
-    **{"liquid": (264_192, 3072, 24_576, 28, 16, 16)},
-}
-"""What transformers takes for an entry that a configuration leaves out; without the last, as many as heads."""
-_HEAD_WIDTHS = {"liquid": 256, "emu35": 128}
-
-
-def default_sizes(family: str) -> dict[str, int]:
-    """`_DEFAULTS` by the names of a configuration."""
-    widths = {"head_dim": _HEAD_WIDTHS[family]} if family in _HEAD_WIDTHS else {}
-    return dict(zip(sizes.SIZES, _DEFAULTS[family], strict=False)) | widths
-
-
-def stored_size(
-    family: str, official: sizes.NetworkSize, folder: Path, source: Source | None = None
-) -> sizes.NetworkSize | None:
+def stored_size(family: str, official: NetworkSize, folder: Path, source: Source | None = None) -> NetworkSize | None:
     """The size of the checkpoint in `folder`; None where its files do not tell: whoever loads it says why. `source`: of
     LlamaGen, whose first file alone is this model's, in a folder that may hold several models."""
     try:
@@ -308,43 +312,43 @@ CONFIGS = ("config.json", "vision_language_encoder/config.json")
 """Where a repository keeps the configuration of its language model."""
 
 
-def _configured_size(family: str, folder: Path) -> sizes.NetworkSize:
+def _configured_size(family: str, folder: Path) -> NetworkSize:
     meta = next((path for path in (folder / "models/7b/params.json", folder / "params.json") if path.is_file()), None)
     if family == "anole" and meta:
         return _meta_size(_json_object(meta))
     config = _json_object(next((path for path in map(folder.joinpath, CONFIGS) if path.is_file()), folder / CONFIGS[0]))
     text = config.get("text_config", config.get("language_config", config))
     usual = default_sizes(family)
-    numbers = {name: value for name, value in (usual | text).items() if name in sizes.SIZES}
+    numbers = {name: value for name, value in (usual | text).items() if name in SIZES}
     numbers.setdefault("num_key_value_heads", numbers["num_attention_heads"])
     if min(map(int, numbers.values())) < 1 or numbers["hidden_size"] % numbers["num_attention_heads"]:
         raise ValueError("sizes that make no network")
-    size = sizes.network_size(family, *(int(numbers[name]) for name in sizes.SIZES))
+    size = network_size(family, *(int(numbers[name]) for name in SIZES))
     if family == "tar" and not text.get("tie_word_embeddings"):
         size = replace(size, head_rows=size.words)
     head = text.get("head_dim") or usual.get("head_dim", 0)
     return replace(size, head_width=int(head) if head * size.heads != size.width else 0)
 
 
-def _meta_size(content: Mapping) -> sizes.NetworkSize:
+def _meta_size(content: Mapping) -> NetworkSize:
     """Meta's `params.json`; the width of feed-forward layers follows from the others."""
     params = content.get("model", content)
     width, heads = params["dim"], params["n_heads"]
     least = int(params.get("ffn_dim_multiplier", 1) * int(8 * width / 3))
     unit = params.get("multiple_of", 256)
     inner = unit * -(-least // unit)
-    words, kv_heads = params.get("vocab_size", _CHAMELEON_WORDS), params.get("n_kv_heads") or heads
-    return sizes.network_size("anole", words, width, inner, params["n_layers"], heads, kv_heads)
+    words, kv_heads = params.get("vocab_size", CHAMELEON_WORDS), params.get("n_kv_heads") or heads
+    return network_size("anole", words, width, inner, params["n_layers"], heads, kv_heads)
 
 
-def _llamagen_size(files: CheckpointFiles, named: sizes.NetworkSize) -> sizes.NetworkSize:
+def _llamagen_size(files: CheckpointFiles, named: NetworkSize) -> NetworkSize:
     """LlamaGen has no configuration: the shapes of its tensors tell, which are mapped into memory rather than read."""
     from specbench.models.checkpoint_loading import read_tensors  # imports torch
 
     tensors = read_tensors(files)
-    codes, width, inner, layers, head = sizes.llamagen_shape(tensors, named)
+    codes, width, inner, layers, head = llamagen_shape(tensors, named)
     shape = codes, width, inner, layers, width // head, width // head
     if (classes := tensors.get("cls_embedding.embedding_table.weight")) is not None:
-        return sizes.network_size("llamagen_class", *shape, classes=len(classes) - 1)
+        return network_size("llamagen_class", *shape, classes=len(classes) - 1)
     caption, text_width = tensors["cls_embedding.uncond_embedding"].shape
-    return sizes.network_size("llamagen", *shape, text_width=text_width, caption=caption)
+    return network_size("llamagen", *shape, text_width=text_width, caption=caption)

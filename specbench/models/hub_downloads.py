@@ -279,41 +279,29 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
         return any(isinstance(reason, kinds) for reason in causes)
 
     answers = [response for reason in causes if (response := getattr(reason, "response", None)) is not None]
-    status, wait = (answers[0].status_code, asked_wait(answers[0].headers)[0]) if answers else (None, "")
     login, again = "hf auth login", "run the same command again"
     if of_kind(errors.HFValidationError):
         return f"--weights {repo}: neither a folder nor a hub id", "", BAD_INPUT
-    if of_kind(UnicodeEncodeError):
-        return f"{repo}: the token (HF_TOKEN) has characters that no token has", login, BAD_INPUT
     if of_kind(errors.GatedRepoError):
         return f"{repo} is gated: accept its terms on {place}/{repo}, then log in", login, MISSING_PREREQUISITE
     if of_kind(errors.RevisionNotFoundError):
         return f"{repo} has no revision '{revision}'", "name another one", MISSING_PREREQUISITE
-    if of_kind(errors.RepositoryNotFoundError) or status == 404:
-        return f"{repo} is not on {place}, or private", f"check the name, or: {login}", MISSING_PREREQUISITE
-    if status in (401, 403):
-        return f"{repo}: {place} refuses access ({status})", login, MISSING_PREREQUISITE
-    if status == 429:
-        what = f"{repo}: too many requests to {place} (429){wait}"
-        return what, f"{again} then; '{login}' raises the limit", FAILURE
-    if status:
-        return f"{repo}: {place} answers {status}{wait}", again, FAILURE
+    if answers and (status := answers[0].status_code) in (401, 403, 404):
+        what = f"{repo} is not on {place}, or not for you ({status})"
+        return what, f"check the name, or: {login}", MISSING_PREREQUISITE
+    if answers:
+        what = f"{repo}: {place} answers {status}{asked_wait(answers[0].headers)[0]}"
+        return what, f"{again} later" + f"; '{login}' raises the limit" * (status == 429), FAILURE
     for reason in causes:
-        if getattr(reason, "errno", None) in FULL:
-            return f"{repo}: {constants.HF_HUB_CACHE} is full", f"free space, and {again}", FAILURE
-        if isinstance(reason, OSError) and reason.filename:
-            what = f"{repo}: cannot use {reason.filename}: {reason.strerror}"
-            return what, "HF_HOME names another folder for downloads", MISSING_PREREQUISITE
+        if getattr(reason, "errno", None) in FULL or (isinstance(reason, OSError) and reason.filename):
+            what = f"{repo}: cannot use {reason.filename or constants.HF_HUB_CACHE}: {reason.strerror}"
+            return what, "free space, or name another folder: HF_HOME", MISSING_PREREQUISITE
     cause = (str(causes[-1]).splitlines() or [""])[0][:_MOST_SAID] or type(causes[-1]).__name__
-    if "CERTIFICATE_VERIFY_FAILED" in cause:
-        what = f"{repo}: the certificate of {place} cannot be verified"
-        return what, "set SSL_CERT_FILE to your CA bundle; 'python -m certifi' prints one", FAILURE
-    if of_kind(ValueError, LookupError, TypeError, AttributeError, AssertionError, errors.FileMetadataError):
-        page = " ".join(getattr(causes[-1], "doc", "").split())[: _MOST_SAID // 2]  # no JSON
-        answer = repr(page) if page else f"no {cause}" if of_kind(KeyError) else cause
-        what = f"{repo}: {place} answers what no hub does: {answer}"
-        return what, "a proxy, or a login page of this network? see HF_ENDPOINT", FAILURE
-    return f"{repo}: no answer from {place}: {cause}", again, FAILURE
+    return (
+        f"{repo}: no answer of a hub from {place}: {cause}",
+        f"{again}; behind a proxy: HF_ENDPOINT, SSL_CERT_FILE",
+        FAILURE,
+    )
 
 
 def _behind(error: BaseException) -> list[BaseException]:

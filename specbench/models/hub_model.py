@@ -17,7 +17,8 @@ from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import CheckpointFiles, Source, local_folder, read_json
 from specbench.models.checkpoint_layouts import Layout, ModelFiles, stored_size
 from specbench.models.facts import BYTES, TINY_BEFORE, TINY_GRID, ModelChoice, ModelFacts, require_torchao
-from specbench.models.network_sizes import NetworkSize, Size, network_size
+from specbench.models.family_sizes import glm_preview, network_size
+from specbench.models.network_sizes import NetworkSize, Size
 from specbench.specs.options import parse_size
 from specbench.specs.run_spec import Sampling
 from specbench.system.downloads import Download
@@ -282,12 +283,6 @@ _PLAIN = ("summary", "patch", "row_ends", "v_image", "caption_tokens", "classes"
 """Entries that are the model's fields as they stand."""
 
 
-def _glm_preview(height: int, width: int) -> tuple[tuple[int, int], ...]:
-    """GLM-Image's preview of a grid: about 256 tokens in its ratio, rounded down as its processor does."""
-    ratio = height / width
-    return ((int(math.sqrt(ratio) * 16), int(math.sqrt(1 / ratio) * 16)),)
-
-
 def _tuples(value: Any) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
@@ -322,7 +317,7 @@ def _model(
         grid=grid,
         sizes=sizes,
         second=tuple(second),
-        before=_glm_preview if "before" in entry else None,
+        before=glm_preview if "before" in entry else None,
         dtype="bfloat16",
         defaults=Sampling(**entry["sampling"]),
         network=network_size(entry["family"], **entry["network"]),

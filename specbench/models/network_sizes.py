@@ -1,10 +1,10 @@
-"""Sizes of the families' language models and of draft heads, and what follows from them: parameters, memory reads and
-operations of a forward. No torch here."""
+"""Sizes of language models and of draft heads, and what follows from them: parameters, memory reads and operations of a
+forward. No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 _BLOCK = 256  # Slots of a block of a KV cache
@@ -169,75 +169,3 @@ HEAD_SIZES = {
     "vertical": HeadSize(_vertical_weights),
 }
 """By kind of draft head."""
-
-
-_LLAMAGEN_HEADS = {768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
-"""Attention heads of the authors' sizes by width: their tensors do not tell."""
-
-
-def llamagen_shape(tensors: Mapping, named: NetworkSize) -> tuple[int, int, int, int, int]:
-    """Codes, width, width of a feed-forward layer, layers and width of a head in LlamaGen's tensors; of the last tells
-    their rotary table, else the authors' size of this width, else the `named` model."""
-    codes, width = tensors["output.weight"].shape
-    inner = len(tensors["layers.0.feed_forward.w1.weight"])
-    layers = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
-    if (table := tensors.get("freqs_cis")) is not None:
-        return codes, width, inner, layers, 2 * table.shape[1]
-    head = width // _LLAMAGEN_HEADS[width] if width in _LLAMAGEN_HEADS else named.head_size
-    return codes, width, inner, layers, head
-
-
-def network_size(
-    family: str, words: int, width: int, inner: int, layers: int, heads: int, kv_heads: int, **more: int
-) -> NetworkSize:
-    """The size of a family's network, by the numbers in `families/models.toml` or in a configuration; `more` are those
-    that only this family has."""
-    size = NetworkSize(words, width, inner, layers, heads, kv_heads)
-    return replace(size, **_BESIDES[family](size, **more))
-
-
-def _chameleon(size: NetworkSize) -> dict[str, int]:
-    """Chameleon: every head of queries and keys has a norm with bias."""
-    return {"layer_extra": 2 * (size.heads + size.kv_heads) * size.head_size, "head_rows": size.words}
-
-
-def _llamagen(size: NetworkSize, text_width: int = 2048, caption: int = 120) -> dict[str, int]:
-    """LlamaGen: a caption projection, and learned vectors of the unconditional caption."""
-    return {"extra": (text_width + size.width) * size.width + caption * text_width, "head_rows": size.words}
-
-
-def _janus(size: NetworkSize, codes: int = 16_384) -> dict[str, int]:
-    """Janus-Pro: image tokens have a table of eight numbers each, an aligner of two layers and a head of two."""
-    table, aligner = 8 * codes, (8 + 1) * size.width + (size.width + 1) * size.width
-    head = (size.width + 1) * size.width + codes
-    extra = table + aligner + head + codes * size.width
-    return {"extra": extra, "step_extra": aligner + head, "image_rows": codes}
-
-
-def _tar_detokenizer(size: NetworkSize, image_tokens: int, features: int = 1152, codes: int = 729) -> dict[str, int]:
-    """Tar's de-tokenizer, a LlamaGen with a projection of features and a vector for each position."""
-    return {"extra": (features + 1 + codes + image_tokens - 1) * size.width, "head_rows": size.words}
-
-
-def _qwen(size: NetworkSize, head_rows: int = 0) -> dict[str, int]:
-    """Qwen2 (SimpleAR, Tar): queries, keys and values have biases; mostly the head shares the token table."""
-    return {"layer_extra": size.query_width + 2 * size.key_width, "head_rows": head_rows}
-
-
-def _glm(size: NetworkSize, codes: int = 16_512) -> dict[str, int]:
-    """GLM-Image: four norms a layer, queries, keys and values with biases, and a head for image tokens alone."""
-    return {"layer_extra": size.query_width + 2 * size.key_width + 2 * size.width, "head_rows": codes}
-
-
-_BESIDES: Mapping[str, Callable[..., dict[str, int]]] = {
-    **dict.fromkeys(("anole", "lumina", "lumina2"), _chameleon),
-    **dict.fromkeys(("simplear", "tar"), _qwen),
-    **{"llamagen": _llamagen, "tar_dtok": _tar_detokenizer, "janus": _janus, "glm": _glm},
-    # learned vectors of the classes and of none
-    "llamagen_class": lambda size, classes=1000: {"extra": (classes + 1) * size.width, "head_rows": size.words},
-    "emu3": lambda size: {"head_rows": size.words},
-    # a norm that all heads of the queries share, and another for the keys
-    "emu35": lambda size: {"head_width": 128, "head_norms": 2, "head_rows": size.words},
-    "liquid": lambda size, **more: more,
-}
-"""What a family's network has besides the six sizes of every network."""

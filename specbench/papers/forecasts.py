@@ -14,7 +14,6 @@ from specbench.papers.table import SCORE, STEP_RATIOS, CellSettings, Row, Table
 from specbench.papers.table_files import load_table, load_tables, refuse_mistyped, table_names
 from specbench.reporting.columns import number
 from specbench.reporting.forecast import (
-    HEADS,
     Accepted,
     ForecastSetting,
     Printed,
@@ -125,9 +124,8 @@ def printed_elsewhere(accepted: Accepted) -> tuple[Printed, ...]:
         if row.settings.get("decoder") == accepted.decoder.name and (settings := row_settings(table, row)) is not None
         if (tokens := printed_tokens_per_step(table, row, find_model(settings.model))) is not None
     ]
-    if accepted.decoder.drafter in HEADS and accepted.decoder.lossless:
-        kind = "vertical" if accepted.decoder.head_kind == "vertical" else "eagle"
-        elsewhere += [Printed(*entry) for entry in printed_acceptances(kind)]
+    if accepted.decoder.head_kind and accepted.decoder.lossless:
+        elsewhere += [Printed(*entry) for entry in printed_acceptances(accepted.decoder.head_kind)]
     return tuple(entry for entry in elsewhere if entry.model != accepted.model and accepted.decoder.name != "ar")
 
 

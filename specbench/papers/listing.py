@@ -77,7 +77,7 @@ def decoder_rows() -> _Rows:
             "paper": PRESETS[name].paper,
             "equation": PRESETS[name].equation,
             "published_heads": {model: source.repo for model, source in PUBLISHED_HEADS.items()}
-            if spec.option("head") is not None and spec.head_kind == "eagle"
+            if spec.head_kind == "eagle"
             else {},
         }
         for name, spec in specs.items()

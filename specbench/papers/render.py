@@ -1,37 +1,30 @@
-"""Joined tables in any of the formats, and on a terminal: columns that do not fit beside the others stand in further
-panels below."""
+"""Joined tables in any of the formats, and on a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 from rich.console import Console, Group
-from rich.padding import Padding
 from rich.text import Text
 
 from specbench.errors import SpecbenchError
-from specbench.papers.formats import CELL_NUMBERS, HERE, OWN, PAPER, flat, records, text_table
+from specbench.papers.formats import CELL_NUMBERS, flat, records, text_table
 from specbench.papers.join import PaperTable
 from specbench.reporting.text_formats import csv_text
 from specbench.store.image_scores import parquet_bytes
 from specbench.system.json_values import json_text
 from specbench.system.table_formats import FORMATS, format_name, writer
 from specbench.system.text_tables import (
-    COLUMN_GAP,
     LATEX_NEEDS,
-    TextCell,
-    TextTable,
     escape,
     latex_label,
     latex_table,
     markdown_table,
-    packed,
-    panel,
+    terminal_table,
     tex,
 )
-
-_KIND, _LONGEST_LABEL = 6, 32
 
 
 def render_tables(tables: Sequence[PaperTable], fmt: str = "markdown", notes: bool = False) -> str | bytes:
@@ -99,29 +92,5 @@ def _arrow(name: str) -> pa.DataType:
 def terminal(joined: PaperTable, console: Console) -> Group:
     """What to print on a console of any width."""
     table = text_table(joined, intervals_apart=True)
-    labels = [*(row[0].text for row in table.rows), *(group for group, _ in table.groups if group)]
-    headings = table.headings[table.labels :]
-    widths = [
-        max(*(len(row[place].text) for row in table.rows), *(len(word) for word in heading.split()))
-        for place, heading in enumerate(headings, table.labels)
-    ]
-    longest = max(map(len, labels))
-    whole = longest + _KIND + 2 * COLUMN_GAP + sum(width + COLUMN_GAP for width in widths)
-    label = longest if whole <= console.width else min(longest, _LONGEST_LABEL)
-    panels = []
-    for chosen in packed(widths, console.width - label - _KIND - 2 * COLUMN_GAP):
-        shown = {table.labels + place: widths[place] for place in chosen}
-        drawn = panel(table.headings, {0: label, 1: _KIND, **shown}, _rows(table, shown), right=shown, dim=(1,))
-        panels.append(Padding(drawn, (0, 0, 1, 0)))
-    return Group(Text(table.title, style="bold"), Text(), *panels, *map(Text, table.notes))
-
-
-def _rows(table: TextTable, places: Collection[int]) -> Iterator[tuple[Sequence[TextCell], str | None]]:
-    """The printed lines, and the others that have a text at these places, each with its style."""
-    for group, rows in table.groups:
-        if group:
-            yield [TextCell(group)], "italic"
-        for row in rows:
-            kind = row[1].text
-            if kind == PAPER or any(row[place].text for place in places):
-                yield row, "cyan" if kind in (HERE, OWN) else None
+    shown = terminal_table(replace(table, title="", notes=()), console.width, dim=(1,))
+    return Group(Text(table.title, style="bold"), Text(), shown, Text(), *map(Text, table.notes))

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from specbench.errors import enumerated
-from specbench.metrics.catalog import bundled_metrics, default_metrics
-from specbench.models.facts import RANDOM
-from specbench.models.hub_model import MODELS
 from specbench.reporting.columns import FAILED_AUDIT, between, failed_audit, number
 from specbench.reporting.compare import CHANGE, corrected, scores_beside, stall_note
 from specbench.reporting.marks import window_of
 from specbench.reporting.row import Compared, ReportRow
 from specbench.specs.components import columns_fed
-from specbench.stats.intervals import FEW_UNITS, holm, is_real
+from specbench.stats.intervals import holm, is_real
 from specbench.store.run_info import read_info
 from specbench.system.monitor import BUSY_CORES
 
@@ -42,24 +37,10 @@ def answer(rows: Sequence[ReportRow]) -> list[str]:
         *(_apart(row) for row in apart),
         *_other_calls(timed),
         *_untimed(rows, against_ar),
-        *_gaps(rows),
-        *_unscored(rows),
         *(f"{_name(row)}: {copy} is a copy of it and left out." for row in rows for copy in row.copies or ()),
         *_unequal_windows(rows),
         *disturbances(rows),
     ]
-
-
-def _gaps(rows: Sequence[ReportRow]) -> list[str]:
-    """Lossless decoders whose NLL - H gap is beyond twice its error, as so many of those that were looked at."""
-    looked_at = [row for row in rows if _exact(row) and row.nll_gap_se and row.n >= FEW_UNITS]
-    beyond = [row for row in looked_at if abs(row.nll_gap.value) > 2 * row.nll_gap_se]
-    listed = ", ".join(f"{_name(row)} ({row.nll_gap.value:+.3f} ± {number(row.nll_gap_se, 3)})" for row in beyond)
-    sentence = (
-        f"NLL - H is beyond twice its error in {len(beyond)} of {len(looked_at)} lossless decoders: {listed}. Chance "
-        "alone puts one in 20 there. specbench audit tells whether one is lossless."
-    )
-    return [sentence] if beyond else []
 
 
 def _unequal_windows(rows: Sequence[ReportRow]) -> list[str]:
@@ -72,19 +53,6 @@ def _unequal_windows(rows: Sequence[ReportRow]) -> list[str]:
     listed = ", ".join(f"{name} {window}" for name, (window, *_) in windows.items())
     alike = len(set(map(frozenset, windows.values()))) < 2
     return [] if swept or alike else [f"Windows differ: {listed}. --window N gives all of them the same."]
-
-
-def _unscored(rows: Sequence[ReportRow]) -> list[str]:
-    """The default metrics of a real model's images that no run was scored by, and the command that scores them."""
-    model = rows[0].model
-    if RANDOM in model or model.partition("+")[0] not in {entry.name for entry in MODELS}:
-        return []
-    prompts = str(rows[0].setting["prompts"])
-    scored = {score.metric for row in rows for score in row.scores}
-    metrics = [name for name in default_metrics(model, prompts) if name not in (*bundled_metrics(), *scored)]
-    out = rows[0].folder.parent
-    place = "" if out == Path("results") else f" --out {shlex.quote(str(out))}"
-    return [f"Not scored by {', '.join(metrics)}; to score them: specbench score{place}"] if metrics else []
 
 
 def disturbances(rows: Sequence[ReportRow]) -> list[str]:

@@ -30,8 +30,6 @@ from specbench.system.device_peaks import Peak
 
 FORECAST = "forecast"  # The `kind` of every row
 PROMPT_TOKENS = 128  # Assumed elements of a prompt
-HEADS = ("eagle", "eagle-paths", "eagle-skips", "vertical", "vertical-coupled")
-"""Drafters with a head, whose drafting is modelled and not part of a run's overhead."""
 Range = tuple[float, float]
 
 
@@ -106,7 +104,8 @@ def accepted_lengths(folders: Sequence[Path]) -> list[Accepted]:
             raise SpecbenchError(what, "name the runs to forecast")
         if tokens is None:
             raise SpecbenchError(f"run {name} has no image yet", "run it, or name another run")
-        spans = ["verify_ms", "host_ms", *["draft_ms"] * (spec.decoder.drafter not in HEADS)]
+        # The drafting of a head is modelled, and not part of a run's overhead.
+        spans = ["verify_ms", "host_ms", *([] if spec.decoder.head_kind else ["draft_ms"])]
         timed = with_times(run.rows)
         beside = timed[spans].sum().sum() / timed["nfe"].sum() if spec.batch == 1 and len(timed) else None
         lengths.append(Accepted(f"run {name}", spec.model, spec.decoder, label(spec.decoder), tokens, beside))
@@ -194,8 +193,7 @@ def _numbers(length: Accepted, setting: ForecastSetting, assumed: Assumed) -> di
     prefill, single = ms(setting.forward(PROMPT_TOKENS, 0)), ms(setting.forward(1))
     forward = ms(setting.forward(columns, slots=model.stream))
     rounds = 1.0  # of drafting, per forward
-    if length.decoder.drafter == "eagle-skips":
-        interval = dict(length.decoder.options)["interval"]
+    if interval := dict(length.decoder.options).get("interval"):
         rounds = interval / (interval - 1)
     step = forward + rounds * sum(ms(level) for level in _drafting(length.decoder, setting)) + assumed.overhead
     seconds = (prefill + model.stream / assumed.tokens * step) / 1e3
@@ -222,7 +220,7 @@ def _drafting(decoder: DecoderSpec, setting: ForecastSetting) -> list[Forward]:
         size = Size(draft_weights(width) + model.v_image * width, 0, width)
         each = replace(setting.forward(1), size=size, moved=0.0, columns=1)
         return [at_once, *[each] * drafts] if drafts else []
-    if not decoder.drafter.startswith("eagle"):
+    if decoder.head_kind != "eagle":
         return []
     weights = network.layer_weights + 2 * network.width**2 + model.v_image * network.width
     head = Size(weights, setting.size.kv // network.layers, setting.size.attention // network.layers)
@@ -234,6 +232,8 @@ def _head_columns(options: Mapping[str, object]) -> list[int]:
     """Columns that an EAGLE head extrapolates, by depth: those with children."""
     if "paths" in options:
         return [1, *[int(options["paths"])] * (int(options["window"]) - 2)][: int(options["window"]) - 1]
+    if "tree" not in options:  # one that adapts, at its deepest
+        return [1] * (int(options["window"]) - 1)
     paths = node_paths(str(options["tree"]))
     return [len({path[:-1] for path in paths if len(path) == depth}) for depth in range(1, max(map(len, paths)) + 1)]
 
@@ -272,7 +272,7 @@ def assumptions(setting: ForecastSetting, accepted: Sequence[Accepted]) -> list[
         lines.append("Products with weights take the time measured there for their number of columns, at that share.")
     else:
         lines.append("Steps are compiled: otherwise a GPU waits for the program, and they take several times as long.")
-    if any(length.decoder.drafter.startswith("eagle") for length in accepted):
+    if any(length.decoder.head_kind == "eagle" for length in accepted):
         lines.append("A draft head is one layer, a projection and the output matrix, run once for each level.")
     if any(length.decoder.head_kind == "vertical" for length in accepted):
         lines.append(

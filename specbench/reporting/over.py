@@ -1,6 +1,4 @@
-"""Tables of several runs together: over seeds, with swept options as columns (`specbench report --over seed`), and
-score losses as known damage (`report --ruler`): the share of tokens that, replaced at random, costs as much.
-"""
+"""Tables of several runs together: over seeds, with swept options as columns (`specbench report --over seed`)."""
 
 from __future__ import annotations
 
@@ -13,13 +11,9 @@ import numpy as np
 import pandas as pd
 
 from specbench import stats
-from specbench.errors import SpecbenchError
 from specbench.metrics.score_store import pooled_score, read_scores
 from specbench.reporting.columns import MISSING, number, with_interval
 from specbench.reporting.comparability import Run, code_text, copies, is_ar, nearest_ar
-from specbench.reporting.compare import quality_rows
-from specbench.reporting.report_rows import report_rows
-from specbench.reporting.row import ReportRow, unique_names
 from specbench.specs.options import plain
 from specbench.store.run_folders import runs_in, setting_texts
 from specbench.store.run_info import identity_json
@@ -185,111 +179,3 @@ def _cell(pooled: Pooled | None, digits: int) -> str:
     spread = "" if pooled.spread is None else f" ± {number(pooled.spread, digits)}"
     estimate = stats.Estimate(pooled.value, pooled.low, pooled.high)
     return with_interval(estimate, digits, unit=spread, too_few=True)
-
-
-RULER_NOTE = (
-    "As if so many percent of the tokens were replaced by one of the 100 most probable at random: the share of the "
-    "decoder replace that loses as much, both against AR on the same prompts; its 95 % interval holds those of both "
-    "losses. A metric does not see damage where the loss falls beyond its intervals as the share grows. Where no "
-    "loss is shown at the largest share, more prompts may show one."
-)
-DamagePoint = tuple[float, float, float, float]
-"""A share of replaced tokens, and the loss of a metric with its interval."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Damage:
-    """A loss of a run as the share of the tokens that, replaced at random, costs as much; a bound beyond the ruler is
-    None."""
-
-    model: str = ""
-    label: str = ""
-    metric: str = ""
-    share: float | None = None
-    low: float | None = None
-    high: float | None = None
-    note: str | None = None  # why there is no share
-
-
-def ruler_rows(folders: Sequence[Path]) -> list[Damage]:
-    """The losses of each run that is neither AR nor `replace`, by metric."""
-    rows, damages = report_rows(folders), []
-    for setting in {str((row.model, row.setting)): None for row in rows}:
-        alike = [row for row in rows if str((row.model, row.setting)) == setting]
-        base = next((row for row in alike if row.decoder == "ar"), None)
-        rulers = [row for row in alike if row.decoder == "replace"]
-        if base is None or not rulers:
-            continue
-        points: dict[str, list[DamagePoint]] = {}
-        for row in rulers:
-            for metric, loss in _losses(base, row).items():
-                points.setdefault(metric, []).append((float(row.options["share"]), *loss))
-        for name, row in unique_names(alike).items():
-            if row.decoder not in ("ar", "replace"):
-                for metric, loss in _losses(base, row).items():
-                    measured = damage(loss, points.get(metric, []))
-                    damages.append(replace(measured, model=row.model, label=name, metric=metric))
-    if not damages:
-        what = "--ruler: no setting with AR, replace and another decoder that share a score with an interval"
-        shares = "replace:share=0.01,replace:share=0.02,replace:share=0.05,replace:share=0.1,replace:share=0.2"
-        raise SpecbenchError(what, f"specbench run --decoder ar,{shares} on the same prompts, then specbench score")
-    return damages
-
-
-def damage(loss: tuple[float, float, float], points: Sequence[DamagePoint]) -> Damage:
-    """The share of replaced tokens that loses as much; `points` need not be sorted."""
-    shares, value, low, high = (np.array(column) for column in zip((0.0, 0.0, 0.0, 0.0), *sorted(points), strict=True))
-    if len(points) < 2:
-        return Damage(note="fewer than two shares of replace")
-    if (np.maximum.accumulate(low) > high).any():
-        return Damage(note="does not see it")
-    if low[-1] <= 0:
-        seen = loss[1] > high[-1]
-        return Damage(note=f"more than {100 * shares[-1]:g}%" if seen else f"no loss shown at {100 * shares[-1]:g}%")
-    value = np.maximum(_growing(value), 0.0)
-    # The ends: the least loss on the steepest ruler, the largest on the flattest.
-    steep, flat = np.maximum.accumulate(high), np.maximum.accumulate(low)
-    ends = _share(loss[1], steep, shares), np.interp(loss[2], flat, shares)
-    beyond = [loss[1] > steep[-1], loss[2] > flat[-1]]
-    if loss[0] > value[-1]:
-        return Damage(low=float(ends[0]), note=f"more than {shares[-1]:.0%}")
-    low_end, high_end = (None if out else float(end) for end, out in zip(ends, beyond, strict=True))
-    return Damage(share=_share(loss[0], value, shares), low=low_end, high=high_end)
-
-
-def _growing(values: np.ndarray) -> np.ndarray:
-    """The values that do not fall and are nearest (isotonic regression)."""
-    each = range(len(values))
-    return np.array([max(min(values[i : k + 1].mean() for k in each[at:]) for i in each[: at + 1]) for at in each])
-
-
-def _share(loss: float, losses: np.ndarray, shares: np.ndarray) -> float:
-    """The least share that loses so much."""
-    steps, first = np.unique(losses, return_index=True)
-    return float(np.interp(loss, steps, shares[first]))
-
-
-def _losses(base: ReportRow, row: ReportRow) -> dict[str, tuple[float, float, float]]:
-    """Loss against AR by metric, with its interval; positive is worse."""
-    losses = {}
-    for score in quality_rows(base.folder, row.folder):
-        if score.estimate and None not in (values := (score.value, score.estimate.low, score.estimate.high)):
-            losses[score.name] = values if score.better == "lower" else (-values[0], -values[2], -values[1])
-    return losses
-
-
-def ruler_table(rows: Sequence[Damage]) -> TextTable:
-    """The rows of `ruler_rows` as texts: a line per decoder, a column per metric."""
-    metrics = list(dict.fromkeys(row.metric for row in rows))
-    lines: dict[tuple[str, str], dict[str, str]] = {}
-    for row in rows:
-        lines.setdefault((row.model, row.label), {})[row.metric] = _damage_cell(row)
-    cells = [[*key, *(cells.get(metric, MISSING) for metric in metrics)] for key, cells in lines.items()]
-    return plain_table(["model", "decoder", *metrics], cells, RULER_NOTE)
-
-
-def _damage_cell(row: Damage) -> str:
-    if row.share is None:
-        return row.note
-    low, high = ("..." if bound is None else f"{100 * bound:.1f}" for bound in (row.low, row.high))
-    return f"as if {100 * row.share:.1f} % [{low}, {high}]"

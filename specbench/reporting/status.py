@@ -1,4 +1,4 @@
-"""How far runs are: what `specbench status` prints, and what `specbench run` shows on a terminal while it decodes."""
+"""How far runs are (`specbench status`)."""
 
 from __future__ import annotations
 

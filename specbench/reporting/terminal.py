@@ -40,6 +40,7 @@ from specbench.reporting.image_tiles import tiles
 from specbench.reporting.report_rows import report_rows
 from specbench.reporting.row import ReportRow, record
 from specbench.reporting.sections import ReportTable, circumstances, definitions, sections, with_columns
+from specbench.specs.components import COMPONENT_KINDS
 from specbench.specs.presets import PRESETS
 from specbench.store.run_info import decoder_json, describe_point
 from specbench.store.run_store import RunStore
@@ -53,7 +54,6 @@ _LEFT = ("lossless", "audit")
 KEPT = ("decoder", "NFE", "speed-up [95 %]", "lossless")  # Columns that are shown even if all rows agree
 _ESSENTIAL = ("decoder", "NFE", "latency s", "speed-up [95 %]", "lossless")
 """Columns of the demonstration, and as many scores as stand beside them."""
-_CHOICES = ("drafter", "init", "verifier", "residual", "refine")
 
 
 def report_view(
@@ -131,7 +131,7 @@ def run_view(folder: Path) -> RenderableType:
             "decoder",
             [
                 (decoder["name"], exactness),
-                *((kind, decoder[kind]) for kind in _CHOICES),
+                *((kind, decoder[kind]) for kind in COMPONENT_KINDS),
                 *([("follows", card["method"])] if card["method"] else []),
             ],
         ),

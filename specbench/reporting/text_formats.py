@@ -203,7 +203,7 @@ def long_rows(rows: Sequence[ReportRow]) -> list[dict[str, object]]:
             numbers.append({**about, "number": name, **bounds, "n": n, "unit": units[name]})
         for score in row.scores:
             kept = {name: score.stored[name] for name in ("fingerprint", "value", "low", "high", "n")}
-            numbers.append({**about, "number": score.metric, **kept, "unit": ""})
+            numbers.append({**about, "number": score.metric, **kept, "unit": score.stored["unit"] or ""})
     return numbers
 
 

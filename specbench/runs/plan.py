@@ -184,9 +184,9 @@ class Draft(Asked):
 
 def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
     """Files of the decoder's draft head: given, bundled with the model, or published; None if it uses no head."""
-    head, bundled = decoder.option("head"), model.heads.get(decoder.head_kind)
-    if head is None:
+    if not decoder.head_kind:
         return None
+    head, bundled = decoder.option("head"), model.heads.get(decoder.head_kind)
     return HeadFiles(head or ("" if bundled else published_head(model.name, decoder.head_kind)), model.name, bundled)
 
 

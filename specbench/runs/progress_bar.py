@@ -1,10 +1,9 @@
-"""Progress of runs and scoring: a bar on a terminal and in a notebook, a plain line every few seconds elsewhere."""
+"""Progress of runs and scoring: a bar on a terminal, a plain line every few seconds elsewhere."""
 
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,40 +11,29 @@ from typing import TYPE_CHECKING
 from specbench.system import console
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
     from rich.progress import Progress as Bar
-
-_TABLE_EVERY_S, _TABLE_SHARE = 2.0, 20
-"""The table of the runs is redrawn after this time, and after this multiple of the time that drawing takes."""
 
 
 class ProgressReporter:
     """Progress of a runner (`specbench.runs.run_progress.Reporter`). `what`: is counted; `quick_s`: seconds below which
-    the end is not mentioned; `notes`: whether the runner's lines are printed; `table`: lays out how far runs are, above
-    the bar."""
+    the end is not mentioned; `notes`: whether the runner's lines are printed."""
 
-    def __init__(
-        self,
-        what: str = "images",
-        quick_s: float = 0.0,
-        notes: bool = True,
-        table: Callable[[Sequence[Path]], RenderableType] | None = None,
-    ):
-        self.what, self._quick_s, self._notes, self._table = what, quick_s, notes, table
+    def __init__(self, what: str = "images", quick_s: float = 0.0, notes: bool = True):
+        self.what, self._quick_s, self._notes = what, quick_s, notes
         self._console = console.stderr()
-        self._bar: Bar | _CellBar | None = None
+        self._bar: Bar | None = None
         self._failed, self._total, self._done, self._resumed = 0, 0, 0, 0
-        self._part, self._started, self._table_due = _Part(), time.monotonic(), 0.0
+        self._part, self._started = _Part(), time.monotonic()
         self._last_line = self._started
 
     def start(self, total: int, done: int, folders: Sequence[Path] = ()) -> None:
-        self._total, self._done, self._resumed, self._folders = total, done, done, folders
+        self._total, self._done, self._resumed = total, done, done
         self._started = self._last_line = time.monotonic()
         if done:
             self.note(f"{done} of {total} {self.what} already done")
         if total > done:
             self._show(description=self.what, total=total, completed=done, ahead="")
-            self._show_table()
 
     def row(self, run_id: str, row: Mapping[str, object]) -> None:
         self._done += 1
@@ -55,7 +43,6 @@ class ProgressReporter:
             failed = f" ({self._failed} failed)" if self._failed else ""
             name = run_id.rpartition("-")[0] + failed
             self._bar.update(self._task, completed=self._done, description=name, ahead=self._ahead().removeprefix(", "))
-            self._show_table()
         else:
             self._line(self._plain)
 
@@ -97,18 +84,10 @@ class ProgressReporter:
         if not console.has_bars(self._console):
             return
         if self._bar is None:
-            self._bar = _CellBar() if console.in_notebook() else _bar(self._console)
+            self._bar = _bar(self._console)
             self._task = self._bar.add_task("", ahead="")
             self._bar.start()
         self._bar.update(self._task, **shown)
-
-    def _show_table(self) -> None:
-        """Make the table above the bar anew, if it is due: between images, so that latencies do not show it."""
-        now = time.monotonic()
-        if self._bar is not None and self._table is not None and now >= self._table_due:
-            self._bar.above = self._table(self._folders)
-            took = time.monotonic() - now
-            self._table_due = now + took + max(_TABLE_EVERY_S, _TABLE_SHARE * took)
 
     def _line(self, text: Callable[[], str]) -> None:
         """A plain line, if the last one is old enough."""
@@ -161,53 +140,13 @@ def _ahead(done: float, left: float, since: float) -> str:
 def _bar(screen: Console) -> Bar:
     from rich import progress  # only for progress bars
 
-    class Bars(progress.Progress):
-        """Bars below what is laid out `above` them."""
-
-        above: RenderableType = ""
-
-        def get_renderables(self) -> Iterator[RenderableType]:
-            if self.above:
-                yield self.above
-            yield from super().get_renderables()
-
     columns = (
         progress.TextColumn("{task.description}"),
         progress.BarColumn(bar_width=None),
         progress.MofNCompleteColumn(),
         progress.TextColumn("{task.fields[ahead]}"),
     )
-    return Bars(*columns, console=screen, transient=True, expand=True, refresh_per_second=4)
-
-
-class _CellBar:
-    """tqdm's bar of a notebook, with the calls of rich's that are used here; the pace and the time left are its own."""
-
-    above: RenderableType = ""
-
-    def __init__(self) -> None:
-        with warnings.catch_warnings(action="ignore"):  # it warns where ipywidgets is missing
-            from tqdm.auto import tqdm  # only in a notebook: its bar if ipywidgets is there, else lines
-
-        self._bar = tqdm(leave=False)
-
-    def add_task(self, description: str, **_: object) -> int:
-        return 0
-
-    def start(self) -> None: ...
-
-    def update(
-        self, _task: int, total: int | None = None, completed: float = 0, description: str = "", **_: object
-    ) -> None:
-        if total is not None:
-            self._bar.reset(total)
-        if description:
-            self._bar.set_description(description, refresh=False)
-        self._bar.n = round(completed, 2)
-        self._bar.refresh()
-
-    def stop(self) -> None:
-        self._bar.close()
+    return progress.Progress(*columns, console=screen, transient=True, expand=True, refresh_per_second=4)
 
 
 class ScoreProgress:

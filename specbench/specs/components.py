@@ -96,7 +96,7 @@ def columns_fed(options: Mapping[str, object]) -> int:
     window = int(str(options.get("window", 1)))
     if "levels" in options:
         children = int(str(options["siblings"]))
-        return window + sum(children**level - 1 for level in range(1, min(int(str(options["levels"])), window)))
+        return window + sum(int(children**level) - 1 for level in range(1, min(int(str(options["levels"])), window)))
     if "paths" in options:
         return 1 + int(str(options["paths"])) * (window - 1)
     return window + (int(str(options.get("siblings", 1))) - 1) * min(int(str(options.get("depth", window))), window - 1)

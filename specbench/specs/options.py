@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from specbench import names
 from specbench.errors import SpecbenchError
@@ -50,7 +51,7 @@ class Option:
     def type(self) -> type:
         return type(self.default)
 
-    def parse(self, value: object) -> int | float | str | bool:
+    def parse(self, value: object) -> Any:
         """Parse `value`, text from the command line or already typed, into this option's type."""
         kind = self.type
         try:
@@ -129,7 +130,7 @@ def plain(value: object) -> str:
 _NOUN = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 
 
-def _read(kind: type, value: object) -> int | float | str | bool:
+def _read(kind: type, value: object) -> Any:
     if kind is bool:
         if isinstance(value, bool):
             return value

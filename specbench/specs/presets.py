@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from specbench import names
 from specbench.errors import SpecbenchError, read_name, unknown_name
-from specbench.specs.components import ANY_TAIL, CHOICES, DRAFTERS, WRITTEN, Component
-from specbench.specs.options import Option
+from specbench.specs.components import ANY_TAIL, CHOICES, DRAFTERS, WRITTEN
+from specbench.specs.options import Component, Option
 from specbench.system.foreign_code import Code, code_of
 from specbench.system.plugins import load_plugin, load_user_object, plugins
 
@@ -66,8 +66,8 @@ class DecoderSpec:
 
     @property
     def head_kind(self) -> str:
-        """Kind of the draft head that the decoder would use."""
-        return DRAFTERS[self.drafter].head_kind or self.drafter
+        """Kind of the draft head that the decoder would use; empty without one."""
+        return (DRAFTERS[self.drafter].head_kind or self.drafter) if "head" in dict(self.options) else ""
 
     @property
     def biased_elsewhere(self) -> bool:
@@ -187,7 +187,7 @@ def define_decoder(
     return register
 
 
-_Part = TypeVar("_Part")
+_Part = TypeVar("_Part", bound=Callable[..., object])
 _defined: set[str] = set()  # Names of decoders that `define_decoder` made
 _imported: dict[str, str] = {}
 """Names of the decoders of user modules, by reference; a module and its decoder may have the same name."""

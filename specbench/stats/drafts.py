@@ -122,7 +122,8 @@ def _slots(column: pd.Series) -> pd.Series:
 def _offsets(step: np.ndarray) -> np.ndarray:
     """Window offset of each token [N] in the `step` that committed it."""
     starts = np.flatnonzero(np.diff(step, prepend=0))
-    return np.arange(len(step)) - np.repeat(starts, np.diff(starts, append=len(step)))
+    offsets: np.ndarray = np.arange(len(step)) - np.repeat(starts, np.diff(starts, append=len(step)))
+    return offsets
 
 
 def _offset_totals(counts: pd.Series) -> np.ndarray:
@@ -132,7 +133,7 @@ def _offset_totals(counts: pd.Series) -> np.ndarray:
         lengths = pc.list_value_length(lists).drop_null().to_numpy()
         offsets = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
         totals_of_chunks.append(np.bincount(offsets, pc.list_flatten(lists).to_numpy()).astype(np.int64))
-    totals = np.zeros(max(map(len, totals_of_chunks), default=0), np.int64)
+    totals: np.ndarray = np.zeros(max(map(len, totals_of_chunks), default=0), np.int64)
     for chunk in totals_of_chunks:
         totals[: len(chunk)] += chunk
     return totals

@@ -151,16 +151,17 @@ def _independent(ones: pd.Series, clusters: pd.Series) -> float:
     if not error:
         return prompts
     n, t = len(ones), stdtrit([len(ones) - 1, prompts - 1], UPPER_QUANTILE)
-    return min(n, round((t[0] / t[1]) ** 2 * n / (n - 1) * share * (1 - share) / error**2, 6))
+    return min(float(n), round(float(t[0] / t[1]) ** 2 * n / (n - 1) * share * (1 - share) / error**2, 6))
 
 
 def mean_of_estimates(parts: Sequence[Estimate]) -> Estimate:
     """Unweighted mean of independent estimates, with the MOVER interval."""
     value = float(np.mean([part.value for part in parts]))
-    if any(part.low is None for part in parts):
+    bounded = [(part.value, part.low, part.high) for part in parts if part.low is not None and part.high is not None]
+    if len(bounded) < len(parts):
         return Estimate(value)
-    below = math.sqrt(sum((part.value - part.low) ** 2 for part in parts)) / len(parts)
-    above = math.sqrt(sum((part.high - part.value) ** 2 for part in parts)) / len(parts)
+    below = math.sqrt(sum((middle - low) ** 2 for middle, low, _ in bounded)) / len(parts)
+    above = math.sqrt(sum((high - middle) ** 2 for middle, _, high in bounded)) / len(parts)
     return Estimate(value, value - below, value + above)
 
 
@@ -253,11 +254,11 @@ def _power(effect: float, n: int) -> float:
 
 def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[float, float | None, int]:
     """Mean, its cluster-robust standard error (None for a single cluster), and the number of clusters."""
-    values = np.asarray(values, dtype=np.float64)
-    mean = float(values.mean())
-    sums = pd.Series(values - mean).groupby(_keys(clusters), sort=False).sum().to_numpy()
+    each = np.asarray(values, dtype=np.float64)
+    mean = float(each.mean())
+    sums = pd.Series(each - mean).groupby(_keys(clusters), sort=False).sum().to_numpy()
     n = len(sums)
-    return mean, None if n < 2 else math.sqrt(n / (n - 1) * np.square(sums).sum()) / len(values), n
+    return mean, None if n < 2 else math.sqrt(n / (n - 1) * np.square(sums).sum()) / len(each), n
 
 
 def _keys(clusters: Sequence[Hashable]) -> pd.api.extensions.ExtensionArray | np.ndarray:

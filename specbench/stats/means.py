@@ -32,7 +32,8 @@ def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
     if name == "perplexity":
         if (logp := interval("logp_mean", rows)) is None:
             return None
-        return Estimate(*(None if mean is None else float(np.exp(-mean)) for mean in (logp.value, logp.high, logp.low)))
+        low, high = (None if x is None else float(np.exp(-x)) for x in (logp.high, logp.low))
+        return Estimate(float(np.exp(-logp.value)), low, high)
     if (influences := _influences(name, rows)) is None:
         return None
     value, gaps = influences
@@ -45,10 +46,10 @@ def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
 def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Difference | None:
     """Compute a difference in one of `MEANS`, run minus baseline, over common images; None without such images."""
     common = rows[_KEY].merge(baseline[_KEY], on=_KEY)
-    sides = [_influences(name, common.merge(side, on=_KEY)) for side in (rows, baseline)]
-    if None in sides:
+    first, second = (_influences(name, common.merge(side, on=_KEY)) for side in (rows, baseline))
+    if first is None or second is None:
         return None
-    (mine, gaps), (theirs, others) = sides
+    (mine, gaps), (theirs, others) = first, second
     if not (math.isfinite(mine) and math.isfinite(theirs)):
         return None
     both = (gaps - others).dropna()

@@ -34,4 +34,7 @@ class Number:
         """The two totals of a mean, per image."""
         if self.per_image:
             return self.per_image(rows), pd.Series(1.0, rows.index)
-        return (rows[self.ratio[0]], rows[self.ratio[1]]) if self.ratio else self.totals(rows)
+        if self.totals:
+            return self.totals(rows)
+        top, bottom = self.ratio or ("", "")
+        return rows[top], rows[bottom]

@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 from scipy.special import kolmogi, ndtr, stdtrit
@@ -126,7 +127,7 @@ def all_tests(tokens: Tokens) -> Iterator[Test]:
 
 def groupings(tokens: Tokens) -> dict[str, tuple[Sequence[str], np.ndarray]]:
     """By kind, the groups' names and [K, M] the number of each token's group, a function of the past."""
-    groups = {"all": ([""], np.zeros(tokens.entropy.shape, int))}
+    groups: dict[str, Any] = {"all": ([""], np.zeros(tokens.entropy.shape, int))}
     if tokens.place is not None:
         groups["place"] = (_names(PLACES, whole=True), np.searchsorted(PLACES, tokens.place, side="right") - 1)
     # Rounding may put the entropy of a one-hot p just below 0.
@@ -158,7 +159,7 @@ def deviation(tokens: Tokens, candidates: Sequence[tuple[str, str]]) -> Deviatio
     selects the (order, grouping) out of `candidates`, the points t and their signs; the other half measures. So chance
     is not mistaken for deviation: the estimate is 0 on average for an exact sampler. Tokens without a value count as 0.
     """
-    half = np.arange(len(tokens.entropy)) % 2
+    half: np.ndarray = np.arange(len(tokens.entropy)) % 2
     groups = groupings(tokens)
     gains, chosen = np.zeros(len(half)), candidates[0]
     for measured in (0, 1):
@@ -191,11 +192,12 @@ def _choose(u: np.ndarray, group: np.ndarray) -> tuple[dict[int, tuple[float, in
 
 def _measure(u: np.ndarray, group: np.ndarray, points: Mapping[int, tuple[float, int]]) -> np.ndarray:
     """[K] per image, the mean over its tokens of sign (1(u <= t) - t)."""
-    gain = np.zeros(u.shape)
+    gain: np.ndarray = np.zeros(u.shape)
     for number, (t, sign) in points.items():
         here = (group == number) & ~np.isnan(u)
         gain[here] = sign * ((u[here] <= t) - t)
-    return gain.mean(1)
+    means: np.ndarray = gain.mean(1)
+    return means
 
 
 def detectable(tokens: Tokens, level: float) -> float:

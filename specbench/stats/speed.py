@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import pandas as pd
 
@@ -93,7 +94,7 @@ class SpeedUp:
 
     # total, steps, window_cost, overhead: see `speedup`, `step_ratio`, `window_cost`, `overhead`
     total: Estimate
-    steps: float
+    steps: float | None
     window_cost: float
     overhead: float
     end_to_end: float | None  # the same ratio for the end-to-end latency
@@ -150,7 +151,7 @@ def overhead(pairs: pd.DataFrame) -> float:
     return float(mine / (pairs["latency_ms_base"].sum() / pairs["target_ms_base"].sum()))
 
 
-def roofline_ratio(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
+def roofline_ratio(rows: pd.DataFrame, floor: Mapping[str, Any] | None) -> float | None:
     """Roofline ratio: time of the decode loop over the roofline time of the same target forwards, both summed over
     images; below 1 the device's measured peaks are too low, and reports leave the ratio out. The roofline time is the
     larger of bytes read (weights once per forward, KV cache of the image tokens once per row and forward) over memory
@@ -165,7 +166,7 @@ def roofline_ratio(rows: pd.DataFrame, floor: Mapping | None) -> float | None:
     return ratio_or_none(loop.sum(), floor_ms(rows, floor).sum())
 
 
-def floor_ms(rows: pd.DataFrame, floor: Mapping) -> pd.Series:
+def floor_ms(rows: pd.DataFrame, floor: Mapping[str, Any]) -> pd.Series:
     """Roofline time in milliseconds per image, see `roofline_ratio`."""
     size, rows_per_image = Size(**floor["size"]), floor["rows_per_image"]
     nfe = rows["nfe"]

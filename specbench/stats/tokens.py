@@ -51,7 +51,7 @@ def logp_mean(rows: pd.DataFrame) -> float | None:
 def logp_std(rows: pd.DataFrame) -> float | None:
     """Std of log p: standard deviation over all free tokens."""
     n, mean = rows["free_tokens"].sum(), logp_mean(rows)
-    if n < 2 or not math.isfinite(mean):
+    if n < 2 or mean is None or not math.isfinite(mean):
         return None
     of_image = rows["logp_sum"] / rows["free_tokens"].clip(lower=1)
     between = (rows["free_tokens"] * (of_image - mean) ** 2).sum()
@@ -94,7 +94,7 @@ def nll_gap_se(rows: pd.DataFrame) -> float | None:
     """Standard error of the NLL - H gap over independent images; None for one image, or an infinite gap."""
     excess, tokens = _excess(rows)
     n, mean = len(tokens), nll_gap(rows)
-    if n < 2 or not math.isfinite(mean):
+    if n < 2 or mean is None or not math.isfinite(mean):
         return None
     squares = np.square(excess - mean * tokens).sum()
     return float(math.sqrt(n / (n - 1) * squares) / tokens.sum())

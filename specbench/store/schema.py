@@ -78,14 +78,13 @@ _OWNER = _TABLES.pop("OWNER")
 IMAGE_TABLE = _declared(**_TABLES.pop("samples"))
 FILE_KINDS = {place: _declared(**table) for place, table in _TABLES.items()}
 """Every kind of parquet file, by its place; a glob matches files of one kind only."""
-SAMPLES, TRACES, IMAGE_SCORES, RUN_SCORES, REPORT, LONG_REPORT = FILE_KINDS.values()
+TABLES = {kind.metadata[b"specbench.kind"].decode(): kind for kind in (*FILE_KINDS.values(), IMAGE_TABLE)}
+"""Declared tables by name, whether they are files or not."""
+SAMPLES, TRACES, IMAGE_SCORES = (TABLES[name] for name in ("images", "traces", "image scores"))
+RUN_SCORES, REPORT, LONG_REPORT = (TABLES[name] for name in ("run scores", "report", "numbers"))
 """In `SAMPLES` all but `schema`, the key, `prompt`, `seed`, `status`, `started_at` and `OWNER` may be null. The store
 itself fills in `OWNER`. `run_info.SCHEMA_VERSION` lists what older versions lack. `run --trace` writes
 `TRACES`; an image's trace has the `started_at` of its sample row."""
-
-
-TABLES = {kind.metadata[b"specbench.kind"].decode(): kind for kind in (*FILE_KINDS.values(), IMAGE_TABLE)}
-"""Declared tables by name, whether they are files or not."""
 
 
 def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) -> dict[str, object]:

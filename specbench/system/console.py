@@ -87,14 +87,8 @@ def is_terminal() -> bool:
 
 
 def has_bars(screen: Console) -> bool:
-    """Whether progress is a bar on `screen` or in a notebook, as opposed to lines."""
-    return progress_shown() and (in_notebook() or (screen.is_terminal and not screen.is_dumb_terminal))
-
-
-def in_notebook() -> bool:
-    """Whether this process runs the cells of a notebook."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return type(shell).__name__ == "ZMQInteractiveShell"
+    """Whether progress is a bar on `screen`, as opposed to lines."""
+    return progress_shown() and screen.is_terminal and not screen.is_dumb_terminal
 
 
 @contextmanager
@@ -102,7 +96,7 @@ def transfer(what: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show the progress of downloads: a bar on a terminal, a line every few seconds elsewhere. Yields a function of
     bytes received and bytes in all, None if unknown."""
     terminal = stderr()
-    if not has_bars(terminal) or in_notebook():
+    if not has_bars(terminal):
         yield _transfer_lines(what)
         return
     from rich import progress  # only for progress bars

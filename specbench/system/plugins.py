@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 from specbench.errors import PARTIAL, SpecbenchError
 from specbench.system.console import one_line
@@ -105,7 +106,7 @@ def _entry_points(kind: str) -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=f"specbench.{kind}"))
 
 
-def load_plugin(kind: str, name: str, check: Callable[[object], bool], expected: str) -> object | None:
+def load_plugin(kind: str, name: str, check: Callable[[object], bool], expected: str) -> Any:
     """Load the object of one entry point; None with a `PluginWarning` if it is broken or not `expected`."""
     point = plugins(kind)[name]
     try:

@@ -19,8 +19,8 @@ _MODULES = {
     "comparison": "reporting.text_formats",
     "over": "reporting.over",
 }
-"""Where the writers of each kind of output are: reports of runs, papers' tables, two runs compared, and runs together
-(`report --over`, `--ruler`)."""
+"""Where the writers of each kind of output are: reports of runs, papers' tables, two runs compared, and runs over
+their seeds (`report --over`)."""
 
 
 @dataclass(frozen=True)

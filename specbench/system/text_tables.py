@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from specbench.system.console import one_line, printable
 LATEX_NEEDS = "% needs \\usepackage{booktabs}\n"
 _NO_CELL = "-"
 COLUMN_GAP = 2
-_WHOLE, _NARROWEST = 28, 12  # Table cells up to this width are not wrapped while another panel can be opened
+_WHOLE = 28  # Table cells up to this width are not wrapped while another panel can be opened
 
 
 class TextCell(NamedTuple):
@@ -177,103 +177,64 @@ def tex(text: str) -> str:
     return "".join(_TEX.get(character, character) for character in one_line(text))
 
 
-def terminal_table(table: TextTable, width: int, left: Container[str] = ()) -> Group:
+def terminal_table(table: TextTable, width: int, left: Container[str] = (), dim: Container[int] = ()) -> Group:
     """Lay out for a terminal of `width` characters: cells wrap between words only, the columns that do not fit stand in
-    a panel below. Each panel repeats the first column; rows without a further text stand in the first. `left`: headings
-    of columns aligned left, besides the first."""
+    a panel below. Each panel repeats the labels; rows without a further text stand in the first. `left`: headings of
+    columns aligned left, besides the labels; `dim`: places of pale columns."""
     headings = [one_line(text) for text in table.headings]
-    rows = [[cell._replace(text=one_line(cell.text)) for cell in row] for row in table.rows]
-    least, most, ideal, first = _measured(headings, rows, width)
-    # A first column that wraps more may leave room for all others beside it.
-    narrow = range(first, max(least[0], _NARROWEST) - 1, -1)
-    first = min(narrow or [first], key=lambda wide: (len(packed(ideal[1:], width - wide - COLUMN_GAP)), -wide))
+    rows = [
+        [cell._replace(text=one_line(cell.text)) for cell in row]
+        for group, lines in table.groups
+        for row in ([[TextCell(group)]] if group else []) + list(lines)
+    ]
+    widths = _widths(headings, rows, width, table.labels)
     panels = []
-    for run in packed(ideal[1:], width - first - COLUMN_GAP) or [[]]:
-        chosen = [1 + place for place in run]
-        widths = _widened(chosen, least, most, ideal, width - first - COLUMN_GAP, headings)
-        shown = [row for row in rows if not panels or any(row[place].text not in ("", _NO_CELL) for place in chosen)]
-        places = dict(zip((0, *chosen), (first, *widths), strict=True))
-        right = [place for place in chosen if headings[place] not in left]
-        panels.append(panel(headings, places, ((row, None) for row in shown), right))
+    for run in _panels(widths, width, table.labels) or [[]]:
+        drawn = Table(box=None, header_style="bold", padding=(0, COLUMN_GAP, 0, 0), pad_edge=False)
+        for place in (*range(table.labels), *run):
+            fits, at_left = len(headings[place]) <= widths[place], place < table.labels or headings[place] in left
+            drawn.add_column(
+                Text(headings[place] if fits else headings[place].replace(" [", "\n[")),
+                width=widths[place],
+                justify="left" if at_left else "right",
+                overflow="fold",
+                style="dim" if place in dim else "",
+            )
+        for row in rows:
+            cells = [row[place] for place in (*range(table.labels), *run) if place < len(row)]
+            if not panels or len(row) == 1 or any(row[place].text not in ("", _NO_CELL) for place in run):
+                style = "italic" if len(row) == 1 else None
+                drawn.add_row(*(Text(text, style="bold" if bold else "") for text, bold in cells), style=style)
+        panels.append(drawn)
     spaced = (Padding(panel, (0, 0, 0 if panel is panels[-1] else 1, 0)) for panel in panels)
     notes = (Text(one_line(text), style="dim") for text in table.notes)
     return Group(*([Text(f"{one_line(table.title)}:")] if table.title else ()), *spaced, *notes)
 
 
-def panel(
-    headings: Sequence[str],
-    widths: Mapping[int, int],
-    rows: Iterable[tuple[Sequence[TextCell], str | None]],
-    right: Container[int],
-    dim: Container[int] = (),
-) -> Table:
-    """The columns at some places in these widths, rows with their style."""
-    drawn = Table(box=None, header_style="bold", padding=(0, COLUMN_GAP, 0, 0), pad_edge=False)
-    for place, width in widths.items():
-        heading = headings[place] if len(headings[place]) <= width else headings[place].replace(" [", "\n[")
-        justify, style = "right" if place in right else "left", "dim" if place in dim else ""
-        drawn.add_column(Text(heading), width=width, justify=justify, overflow="fold", style=style)
-    for row, style in rows:
-        cells = (row[place] for place in widths if place < len(row))
-        drawn.add_row(*(Text(text, style="bold" if bold else "") for text, bold in cells), style=style)
-    return drawn
-
-
 def panel_count(table: TextTable, width: int) -> int:
     """Into how many panels `terminal_table` cuts the table."""
-    _, _, ideal, first = _measured(table.headings, table.rows, width)
-    return len(packed(ideal[1:], width - first - COLUMN_GAP))
+    return len(_panels(_widths(table.headings, table.rows, width, table.labels), width, table.labels))
 
 
-def packed(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Columns in runs whose widths fit into `room`; a column that is too wide stands alone."""
-    runs: list[list[int]] = []
-    for place, width in enumerate(widths):
-        if runs and sum(widths[other] + COLUMN_GAP for other in runs[-1]) + width <= room:
-            runs[-1].append(place)
+def _panels(widths: Sequence[int], width: int, labels: int) -> list[list[int]]:
+    """Places of the columns of each panel; a column that is too wide stands alone."""
+    room = width - sum(wide + COLUMN_GAP for wide in widths[:labels])
+    panels: list[list[int]] = []
+    for place, wide in enumerate(widths[labels:], labels):
+        if panels and sum(widths[other] + COLUMN_GAP for other in panels[-1]) + wide <= room:
+            panels[-1].append(place)
         else:
-            runs.append([place])
-    return runs
+            panels.append([place])
+    return panels
 
 
-def _measured(
-    headings: Sequence[str], rows: Sequence[Sequence[TextCell]], width: int
-) -> tuple[list[int], list[int], list[int], int]:
-    """Widths of each column: the least, that of unwrapped cells, the one wanted; and that of the first column."""
-    columns = [[heading, *(row[place].text for row in rows)] for place, heading in enumerate(headings)]
+def _widths(headings: Sequence[str], rows: Sequence[Sequence[TextCell]], width: int, labels: int) -> list[int]:
+    """Width of each column: of unwrapped cells if all columns fit, else at most `_WHOLE` or its longest word; labels
+    take half of the terminal at most."""
+    columns = [[heading, *(row[place].text for row in rows if len(row) > 1)] for place, heading in enumerate(headings)]
     least = [min(width, max(len(word) for text in column for word in (*text.split(), ""))) for column in columns]
-    most = [max(map(len, (*column[1:], *column[0].split()))) for column in columns]
-    most = [max(pair) for pair in zip(least, most, strict=True)]
+    most = [max(small, *map(len, (*column[1:], ""))) for small, column in zip(least, columns, strict=True)]
+    if sum(most) + COLUMN_GAP * (len(most) - 1) <= width:
+        return most
     ideal = [max(small, min(large, _WHOLE)) for small, large in zip(least, most, strict=True)]
-    first = min(ideal[0], max(least[0], width // 2))
-    return least, most, ideal, max(first, min(most[0], width - sum(most[1:]) - COLUMN_GAP * (len(most) - 1)))
-
-
-def _widened(
-    chosen: Sequence[int],
-    least: Sequence[int],
-    most: Sequence[int],
-    ideal: Sequence[int],
-    room: int,
-    headings: Sequence[str],
-) -> list[int]:
-    """Widths of one panel's columns: unused `room` goes to the cells that would otherwise wrap, then to headings of
-    more than two lines."""
-    widths = {place: min(ideal[place], max(room, least[place])) for place in chosen}
-    spare = room - sum(widths.values()) - COLUMN_GAP * (len(chosen) - 1)
-    for place in sorted(chosen, key=lambda place: most[place]):
-        more = min(max(spare, 0), most[place] - widths[place])
-        widths[place] += more
-        spare -= more
-    for place in chosen:
-        more = max(0, _two_lines(headings[place]) - widths[place])
-        widths[place] += more if more <= spare else 0
-        spare -= more if more <= spare else 0
-    return [widths[place] for place in chosen]
-
-
-def _two_lines(heading: str) -> int:
-    """Width at which a heading takes two lines."""
-    words = heading.split()
-    cuts = [(" ".join(words[:place]), " ".join(words[place:])) for place in range(len(words))]
-    return min((max(map(len, cut)) for cut in cuts), default=0)
+    return [min(ideal[0], max(least[0], width // 2)), *ideal[1:]] if labels == 1 else ideal

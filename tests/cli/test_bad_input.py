@@ -75,13 +75,16 @@ BAD = [
     ("run --metric fid", "unknown option '--metric'", "specbench score --metric"),
     ("score --window 4", "unknown option '--window'", "it is one of specbench run"),
     ("score clip", "unknown run 'clip'", "score --metric clip"),
+    ("report --figure=time-per-step", "unknown option", "specbench figure"),
+    ("report --methods", "unknown option", "specbench methods"),
+    ("fetch parti --images", "parti", "coco"),
     ("bench gsd", "unknown table 'gsd'", "gsd-1, gsd-2"),
     ("run janus", "flags only", "specbench run --model janus"),
     ("run --decoder gsd:G:50", "NAME=VALUE", "gsd:G=50"),
     ("score", "no runs in results", "specbench run"),
     *(
         (f"report {'x ' * flag.endswith('seed')}gsd-1 {flag}", f"{flag.split()[0]} takes runs, and gsd-1 is", "")
-        for flag in ("--over seed", "--ruler", "--all", "--explain", "--long --format csv")
+        for flag in ("--over seed", "--all", "--explain", "--long --format csv")
     ),
     ("report --format exel", "unknown format 'exel'", "markdown"),
     ("audit nothing", "unknown decoder 'nothing'", "specbench list decoders"),

@@ -12,9 +12,9 @@ from specbench.metrics.score_store import read_scores, scores_to_show
 from specbench.reporting import report_rows
 from specbench.reporting.columns import score_columns
 from specbench.reporting.compare import scores_beside
-from specbench.reporting.over import _losses
 from specbench.reporting.plot_data import pareto
 from specbench.reporting.row import OverAR
+from specbench.reporting.text_formats import long_rows
 from specbench.stats import Estimate
 from specbench.store.run_store import RunStore
 
@@ -23,7 +23,7 @@ from specbench.metrics.base import PerImageMetric
 
 class Mine(PerImageMetric):
     name, summary = "mine", "standard deviation of the pixels"
-    better, kind = "{better}", "{kind}"
+    better, kind, unit = "{better}", "{kind}", "levels"
     def identity(self): return {{}}
     def features_of(self, sample): return {{"value": float(sample.pixels.std())}}
 """
@@ -60,8 +60,7 @@ def test_reports_follow_what_a_plug_in_declares_without_it(scored, cli, tmp_path
     [column], values = score_columns([ar, sjd]), {row.decoder: row.scores[0].estimate.value for row in (ar, sjd)}
     assert column.best([ar, sjd]) == pytest.approx(values[best], abs=1e-3)  # is printed in bold
 
-    loss = _losses(ar, sjd)["mine"]
-    assert (loss[2] < 0) == (best == "sjd") and loss[1] <= loss[0] <= loss[2]
+    assert [row["unit"] for row in long_rows([ar]) if row["number"] == "mine"] == ["levels"]
     fast = replace(sjd, over_ar=OverAR(Estimate(2.0, 1.9, 2.1)))
     dominated = pareto([replace(ar, over_ar=OverAR(Estimate(1.0, 1.0, 1.0))), fast], "mine", ar.scores[0].fingerprint)
     assert [point.dominated_by for point in dominated] == [sjd.label if best == "sjd" else None, None]
@@ -92,7 +91,7 @@ def test_scores_of_older_files_have_the_direction_of_specbench_s_metrics(tmp_pat
     [file] = (folder / "scores").glob("*.parquet")
     assert {score["prompts"] for score in read_scores(folder)} == {5, 10}
     shown = scores_to_show(folder, RunStore(folder).samples()["prompt_id"])
-    older = pq.read_table(file).drop_columns(["better", "kind", "prompts"])
+    older = pq.read_table(file).drop_columns(["better", "kind", "prompts", "unit"])
     pq.write_table(older.set_column(0, "metric", [[metric] * len(older)]), file)
     assert {(score["better"], score["kind"]) for score in read_scores(folder)} == {(better, kind)}
     again = scores_to_show(folder, RunStore(folder).samples()["prompt_id"])

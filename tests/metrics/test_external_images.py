@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from specbench.cli import score
+from specbench.cli import options as cli_options
+from specbench.cli import score, stored
 from specbench.errors import SpecbenchError
 from specbench.metrics import catalog as metric_catalog
-from specbench.metrics import scoring
+from specbench.metrics import official_exchange, scoring
 from specbench.metrics.base import Metric, Score, Settings
 from specbench.metrics.catalog import PROTOCOLS
 from specbench.metrics.external_images import IMAGE_LAYOUTS, external_images, prompts_of_images
@@ -125,11 +126,15 @@ def test_names_that_are_not_utf_8_are_escaped_in_what_is_stored(tmp_path):
     assert ReferenceImages(Settings(reference=folder)).identity["reference_n"] == "2"
 
 
-def test_a_bare_id_is_the_first_sample(tmp_path):
+def test_a_bare_id_is_the_first_sample_and_a_name_that_fits_two_prompts_is_refused(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"id": "cat", "text": "a cat"}')
     (tmp_path / "one").mkdir()
     saved(tmp_path / "one" / "cat.png", Image.fromarray(COLOR))
     assert pair(tmp_path / "one", tmp_path / "p.jsonl").rows["sample"].tolist() == [0]
+    (tmp_path / "p.jsonl").write_text('{"id": "a", "text": "x"}\n{"id": "a-1", "text": "y"}')
+    (tmp_path / "one" / "cat.png").rename(tmp_path / "one" / "a-1.png")
+    with pytest.raises(SpecbenchError, match="may belong to prompts 'a' and 'a-1'"):
+        pair(tmp_path / "one", tmp_path / "p.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -145,14 +150,6 @@ def test_a_stray_file_is_refused_by_name(drawn, prompts, name, problem):
     saved(drawn / "tmp.png", Image.fromarray(COLOR)).rename(drawn / name)
     with pytest.raises(SpecbenchError, match=problem):
         pair(drawn, prompts)
-
-
-def test_a_name_that_fits_two_prompts_is_refused(tmp_path):
-    (tmp_path / "p.jsonl").write_text('{"id": "a", "text": "x"}\n{"id": "a-1", "text": "y"}')
-    (tmp_path / "one").mkdir()
-    saved(tmp_path / "one" / "a-1.png", Image.fromarray(COLOR))
-    with pytest.raises(SpecbenchError, match="may belong to prompts 'a' and 'a-1'"):
-        pair(tmp_path / "one", tmp_path / "p.jsonl")
 
 
 class Redness(Metric):
@@ -437,5 +434,7 @@ def test_a_packed_reference_is_said_to_exist(tmp_path, cli):
     assert outcome.code == 2 and "must be unpacked" in outcome.err and "fetch coco --images --from" in outcome.err
 
 
-def test_the_command_line_offers_every_layout():
-    assert list(score._LAYOUTS) == list(IMAGE_LAYOUTS)
+def test_the_command_line_offers_every_layout_benchmark_and_protocol():
+    assert list(score._LAYOUTS) == list(IMAGE_LAYOUTS) and tuple(PROTOCOLS) == cli_options._PROTOCOLS
+    assert list(stored._LAYOUTS) == list(official_exchange._LAYOUTS)
+    assert stored._BENCHMARKS == official_exchange.BENCHMARKS

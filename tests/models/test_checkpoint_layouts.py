@@ -9,6 +9,7 @@ from checkpoints import AUTHORS, INFO, WRITERS, configured, llamagen
 from checkpoints.parts import in_pickled_shards, stored
 
 from specbench.errors import SpecbenchError
+from specbench.models import checkpoint_layouts
 from specbench.models.catalog import check_model, load_model
 from specbench.models.checkpoint_files import INDEX
 from specbench.models.checkpoint_layouts import LAYOUTS, recognise
@@ -71,7 +72,9 @@ def refusal(layout: str, folder, model: str | None = None) -> SpecbenchError:
 
 
 @pytest.mark.parametrize("layout", KINDS)
-def test_every_layout_is_recognised(layout, written):
+def test_every_layout_is_recognised_in_any_order(layout, written, monkeypatch):
+    assert recognise(written(layout)) == layout
+    monkeypatch.setattr(checkpoint_layouts, "LAYOUTS", dict(reversed(LAYOUTS.items())))
     assert recognise(written(layout)) == layout
     assert set(LAYOUTS) == set(KINDS)
 

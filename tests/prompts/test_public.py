@@ -55,69 +55,50 @@ def test_a_copy_that_is_a_pipe_is_refused_instead_of_waited_for(name, tmp_path, 
         public.adopt_set(public_set, tmp_path / "pipe")
 
 
-def test_coco_takes_the_longest_caption_first_of_equals_and_keeps_its_white_space(tmp_path):
-    cat, tie = read("coco", tmp_path)
-    assert (cat.id, cat.text, cat.meta["annotation"]) == ("000000000002", " a cat,\nasleep ", 2)
-    assert (tie.id, tie.text, tie.meta["image"]) == ("000000000009", "the longest one.", "000000000009.jpg")
-    assert [prompt.meta for prompt in read("coco-train", tmp_path)] == [{"annotation": 2}, {"annotation": 3}], (
-        "none for FID"
-    )
+TEXT = "text"
+FIRST_AND_LAST = {
+    "coco": [("000000000002", " a cat,\nasleep ", None, {"annotation": 2}),  # the longest, with its white space
+             ("000000000009", "the longest one.", None, {"annotation": 3, "image": "000000000009.jpg"})],
+    "coco-train": [("000000000002", " a cat,\nasleep ", None, {"annotation": 2}),
+                   ("000000000009", "the longest one.", None, {"annotation": 3})],
+    "parti": [(TEXT, "bond", "Abstract", {"note": "several meanings"}), (TEXT, "word " * 100 + "end", "Arts", {})],
+    "geneval2": [(None, "two metal toys", "3 atoms", {"skills": ["count", "attribute"]})] * 2,
+    "oneig": [("Portrait-007", "a man, old", "Portrait", {"type": "NP", "prompt_length": "short"})] * 2,
+    "longtext-bench": [("003", "a sign", "sign", {"text": ["OPEN"], "length": "short"})] * 2,
+    "coco-30k": [("000000000009", "a cat, asleep", None, {})] * 2,
+    "tiif": [("action+2d-00-short", "a cat left", "action+2d", {"length": "short"}),
+             ("action+2d-01-long", "a grey cat right", "action+2d", {"line": 1, "length": "long"})],
+    "cvtg-2k": [("CVTG-2-000", "a sign 'OPEN' and a cup 'TEA'", "CVTG-2", {}),
+                ("CVTG-Style-2-000", "a sign 'OPEN' and a cup 'TEA'", "CVTG-Style-2", {"line": 0})],
+    "geneval": [(None, "a photo of a bench", "single_object", {"line": 0}),
+                (None, "a photo of two cows", "counting", {"line": 1, "exclude": [{"class": "cow", "count": 3}]})],
+    "t2i-compbench": [(None, "a color cup", "color", {"line": 0}), (None, "two cups", "complex", {"kind": "action"})],
+    "dpg-bench": [("0", "a red, ripe cup", None, {"line": 0}),
+                  ("partiprompts7", "two dogs beside a cat", None, {"line": 1})],
+}  # fmt: skip
 
 
-def test_parti_keeps_quotes_and_over_long_prompts(tmp_path):
-    first, quoted, long = read("parti", tmp_path)
-    assert (first.text, first.category, first.meta["note"]) == ("bond", "Abstract", "several meanings")
-    assert quoted.text == '"G I G G L E" painted on a wall' and "note" not in quoted.meta
-    assert long.text.endswith("word end") and long.id == text_id(long.text)
+@pytest.mark.parametrize("name", COUNTS)
+def test_ids_texts_categories_and_facts_are_as_published(name, tmp_path):
+    prompts = read(name, tmp_path)
+    for prompt, (named, text, category, meta) in zip((prompts[0], prompts[-1]), FIRST_AND_LAST[name], strict=True):
+        assert prompt.id == (text_id(text) if named == TEXT else named or prompt.id) and prompt.text == text
+        assert (category is None or prompt.category == category) and meta.items() <= prompt.meta.items()
+    assert len({prompt.id for prompt in prompts}) == len(prompts)
 
 
-def test_dpg_bench_keeps_questions_with_their_parents_and_a_blob_id_is_a_digest(tmp_path):
+def test_what_the_benchmarks_ask_about_an_image_is_kept(tmp_path):
     cup, dogs = read("dpg-bench", tmp_path)
-    assert (cup.id, cup.text, cup.meta["line"], dogs.id) == ("0", "a red, ripe cup", 0, "partiprompts7")
     assert [question["parents"] for question in dogs.meta["questions"]] == [[0], [0], [1, 2]]
     assert cup.meta["questions"][1]["question"] == "Is the cup, if any, red?"
+    (toys,), (bench, cows) = read("geneval2", tmp_path), read("geneval", tmp_path)
+    assert toys.meta["vqa_list"][0][1] == "two" and "exclude" not in bench.meta
+    assert cows.meta["include"] == [{"class": "cow", "count": 2}]
+    quoted = read("parti", tmp_path)[1]
+    assert quoted.text == '"G I G G L E" painted on a wall' and "note" not in quoted.meta
+    assert [prompt.meta.get("kind") for prompt in read("t2i-compbench", tmp_path)[-2:]] == ["spatial", "action"]
     (tmp_path / "file").write_bytes(b"hello")  # git hash-object
     assert digest_of(tmp_path / "file", "git") == "git:b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0"
-
-
-def test_geneval2_keeps_questions_answers_and_skills(tmp_path):
-    (toys,) = read("geneval2", tmp_path)
-    assert (toys.text, toys.category, toys.meta["vqa_list"][0][1]) == ("two metal toys", "3 atoms", "two")
-
-
-def test_sets_of_2026_keep_their_ids_categories_and_texts(tmp_path):
-    (man,), (sign,) = (read(name, tmp_path) for name in ("oneig", "longtext-bench"))
-    assert (man.id, man.text, man.meta) == ("Portrait-007", "a man, old", {"type": "NP", "prompt_length": "short"})
-    assert (sign.id, sign.category, sign.meta) == ("003", "sign", {"text": ["OPEN"], "length": "short"})
-    (cat,), (*_, last) = (read(name, tmp_path) for name in ("coco-30k", "tiif"))
-    assert (cat.id, cat.text) == ("000000000009", "a cat, asleep")
-    assert (last.id, last.text, last.category) == ("action+2d-01-long", "a grey cat right", "action+2d")
-    assert last.meta == {"line": 1, "length": "long"}
-    plain, styled = read("cvtg-2k", tmp_path)
-    assert (plain.id, plain.category, styled.id, styled.meta) == (
-        "CVTG-2-000",
-        "CVTG-2",
-        "CVTG-Style-2-000",
-        {"line": 0},
-    )
-
-
-def test_geneval_keeps_the_clauses_and_the_official_line(tmp_path):
-    bench, cows = read("geneval", tmp_path)
-    assert bench.category == "single_object" and "exclude" not in bench.meta
-    assert cows.meta == {
-        "line": 1,
-        "include": [{"class": "cow", "count": 2}],
-        "exclude": [{"class": "cow", "count": 3}],
-    }
-
-
-def test_compbench_has_no_line_ends_in_its_prompts_and_knows_the_kinds_of_complex_ones(tmp_path):
-    prompts = read("t2i-compbench", tmp_path)
-    assert len({prompt.id for prompt in prompts}) == 16
-    assert [prompt.text for prompt in prompts[:2]] == ["a color cup", "two cups"]
-    assert [prompt.meta.get("kind") for prompt in prompts[-2:]] == ["spatial", "action"]
-    assert prompts[0].meta == {"line": 0}
 
 
 def test_ids_do_not_depend_on_the_order_of_the_file(tmp_path):

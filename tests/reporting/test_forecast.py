@@ -10,7 +10,7 @@ import specbench
 from specbench.errors import SpecbenchError
 from specbench.models.catalog import find_model
 from specbench.reporting.forecast import Accepted, ForecastSetting, Printed, forecast_rows
-from specbench.specs.presets import resolve
+from specbench.specs.presets import PRESETS, resolve
 from specbench.system.device_peaks import peak_of
 
 SJD = Accepted("a paper", "lumina", resolve("sjd"), "sjd", 2.0)
@@ -62,6 +62,12 @@ def test_a_batch_shares_the_weights_and_a_draft_head_costs_its_levels():
     same_tree = Accepted("a run", "shapes", resolve("eagle", {"tree": "mc_sim_7b_63"}), "eagle", 2.0)
     skips, same_tree = (row["step_ms"] - row["forward_ms"] - 1 for row in forecast_rows([skips, same_tree], setting()))
     assert skips == pytest.approx(1.5 * same_tree), "three rounds draft, of which two have a forward"
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_decoder_can_be_forecast_and_a_head_takes_time(name):
+    (row,) = forecast_rows([Accepted("a run", "shapes", resolve(name), name, 2.0)], setting())
+    assert (row["step_ms"] - row["forward_ms"] > 1.01) == ("head" in dict(resolve(name).options))
 
 
 def test_the_first_layer_of_a_vertical_head_is_read_once_for_all_drafts():

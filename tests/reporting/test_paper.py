@@ -288,10 +288,6 @@ def test_seeds_methods_figures_and_a_data_set(here, cli):
     rows = json.loads(cli("report", "--over", "seed", "--json").out)
     assert {row["decoder"] for row in rows} == {"ar", "sjd"} and rows[0]["numbers"]["speedup"]["value"] == 1
     text = cli("methods").out
-    former = cli("report", "--methods")
-    assert former.out == text and "a command now: specbench methods" in former.err
-    former = cli("report", "shapes-ar", "--figure=time-per-step", "--to", "old.svg", "--quiet", "--width", "page")
-    assert former.code == 0 and "a command now: specbench figure" in former.err and Path("old.svg").exists()
     info = read_info(next(Path("results").glob("shapes-ar-*")))
     [sampling] = _samplings([info, replace(info, spec=replace(info.spec, seed=7)), info])
     assert sampling.endswith(f", seeds {info.spec.seed} and 7") and text.count("Sampling used") == 1

@@ -24,18 +24,6 @@ def test_off_a_terminal_progress_is_plain_lines(capsys, monkeypatch):
     assert last.startswith("2 images in ")
 
 
-def test_in_a_notebook_the_bar_is_that_of_tqdm(capsys, monkeypatch):
-    monkeypatch.setattr(console, "in_notebook", lambda: True)
-    reporter = ProgressReporter()
-    reporter.start(total=3, done=0)
-    for _ in range(2):
-        reporter.row("shapes-ar-00000000", {"status": "ok"})
-    reporter.part("tokens", 128, 256, 1)
-    shown = str(reporter._bar._bar)
-    reporter.finish()
-    assert shown.startswith("shapes-ar:") and "2.5/3" in shown and "2 images in " in capsys.readouterr().err
-
-
 def test_within_an_image_the_progress_moves_in_units_for_people(capsys, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(progress_bar.time, "monotonic", lambda: now[0])

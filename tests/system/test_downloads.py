@@ -93,42 +93,29 @@ def remote(server):
     return Remote(f"{server.url}/file", published.digest(CONTENT), len(CONTENT))
 
 
-def test_a_cut_connection_continues_where_it_stopped(server, remote, tmp_path):
-    server.cuts = [100_000, 50_000]
-    assert fetch_file(remote, tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=100000-", "bytes=150000-"]
-
-
-def test_a_later_call_continues_what_an_earlier_one_left(server, remote, tmp_path):
-    (tmp_path / "file.part").write_bytes(CONTENT[:1000])
+@pytest.mark.parametrize(
+    ("part", "server_does", "asked"),
+    [
+        (None, {"cuts": [100_000, 50_000]}, [None, "bytes=100000-", "bytes=150000-"]),  # it continues where it was cut
+        (CONTENT[:1000], {}, ["bytes=1000-"]),  # and where an earlier call stopped
+        (b"x" * 1000, {}, ["bytes=1000-", None]),  # a part of something else is thrown away
+        (CONTENT, {}, []),  # a complete one needs no request
+        (None, {"ranges": False, "cuts": [100_000]}, [None, "bytes=100000-"]),
+        (None, {"statuses": [503, 429]}, [None] * 3),
+    ],
+)
+def test_what_is_there_in_the_end_is_what_was_published(server, remote, tmp_path, part, server_does, asked):
+    vars(server).update(server_does)
+    if part is not None:
+        (tmp_path / "file.part").write_bytes(part)
     seen = []
-    fetch_file(remote, tmp_path / "file", lambda done, total: seen.append((done, total)))
-    assert server.asked == ["bytes=1000-"] and seen[-1] == (len(CONTENT), len(CONTENT))
+    assert fetch_file(remote, tmp_path / "file", lambda *done: seen.append(done)).read_bytes() == CONTENT
+    assert server.asked == asked and (not asked or seen[-1] == (len(CONTENT), len(CONTENT)))
     assert not (tmp_path / "file.part").exists()
-
-
-def test_a_part_of_something_else_is_thrown_away_and_fetched_whole(server, remote, tmp_path):
-    (tmp_path / "file.part").write_bytes(b"x" * 1000)
-    assert fetch_file(remote, tmp_path / "file").read_bytes() == CONTENT
-
-
-def test_a_server_without_ranges_starts_again(server, remote, tmp_path):
-    server.ranges, server.cuts = False, [100_000]
-    assert fetch_file(remote, tmp_path / "file").read_bytes() == CONTENT
-
-
-def test_a_complete_part_needs_no_request(server, remote, tmp_path):
-    (tmp_path / "file.part").write_bytes(CONTENT)
     fetch_file(remote, tmp_path / "file")
-    assert server.asked == []
-
-
-def test_the_right_file_is_never_fetched_again_and_a_wrong_one_is(server, remote, tmp_path):
-    (tmp_path / "file").write_bytes(CONTENT)
-    fetch_file(remote, tmp_path / "file")
-    assert server.asked == []
+    assert server.asked == asked, "the right file is never fetched again"
     (tmp_path / "file").write_bytes(CONTENT[:-1] + b"x")
-    assert fetch_file(remote, tmp_path / "file").read_bytes() == CONTENT
+    assert fetch_file(remote, tmp_path / "file").read_bytes() == CONTENT, "a wrong one is"
 
 
 @pytest.mark.parametrize("size", [len(CONTENT), None])
@@ -179,11 +166,6 @@ def test_a_page_to_log_in_is_no_file_and_a_length_that_is_text_none(tmp_path):
         with pytest.raises(SpecbenchError, match=r"file of 127.*: a web page came instead"):
             fetch_file(remote, tmp_path / "other")
     assert not (tmp_path / "other").exists()
-
-
-def test_a_busy_server_is_asked_again(server, remote, tmp_path):
-    server.statuses = [503, 429]
-    assert fetch_file(remote, tmp_path / "file").read_bytes() == CONTENT
 
 
 def test_a_silent_server_is_given_up(server, remote, tmp_path, monkeypatch):
@@ -300,11 +282,6 @@ def test_reference_images_are_all_there_or_an_error(server, tmp_path, monkeypatc
     short = replace(coco, images=PublishedImages(archive, 3, "Flickr"))
     with pytest.raises(SpecbenchError, match="2 images instead of 3"):
         public.fetch_images(short)
-
-
-def test_images_are_refused_where_a_set_has_none(cli):
-    outcome = cli("fetch", "parti", "--images")
-    assert outcome.code == 2 and "coco" in outcome.err
 
 
 @pytest.mark.parametrize("is_known", [True, False])

@@ -15,7 +15,6 @@ from specbench.models.catalog import find_model, load_model, models
 from specbench.models.facts import ModelChoice
 from specbench.models.hub_model import HubModel
 from specbench.prompts import Request
-from specbench.reporting.forecast import HEADS
 from specbench.specs.presets import PRESETS, resolve
 from specbench.specs.run_spec import Sampling
 
@@ -62,7 +61,7 @@ def _family(name: str, device: str) -> Iterator[dict[str, object]]:
 
 def _has_head(decoder: str) -> bool:
     """Whether a decoder drafts with a trained head, which only `shapes` brings with it."""
-    return resolve(decoder).drafter in HEADS
+    return bool(resolve(decoder).head_kind)
 
 
 def _decoded(model, name: str, sampling: Sampling) -> dict[str, object]:

@@ -21,9 +21,9 @@ from transformers.models.emu3.configuration_emu3 import Emu3VQVAEConfig
 
 from specbench.models import checkpoint_loading as stored
 from specbench.models.checkpoint_files import CheckpointFiles, read_json
-from specbench.models.checkpoint_layouts import default_sizes
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import TINY, FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.family_sizes import default_sizes
 from specbench.system.console import warn
 
 START, LINE_END = "<|extra_203|>", "<|extra_200|>"

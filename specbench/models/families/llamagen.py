@@ -27,8 +27,9 @@ from specbench.models.checkpoint_files import CheckpointFiles
 from specbench.models.draft_head import EagleHead
 from specbench.models.families import vq_decoder
 from specbench.models.families.base import FamilyModel, LoadRequest, stand_in_tokenizer
+from specbench.models.family_sizes import llamagen_shape
 from specbench.models.interface import DraftPrompt, TokenLayout
-from specbench.models.network_sizes import NetworkSize, llamagen_shape
+from specbench.models.network_sizes import NetworkSize
 from specbench.models.transformer.model import Prefix
 
 CAPTION = 120  # Positions that the caption takes, padding included
