@@ -19,7 +19,7 @@ from specbench.errors import MISSING_PREREQUISITE, unknown_name
 from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
 from specbench.runs.settings import DRAWN, Value, check_environment, merge, read_config, run_settings
 from specbench.specs.components import CHOICES
-from specbench.specs.options import Source, plain
+from specbench.specs.options import SettingSource, plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.downloads import offline
@@ -129,7 +129,7 @@ def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
     differences, equal = [], []
     for name in ("window", "fresh-q"):
         decoders = [decoder for plan in plans for decoder in plan.decoders]
-        open_here = [decoder.spec for decoder in decoders if decoder.origins.get(name) != Source.INLINE]
+        open_here = [decoder.spec for decoder in decoders if decoder.origins.get(name) != SettingSource.INLINE]
         values = {spec.name: spec.option(name) for spec in open_here if spec.option(name) is not None}
         if len(set(values.values())) > 1:
             differences.append(f"{name} ({', '.join(f'{decoder} {value}' for decoder, value in values.items())})")
@@ -145,7 +145,7 @@ def _merged(flags: Mapping[str, object], config: str | None) -> dict[str, Value]
     values = merge(_SETTINGS, flags, config=stored, config_name=config or "")
     if any(values[name].given for name in ("decoder", "prompts", *(setting.name for setting in DRAWN))):
         return values
-    return values | {"limit": Value(_FIRST_LOOK, Source.DEFAULT, _UNNAMED)}
+    return values | {"limit": Value(_FIRST_LOOK, SettingSource.DEFAULT, _UNNAMED)}
 
 
 def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], as_json: bool) -> None:

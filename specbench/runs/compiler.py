@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from specbench.errors import CompileError, SpecbenchError
 from specbench.models.facts import EIGHT_BITS
-from specbench.specs.options import Source
+from specbench.specs.options import SettingSource
 from specbench.specs.presets import DecoderSpec
 from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import find_runs_like
@@ -142,7 +142,11 @@ def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
     if most == 1 or device != "cpu" or asked_threads():
         return most, []
     there = find_runs_like(out, model=model, device=device).values()
-    unnamed = [info.spec.threads for info in there if Source.of((info.origins or {}).get("threads")) is Source.DEFAULT]
+    unnamed = [
+        info.spec.threads
+        for info in there
+        if SettingSource.of((info.origins or {}).get("threads")) is SettingSource.DEFAULT
+    ]
     if unnamed and 0 < unnamed[-1] <= most:
         threads, why = unnamed[-1], f"as the runs in {out} had"
     else:

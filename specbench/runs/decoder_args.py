@@ -10,7 +10,7 @@ from typing import Any
 from specbench.errors import SpecbenchError, read_name
 from specbench.runs.settings import Value, decoder_settings, plain_values, split_list
 from specbench.specs.components import CHOICES, DRAFTERS
-from specbench.specs.options import Source
+from specbench.specs.options import SettingSource
 from specbench.specs.presets import (
     PRESETS,
     DecoderSpec,
@@ -65,7 +65,12 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
     for reference, inline in requests:
         decoder = _plan_decoder(reference, inline, plain, str(values["model"].value))
         planned.setdefault((decoder.spec, decoder.auto_window), decoder)
-    used = {name for decoder in planned.values() for name, origin in decoder.origins.items() if origin != Source.INLINE}
+    used = {
+        name
+        for decoder in planned.values()
+        for name, origin in decoder.origins.items()
+        if origin != SettingSource.INLINE
+    }
     for name in plain:
         if name not in used and not any(name in inline for _, inline in requests):
             decoders = [decoder.spec.name for decoder in planned.values()]
@@ -129,7 +134,9 @@ def labelled_decoders(names: Sequence[str]) -> list[tuple[str, Any]]:
 def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str, Value], model: str) -> PlannedDecoder:
     name = decoder_name(reference)
     preset, asked = PRESETS[read_name("decoder", name, PRESETS)], plain
-    stated = {key: Value(value, Source.PUBLISHED, place) for key, (value, place) in published(name, model).items()}
+    stated = {
+        key: Value(value, SettingSource.PUBLISHED, place) for key, (value, place) in published(name, model).items()
+    }
     plain = stated | dict(asked)
     chosen = {kind: plain[kind].value for kind in _open_choices(preset, inline, plain)} | dict(inline)
     auto_window = chosen.get("window") == "auto" and bool(chosen.pop("window"))
@@ -143,7 +150,7 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str,
         auto_window = True
     options = {option: value.value for option, value in plain_options.items() if value.value != "auto"}
     origins = {option: plain[option].origin for option in [*chosen, *plain_options] if option in plain}
-    origins |= dict.fromkeys(inline, Source.INLINE.value)
+    origins |= dict.fromkeys(inline, SettingSource.INLINE.value)
     return PlannedDecoder(resolve(name, chosen | options), auto_window, origins)
 
 

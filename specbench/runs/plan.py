@@ -27,7 +27,7 @@ from specbench.runs.needs import naming_all
 from specbench.runs.problems import Problem, Problems, check_disk, check_memory, check_writable
 from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value, plain_values
 from specbench.runs.shards import plan_shard, shard_folder
-from specbench.specs.options import Source
+from specbench.specs.options import SettingSource
 from specbench.specs.presets import DecoderSpec, decoder_code
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
@@ -310,7 +310,7 @@ def _rows_note(model: ModelFacts, values: Mapping[str, Value]) -> str | None:
     """The form of the unconditional prompt, where `run` and the papers' tables differ in it and the user chose none."""
     rows = values["guidance-rows"]
     family = model.family if isinstance(model, HubModel) else None
-    if family not in RELEASED["guidance_rows"] or rows.source in (Source.FLAG, Source.ENVIRONMENT):
+    if family not in RELEASED["guidance_rows"] or rows.source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
         return None
     if rows.value == "released":
         return "unconditional rows are as released, not as in run (--guidance-rows official)"

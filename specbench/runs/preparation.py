@@ -33,7 +33,7 @@ from specbench.runs.executors.local import Executor, LocalExecutor, image_failur
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, earlier_window, plan_model, plan_sampling
 from specbench.runs.run_progress import Reporter
 from specbench.runs.settings import Value, decoder_settings, merge, run_settings
-from specbench.specs.options import Source
+from specbench.specs.options import SettingSource
 from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_code, decoder_name, resolve
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, run_folder, same_but_for_threads
@@ -304,7 +304,7 @@ def decode_loaded(
     names = {*SAMPLING_SETTINGS.values(), "decoder", *(setting.name for setting in decoder_settings())}
     flags = {name.replace("_", "-"): value for name, value in settings.items()} | {"decoder": decoder}
     accepted = [setting for setting in run_settings() if setting.name in names]
-    values = merge(accepted, flags, env={}) | {"model": Value("", Source.DEFAULT)}
+    values = merge(accepted, flags, env={}) | {"model": Value("", SettingSource.DEFAULT)}
     plain = SimpleNamespace(
         name=model.name, guided=True, v_image=model.layout.v_image, sampling=lambda: Sampling(guidance=1.0)
     )

@@ -19,7 +19,7 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.models.facts import DTYPES, EIGHT_BITS_GAIN
 from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
-from specbench.specs.options import Option, Source, parse_size
+from specbench.specs.options import Option, SettingSource, parse_size
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system.files import text_of
 from specbench.system.torch_device import AUTO, chosen_device
@@ -81,7 +81,7 @@ class Value:
     """A resolved value and its source; `detail`: which flag, variable, file, model or publication."""
 
     value: Any
-    source: Source
+    source: SettingSource
     detail: str = ""
 
     @property
@@ -90,7 +90,7 @@ class Value:
 
     @property
     def given(self) -> bool:
-        return self.source not in (Source.DEFAULT, Source.LEFT)
+        return self.source not in (SettingSource.DEFAULT, SettingSource.LEFT)
 
 
 def plain_values(values: Mapping[str, Value]) -> dict[str, Any]:
@@ -320,7 +320,7 @@ def _settled(name: str, value: Value, values: Mapping[str, Value]) -> Value:
         if (prompts := default_prompts(model)) is None:
             what = f"'{model}' is a second stage, whose prompts are the images of a first one"
             raise SpecbenchError(what, "--prompts results/RUN, a run of tar-1.5b or tar-7b")
-        return Value(prompts, Source.DEFAULT, f"of {model}")
+        return Value(prompts, SettingSource.DEFAULT, f"of {model}")
     return value
 
 
@@ -343,9 +343,13 @@ def check_environment(env: Mapping[str, str] | None = None) -> None:
 
 def _pick(setting: Setting, flags: Mapping, env: Mapping, config: Mapping, config_name: str) -> Value:
     sources = (
-        (flags.get(setting.name), Source.FLAG, f"--{setting.name}"),
-        (env.get(setting.env) if setting.many else env.get(setting.env) or None, Source.ENVIRONMENT, setting.env),
-        (config.get(setting.name), Source.FILE, config_name),
+        (flags.get(setting.name), SettingSource.FLAG, f"--{setting.name}"),
+        (
+            env.get(setting.env) if setting.many else env.get(setting.env) or None,
+            SettingSource.ENVIRONMENT,
+            setting.env,
+        ),
+        (config.get(setting.name), SettingSource.FILE, config_name),
     )
     for raw, source, detail in sources:
         if raw is not None:
@@ -356,7 +360,7 @@ def _pick(setting: Setting, flags: Mapping, env: Mapping, config: Mapping, confi
                     return Value(
                         raw, source, detail
                     )  # the option of the decoder that is run decides, be it of a user's file
-                if source is Source.FLAG:
+                if source is SettingSource.FLAG:
                     raise
                 raise SpecbenchError(f"{error.what} ({source} {detail})", error.try_this, error.exit_code) from None
-    return Value(setting.value_unset, Source.LEFT if setting.unset else Source.DEFAULT, setting.unset)
+    return Value(setting.value_unset, SettingSource.LEFT if setting.unset else SettingSource.DEFAULT, setting.unset)

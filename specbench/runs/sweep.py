@@ -11,7 +11,7 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import fetched_prompts
 from specbench.runs.plan import Plan, Shared, make_plan
 from specbench.runs.settings import RUN_ORIGINS, Value, decoder_settings, run_settings, split_list
-from specbench.specs.options import Source
+from specbench.specs.options import SettingSource
 from specbench.system import console
 
 _MANY = 1000  # Runs that are planned without a word; each takes a millisecond
@@ -65,7 +65,7 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Value]]
                 f"--sweep {name}: this setting does not distinguish runs", f"set it once, with --{name}"
             )
     parsed = {name: dict.fromkeys(map(settings[name].parse, values)) for name, values in axes.items()}
-    return {name: [Value(value, Source.SWEEP) for value in values] for name, values in parsed.items()}
+    return {name: [Value(value, SettingSource.SWEEP) for value in values] for name, values in parsed.items()}
 
 
 def check_effects(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], shared: Shared) -> None:

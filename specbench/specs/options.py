@@ -15,8 +15,8 @@ from specbench import names
 from specbench.errors import SpecbenchError
 
 
-class Source(StrEnum):
-    """Source of a setting's value; `run.json` keeps it as the first words of the origin, such as "flag --top-k"."""
+class SettingSource(StrEnum):
+    """SettingSource of a setting's value; `run.json` keeps it as the first words of the origin, such as "flag --top-k"."""
 
     FLAG, ENVIRONMENT, FILE = "flag", "environment", "file"
     INLINE, SWEEP = "inline", "sweep"
@@ -24,7 +24,7 @@ class Source(StrEnum):
     PUBLISHED = ""  # the origin is the place of the publication
 
     @classmethod
-    def of(cls, origin: str | None) -> Source:
+    def of(cls, origin: str | None) -> SettingSource:
         """The source of a stored origin."""
         return next((source for source in cls if source and f"{origin} ".startswith(f"{source} ")), cls.PUBLISHED)
 

@@ -77,7 +77,7 @@ def cache_folder() -> Path:
 
 
 def remembered(name: str) -> dict[str, Any]:
-    """What this machine keeps in the file `name` of the cache folder; empty where it is none of ours."""
+    """Content of the file `name` in this machine's cache folder; empty if the file is not ours."""
     try:
         content = json.loads((cache_folder() / name).read_text())
     except (OSError, ValueError):
@@ -86,7 +86,7 @@ def remembered(name: str) -> dict[str, Any]:
 
 
 def remember(name: str, entries: Mapping[str, object]) -> None:
-    """Add `entries` to what `remembered` returns; a SpecbenchError where the cache cannot be written."""
+    """Add `entries` to what `remembered` returns; a SpecbenchError if the cache cannot be written."""
     from specbench.system.files import write_atomically
 
     write_atomically(cache_folder() / name, json.dumps(remembered(name) | entries, indent=1).encode())
