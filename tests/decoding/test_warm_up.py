@@ -1,5 +1,5 @@
-"""Warm-up: a few steps cover every input shape of an image's steps, so that nothing is compiled or captured while an
-image is timed; it reports its progress. Several modules: loop, row_loop, and the compiled steps of a model."""
+"""Warm-up: a few steps cover every input shape of an image's steps, so that nothing compiles while an image is timed;
+it reports its progress. It concerns several modules: loop, row_loop, and the compiled steps of a model."""
 
 from __future__ import annotations
 
