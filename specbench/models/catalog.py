@@ -243,7 +243,7 @@ def _users_model(reference: str) -> ModelFacts:
         raise SpecbenchError(f"model '{reference}' is called {model.name!r}", "letters, digits and .+-[] make a name")
     again = _references.get(model.name) == reference  # perhaps reloaded
     if not again and models().setdefault(model.name, model) is not model:
-        raise SpecbenchError(f"model '{reference}' is called '{model.name}', a name already taken")
+        raise SpecbenchError(f"model '{reference}' is called '{model.name}', which is already taken")
     _references[model.name] = reference
     models()[model.name] = model
     return model
