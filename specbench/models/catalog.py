@@ -261,7 +261,7 @@ def model_code(model: ModelFacts) -> Code | None:
 
 
 def recorded_model(name: str, weights: str | None = None, revision: str | None = None) -> ModelFacts:
-    """The model of a run by its recorded name, whose endings tell how it was configured ("janus+random+tiny")."""
+    """The model of a run by its recorded name, whose endings encode its configuration ("janus+random+tiny")."""
     model, choice = ModelChoice.of_name(name, weights, revision)
     return find_model(model).configured(choice)
 
