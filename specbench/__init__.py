@@ -65,7 +65,7 @@ _ELSEWHERE = {
     "train_head": "specbench.training.head",
     "verify": "specbench.checks.verify",
 }
-"""Modules of the public names that do not stand in `specbench.api`, with their names there where they are others."""
+"""Modules of the public names outside `specbench.api`, with the names that they have there if different."""
 
 
 def __getattr__(name: str) -> object:

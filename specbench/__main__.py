@@ -1,4 +1,4 @@
-"""`python -m specbench`, and what the installed command `specbench` calls."""
+"""Entry point of `python -m specbench` and of the installed command `specbench`."""
 
 import atexit
 import os
@@ -11,8 +11,8 @@ from specbench.system import signals
 def program() -> NoReturn:
     """Run the command line as a whole process.
 
-    The process ends after Python's exit handlers and before native libraries are taken down: threads of Arrow abort
-    now and then while that happens (https://github.com/apache/arrow/issues/39862), after all work is done.
+    The process ends after Python's exit handlers and before native libraries are unloaded, because threads of Arrow
+    sometimes abort during unloading (https://github.com/apache/arrow/issues/39862), after all work is done.
     """
     signals.install()
     _restart_with_docstrings()
@@ -23,14 +23,14 @@ def program() -> NoReturn:
             try:
                 if stream:
                     stream.flush()
-            except (OSError, ValueError):  # a full disk, a closed stream: Python's own end reports it
-                if not signals.asked():  # the terminal may be what is gone
+            except (OSError, ValueError):  # a full disk, a closed stream: Python reports it at exit
+                if not signals.asked():  # the terminal may have been closed
                     return
         os._exit(code if isinstance(code, int) else int(bool(code)))
 
-    atexit.register(end)  # the first to be registered is the last to be called
+    atexit.register(end)  # registered first, called last
     try:
-        from specbench.cli import main  # its exit handlers come after `end`, so they are called before
+        from specbench.cli import main  # registers its exit handlers after `end`, so they run before it
 
         main()
     except SystemExit as ending:
@@ -47,8 +47,8 @@ def program() -> NoReturn:
 
 
 def _restart_with_docstrings() -> None:
-    """Begin again as with PYTHONOPTIMIZE=1 where Python drops docstrings: reports print them, and transformers
-    reads its own while it is imported."""
+    """Restart with PYTHONOPTIMIZE=1 if Python drops docstrings: reports print them, and transformers reads its
+    docstrings on import."""
     options = [option for option in sys.orig_argv[1:] if option != "-OO"]
     fewer = len(options) < len(sys.orig_argv) - 1
     if sys.flags.optimize > 1 and (fewer or os.environ.get("PYTHONOPTIMIZE") != "1"):

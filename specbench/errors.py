@@ -21,8 +21,8 @@ class SpecbenchError(Exception):
     """An error the user can act on.
 
     Args:
-        what: one line that names the invalid value.
-        try_this: hint what to type or change, or an empty string.
+        what: a line that names the invalid value.
+        try_this: hint on what to type or change, or an empty string.
         exit_code: exit code of the process.
     """
 
@@ -40,23 +40,23 @@ class SpecbenchError(Exception):
 
 
 class CompileError(SpecbenchError):
-    """A step that cannot be compiled: `--compile auto` goes on eagerly."""
+    """A step that cannot be compiled: `--compile auto` continues eagerly."""
 
 
 def listed(names: Iterable[str]) -> str:
-    """Names separated by commas, those with a comma in quotes, as they are typed."""
+    """Names separated by commas as they are typed; names with a comma are quoted."""
     return ", ".join(f'"{name}"' if "," in name else name for name in names)
 
 
 def enumerated(texts: Iterable[str], last: str = "and") -> str:
-    """Distinct texts as a sentence has them: "csv, json and parquet"."""
+    """Distinct texts in the form of a sentence: "csv, json and parquet"."""
     *first, end = dict.fromkeys(texts)
     return f"{', '.join(first)} {last} {end}" if first else end
 
 
 def chosen(what: str, values: Any) -> list[Any]:
-    """The values that a caller chose, one or an iterable: none for None and (), which stand for all; another empty one
-    is refused."""
+    """The chosen values, given as a value or an iterable: [] for None and (), which mean all; other empty iterables are
+    an error."""
     one = isinstance(values, str) or not isinstance(values, Iterable)
     kept = list(() if values is None else [values] if one else values)
     if not kept and not isinstance(values, tuple | None):
@@ -69,13 +69,13 @@ _LISTS = {**{kind: f"{kind}s" for kind in ("decoder", "model", "metric", "table"
 
 
 def unknown_name(kind: str, name: str, valid: Iterable[str], most: int = 12) -> SpecbenchError:
-    """Build the error for a name not in `valid`, with the one that was probably meant; else all that are valid, or, of
-    more than `most`, the command that lists them."""
+    """Build the error for a name not in `valid`. Its hint is the probably intended name, else all valid names, or for
+    more than `most` the command that lists them."""
     valid = sorted(valid)
     near = names.guess(name, valid)
     hint = f"did you mean '{near}'?" if near else f"valid: {listed(valid) or 'none'}"
     if len(valid) > most and kind in _LISTS:
-        named = f"specbench list {_LISTS[kind]} names all {len(valid)}"
+        named = f"specbench list {_LISTS[kind]} shows all {len(valid)}"
         hint = f"{hint} {named}" if near else named
     return SpecbenchError(f"unknown {kind} '{name}'", hint)
 
@@ -87,10 +87,10 @@ def read_name(
     also: Mapping[str, Iterable[str]] | None = None,
     fallback: Sequence[str] = (),
 ) -> str:
-    """The valid name that a typed one means, see `names.fitting`; where no spelling fits, one of `fallback`."""
+    """Resolve a typed name to a valid name by `names.fitting`, or, if none fits, to a name of `fallback`."""
     valid = list(valid)
     if len(fitting := names.fitting(name, valid, kind, also) or list(fallback)) > 1:
-        raise SpecbenchError(f"{kind} '{name}' is the name of several", ", ".join(fitting))
+        raise SpecbenchError(f"{kind} '{name}' is ambiguous", ", ".join(fitting))
     if not fitting:
         raise unknown_name(kind, name, valid)
     return fitting[0]

@@ -1,8 +1,8 @@
-"""Names as people type them: how one is read, its synonyms, and the guess at a mistyped one.
+"""Names as users type them: normalisation, synonyms, and guesses for misspelt names.
 
-Case, accents, spaces and punctuation do not matter, nor words such as "decoding" in a decoder's name. Other names of a
-thing come from the facts of its catalogue; what stands in no catalogue is in `names.toml`. Nothing here is stored:
-callers get the name of the catalogue.
+Case, accents, spaces and punctuation do not matter, nor words such as "decoding" in a decoder's name. Synonyms come
+from the facts of the catalogue, all others from `names.toml`. Nothing here is stored: callers get the name of the
+catalogue.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="
 
 
 def _by_each(meant: Mapping[str, str]) -> dict[str, str]:
-    """What each of the names in a table of names by their meaning means."""
+    """Invert a table of names by their meaning: meaning by name."""
     return {name: meaning for meaning, names in meant.items() for name in names.split(", ")}
 
 
 SYNONYMS: Mapping[str, Mapping[str, str]] = {kind: _by_each(meant) for kind, meant in _TABLES["synonyms"].items()}
-"""What is meant by other names, by kind and name. Those of models are in their facts."""
+"""Synonyms: catalogue name by kind and other name. Synonyms of models are in their facts."""
 OPTIONS: Mapping[str, tuple[str, ...]] = {name: tuple(text.split(", ")) for name, text in _TABLES["options"].items()}
-"""Names of other programs that mean the same, by the option's own."""
-ADVICE: Mapping[str, str] = _by_each(_TABLES["advice"])  # What to type instead of options that have no other name here
-COMMANDS: Mapping[str, str] = _by_each(_TABLES["commands"])  # The command that does it, by what people type
+"""Names of the same option in other programs, by our name."""
+ADVICE: Mapping[str, str] = _by_each(_TABLES["advice"])  # Hints for options without an equivalent here
+COMMANDS: Mapping[str, str] = _by_each(_TABLES["commands"])  # The right command by typed words
 
 
 _FILLING = {
@@ -36,37 +36,37 @@ _FILLING = {
     "prompt set": r"(prompts?|captions|dataset|val|validation)$",
     "metric": r"(score|metric)$",
 }
-"""Words, by kind of name, that may stand in one or not."""
+"""Optional words of names, by kind of name."""
 
 
 def composed(name: str) -> str:
-    """A name in Unicode's composed form (NFC): macOS decomposes the names of files."""
+    """A name in Unicode's composed form (NFC), because macOS decomposes file names."""
     return unicodedata.normalize("NFC", name)
 
 
 def encodable(name: str) -> str:
-    """A name with bytes that are not UTF-8, as archives of older systems have them, as escapes: "\\udcff"."""
+    """Escape bytes of a name that are not UTF-8, which archives of older systems have: "\\udcff"."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 
 @functools.lru_cache(maxsize=10_000)
 def folded(name: str) -> str:
-    """A name without what does not matter in it: of "EAGLE (v1)", "eagle1"."""
+    """Normalise a name: "EAGLE (v1)" becomes "eagle1"."""
     plain = unicodedata.normalize("NFKD", name.casefold())
     plain = re.sub(r"[\W_]", lambda mark: {"+": "plus", "&": "and"}.get(mark[0], ""), plain)
     return re.sub(r"v(?=\d)", "", plain)
 
 
 def _spellings(name: str) -> list[str]:
-    """The plain forms of a name: of "lantern++" also that of "lantern-pp"."""
+    """Normalised spellings of a name: for "lantern++" also "lantern-pp"."""
     return list({folded(name), folded(name.replace("++", "pp"))})
 
 
 def fitting(
     name: str, valid: Iterable[str], kind: str = "", also: Mapping[str, Iterable[str]] | None = None
 ) -> list[str]:
-    """The names of `valid` that a typed one means: itself, or those with its spelling; none for an unknown name.
-    `also`: other names of the valid ones."""
+    """The names of `valid` that a typed name may mean: itself, or names of the same spelling; none for unknown names.
+    `also`: synonyms of the valid names."""
     valid = list(valid)
     if name in valid:
         return [name]
@@ -82,9 +82,9 @@ def fitting(
 
 
 def by_words(name: str, facts: Mapping[str, Sequence[str]], families: Mapping[str, str]) -> list[str]:
-    """The names whose facts have all words of a typed name ("LlamaGen-XL"); of a family with a name that all others of
-    it begin with, that one. `facts`: texts about each name, its title first; one whose title has no other words but
-    sizes goes before all."""
+    """The names whose facts have all words of a typed name ("LlamaGen-XL"). If one of them is a prefix of all others of
+    its family, only that name. `facts`: texts about each name, title first; a title without further words except sizes
+    has priority."""
     words = set(_words(name))
     meant = [
         entry
@@ -107,13 +107,13 @@ def _sizes(words: Iterable[str]) -> set[str]:
 
 
 def _words(text: str) -> list[str]:
-    """The words and numbers of a name, 2.0 as 2; "7b" is one."""
+    """The words and numbers of a name, 2.0 as 2; "7b" is a single word."""
     words = re.findall(r"\d+(?:\.\d+)?b?(?![a-z])|[a-z]+|\d+", text.casefold())
     return [word.removesuffix(".0") for word in words]
 
 
 def option(typed: str, options: Iterable[str]) -> str | None:
-    """The option of `options` that another program's name or spelling of it means; None without one."""
+    """Find the option of `options` by another program's name or by another spelling."""
     options = list(options)
     if typed in options:
         return typed
@@ -128,20 +128,20 @@ def option(typed: str, options: Iterable[str]) -> str | None:
 
 
 def _bare(option: str) -> str:
-    """An option without the word for the kind of its value: "prompts" of "prompts-path", "" without one."""
+    """An option without the word for the kind of its value: "prompts" for "prompts-path"; "" if it has no such word."""
     bare, dash, _ = option.rpartition("-")
     return bare if option[len(bare) + 1 :] in ("path", "file", "dir", "folder", "name") and dash else ""
 
 
 def size(text: str) -> str:
-    """An image size as WIDTHxHEIGHT, of "512", "768*512" and "(768, 512)" too; other text unchanged."""
+    """An image size as WIDTHxHEIGHT, also from "512", "768*512" and "(768, 512)"; other text unchanged."""
     sides = re.fullmatch(r"(\d+)\s*(?:px)?(?:\s*[x×X*, ]\s*(\d+)\s*(?:px)?)?", text.strip(" ()[]"))
     return f"{sides[1]}x{sides[2] or sides[1]}" if sides else text
 
 
 def command(words: Sequence[str], commands: Iterable[str]) -> str | None:
-    """The command that does what typed words say, such as "models", "list-models" or "model list"; None for an unknown
-    one, and for the name of one of `commands`."""
+    """Find the command for typed words such as "models", "list-models" or "model list"; None for unknown words, and for
+    names of `commands`."""
     first = words[0].casefold()
     bare = re.sub(r"^(list|ls|show)[-_]|[-_](list|ls)$", "", first)
     kinds = {kind: kind for kind in ("models", "decoders", "metrics", "prompts", "tables", "runs")}
@@ -155,16 +155,16 @@ def command(words: Sequence[str], commands: Iterable[str]) -> str | None:
 
 
 def advice(typed: str) -> str | None:
-    """What to type instead of an option that no command has."""
+    """Hint for an option that no command has."""
     plain = typed.lstrip("-").replace("_", "-").casefold()
     return ADVICE.get(typed) or ADVICE.get(plain) or ADVICE.get(_bare(plain))
 
 
 def guess(name: str, valid: Iterable[str]) -> str | None:
-    """The valid name that a mistyped one is nearest to; None where none is near enough to be meant.
+    """The valid name nearest to a misspelt name, if any is near enough.
 
-    Near is one slip in four letters, two in eight; two neighbouring letters in each other's place are one; digits are
-    never taken for others. Also near is the only name that begins with at least three typed letters.
+    Near means one slip in four letters, two in eight. Swapping two neighbouring letters is one slip; digits never match
+    other digits. A name is also near if it is the only name that begins with the typed text of three letters or more.
     """
     typed, spellings = folded(name), {}
     for entry in sorted(valid, reverse=True):
@@ -186,7 +186,7 @@ def _digits(text: str) -> list[str]:
 
 
 def _likely(typed: str, other: str) -> bool:
-    """Whether a short name is a slip of the other: a swapped or a doubled letter, no other word."""
+    """Whether a short name is a slip of the other (a swapped or doubled letter) and not another word."""
     if min(len(typed), len(other)) > 4:
         return True
     return sorted(typed) == sorted(other) or re.sub(r"(.)\1", r"\1", typed) == re.sub(r"(.)\1", r"\1", other)

@@ -474,7 +474,7 @@ RESULTS = (
 
 @st.composite
 def statistics(draw) -> bytes:
-    """Draw a .npz file of mu and sigma of which an array is another one, or some bytes are damaged."""
+    """Draw a .npz file of mu and sigma of which an array has other content, or some bytes are damaged."""
     arrays = {"mu": np.zeros(4), "sigma": np.eye(4), "arr_0": np.zeros((2, 3, 3, 3), np.uint8)}
     kinds = st.sampled_from(["f8", "f4", "f2", "i8", "u1", "?", "c16", "O", "U3", "M8[s]", "V5", "f8,i4"])
     for name in draw(st.sets(st.sampled_from(["mu", "sigma"]))):

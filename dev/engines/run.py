@@ -54,7 +54,7 @@ class Case:
     @property
     def verdict(self) -> str:
         """The beginning of what the audit should say."""
-        return "consistent with samples of" if self.wrong == "nothing" else "no samples of"
+        return "consistent with samples of" if self.wrong == "nothing" else "not samples of"
 
 
 def cooled(body: dict) -> None:

@@ -1,7 +1,7 @@
-"""The public functions that adapt settings and names of runs, by what a user does: make images, score, read results.
+"""Public functions that convert settings and names of runs, by task of a user: make images, score, read results.
 
-Each is a few lines over the package that does the work; the others stand where they work, and `specbench.__init__`
-names all of them. Importing this is cheap: functions import torch, pandas or matplotlib when called.
+Each is a few lines on top of the package that does the work. Other public functions are in those packages, and
+`specbench.__init__` lists all. Importing this is cheap: functions import torch, pandas or matplotlib when called.
 
     prompts -> model.encode -> decoding.loop.decode -> Generation -> store -> scoring -> reporting
 """

@@ -1,4 +1,4 @@
-"""Make images: decode, forecast what decoding takes, and take in the tokens of other programs.
+"""Make images: decode, estimate the cost of decoding, and import tokens of other programs.
 
 Settings have the names of the command line's flags, with underscores: `top_k=100`, `G=50`. Environment variables are
 not read.
@@ -45,7 +45,7 @@ Rows = list[dict[str, object]]
 
 
 class Runs(RunSummary):
-    """The runs of one call of `run`; a notebook shows their report. For the counts see
+    """The runs of a call of `run`; a notebook shows their report. For the counts see
     `specbench.runs.run_progress.RunSummary`."""
 
     def __iter__(self) -> Iterator[Path]:
@@ -60,12 +60,12 @@ class Runs(RunSummary):
         return samples(self.folders)
 
     def images(self, prompts: str | Sequence[str] = ()) -> Figure:
-        """Pictures of the runs for the same prompts, as `specbench.reporting.notebook.Report.images` draws them."""
+        """Pictures of the runs for the same prompts, see `specbench.reporting.notebook.Report.images`."""
         figure: Figure = self.report().images(prompts)
         return figure
 
     def plot(self, *names: str) -> Figures:
-        """The page's charts of these runs, or those of `names`, as matplotlib figures by name."""
+        """The page's charts of these runs, all or only `names`, as matplotlib figures by name."""
         figures: Figures = self.report().plot(*names)
         return figures
 
@@ -89,7 +89,7 @@ def generate(
     """Decode images without storing anything.
 
     Args:
-        prompt: one caption, or several to decode as one batch.
+        prompt: a caption, or several to decode as a batch.
         model: a name of `specbench list models`.
         decoder: a name of `specbench list decoders`, with inline options if wanted.
         settings: `seed`, `cfg`, `temperature`, `top_k`, `top_p`, `dtype`, `device`, `threads`, `compile`, `weights`,
@@ -124,11 +124,11 @@ def run(
         sweep: settings with several values each, for example `{"G": [3, 10], "window": [8, 16]}`; every combination is
             run.
         progress: False for no bar and no notes.
-        settings: those of `specbench run`, for example `decoder=["ar", "gsd:G=50"], prompts="shapes", limit=8`.
+        settings: as for `specbench run`, for example `decoder=["ar", "gsd:G=50"], prompts="shapes", limit=8`.
 
     Returns:
         Run folders and counts, with `.report()`, `.samples()`, `.images()` and `.plot()`. Failed images and an
-        interruption, as of a notebook's cell, are in `.problem()`, not raised; the same call goes on where it stopped.
+        interruption, for example of a notebook cell, are in `.problem()`, not raised; the same call resumes the work.
 
     Raises:
         SpecbenchError: an unknown or invalid setting, something that must be installed or downloaded first, an
@@ -173,7 +173,7 @@ def bench(
     progress: bool = True,
     **settings: object,
 ) -> PaperTable:
-    """Reproduce a paper's table: run and score what is missing, and join it with the paper's values.
+    """Reproduce a paper's table: run and score missing cells, and join the results with the paper's values.
 
     Args:
         table: a name of `specbench list tables`.
@@ -181,7 +181,7 @@ def bench(
         reporter, score_reporter: receive progress in place of the bars.
         progress: False for no bars.
         warn: called with a line for each row that cannot run and each metric that cannot score.
-        settings: those of `specbench bench`, for example `model="shapes", limit=16`.
+        settings: as for `specbench bench`, for example `model="shapes", limit=16`.
 
     Returns:
         The joined table, which `specbench.papers.render.render_tables` writes in any format. Failed images and an
@@ -203,7 +203,7 @@ def bench(
 
 
 def estimate(table: str, **settings: object) -> Rows:
-    """Estimate what `bench` would take (`specbench bench --dry-run`); nothing is decoded.
+    """Estimate the cost of `bench` (`specbench bench --dry-run`); nothing is decoded.
 
     Args:
         table, settings: as for `bench`.
@@ -230,23 +230,23 @@ def import_tokens(
     served: str | None = None,
     **settings: object,
 ) -> Path:
-    """Make a run of image tokens that another program has drawn (`specbench import tokens`).
+    """Make a run from image tokens of another program (`specbench import tokens`).
 
     Args:
         path: file of JSON lines, parquet or npz with `prompt` and `tokens`, see `specbench.runs.token_import`; or the
             address of a serving engine ("http://127.0.0.1:8000"), which draws them now, see `specbench.runs.engine`.
-        program: name and version of the program; of an engine, what it answers if None.
-        ids: of a file, "codes" (of the codebook) or "model" (of its vocabulary); the kind that fits if None.
-        served: the name of the model at the engine, if it is not the checkpoint's.
-        settings: the model and the sampling that is claimed, for example `model="janus", cfg=5.0`; of an engine also
+        program: name and version of the program; None for an engine's answer.
+        ids: of a file, "codes" (of the codebook) or "model" (of its vocabulary); None for the matching kind.
+        served: the name of the model at the engine, if it differs from the checkpoint's.
+        settings: the model and its stated sampling, for example `model="janus", cfg=5.0`; for an engine also
             `limit` and `batch`.
 
     Returns:
         The run's folder.
 
     Raises:
-        SpecbenchError: an invalid setting, or tokens that are no images of the model; an address at which no engine
-            serves it.
+        SpecbenchError: an invalid setting, tokens that are not images of the model, or an address without an engine
+            that serves it.
     """
     from specbench.runs.token_import import import_run  # brings torch
 
@@ -268,8 +268,8 @@ def show_prompts(
     Args:
         prompts: a name of `specbench list prompts`, or a file.
         limit: number of prompts, from the first; all if None.
-        offset, sample, per_category, categories, ids: as `specbench run` takes them, and in the same order.
-        column: the one of a file that holds the texts.
+        offset, sample, per_category, categories, ids: as for `specbench run`, applied in the same order.
+        column: the column of a file that holds the texts.
 
     Returns:
         One dict per prompt: `id, text, category, meta`.

@@ -26,7 +26,7 @@ def report(runs: Names = (), out: str | Path = "results", long: bool = False) ->
     """The numbers of runs, one row per run.
 
     Args:
-        runs: run id, unique beginning of one, or folder, or a list of them; all runs in `out` by default.
+        runs: run id, unique prefix of an id, or folder, or a list of them; all runs in `out` by default.
         long: one row per run and number or score instead, with its interval, images and unit.
 
     Returns:
@@ -67,7 +67,7 @@ def load(runs: Names = (), out: str | Path = "results") -> pd.DataFrame:
         runs, out: as for `report`.
 
     Returns:
-        DataFrame with one row per image and the columns of `specbench.columns("images")`, and of `"traces"` where
+        DataFrame with one row per image and the columns of `specbench.columns("images")`, and of `"traces"` if
         `run --trace` stored them. N stream slots, W window offsets: `logp[N]`, `accepted[W]`.
 
     Raises:
@@ -83,7 +83,7 @@ def load(runs: Names = (), out: str | Path = "results") -> pd.DataFrame:
 
 
 def columns(table: str | None = None) -> pd.DataFrame:
-    """The definitions of all columns that tables and parquet files have.
+    """Definitions of all columns of tables and parquet files.
 
     Args:
         table: "report", "numbers" (of `report(long=True)`), "samples", "images" (of `load`), "traces", "run scores" (of
@@ -110,10 +110,10 @@ def columns(table: str | None = None) -> pd.DataFrame:
 def compare(
     baseline: str | Path, runs: Names = (), out: str | Path = "results", settings: Settings | None = None
 ) -> pd.DataFrame:
-    """Compare runs with a baseline, each over the images both have.
+    """Compare runs with a baseline, each over their common images.
 
     Args:
-        baseline: a run id, a unique beginning of one, or a folder.
+        baseline: a run id, a unique prefix of an id, or a folder.
         runs: as for `report`; the baseline among them is left out.
         settings: of the metrics, for example a reference folder.
 
@@ -137,16 +137,16 @@ def compare(
 
 
 def show(run: str, prompt: str | None = None, sample: int = 0, out: str | Path = "results") -> list[dict[str, object]]:
-    """The card of a run, or of one of its images (`specbench show`).
+    """The card of a run, or of an image of it (`specbench show`).
 
     Args:
-        run: a run id, a unique beginning of one, or a folder.
-        prompt: prompt id, a unique beginning of one, or words of the prompt; None for the run itself.
+        run: a run id, a unique prefix of an id, or a folder.
+        prompt: prompt id, a unique prefix of an id, or words of the prompt; None for the run itself.
         sample: sample index of the image.
 
     Returns:
-        One dict, with the keys that `specbench.reporting.terminal.card` or, of an image,
-        `specbench.reporting.terminal.image_card` lists.
+        One dict, with the keys of `specbench.reporting.terminal.card` or, for an image, of
+        `specbench.reporting.terminal.image_card`.
 
     Raises:
         SpecbenchError: an unknown or damaged run, or no image or several match.
@@ -176,7 +176,7 @@ def report_page(path: str | Path, runs: Names = (), out: str | Path = "results")
 
 
 def methods_paragraph(runs: Names = (), out: str | Path = "results") -> tuple[str, str]:
-    """The methods paragraph of a paper, from what the runs' files say (`specbench methods`).
+    """Draft the methods paragraph of a paper from the runs' files (`specbench methods`).
 
     Args:
         runs, out: as for `report`.
@@ -199,7 +199,7 @@ def report_table(
 
     Args:
         table: a name of `specbench list tables`.
-        model, prompts: used in place of the table's own.
+        model, prompts: used instead of the table's model and prompts.
 
     Returns:
         The joined table, which `specbench.papers.render.render_tables` writes in any format.
@@ -228,27 +228,27 @@ def score(
     """Score the images of runs; scores that exist are not computed again.
 
     Args:
-        runs: run id, unique beginning of one, or folder, or a list of them; all runs in `out` by default.
-        metrics: a name or several; with neither metrics nor protocol, those of
+        runs: run id, unique prefix of an id, or folder, or a list of them; all runs in `out` by default.
+        metrics: a name or several; with neither metrics nor protocol, all of
             `specbench.metrics.catalog.default_metrics` that apply to the prompts.
-        protocol: "sjd" or "cool-sd" adds that protocol's metrics where they apply to the prompts.
+        protocol: "sjd" or "cool-sd" adds the metrics of that protocol that apply to the prompts.
         settings: device, batch, reference images, offline.
         reporter: receives progress in place of the bar.
-        problems: receives why a run could not be scored, instead of this being raised when the others are.
+        problems: receives the reason why a run could not be scored, which is otherwise raised after the others.
         bundled_only: with neither metrics nor protocol, only the metrics that need no download.
         long: one row per run and score.
         progress: False for no bar.
 
     Returns:
-        DataFrame with one row per run: `run_id, model, decoder`, and of each stored metric its value, `METRIC_low` and
+        DataFrame with one row per run: `run_id, model, decoder`, and for each stored metric its value, `METRIC_low` and
         `METRIC_high` (95 % interval; NaN below eight prompts) and `METRIC_n` (images). If `long`, the columns of
-        `specbench.columns("run scores")`, `too_few` (whether the interval was left out because it is of too few
-        prompts) and `prompts_needed` (how many prompts per run show a change of 2 % between runs of different prompts;
-        fewer do where the prompts are the same).
+        `specbench.columns("run scores")`, `too_few` (whether the interval was omitted because of too few prompts) and
+        `prompts_needed` (number of prompts per run that show a change of 2 % between runs of different prompts; runs of
+        the same prompts need fewer).
 
     Raises:
         SpecbenchError: an unknown run or metric, or something that must be installed or downloaded first; exit code 3
-            where some runs were scored and others, for example for a missing image, were not.
+            if some runs were scored and others were not, for example because of a missing image.
     """
     from specbench.metrics.score_store import score_frame  # brings pandas and pillow
     from specbench.metrics.scoring import score as score_runs
@@ -277,20 +277,20 @@ def score_folder(
     long: bool = False,
     progress: bool = True,
 ) -> pd.DataFrame:
-    """Score images made elsewhere, named by prompt id or as the papers' programs name them.
+    """Score images of other programs, named by prompt id or in the formats of the papers' programs.
 
     Args:
         images: their folder.
-        prompts: the set or file of their prompts; those of the folder's metadata file if None.
-        column: of that file, the one that holds the texts.
-        layout: of the folder, see `specbench score --help`; None for the one that fits.
+        prompts: the set or file of their prompts; None for the folder's metadata file.
+        column: the column of that file that holds the texts.
+        layout: of the folder, see `specbench score --help`; None for the matching layout.
         metrics, out, protocol, settings, reporter, bundled_only, long, progress: as for `score`.
 
     Returns:
-        As `score` does.
+        As `score`.
 
     Raises:
-        SpecbenchError: an image without a prompt or a prompt without an image, and what `score` raises.
+        SpecbenchError: an image without a prompt or a prompt without an image, and the errors of `score`.
     """
     from specbench.metrics.external_images import images_to_score  # brings pandas and pillow
     from specbench.metrics.score_store import score_frame
@@ -311,7 +311,7 @@ def differences(
     out: str | Path = "results",
     settings: Settings | None = None,
 ) -> pd.DataFrame:
-    """Scored runs minus a scored baseline over the images both have, with paired 95 % intervals.
+    """Scored runs minus a scored baseline over their common images, with paired 95 % intervals.
 
     Args:
         baseline, runs: as for `compare`.
@@ -336,7 +336,7 @@ def export(benchmark: str, run: str, to: str | Path, out: str | Path = "results"
 
     Args:
         benchmark: "geneval", "t2i-compbench", "dpg-bench", "tiif", "cvtg-2k" or "dataset".
-        run: a run id, a unique beginning of one, or a folder.
+        run: a run id, a unique prefix of an id, or a folder.
         to: an empty or new folder.
 
     Returns:
@@ -357,8 +357,8 @@ def import_results(
 
     Args:
         benchmark, run: as for `export`.
-        results: GenEval's results file, the folder that was exported to for T2I-CompBench++, or the `_detail.txt` of
-            DPG-Bench's program.
+        results: GenEval's results file, the exported folder for T2I-CompBench++, or the `_detail.txt` of DPG-Bench's
+            program.
 
     Returns:
         One dict per score, with the keys of `score(long=True)`.

@@ -1,4 +1,4 @@
-"""What decoders are audited on: models whose images can be enumerated, and how they are decoded.
+"""Audit settings: models whose images can be enumerated, and how they are decoded.
 
 Drafts that enter a window at its far end, are refined for several steps and tested last exist only in images several
 windows long, so seven settings have images of at least four windows; four have a window wider than the image.
@@ -26,12 +26,12 @@ class AuditSetting:
     # layout, sampling: grammar of the stream; guidance, temperature, top-k, top-p
     layout: TokenLayout
     sampling: Sampling = field(default_factory=lambda: Sampling(guidance=1.0))
-    window: int | None = None  # replaces the decoder's own where it has that option; None keeps it
+    window: int | None = None  # replaces the decoder's own window, if it has that option; None keeps it
     tables: int = 1  # random models, one per prompt of a batch
     model: str = "tables"  # "tables", a random table per prefix, or "transformer", a small one with a KV cache
     sharpness: float = 1.5  # standard deviation of the tables' logits
-    # standard deviation of the part of a slot's logits that all prefixes have in common; drafts drawn after another
-    # prefix are then often kept, for several steps, as those of real models are
+    # standard deviation of the part of a slot's logits that all prefixes share; drafts drawn after another prefix are
+    # then often kept for several steps, as with real models
     shared: float = 0.0
     grain: float = 0.0  # rounds the tables' logits, for ties
     share: float = 1.0  # images, as a multiple of the usual number
@@ -42,7 +42,7 @@ class AuditSetting:
 
 
 def _mid_row_grammar(height: int, width: int, v_image: int) -> TokenLayout:
-    """Rows closed by one forced token and split by another one after half of their tokens."""
+    """Rows that end with a forced token and have another forced token in their middle."""
     half = width // 2
     row = (-1,) * half + (v_image + 1,) + (-1,) * (width - half) + (v_image,)
     return TokenLayout(height, width, v_image, row * height)
@@ -51,14 +51,14 @@ def _mid_row_grammar(height: int, width: int, v_image: int) -> TokenLayout:
 _plain, _row_ends = TokenLayout.plain, TokenLayout.with_row_ends
 _TRANSFORMER = AuditSetting(
     "2x4 of 2 with row ends, transformer, guided, window 2, continuous batching", _row_ends(2, 4, 2), Sampling(2.0), 2,
-    # Odd: where all rows of two prompts end together, as those of AR do, each goes on with the other prompt.
+    # Odd: if all rows of two prompts end together, as with AR, each continues with the other prompt.
     tables=2, model="transformer", rows=511,
 )  # fmt: skip
 LONE_SETTING = AuditSetting(
     "2x3 of 2 with row ends, guided, window 3, one image at a time", _row_ends(2, 3, 2), Sampling(2.0), 3, share=0.015,
     batch=1,
 )  # fmt: skip
-"""A batch of one has code of its own. These images are also compared with the same ones of a batch."""
+"""A batch of one has separate code. These images are also compared with the same images of a batch."""
 _KEPT_8 = "1x4 of 8, drafts kept for several steps, window 8"
 _KEPT_10 = "1x10 of 2, drafts kept for several steps, window 12"
 _PREVIEW = TokenLayout.plain(2, 3, 2, before=((1, 2),))
@@ -153,7 +153,7 @@ def setting_model(setting: AuditSetting, seed: int) -> tuple[EnumerableModel | E
 
 
 def in_window(spec: DecoderSpec, window: int | None) -> DecoderSpec:
-    """The same decoder with another window, where it has one; ZipAR's is counted in tokens of an image row."""
+    """The same decoder with another window, if it has a window; ZipAR counts its window in tokens of an image row."""
     options = dict(spec.options)
     changed = {"window", "rows-window"} & options.keys()
     if window is None or not changed:

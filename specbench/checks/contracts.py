@@ -1,5 +1,5 @@
-"""Conformance tests of decoders, models and metrics that a plug-in brings, each in a module of its own that brings what
-it needs."""
+"""Conformance tests of the decoders, models and metrics of plug-ins; each kind is in a separate module with its
+imports."""
 
 from __future__ import annotations
 

@@ -30,12 +30,12 @@ from specbench.stats.rosenblatt import RosenblattResult, Tokens, audit_tokens
 from specbench.system.torch_state import PinnedTorch
 
 SLOW_RULE = 3.0
-"""Time per step outside the target forwards, over that of exact SJD with the same window, that is called slow."""
+"""A decoder is slow if its time per step outside the target forwards is this multiple of exact SJD's, same window."""
 _SAMPLING = Sampling(guidance=2.0, temperature=0.9)
 _LAYOUT = TokenLayout.with_row_ends(2, 3, 3)
 _TEXTS = ("one", "two")
 WIDE_SAMPLING = Sampling(guidance=2.0, temperature=3.0, top_k=1000, top_p=0.95)
-"""A temperature at which drafts are often kept, so that those of the window's far end are tested, too."""
+"""A temperature at which drafts are often kept, so that drafts at the end of the window are also tested."""
 WINDOW, ROWS = 12, 48
 _WIDE = TokenLayout.plain(1, 18, 4160)
 _PROMPTS = ("one", "two")
@@ -131,7 +131,7 @@ class ContractChecks:
             return Finding("log-probabilities", FAILED,
                            f"logp or entropy at slot {place} is off by {worst:.3g}: it must be the target's after "
                            "guidance, temperature, top-k and top-p, given the tokens finally before it")  # fmt: skip
-        return Finding("log-probabilities", OK, f"those of the target, within {worst:.1e}")
+        return Finding("log-probabilities", OK, f"equal to the target's within {worst:.1e}")
 
     def resume(self) -> Finding:
         """An image depends on its seed, prompt id and sample, not on what was decoded before it."""
@@ -179,14 +179,14 @@ class ContractChecks:
         return finding("trace", wrong, "with and without traces, the same images")
 
     def forced_slots(self) -> Finding:
-        """Forced tokens stand where the grammar demands them, image tokens elsewhere."""
+        """Forced tokens are exactly where the grammar demands them."""
         tokens, forced = self._tokens(self._requests), np.array(_LAYOUT.forced)
         wrong = []
         if (tokens[:, forced >= 0] != forced[forced >= 0]).any():
             wrong.append("a slot the grammar forces holds another token")
         if ((tokens < 0) | (tokens >= _LAYOUT.v_image))[:, forced < 0].any():
-            wrong.append("a free slot holds a token that is no image token")
-        return finding("forced slots", wrong, "row ends stand where they must, image tokens elsewhere")
+            wrong.append("a free slot holds a token that is not an image token")
+        return finding("forced slots", wrong, "row ends are in their places, image tokens elsewhere")
 
     def wide_vocabulary(self) -> Finding:
         """Thousands of tokens, a window of eleven drafts and refilled rows give the tokens of a float64 reference."""
@@ -210,18 +210,18 @@ class ContractChecks:
         return [images[request] for request in requests]
 
     def speed(self) -> Finding:
-        """Time of a step besides its target forward, on the embedded model, relative to exact SJD."""
+        """Time of a step outside its target forward, on the embedded model, relative to exact SJD."""
         if not isinstance(self._decoder, DecoderSpec):
             return Finding("speed", SKIPPED, "only a Preset or DecoderSpec is timed, not a function")
         from specbench.models.catalog import load_model  # brings the networks, which only this needs
 
-        model, window = load_model("shapes"), dict(self._decoder.options).get("window")
+        model, window = load_model("shapes"), self._decoder.option("window")
         mine = _rule_ms(model, self._decoder)
         exact = _rule_ms(model, in_window(resolve("sjd"), window))
         status = OK if mine <= SLOW_RULE * exact else SLOW
         advice = "" if status == OK else "; look for Python loops over the vocabulary and for reads of the device"
         return Finding(
-            "speed", status, f"{mine:.2f} ms a step besides the forward, {mine / exact:.1f} times SJD's{advice}"
+            "speed", status, f"{mine:.2f} ms a step outside the forward, {mine / exact:.1f} times SJD's{advice}"
         )
 
     @property
@@ -288,8 +288,8 @@ def wide_faults(
     dtype: str,
     seed: int,
 ) -> tuple[list[str], RosenblattResult]:
-    """What is wrong with the images of a decoder in `dtype`, one sentence each, and the tests of their tokens.
-    `decode`: the images, or their stream tokens, of requests in their order."""
+    """Problems of the images of a decoder in `dtype`, one sentence each, and the tests of their tokens.
+    `decode`: returns the images, or their stream tokens, in the order of the requests."""
     kind, distance, share = WIDE_DTYPES[dtype]
     model = EnumerableTransformer(_WIDE, _PROMPTS, seed)
     embedding = model.backbone.embed_tokens.weight[: _WIDE.vocab]
@@ -320,7 +320,7 @@ def wide_faults(
     result = audit_tokens(Tokens(orders, None, entropy), AUDIT_LEVEL)
     if result.deviates:
         test = result.tests[0]
-        wrong.append(f"tokens are no samples of p (p = {test.corrected:.1e}, {test.order}, {test.kind} {test.group})")
+        wrong.append(f"tokens are not samples of p (p = {test.corrected:.1e}, {test.order}, {test.kind} {test.group})")
     return [f"{dtype}: {text}" for text in wrong], result
 
 

@@ -15,9 +15,9 @@ from scipy.stats import chi2
 
 AUDIT_LEVEL = 1e-4
 AUDIT_POWER = 0.95
-COUNTABLE = 2000  # Images are counted whole where there are at most this many, else by runs of consecutive tokens
+COUNTABLE = 2000  # Up to this many distinct images are counted whole; of more, runs of consecutive tokens are counted
 RUN_CELLS = 128  # Values that such a run can take, at most
-POOLED = 5  # Cells expected fewer times are pooled into one
+POOLED = 5  # Cells with a smaller expected count are pooled
 PAIRS = ("prompts", "samples", "seeds")  # What the two images of a pair differ in
 VIEWS = 3  # Views of the audit's test, each of which could reject
 
@@ -26,9 +26,9 @@ VIEWS = 3  # Views of the audit's test, each of which could reject
 class Counts:
     """Images observed of one table: `observed` [2, cells] in two halves of the samples, `exact` [cells].
 
-    `vocab` is the number of values of one image token where cells are images in the order of `image_index` (with one
-    more cell for streams that break the grammar); 0 where they are something else. `agreement` [3, 2]: for each of
-    PAIRS, the sum over its pairs of `agreement` and of its square; None where images were not paired.
+    `vocab` is the number of values of an image token if cells are images in the order of `image_index` (with one more
+    cell for streams that break the grammar), else 0. `agreement` [3, 2]: for each of PAIRS, the sum over its pairs of
+    `agreement` and of its square; None if images were not paired.
     """
 
     observed: np.ndarray
@@ -78,8 +78,8 @@ class Counts:
     def block_covariance(self) -> float:
         """Sum of the covariances between the chi-square statistics of every two `blocks`, for an exact sampler.
 
-        The statistics are squared norms of jointly normal vectors, so that of two blocks is twice the mean square
-        contingency of their exact joint distribution.
+        The statistics are squared norms of jointly normal vectors: the covariance of two blocks is twice the mean
+        square contingency of their exact joint distribution.
         """
         if not self.runs:
             return 0.0
@@ -150,8 +150,8 @@ def agreement(a: np.ndarray, b: np.ndarray, vocab: int) -> np.ndarray:
     """[n] in how many of their M tokens the images `a` and `b` [n, M] agree, beyond what the frequencies of their
     tokens explain.
 
-    It is doubly centred: its mean is 0 if images are independent, whatever the distribution of each, and each mean over
-    one of them alone is 0, too.
+    It is doubly centred: its mean is 0 if images are independent, whatever the distribution of each, and so is each
+    mean over one of them.
     """
     agreed = np.zeros(len(a))
     for tokens_a, tokens_b in zip(a.T, b.T, strict=True):
@@ -179,7 +179,7 @@ def _summed(tables: Sequence[Counts]) -> tuple[float, float]:
 
 def _scale(tables: Sequence[Counts]) -> float:
     """Scale of the chi-square distribution with the mean and the variance of the summed statistics (Satterthwaite).
-    It is above 1 because blocks of one image are dependent."""
+    It exceeds 1 because blocks of the same image are dependent."""
     dof = sum(degrees_of_freedom(block) for counts in tables for block in counts.blocks)
     return 1 + sum(counts.block_covariance for counts in tables) / max(2 * dof, 1)
 

@@ -148,7 +148,7 @@ def _torchvision() -> list[dict[str, str]]:
 
 
 def _acceleration() -> list[dict[str, str]]:
-    """Check what a GPU needs besides torch: a driver that torch can use, a compiler, NVML, float32 that is no TF32."""
+    """Check requirements of a GPU other than torch: a usable driver, a compiler, NVML, float32 without TF32."""
     try:
         import torch
     except (ImportError, OSError):
@@ -172,7 +172,7 @@ def _acceleration() -> list[dict[str, str]]:
 
 
 def _limits() -> dict[str, str]:
-    """What affinity, a container or a cluster's allocation leaves of this machine."""
+    """Cores and memory that affinity, a container or a cluster's allocation leave to this process."""
     free = available_memory()
     memory = "" if free is None else f", {free / 2**30:.1f} GiB of memory free"
     return _row("limits", OK, f"{available_cores()} of {os.cpu_count()} CPU cores{memory}")
@@ -199,7 +199,7 @@ def _model(info: ModelFacts, required: bool) -> dict[str, str]:
 
 
 def _needs(info: ModelFacts) -> list[dict[str, str]]:
-    """What is missing of the model's files, its prompts, and the networks of the metrics that score its images."""
+    """Missing files of the model, of its prompts, and of the networks of its default metrics."""
     prompts = default_prompts(info.name.partition("+")[0])
     of_model = needs_of(info, None)
     others = [need for need in needs_of(info, prompts) if need not in of_model[:1]]  # `_model` names that one

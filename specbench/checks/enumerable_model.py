@@ -27,7 +27,7 @@ from specbench.system.torch_state import PinnedTorch
 _NO_SPECIAL_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 """Settings of a Llama that has image tokens only; the usual ids lie outside such small vocabularies."""
 _SLOT_ROWS = 65_537
-"""Table rows of one slot at most, a prime: a slot with more prefixes assigns them to rows by a polynomial hash."""
+"""Largest number of table rows of a slot, a prime: more prefixes are assigned to rows by a polynomial hash."""
 _WIDTH = 16
 _SIZES = {"hidden_size": _WIDTH, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
 _PROMPT_IDS = 8
@@ -183,7 +183,7 @@ class EnumerableSession:
         self.prompt[rows], self.consumed[rows] = prefix, 0
 
     def _store(self, tokens: Tensor, positions: Tensor) -> None:
-        """Put the token consumed at `positions` (the one at the slot before) into its place."""
+        """Store the token consumed at `positions`, the token of the previous slot."""
         stays = (positions > 0) & (positions <= self._length)
         self.consumed.scatter_(1, torch.where(stays, positions - 1, self._length), tokens)
 
@@ -193,7 +193,7 @@ class EnumerableSession:
         return terms.cumsum(1) - terms
 
     def _visible_codes(self, tokens: Tensor, positions: Tensor, fed: Tensor, aside: Tensor) -> Tensor:
-        """[B, T] code of the tokens before each column that it may attend to, a stand-in in place of the last one."""
+        """[B, T] code of the tokens that each column may attend to, with a placeholder for the last token."""
         slot = torch.arange(self._length)
         before = positions[..., None] - 1
         seen = fed[..., 1:] & (slot < before) | ((slot == before) & ~aside[..., None])
@@ -201,7 +201,7 @@ class EnumerableSession:
         return terms + torch.where(aside, tokens * self.weights[(positions - 1).clamp(0, self._length - 1)], 0)
 
     def _tree_codes(self, tokens: Tensor, positions: Tensor, ancestors: Tensor) -> Tensor:
-        """[B, T] code of the tokens stored before column 0's own, plus those of each column's ancestors."""
+        """[B, T] code of the tokens stored before column 0's own and of the tokens of each column's ancestors."""
         stored = self._prefix_codes().gather(1, (positions[:, :1] - 1).clamp(min=0))
         consumed = positions - 1
         within = (consumed >= 0) & (consumed < self._length)
@@ -241,9 +241,9 @@ class _ReducedTable(NamedTuple):
 
 
 class EnumerableTransformer(TransformerModel):
-    """A two-layer Llama with random weights, behind the same cache and sessions as the real families. Prompts have
-    different lengths, the n-th one n + 2 elements, and unconditional rows another one, so that rows of a batch stand at
-    different slots of the cache."""
+    """A two-layer Llama with random weights, behind the same cache and sessions as the real families. The n-th
+    prompt has n + 2 elements, and unconditional rows have another length, so that the rows of a batch use different
+    slots of the cache."""
 
     name = "enumerable-transformer"
 
@@ -307,8 +307,8 @@ class EnumerableTransformer(TransformerModel):
         return _grey(image_tokens, self.layout)
 
     def guided(self, prompt: str, tokens: Tensor, guidance: float) -> np.ndarray:
-        """Guided logits [n, N + 1, V] of every slot of the prefixes `tokens` [n, N] and of the one after them, float64,
-        from a forward without a cache."""
+        """Guided logits [n, N + 1, V] of every slot of the prefixes `tokens` [n, N] and of the next slot, float64, from
+        a forward without a cache."""
         embedded, guided = self.backbone.embed_tokens(tokens), []
         for start in self.encode([prompt]).embeds:
             inputs = torch.cat([start.expand(len(tokens), -1, -1), embedded], 1)

@@ -78,7 +78,7 @@ class ImageLikelihood:
         return np.where(self.free, values, 0.0).sum(1)
 
     def mixed(self, share: float, other: np.ndarray | float | None = None) -> np.ndarray:
-        """[K] log likelihood where a share of the tokens is drawn with another probability: `every` by default."""
+        """[K] log likelihood if a share of the tokens is drawn with another probability, by default `every`."""
         other = self.every if other is None else other
         return self.sum(np.log(np.maximum((1 - share) * self.p + share * other, 1e-30)))
 
@@ -136,7 +136,7 @@ class ImageLikelihood:
     def _logits(
         self, texts: Sequence[str], tokens: np.ndarray, scales: Collection[float], width: int, shift: Shift
     ) -> Iterator[tuple[Callable[[float], Tensor], Tensor]]:
-        """Logits by guidance scale, and their slots: any scale follows from those of 1 and of 2."""
+        """Logits by guidance scale, and their slots; logits of any scale follow from scales 1 and 2."""
         if len(scales) == 1:
             for logits, positions in forced_logits(self.model, texts, tokens, *scales, width, shift):
                 yield lambda _, logits=logits: logits, positions

@@ -1,4 +1,4 @@
-"""Likely causes of tokens that are no samples of the model: the usual faults, each as a distribution of its own.
+"""Likely causes of tokens that are not samples of the model: the usual faults, each as a separate distribution.
 
 A cause is compared with the claim by the likelihood of the tokens. Under the claim the ratio of the two is above x
 with probability 1/x at most, whatever the number of images (Ville's inequality), so that a ratio beyond the number of
@@ -46,15 +46,15 @@ _REPETITION = (1.02, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5)
 _FREQUENCY = (0.05, 0.1, 0.2, 0.5, 1.0)
 """Values as people write them: filters of a value that is only near put tokens beyond their edge."""
 _SHARES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)  # Shares of tokens drawn uniformly, or greedily
-_ONE = 0.05  # Distance from a guidance of 1 that is none
-_PASSES = 20  # Times that all causes take that of the claim alone: 15 to 27
+_ONE = 0.05  # A guidance this close to 1 is no guidance
+_PASSES = 20  # Time of all causes over the time of the claim alone: 15 to 27
 _SUSPECT = 2.0  # Standard errors by which an image is unlikely under its own prompt, so that others are tried
-_GLANCE = 48  # Slots, a quarter of the image at least, that are enough to leave out what is unlikely
+_GLANCE = 48  # Slots, at least a quarter of the image, that are enough to exclude unlikely causes
 _HOPELESS = -10.0  # Nats by which it is
-_OTHERS = 32  # Prompts that each of them is tried with
+_OTHERS = 32  # Prompts tried for each of these images
 _CLEARLY = 12.0  # Nats by which a format is likelier than tokens that are beyond the filters for another reason
-_CLOSE = 5.0  # Nats within which another cause is named, too
-_OF_SOME = ("prompts", "order", "uniform", "greedy")  # Kinds of causes that some images may be free of
+_CLOSE = 5.0  # Nats within which another cause is also named
+_OF_SOME = ("prompts", "order", "uniform", "greedy")  # Kinds of causes that may affect only some images
 SINGLE_TOKENS = ("uniform", "greedy", "copies")
 """Kinds of causes that change tokens, and no logits."""
 _MIXTURES = {
@@ -70,7 +70,7 @@ _ORDERS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "row ends are shifted: rows are one token too short": lambda grid: _skewed(grid, 1),
     "row ends are shifted: rows are one token too long": lambda grid: _skewed(grid, -1),
 }
-"""By cause, the grid of indices of the tokens to be read, so that they stand where the model drew them."""
+"""By cause, the grid of token indices that restores the order in which the model drew the tokens."""
 _SHIFTS = {
     "positions of the image are one too far from the prompt": ("positions", 1),
     "positions of the image are one too near to the prompt": ("positions", -1),
@@ -93,7 +93,7 @@ class Cause:
     value: float | None = None
     low: float | None = None
     high: float | None = None
-    explains: bool | None = None  # whether the studied tokens are samples of it; None where that was not tested
+    explains: bool | None = None  # whether the studied tokens are samples of it; None if not tested
 
     @property
     def exactly(self) -> float | int | None:
@@ -118,9 +118,9 @@ def likely_causes(
 
     Args:
         load: the model in a number format of `DTYPES`.
-        rows: K images: `prompt`, `tokens`, `logp` as recorded, NaN where unknown.
+        rows: K images: `prompt`, `tokens`, `logp` as recorded, NaN if unknown.
         guided: whether the model has unconditional rows.
-        logp_kind: what log p is, one of `LOGP_KINDS` of `specbench.checks.logp_kinds`; None if it is none of them.
+        logp_kind: kind of log p, one of `LOGP_KINDS` of `specbench.checks.logp_kinds`; None if unknown.
     """
     every, rows = rows, rows.iloc[np.linspace(0, len(rows) - 1, studied(rows)).astype(int)]
     model, began = load(dtype), time.monotonic()
@@ -145,12 +145,12 @@ def likely_causes(
     causes = sorted(causes, key=lambda cause: -cause.nats)
     if causes[0].nats <= least:
         return [], study.seen()
-    # Also those that would not be named alone: the tokens do not tell them apart. Copies are a fact beside any of them.
+    # Also causes that would not be named alone: the tokens do not distinguish them. Copies are a fact in any case.
     near = [cause for cause in causes if cause.kind == "copies" and cause.nats > least]
     near = near or [cause for cause in causes if cause.nats > causes[0].nats - _CLOSE]
     causes = [cause for cause in causes if cause.nats > least and cause not in near]
     near = [study.estimated(cause) for cause in near]
-    if dtype == "float32":  # in fewer bits exact samples are none of p recomputed in other shapes
+    if dtype == "float32":  # in fewer bits, exact samples are not samples of p recomputed in other shapes
         near = [replace(cause, explains=study.explains(cause, tests)) for cause in near]
         near = [cause for cause in near if cause.explains is not False] or near
     return near + causes, []
@@ -162,19 +162,19 @@ def studied(rows: pd.DataFrame) -> int:
 
 
 def alike(causes: Sequence[Cause]) -> list[Cause]:
-    """The first cause, and those that the tokens do not tell apart from it."""
+    """The first cause, and the causes that the tokens do not distinguish from it."""
     first = causes[0]
     return [cause for cause in causes if cause.nats > first.nats - _CLOSE and cause.explains == first.explains]
 
 
 def named(causes: Sequence[Cause], images: int) -> str:
-    """The likeliest causes in words: more than one where the tokens do not tell them apart."""
+    """Describe the likeliest causes: several if the tokens do not distinguish them."""
     close = alike(causes)
     some = [cause.kind in _OF_SOME and cause.images < images for cause in close]
     counts = [f" in {cause.images} of {images} images" * part for cause, part in zip(close, some, strict=True)]
     parts = [cause.what + count for cause, count in zip(close, counts, strict=True)]
     if len(parts) > 2:
-        return f"one of these, which the tokens do not tell apart: {'; '.join(parts)}"
+        return f"one of these, which the tokens do not distinguish: {'; '.join(parts)}"
     return f"{' or '.join(parts)} ({causes[0].nats:,.0f} nats more likely than the claim)"
 
 
@@ -212,7 +212,7 @@ class _Study(ImageLikelihood):
         self._guided, self._logp_kind, self._error = guided, logp_kind, None
 
     def alternatives(self) -> list[tuple[str, Alternative]]:
-        """Other ways to sample than the one that is claimed, each with the name of what differs."""
+        """Ways to sample other than the claim, each with the name of the difference."""
         claimed = self.sampling
         values = {
             "guidance": [*_GUIDANCE, 0.85 * claimed.guidance, 1.15 * claimed.guidance] if self._guided else [],
@@ -229,7 +229,7 @@ class _Study(ImageLikelihood):
         return ways + [("frequency", replace(self.way, frequency=value)) for value in _FREQUENCY]
 
     def setting(self, kind: str, way: Alternative, ratio: np.ndarray) -> Cause:
-        """The cause that the sampling was another one."""
+        """The cause that another sampling setting was used."""
         evidence = float(ratio.sum()), int((ratio > 0).sum())
         if kind == "early":
             return Cause(kind, "top-p is applied before the temperature", *evidence)
@@ -241,7 +241,7 @@ class _Study(ImageLikelihood):
         return Cause(kind, what, *evidence, kind, None if value is None else float(value))
 
     def estimated(self, cause: Cause) -> Cause:
-        """The cause with the likeliest value of its setting, where that is one of guidance and temperature."""
+        """The cause with the likeliest value of its setting, for guidance and temperature."""
         if cause.setting not in ("guidance", "temperature"):
             return cause
         name, claimed = cause.setting, self._claimed(cause.setting)
@@ -342,9 +342,9 @@ class _Study(ImageLikelihood):
         return _Found(Cause(kind, what, together, int(better.sum())), test)
 
     def mixtures(self, exact: _Study) -> list[_Found]:
-        """The likeliest share of tokens that are drawn uniformly, or the likeliest ones, and not from p; against the
-        likelier of the claim and float32, `exact`: rounding, too, makes single tokens unlikely. So do other weights: a
-        mixture that is no likelier than tokens beyond the filters is none."""
+        """The likeliest share of tokens that are drawn uniformly, or greedily, instead of from p. The comparison is
+        with the likelier of the claim and float32, `exact`, because rounding also makes single tokens unlikely. Other
+        weights do as well: a mixture must be likelier than tokens beyond the filters."""
         found, claim = [], np.maximum(self.claim, exact.claim)
         beyond = np.maximum(claim, max((self.mixed(share) for share in _SHARES), key=np.sum))
         for kind, what in _MIXTURES.items():
@@ -377,11 +377,11 @@ class _Study(ImageLikelihood):
         return _Study(load(dtype), rows, self.sampling, dtype, self._guided, self._logp_kind)
 
     def formats(self, load: Callable[[str], ImageModel], dtype: str, exact: _Study) -> list[_Found]:
-        """Other number formats, of all images: by the tokens, and by log p where it is recorded.
+        """Other number formats of all images: by the tokens, and by log p if recorded.
 
-        Kernels of one format round in other places, so that float32, amid all of them, is often likelier than one's
-        own: tokens tell a format only if it is likelier than float32, too, also where that may be beyond its filters
-        as often as rounding puts tokens there.
+        Kernels of the same format round differently, so that float32, in the middle of all, is often likelier than the
+        true format. Tokens identify a format only if it is also likelier than float32, even if float32 may exceed its
+        filters as often as rounding does.
         """
         found = []
         for other in [name for name in dict.fromkeys(("float32", *DTYPES)) if name != dtype]:
@@ -407,7 +407,7 @@ class _Study(ImageLikelihood):
         return tokens if claimed is None else tokens + nearer(claimed[images], study.error())
 
     def error(self) -> np.ndarray | None:
-        """[K, N] distance of the recorded log p from this model's, NaN where unknown; None where none is recorded."""
+        """[K, N] distance of the recorded log p from this model's, NaN if unknown; None if no log p is recorded."""
         recorded = self.rows.get("logp")
         if self._logp_kind is None or recorded is None or recorded.isna().any():
             return None
@@ -418,7 +418,7 @@ class _Study(ImageLikelihood):
         return self._error
 
     def seen(self) -> list[str]:
-        """What the tokens rule out: the intervals of guidance and temperature, in words."""
+        """Describe the values that the tokens exclude: the intervals of guidance and temperature."""
         names = ["temperature", *(["guidance"] if self._guided and self.sampling.guidance != 1 else [])]
         intervals = []
         for name in names:

@@ -1,7 +1,7 @@
-"""What the log p is that a program returns with each token: of which logits, at which temperature, over which tokens.
+"""Kind of the log p that a program returns with each token: of which logits, at which temperature, over which tokens.
 
-vLLM returns log-softmax of the raw logits over the whole vocabulary by default, SGLang that at the temperature, others
-p after truncation. Numbers of one kind agree with the model's to rounding, or they are of another kind.
+By default vLLM returns log-softmax of the raw logits over the whole vocabulary, SGLang log-softmax at the temperature,
+other programs p after truncation. Numbers of one kind agree with the model's to rounding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OF_LOGITS = {
     "raw-words": "before temperature and truncation, over the whole vocabulary, as vLLM returns it by default",
 }
 LOGP_KINDS = _OF_LOGITS | {_ALONE + kind: f"{words}, without guidance" for kind, words in _OF_LOGITS.items()}
-"""By name, what log p is, in words."""
+"""Description of each kind of log p, by name."""
 
 
 def kinds_of(model: ImageModel, sampling: Sampling) -> list[str]:
@@ -84,7 +84,7 @@ def _of_logits(
 
     raw, words = logits, None
     if (features := getattr(session, "features", None)) is not None:
-        # As the network gives them: a model's repetition penalty comes later.
+        # The network's own logits, before a model's repetition penalty.
         raw = model.guide(model.head(features).float(), sampling.guidance, positions)
     if getattr(model, "vocabulary", None) is not None:
         words = model.guide(model.all_words(features).float(), sampling.guidance, positions)

@@ -42,9 +42,9 @@ from specbench.system.torch_state import PinnedTorch
 
 AUDIT_SAMPLES = 290_000  # Images per decoder: some 19,300 of each setting, times its share
 _BATCH = 10_000
-THOROUGH = 10  # Factor on the images of the settings in which a thorough audit sees least
+THOROUGH = 10  # Factor on the images of the least sensitive settings in a thorough audit
 SMALL_ENOUGH = 0.05
-"""An audit calls a decoder lossless only where its `detectable_tv` is at most this, which takes some 15,000 images."""
+"""An audit calls a decoder lossless only if its `detectable_tv` is at most this, which takes about 15,000 images."""
 LOSSLESS, LOSSY, UNSEEN = "lossless", "lossy", "no deviation seen"
 
 Decode = Callable[[ImageModel, Sequence[Request], Sampling, int], Sequence[Generation] | np.ndarray]
@@ -69,18 +69,18 @@ def audit_decoders(
         samples: images per decoder, divided among the audit's settings by their shares; None takes AUDIT_SAMPLES.
         seed: of the models and of the decoding noise.
         compiled: also audit compiled steps (COMPILED_SETTINGS), which takes a minute or more per decoder.
-        thorough: decode THOROUGH times the images in the half of the settings that would show least.
+        thorough: decode THOROUGH times the images in the less sensitive half of the settings.
         workers: processes that share the decoders, on Linux.
-        tell: receives each dict as soon as it and those before are complete.
+        tell: receives each dict as soon as it and all earlier ones are complete.
 
     Returns:
         One dict per decoder: `decoder`, `verdict` ("lossless", "lossy" or "no deviation seen", see `audit_verdict`),
         `tv, tv_low, tv_high` (mean total variation over the settings, as `total_variation` defines it), `samples`,
         `p_value`, `detectable_tv` (a distance the test would have found with probability AUDIT_POWER), `models`,
-        `declared` (what the spec says of itself; None for a user decoder), `worst_setting` (the one with the smallest
-        p-value), `dependent` (those of PAIRS whose images are not independent), `alone_differ` (images of which at
-        least so many have other tokens alone than in a batch), `weakest_setting, weakest_tv` (the setting with the
-        largest `detectable_tv`, and that), and `refused` (settings whose model the decoder does not accept).
+        `declared` (by the spec; None for a user decoder), `worst_setting` (the setting with the smallest p-value),
+        `dependent` (entries of PAIRS whose images are not independent), `alone_differ` (lower bound on the number of
+        images with other tokens alone than in a batch), `weakest_setting, weakest_tv` (the setting with the largest
+        `detectable_tv`, and its value), and `refused` (settings whose model the decoder does not accept).
 
     Raises:
         SpecbenchError: an unknown decoder, one that accepts no setting, or too few samples.
@@ -173,9 +173,9 @@ def audit_one(
 def audit_verdict(p: float, detectable: float, declared: str | None, alone: int = 0) -> str:
     """Verdict of an audit with p-value `p` that could see a total variation of `detectable`.
 
-    "lossy" if the test rejects at AUDIT_LEVEL. Elsewhere "lossless", but only "no deviation seen" where the audit was
-    too small to say so, where `alone` images or more had other tokens in a batch, or where the decoder is declared
-    lossy: whoever made it knows why it deviates, even where small models do not show it.
+    "lossy" if the test rejects at AUDIT_LEVEL, else "lossless". The verdict is only "no deviation seen" if the audit
+    was too small, if `alone` or more images had other tokens in a batch, or if the decoder is declared lossy: its
+    author knows why it deviates, even if small models do not show it.
     """
     if p < AUDIT_LEVEL:
         return LOSSY
@@ -233,8 +233,8 @@ def load_decoder(decoder: Auditable) -> tuple[str, DecoderSpec | Decode]:
 def observe(
     setting: AuditSetting, decoder: DecoderSpec | Decode, samples: int, seed: int, batch: int | None = None
 ) -> list[Counts]:
-    """Decode at least `samples` images of each of the setting's tables, `batch` or as many as the setting says at a
-    time, and count them: those of two seeds and of two prompt ids with the same table, so that pairs can be compared.
+    """Decode at least `samples` images of each of the setting's tables, `batch` (by default the setting's) at a time,
+    and count them. Images of two seeds and of two prompt ids share a table, so that pairs can be compared.
     """
     model, exact = setting_model(setting, seed)
     cells = []

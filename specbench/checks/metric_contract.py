@@ -78,8 +78,10 @@ class MetricChecks:
         together = self._metric.features(self._samples)
         alone = [self._metric.features([sample])[0] for sample in reversed(self._samples)][::-1]
         gap = max(_gap(row, other) for row, other in zip(together, alone, strict=True))
-        wrong = [f"an image's features change by {gap:.2g} of their size with the images beside it"] * (gap > _RELATIVE)
-        return finding("batch", wrong, "alone or with others, the same features")
+        wrong = [f"an image's features change by {gap:.2g} of their size with the other images of its batch"] * (
+            gap > _RELATIVE
+        )
+        return finding("batch", wrong, "the same features alone and in a batch")
 
     def scores(self) -> Finding:
         """The overall score comes first, parts are named after it, values lie within their intervals."""

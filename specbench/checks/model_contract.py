@@ -36,11 +36,11 @@ def model_findings(name: str, prompts: str | None = None) -> list[Finding]:
 
 
 class ModelChecks:
-    """The tests of a model, each a method that returns its `Finding`: the logits of one forward must not depend on how
-    the forwards are cut up.
+    """The tests of a model, each a method that returns its `Finding`: the logits of a slot must not depend on how slots
+    are divided among forwards.
 
     Random tokens are fed to a batch of two prompts, as decoders feed drafts: one at a time, several at a time, after
-    wrong drafts, alone, and in a row that held another image. The logits must be those of one token at a time.
+    wrong drafts, alone, and in a row that held another image. The logits must equal the logits of one token at a time.
     """
 
     def __init__(self, info: ModelFacts, model: ImageModel, texts: Sequence[str]):
@@ -58,7 +58,7 @@ class ModelChecks:
         return run_tests((name, getattr(self, name)) for name in names)
 
     def facts(self) -> Finding:
-        """What the catalogue says of the model is so."""
+        """The catalogue's facts about the model are true."""
         layout, info = self._model.layout, self._info
         wrong = wrongly_declared(info, self._model)
         if info.name != self._model.name:

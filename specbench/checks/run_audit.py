@@ -76,11 +76,11 @@ def audit_runs(
     """Test whether the tokens of runs are exact samples of their model, and store the verdicts for reports.
 
     Args:
-        runs: run id, unique beginning of one, or folder, or a list of them; all runs in `out` by default.
+        runs: a run id or its unique beginning, a folder, or a list of these; by default all runs in `out`.
         recompute, weights, revision, device, dtype, logp: as for `audit_run`.
 
     Returns:
-        One dict per run, as of `audit_run`.
+        One dict per run, as from `audit_run`.
 
     Raises:
         SpecbenchError: an unknown or damaged run, or one that cannot be audited.
@@ -104,12 +104,12 @@ def audit_run(
 
     Args:
         recompute: take p from the model instead of the recorded values.
-        weights, revision: the checkpoint to recompute with, if it is no longer where the run found it.
-        keep: store the result with the run, for reports; never that of another target.
+        weights, revision: the checkpoint to recompute with, if its place has changed since the run.
+        keep: store the result with the run, for reports; a result for another target is never stored.
         dtype: of a run in eight bits, recompute p with the same weights in this number format ("float32", "bfloat16" or
             "float16") instead: how far is its target from that one?
-        explain: compare tokens of another program with the likely causes, too, which takes minutes.
-        logp: what log p of another program is, one of `specbench.checks.logp_kinds.LOGP_KINDS`; found out if None.
+        explain: also compare tokens of another program with the likely causes, which takes minutes.
+        logp: kind of another program's log p, one of `specbench.checks.logp_kinds.LOGP_KINDS`; found out if None.
 
     Returns:
         A flat dict: the keys of `_described`, `recomputed`, `target` (`dtype`, or None for the run's own),
@@ -148,7 +148,7 @@ def audit_run(
         **facts,
     }
     if dtype:
-        return audit | {"failed": False}  # it claims to be an exact sampler of its own target alone
+        return audit | {"failed": False}  # it claims only to sample its own target exactly
     audit |= _harder_verdict(audit)
     if foreign and explain:
         audit |= _explained(info, rows, values, audit, *checkpoint, device)
@@ -158,7 +158,7 @@ def audit_run(
 
 
 def _harder_verdict(audit: dict[str, object]) -> dict[str, object]:
-    """The verdict of what was recomputed, which stands above that of the tests; nothing where it has none."""
+    """The verdict of recomputed values, which overrides the verdict of the tests; empty without one."""
     harder: dict[str, object] = {}
     if audit.get("impossible_tokens", 0) > audit.get("impossible_by_rounding", 0):
         harder = {"verdict": IMPOSSIBLE, "deviates": True, "failed": audit["declared"] != "lossy"}
@@ -176,8 +176,8 @@ def _explained(
     revision: str | None,
     device: str,
 ) -> dict[str, object]:
-    """The verdict on tokens in a sentence: what would have been seen, or where they deviate, and the likely cause."""
-    # These bring torch.
+    """The verdict in a sentence: the smallest visible deviation, or the place of the deviation and its likely cause."""
+    # These import torch.
     from specbench.checks.image_likelihood import concentrated
     from specbench.checks.likely_causes import SINGLE_TOKENS, likely_causes, named, studied
     from specbench.models.checkpoint_loading import round_to_eight_bits
@@ -200,7 +200,9 @@ def _explained(
         unseen = f"a deviation of {audit['detectable']:.3f} per token would have been seen"
         return {"causes": [], "cause": None, "sentence": f"consistent with {claim}: {'; '.join([unseen, *seen])}"}
     if not causes and not audit["deviates"]:
-        return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}, but their log p is not the model's"}
+        found = audit["logp_fits"]
+        of_what = f"{LOGP_KINDS[found]}: --logp {found}" if found else "of no kind that was tried"
+        return {"causes": [], "cause": None, "sentence": f"the tokens fit {claim}; their log p is {of_what}"}
     place = concentrated(load_model(facts, device, spec.dtype).layout, values, _free(rows))
     where = f", most in {place}" if place else f", most at entropy {audit['entropy']}" if audit["entropy"] else ""
     why = named(causes, studied(rows)) if causes else "none of the usual ones"
@@ -212,11 +214,11 @@ def _explained(
         why += f"; with {causes[0].label} they are consistent (p = {p:.2g})" if p else ""
         explains = p is not None
     elif causes and causes[0].kind in SINGLE_TOKENS and audit["logp_kind"] is None and "log p" in audit["agreement"]:
-        explains = False  # these leave log p as it is
+        explains = False  # these do not change log p
     if explains is False:
         why = f"none of the usual ones (best of those tried, does not explain it: {why})"
     verdict = {"verdict": UNLIKELY} if audit["verdict"] == CONSISTENT else {}
-    sentence = f"no {claim}{where}; likely cause: {why}"
+    sentence = f"not {claim}{where}; likely cause: {why}"
     listed = [vars(cause) for cause in causes]
     return verdict | {"deviates": True, "failed": True, "causes": listed, "cause": why, "sentence": sentence}
 
@@ -261,7 +263,7 @@ def _described(info: RunInfo, result: RosenblattResult) -> dict[str, object]:
     0; `failed`: it claims to be lossless and deviates, or what it recorded is not the model's; `tv, tv_low, tv_high`:
     the lower bound on the mean total variation per token; `p_value`: the smallest, corrected; `order, kind, group`: of
     the test with that p-value; `place, entropy`: the place in the window and the range of entropy that deviate most,
-    None where none does; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
+    None without a deviation; `detectable`: see `specbench.stats.rosenblatt.detectable`."""
     decoder, worst = info.spec.decoder, result.tests[0]
     return {
         "run_id": info.run_id,
@@ -309,7 +311,7 @@ def _stacked(rows: pd.DataFrame, names: Iterable[str]) -> dict[str, np.ndarray]:
 
 
 def _place(steps: np.ndarray) -> np.ndarray | None:
-    """[K, N] place of each slot in the window of its step; None where steps do not commit from the left."""
+    """[K, N] place of each slot in the window of its step; None if steps do not commit from the left."""
     if steps.ndim == 1 or (np.diff(steps, axis=1) < 0).any():
         return None
     return np.arange(steps.shape[1]) - np.stack([np.searchsorted(row, row) for row in steps])
@@ -321,14 +323,15 @@ def _recomputed(
     """Values of a teacher-forced pass in the run's dtype, and what they say of the run.
 
     `impossible_tokens, impossible_images`: tokens of probability 0 given all tokens before them, and the images with
-    one; `impossible_by_rounding`: how many of them are no verdict in a run of fewer bits: all, if rounding explains
-    them; `nll_gap, nll_gap_se`: of the possible tokens, in nats; `agreement`: of recorded values with those recomputed,
-    as of `compare_recorded`, empty where the loop records none; `dtype`: in which they were recomputed; `logp_kind`:
-    what log p of another program is, one of `LOGP_KINDS`, None if it is none of them, and `logp_nearest`.
+    one; `impossible_by_rounding`: how many of them do not count in a run of fewer bits: all, if rounding explains them;
+    `nll_gap, nll_gap_se`: of the possible tokens, in nats; `agreement`: of recorded and recomputed values, as from
+    `compare_recorded`, empty if the loop records none; `dtype`: number format of the recomputation; `logp_kind`: kind
+    of another program's log p, one of `LOGP_KINDS`, None if unknown or not the forced kind; `logp_fits`: the kind that
+    agrees; `logp_nearest`: the kind that is nearest.
 
-    Orders that need q are tested as recorded. Rounding moves p, most where guidance multiplies it, so that exact
-    samples of a run of fewer bits are none of p recomputed in other shapes or in float32: their uniformity is tested by
-    the recorded values, or by token id alone."""
+    Orders that need q are tested as recorded. Rounding moves p, and guidance multiplies the change. Exact samples of
+    a run of fewer bits are therefore not samples of p recomputed in other shapes or in float32: their uniformity is
+    tested by the recorded values, or by token id alone."""
     facts, recorded = model_of(spec, weights, revision), rows["u_id"].notna()
     model, free = load_model(facts, device, spec.dtype), _free(rows)
     values, rounding = teacher_forced_values(model, rows, spec.sampling), None
@@ -352,11 +355,10 @@ def _recomputed(
         "nll_gap_se": error,
         "agreement": compare_recorded(stored, values, free, rounding),
         "dtype": spec.dtype,
-        "logp_kind": None,
-        "logp_nearest": None,
+        **dict.fromkeys(("logp_kind", "logp_fits", "logp_nearest")),
     }
     if spec.tokens_sha256 and "logp" in stored:
-        compared |= {"logp_kind": SAMPLED, "logp_nearest": SAMPLED}
+        compared |= dict.fromkeys(("logp_kind", "logp_fits", "logp_nearest"), SAMPLED)
         if logp or compared["agreement"]["log p"]["differs"]:
             control = None if rounding is None else (rows.iloc[part], rounding)
             compared |= _logp_kind(facts, device, spec, rows, values, control, logp)
@@ -375,14 +377,13 @@ def _logp_kind(
     control: tuple[pd.DataFrame, Rounding] | None,
     forced: str | None,
 ) -> dict[str, object]:
-    """The keys of `_recomputed` on what the recorded log p is, of all kinds or of the one that is `forced`; `control`:
-    what rounding does, and to which images."""
+    """The keys of `_recomputed` on the kind of the recorded log p, which may be `forced`; `control`: the images with
+    measured rounding, and the rounding."""
     model = load_model(facts, device, spec.dtype)
     if forced and forced.endswith("words") and getattr(model, "vocabulary", None) is None:
-        raise SpecbenchError(
-            f"--logp {forced}: '{model.name}' is loaded without its other words", "valid: raw, tempered"
-        )
-    kinds = [forced] if forced else kinds_of(model, spec.sampling)
+        what = f"--logp {forced}: '{model.name}' is loaded without its other words"
+        raise SpecbenchError(what, "valid: raw, tempered")
+    kinds = [*dict.fromkeys([forced or SAMPLED, *kinds_of(model, spec.sampling)])]
     found, rounded = log_p_of(model, rows, spec.sampling, kinds), {}
     if control:
         part, rounding = control
@@ -395,12 +396,11 @@ def _logp_kind(
     compared, stored = {}, _stacked(rows, ["logp"])
     for kind in kinds:
         compared[kind] = compare_recorded(stored, values._replace(logp=found[kind]), _free(rows), rounded.get(kind))
-    nearest = min(kinds, key=lambda kind: compared[kind]["log p"]["mean"])
-    agreement = compared[nearest]
-    is_it = None if agreement["log p"]["differs"] else nearest
-    if is_it is None and not forced:
-        agreement = compared[SAMPLED]
-    return {"agreement": agreement, "logp_kind": is_it, "logp_nearest": nearest}
+    gaps = {kind: compared[kind]["log p"] for kind in kinds}
+    nearest = min(kinds, key=lambda kind: (gaps[kind]["differs"], kind != forced, gaps[kind]["mean"]))
+    fits = None if gaps[nearest]["differs"] else nearest
+    kinds_found = {"logp_kind": fits if forced in (None, fits) else None, "logp_fits": fits, "logp_nearest": nearest}
+    return {"agreement": compared[forced or fits or SAMPLED], **kinds_found}
 
 
 def _under_other_target(
@@ -438,7 +438,7 @@ def _gap_of(logp: np.ndarray, entropy: np.ndarray, counted: np.ndarray) -> tuple
 def model_of(spec: RunSpec, weights: str | None, revision: str | None) -> ModelFacts:
     """The run's model, its files on this disk."""
     model = recorded_model(spec.model, weights, revision)
-    model.files()  # raises where they are not: nothing of this size is downloaded unasked
+    model.files()  # raises if they are missing: nothing of this size is downloaded without a request
     if model.weights_sha256() != spec.weights_sha256:
         raise SpecbenchError(
             f"model '{model.name}' has other weights here than in the run "

@@ -1,9 +1,10 @@
 """A teacher-forced pass over stored images: each token's p given all tokens before it, in one forward per piece; and
 whether rounding explains the distance of a run's recorded values to it.
 
-In float32 the two are equal but for the last digits. In a number format of fewer bits they are two roundings of one
-value, and guidance multiplies the distance. How far rounding moves values is measured on other tokens than the run's:
-drawn from p in that format and valued there and in float32, so that no fault of the run widens its own tolerance.
+In float32 the two are equal but for the last digits. In a number format of fewer bits they are two roundings of the
+same value, and guidance multiplies the distance. The effect of rounding is measured on tokens that are drawn from p in
+that format and evaluated there and in float32, not on the run's own tokens: a fault of the run must not widen its
+tolerance.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from specbench.specs.run_spec import Sampling
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Imports inside functions: torch takes seconds, and only numbers that are computed anew need it.
+# Imports inside functions: torch takes seconds, and only recomputed numbers need it.
 
-_CHUNK = 2**22  # Maximum number of probabilities in a tensor: the kernel gives memory of larger ones again and again
+_CHUNK = (
+    2**22
+)  # Maximum number of probabilities in a tensor: the kernel allocates the memory of larger tensors in every call
 EDGE = 0.001  # A token is possible if it is with this many nats more, and with so much more top-p
 EDGES = 0.02  # Share of the tokens that a setting may put beyond a filter if it is an estimate
 COMPARED = {"logp": "log p", "u_id": "u by token id", "u_p": "u by p descending", "entropy": "entropy"}
@@ -36,9 +39,9 @@ _TOLERANCE = 0.01
 _BEYOND = 0.001
 """Share of the tokens of a float32 run that may be beyond it: a token at the edge of top-p falls to either side."""
 _ROUNDING = 2.0
-"""Distance of two roundings over that of one to the exact value, at most: that of sums of two equal ones."""
-_ERRORS = 5.0  # Standard errors by which a mean must exceed that: the larger of those over tokens and over images
-_FLIPS = 5.0  # Tokens that rounding moves by a nat, of which a control may hold none by chance
+"""Largest ratio of the distance between two roundings to the distance of a rounding from the exact value."""
+_ERRORS = 5.0  # Standard errors, the larger of over tokens and over images, by which a mean must exceed it
+_FLIPS = 5.0  # Tokens that rounding moves by a nat; a control may have none by chance
 _FEW = 8  # Images whose spread is no estimate: fewer
 _SLACK = 0.001  # Difference of mean entropies, in nats, that is no verdict
 
@@ -47,9 +50,9 @@ Shift = tuple[int, ...]
 
 
 class Values(NamedTuple):
-    """What the test reads of K images of N stream slots."""
+    """Input of the test, for K images of N stream slots."""
 
-    u: dict[str, np.ndarray]  # [K, N] uniforms of the Rosenblatt transform by order, NaN where an image has none
+    u: dict[str, np.ndarray]  # [K, N] uniforms of the Rosenblatt transform by order, NaN for images without it
     entropy: np.ndarray  # [K, N] of p
     logp: np.ndarray | None = None  # [K, N] of the tokens under p
     possible: np.ndarray | None = None  # [K, N] bool, whether the target can draw the token
@@ -115,8 +118,8 @@ def _masses(
 def forced_logits(
     model: ImageModel, prompts: Sequence[str], tokens: np.ndarray, guidance: float, width: int, shift: Shift = ()
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Guided logits [B, T, v_image] of every slot of `tokens` [B, N] given those before, and the slots [B, T], `width`
-    of them at a time; `shift`: what is off by one, as of `TransformerSession.move`."""
+    """Guided logits [B, T, v_image] of every slot of `tokens` [B, N] given the tokens before it, and the slots [B, T],
+    in groups of `width`; `shift`: the fault by one, as in `TransformerSession.move`."""
     import torch
 
     consumed = torch.nn.functional.pad(torch.from_numpy(tokens).to(model.device)[:, :-1], (1, 0))
@@ -129,7 +132,7 @@ def forced_logits(
 
 
 def pieces(model: ImageModel) -> tuple[int, int]:
-    """Slots and images of one forward, by the probabilities that memory should hold."""
+    """Slots and images per forward, from the number of probabilities that fits in memory."""
     width = max(1, min(model.layout.length, _CHUNK // model.layout.vocab))
     return width, max(1, min(16, _CHUNK // (model.layout.vocab * width)))
 
@@ -142,7 +145,7 @@ def slots_of(rows: int, start: int, end: int) -> Tensor:
 
 
 class Rounding(NamedTuple):
-    """What rounding does to values of the run's model and prompts, in M of the run's images."""
+    """Effect of rounding on values of the run's model and prompts, in M of the run's images."""
 
     free: np.ndarray  # [M, N] bool, slots that the grammar leaves free
     # values in the run's number format, of tokens drawn from p in it, each given the image's own before it
@@ -153,13 +156,13 @@ class Rounding(NamedTuple):
 def compare_recorded(
     recorded: Mapping[str, np.ndarray], values: Values, free: np.ndarray, rounding: Rounding | None
 ) -> dict[str, dict[str, object]]:
-    """Distance of recorded values ([K, N] by name of COMPARED, NaN where an image has none) to those recomputed in the
+    """Distance of recorded values ([K, N] by name of COMPARED, NaN for images without them) to values recomputed in the
     run's number format, in the slots that the grammar leaves `free`, and whether rounding explains it.
 
     Returns:
-        By printed name: mean distance `mean` (of entropy in fewer bits: recorded minus recomputed, out of which
-        rounding averages; it tells another temperature), the share `beyond` 0.01, `differs`, and in fewer bits the mean
-        distance that `rounding` makes and the number of `images` that are too far by themselves, else None.
+        By printed name: mean distance `mean` (of entropy in fewer bits: recorded minus recomputed, in which
+        rounding averages out; it reveals another temperature), the share `beyond` 0.01, `differs`, and in fewer bits
+        the mean distance from `rounding` and the number of `images` that are too far individually, else None.
     """
     distances = {}
     for name in [name for name in COMPARED if name in recorded]:
@@ -198,7 +201,7 @@ def _value(values: Values, name: str) -> np.ndarray:
 
 
 def _gap(recorded: np.ndarray, other: np.ndarray, free: np.ndarray) -> np.ndarray:
-    """[K, N] distances of values of `free` slots, at most 1 (where one p is 0); NaN where not free or missing."""
+    """[K, N] distances of values of `free` slots, at most 1 (if one p is 0); NaN if not free or missing."""
     with np.errstate(invalid="ignore"):
         gap = np.where(recorded == other, 0.0, np.abs(recorded - other))
     return np.where(free, np.minimum(gap, 1.0), np.nan)
@@ -217,8 +220,8 @@ def _outliers(sums: np.ndarray, mean: float, tokens: np.ndarray) -> np.ndarray:
 
 def _against(distance: np.ndarray, control: np.ndarray, slack: float = 0.0) -> dict[str, object]:
     """Means of the values [K, N] and of `control` [M, N], without NaN, and whether the first `differs` from 0 by more
-    than such rounding, the chance of `control`, and `slack`. Where rounding moves few tokens, but far, as between ties
-    under top-k 1, `control` may hold none of these: `_FLIPS` of them are allowed for on either side."""
+    than such rounding, the chance of `control`, and `slack`. If rounding moves few tokens, but far, as between ties
+    under top-k 1, `control` may have no such token: `_FLIPS` of them are allowed on either side."""
     distance, control = (values[~np.isnan(values).all(1)] for values in (distance, control))
     mean, rounding = float(np.nanmean(distance)), float(np.nanmean(control))
     tokens = [int((~np.isnan(values)).sum()) for values in (distance, control)]

@@ -1,7 +1,8 @@
 """Log p of given tokens under many ways to sample, from one sort of the logits: every filter is a threshold on them.
 
 The largest logits of each slot are sorted once. A way to sample then costs the sums of the sorted exponentials, which
-those of one temperature share. Only a distribution that no top-k limits needs the rest of the vocabulary: for its sum.
+all ways with the same temperature share. Only a distribution without top-k needs the rest of the vocabulary, for its
+sum.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Held:
 
 
 class SlotLogits:
-    """Logits [B, T, V] of slots, and the tokens that stand there."""
+    """Logits [B, T, V] of slots, and the tokens in these slots."""
 
     def __init__(self, logits: Tensor, chosen: Tensor, few: int):
         """`few`: number of the largest logits that ways to sample may need; 0 for all of them."""

@@ -55,9 +55,8 @@ def verify(path: Path | str, recompute: bool = False, device: str = "cpu") -> li
 
     Args:
         path: file of `specbench pack`, results folder, or folder of one run.
-        recompute: take p from the model, which must be on this disk, instead of the recorded values, and draw the
-            pictures again.
-        device: where it is recomputed.
+        recompute: recompute p by the model, which must be on this disk, and draw the pictures again.
+        device: device of the recomputation.
 
     Returns:
         One dict a check: `run, check, status, detail`; `status` is "ok", "WRONG" or "not checked".
@@ -120,14 +119,18 @@ def _identity(run: Path) -> Iterator[tuple[str, str, str]]:
     store = RunStore(run)
     info, rows = store.info(), store.samples()
     same = info.run_id in (info.spec.run_id, *info.spec.earlier_ids) and run.name == info.run_id
-    yield "settings", OK if same else WRONG, "the run id is that of the settings" if same else "another id than theirs"
+    yield (
+        "settings",
+        OK if same else WRONG,
+        "the run id is the digest of the settings" if same else "the run id is not the digest of the settings",
+    )
     yield "rows", OK, f"{len(rows)} image{'s' * (len(rows) != 1)}"
 
 
 def _prompts(run: Path) -> Iterator[tuple[str, str, str]]:
-    """Seeds are the run's, and captions those of its set, where that is on this disk."""
+    """Seeds are the run's, and captions are the set's, if the set is on this disk."""
     spec, rows = RunStore(run).info().spec, RunStore(run).samples(["prompt", "seed"])
-    if spec.tokens_sha256 is None and (rows["seed"] != spec.seed).any():  # another program's seeds are its own
+    if spec.tokens_sha256 is None and (rows["seed"] != spec.seed).any():  # another program has its own seeds
         yield "prompts", WRONG, f"rows of another seed than {spec.seed}"
     if spec.prompts not in prompt_set_names() or spec.prompts in plugins("prompts"):
         yield "prompts", OPEN, "they are no set of specbench's, so their captions are not known"
@@ -138,7 +141,7 @@ def _prompts(run: Path) -> Iterator[tuple[str, str, str]]:
         yield "prompts", OPEN, str(error)
         return
     if prompt_set.sha256 != spec.prompts_sha256:
-        yield "prompts", OPEN, f"the set {spec.prompts} on this disk is another one"
+        yield "prompts", OPEN, f"the set {spec.prompts} on this disk has other content"
         return
     captions = {prompt.id: prompt.text for prompt in prompt_set.prompts}
     other = int((rows["prompt_id"].map(captions) != rows["prompt"]).sum())
@@ -147,7 +150,7 @@ def _prompts(run: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
-    """What a row says of its image agrees: steps, log p and entropy, drafts, and times."""
+    """The facts of a row agree: steps, log p and entropy, drafts, and times."""
     wrong: Counter[str] = Counter()
     decoder = RunStore(run).info().spec.decoder
     for piece in RunStore(run).batches([*SAMPLES.names, *SUMS.names]):
@@ -164,7 +167,7 @@ def _facts(run: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
-    if pd.isna(row["nfe"]):  # of another program, which told nothing
+    if pd.isna(row["nfe"]):  # of another program, which reports nothing
         return
     last = int(np.max(row["committed_step"]))
     if not last <= row["nfe"] <= last + 1:  # a GPU may run one step in vain
@@ -175,16 +178,16 @@ def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
     p = np.exp(logp.astype(np.float64))
     with np.errstate(divide="ignore", invalid="ignore"):
         least = -np.nan_to_num(p * np.log(p)) - np.nan_to_num((1 - p) * np.log(1 - p))
-    # Of all distributions with an event of probability p, that of two events has the least entropy, and that which is
-    # uniform beside it the most.
+    # Of all distributions with an event of probability p, two events have the least entropy, and a uniform rest has
+    # the most.
     finite = np.isfinite(logp) & np.isfinite(entropy)
     most = least + (1 - p) * math.log(_MOST_WORDS)
     if (finite & ((logp > _SLACK) | (entropy < least - _SLACK) | (entropy > most + _SLACK))).any():
         yield "log p and entropy are of no distribution"
     if row["top1"] is not None and (finite & (np.asarray(row["top1"]) < p - _SLACK)).any():
-        yield "a token is more probable than the most probable one"
+        yield "a token has a higher probability than the most probable token"
     if not row["summed"]:
-        yield "the sums that reports read are not those of its tokens"
+        yield "the sums that reports read are not the sums of its tokens"
     if any((np.abs(np.asarray(row[name]) - 0.5) > 0.5).any() for name in ORDERS if row[name] is not None):
         yield "recorded values that an audit tests are not between 0 and 1"
     drafted, tested, accepted = (np.asarray(row[name]) for name in ("drafted", "tested", "accepted"))
@@ -204,7 +207,7 @@ def _contradictions(row: Mapping, lossless: bool) -> Iterator[str]:
 
 @PinnedTorch()
 def _drawing(run: Path, device: str) -> tuple[str, str]:
-    """The pictures are those of the tokens."""
+    """The pictures are decoded from the tokens."""
     info, store = RunStore(run).info(), RunStore(run)
     if not (run / "images").is_dir():
         return OPEN, "packed without pictures"
@@ -242,7 +245,7 @@ def _pictures(run: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _scores(run: Path) -> Iterator[tuple[str, str, str]]:
-    """Scores are computed anew from the stored features. Classes of others are not imported."""
+    """Scores are recomputed from the stored features. Metrics of plug-ins are not imported."""
     for score in read_scores(run):
         name = str(score["metric"])
         if ":" in name:
@@ -297,7 +300,7 @@ def _latencies(run: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _report(run: Path) -> Iterator[tuple[str, str, str]]:
-    """What `report` and `show` read besides."""
+    """Other facts that `report` and `show` read."""
     report_rows([run])
     card(run)
     yield "report", OK, "can be reported"
@@ -309,6 +312,6 @@ def _tokens(run: Path, recompute: bool, device: str) -> tuple[str, str]:
     except SpecbenchError as error:
         return OPEN, str(error)
     how = "compared with the model" if audit["recomputed"] else "by the recorded values; --recompute asks the model"
-    how += "; audit --run seeks likely causes, too" if audit["declared"] == CLAIMED else ""
+    how += "; audit --run also seeks likely causes" if audit["declared"] == CLAIMED else ""
     detail = f"{audit['verdict']} over {counted(audit['images'], 'image')} ({how})"
     return (WRONG if audit["failed"] else OK), detail

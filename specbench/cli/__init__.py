@@ -36,12 +36,12 @@ _ANYWHERE = (_DEBUG, _NO_COLOR, _NO_PROGRESS, _PINNED_ONLY)  # Switches that are
 _OF_COMPLETION = ("--show-completion", "--install-completion")  # Options with which typer ends the program itself
 _LINES = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")  # Variables in which bash, and zsh and fish, hand over the command line
 _BRIEF = ("report", "figure", "methods", "compare", "show", "list")
-"""Commands that mostly import, which makes many objects and next to no garbage."""
+"""Commands whose time is mostly imports, which make many objects and little garbage."""
 _COLLECT_AFTER = 100_000
 
 
 def build_app(named: str | None = None, root_options: bool = True) -> typer.Typer:
-    """Build the app with all commands, or only with those of the module that defines the command `named`.
+    """Build the app with all commands, or only with the commands of the module that defines `named`.
 
     Plug-ins are looked up first, because options of plug-in decoders become flags. `root_options`: accept options
     before the command, and requests of a shell to complete the line. Each option costs typer time, the first one 80 ms
@@ -58,7 +58,7 @@ def build_app(named: str | None = None, root_options: bool = True) -> typer.Type
 
 
 def build_index() -> typer.Typer:
-    """Build an app that only lists the commands, for help, completion of their names and errors where none is named."""
+    """Build an app that only lists the commands, for help, completion, and errors without a command."""
     app = _empty_app(root_options=True)
     for name in COMMANDS:
         app.command(name=name, help=help_of(name))(lambda: None)
@@ -137,9 +137,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app = _app_of(arguments)
         code = app(arguments, standalone_mode=False, prog_name="specbench")
         signals.look()
-        if code == 1 and arguments[0].partition("=")[0] in _OF_COMPLETION:  # typer has told what it lacks
+        if code == 1 and arguments[0].partition("=")[0] in _OF_COMPLETION:  # typer has printed what is missing
             code = BAD_INPUT
-        if code == INTERRUPTED:  # typer's own answer to Ctrl-C
+        if code == INTERRUPTED:  # typer's exit code for Ctrl-C
             raise KeyboardInterrupt
     except BaseException as error:  # a plug-in may raise anything
         code = _code_of(error, arguments, debug)
@@ -148,7 +148,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _code_of(error: BaseException, arguments: Sequence[str], debug: bool) -> int:
-    """The exit code of an error, which is printed as one line; nothing is printed where nobody reads."""
+    """Print an error as one line, unless the reader has left, and return its exit code."""
     if isinstance(error, SpecbenchError):
         return _fail(error, debug)
     if isinstance(error, _UsageError):
@@ -160,8 +160,8 @@ def _code_of(error: BaseException, arguments: Sequence[str], debug: bool) -> int
     if ended and COMPLETION in os.environ:
         raise error
     if ended and arguments[0].partition("=")[0] in _OF_COMPLETION:
-        return BAD_INPUT if error.code else 0  # typer has told which shell it does not know
-    if ended and isinstance(error.__context__, BrokenPipeError):  # rich ends the program where nobody reads its text
+        return BAD_INPUT if error.code else 0  # typer has printed the name of the unknown shell
+    if ended and isinstance(error.__context__, BrokenPipeError):  # rich exits if its reader has left
         return 0
     if isinstance(error, BrokenPipeError):
         return 0 if _reader_left() else _fail(_bug(error), debug)
@@ -179,7 +179,7 @@ def _code_of(error: BaseException, arguments: Sequence[str], debug: bool) -> int
 def _stopped(debug: bool) -> int:
     """The exit code of a run that was asked to stop."""
     code = _fail(signals.stopped(), debug)
-    # Threads of a download try again for minutes, which Python's own end would wait for.
+    # Threads of a download retry for minutes, and Python's exit would wait for them.
     if any(thread.name.startswith("ThreadPoolExecutor") for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -197,7 +197,7 @@ def _bug(error: BaseException) -> SpecbenchError:
 
 
 def _reader_left() -> bool:
-    """Whether nobody reads stdout any more, which then leads nowhere."""
+    """Whether the reader of stdout has left; stdout is then discarded."""
     try:
         sys.stdout.flush()
         return False
@@ -219,7 +219,7 @@ def _as_named(arguments: Sequence[str]) -> list[str]:
 
 
 def _app_of(arguments: Sequence[str]) -> typer.Typer:
-    """The commands of the module that a command line needs, or the index where it begins with no command."""
+    """The commands of the module that a command line needs, or the index if it begins with no command."""
     if COMPLETION in os.environ:
         named = command_completed(os.environ)
         return build_app(named) if named in COMMANDS else build_index()
@@ -279,7 +279,7 @@ def _own_option(option: str, arguments: Sequence[str]) -> str:
 
 
 def _option_meant(option: str, context: Any) -> str:
-    """What to type instead of an option that a command does not have."""
+    """Advice for an option that a command does not have."""
     command, path = context.info_name, context.command_path
     answers = {
         ("--decoder", "bench"): "a table names its decoders; add yours with --with",

@@ -55,8 +55,8 @@ _OF_ENGINE = tuple(
 _LogP = opt.option(
     "--logp",
     "KIND",
-    "What log p of another program is, instead of finding out: sampled, tempered, raw, tempered-words or raw-words, or "
-    "one of these with conditional- before it.",
+    "Kind of another program's log p, by default detected: sampled, tempered, raw, tempered-words or raw-words, also "
+    "with the prefix conditional-.",
 )
 _TestedPrompts = opt.prompts_option("Set or file whose prompts the tests of the model and the metric use.")
 _ContractSamples = opt.option("--samples", "N", "Images for losslessness.", int, min=10_000)
@@ -95,7 +95,7 @@ def doctor(
 
 
 def _in_short(rows: Sequence[Mapping]) -> list[Mapping]:
-    """The rows that tell this machine from others, and what is not in order; models that are not here are one row."""
+    """Rows that describe this machine, and rows with problems; missing models share one row."""
     names = ("python", "torch", "GPU", "limits", "results folder")
     kinds = ("model ", "memory", "metric ", "plug-in ")
     shown = [row for row in rows if row["status"] != "ok" or row["name"] in names or row["name"].startswith(kinds)]
@@ -109,7 +109,7 @@ def _in_short(rows: Sequence[Mapping]) -> list[Mapping]:
 
 
 def _print_readiness(rows: Sequence[Mapping]) -> None:
-    """Print the rows of the doctor; on a terminal the fixes stand below, unbroken so that they can be copied."""
+    """Print the rows of the doctor; on a terminal the fixes follow the table, unbroken so that they can be copied."""
     if not console.is_terminal():
         return print_table(rows, ("name", "status", "detail", "fix"))
     print_table(rows, ("name", "status", "detail"))
@@ -231,7 +231,7 @@ def _audit_decoders(
 
 
 def _print_audit(rows: Sequence[dict]) -> None:
-    """Print the verdicts: on a terminal with the interval beside its value."""
+    """Print the verdicts; on a terminal each value has its interval."""
     if not console.is_terminal():
         columns = ("decoder", "verdict", "tv", "tv_low", "tv_high", "samples", "p_value", "detectable_tv", "declared")
         return print_table(rows, columns)
@@ -263,8 +263,8 @@ def audit_runs(
     quiet: bool,
     logp: str | None = None,
 ) -> None:
-    """Audit stored runs, print the table, and fail where a decoder that claims to be lossless deviates, or where the
-    recorded p is not the model's."""
+    """Audit stored runs, print the table, and fail if a decoder declared lossless deviates, or if the recorded p is not
+    the model's."""
     from specbench.checks import run_audit
     from specbench.store.run_folders import find_runs
 
@@ -281,7 +281,7 @@ def audit_runs(
     causes = {row["run_id"]: f"; likely cause: {row['cause']}" for row in rows if row.get("cause")}
     failures = ((row["run_id"], f"{row['verdict']}: {decided_by(row)}") for row in rows if row["failed"])
     if failed := [f"{name} ({why}{causes.get(name, '')})" for name, why in failures]:
-        what = f"tokens or records are not those of the model's distribution: {', '.join(failed)}"
+        what = f"tokens or recorded values do not follow the model's distribution: {', '.join(failed)}"
         raise SpecbenchError(what, "the table and the lines above say what deviates most", GATE)
 
 
@@ -345,7 +345,7 @@ def notes(row: Mapping) -> list[str]:
             )
     if row["kind"] in ("serial", "images") and row["p_value"] < row["level"]:
         before = f"token {row['group']} tokens before" if row["kind"] == "serial" else "same token of the image before"
-        lines.append(f"the values depend on those of the {before}")
+        lines.append(f"the values depend on the values of the {before}")
     if not row["deviates"]:
         lines.append(
             f"no deviation at level {row['level']:g}; one of {row['detectable']:.3f} per token in one of these orders "

@@ -22,11 +22,11 @@ COMMANDS = {
     "score": ("score", "Score the images of runs; existing scores are kept."),
     "report": ("report", "Print the tables of runs: speed, quality, and the definition of each number."),
     "figure": ("report", "Draw a figure of a paper: a chart of runs or of a table, a map of tokens, or pictures."),
-    "methods": ("report", "Print a methods paragraph in LaTeX and its BibTeX; --to m.tex writes m.bib beside it."),
+    "methods": ("report", "Print a methods paragraph in LaTeX and its BibTeX; --to m.tex also writes m.bib."),
     "show": ("stored", "Print settings and results of a run, or of one of its images."),
-    "bench": ("bench", "Reproduce a paper's table: run what is missing, and print measured beside printed values."),
+    "bench": ("bench", "Reproduce a paper's table: run what is missing, and print measured and published values."),
     "compare": ("report", "Compare two runs on their common images: speed-up, score differences, their significance."),
-    "forecast": ("forecast", "Forecast the speed of decoders on a device that is not here; nothing is measured."),
+    "forecast": ("forecast", "Forecast the speed of decoders on another device; nothing is measured."),
     "list": ("listing", "List models, decoders, metrics, prompt sets, papers' tables, or runs."),
     "export": ("stored", "Export the images of a run in the layout of a benchmark's official evaluator."),
     "import": ("stored", "Import scores of a benchmark's official evaluator, or image tokens of another program."),
@@ -106,7 +106,7 @@ class Command(_PlainSwitches, TyperCommand):
 
 
 class Group(_PlainSwitches, TyperGroup):
-    """A command of specbench that has commands of its own."""
+    """A command of specbench with subcommands."""
 
 
 class CommandLine(typer.Typer):

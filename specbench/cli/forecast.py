@@ -24,7 +24,10 @@ _Sources = runs_argument(
 )
 _On = option("--on", "DEVICE", "Device: A100, RTX 4090, H100, H200, cpu, or rates: 2039GB/s,312TFLOP/s.")
 _Overhead = option(
-    "--overhead-ms", "LOW,HIGH", "Milliseconds of a step besides forward and drafting; run: as each run measured.", str
+    "--overhead-ms",
+    "LOW,HIGH",
+    "Milliseconds of a step outside forward and drafting; run: as measured by each run.",
+    str,
 )
 
 

@@ -1,4 +1,4 @@
-"""Commands on what there is to choose from: `specbench list`, which reads names and small files only, `fetch` and
+"""Commands that list and download choices: `specbench list`, which reads only names and small files, `fetch` and
 `prompts show`."""
 
 from __future__ import annotations
@@ -44,11 +44,13 @@ _Model = model_option("Model that the decoder's options are for.", kind=str)
 _FETCH = help_of(
     "fetch",
     "A model, a table of a paper (its models, prompts and metrics), a prompt set, a metric, or a repository or file of "
-    "weights that one of these reads. 'run', 'bench' and 'score' download what they lack by themselves.",
+    "weights. 'run', 'bench' and 'score' download missing files by themselves.",
 )
-_Names = argument("NAME", "What to download.", list[str] | None, show_default=False)
-_From = option("--from", "PATH", "Import this local copy of a prompt set, or with --images of its images.", Path | None)
-_Images = switch("--images", "With a prompt set: its reference images too.")
+_Names = argument("NAME", "Models, prompt sets or metrics to download.", list[str] | None, show_default=False)
+_From = option(
+    "--from", "PATH", "Import this local copy of a prompt set, or with --images, of its images.", Path | None
+)
+_Images = switch("--images", "Also download the reference images of a prompt set.")
 _Scores = switch("--scores", "With a model: the networks of the metrics of its images too.")
 
 
@@ -107,7 +109,7 @@ def _print_decoders(rows: Sequence[dict]) -> None:
             screen.print(*(Text(" " * (width + 4) + line) for line in lines[1:]), sep="\n", end="\n" * (len(lines) > 1))
     heads = next(row["published_heads"] for row in rows if row["published_heads"])
     console.say(f"Heads that are published: {', '.join(f'{repo} ({model})' for model, repo in heads.items())}")
-    console.say("Options, paper and equation of one: specbench list decoders sjd")
+    console.say("Options, paper and equation of a decoder: specbench list decoders sjd")
 
 
 def fetch(

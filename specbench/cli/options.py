@@ -77,7 +77,7 @@ def runs_argument(
 
 
 def dry_run_switch(**more: Any) -> Any:
-    text = "Print every setting of the runs, what they take, and what stands in their way, and stop."
+    text = "Print the resolved settings, the estimated cost and blocking problems of the runs, and exit."
     return switch("--dry-run", text, **more)
 
 
@@ -93,13 +93,13 @@ def require_ending(flag: str, path: Path, *endings: str) -> None:
 
 
 def warn_of_ending(to: Path | None, fmt: str, others: Collection[str]) -> None:
-    """Say it where a file's ending is one of those of `others` than the format that it holds."""
+    """Warn if a file's ending is that of another format, one of `others`."""
     if to and to.suffix.lower()[1:] in others:
-        console.warn(f"{to} holds {fmt}, as asked for, and not what its ending says")
+        console.warn(f"{to} is written as {fmt}, as requested, which does not match its ending")
 
 
 def chosen_format(output: str, fmt: str | None, to: Path | None, as_json: bool) -> str:
-    """The format of a kind of output that was named, or else that of the file's ending, or else markdown."""
+    """The named format of a kind of output, else the format of the file's ending, else markdown."""
     fmt, ending = "json" if as_json else fmt, to.suffix.lower()[1:] if to else ""
     if fmt is None:
         endings = {name: FORMATS[name].endings for name in formats_with(output)}
@@ -131,9 +131,9 @@ OwnRows = option(
     "Add rows to a table: of decoders, with the settings of its SJD, and of stored runs; may be repeated.",
     list[str] | None,
 )
-Baseline = option("--baseline", "ROW", "Add speed-ups over this row, and mark what differs from it.")
+Baseline = option("--baseline", "ROW", "Add speed-ups over this row, and mark differences from it.")
 Caption = option("--caption", "TEXT", "LaTeX: the caption of the tables.")
-Notes = switch("--notes", "LaTeX: footnotes, definitions and machines below the table, too.")
+Notes = switch("--notes", "LaTeX: also print footnotes, definitions and machines below the table.")
 To = option("--to", "FILE", "Write to this file, in the format of its ending.", Path | None)
 Offline = switch("--offline", "Disable downloads (also HF_HUB_OFFLINE=1).")
 Out = option("--out", "DIR", "Results folder.", str, envvar="SPECBENCH_OUT", **OUTPUT)
@@ -153,7 +153,7 @@ def flags(settings: Sequence[Setting], defaults: Mapping[str, str] | None = None
     """Decorate a command so that it accepts `settings` as flags.
 
     The command's parameter `flags` receives a dict by setting name; flags that were not given are None. `defaults`:
-    text shown as the default of these settings, where the command replaces the setting's own default."""
+    text shown as the default of settings whose default the command replaces."""
     defaults = defaults or {}
 
     def decorate(command: Callable) -> Callable:

@@ -1,4 +1,4 @@
-"""Print rows on stdout: as JSON, as a table that fits the terminal, or as markdown where there is none."""
+"""Print rows on stdout: as JSON, as a table that fits the terminal, or without a terminal as markdown."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_or_print(content: str | bytes, to: Path | None) -> None:
 
 
 def print_written(path: Path) -> None:
-    """Print which file output was written to; nothing where it went to stdout itself."""
+    """Print the file that output was written to; nothing if it went to stdout."""
     if str(path) not in STDOUT:
         print(path)
 

@@ -21,12 +21,12 @@ from specbench.system.text_tables import plain_table, terminal_table
 _REPORT = help_of(
     "report",
     "With the name of a paper's table (see specbench list tables) instead of runs: print that table, with the "
-    "paper's values beside the values of the runs in the results folder.",
+    "paper's values next to the values of the runs in the results folder.",
 )
 _FIGURE = help_of(
     "figure",
-    "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of chosen prompts, or field: what all "
-    "papers print, beside the named runs. A wrong name lists all. The numbers are written as csv beside the figure.",
+    "NAME is a chart of the HTML page, a map of tokens, pictures[:WORDS,...] of chosen prompts, or field: the "
+    "published results of all papers, and the named runs. A wrong name lists all. The numbers are also written as csv.",
 )
 
 
@@ -46,7 +46,7 @@ _Long = opt.switch(
 _All = opt.switch("--all", "Print every number of a run, in the tables behind the first one.")
 _TableModel = opt.model_option("Model to report instead of the table's model.", show_default="the table's")
 _TablePrompts = opt.prompts_option("Prompts to report instead of the table's prompts.", show_default="the table's")
-_Over = opt.option("--over", "seed", "One row for runs that differ in the seed alone, with swept options as columns.")
+_Over = opt.option("--over", "seed", "One row for runs that differ only in the seed, with swept options as columns.")
 _FIGURE_FORMATS, _WIDTHS = ("pdf", "svg", "png"), ("column", "page")
 _Width = opt.option("--width", "KIND", "Width of a paper's column or page.", str)
 
@@ -106,7 +106,7 @@ def report(
 
 
 def _check_outputs(html: Path | None, given: Sequence[str]) -> None:
-    """Refuse a page without a name, and a flag beside --over, which stands alone."""
+    """Refuse a page without a name, and flags that --over excludes."""
     if html and str(html).startswith("--"):
         raise SpecbenchError("--html: no file is named", "for example: specbench report --html page.html")
     if html:
@@ -264,7 +264,7 @@ def compare(
 
 
 def _described(folder: Path) -> str:
-    """Name of a run and which prompts of its set were drawn, where it is a part."""
+    """Name of a run, with its selection of prompts if it decodes only part of the set."""
     from specbench.store.run_store import RunStore
 
     drawn = "; ".join(RunStore(folder).info().drawn)

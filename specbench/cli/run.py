@@ -19,7 +19,7 @@ from specbench.errors import MISSING_PREREQUISITE, unknown_name
 from specbench.runs.progress_bar import ProgressReporter, ScoreProgress
 from specbench.runs.settings import DRAWN, Value, check_environment, merge, read_config, run_settings
 from specbench.specs.components import CHOICES
-from specbench.specs.options import plain
+from specbench.specs.options import SettingSource, plain
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system import console
 from specbench.system.downloads import offline
@@ -52,9 +52,9 @@ _COLUMNS = (
     "run_id",
 )
 """Columns of a dry run."""
-_FIRST_LOOK = 8  # Prompts where neither these nor decoders are named; an interval takes as many
-_UNNAMED = "default where neither decoders nor prompts are named"
-_PIPED_WIDTH = 160  # Characters of a dry run's lines where there is no terminal
+_FIRST_LOOK = 8  # Prompts if neither prompts nor decoders are named; an interval needs as many
+_UNNAMED = "where neither decoders nor prompts are named"
+_PIPED_WIDTH = 160  # Characters of a dry run's lines without a terminal
 _MOST_USED = ("decoder", "prompts", "limit", "model", "window", "device", "out", "dry-run")
 _EVERYTHING = "all"
 
@@ -118,7 +118,7 @@ def run(
         _show_table(summary.folders)
     if problem := summary.problem():
         raise problem
-    if not values["quiet"].value and values["limit"].origin == _UNNAMED:
+    if not values["quiet"].value and values["limit"].detail == _UNNAMED:
         console.say(
             f"These are {_FIRST_LOOK} prompts; all of the set: specbench run --decoder ar,sjd; then: specbench score"
         )
@@ -128,9 +128,9 @@ def _say_unequal(plans: Sequence[Plan], reporter: Reporter) -> None:
     """Say where published values of some decoders, and the defaults of others, make them incomparable."""
     differences, equal = [], []
     for name in ("window", "fresh-q"):
-        open_here = [decoder for plan in plans for decoder in plan.decoders if decoder.origins.get(name) != "inline"]
-        by_decoder = {decoder.spec.name: dict(decoder.spec.options).get(name) for decoder in open_here}
-        values = {decoder: value for decoder, value in by_decoder.items() if value is not None}
+        decoders = [decoder for plan in plans for decoder in plan.decoders]
+        open_here = [decoder.spec for decoder in decoders if decoder.origins.get(name) != SettingSource.INLINE]
+        values = {spec.name: spec.option(name) for spec in open_here if spec.option(name) is not None}
         if len(set(values.values())) > 1:
             differences.append(f"{name} ({', '.join(f'{decoder} {value}' for decoder, value in values.items())})")
             equal.append(f"--{name} {min(values.values())}")
@@ -145,7 +145,7 @@ def _merged(flags: Mapping[str, object], config: str | None) -> dict[str, Value]
     values = merge(_SETTINGS, flags, config=stored, config_name=config or "")
     if any(values[name].given for name in ("decoder", "prompts", *(setting.name for setting in DRAWN))):
         return values
-    return values | {"limit": Value(_FIRST_LOOK, _UNNAMED)}
+    return values | {"limit": Value(_FIRST_LOOK, SettingSource.DEFAULT, _UNNAMED)}
 
 
 def _show_dry_run(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], as_json: bool) -> None:
@@ -247,7 +247,7 @@ _Limit = option("--limit", "N", "Number of prompts.", int, min=1, envvar="SPECBE
 _Out = option(
     "--out", "DIR", "Folder of the runs, the table and the image grid.", Path, envvar="SPECBENCH_OUT", **OUTPUT
 )
-_Compile = option("--compile", "WHEN", "Compile the steps: on, off, or auto: on where a compiler is there.", str)
+_Compile = option("--compile", "WHEN", "Compile the steps: on, off, or auto: on if a compiler is installed.", str)
 
 
 def demo(

@@ -33,7 +33,7 @@ _Images = opt.option(
     "--images", "DIR", "Score external images, named by prompt id, as papers' programs do, or by metadata.", Path | None
 )
 _Layout = opt.option(
-    "--layout", "NAME", f"Names of the files of --images: {', '.join(_LAYOUTS)}.", show_default="the one that fits"
+    "--layout", "NAME", f"Names of the files of --images: {', '.join(_LAYOUTS)}.", show_default="the layout that fits"
 )
 _Against = opt.option("--against", "RUN", "Print paired score differences from this run instead.")
 _Python = opt.option(
@@ -120,13 +120,13 @@ def _no_score(out: str, names: Sequence[str] | None) -> SpecbenchError:
     if len(rows) and rows["image"].isna().all():
         return SpecbenchError("no score: these runs have no pictures", "their `specbench run` warned why")
     return SpecbenchError(
-        "no score: none of these metrics scores these prompts without reference images",
+        "no score: these metrics need reference images for these prompts",
         "--reference FOLDER of real images, or --metric; see: specbench list metrics",
     )
 
 
 def _find_scored(names: Sequence[str], out: str) -> None:
-    """Refuse names of no run; that of a metric is told its flag."""
+    """Refuse names of no run; for the name of a metric, print the flag to use."""
     from specbench.metrics.catalog import metric_names
     from specbench.store.run_folders import find_runs
 
@@ -168,7 +168,7 @@ def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> Non
         console.say("nothing to compare: no images in common, or a metric without paired differences")
     count = Counter((row["run_id"], row["metric"]) for row in rows)
     repeated = (row["fingerprint"] for row in rows if count[row["run_id"], row["metric"]] > 1)
-    several = {made: f" ({made})" for made in repeated}  # as of other reference images
+    several = {made: f" ({made})" for made in repeated}  # for example, of other reference images
     named = [row | {"metric": row["metric"] + several.get(row["fingerprint"], "")} for row in rows]
     noted = dict.fromkeys((row["note"], row["metric"]) for row in named if row.get("note"))
     for note in dict.fromkeys(note for note, _ in noted):
@@ -183,7 +183,7 @@ def _print_scores(rows: Sequence[dict], differences: bool, as_json: bool) -> Non
 
 
 def _score_lines(rows: Sequence[dict], value: str) -> list[dict]:
-    """Scores as texts: a run is named in its first line only, and parts stand below their metric."""
+    """Scores as texts: a run is named in its first line only, and parts follow their metric."""
     from specbench.reporting.columns import TOO_FEW, between, number
 
     lines, last = [], None

@@ -30,15 +30,15 @@ from specbench.system import console
 
 _STATUS_HELP = help_of(
     "status",
-    "Another terminal, workers, a cluster or shards may be decoding; nothing is written. A run is silent where nothing "
+    "Another terminal, workers, a cluster or shards may be decoding; nothing is written. A run is silent if nothing "
     "was stored for a minute and for the time of ten images: its process may have been killed.",
 )
 _MERGE_HELP = help_of(
     "merge",
     "Rows and images are copied into --out; the shards are not changed. Merging again copies only what is new. Files "
-    "of older versions are rewritten where the runs are in --out already (specbench merge results).",
+    "of older versions are rewritten if the runs are in --out already (specbench merge results).",
 )
-_PLAIN_WIDTH = 120  # Characters of a card's lines where there is no terminal
+_PLAIN_WIDTH = 120  # Characters of a card's lines without a terminal
 _BENCHMARKS = ("geneval", "t2i-compbench", "dpg-bench", "tiif")
 _LAYOUTS = (*_BENCHMARKS, "cvtg-2k", "dataset")
 _TOKENS = "tokens"
@@ -89,7 +89,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(name="show", help=help_of("show"))(show)
     app.command(name="export", help=help_of("export"))(export)
     app.command(name="import", help=_IMPORT_HELP, epilog="Then: specbench audit --run RUN")(import_results)
-    app.command(name="pack", help=help_of("pack"), epilog="Commands read FILE.zip where they read a run.")(pack)
+    app.command(name="pack", help=help_of("pack"), epilog="Commands that read a run also read FILE.zip.")(pack)
     app.command(name="verify", help=help_of("verify"))(verify)
 
 

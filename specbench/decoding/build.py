@@ -72,11 +72,11 @@ _RETURNS: dict[str, Callable[..., tuple[Any, tuple[int, ...], str]]] = {
     "fill": lambda filled, slots, *_: (filled[0], slots.positions.shape, "int64"),
     "propose": lambda proposal, *_: (proposal.tokens, proposal.positions.shape, "int64"),
 }
-"""By method of a component: the tensor that it returns, with its right shape and the beginning of its dtype."""
+"""By method of a component: the tensor that it returns, with its expected shape and the beginning of its dtype."""
 
 
 def _checked(method: Callable[..., Any], name: str, who: str) -> Callable[..., Any]:
-    """A method of a plug-in's component: it changes copies of p and q at most, and what it returns is checked."""
+    """Wrap a method of a plug-in's component: it gets copies of p and q, and its result is checked."""
 
     def call(*arguments: Any, **more: Any) -> Any:
         returned = method(*map(_copied, arguments), **more)
@@ -97,14 +97,14 @@ def _checked(method: Callable[..., Any], name: str, who: str) -> Callable[..., A
 
 
 def _bad_weight(value: Tensor, p: Tensor, q: Tensor, x: Tensor) -> str:
-    """What is wrong with an acceptance or weights, where there is a draft and the model did not give NaN."""
+    """Describe an invalid acceptance probability or weight of a draft, unless the model gave NaN."""
     drafted = q.gather(-1, x) > 0 if value.shape[-1] == 1 else (q > 0).any(-1, keepdim=True)
     bad = ~(value >= -1e-6) & drafted & ~p.isnan().any(-1, keepdim=True)
     return f" {value[bad][0].item():g}, not a number from 0" if bad.any() else ""
 
 
 def _bad_q(q: Tensor) -> str:
-    """What is wrong with the distributions [B, C, V] of drafts, which may be rounded; 0 where there is no draft."""
+    """Describe an invalid q [B, C, V] beyond rounding errors; q is 0 for slots without a draft."""
     total = q.float().sum(-1)
     bad = ~((q >= 0).all(-1) & (total < 1.01))
     return f" a q that sums to {total[bad][0].item():g}, or below 0 in places" if bad.any() else ""

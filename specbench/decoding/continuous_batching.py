@@ -29,14 +29,14 @@ from specbench.specs.run_spec import Sampling
 from specbench.system.torch_state import PinnedTorch
 
 Outcome = tuple[Request, Generation | SpecbenchError | np.ndarray]
-"""A request with its image or error; with its stream tokens [N] where nothing is measured."""
+"""A request with its image or error, or with its stream tokens [N] if nothing is measured."""
 
 
 def refills(method: Method) -> bool:
     """Whether single rows of this decoder can start other images.
 
-    Not with EAGLE, which has no features in an image's first step, an AR step for the whole batch, and not with ZipAR,
-    whose forwards hold the active image rows of all images of the batch.
+    Not with EAGLE, because an image's first step, which has no features, would be an AR step for the whole batch. Not
+    with ZipAR, because its forwards hold the active image rows of all images of the batch.
     """
     return isinstance(method.drafter, RestartableDrafter)
 
@@ -53,11 +53,11 @@ def decode_each(
     measure: bool = True,
     watch: Callable | None = None,
 ) -> Iterator[Outcome]:
-    """Decode `requests`, `rows` at a time, and yield each with its image or error once complete. A request is taken
-    only when a row is free. Decoders whose rows cannot be refilled run in whole batches.
+    """Decode `requests`, `rows` at a time, and yield each with its image or error once it is complete. A request is
+    taken only when a row is free. Decoders whose rows cannot be refilled run in whole batches.
 
-    Without `measure` the stream tokens [N] are yielded in place of images, by the same steps; nothing is timed,
-    recorded or rendered. `watch` is called with the committed tokens of the images in work after each step.
+    Without `measure`, the same steps yield the stream tokens [N] instead of images; nothing is timed, recorded or
+    rendered. After each step, `watch` is called with the committed tokens of the active images.
     """
     waiting, how = iter(requests), Decoding(model, decoder, sampling, seed, trace)
     if refills(build(decoder, model)):
@@ -84,8 +84,8 @@ class ImageSlot:
 class ContinuousBatch:
     """Batch with refilled rows.
 
-    The time of a step is divided evenly among the active images; that of encoding, prefill and rendering among the
-    images encoded, prefilled or rendered.
+    The time of a step is divided evenly among the active images; the time of encoding, prefill and rendering among
+    the images encoded, prefilled or rendered.
     """
 
     def __init__(self, how: Decoding, waiting: Iterator[Request], rows: int, watch: Callable | None = None):

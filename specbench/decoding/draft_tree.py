@@ -23,31 +23,31 @@ def chain(columns: int) -> Tree:
 
 
 class Level(NamedTuple):
-    """The tests of one sibling index but the first: of the siblings after those of the level before."""
+    """The tests of all siblings of one sibling index above 0, after the tests of the previous index."""
 
-    # index of each test's parent among the parents of the level before, as a slice where consecutive
+    # index of each test's parent among the parents of the previous level, as a slice if consecutive
     within: slice | Tensor
-    earlier: Tensor  # [K] column of the sibling before
-    depth: Tensor  # [K] of the siblings, 1 for those of the root
+    earlier: Tensor  # [K] column of the preceding sibling
+    depth: Tensor  # [K] of the siblings, 1 for children of the root
 
 
 class Routes:
     """Index tables of one tree on one device. C columns, T = depth of the deepest column + 1. Drafts are tested in the
-    order of their sibling index, those of one index by column.
+    order of their sibling index, drafts of the same index by column.
 
     Attributes:
         levels: the tests by sibling index, from the second on.
-        first_parents: parents of the first siblings, as a slice where consecutive.
+        first_parents: parents of the first siblings, as a slice if consecutive.
         tested: [C - 1] columns in the order of the tests; tested_parent, tested_depth: [C - 1] parent and depth.
         test: [C - 1] place of each draft (of column d + 1) in that order.
         last_test: [C] place of the test of a column's last child, 0 for a leaf.
-        before: [C - 1, C - 1] float32, 1 where the second draft is an earlier sibling of the first one.
-        depth: [C] of each column; parent: [C] its parent, 0 for the root too.
+        before: [C - 1, C - 1] float32, 1 if the second draft is an earlier sibling of the first draft.
+        depth: [C] of each column; parent: [C] its parent, 0 also for the root.
         peer: [C] index of each among the columns of its depth; the same in a tree pruned to fewer depths.
-        ancestors: [C, C] float32, 1 where the second column is the first one or an ancestor of it.
-        by_rank: [C - 1, ranks] float32, 1 where draft d (of column d + 1) has that sibling index.
-        route: [C, T] path by depth: the ancestors of a column, itself, then first children; where those end, the trunk.
-        next: [C] the column after it on its path, itself where the path ends.
+        ancestors: [C, C] float32, 1 if the second column is the first column or an ancestor of it.
+        by_rank: [C - 1, ranks] float32, 1 if draft d (of column d + 1) has that sibling index.
+        route: [C, T] path by depth: the ancestors of a column, itself, then first children, continued by the trunk.
+        next: [C] the column after it on its path, itself if the path ends.
         in_trunk, has_children, has_next: [C] bool.
     """
 

@@ -1,4 +1,4 @@
-"""Raw measurements of one decoded image. Derived numbers are defined in `specbench.stats`."""
+"""Raw measurements of a decoded image. Derived numbers are defined in `specbench.stats`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ recorded together after the last one. host: host time between steps. render: tok
 ORDERS = ("u_id", "u_p", "u_pq", "u_qq")
 """Orders of the vocabulary in the Rosenblatt transform: token id; p descending; p / q descending, q being the
 distribution of the tested draft; q / q' descending, q' being the distribution of the same slot's draft one step before.
-The last two are NaN in slots without a tested draft, `u_qq` also where the draft is new in the step that tests it."""
+The last two are NaN in slots without a tested draft, `u_qq` also if the draft is new in the step that tests it."""
 
 
 @dataclass
@@ -46,10 +46,10 @@ class Generation:
     spans_ms: dict[str, float]  # milliseconds by span name, divided by `batch`
     batch: int
     facts: dict[str, float] = field(default_factory=dict)
-    # [N] u_i of the Rosenblatt transform by order, see `ORDERS`; an order is absent where no slot has it
+    # [N] u_i of the Rosenblatt transform by order, see `ORDERS`; an order is absent if no slot has it
     uniforms: dict[str, np.ndarray] = field(default_factory=dict, repr=False)
-    # draft_tv, draft_top1: [N] total variation between p and the q of the draft tested in the slot, NaN where none was,
-    # and largest probability of that q; None unless traced
+    # draft_tv, draft_top1: [N] total variation between p and the q of the draft tested in the slot, and the largest
+    # probability of that q; NaN in slots without a tested draft; None unless traced
     draft_tv: np.ndarray | None = field(default=None, repr=False)
     draft_top1: np.ndarray | None = field(default=None, repr=False)
     image: np.ndarray | None = field(default=None, repr=False)  # uint8 [3, H, W] pixels, once rendered

@@ -1,20 +1,20 @@
-"""Several independent chains of a draft head, of which the best one is verified (greedy multi-path block verification,
-arXiv 2602.16961; the rule here is derived from a summary of its text).
+"""Verification of the best of several independent chains of a draft head (greedy multi-path block verification, arXiv
+2602.16961; the rule here is derived from a summary of its text).
 
 K chains of drafts, the paths, are drawn independently from the head. At every prefix the tokens are ranked by p/q, the
-largest first, ties by id. The best path is the first in lexicographic order: the one of the best first token, among the
-paths with that token the one of the best second token, and so on. Its distribution is known: it is x if all paths are x
-or worse, but not all of them worse,
+largest first, ties by id. The best path is the first in lexicographic order: it has the best first token; among paths
+with the same first token it has the best second token, and so on. Its distribution is known: it is x if all paths are x
+or worse, but not all are worse:
 
     q*(x_1 .. x_i) = (W_i + Q_i)^K - W_i^K
 
-with Q_i the probability of the prefix under the head, and W_i that of all worse prefixes of its length:
+with Q_i the probability of the prefix under the head, and W_i the probability of all worse prefixes of its length:
 
     Q_0 = 1, W_0 = 0,  Q_{i+1} = Q_i q_{i+1}(x_{i+1}),  W_{i+1} = W_i + Q_i sum of q_{i+1}(v) over v worse than x_{i+1}
 
-The best path is verified as one chain of drafts with q* in the place of q, by any rule for chains: block verification
-in the paper. That is lossless, as q* is the true distribution of what is verified, and as every path is thrown away
-afterwards. (To commit the path with the most accepted drafts, as `path_jacobi` does, is not: it looks at the coins.)
+The best path is verified as one chain of drafts with q* in place of q, by any rule for chains: block verification in
+the paper. This is lossless, because q* is the true distribution of the verified path and all paths are discarded
+afterwards. (Committing the path with most accepted drafts, as `path_jacobi` does, is lossy: it depends on the coins.)
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EaglePaths(Eagle):
         self._tree = independent_paths(paths, window - 1)
 
     def _draw_children(self, p: Tensor, race: Tensor, level: TreeLevel, slots: Tensor, step: Tensor) -> Tensor:
-        if len(level.children) > race.shape[1]:  # of the root: the first has eagle's numbers, others those of leaves
+        if len(level.children) > race.shape[1]:  # root: path 0 has eagle's random numbers, others have leaves'
             leaves = self.columns - torch.arange(1, self.paths, device=slots.device)
             root = slots[:, :1].expand(-1, self.paths - 1)
             race = torch.cat([race, self._batch.noise.race(root, Stream.SIBLING, step * self.columns + leaves)], 1)
@@ -68,7 +68,7 @@ def best_path(ratio: Tensor, drafts: Tensor) -> Tensor:
     path, other = (drafts[:, :, None], ratio[:, :, None]), (drafts[:, None], ratio[:, None])
     differ = path[0] != other[0]
     before = (path[1] > other[1]) | ((path[1] == other[1]) & (path[0] < other[0]))
-    here = differ & (differ.cumsum(-1) == 1)  # where two paths part
+    here = differ & (differ.cumsum(-1) == 1)  # first slot in which two paths differ
     return (here & before).any(-1).sum(1).argmin(1)
 
 
@@ -93,7 +93,7 @@ def _powers(a: Tensor | float, b: Tensor, paths: int) -> Tensor:
 
 
 class GreedyPathLoop(Loop):
-    """The draft-and-verify loop with the drafts of an `EaglePaths`, of whose paths the best one is verified."""
+    """The draft-and-verify loop that verifies the best path of an `EaglePaths`."""
 
     _drafter: EaglePaths
 

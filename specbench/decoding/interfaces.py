@@ -26,11 +26,11 @@ class Batch(NamedTuple):
 
 
 class Earlier(NamedTuple):
-    """Distributions of the drafts of the step before. B rows, D drafts then."""
+    """Distributions of the D drafts of the previous step. B rows."""
 
     q: Tensor  # [B, D, V]
     start: Tensor  # [B] index in `q` of the draft of this step's first slot
-    drafts: Tensor  # [B] number of this step's slots, from the first, that had a draft then, as far as `q` reaches
+    drafts: Tensor  # [B] number of this step's first slots that had a draft then, as far as `q` reaches
 
 
 class Proposal(NamedTuple):
@@ -39,8 +39,8 @@ class Proposal(NamedTuple):
     tokens: Tensor  # [B, C] token each column consumes
     positions: Tensor  # [B, C] stream slot each column predicts
     # [B, C', V] distribution that the draft after each column was drawn from; later siblings are drawn from it without
-    # replacement. C' is C for a tree and C - 1 for a chain, whose last column has no draft after it. Undefined in the
-    # columns of a tree after which there is none.
+    # replacement. C' is C for a tree and C - 1 for a chain, whose last column has no draft after it. Undefined for
+    # leaves of a tree.
     q: Tensor
     tree: Tree  # parents of the columns
     max_columns: int  # the largest C of this drafter
@@ -57,16 +57,16 @@ class Verification(NamedTuple):
     """Outcome of one step. T slots of the verified path, slot j of a row being stream slot n + j; C columns."""
 
     first: Tensor  # [B] slot of the first token that is no accepted draft; slots before it hold accepted drafts
-    columns: Tensor  # [B, T] columns that predict the path's slots; beyond `first`, those that the tail is refined from
+    columns: Tensor  # [B, T] columns that predict the path's slots; beyond `first`, the sources of the refined tail
     tokens: Tensor  # [B, T] accepted drafts, then the replacement or bonus token at `first`, then refined drafts
-    # [B, T, V] target distribution of each slot. Beyond `first` it may be that of a rejected branch, which is a valid
-    # distribution to draft from, as it depends on earlier slots only.
+    # [B, T, V] target distribution of each slot. Beyond `first` it may come from a rejected branch, which is a valid
+    # distribution to draft from, because it depends on earlier slots only.
     p: Tensor
     # tested, accepted: [B, C - 1] bool, by draft: entry d is the draft that column d + 1 consumes
     tested: Tensor
     accepted: Tensor
     facts: dict[str, Tensor]  # [B, C - 1] the verifier's numbers about each tested draft, by name
-    refined_from: Tensor | None = None  # [B, T, V] distributions of the refined drafts; None where they are p
+    refined_from: Tensor | None = None  # [B, T, V] distributions of the refined drafts; None means p
 
 
 class Drafter(Protocol):
@@ -91,7 +91,7 @@ class Drafter(Protocol):
 
 @runtime_checkable
 class RestartableDrafter(Drafter, Protocol):
-    """A drafter that can give rows to other images while the other rows continue, as continuous batching needs it."""
+    """A drafter that can give rows to other images while the other rows continue (continuous batching)."""
 
     def restart(self, rows: Tensor) -> None:
         """Reset `rows` [K] to their state after `begin`."""
@@ -100,7 +100,7 @@ class RestartableDrafter(Drafter, Protocol):
 
 @runtime_checkable
 class OwnSessionDrafter(Drafter, Protocol):
-    """A drafter whose target has a cache of its own kind."""
+    """A drafter that needs a special KV cache of the target."""
 
     def open(self, prefix: Any, guidance: float) -> Session:
         """Prefill the KV cache for a batch, as `ImageModel.begin` does."""
@@ -108,21 +108,21 @@ class OwnSessionDrafter(Drafter, Protocol):
 
 
 class DecodeLoop(Protocol):
-    """State of one batch while it is decoded; `specbench.decoding.loop.begin` lists the constructor's arguments."""
+    """State of a batch while it is decoded; `specbench.decoding.loop.begin` lists the constructor's arguments."""
 
-    tokens: Tensor  # [B, L] stream tokens; the first N are the image's when `run` returns
+    tokens: Tensor  # [B, L] stream tokens; the first N are the image when `run` returns
     recorder: Any  # a `StepRecorder`, or a `NoRecorder`
 
     def run(self, slot: int = 0) -> Iterator[Tensor]:
         """Decode every row to its end, and yield the committed tokens, [B] or [B, image rows], after each step.
 
         Args:
-            slot: stream slot to begin at as if those before it were committed, as a warm-up does.
+            slot: stream slot to begin at, as if all earlier slots were committed; used by warm-ups.
         """
         ...
 
     def warm_up_slots(self) -> list[int]:
-        """Stream slots, the first one included, from which a few steps meet every form of a step that an image has."""
+        """Stream slots, including the first, from which a few steps cover every input shape of an image's steps."""
         ...
 
 
@@ -133,7 +133,7 @@ Residual = Callable[[Tensor, Tensor, Acceptance], Tensor]
 
 @dataclass(frozen=True)
 class Context:
-    """What a component is built from: facts of the model, and the decoder's residual distribution."""
+    """Arguments of a component: facts of the model, and the decoder's residual distribution."""
 
     layout: TokenLayout  # grammar of the token stream
     codebook: Tensor | None  # [v_image, d] float32 embedding of each image token for distance rules, or None

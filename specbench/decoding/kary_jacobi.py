@@ -1,12 +1,12 @@
 """SJD-PAC as its released code decodes (KangJialiang/SJD-PAC, commit 4fbc099): a K-ary tree inside the Jacobi window.
 
-The first `levels` levels of the window are a full K-ary tree, the root included; a chain goes on below its first
-branch. All parents of a level have the same K children. Every node is tested with a coin of its own, siblings against
-the residual distribution after those before, and the path with the most accepted drafts is committed, the first one on
-ties. Later slots keep their first child or redraw all from the residual; the siblings of a kept one come from [p - q]+.
+The first `levels` levels of the window are a full K-ary tree, the root included; a chain continues below its first
+branch. All parents of a level have the same K children. Every node is tested with a separate coin, siblings against
+the residual distribution after earlier siblings. The path with the most accepted drafts is committed; ties take the
+first. Later slots keep their first child or redraw all from the residual; a kept child's siblings come from [p - q]+.
 
-Lossy for K > 1: siblings come from residual distributions, but are tested as draws from p without the ones before, and
-the path is chosen after the coins were seen. After a path without a rejection the next token is uniform.
+Lossy for K > 1: siblings come from residual distributions, but are tested as draws from p without earlier siblings,
+and the path depends on the outcome of the coins. After a path without a rejection the next token is uniform.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class KaryJacobi(Jacobi):
     def begin(self, batch: Batch) -> None:
         super().begin(batch)
         rows, slots = batch.tokens.shape
-        # [B, slots, K - 1] children of a slot after the first one
+        # [B, slots, K - 1] children of a slot after the first child
         self._others = batch.tokens.new_zeros(rows, slots + self.window, self.siblings - 1)
 
     def propose(self, committed: Tensor, width: int, step: Tensor) -> Proposal:
@@ -58,7 +58,7 @@ class KaryJacobi(Jacobi):
         children = torch.cat([first[..., None], others], -1)
         depth, drafts = tables.depth, self.window - 1
         tokens = children[:, (depth - 1).clamp(0, self.levels - 2), self._rank]
-        # In the first step each node is drawn alone.
+        # In the first step each node is drawn separately.
         lone = noise.uniform(committed[:, None] + depth - 1, Stream.SIBLING, -1 - tables.peer)
         tokens = torch.where(step == 1, (lone / self.uniform[0]).long(), tokens)
         trunk_columns = trunk.tokens[:, depth.clamp(max=drafts)]
@@ -67,8 +67,8 @@ class KaryJacobi(Jacobi):
         return Proposal(tokens, committed[:, None] + depth, q, self.tree, self.columns, trunk.earlier)
 
     def others_of(self, weights: Tensor, slots: Tensor, step: Tensor, kind: int, noise: Noise) -> Tensor:
-        """[B, n, K - 1] different tokens of `weights` [B, n, V] for `slots` [B, n], 0 where there are too few; `kind`
-        numbers draws of one step."""
+        """[B, n, K - 1] different tokens of `weights` [B, n, V] for `slots` [B, n], padded with 0; `kind` numbers the
+        draws of a step."""
         drawn = []
         for number in range(self.siblings - 1):
             uniform = noise.uniform(slots, Stream.SIBLING, 2 * (step * self.siblings + number) + kind)
@@ -86,7 +86,7 @@ class KaryJacobi(Jacobi):
 
 @lru_cache
 def kary_tree(window: int, siblings: int, levels: int) -> Tree:
-    """A trunk of `window` columns, then the other nodes of the tree by level, those of a level in order of their
+    """A trunk of `window` columns, then the other nodes of the tree by level; within a level in the order of their
     paths."""
     parents, level = list(range(-1, window - 1)), [0]
     for depth in range(1, levels):
@@ -135,13 +135,13 @@ class KaryLoop(Loop):
         number = torch.where(tables.in_trunk, step, step * proposal.max_columns + tables.peer)
         coin = self._noise.uniform(slots - 1, stream, number)[:, 1:]
         p_x, q_x = (at(part, tokens[:, tables.tested])[:, tables.test] for part in (tested_p, tested_q))
-        # Drafts past the end do not count: whether there are any depends on the other rows of the batch.
+        # Drafts past the end do not count: their number depends on the other rows of the batch.
         exists = (tested_q.sum(-1) > 0)[:, tables.test] & (slots[:, 1:] <= self._length)
         passed = exists & (p_x > coin * q_x)
         alive = (~passed).float() @ tables.ancestors[:, 1:].T == 0
         stop = torch.where(alive, tables.depth * len(tables.depth) - tables.peer, -1).argmax(1)
         first, path = tables.depth[stop], tables.route[stop]
-        # Of each column: whether its first child is kept, and what is left after the test of its last one.
+        # Per column: whether its first child is kept, and the residual after the test of its last child.
         inner, last = tables.has_children, tables.last_test
         keep = inner & passed[:, (tables.next - 1).clamp(min=0)]
         left = (tested_p[:, last] - tested_q[:, last]).clamp(min=0)
@@ -156,7 +156,7 @@ class KaryLoop(Loop):
         return Verification(first, path, token, rows_at(p, path), tested, tested & passed, facts), others
 
     def _tests(self, p: Tensor, q: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Distributions [B, C - 1, V] of the tests, in their order: p less q of the sibling before, q without it."""
+        """Distributions [B, C - 1, V] of the tests, in their order: p less q of the preceding sibling, q without it."""
         tables = routes(self._drafter.tree, p.device)
         p, q = p[:, tables.first_parents], q[:, tables.first_parents]
         pairs = [(p, q)]
@@ -180,7 +180,7 @@ class KaryLoop(Loop):
         rest = rest.scatter(-1, token.gather(1, there)[..., None], 0.0)
         weights = torch.where(keep.gather(1, there)[..., None], excess, rest)
         others = drafter.others_of(weights, self.committed[:, None] + after, step, 1, self._noise)
-        # The last slot is not drawn from its p, even where it is committed.
+        # The last slot is not drawn from its p, even if it is committed.
         forced = self._target.forced_at(slots[:, -1:])
         bonus = draw(drafter.uniform.expand(len(p), 1, -1), self._noise.uniform(slots[:, -1:], Stream.RESIDUAL, step))
         return torch.cat([token[:, :-1], torch.where(forced >= 0, forced, bonus)], 1), others

@@ -1,9 +1,9 @@
 """The decode loop of all decoders that fill one window, and `decode`, which runs a batch of requests.
 
-One step: propose drafts, run one target forward, verify the drafts, commit the accepted ones and one more token, refine
-the rest into the next drafts. Rows of a batch commit at their own pace.
+One step: propose drafts, run one target forward, verify the drafts, commit the accepted drafts and one more token,
+refine the rest into the next drafts. Rows of a batch commit at different speeds.
 
-Decoders of several image rows in parallel have loops of their own (`specbench.decoding.zipar`, `row_jacobi`).
+Decoders of several image rows in parallel have separate loops (`specbench.decoding.zipar`, `row_jacobi`).
 Continuous batching (`specbench.decoding.continuous_batching`) runs the steps of this loop and refills complete rows.
 """
 
@@ -48,8 +48,8 @@ from specbench.specs.run_spec import Sampling
 from specbench.system.torch_state import PinnedTorch
 
 WARM_UP_STEPS = 32
-"""Maximum steps of a warm-up; a step of a GPU's new shape is run, captured and replayed in the first three."""
-_LAST_SLOTS = 8  # Slots at the end of an image that a warm-up decodes, with windows narrower than the others
+"""Maximum steps of a warm-up; a new shape on a GPU is run, captured and replayed in the first three."""
+_LAST_SLOTS = 8  # Slots at the end of an image that a warm-up decodes, because their windows are narrower
 
 
 class Decoding(NamedTuple):
@@ -59,7 +59,7 @@ class Decoding(NamedTuple):
     decoder: DecoderSpec
     sampling: Sampling
     seed: int  # random seed of the run; with prompt id and sample it determines an image's noise
-    trace: bool = False  # whether to record `Generation.draft_tv` and `draft_top1`; their time is in no span
+    trace: bool = False  # whether to record `Generation.draft_tv` and `draft_top1`; no span includes their time
 
 
 @PinnedTorch()
@@ -79,7 +79,7 @@ def decode(
     Args:
         decoder, sampling, seed, trace: see `Decoding`.
         render: whether to decode the tokens into pixels.
-        rare: whether batches of this size are too few to compile the decoder for.
+        rare: whether batches of this size are too rare to compile the decoder for.
         watch: called with the committed tokens after each step, see `DecodeLoop.run`.
 
     Returns:
@@ -114,7 +114,7 @@ def decode(
 def decode_tokens(how: Decoding, requests: Sequence[Request], rare: bool = False) -> Tensor:
     """Stream tokens [B, N] of `requests`, decoded as one batch by the steps of `decode`, without measurements.
 
-    With `trace`, the steps are recorded and traced all the same.
+    With `trace`, the steps are still recorded and traced.
     """
     loop = begin(how, requests, Spans(how.model.device), rare)
     if not how.trace:
@@ -126,14 +126,14 @@ def decode_tokens(how: Decoding, requests: Sequence[Request], rare: bool = False
 
 @PinnedTorch()
 def warm_up_steps(how: Decoding, requests: Sequence[Request], render: bool = True) -> Iterator[int]:
-    """Run the steps that compile, allocate or load what an image needs, at most `WARM_UP_STEPS`; yields their number
+    """Run at most `WARM_UP_STEPS` steps that compile, allocate or load everything for an image; yield their number
     after each. `render`: whether to decode tokens into pixels at the end."""
     model, batch = how.model, (how, requests, Spans(how.model.device))
     loop, done = begin(*batch), 0
     slots = loop.warm_up_slots()
     for slot in slots:
         if slot:
-            del loop  # leaves its cache to the next one, as images do: graphs are captured for its addresses
+            del loop  # frees its cache for the next loop, as images do: graphs are captured for its addresses
             loop = begin(*batch)
         for _ in islice(loop.run(slot), WARM_UP_STEPS // len(slots)):
             done += 1
@@ -150,8 +150,8 @@ def warm_up_steps(how: Decoding, requests: Sequence[Request], render: bool = Tru
 def drawn(
     model: ImageModel, tokens: Tensor, requests: Sequence[Request], decoder: DecoderSpec, seed: int
 ) -> list[tuple[np.ndarray | None, dict[str, float]]]:
-    """Per image of stream tokens [B, N] its pixels uint8 [3, H, W], and facts of a second stage that drew it; an
-    image's seed is its noise key. None are the pixels of a model that lacks what draws them."""
+    """Pixels uint8 [3, H, W] of each image of stream tokens [B, N], and facts of the second stage if there is one; an
+    image's seed is its noise key. Pixels are None if the model lacks the decoder for them."""
     if isinstance(model, StagedModel):
         images = decode(*second_stage(model, tokens, requests, decoder), seed)
         if failed := next((image for image in images if isinstance(image, SpecbenchError)), None):
@@ -170,26 +170,26 @@ def drawn(
 def second_stage(
     model: StagedModel, tokens: Tensor, requests: Sequence[Request], decoder: DecoderSpec
 ) -> tuple[ImageModel, list[Request], DecoderSpec, Sampling]:
-    """What `decode` takes to decode the second stage of images by the decoder of the first; where that has a draft
-    head, which knows one network only, by AR. The ids are others, so that the stages share no noise."""
+    """Arguments of `decode` for the second stage of images: the decoder of the first stage, or AR if that has a draft
+    head, which fits one network only. The ids differ, so that the stages share no noise."""
     asked = [
         Request(model.second_text(request.text, row), second_stage_id(request.prompt_id, request.sample))
         for request, row in zip(requests, tokens.tolist(), strict=True)
     ]
-    has_head = "head" in dict(decoder.options)
+    has_head = decoder.option("head") is not None
     return model.second, asked, resolve("ar") if has_head else decoder, model.second_sampling
 
 
 def second_stage_facts(image: Generation) -> dict[str, float]:
-    """`Generation.facts` of a first stage about its second: target forwards, milliseconds from prefill to the last
-    token, drafts tested and accepted."""
+    """`Generation.facts` of a first stage about its second stage: target forwards, milliseconds from prefill to the
+    last token, drafts tested and accepted."""
     ms = sum(ms for name, ms in image.spans_ms.items() if name not in ("encode", "render")) / image.batch
     counts = {"tested": image.tested.sum(), "accepted": image.accepted.sum()}
     return {"stage2_nfe": image.nfe, "stage2_ms": ms} | {f"stage2_{name}": int(n) for name, n in counts.items()}
 
 
 def begin(how: Decoding, requests: Sequence[Request], spans: Spans, rare: bool = False) -> DecodeLoop:
-    """Create the loop of one batch, with its prompts in the target's cache; see `decode`."""
+    """Create the loop of a batch, with its prompts in the target's cache; see `decode`."""
     model, decoder, sampling = how.model, how.decoder, how.sampling
     method = build(decoder, model)
     noise = Noise(noise_keys(requests, how.seed), model.layout.vocab, model.device)
@@ -202,8 +202,8 @@ def begin(how: Decoding, requests: Sequence[Request], spans: Spans, rare: bool =
             session = model.begin(prefix, sampling.guidance, method.drafter.columns)
     target = Target(model.layout, sampling, model.device)
     call = call_eager
-    # The time of a trace is measured inside verification, and plug-in components may hold state between steps: neither
-    # can be compiled.
+    # Traces are timed inside verification, and plug-in components may hold state between steps: neither can be
+    # compiled.
     if isinstance(model, CompilableModel) and not how.trace and not rare and is_built_in(decoder):
         call = model.call_for((decoder, sampling), len(requests))
     loop = method.loop(method, session, target, noise, len(requests), spans, call)
@@ -229,7 +229,7 @@ def checked(row: Generation, request: Request, model: ImageModel) -> Generation 
 
 
 class Loop:
-    """The draft-and-verify loop of one batch. B rows, N stream slots, window W.
+    """The draft-and-verify loop of a batch. B rows, N stream slots, window W.
 
     Attributes:
         tokens: [B, N + W] committed tokens, then drafts, by stream slot.
@@ -272,15 +272,15 @@ class Loop:
             yield self.committed
 
     def warm_up_slots(self) -> list[int]:
-        """The first slot, those where more of the cache is read, and the last few, with their narrow windows."""
+        """The first slot, the slots at which more of the cache is read, and the last few, with narrow windows."""
         parts = self.session.part_starts() if isinstance(self.session, PartedSession) else []
         return sorted({0, *parts, max(0, self._length - _LAST_SLOTS)})
 
     def step(self, behind: int) -> None:
         """Queue one step without waiting for the device; every row has committed at least `behind` tokens."""
         self.steps = self.steps + 1
-        # Near the end a full window would only predict slots past it. The one column more lets the last slot hold a
-        # tested draft whatever else is in the batch, so that an image does not depend on it.
+        # Near the end a full window would only predict slots past it. One extra column lets the last slot hold a tested
+        # draft in every batch, so that an image does not depend on the other rows.
         width = min(self._drafter.window, self._length - behind + 1)
         with self._spans("draft"):
             proposal = self._drafter.propose(self.committed, width, self.steps)
@@ -290,7 +290,7 @@ class Loop:
             self._commit(logits, proposal)
 
     def restart(self, rows: Tensor, keys: Sequence[int]) -> None:
-        """Start other images, of these noise keys, in `rows` [K], whose prompts are in the session already."""
+        """Start other images, with noise `keys`, in `rows` [K]; the session already has their prompts."""
         self._noise.rekey(rows, keys)
         for state in (self.tokens, self.committed, self.steps):
             state[rows] = 0
@@ -298,7 +298,7 @@ class Loop:
         self._drafter.restart(rows)
 
     def _commit(self, logits: Tensor, proposal: Proposal) -> None:
-        """Verify the drafts, commit the accepted ones and one more token, and update drafter and cache."""
+        """Verify the drafts, commit the accepted drafts and one more token, and update drafter and cache."""
         tree, device = proposal.tree, logits.device
         tables = None if tree.is_chain else routes(tree, device)
         full = len(tree.parents) == self._drafter.columns
@@ -350,16 +350,16 @@ class Loop:
 class CommittedBounds:
     """Bounds on the committed tokens of the slowest row, when a step commits 1 to `most` of `length` tokens per row.
 
-    Only when they cannot decide whether the batch is complete does the host ask the device: for AR never, for a window
-    of W once per W / (tokens per step) steps, and once per step in the last window. A GPU tells what it knew a step
-    before, and so runs at most one step in vain.
+    The host synchronises with the device only if the bounds cannot decide whether the batch is complete: never for AR,
+    for a window W once per W / (tokens per step) steps, and in every step of the last window. On a GPU the host reads
+    the count of the previous step, so at most one step is superfluous.
 
     Attributes:
         behind: lower bound on the tokens that the slowest row has committed.
     """
 
     def __init__(self, length: int, most: int, start: int = 0):
-        """`start`: tokens of every row; a bound as far behind as it may be."""
+        """`start`: maximum of the rows' tokens; no row is more than `most` behind it."""
         self.behind, self._ahead = max(0, start - most), start
         self._length, self._most = length, most
         self._copy, self._steps = LaggingHostCopy(), 0

@@ -45,7 +45,7 @@ class Stream(IntEnum):
 
 
 _STREAMS = len(Stream)
-AHEAD, SLOTS_AHEAD = 16, 32  # Draws hashed at once, and slots besides those asked for
+AHEAD, SLOTS_AHEAD = 16, 32  # Draws hashed at once, and slots in addition to the requested slots
 
 
 def row_key(seed: int, prompt_id: str, sample: int) -> int:
@@ -73,7 +73,7 @@ def _mix(x: Bits) -> Bits:
 
 
 def _mix_one(x: int) -> int:
-    """`_mix` of one number in Python's integers, which for a single one are ten times as fast as numpy's calls."""
+    """`_mix` of a single number in Python's integers, ten times as fast as numpy's calls."""
     x %= 2**64
     x = (x ^ (x >> 30)) * _MIX_1 % 2**64
     x = (x ^ (x >> 27)) * _MIX_2 % 2**64
@@ -81,7 +81,7 @@ def _mix_one(x: int) -> int:
 
 
 class _Ahead(NamedTuple):
-    """Uniforms of one image for the slots and draws that are likely to be asked for next."""
+    """Uniforms of one image for the slots and draws that are likely to be requested next."""
 
     streams: tuple[Stream, ...]  # S streams
     # slot, draw: the first slot and draw
@@ -90,7 +90,7 @@ class _Ahead(NamedTuple):
     uniforms: np.ndarray  # [S, draws, slots] float64
 
     def at(self, streams: tuple[Stream, ...], slot: int, slots: int, draw: int) -> np.ndarray | None:
-        """[S, 1, slots] uniforms of consecutive slots; None if they are not all here."""
+        """[S, 1, slots] uniforms of consecutive slots; None if any is missing."""
         row, column = draw - self.draw, slot - self.slot
         if streams != self.streams or not 0 <= row < self.uniforms.shape[1]:
             return None
@@ -108,7 +108,7 @@ class _Together(NamedTuple):
     uniforms: dict[Stream, Tensor]
 
     def holds(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor) -> bool:
-        """Whether the numbers asked for are these: the same `draw`, and `positions` or a view of its first slots."""
+        """Whether the requested numbers are here: the same `draw`, and `positions` or a view of its first slots."""
         if draw is not self.draw or isinstance(stream, Tensor) or stream not in self.uniforms:
             return False
         return _place(positions) == self.place
@@ -124,7 +124,7 @@ class Noise:
     def __init__(self, keys: Sequence[int], vocab: int, device: torch.device | str = "cpu"):
         """`keys`: one `row_key` per row; `vocab`: tokens V in a race."""
         self._device = torch.device(device)
-        # Distinguishes the tokens of one address.
+        # Distinguishes the tokens of an address.
         self._counter = torch.arange(2, vocab + 2, device=self._device) * _GOLDEN
         self._keys = self._column(keys)
         self._together: _Together | None = None
@@ -142,10 +142,10 @@ class Noise:
         return other
 
     def branched(self, times: int) -> Noise:
-        """Noise for `times` consecutive rows of each image, independent of each other; the first is the image's."""
+        """Independent noise for `times` consecutive rows of each image; the first row has the image's noise."""
         other = self.repeated(times)
         branch = torch.arange(times, device=self._device).repeat(len(self._keys))[:, None]
-        # An odd number that is no small multiple of the slots' own step.
+        # An odd number that is no small multiple of the step between slots.
         other._keys = other._keys + branch * _MIX_2
         return other
 
@@ -153,7 +153,7 @@ class Noise:
         return torch.tensor(list(keys), dtype=torch.int64, device=self._device)[:, None]
 
     def _bits(self, numbers: Tensor) -> Bits:
-        """Integers as this device hashes them fastest; in compiled steps tensors, as numpy's cannot be guarded."""
+        """Integers in the fastest form for this device; tensors in compiled steps, which cannot guard numpy's."""
         on_host = self._device.type == "cpu" and not torch.compiler.is_compiling()
         return numbers.numpy() if on_host else numbers
 
@@ -188,9 +188,9 @@ class Noise:
 
     def hash_together(self, positions: Tensor, streams: tuple[Stream, ...], draw: Tensor) -> None:
         """Hash the numbers of several `streams` at consecutive slots `positions` [B, T] and `draw` [B, 1] in one pass,
-        of which `uniform` will be asked for the first slots of `positions`; in eager steps only. On a GPU that is a
-        third of the launches. On a CPU the calls cost, not the numbers, so that those of a lone image are hashed for
-        several draws and the slots after these."""
+        for later calls of `uniform` with the first slots of `positions`; in eager steps only. On a GPU this takes a
+        third of the launches. On a CPU calls cost more than numbers, so for a single image several draws and further
+        slots are hashed as well."""
         if torch.compiler.is_compiling():
             return
         if len(positions) == 1 and self._device.type == "cpu":
@@ -203,7 +203,7 @@ class Noise:
         )
 
     def _found_ahead(self, positions: np.ndarray, streams: tuple[Stream, ...], draw: int) -> np.ndarray:
-        """[S, 1, T] uniforms at `positions` [1, T] of the one image, hashed together with those after them."""
+        """[S, 1, T] uniforms at `positions` [1, T] of a single image, hashed together with later slots."""
         slot, slots = int(positions[0, 0]), positions.shape[1]
         ahead = None if self._ahead is None else self._ahead.at(streams, slot, slots, draw)
         if ahead is not None:

@@ -1,11 +1,11 @@
-"""Several Jacobi windows per image, of which the longest accepted one is committed (PathSpec, arXiv 2606.10492).
+"""Several Jacobi windows per image; the window with most accepted drafts is committed (PathSpec, arXiv 2606.10492).
 
 K independent chains of drafts, the paths, start at the last committed token, in one forward as a tree. Each is verified
-with random numbers of its own; that with the most accepted drafts, the first on ties, is committed with its own
+with separate random numbers. The path with the most accepted drafts, the first on ties, is committed with its
 replacement or bonus token. Every path keeps its refined tail as the drafts of the next step.
 
-Lossy for K > 1: the path is chosen after its coins were seen. The authors call this PathExplore, "without relaxation";
-the rule is that of their released code. With one path it is SJD.
+Lossy for K > 1: the choice of the path depends on its coins. The authors call this PathExplore, "without relaxation";
+the rule follows their released code. With a single path it is SJD.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from specbench.models.interface import Tree
 
 class PathJacobi:
     """K Jacobi chains per image. The row of path k of image b is b K + k; path 0 has the noise of the image. `chains`:
-    the latest proposal, one chain [B K, W] per row."""
+    the latest proposal, a chain [B K, W] per row."""
 
     def __init__(self, context: Context, init: Init, window: int, paths: int):
         self.window, self.paths = window, paths
@@ -49,7 +49,7 @@ class PathJacobi:
     def observe_paths(
         self, verified: Verification, chosen: Verification, positions: Tensor, shift: Tensor, keep_tail: bool
     ) -> None:
-        """Take in the outcomes of all rows and the one `chosen` for each image, whose first `shift` [B] slots of
+        """Take in the outcomes of all rows and the outcome `chosen` for each image, whose first `shift` [B] slots of
         `positions` [B, T] are committed."""
         place = positions.repeat_interleave(self.paths, 0)
         same = torch.arange(positions.shape[1], device=shift.device) <= chosen.first[:, None]
@@ -93,7 +93,7 @@ class PathLoop(Loop):
         p = self._target(logits, proposal.positions)[:, columns].flatten(0, 1)
         steps = self.steps.repeat_interleave(drafter.paths, 0)
         verified = verify_chain(p, chains, self._verifier, self._refinement, drafter.noise, steps)
-        # Drafts past the end of the image do not count: whether there are any depends on the other rows of the batch.
+        # Drafts past the end of the image do not count: their number depends on the other rows of the batch.
         left = (self._length - self.committed)[:, None]
         path = longest_path(verified.first.unflatten(0, (-1, drafter.paths)).minimum(left))
         rows = torch.arange(len(path), device=device) * drafter.paths + path

@@ -1,4 +1,4 @@
-"""Steps of the draft-and-verify loop as the recorders take them, and the slots that they commit."""
+"""Steps of the draft-and-verify loop in the form that recorders take, and the slots that they commit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from specbench.models.transformer.host_sync import to_host
 
 
 class Committed(NamedTuple):
-    """Slots of one or more steps: the committed ones, or, where selecting them would need a host sync, also the slots
-    after them, which a later step writes again. [...] is [S] for a selection and [R, T] without one. V tokens."""
+    """Committed slots of one or more steps. If selecting them would need a host sync, later slots are included, which
+    later steps overwrite. [...] is [S] for a selection of slots and [R, T] for all. V tokens."""
 
     rows: Tensor  # [S] or [R, 1] row of the batch
     # positions, tokens: [...] stream slot and token
@@ -24,19 +24,19 @@ class Committed(NamedTuple):
     tokens: Tensor
     p: Tensor  # [..., V] target distribution
     steps: Tensor  # [S] or [R, 1] number of the forward
-    # q, drafted: [..., V] distribution of the first draft tested in each slot, and [...] whether there was one; None in
-    # a forward without drafts
+    # q, drafted: [..., V] distribution of the first draft tested in each slot, and [...] whether the slot has a draft;
+    # None in a forward without drafts
     q: Tensor | None = None
     drafted: Tensor | None = None
     tested: Tensor | None = None  # [...] whether that draft was tested
-    # q_before, kept: [..., V] that draft's distribution one step before, and [...] whether there was one; None where
-    # drafts do not outlive a step
+    # q_before, kept: [..., V] that draft's distribution one step before, and [...] whether the slot had a draft then;
+    # None if drafts do not outlive a step
     q_before: Tensor | None = None
     kept: Tensor | None = None
 
 
 class StepOutcome(NamedTuple):
-    """A step without its distributions, or K consecutive steps of one kind joined. R = K B rows, T slots, C columns."""
+    """A step without its distributions, or K consecutive steps of a kind joined. R = K B rows, T slots, C columns."""
 
     # first, columns, tokens, tested, accepted: of the `Verification`
     first: Tensor
@@ -131,14 +131,14 @@ class RecordedStep(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What is kept of an `Earlier`."""
+    """The part of an `Earlier` that is kept."""
 
     q: Tensor  # [B, M, V] of some of its drafts
-    # start, drafts: [B] as there
+    # start, drafts: [B] as in `Earlier`
     start: Tensor
     drafts: Tensor
     skipped: int  # number of drafts before those in `q`
-    reach: int  # number of drafts that there were
+    reach: int  # number of drafts in the `Earlier`
 
 
 class WaitingStep(NamedTuple):
@@ -146,8 +146,8 @@ class WaitingStep(NamedTuple):
 
     kind: Hashable  # equal for steps that can be joined
     outcome: StepOutcome  # of the step
-    # p, q: [B, M, V] target distribution of each slot, and that of its first tested draft; in a chain the last slot has
-    # none
+    # p, q: [B, M, V] target distribution of each slot, and q of its first tested draft, which the last slot of a chain
+    # lacks
     p: Tensor
     q: Tensor | None = None
     before: Before | None = None  # of the drafts one step before
@@ -159,7 +159,7 @@ class WaitingStep(NamedTuple):
 
 
 def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcome, Committed]:
-    """Consecutive steps of one kind, of a batch of `rows`, joined step by step; and the slots that they commit."""
+    """Join consecutive steps of a kind, of a batch of `rows`; also return the slots that they commit."""
     outcomes = [step.outcome for step in steps]
     facts = {name: torch.cat([step.facts[name] for step in outcomes]) for name in outcomes[0].facts}
     outcome = StepOutcome(*map(torch.cat, zip(*(step[:8] for step in outcomes), strict=True)), facts, *outcomes[0][9:])
@@ -183,13 +183,13 @@ def committed_slots(steps: Sequence[WaitingStep], rows: int) -> tuple[StepOutcom
 
 
 def _first_slots(distributions: Tensor, width: int) -> Tensor:
-    """A copy of the first slots of `distributions` [B, T, V], which can then be freed; themselves if that is all."""
+    """Copy the first slots of `distributions` [B, T, V], so that these can be freed; no copy of all slots."""
     return distributions if width == distributions.shape[1] else distributions[:, :width].clone()
 
 
 def _rows_of(tables: Sequence[Tensor], row: Tensor, slot: Tensor) -> Tensor:
-    """[S, V] rows of `tables`, each [B, M, V] with its own M, at row `row` [S] of all B and slot `slot` [S]; the last
-    slot where there are fewer."""
+    """[S, V] rows of `tables`, each [B, M, V] with a different M, at row `row` [S] of all B and slot `slot` [S] or the
+    table's last slot."""
     sizes = torch.tensor([table.shape[1] for table in tables]).repeat_interleave(len(tables[0]))
     start = sizes.cumsum(0) - sizes
     chosen = start[row] + slot.minimum(sizes[row] - 1)

@@ -22,7 +22,7 @@ WAITING = 2 * 2**20  # Bytes of distributions that may wait to be recorded
 
 
 class NoRecorder:
-    """Takes the place of a `StepRecorder` where nothing but the tokens is wanted."""
+    """Replacement of a `StepRecorder` if only the tokens are needed."""
 
     def step(self, *_: object) -> None:
         pass
@@ -31,9 +31,9 @@ class NoRecorder:
 
 
 class StepRecorder:
-    """Measurements per slot, per window offset and per image of one batch. B rows, N stream slots, window W."""
+    """Measurements per slot, per window offset and per image of a batch. B rows, N stream slots, window W."""
 
-    collects = True  # of eager steps on a CPU; the memory of a GPU is measured without
+    collects = True  # Whether eager steps on a CPU are collected; GPU memory is measured without collecting
 
     def __init__(
         self, rows: int, length: int, window: int, forced: Tensor, noise: Noise | None = None, compiled: bool = False
@@ -93,7 +93,7 @@ class StepRecorder:
         self._nfe += running
 
     def flush(self) -> None:
-        """Record the steps collected. Whoever times images calls it within their verification."""
+        """Record the collected steps. Callers that time images call it within the `verify` span."""
         for _, steps in groupby(self._waiting, key=lambda step: step.kind):
             self._record(*committed_slots(list(steps), len(self._own)))
         self._waiting, self._bytes = [], 0

@@ -23,9 +23,9 @@ class Replacement(NoDraft):
 
 
 class ReplacementLoop(Loop):
-    """AR, each of whose tokens is replaced with probability `share` before the next forward reads it.
+    """AR that replaces each token with probability `share` before the next forward reads it.
 
-    Every one of the most probable tokens is as likely; those of probability 0 are left out, so that the image stays
+    The replacement is uniform over the most probable tokens, without tokens of probability 0, so that the image stays
     within top-k, top-p and the grammar.
     """
 
@@ -35,6 +35,6 @@ class ReplacementLoop(Loop):
         sampled = super()._judged(p, proposal, tables, step)
         coin, place = (self._noise.uniform(proposal.positions, kind) for kind in (Stream.COIN, Stream.REDRAW))
         candidates = p.topk(min(self._drafter.top, p.shape[-1]), dim=-1)
-        possible = (candidates.values > 0).sum(-1).clamp(min=1)  # NaN is none of them
+        possible = (candidates.values > 0).sum(-1).clamp(min=1)  # NaN does not count
         other = at(candidates.indices, (place * possible).long().minimum(possible - 1))
         return sampled._replace(tokens=torch.where(coin < self._drafter.share, other, sampled.tokens))

@@ -1,13 +1,13 @@
-"""Jacobi decoding of several image rows side by side (Parallel Jacobi Decoding, CVPR 2026, arXiv 2606.05703).
+"""Jacobi decoding of several image rows in parallel (Parallel Jacobi Decoding, CVPR 2026, arXiv 2606.05703).
 
-Every image row has a window of its own, as far as the row above is committed; row r starts once row r - 1 has
+Every image row has a separate window, as far as the row above is committed; row r starts once row r - 1 has
 `rows-window` tokens. A column sees committed tokens of the rows above and its own row, never the drafts of another row
 (`specbench.decoding.row_loop`). The first incomplete row commits its accepted drafts and one more token. A row below it
-does the same with `lower-rows` commit; with draft, as in the paper, it commits the accepted drafts only, and a plain
-draw from p becomes the draft of the next slot.
+does the same with `lower-rows` commit; with `draft`, as in the paper, it commits the accepted drafts only, and a sample
+from p becomes the draft of the next slot.
 
 Lossy: a token is conditioned on a part of the rows above, and with `lower-rows` draft a rejected draft is redrawn from
-p. Where a row starts only after all of the row above, it is exact.
+p. If every row waits for the complete row above, the decoder is exact.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class RowWindows(NamedTuple):
     """Columns of one forward: the windows of R image rows. B images, W columns per row."""
 
     rows: Tensor  # [R] image rows
-    positions: Tensor  # [B, R, W] stream slot that a column predicts; past the end where there is no column
+    positions: Tensor  # [B, R, W] stream slot that a column predicts; past the end for unused columns
     tokens: Tensor  # [B, R, W] token it consumes
     exists: Tensor  # [B, R, W] bool, columns that predict a token
     top: Tensor  # [B, R] bool, the first incomplete row
     visible: Tensor  # [B, R * W, N + 1] bool, as `ScatteredSession.forward_scattered` takes it
-    aside: Tensor  # [B, R, W] bool, columns that consume a stand-in token
+    aside: Tensor  # [B, R, W] bool, columns that consume a substitute token
 
     @property
     def drafted(self) -> Tensor:
@@ -64,7 +64,7 @@ class RowWindows(NamedTuple):
 
 
 class RowJacobiLoop(ImageRowLoop):
-    """Decode loop of all rows of each image; `tokens` holds drafts too."""
+    """Decode loop of all rows of each image; `tokens` also holds drafts."""
 
     def __init__(self, method: Method, *arguments: Any):
         super().__init__(method, *arguments)
@@ -81,7 +81,7 @@ class RowJacobiLoop(ImageRowLoop):
         roots = row_roots(self.tokens, self.count, self._closed, self._rows, plan.lags, self._target)
         room = torch.where(roots.pending, roots.above - self.count, 0).clamp(max=plan.window)
         working = (room > 0) | roots.closing
-        # Host sync: which rows work, and so the width of the forward, depends on drawn tokens.
+        # Host sync: the active rows, and so the width of the forward, depend on drawn tokens.
         rows = torch.tensor(
             [row for row, works in enumerate(to_host(working.any(0))) if works], dtype=torch.long, device=room.device
         )
@@ -107,7 +107,7 @@ class RowJacobiLoop(ImageRowLoop):
         return windows.visible
 
     def _drafts(self, slots: Tensor, step: Tensor) -> Tensor:
-        """Drafts [B, R, W - 1] of `slots`, those of the step before or uniformly drawn."""
+        """Drafts [B, R, W - 1] of `slots`, from the previous step or uniformly drawn."""
         flat = slots.flatten(1)
         fresh = (~self._has_draft.gather(1, flat) & (flat < self._length)).view_as(slots)
         drawn = (self._noise.uniform(flat, Stream.FRESH, step) * self._plan.v_image).long().view_as(slots)

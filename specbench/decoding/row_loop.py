@@ -1,11 +1,11 @@
-"""What the decode loops of several image rows side by side (`zipar`, `row_jacobi`) have in common: their steps, where a
-row's window stands, and when the row below may start.
+"""Common base of the decode loops of several image rows in parallel (`zipar`, `row_jacobi`): steps, positions of the
+rows' windows, and when the row below may start.
 
 A column of row r attends to the prompt, to committed tokens of the rows above, and to its own row up to itself. Row r
-starts once row r - 1 has enough tokens, the first row of a later grid once the grid before it is complete. Where the
-grammar ends rows with a forced token, that token is fed early, at its true position. Elsewhere the first token of a row
-needs the last token of the row above: the newest token of the row above that one (of row 0 for row 1) stands in for it,
-at the true position; only that one column attends to it, and it is not kept in the cache.
+starts once row r - 1 has enough tokens, the first row of a later grid once the previous grid is complete. If the
+grammar ends rows with a forced token, that token is fed early, at its true position. Otherwise the first token of row r
+needs the last token of row r - 1, for which the newest token of row r - 2 (of row 0 for row 1) is substituted at the
+true position; only this column attends to the substitute, and it is not kept in the cache.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ImageRowLoop:
         return [0, self._length // 2]
 
     def _begin_at(self, slot: int) -> None:
-        """Take up the state after about `slot` slots, had every row started as early as it may."""
+        """Set the state after about `slot` slots, as if every row had started as early as possible."""
         slots, opens = self._rows.slots, self._rows.opens
         waits = torch.where(opens, self._width.roll(1), self._plan.lags)
         late = waits.cumsum(0) - waits[0]
@@ -106,7 +106,7 @@ class ImageRowLoop:
 
     def _columns(self, step: Tensor) -> Any:
         """Columns of the `step`-th [B, 1] forward, None if all images are complete: `tokens`, `positions` and `aside`
-        as `ScatteredSession.forward_scattered` takes them but for their shape [B, ...]."""
+        in the form of `ScatteredSession.forward_scattered`, except for their shape [B, ...]."""
         raise NotImplementedError
 
     def _visible(self, columns: Any) -> Tensor:
@@ -114,14 +114,14 @@ class ImageRowLoop:
         return self._fed
 
     def _commit(self, p: Tensor, columns: Any, step: Tensor) -> None:
-        """Choose tokens, given p [B, T, V] of the columns in one row, record and commit them."""
+        """Choose tokens, given p [B, T, V] of all columns, flattened; record and commit them."""
         raise NotImplementedError
 
 
 class ImageRows(NamedTuple):
     """The rows of all grids of an image, in the order of the stream. H rows of at most W tokens."""
 
-    slots: Tensor  # [H, W] stream slot of each image token; past the end where a row is shorter
+    slots: Tensor  # [H, W] stream slot of each image token; past the end beyond a shorter row
     widths: Tensor  # [H] tokens of each row
     opens: Tensor  # [H] bool, first rows of a grid
 
@@ -146,11 +146,11 @@ class RowRoots(NamedTuple):
 
     above: Tensor  # [B, H] tokens of the row above, see `row_above`
     starting: Tensor  # [B, H] bool, rows without a token that may start
-    pending: Tensor  # [B, H] bool, rows that can get a token: starting or incomplete ones
+    pending: Tensor  # [B, H] bool, starting or incomplete rows, which can get a token
     closing: Tensor  # [B, H] bool, complete rows whose last token has not been fed
     positions: Tensor  # [B, H] stream slot that the column predicts
     tokens: Tensor  # [B, H] token it consumes
-    aside: Tensor  # [B, H] bool, whether that is a stand-in
+    aside: Tensor  # [B, H] bool, whether it is a substitute
 
 
 def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, rows: ImageRows, lags: Tensor, target: Target) -> RowRoots:
@@ -173,8 +173,8 @@ def row_roots(tokens: Tensor, count: Tensor, closed: Tensor, rows: ImageRows, la
 
 
 def row_above(count: Tensor, rows: ImageRows) -> Tensor:
-    """[B, H] number of tokens of the row above each row, of `count` [B, H]. Above the first row of a grid it is a whole
-    row of its own, or 0 while the grid before is incomplete."""
+    """[B, H] number of tokens of the row above each row, given `count` [B, H]. Above the first row of a grid it is the
+    width of that row, or 0 while the previous grid is incomplete."""
     above = count.roll(1, dims=1)
     complete = (above == rows.widths.roll(1)) | (torch.arange(count.shape[1], device=count.device) == 0)
     return torch.where(rows.opens, torch.where(complete, rows.widths, 0), above)

@@ -1,5 +1,5 @@
-"""Target distribution p from guided logits, sampling from distributions, and the rows of a target under guidance as
-draft heads read them. All float32, no host sync."""
+"""Target distribution p from guided logits, sampling from distributions, and the rows of a guided target in the form
+that draft heads read. All float32, no host sync."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Target:
         self.vocab = layout.vocab
         self._specials = layout.vocab - layout.v_image
         self.forced = torch.tensor([*layout.forced, -1], device=device)
-        """[N + 1] forced id per stream slot, -1 where free; the last entry stands for every slot past the end."""
+        """[N + 1] forced id per stream slot, -1 where free; the last entry is for every slot past the end."""
         self.has_grammar = any(token >= 0 for token in layout.forced)  # Whether the grammar forces any slot
         self._bounds = torch.tensor(layout.bounds, device=device).T if layout.ranges else None
 
@@ -62,7 +62,7 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
     if 0 < sampling.top_k < logits.shape[-1]:
         if selects(logits.shape[-1], sampling.top_k) and _compacts(logits) and not by_moments(sampling):
             return _truncate_few(logits, sampling)
-        # On a CPU a third faster than masked_fill.
+        # On a CPU this is a third faster than masked_fill.
         logits = torch.where(logits < kth_largest(logits, sampling.top_k), -torch.inf, logits)
     if sampling.top_n_sigma:
         valid = logits > -torch.inf
@@ -83,7 +83,7 @@ def truncate(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def by_moments(sampling: Sampling) -> bool:
-    """Whether a filter sums over the vocabulary, which gives other last digits in another order."""
+    """Whether a filter sums over the vocabulary, so that the order of the tokens changes the last digits."""
     return bool(sampling.top_n_sigma) or sampling.entropy_scale is not None
 
 
@@ -108,8 +108,8 @@ def _truncate_few(logits: Tensor, sampling: Sampling) -> Tensor:
 def entropy_factor(logits: Tensor, scale: float) -> Tensor:
     """Factor [..., 1] on the temperature by the entropy H of `logits` [..., V]: 2.5 exp(-H/scale) + 0.6.
 
-    The sampler of ARsample (NeurIPS 2025, arXiv 2510.09012), whose released code has scale 3. It is 3.1
-    where the model is certain, 1 at H = 5.5 for scale 3, and 0.6 for large H.
+    The sampler of ARsample (NeurIPS 2025, arXiv 2510.09012), whose released code has scale 3. The factor is 3.1 if
+    the model is certain, 1 at H = 5.5 for scale 3, and 0.6 for large H.
     """
     scale = max(scale, torch.finfo(logits.dtype).tiny)  # below it, 0 / scale is NaN
     return (2.5 * (-entropy(logits.softmax(-1)) / scale).exp() + 0.6)[..., None]
@@ -125,7 +125,7 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     """Draw tokens [...] from unnormalised `weights` [..., V] by inversion of `uniform` [...] in (0, 1)."""
     mass = weights.cumsum(-1)
     total = mass[..., -1]
-    # Rounding may lift uniform * total to total itself, which no token's mass exceeds.
+    # Rounding may lift uniform * total to total, which no token's cumulative mass exceeds.
     point = torch.minimum((uniform * total).float(), torch.nextafter(total, -total))
     return torch.searchsorted(mass, point[..., None], right=True).squeeze(-1).clamp(max=weights.shape[-1] - 1)
 
@@ -162,8 +162,8 @@ def rows_at(distributions: Tensor, slots: Tensor) -> Tensor:
 
 
 def for_rows(columns: Tensor, rows: int) -> Tensor:
-    """[B, ...] to [R, ...] for R = `rows` of a target: under guidance, the unconditional rows have the slots and tokens
-    of the conditional ones."""
+    """[B, ...] to [R, ...] for R = `rows` of a target: under guidance, the unconditional rows have the same slots and
+    tokens as the conditional rows."""
     # `repeat` takes several times as long for a few numbers.
     return torch.cat([columns] * (rows // len(columns)))
 
@@ -208,9 +208,9 @@ def rank(probabilities: Tensor, descending: bool = False) -> Tensor:
 def ranked_around(
     probabilities: Tensor, tokens: Tensor, before: int, after: int, descending: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens around one [..., 1] of positive probability, `before` and `after` it in the order of `rank`: their ids
-    [..., m] in order, with the token itself also where there is none; whether there is one, [..., m]; and the token's
-    probability [..., 1]."""
+    """The `before` and `after` neighbours in the order of `rank` of a token [..., 1] of positive probability: ids
+    [..., m] in order, including the token, which also pads missing neighbours; a mask [..., m] of existing neighbours;
+    and the token's probability [..., 1]."""
     ids, mass = _ends_and_kept(probabilities, before, after, descending)
     probability = probabilities.gather(-1, tokens)
     key, keys = _rank_keys(probability, tokens, descending), _rank_keys(mass, ids, descending)
@@ -240,7 +240,7 @@ def least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
 def _least_of_ranked(ranked: Tensor, mass: float) -> Tensor:
     # A token stays while the mass strictly before it is below `mass`, so the first always stays.
     kept = (ranked.cumsum(-1) - ranked < mass).sum(-1, keepdim=True)
-    # None is kept of NaN, which an image reports later: an index of -1 would end all work on a GPU.
+    # NaN keeps no token and would give index -1, which ends all work on a GPU; an image reports the NaN later.
     return ranked.gather(-1, (kept - 1).clamp(min=0))
 
 
@@ -259,7 +259,7 @@ def _by_numpy(name: str, like: Callable[..., Tensor]) -> Callable[[Callable], Ca
 def _least_of_mass(probabilities: Tensor, mass: float) -> Tensor:
     flat = probabilities.reshape(-1, probabilities.shape[-1]).numpy()
     if flat.shape[1] >= WIDE:
-        # All tokens below half of an equal share of the rest hold half of the rest at most, more than rounding makes.
+        # Tokens below half of an equal share of the rest hold at most half of the rest, more than rounding errors.
         least = (1 - mass) / 2 / flat.shape[1] if mass < 0.999 else 0.0
         _, flat, _ = _compact(flat, ~(flat <= least))
     ranked = torch.from_numpy(np.sort(flat, axis=-1)).flip(-1)
@@ -287,14 +287,14 @@ def selects(vocab: int, k: int) -> bool:
 
 
 def candidates(values: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Entries of `values` [rows, V] that include the k largest and their ties: tokens, values [rows, K], padded with
-    -inf, and where not padding. K is mostly much less than V: those above a bound from a part of them; all where it
-    leaves fewer than k."""
+    """Entries of `values` [rows, V] that include the k largest and their ties: tokens, values [rows, K] padded with
+    -inf, and a mask of real entries. K is mostly much less than V: the entries above a bound, estimated from a part of
+    them; all V if the bound leaves fewer than k."""
     step = max(8, values.shape[1] // 4096)
     sample = values[:, ::step]
     expected = k / step
     bound = _kth(sample, min(int(expected + 4 * expected**0.5) + 8, sample.shape[1]))
-    token, largest, exists = _compact(values, ~(values < bound))  # NaN, too, which an image reports later
+    token, largest, exists = _compact(values, ~(values < bound))  # keeps NaN, which an image reports later
     if exists.sum(-1).min() < k:
         token, largest, exists = _compact(values, np.ones_like(values, bool))
     largest[~exists] = -np.inf
@@ -316,14 +316,14 @@ def _rank_keys(probabilities: Tensor, ids: Tensor, descending: bool) -> Tensor:
 
 
 def _ends_and_kept(weights: Tensor, before: int, after: int, descending: bool) -> tuple[Tensor, Tensor]:
-    """Ids [..., K] or [V], and weights [..., K], of the tokens that can stand `before` or `after` one of positive
+    """Ids [..., K] or [V], and weights [..., K], of the tokens that can be `before` or `after` a token of positive
     weight in the order of `rank`; padded with token -1."""
     vocab = weights.shape[-1]
     if vocab < WIDE or not _compacts(weights):
         return torch.arange(vocab, device=weights.device), weights
     flat = weights.reshape(-1, vocab).numpy()
     here = flat != 0
-    # Tokens of weight 0 stand before or after all others, in order of their ids.
+    # Tokens of weight 0 come before or after all others, in order of their ids.
     absent, reach = (after if descending else before), 0
     while True:
         end = here[:, :reach] if descending else here[:, vocab - reach :]
@@ -343,7 +343,7 @@ def _compacts(weights: Tensor) -> bool:
 
 
 def _compact(weights: np.ndarray, here: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Move the entries chosen by `here` [rows, V] to the front: tokens, `weights` [rows, K], and where not padding."""
+    """Move the entries chosen by `here` [rows, V] to the front: tokens, `weights` [rows, K], and their mask."""
     rows, vocab = weights.shape
     # flatnonzero is four times faster on booleans than on floats.
     entry = np.flatnonzero(here)

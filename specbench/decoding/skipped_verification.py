@@ -1,15 +1,15 @@
-"""Drafts of an EAGLE head of which every few ones are committed without a target forward (VVS, arXiv 2511.13587; the
-rule is that of its released code, commit 7790173).
+"""EAGLE head that commits some drafts without a target forward (VVS, arXiv 2511.13587; the rule follows its released
+code, commit 7790173).
 
 A round drafts a tree. Round n, counted from 0 after the AR step, is verified by a target forward unless n mod
-`interval` is 1 and n at least `after`. Then a path of the tree is drawn, each of its leaves equally likely, and its
-first k drafts are committed, k being at most the mean number of drafts on a path; the head drafts the next tree from
-these, and from features of the target that are k tokens older. The forward of the next round feeds the k tokens before
-its tree. Nothing compares a skipped token with p: the images are lossy.
+`interval` is 1 and n is at least `after`. In such a round a path of the tree is drawn, all leaves being equally likely,
+and its first k drafts are committed; k is at most the mean number of drafts on a path. The head drafts the next tree
+from these drafts, and from features of the target that are k tokens older. The forward of the next round feeds the k
+tokens before its tree. Skipped tokens are never compared with p, so the decoder is lossy.
 
-The released code asks for more than five tokens where here are six rounds, so that rows of a batch skip together: the
-same at its interval of 5. It takes the most probable tokens, on a tree that changes from step to step, beside LANTERN's
-acceptance: here the tree is EAGLE-1's, siblings are drawn, and the verifier is any.
+The released code requires more than five tokens before the first skip, here six rounds, so that rows of a batch skip
+together; at its interval of 5 both are the same. It takes the most probable tokens on a tree that changes from step to
+step, with LANTERN's acceptance; here the tree is EAGLE-1's, siblings are drawn, and any verifier can be used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from specbench.models.interface import Tree
 
 
 class EagleSkips(Eagle):
-    """An EAGLE-1 head some of whose drafts are not verified."""
+    """EAGLE-1 drafter that skips the verification of some drafts."""
 
     # the tree that the forward of this step verifies, if tokens before its root were skipped; else None
     after_skip: Proposal | None
@@ -44,7 +44,7 @@ class EagleSkips(Eagle):
         self._paths = torch.tensor(padded, device=context.device)
         """[leaves, most] columns of the first drafts of each path."""
         self._lengths = torch.tensor([min(len(path), most) for path in paths], device=context.device)
-        self._after = max(after, most)  # each round commits a token at least, and so many are fed again
+        self._after = max(after, most)  # each round commits at least one token, and up to `most` are fed again
         self.window, self.columns = self.window + most, self.columns + most
 
     def begin(self, batch: Batch) -> None:
@@ -82,12 +82,12 @@ class EagleSkips(Eagle):
         tokens, last = self._batch.tokens, committed[:, None] - 1
         chance = self._batch.noise.uniform(committed[:, None], Stream.FRESH, step).squeeze(1)
         path = (chance * len(self._paths)).long()
-        # Near the end the tree has fewer columns: those that are missing would be past the last slot.
+        # Near the end the tree has fewer columns: the missing columns would be past the last slot.
         columns = self._paths[path].clamp(max=drafted.tokens.shape[1] - 1)
         ahead = torch.arange(columns.shape[1] + 1, device=tokens.device)
         tokens.scatter_(1, committed[:, None] + ahead[:-1], drafted.tokens.gather(1, columns))
         taken = self._lengths[path].minimum(len(self._batch.target.forced) - 1 - committed)
-        # The element of the last committed token comes again, so that complete rows, which skip nothing, have a newest.
+        # The last committed token is fed again, so that complete rows, which skip nothing, also have a newest element.
         oldest = (committed - taken).clamp(min=1)[:, None]
         sources = torch.cat([last, (oldest + ahead[:-1]).minimum(last)], 1)
         slots = last + ahead
@@ -124,12 +124,12 @@ class SkippingLoop(Loop):
             super()._commit(logits, proposal)
             return
         fed, taken = proposal.tokens.shape[1] - after.tokens.shape[1], after.positions[:, 0] - self.committed
-        # Record p of the skipped tokens, the `taken` [B] ones from the first slot that is not committed.
+        # Record p of the skipped tokens: `taken` [B] tokens from the first slot that is not committed.
         skipped, past = proposal.positions[:, :fed], self.tokens.shape[1] - 1
         slots = torch.where(skipped >= self.committed[:, None], skipped, past)
         p, tokens = self._target(logits[:, :fed], skipped), self.tokens.gather(1, skipped)
         self.recorder.slots(p, tokens, slots, self.steps)
-        # The step counts for images that it completes by skipping, too.
+        # The step also counts for images that it completes by skipping.
         self.recorder.count_forward((taken > 0) & (self.committed + taken == self._length))
         self.committed = self.committed + taken
         tables = None if after.tree.is_chain else routes(after.tree, logits.device)

@@ -1,13 +1,12 @@
 """ZipAR (He et al., ICML 2025, arXiv 2412.04062): decode an image row before the row above is complete.
 
-Row r starts once row r - 1 has a window of tokens; from then on every incomplete row gets one token per forward, each
-column attending to all generated tokens earlier in raster order. Lossy: a token is conditioned on a part of the rows
-above. A window as wide as the row is AR. What the first token of a row is predicted from, `specbench.decoding.row_loop`
-says.
+Row r starts once row r - 1 has a window of tokens; from then on every incomplete row gets one token per forward, and
+each column attends to all generated tokens earlier in raster order. Lossy: a token is conditioned on a part of the rows
+above. A window as wide as the row is AR. For the input of the first token of a row see `specbench.decoding.row_loop`.
 
 The adaptive window draws the first token x of a row from p and, each time the row above has grown, keeps it with
-probability min(1, p'(x)/p(x)) under the new p', else redraws it from [p' - p]+ and tests it once more. The paper's code
-does not have it; this follows its text.
+probability min(1, p'(x)/p(x)) under the new p', else redraws it from [p' - p]+ and tests it again. The paper's code
+does not contain this window; the rule follows the paper's text.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ if TYPE_CHECKING:
 
 
 class Lanes(NamedTuple):
-    """Columns of one forward, one per active image row. B images, C of the rows."""
+    """Columns of a forward, one per active image row. B images, C active rows."""
 
     rows: Tensor  # [C] image rows
-    # tokens, positions: [B, C] as `ScatteredSession.forward_scattered` takes them; an idle column has the position past
-    # the end
+    # tokens, positions: [B, C] for `ScatteredSession.forward_scattered`; an idle column has the position past the
+    # end
     tokens: Tensor
     positions: Tensor
     fed: Tensor  # [B, C] bool, columns whose keys and values stay in the cache
-    aside: Tensor  # [B, C] bool, columns that consume a stand-in token that nobody else may see
+    aside: Tensor  # [B, C] bool, columns that consume a substitute token, hidden from all others
     pending: Tensor  # [B, C] bool, columns whose prediction is needed
 
 
@@ -47,7 +46,7 @@ class ZipAR:
 
     Attributes:
         lags: [H] tokens that the row above must have before a row starts.
-        keeps_stand_ins: whether stand-ins stay in the cache until the true token replaces them.
+        keeps_stand_ins: whether substitute tokens stay in the cache until the true token replaces them.
     """
 
     def __init__(

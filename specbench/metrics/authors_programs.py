@@ -15,7 +15,7 @@ import os
 import sys
 from pathlib import Path
 
-# Imports inside functions: each program has an environment of its own, which holds nothing else.
+# Imports inside functions: each program has a separate environment, which contains nothing else.
 
 
 @functools.cache
@@ -67,8 +67,7 @@ def _weights(hub: list[str]) -> dict:
 
 
 PROGRAMS = {"t2v-metrics": (vqascore, ("torch", "transformers")), "hpsv3": (hpsv3, ("torch", "transformers"))}
-"""By package: its program, and the distributions that must be there besides, of which the package names some and does
-not ask for others."""
+"""By package: its program, and the other distributions that it needs, not all of which it requires."""
 
 
 def answer_request(request: dict) -> dict:

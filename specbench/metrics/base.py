@@ -47,7 +47,7 @@ class Settings:
     # folder of images to compare distributions with, or .npz file of their statistics; COCO's if None
     reference: Path | None = None
     offline: bool = False  # never download what is missing
-    # Python of an environment with the authors' package of a metric; that of `packages.python_of` if None
+    # Python of an environment with the authors' package of a metric; None: `packages.python_of`
     python: Path | None = None
 
     def check(self) -> None:
@@ -68,10 +68,10 @@ class Sample:
     prompt_id: str
     sample: int
     prompt: str  # the caption
-    category: str | None  # what the prompt tests, where its set says so
+    category: str | None  # what the prompt tests, if its set says so
     meta: Mapping[str, object]  # whatever else the prompt set knows
     pixels: np.ndarray  # uint8 [H, W, 3]
-    preprocessed: Any = None  # what the metric's `preprocess` made of the pixels; None where it has not been called
+    preprocessed: Any = None  # result of the metric's `preprocess`; None before the call
 
 
 @dataclass(frozen=True)
@@ -92,14 +92,14 @@ class Metric:
     """Base class of metrics."""
 
     name: str  # what users type and tables print
-    summary: str  # one line for `specbench list metrics`, of a plug-in; those of specbench's own are in the catalogue
+    summary: str  # one line for `specbench list metrics`, of a plug-in; the catalogue has specbench's own
     better: Better = "higher"  # the values that are better
     kind: Kind = "plain"
     unit: str = ""  # of its scores
     batch: int = 16  # images given to `features` at a time
-    # where the class of a plug-in is, "package.module:NAME"; None for specbench's own
+    # place of a plug-in's class, "package.module:NAME"; None for specbench's own
     class_reference: str | None = None
-    columns: Mapping[str, pa.DataType]  # name and arrow type of what `features` keeps of an image
+    columns: Mapping[str, pa.DataType]  # name and arrow type of the values that `features` stores per image
     checkpoints: Sequence[str] = ()  # names in `specbench.metrics.published_weights` of the files it needs
     # hub repositories whose networks it needs, by their names in its identity
     repositories: Mapping[str, str] = MappingProxyType({})
@@ -167,7 +167,8 @@ class Metric:
         return not meta.keys() & {"class", "codes"}
 
     def preprocess(self, pixels: np.ndarray) -> Any:
-        """Make the network's input from an image uint8 [H, W, 3]. Scoring calls this in threads, beside the network."""
+        """Make the network's input from an image uint8 [H, W, 3]. Scoring calls this in threads while the network
+        runs."""
         return None
 
     def preprocessed(self, samples: Sequence[Sample]) -> list[Any]:
@@ -193,12 +194,12 @@ class Metric:
         raise NotImplementedError
 
     def captions_cut(self, captions: Sequence[str]) -> tuple[int, int] | None:
-        """Count the captions longer than what it reads, and give that number of tokens; None where nothing is cut."""
+        """Count the captions longer than what it reads, and return that number of tokens; None if nothing is cut."""
         return None
 
     def difference(self, features: pd.DataFrame, baseline: pd.DataFrame) -> tuple[Difference, int] | None:
         """Subtract a baseline's score over the images both have (`features`, `baseline`: as for `statistics`): the
-        difference with a paired interval, and the number of images; None where the metric has none."""
+        difference with a paired interval, and the number of images; None if the metric has no difference."""
         return None
 
 
@@ -258,8 +259,8 @@ def category_scores(name: str, rows: pd.DataFrame, column: str) -> list[Score]:
 def column_difference(
     features: pd.DataFrame, baseline: pd.DataFrame, column: str, over_categories: bool = False, all_of: Sequence = ()
 ) -> tuple[Difference, int] | None:
-    """Mean paired difference of a column by prompt; `over_categories`: the mean of the categories' means, None where
-    these are not `all_of` some."""
+    """Mean paired difference of a column by prompt; `over_categories`: the mean of the categories' means, None if
+    one of `all_of` is missing."""
     both = paired_features(features, baseline, column, ["category"] if over_categories else ())
     both = both.dropna(subset=[column, f"{column}_base"])
     if both.empty or (all_of and set(both["category"]) != set(all_of)):
@@ -283,7 +284,7 @@ def paired_features(
 MEAN_OF_IMAGES = "mean"
 """Says in an identity that the score is the mean of a stored `value` per image, of which differences can be paired."""
 RESULTS_FILE = "results file"
-"""Fact of imported scores that is told but not in their fingerprint, which no two runs would share otherwise."""
+"""Fact of imported scores that is stored but not in their fingerprint, so that runs can share a fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -301,17 +302,17 @@ class Origin:
 
 
 def made_features(metric: Metric) -> Origin:
-    """What makes a metric's features."""
+    """Identity of a metric's features."""
     return _origin(metric, metric.feature_identity())
 
 
 def made_score(metric: Metric) -> Origin:
-    """What makes a metric's score: features, reference, and how it is computed from them."""
+    """Identity of a metric's score: features, reference, and computation."""
     return _origin(metric, metric.identity())
 
 
 def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
-    """Add the arithmetic of a GPU, and where the class of a plug-in is, with the digest of its code."""
+    """Add the arithmetic of a GPU, and the place and code digest of a plug-in's class."""
     facts, settings = dict(identity), getattr(metric, "settings", None)  # a plug-in may have none
     if settings and settings.device.startswith("cuda"):  # before this was a fact, convolutions were in TF32
         facts["float32"] = "without TF32"
@@ -326,9 +327,8 @@ def _origin(metric: Metric, identity: Mapping[str, str]) -> Origin:
 
 
 def described(name: str, *functions: Callable) -> str:
-    """Name preprocessing for an identity, with the versions of its functions where one is above 1. A fix that changes
-    what a function returns raises its attribute `code_version`, which a test pins, so that old features are not
-    used."""
+    """Name preprocessing for an identity, with the versions of its functions above 1. A fix that changes the results of
+    a function increases its attribute `code_version`, which a test pins, so that old features are not used."""
     versions = [getattr(function, "code_version", 1) for function in functions]
     return name if max(versions) == 1 else f"{name}, code {'.'.join(map(str, versions))}"
 

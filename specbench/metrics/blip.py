@@ -84,7 +84,7 @@ def load_weights(path: Path) -> dict[str, Tensor]:
 
 
 def linear_layers(weights: Weights) -> nn.Sequential:
-    """Build a chain of linear layers from weights named by number; what stood between them acts in training only."""
+    """Build a chain of linear layers from weights named by number; other layers between them act only in training."""
     layers = []
     for number in sorted(int(name.removesuffix(".weight")) for name in weights if name.endswith(".weight")):
         weight = weights[f"{number}.weight"]

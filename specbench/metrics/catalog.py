@@ -118,9 +118,9 @@ _DERIVED = {
     "[released]: as the released program, which skips a question and takes categories of last images only",
     "compbench[official]": "scores of the official T2I-CompBench++ scripts, mean over images",
 }
-"""Scores in tables that are not metrics of their own."""
+"""Scores in tables that are not separate metrics."""
 IMPORTED = ("geneval[official]", "compbench[official]", "dpg-bench", "dpg-bench[released]")
-"""Those that come from the authors' programs, by `specbench import`."""
+"""Scores from the authors' programs, by `specbench import`."""
 PROTOCOLS: Mapping[str, tuple[str, ...]] = {
     "sjd": ("fid[pytorch-fid]", "clip[b16+299]", "hpsv2[v2.1]"),
     "cool-sd": ("fid[clean+center256]", "clip[b32+prefix+center256]", "hpsv2[v2.1]", "imagereward"),
@@ -131,8 +131,8 @@ PROTOCOLS: Mapping[str, tuple[str, ...]] = {
 """The metric variants behind published numbers. They differ in nearly every step, so numbers of one protocol never
 compare with numbers of the other. `sjd`: SJD, GSD, SJD++. `cool-sd`: Cool-SD, LANTERN, LANTERN++. The first group
 prints CLIP times 100. `zipar` and `mulo-sd` have the scores that these papers print; no variant was read in their code.
-DPG-Bench, which MuLo-SD prints besides, comes from its program (`IMPORTED`). `fid-50k`: LlamaGen by class and what
-builds on it, against a folder of ImageNet (`--reference`); their script resizes before it clamps and rounds."""
+DPG-Bench, which MuLo-SD also prints, comes from its program (`IMPORTED`). `fid-50k`: LlamaGen by class and its
+followers, against a folder of ImageNet (`--reference`); their script resizes before it clamps and rounds."""
 
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "": PROTOCOLS["sjd"][1:],
@@ -142,8 +142,8 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "imagenet": PROTOCOLS["fid-50k"],
     "t2i-compbench": ("compbench[blip-vqa]", "compbench[clip-b32]"),
 }
-"""What is computed of models other than `shapes` where no metric is named, by prompt set: what the papers of protocol
-`sjd` print of all sets (""), FID of the one with reference images, and a benchmark's own scores of its prompts."""
+"""Default metrics of models other than `shapes`, by prompt set: the scores that papers of protocol `sjd` print of all
+sets (""), FID for the set with reference images, and a benchmark's own scores for its prompts."""
 
 
 def metric_names() -> list[str]:
@@ -151,7 +151,7 @@ def metric_names() -> list[str]:
 
 
 def metric_name(typed: str) -> str:
-    """Name of the metric that is meant, without its variant where none was named; as typed if there is none."""
+    """Name of the intended metric, without a variant if none was typed; as typed if there is no such metric."""
     valid = metric_names()
     bases = dict.fromkeys(name.partition("[")[0] for name in (*valid, *_DERIVED))
     base, bracket, variant = typed.partition("[")
@@ -253,7 +253,7 @@ def downloads(names: Iterable[str], settings: Settings | None = None) -> list[Do
 
 
 def default_metrics(model: str, prompts: str | None = None) -> list[str]:
-    """List the metrics of a model's images where none is named, those for a prompt set or all."""
+    """List the default metrics of a model's images, for a prompt set or for all."""
     if model == "shapes":
         return bundled_metrics()
     base = prompts and prompts.partition("/")[0]

@@ -71,7 +71,7 @@ class CompBenchClip(CategoryMetric, Clip):
 
 
 class VqaNetwork(nn.Module):
-    """BLIP-VQA (Li et al. 2022): probability of "yes" against "no" for questions of one length about one image."""
+    """BLIP-VQA (Li et al. 2022): probability of "yes" against "no" for questions of equal length about an image."""
 
     def __init__(self, weights: Mapping[str, Tensor]):
         super().__init__()
@@ -151,7 +151,7 @@ class BlipVqa(CategoryMetric):
         return [{"value": math.prod(values)} for values in answers]
 
     def _answers(self, seen: Tensor, asked: Sequence[tuple[int, list[int]]]) -> list[float]:
-        """Answers in the order of `asked`; questions of one length go together, so that none is padded."""
+        """Answers in the order of `asked`; questions of equal length share a batch, so that none is padded."""
         by_length = defaultdict(list)
         for place, (_, ids) in enumerate(asked):
             by_length[len(ids)].append(place)

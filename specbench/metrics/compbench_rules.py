@@ -14,7 +14,7 @@ THREE_IN_ONE: Mapping[str, tuple[str, ...]] = {
     "action": ("clip", "blip"),
     "spatialaction": ("spatial", "clip", "blip"),
 }
-"""What the score of a complex prompt is the mean of, by its kind."""
+"""Scores whose mean is the score of a complex prompt, by its kind."""
 SPACY_MODEL = "en_core_web_sm"
 SPACY_PACKAGES = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""Distances of two sets of feature vectors, float64 [n, d], with the influence of each image where there is one: FID,
+"""Distances of two sets of feature vectors, float64 [n, d], with the influence of each image if defined: FID,
 FID-infinity, KID (accumulated by torchmetrics), Inception score (Salimans et al. 2016), precision and recall
 (Kynkäänniemi et al. 2019), density and coverage (Naeem et al. 2020)."""
 
@@ -138,7 +138,7 @@ def frechet_distance(images: Gaussian, reference: Moments) -> float:
 
 def frechet_influence(images: Gaussian, reference: Moments) -> np.ndarray | None:
     """Influence of each image on the distance, [n] with mean 0; None (undefined) if images.n <= d. The standard error
-    of the distance is sd / sqrt(n), that of a difference over one reference that of the paired differences."""
+    of the distance is sd / sqrt(n); a difference over the same reference has the error of the paired differences."""
     if images.n <= images.d:
         return None
     values, vectors = np.linalg.eigh(reference.root @ images.covariance @ reference.root)
@@ -231,7 +231,7 @@ def _features_as_images(d: int) -> torch.nn.Module:
 
 @cache
 def _torchmetrics(name: str) -> ModuleType:
-    if importlib.util.find_spec("torch_fidelity"):  # torchmetrics imports it where it is there, and it torchvision
+    if importlib.util.find_spec("torch_fidelity"):  # torchmetrics imports it if installed, and it imports torchvision
         with torchvision_if_it_loads():
             importlib.import_module("torch_fidelity")
     with plain_matplotlib():
@@ -268,7 +268,7 @@ class NearestNeighbours(NamedTuple):
 
 
 def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = K_NEAREST) -> NearestNeighbours | None:
-    """Compare features [n, d] with those of the reference, [m, d], in float64; None where a set has no more than k."""
+    """Compare features [n, d] with those of the reference, [m, d], in float64; None if a set has at most k."""
     if min(len(images), len(reference)) <= k:
         return None
     images, reference = images.astype(np.float64), reference.astype(np.float64)
@@ -288,7 +288,7 @@ def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = K_NEAREST)
 def _radii(x: np.ndarray, k: int) -> np.ndarray:
     """Distance of each row to its k-th nearest other row, [n]."""
     starts = range(0, len(x), _ROWS)
-    # The smallest distance is that of the row to itself.
+    # The smallest distance is from the row to itself.
     return np.concatenate(
         [np.partition(np.sqrt(_squared_distances(x[at : at + _ROWS], x)), k, axis=1)[:, k] for at in starts]
     )

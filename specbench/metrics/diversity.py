@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 _SIDE, _ALEXNET = 256, "alexnet-owt-7be5be79.pth"
-_ONE = "an image of one prompt is not near or far from others: run with --samples 2 or more"
+_ONE = "a prompt with a single image has no distances: run with --samples 2 or more"
 
 
 class Diversity(Metric):
@@ -33,7 +33,7 @@ class Diversity(Metric):
     columns: ClassVar = {"feature": pa.list_(pa.float32())}
 
     def distances(self, features: Sequence[np.ndarray]) -> list[float]:
-        """Distance of each pair of images of one prompt, by 1 - cosine of their features."""
+        """Distance of each pair of images of the same prompt, as 1 - cosine of their features."""
         unit = np.stack(features).astype(np.float64)
         unit /= np.linalg.norm(unit, axis=1, keepdims=True)
         return [1.0 - float(unit[first] @ unit[second]) for first, second in combinations(range(len(unit)), 2)]
@@ -129,7 +129,7 @@ class Lpips(Diversity):
         return lpips.LPIPS(net="alex", verbose=False).to(self.settings.device).eval()
 
     def features_of(self, sample: Sample) -> dict[str, object]:
-        """The pixels: the distance is of two images, not of features of one."""
+        """The pixels: the distance is defined for two images, not for features of each."""
         return {"feature": squashed(sample.pixels, _SIDE).reshape(-1)}
 
     def distances(self, features: Sequence[np.ndarray]) -> list[float]:

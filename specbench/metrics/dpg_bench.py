@@ -1,6 +1,6 @@
 """DPG-Bench (Hu et al. 2024, after DSG, Cho et al. 2024): images as its released program takes them, and its scoring
 rule on the answers of the program's judge, mPLUG-large. The program differs from its description twice: it skips the
-first row of its table, and its category scores are those of the last image of each grid only."""
+first row of its table, and its category scores are of the last image of each grid only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Answers = Mapping[int, bool]  # Whether the judge said yes, by question id
 
 def read_verdict(line: str) -> tuple[str, int, str, str]:
     """Parse a line of the released program's `_detail.txt` (path of the grid, crop, question, answer) to item, number
-    of the image in its grid, question and answer; a ValueError where it has another form."""
+    of the image in its grid, question and answer; a ValueError if it has another form."""
     match = _VERDICT.fullmatch(line)
     if match is None:
         raise ValueError("every line is: path, (left, top, right, bottom), question, answer")
@@ -60,7 +60,7 @@ def dpg_score(questions: Sequence[Mapping], answers: Answers, strict: bool = Fal
 
 
 def released_score(questions: Sequence[Mapping], answers: Answers) -> float | None:
-    """The released program's score of an image; None where it fails on the image and leaves it out."""
+    """The released program's score of an image; None if it fails on the image and leaves it out."""
     try:
         return dpg_score(questions, answers, strict=True)
     except (KeyError, ZeroDivisionError):

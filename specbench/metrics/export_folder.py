@@ -1,4 +1,4 @@
-"""A folder of files for another program: written aside, put in place whole, and never outside itself."""
+"""A folder of files for another program: written elsewhere first, moved in place whole, and never outside itself."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def external_images(
     layout: str | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> Images:
-    """Match every image file to its prompt; scores go to a folder of their own in `out`. `layout`: of `IMAGE_LAYOUTS`,
-    None for the one that fits; `say`: receives a line with the layout and the first pair."""
+    """Match every image file to its prompt; scores go to a separate folder in `out`. `layout`: of `IMAGE_LAYOUTS`, None
+    for the layout that fits; `say`: receives a line with the layout and the first pair."""
     layout = layout or ("dataset" if _metadata(folder) else None)
     name = read_name("layout", layout, IMAGE_LAYOUTS) if layout else None
     name, matched = (name, _matched(name, folder, prompts)) if name else _fitting(folder, prompts)
@@ -78,7 +78,7 @@ def external_images(
             row["category"] = OWN_CAPTIONS
     place = Path(encodable(str(folder.resolve())))
     digest = hashlib.sha256(f"{place}\n{prompts.sha256}{'#grid' * grid}".encode()).hexdigest()[:8]
-    name = f"{place.name.encode()[:200].decode(errors='ignore')}-{digest}"  # it is the name of a folder, too
+    name = f"{place.name.encode()[:200].decode(errors='ignore')}-{digest}"  # it is also the name of a folder
     return Images(name, out / name, pd.DataFrame(rows), _quarter if grid else lambda row: read_picture(row.path))
 
 
@@ -111,7 +111,7 @@ def prompts_of_images(folder: Path, prompts: str | Path | None, column: str | No
 
 
 def _metadata(folder: Path) -> Path | None:
-    """The file in which Hugging Face's datasets name images and their captions; None where there is none."""
+    """The file in which Hugging Face's datasets name images and their captions, if it exists."""
     places = (place / f"metadata.{kind}" for place in (folder, folder / "train") for kind in ("jsonl", "csv"))
     return next((path for path in places if path.is_file()), None)
 

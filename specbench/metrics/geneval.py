@@ -68,7 +68,7 @@ class JudgedMetric(Metric):
 
 
 class GenEval(JudgedMetric):
-    """GenEval (Ghosh et al. 2023): detect objects, classify colours where the prompt names them, apply the rules."""
+    """GenEval (Ghosh et al. 2023): detect objects, classify colours that the prompt names, apply the rules."""
 
     name = "geneval[hf-m2f]"
     batch = 4
@@ -192,7 +192,7 @@ class Mask2Former:
 
     @torch.inference_mode()
     def __call__(self, images: Sequence[np.ndarray]) -> list[list[Instance]]:
-        """Detect instances in each image uint8 [H, W, 3], best first; images of one size share a batch."""
+        """Detect instances in each image uint8 [H, W, 3], best first; images of equal size share a batch."""
         by_size = defaultdict(list)
         for number, pixels in enumerate(images):
             by_size[pixels.shape].append(number)

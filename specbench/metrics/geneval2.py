@@ -26,7 +26,7 @@ Judge = Callable[[np.ndarray, str, Sequence[str]], float]
 
 
 def right_answers(question: str, answer: str) -> tuple[str, ...]:
-    """What counts as right, as in the authors' program."""
+    """Answers that count as right in the authors' program."""
     if not question.startswith("How many"):
         return "Yes", "yes", " yes", " Yes"
     number = str(_NUMBERS.index(answer) + 1) if answer in _NUMBERS else "other"

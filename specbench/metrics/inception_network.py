@@ -135,7 +135,7 @@ def _block_8(channels: int, pool: str) -> _Block:
 
 
 class _Block(nn.Module):
-    """Branches side by side, each a chain of layers named by their places; two layers of one place, the last, fork.
+    """Parallel branches, each a chain of layers named by their places; two layers at the last place fork.
     `pool` begins the last branch: "average", "maximum", or "reduce" (a maximum with stride 2, alone)."""
 
     def __init__(self, pool: str, layers: dict[str, _Conv]):

@@ -48,7 +48,7 @@ _TIIF_PARTS: Mapping[str, str] = {
     **dict.fromkeys(("2d", "3d", "action", "2d_spatial_relation", "3d_spatial_relation"), "relation"),
     **dict.fromkeys(("numeracy", "negation", "differentiation", "comparison"), "reasoning"),
 }
-"""What the parts of a kind of TIIF-Bench ("action+2d") test; by these its program groups the kinds into nine."""
+"""Subjects of the parts of a kind of TIIF-Bench ("action+2d"), by which its program groups the kinds into nine."""
 _GENEVAL_PLACE = re.compile(r"([0-9]{1,9})/samples/([0-9]{1,9})\.png$")
 
 RESULTS: Mapping[str, str] = {
@@ -65,12 +65,12 @@ COMPLEX_PARTS: Mapping[str, str] = {
     "clip": RESULTS["non_spatial"],
     "spatial": RESULTS["spatial"],
 }
-"""The same of what the score of complex prompts is made of. The official program that combines them takes exactly ten
-images a prompt; where it left nothing, the parts are combined here, for any number."""
+"""The same for the parts of the score of complex prompts. The official program that combines them takes exactly ten
+images per prompt; without its result the parts are combined here, for any number."""
 
 
 LOWEST: Mapping[str, float] = {"non_spatial": -1.0, "complex": -1.0, "complex/clip": -1.0}
-"""Least possible answer, where it is a cosine or the mean of one with others; elsewhere 0."""
+"""Least possible answer of a cosine, or of a mean with a cosine; otherwise 0."""
 
 
 def export_images(benchmark: str, run: Path, target: Path) -> int:
@@ -91,7 +91,7 @@ def import_scores(benchmark: str, run: Path, results: Path) -> list[dict[str, ob
     `results`: GenEval's results file, the folder that T2I-CompBench++ was exported to, DPG-Bench's `_detail.txt`, or
     the output folder of TIIF-Bench's program."""
     benchmark = read_name("benchmark", benchmark, BENCHMARKS)
-    images = replace(run_images(run), read=lambda row: None)  # pictures, which may be gone, tell no verdict
+    images = replace(run_images(run), read=lambda row: None)  # verdicts need no pictures, which may be missing
     if benchmark == "geneval":
         metric: Metric = OfficialGenEval(results)
     elif benchmark == "dpg-bench":
@@ -227,8 +227,8 @@ class OfficialCompBench(Metric):
 
 
 class OfficialTiif(Metric):
-    """Answers to TIIF-Bench's questions: the share of right ones among those of a kind, its mean over the kinds of each
-    of nine groups, and the mean of these, for short and for long descriptions, as the program counts. `results`: the
+    """Answers to TIIF-Bench's questions: the share of right answers per kind, its mean over the kinds of each of nine
+    groups, and the mean of these, for short and for long descriptions, as the program counts. `results`: the
     program's output folder, with `sample-<number>/<kind>/<length>/<line>.json`."""
 
     name = "tiif[official]"
@@ -341,9 +341,9 @@ _LAYOUTS: Mapping[str, tuple[str, Callable[[str, Mapping], bool], Callable[[Sequ
     "cvtg-2k": ("CVTG-2K", lambda kind, meta: str(kind).startswith("CVTG-") and "line" in meta, cvtg_2k_files),
     "dataset": ("any", lambda *_: True, dataset_files),
 }
-"""By what is exported: whose prompts they are, whether a prompt of a category with some metadata is one, and files."""
+"""By export: the owner of the prompts, a test for a prompt by category and metadata, and the files."""
 BENCHMARKS = tuple(name for name in _LAYOUTS if name not in ("cvtg-2k", "dataset"))
-"""Those with results to import, of single images; `dataset` is that of Hugging Face's `datasets`, for any prompts."""
+"""Exports with results of single images to import; `dataset` is the format of Hugging Face's `datasets`."""
 
 
 def _of_tiif(kind: str | None, meta: Mapping) -> bool:
@@ -360,12 +360,12 @@ def official_line(prompt_id: str, meta: Mapping) -> int:
 
 
 def _check_lines(rows: Sequence[_Row]) -> None:
-    """Refuse two prompts of one line, which the official programs could not tell apart."""
+    """Refuse two prompts with the same line, which the official programs could not distinguish."""
     owners: dict[int, str] = {}
     for row in rows:
         if (owner := owners.setdefault(row.line, row.prompt_id)) != row.prompt_id:
             raise SpecbenchError(f"prompts '{owner}' and '{row.prompt_id}' have the same line {row.line}",
-                                 "each needs a line of its own")  # fmt: skip
+                                 "each needs a separate line")  # fmt: skip
 
 
 def _samples_per_prompt(category: str, rows: Sequence[_Row]) -> int:

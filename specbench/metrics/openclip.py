@@ -67,7 +67,7 @@ def squashed(pixels: np.ndarray, size: int) -> np.ndarray:
 
 @cache
 def import_open_clip() -> ModuleType:
-    """Import open_clip, with a stand-in for torchvision where that does not load."""
+    """Import open_clip, with a substitute for torchvision if that does not load."""
     with torchvision_if_it_loads():
         import open_clip
     return open_clip
@@ -184,11 +184,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextmanager
 def torchvision_if_it_loads() -> Iterator[bool]:
-    """Context in which `import torchvision` works: the real package where it loads (True), else stand-ins."""
+    """Context in which `import torchvision` works: the real package if it loads (True), else substitutes."""
     if torchvision_loads():
         yield True
         return
-    from transformers.utils import is_torchvision_available  # seconds, and open_clip imports it too
+    from transformers.utils import is_torchvision_available  # seconds, and open_clip also imports it
 
     is_torchvision_available()  # remembered by transformers, which must not find the stand-ins
     finder = _Finder()

@@ -1,5 +1,5 @@
-"""Authors' packages in environments of their own: where they are, how to make them, and the program that runs in them
-(`specbench.metrics.authors_programs`), one JSON object in and one out. Their values are VQAScore and HPSv3."""
+"""Authors' packages in separate environments: their places, their installation, and the program that runs in them
+(`specbench.metrics.authors_programs`), which reads and writes a JSON object. Their values are VQAScore and HPSv3."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PACKAGES: dict[str, Package] = {
 
 
 def python_of(package: str) -> Path:
-    """The Python that has a package: this one, or else that of an environment in the cache folder."""
+    """The Python that has a package: this one, or the Python of an environment in the cache folder."""
     with suppress(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version(package)
         return Path(sys.executable)

@@ -131,7 +131,7 @@ class ImageReward(PerImageMetric):
 
 
 class TransformersClip(nn.Module):
-    """transformers' CLIP from a checkpoint folder, called as one of open_clip."""
+    """transformers' CLIP from a checkpoint folder, with open_clip's interface."""
 
     context_length = 77
 

@@ -65,7 +65,7 @@ CHECKPOINTS = _published()
 
 
 def missing_file(name: str, forbidden: bool = False) -> Download | None:
-    """The download of a checkpoint's file; None where it is on this disk."""
+    """The download of a checkpoint's file; None if it is on this disk."""
     checkpoint = CHECKPOINTS[name]
     if checkpoint.here:
         return None
@@ -105,7 +105,7 @@ def file_digest(name: str) -> str:
 
 
 def problem(name: str) -> str | None:
-    """Tell why a checkpoint's file cannot be used; None if it can."""
+    """Describe why a checkpoint's file cannot be used; None if it can."""
     checkpoint = CHECKPOINTS[name]
     if not checkpoint.path.is_file():
         return f"{checkpoint.file} is not on this disk"
@@ -113,7 +113,7 @@ def problem(name: str) -> str | None:
 
 
 def missing_folder(repository: str) -> Download | None:
-    """The download of a repository's configuration and weights; None where they are on this disk."""
+    """The download of a repository's configuration and weights; None if they are on this disk."""
     return WantedFiles(_source(repository)).missing()
 
 
@@ -127,7 +127,7 @@ def hub_folder(repository: str, forbidden: bool = False) -> Path:
 
 
 def hub_problem(repository: str) -> tuple[str, str] | None:
-    """What is missing of a repository on this disk and how to get it; None if nothing."""
+    """Describe what is missing of a repository on this disk and how to get it; None if complete."""
     try:
         hub_folder(repository, forbidden=True)
     except SpecbenchError as error:

@@ -28,11 +28,11 @@ from specbench.system.images import pictures_in, read_picture
 
 Preprocess = Callable[[np.ndarray], Any]  # An image uint8 [H, W, 3] to the network's input
 Embed = Callable[[Sequence[Any]], np.ndarray]  # Inputs of n images to features [n, d]
-_MOST_BYTES = 2**26  # Of mu or sigma of a file; those of Inception features take 32 MiB
+_MOST_BYTES = 2**26  # Of mu or sigma of a file; Inception features take 32 MiB
 
 
 class ReferenceImages:
-    """Reference images: the user's folder, or those of COCO; or the statistics that other programs keep of them."""
+    """Reference images: the user's folder or COCO's; or statistics of them from other programs."""
 
     def __init__(self, settings: Settings):
         self.path = settings.reference
@@ -40,7 +40,7 @@ class ReferenceImages:
 
     @cached_property
     def statistics(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """Mean and covariance of the user's file; None where the reference is images."""
+        """Mean and covariance of the user's file; None if the reference is images."""
         return None if self.path is None or self.path.is_dir() else read_statistics(self.path)
 
     @cached_property
@@ -151,7 +151,7 @@ def kept_features(key: object, compute: Callable[[], np.ndarray]) -> np.ndarray:
             return np.load(path, allow_pickle=False)
     from specbench.system.torch_state import PinnedTorch  # brings torch
 
-    with PinnedTorch(False):  # as of the images that they are compared with, whoever asks
+    with PinnedTorch(False):  # the same state as for the images that they are compared with
         features = compute()
     sink = io.BytesIO()
     np.save(sink, features)

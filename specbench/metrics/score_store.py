@@ -1,5 +1,5 @@
 """Stored scores of a run, `scores/<metric>-<fingerprint>.parquet`: reading, writing, tables, and differences between
-runs. For those of images see `specbench.store.image_scores`."""
+runs. `specbench.store.image_scores` stores scores of images."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def _known_score(row: dict[str, object]) -> dict[str, object]:
 
 
 def scores_to_show(folder: Path, prompt_ids: pd.Series) -> list[dict[str, object]]:
-    """`read_scores` without the intervals of few prompts; `too_few` says where one was left out, or cannot be, and
-    `prompts_needed` how many prompts show a change of 2 %; notes have the number of reference images. `prompt_ids`:
+    """`read_scores` without the intervals of few prompts; `too_few` says if an interval was left out or is undefined,
+    and `prompts_needed` how many prompts show a change of 2 %; notes have the number of reference images. `prompt_ids`:
     prompt of each image of the run."""
     of_run, scores = prompt_ids.nunique(), read_scores(folder)
     for row in scores:
@@ -137,7 +137,7 @@ def difference(folder: Path, baseline: Path, metric: Metric) -> dict[str, object
     if features.empty != theirs.empty:
         lacking = folder if features.empty else baseline
         what = f"{lacking.name} is not scored by '{metric.name}' of fingerprint {made_score(metric).fingerprint}"
-        raise SpecbenchError(what, f"score both anew: specbench score --metric '{metric.name}'")
+        raise SpecbenchError(what, f"score both again: specbench score --metric '{metric.name}'")
     pair = None if features.empty else metric.difference(features, theirs)
     if pair is None:
         return None
@@ -160,7 +160,7 @@ def difference_rows(
 
 
 def of_same_captions(folder: Path, baseline: Path) -> pd.DataFrame | None:
-    """Keys of the images whose captions two runs share; None where their prompt sets are the same."""
+    """Keys of the images whose captions two runs share; None if their prompt sets are the same."""
     stores = RunStore(folder), RunStore(baseline)
     if len({store.info().spec.prompts_sha256 for store in stores}) == 1:
         return None
@@ -173,8 +173,8 @@ def _kept(features: pd.DataFrame, keys: pd.DataFrame | None) -> pd.DataFrame:
 
 
 def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object]) -> tuple[Difference, int] | None:
-    """Subtract a score of `baseline` from the same of `folder`, over the images both have, and count those: without the
-    metric and its networks. None if it is no plain mean, or values are missing."""
+    """Subtract a score of `baseline` from the same score of `folder` over their common images, and count these, without
+    the metric and its networks. None if the score is not a plain mean, or values are missing."""
     metric, identity = str(score["metric"]), json.loads(str(score["identity"]))
     if metric not in (*catalog.METRICS, *_OVER_TAGS) and identity.get("score") != MEAN_OF_IMAGES:
         return None
@@ -190,14 +190,14 @@ def stored_difference(folder: Path, baseline: Path, score: Mapping[str, object])
 
 
 def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estimate | None:
-    """Score the images of several runs together as tables show a score, by that of one run: without the metric and its
-    networks. None if it is not known to be a mean of stored values."""
+    """Score the images of several runs together as tables show a score, given the score of one run, without the metric
+    and its networks. None if the score is not known to be a mean of stored values."""
     name, identity = str(score["metric"]), json.loads(str(score["identity"]))
     known = name in (*catalog.METRICS, *catalog.IMPORTED) or identity.get("score") == MEAN_OF_IMAGES
     stored = [stored_values(feature_place(path, f"{name}-{score['fingerprint']}")) for path in folders if known]
     if not stored or any(values is None or values.empty for values in stored):
         return None
-    values = pd.concat(stored).dropna(subset="value")  # DPG-Bench has none where a question was not asked
+    values = pd.concat(stored).dropna(subset="value")  # DPG-Bench has no value for a question that was not asked
     estimate = mean_interval(values["value"], values["prompt_id"])
     if score["kind"] == "proportions":
         estimate = category_scores(name, values, "value")[0].estimate
@@ -205,7 +205,7 @@ def pooled_score(folders: Sequence[Path], score: Mapping[str, object]) -> Estima
 
 
 def scores_are_current(folder: Path, metric: Metric, images: pd.DataFrame) -> bool:
-    """Tell whether the stored scores are those of exactly the images in `images`: a distance may take minutes."""
+    """Return whether the stored scores are of exactly the images in `images`; a distance may take minutes."""
     path = _scores_file(folder, metric)
     try:
         file = pq.ParquetFile(pa.BufferReader(read_regular(path, _MAX_BYTES)))
@@ -266,7 +266,7 @@ def _declared(metric: Metric) -> dict[str, str]:
 
 
 def _cut(metric: Metric, captions: Sequence[str]) -> tuple[float | None, str | None]:
-    """Share of the captions that the metric cuts, None where it is not known, and a warning about them."""
+    """Share of the captions that the metric cuts, None if unknown, and a warning about them."""
     cut = metric.captions_cut(captions) if captions and hasattr(metric, "captions_cut") else None
     if cut is None or not cut[0]:
         return (None if cut is None else 0.0), None
@@ -287,7 +287,7 @@ def _scores_file(folder: Path, metric: Metric) -> Path:
 
 
 def feature_parts(folder: Path, metric: Metric) -> ImageScores:
-    """What a metric keeps of each image of a run."""
+    """The features that a metric stores per image of a run."""
     return ImageScores(Path(folder), metric.name, made_features(metric).fingerprint, metric.columns)
 
 

@@ -43,10 +43,10 @@ from specbench.system.plugins import PluginError, naming_plugin
 class Images:
     """Images to score and the folder of their scores."""
 
-    name: str  # of the run, or of the folder they are in
+    name: str  # of the run, or of the folder of the images
     folder: Path  # gets a `scores` folder
-    # `prompt_id, sample, prompt, category, meta` (JSON), `path`, what `read` needs besides, and `started_at`, which
-    # changes whenever the picture may have
+    # `prompt_id, sample, prompt, category, meta` (JSON), `path`, other inputs of `read`, and `started_at`, which
+    # changes if the picture may have changed
     rows: pd.DataFrame
     read: Callable[..., np.ndarray]  # pixels of a row's image, uint8 [H, W, 3]
     model: str = ""  # name of the model that made them; empty for images from elsewhere
@@ -66,7 +66,7 @@ class ScoreOutcome:
 
 @dataclass(frozen=True)
 class Scoring:
-    """What one call of `score` came to."""
+    """Result of a call of `score`."""
 
     outcomes: list[ScoreOutcome]
     images: list[Images]  # of the runs that could be read
@@ -82,7 +82,8 @@ class Scoring:
         return [problem for problem in problems.values() if problem]
 
     def problem(self) -> SpecbenchError | None:
-        """One error for all `problems`, those of plug-ins first, which says so if others are scored; None without."""
+        """One error for all `problems`, plug-ins first, which says if other metrics are scored; None without
+        problems."""
         if not (problems := sorted(self.problems, key=lambda problem: not isinstance(problem, PluginError))):
             return None
         first, more = problems[0], len(problems) - 1
@@ -96,13 +97,13 @@ class Scoring:
         return any(outcome.problem is None for outcome in self.outcomes)
 
     def check(self, partly: bool = False) -> Scoring:
-        """Raise `problem`; if `partly`, only where nothing is scored."""
+        """Raise `problem`; if `partly`, only if nothing is scored."""
         if (problem := self.problem()) and not (partly and self.scored):
             raise problem
         return self
 
     def rows(self) -> list[dict[str, object]]:
-        """All stored scores of the images, a dict each; without distances from other references if that of the user
+        """All stored scores of the images, a dict each; without distances from other references if the user's reference
         failed."""
         failed = {outcome.run_id for outcome in self.outcomes if outcome.problem and self.reference}
         return [
@@ -120,7 +121,7 @@ class ScoreReporter:
         """Show a line to the user."""
 
     def start(self, name: str, metric: str, total: int, done: int) -> None:
-        """`total` images are to be scored by `metric`; `done` of them were before."""
+        """Scoring of `total` images by `metric` begins; `done` of them are scored already."""
 
     def image(self, name: str, metric: str) -> None:
         """One image was scored."""
@@ -140,8 +141,8 @@ def score(
 ) -> Scoring:
     """Score run folders, or images from anywhere. Networks stay loaded until the last image is scored.
 
-    Arguments are those of `specbench.score`, but for () as metrics, which is none. `where_they_fit`: further metrics,
-    which are left out of runs that they cannot score instead of refused, as those of `protocol` are.
+    Arguments are those of `specbench.score`, except that () as metrics means none. `where_they_fit`: further
+    metrics, which skip runs that they cannot score, as metrics of `protocol` do.
 
     Raises:
         SpecbenchError: what no run can be scored without; other problems are outcomes.

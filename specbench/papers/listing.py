@@ -8,7 +8,7 @@ from pathlib import Path
 from specbench import names
 from specbench.errors import SpecbenchError, read_name
 from specbench.specs.components import CHOICES
-from specbench.specs.options import plain
+from specbench.specs.options import SettingSource, plain
 from specbench.specs.presets import PRESETS, published, resolve
 from specbench.system import plugins
 from specbench.system.json_values import nonfinite_as_text
@@ -16,7 +16,7 @@ from specbench.system.json_values import nonfinite_as_text
 # Imports inside functions: a list waits only for what it shows.
 
 _Rows = list[dict[str, object]]
-OURS = "ours"  # Source of a value that no paper and no authors' code states for the model
+OURS = "ours"  # SettingSource of a value that no paper and no authors' code states for the model
 
 
 def available(
@@ -95,7 +95,7 @@ def _option_rows(name: str, model: str) -> _Rows:
 
     sampling, stated = find_model(model).sampling(), published(name.partition(":")[0], model, "shared")
     rows: _Rows = []
-    for planned in plan_decoders(split_list(name), {"model": Value(model, "")}):
+    for planned in plan_decoders(split_list(name), {"model": Value(model, SettingSource.FLAG)}):
         values = nonfinite_as_text(planned.chosen | dict(planned.spec.options))
         if values.get("head") == "" and (head := published_head(model, planned.spec.head_kind)):
             rows.append({"name": "head", "value": head, "source": "published for the model", "published": None})

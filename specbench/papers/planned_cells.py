@@ -23,7 +23,7 @@ from specbench.reporting.marks import label, natural
 from specbench.runs.decoder_args import plan_decoders
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, Shared, make_plan, plan_model, plan_sampling
 from specbench.runs.settings import OPEN_IN_TABLES, Setting, Value, merge, run_settings
-from specbench.specs.options import plain
+from specbench.specs.options import SettingSource, plain
 from specbench.specs.presets import PRESETS, decoder_name, resolve
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
 from specbench.store.run_store import RunStore
@@ -52,7 +52,7 @@ def resolve_cells(table: Table, flags: Mapping[str, object], env: Mapping[str, s
     cells = [_resolve(asked, shared, f"{table.name}.toml", settings, flags, env) for asked in every]
     drafters = [PRESETS[cell.decoder].choices["drafter"] for cell in every if cell.decoder in PRESETS]
     if "none" in drafters or not any(column.key in RATIOS_TO_AR for column in table.columns):
-        none = {"baseline": Value(0, "default of tables")}
+        none = {"baseline": Value(0, SettingSource.DEFAULT, "of tables")}
         cells = [replace(cell, values=cell.values and {**cell.values, **none}) for cell in cells]
     _raise_if_all_refused(cells)
     return cells

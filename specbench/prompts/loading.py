@@ -15,21 +15,21 @@ from specbench.system import console, plugins
 from specbench.system.downloads import Progress, fetch_all, offline
 from specbench.system.files import data_folder
 
-LABELS, _LABEL_SEED = "imagenet", 0  # Name of the set of class labels, and the seed that they are drawn with
+LABELS, _LABEL_SEED = "imagenet", 0  # Name of the set of class labels, and the seed for drawing them
 
 
 def prompt_set_names() -> list[str]:
-    """List the prompt sets known by name; public ones must be fetched once."""
+    """List the prompt sets known by name; public sets must be fetched once."""
     return sorted({*_shipped(), *plugins.plugins("prompts"), *public.public_names(), LABELS})
 
 
 def set_name(typed: str) -> str:
-    """Name of the prompt set that is meant; what is none, or exists as a file, stays as typed."""
+    """Resolve a typed name of a prompt set; other texts, and names of existing files, are returned unchanged."""
     if typed in prompt_set_names() or os.path.exists(typed):
         return typed
     if names.folded(typed).startswith("mjhq"):
-        what = "MJHQ-30K is not downloaded: its publisher states no digest to check it by"
-        raise SpecbenchError(what, "bring its list and name that: --prompts meta_data.json")
+        what = "MJHQ-30K is not downloaded, because its publisher states no digest to verify it"
+        raise SpecbenchError(what, "download its list yourself: --prompts meta_data.json")
     valid, sets = prompt_set_names(), public.public_sets()
     facts = {name: [sets[name].summary.partition(":")[0]] for name in valid if name in sets}
     whole, slash, part = typed.partition("/")
@@ -81,8 +81,8 @@ def fetch_prompts(
 
 
 def default_prompts(model: str) -> str | None:
-    """The prompt set of a model's name, class labels for models by class, none for a second stage, whose prompts are
-    the images of a first stage, else PartiPrompts."""
+    """Default prompts: the set with the model's name, class labels for class-conditional models, else PartiPrompts.
+    None for a second stage, whose prompts are the images of a first stage."""
     if model.startswith("tar-dtok"):
         return None
     if model.startswith("llamagen-c2i"):
@@ -91,15 +91,15 @@ def default_prompts(model: str) -> str | None:
 
 
 def fetched_prompts(name_or_path: str | Path, column: str | None = None) -> PromptSet:
-    """`load_prompts`, after downloading a public set that is not on this disk."""
+    """`load_prompts`, after downloading a missing public set."""
     if not offline():
         fetch_all(public.missing_set(set_name(str(name_or_path))))
     return load_prompts(name_or_path, column)
 
 
 def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptSet:
-    """Load a prompt set by name, from a file in the format of its suffix, from stdin ("-"), or as
-    "package.module:NAME", a path of a file. `column`: the column of a file that holds the texts."""
+    """Load a prompt set by name, from a file in the format of its suffix, from stdin ("-"), or from the file whose path
+    is "package.module:NAME". `column`: the column of a file that holds the texts."""
     name = set_name(str(name_or_path))
     if column and name in prompt_set_names():
         raise SpecbenchError(f"--prompt-column {column}: '{name}' is a prompt set, whose columns are known", "omit it")
@@ -115,12 +115,12 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
     if name == "-":
         return build_prompt_set(name, read_stdin())
     path = Path(name)
-    if not os.path.exists(path):  # which a name that is too long or has a NUL does not, where Path.exists raises
+    if not os.path.exists(path):  # false for names that are too long or have a NUL, for which Path.exists raises
         if plugins.is_reference(name):
             return build_prompt_set(name, read_file(_path_of(plugins.load_user_object(name, "prompt set"), name)))
         if any(character.isspace() for character in name.strip()) and not path.suffix:
             what = f"'{name}' is neither a prompt set nor a file; is it a caption?"
-            raise SpecbenchError(what, "write captions of your own into a text file, one per line: --prompts mine.txt")
+            raise SpecbenchError(what, "write your captions into a text file, one per line: --prompts mine.txt")
         if parts := [name for name in public.public_names() if name.startswith(f"{path.parts[0]}/")]:
             raise unknown_name("prompt set", name, parts)
         if path.suffix or len(path.parts) > 1:
@@ -133,14 +133,14 @@ def load_prompts(name_or_path: str | Path, column: str | None = None) -> PromptS
         )
     read = build_prompt_set(name, read_file(path, column))
     if repeated := len(read.prompts) - len({prompt.text for prompt in read.prompts}):
-        advice = "intervals count each id as a prompt of its own; --samples N draws several images of a caption"
-        console.say(f"{path.name}: {console.counted(repeated, 'prompt')} with the caption of another: {advice}")
+        advice = "intervals count each id as a separate prompt; for several images of a caption: --samples N"
+        console.say(f"{path.name}: {console.counted(repeated, 'prompt')} with the same caption as another: {advice}")
     return read
 
 
 def class_labels(count: int = 50_000, classes: int = 1000) -> list[Prompt]:
-    """Labels drawn one by one, as LlamaGen's `sample_c2i_ddp.py` draws those of FID-50k (with another generator), so
-    that classes are not equally frequent."""
+    """Labels drawn one by one, so that classes are not equally frequent, as in LlamaGen's `sample_c2i_ddp.py` for
+    FID-50k (with another generator)."""
     draw = random.Random(_LABEL_SEED).random
     labels = [int(classes * draw()) for _ in range(count)]
     return [Prompt(f"{number:05d}", str(label), meta={"class": label}) for number, label in enumerate(labels)]

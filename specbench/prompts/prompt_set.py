@@ -1,4 +1,4 @@
-"""Prompts and validated sets of them, which of a set are decoded, and requests of one image each. Imports no torch."""
+"""Prompts, validated prompt sets, selection of prompts, and requests of single images. Imports no torch."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class PromptSet:
 
 @dataclass(frozen=True)
 class Drawing:
-    """Selection of prompts, applied in the order of the attributes (all where empty); the rest keep their order in the
-    file. `sample`: a random sample of this size, by the ids alone, so that it is the same for every decoder and order
-    of the file, and a larger sample contains a smaller one."""
+    """Selection of prompts, applied in the order of the attributes (empty: all); the selected prompts keep the order of
+    the file. `sample`: a random sample of this size that depends on the ids only, so that it is the same for every
+    decoder and order of the file; a larger sample contains all smaller samples."""
 
     ids: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Drawing:
                 raise unknown_name(f"category of '{prompts.name}':", name, categories)
 
     def text(self, prompts: PromptSet) -> str | None:
-        """What is drawn, in words; None where it is the whole set."""
+        """Describe the selection in words, unless it is the whole set."""
         parts = [f"ids {listed(self.ids)}"] if self.ids else []
         parts += [f"category {listed(self.categories)}"] if self.categories else []
         parts += [f"without the first {self.offset}"] if self.offset else []
@@ -89,7 +89,7 @@ class Drawing:
 @dataclass(frozen=True)
 class Request:
     """One image to decode: `text`, `category` and `meta` of its prompt, and `prompt_id` and `sample` (its number among
-    those of the prompt), which with the seed of the run determine its noise."""
+    the prompt's images), which determine its noise together with the seed of the run."""
 
     text: str
     prompt_id: str
@@ -103,7 +103,7 @@ class Request:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Prompt id and sample: identifies the image among those of a run."""
+        """Prompt id and sample, which identify an image within a run."""
         return self.prompt_id, self.sample
 
 
@@ -115,7 +115,7 @@ def second_stage_id(prompt_id: str, sample: int) -> str:
 def build_prompt_set(name: str, prompts: Sequence[Prompt]) -> PromptSet:
     """Build a validated prompt set."""
     if not prompts:
-        raise SpecbenchError(f"prompts '{name}': no prompts in it")
+        raise SpecbenchError(f"prompts '{name}': it has no prompts")
     seen: set[str] = set()
     for prompt in prompts:
         _check(name, prompt)
@@ -178,7 +178,7 @@ def _row_json(prompt: Prompt) -> str:
     """`[id, text, category, meta]` as JSON."""
     if prompt.meta or not isinstance(prompt.category, str | None):
         return _encode([prompt.id, prompt.text, prompt.category, prompt.meta])
-    # A million encoders of one row each take most of the time that reading a large file takes.
+    # Creating an encoder per row would take most of the time of reading a large file.
     words = (prompt.id, prompt.text) if prompt.category is None else (prompt.id, prompt.text, prompt.category)
     return f"[{','.join(map(_quoted, words))}{',null' if prompt.category is None else ''},{{}}]"
 

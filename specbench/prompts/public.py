@@ -39,7 +39,7 @@ class PublishedImages:
 
 @dataclass(frozen=True)
 class PublicSet:
-    """Manifest entry of a public set of so many prompts, available before its download. `files`: by name; with an
+    """Manifest entry of a public set, available before its download. `prompts`: their number. `files`: by name; with an
     `archive`, their `url` is the path inside it. `categories`: prompts of each category that is also a set."""
 
     name: str
@@ -64,7 +64,7 @@ class PublicSet:
 
     @property
     def download_size(self) -> int | None:
-        """Bytes to download; None if the publisher states no sizes."""
+        """Bytes to download, if the publisher states sizes."""
         if self.archive and not os.environ.get(MIRROR):
             return self.archive.size
         sizes = [remote.size for remote in self.files.values()]
@@ -108,7 +108,7 @@ def find(name: str) -> tuple[PublicSet, str | None]:
 
 
 def read(name: str) -> list[Prompt]:
-    """Read the prompts of a public set or of one of its categories."""
+    """Read the prompts of a public set or of a category of it."""
     entry, category = find(name)
     if entry.missing:
         raise SpecbenchError(
@@ -131,7 +131,7 @@ def read_set(entry: PublicSet) -> list[Prompt]:
 
 
 def missing_set(name: str, images: bool = False) -> list[Download]:
-    """The download of a public set, or of its images; empty where it is on this disk, or `name` is no such set."""
+    """The download of a public set, or of its images; empty if it is on this disk, or for other names."""
     if name not in public_names():
         return []
     entry, _ = find(name)
@@ -160,7 +160,7 @@ def fetch_set(entry: PublicSet, progress: Progress | None = None, forbidden: boo
 
 
 def _mirrored(entry: PublicSet, remote: Remote, name: str) -> Remote:
-    """Where a file is downloaded from: its publisher, or `<mirror>/<set>/<name>`."""
+    """The address to download a file from: its publisher's, or `<mirror>/<set>/<name>`."""
     mirror = os.environ.get(MIRROR)
     return replace(remote, url=f"{mirror.rstrip('/')}/{entry.name}/{quote(name)}") if mirror else remote
 

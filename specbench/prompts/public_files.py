@@ -20,15 +20,15 @@ _COMPLEX_KINDS = ("spatial", "action", "spatialaction")
 
 
 def read_coco(folder: Path) -> list[Prompt]:
-    """Read the only file of captions in a folder of COCO as the papers use them: one prompt per image, by ascending
-    image id, of the longest caption (the first of equally long ones), with white space as published; its id is the
-    image file name without suffix."""
+    """Read the only file of COCO captions in a folder as the papers do: one prompt per image, by ascending image id,
+    with the longest caption (the first of equally long captions) and its white space as published. The id is the image
+    file name without suffix."""
     (file,) = folder.glob("captions_*.json")
     return longest_captions(json.loads(file.read_text(encoding="utf-8")))
 
 
 def read_coco_train(folder: Path) -> list[Prompt]:
-    """As `read_coco`, without the names of the images, none of which is a reference image."""
+    """`read_coco` without the names of the images, which are no reference images."""
     return [replace(prompt, meta={"annotation": prompt.meta["annotation"]}) for prompt in read_coco(folder)]
 
 
@@ -73,7 +73,7 @@ def read_geneval(folder: Path) -> list[Prompt]:
 
 
 def official_row(category: str, text: str, meta: dict) -> dict:
-    """Rebuild a GenEval prompt's line of the official metadata, which the evaluator reads beside the images."""
+    """Rebuild a GenEval prompt's line of the official metadata, which the evaluator reads next to the images."""
     return {"tag": category, **_clauses(meta), "prompt": text}
 
 
@@ -117,7 +117,7 @@ def read_dpg_bench(folder: Path) -> list[Prompt]:
 
 
 DPG_COLUMNS = {"item_id", "text", "proposition_id", "dependency", "tuple", "question_natural_language"}
-"""Columns by which a file of DPG-Bench is known."""
+"""Columns that identify a file of DPG-Bench."""
 
 
 def dpg_prompts(rows: Iterable[Mapping[str, str]]) -> list[Prompt]:
@@ -139,7 +139,7 @@ def _question(row: Mapping[str, str]) -> dict[str, object]:
 
 def read_geneval2(folder: Path) -> list[Prompt]:
     """Read the prompts of GenEval 2 in file order, by their number of atoms. `meta` has `vqa_list` (questions with
-    their answers), `skills` (what each of them tests), and `line`."""
+    their answers), `skills` (the skill that each question tests), and `line`."""
     return [
         Prompt(
             f"{number:03d}",
@@ -152,8 +152,8 @@ def read_geneval2(folder: Path) -> list[Prompt]:
 
 
 def read_oneig(folder: Path) -> list[Prompt]:
-    """Read the English prompts of OneIG-Bench in file order; ids are those of its images, by category. `meta` has the
-    columns `type`, `prompt_length` and `class` that are not empty."""
+    """Read the English prompts of OneIG-Bench in file order; ids are the names of its images, by category. `meta` has
+    the non-empty columns among `type`, `prompt_length` and `class`."""
     with (folder / "OneIG-Bench.csv").open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
     about = ("type", "prompt_length", "class")
@@ -179,14 +179,14 @@ def read_longtext_bench(folder: Path) -> list[Prompt]:
 
 
 def read_coco_30k(folder: Path) -> list[Prompt]:
-    """Read the 30,000 captions of COCO-30K in file order; ids are those of COCO's images, none of them here."""
+    """Read the 30,000 captions of COCO-30K in file order; ids are ids of COCO's images, which are not included."""
     with (folder / "coco_30k.csv").open(encoding="utf-8", newline="") as file:
         return [Prompt(row["image_id"], row["prompt"].strip()) for row in csv.DictReader(file)]
 
 
 def read_tiif(folder: Path) -> list[Prompt]:
-    """Read the prompts of TIIF-Bench, a short and a long one of each instruction; `meta` has which, and `line`, its
-    number among those of its kind."""
+    """Read the prompts of TIIF-Bench, a short and a long prompt per instruction; `meta` has the length, and `line`, the
+    number among prompts of the same type."""
     return [
         Prompt(
             f"{row['type']}-{line:02d}-{length}",

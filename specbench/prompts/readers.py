@@ -1,9 +1,9 @@
 """Readers of prompt files: text, JSON, JSONL, CSV, TSV, parquet, all of them also as .gz.
 
-Text files have one prompt per line. The other formats need a column `text`, `prompt` or `caption`, in any case and in
-the plural too where none is called so exactly, or the column that is named; `id` (or `prompt_id`) and `category` are
-optional, and every other column becomes metadata. A JSON file holds one list, of objects with such keys or of texts,
-an object of these by id, or COCO's captions. Files of public sets are read by the readers of those sets.
+Text files have one prompt per line. The other formats need a column `text`, `prompt` or `caption` (if there is no exact
+match, also in the plural and in any case), or the column given by the caller. `id` (or `prompt_id`) and `category` are
+optional, and every other column becomes metadata. A JSON file holds a list of texts or of objects with such keys, or
+an object of these by id, or COCO's captions. Files of public sets have separate readers.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ MAX_LINE_BYTES = 1_000_000
 MAX_PROMPTS = 1_000_000
 MAX_FILE_BYTES = 2**28
 _FORMATS = "formats: .txt (one prompt per line), .json, .jsonl, .csv, .tsv, .parquet"
-csv.field_size_limit(MAX_FILE_BYTES)  # Python's own is shorter than lines may be
+csv.field_size_limit(MAX_FILE_BYTES)  # Python's default is too short
 _STATED = re.compile(r'"?sep=([^\w\s"]|\t)"?\1*\s*', re.IGNORECASE)
 _LINE = re.compile(rb"[^\r\n]+(?:\r\n|[\r\n])?|\r\n|[\r\n]")
 
 
 def read_file(path: Path, column: str | None = None) -> list[Prompt]:
-    """Read the prompts of one file, in order; what had to be decided is said. `column`: holds the texts."""
+    """Read the prompts of a file, in order, and print every choice that was made. `column`: holds the texts."""
     source = TableFile(path, column, {})
     prompts = _once_an_item(source, _entries(source))
     _refuse_repeated(path, prompts)
@@ -55,7 +55,7 @@ def read_file(path: Path, column: str | None = None) -> list[Prompt]:
 
 
 def read_entries(path: Path, column: str | None = None) -> list[Prompt]:
-    """As `read_file`, one for every entry of the file: several may be of the same prompt."""
+    """`read_file` with a prompt for every entry of the file, repeated prompts included."""
     return [prompt for _, prompt in _entries(TableFile(path, column, {}))]
 
 
@@ -66,7 +66,7 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
     if (path / "samples").is_dir():
         reader = _read_run
     elif path.is_dir():
-        raise SpecbenchError(f"prompt file '{path}' is a folder, of no run")
+        raise SpecbenchError(f"prompt file '{path}' is a folder, but not of a run")
     if reader is None:
         raise SpecbenchError(f"prompt file '{path}' has the unknown suffix {suffix}", _FORMATS)
     if column and reader in (_read_run, _read_text):
@@ -87,21 +87,21 @@ def _entries(source: TableFile) -> list[tuple[str, Prompt]]:
 
 
 def _suffix(path: Path) -> str:
-    """Ending of a file, of a compressed file that of its content."""
+    """Ending of a file, or of the content of a compressed file."""
     return (Path(path.stem) if path.suffix.lower() == ".gz" else path).suffix.lower()
 
 
 def _once_an_item(source: TableFile, rows: list[tuple[str, Prompt]]) -> list[tuple[str, Prompt]]:
-    """Rows without further ones of the same id and text, as in files with one row a question."""
+    """Remove repeated rows with the same id and text, as in files with a row per question."""
     first = {(item.id, item.text): where for where, item in reversed(rows) if item.id != text_id(item.text)}
     kept = [(where, item) for where, item in rows if first.get((item.id, item.text), where) == where]
     if len(kept) < len(rows):
-        source.notes[f"{len(rows):,} rows with the ids and texts of {console.counted(len(kept), 'prompt')}"] = None
+        source.notes[f"{len(rows):,} rows have the ids and texts of {console.counted(len(kept), 'prompt')}"] = None
     return kept
 
 
 def read_stdin() -> list[Prompt]:
-    """Read the prompts of stdin, once a process: one per line, or JSONL where the first line is a JSON object."""
+    """Read the prompts of stdin, once per process: one per line, or JSONL if the first line is a JSON object."""
     text = _stdin()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, f"stdin{'.jsonl' if text.lstrip().startswith(b'{') else ''}")
@@ -137,8 +137,8 @@ def _refused(path: Path, why: str, fix: str = "") -> SpecbenchError:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Iterate over numbered lines with their line ends, LF, CRLF or CR; without the marks of files that were joined,
-    and without the end of a DOS file."""
+    """Iterate over numbered lines with their line ends, LF, CRLF or CR; without byte order marks of joined files, and
+    without the end mark of DOS files."""
     for number, match in enumerate(_LINE.finditer(_content(path)), 1):
         try:
             if len(match[0]) > MAX_LINE_BYTES:
@@ -152,7 +152,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _content(path: Path) -> bytes:
-    """What is in a file, as UTF-8 where its first bytes say that it is in another encoding."""
+    """Content of a file, converted to UTF-8 if its first bytes indicate another encoding."""
     if path.suffix.lower() == ".gz":
         with gzip.open(path) as file:
             content = file.read(MAX_FILE_BYTES + 1)
@@ -160,13 +160,13 @@ def _content(path: Path) -> bytes:
             raise _refused(path, f"larger than {MAX_FILE_BYTES:,} bytes", "split it")
     else:
         content = read_regular(path, MAX_FILE_BYTES)
-    with suppress(UnicodeDecodeError):  # its line is named later
+    with suppress(UnicodeDecodeError):  # the error with its line comes later
         return text_of(content).encode()
     return content
 
 
 def _read_run(source: TableFile) -> Iterator[tuple[str, Prompt]]:
-    """The images of a run of a first stage as prompts of the second: their tokens as codes ("<I5>")."""
+    """The images of a first stage's run as prompts of the second stage: their tokens as codes ("<I5>")."""
     import pyarrow.parquet as pq  # not for other files
 
     folder = source.path
@@ -175,7 +175,7 @@ def _read_run(source: TableFile) -> Iterator[tuple[str, Prompt]]:
         rows = pq.read_table(folder / "samples", columns=names).to_pylist()
         if not any("stage2_nfe" in parse_json(row["facts"] or "{}") for row in rows):
             raise SpecbenchError(
-                f"'{folder}' is no run of a model with a second stage", "name one of tar-1.5b or tar-7b"
+                f"'{folder}' is not a run of a model with a second stage", "give a run of tar-1.5b or tar-7b"
             )
         latest = {second_stage_id(row["prompt_id"], row["sample"]): row for row in rows if row["status"] == "ok"}
         for name, row in latest.items():
@@ -212,23 +212,23 @@ def _read_json(source: TableFile) -> Iterator[tuple[str, Prompt]]:
         raise SpecbenchError(f"prompt file '{path}' is not JSON ({error})") from None
     captions, of_coco = rows.get("annotations") if isinstance(rows, dict) else None, {"image_id", "id", "caption"}
     if isinstance(captions, list) and all(isinstance(row, dict) and of_coco <= row.keys() for row in captions):
-        source.notes["the longest caption of each image, as coco"] = None
+        source.notes["the longest caption of each image is used, as in coco"] = None
         yield from ((f"image {prompt.id}", prompt) for prompt in longest_captions(rows))
         return
     if isinstance(rows, dict):
         rows = _listed(rows, source)
     if not isinstance(rows, list) or not all(isinstance(row, str | dict) for row in rows):
-        raise SpecbenchError(f"prompt file '{path}' is not a list of objects or texts, nor these by id", _FORMATS)
+        raise SpecbenchError(f"prompt file '{path}' is not a list, or an object by id, of objects or texts", _FORMATS)
     for number, row in enumerate(rows, 1):
         where = f"entry {number}"
         yield where, prompt_of(source, where, {"text": row} if isinstance(row, str) else row)
 
 
 def _listed(content: dict, source: TableFile) -> object:
-    """Rows of an object that holds one list, or has a row or text for each id."""
+    """Rows of an object that holds a single list, or a row or text for each id."""
     lists = [name for name, value in content.items() if isinstance(value, list)]
     if len(lists) == 1:
-        source.notes[f"the list '{lists[0]}'"] = None
+        source.notes[f"prompts are read from the list '{lists[0]}'"] = None
         return content[lists[0]]
     if any(singular(key, ()) in TEXT_KEYS for key in content):
         return [content]
@@ -239,7 +239,7 @@ def _listed(content: dict, source: TableFile) -> object:
 
 
 def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
-    """Quotes enclose fields of CSV files; in TSV files they are text where they enclose a part of a field."""
+    """Quotes enclose fields of CSV files; in TSV files quotes around a part of a field are text."""
     delimiter, above = _delimiter(source)
     if delimiter != "\t":
         yield from _rows(source, delimiter, csv.QUOTE_MINIMAL, above)
@@ -253,8 +253,8 @@ def _read_csv(source: TableFile) -> Iterator[tuple[str, Prompt]]:
 
 
 def _delimiter(source: TableFile) -> tuple[str, int]:
-    """What separates the headings, and the number of lines above them: as Excel's line "sep=;" says; else that of the
-    file's ending, unless only another one separates one of a text."""
+    """Delimiter of the headings, and the number of lines above them: from Excel's line "sep=;", else by the file's
+    ending, unless only another delimiter gives a heading for texts."""
     usual = "\t" if _suffix(source.path) == ".tsv" else ","
     filled = ((number, line) for number, line in _lines(source.path) if line.strip())
     first, header = next(filled, (1, ""))
@@ -278,7 +278,7 @@ def _rows(source: TableFile, delimiter: str, quoting: int, above: int) -> Iterat
         ]
         _check_columns(path, rows.fieldnames)
         if {*rows.fieldnames} >= DPG_COLUMNS:
-            source.notes["a row a question, as in dpg-bench"] = None
+            source.notes["one row per question, as in dpg-bench"] = None
             yield from ((f"item {prompt.id}", prompt) for prompt in dpg_prompts(rows))
             return
         for row in rows:
@@ -304,9 +304,9 @@ def _read_parquet(source: TableFile) -> Iterator[tuple[str, Prompt]]:
         _check_columns(path, file.schema_arrow.names)
         binary = [field.name for field in file.schema_arrow if _is_binary(field.type)]
         if source.column in binary:
-            raise _refused(path, f"column '{source.column}' is binary", "--prompt-column names a column of texts")
+            raise _refused(path, f"column '{source.column}' is binary", "use --prompt-column with a column of texts")
         if binary:
-            source.notes[f"not read, because they are binary: {', '.join(binary):.200}"] = None
+            source.notes[f"binary columns are not read: {', '.join(binary):.200}"] = None
         names = [name for name in file.schema_arrow.names if name not in binary]
         batches = file.iter_batches(_BATCH, columns=names, use_threads=False)
         rows: Iterable[dict] = (row for batch in batches for row in batch.to_pylist())
@@ -315,7 +315,7 @@ def _read_parquet(source: TableFile) -> Iterator[tuple[str, Prompt]]:
 
 
 def _is_binary(kind: pyarrow.DataType) -> bool:
-    """Whether values of a type hold bytes, as pictures and sounds of datasets do ("image": {"bytes", "path"})."""
+    """Whether values of a type hold bytes, such as pictures and sounds of datasets ("image": {"bytes", "path"})."""
     for inside in ("storage_type", "value_type"):  # of extensions, dictionaries and lists
         kind = getattr(kind, inside, kind)
     parts = [kind.field(number).type for number in range(kind.num_fields)]
@@ -323,7 +323,7 @@ def _is_binary(kind: pyarrow.DataType) -> bool:
 
 
 def _check_columns(path: Path, names: Sequence[str]) -> None:
-    """Refuse a column that is there twice: which one counts would be a guess."""
+    """Reject a repeated column name, which would be ambiguous."""
     counts = Counter(str(name).strip() for name in names)
     if repeated := next((name for name, count in counts.items() if count > 1), None):
         raise SpecbenchError(f"prompt file '{path}' has two columns '{repeated}'", "remove or rename one")
@@ -347,7 +347,7 @@ OUR_COLUMNS = (*TEXT_KEYS, *ID_KEYS, "category", "meta")
 
 
 class TableFile(NamedTuple):
-    """A file with columns; `column` is the column that was named, `notes` what had to be decided."""
+    """A file with columns. `column`: the column of texts, if given by the caller. `notes`: choices to report."""
 
     path: Path
     column: str | None
@@ -355,7 +355,7 @@ class TableFile(NamedTuple):
 
 
 class _Columns(NamedTuple):
-    """Which keys of a row hold what; `others`: metadata; `rivals`: those called as texts in another case or plural."""
+    """Keys of a row by role. `others`: metadata; `rivals`: keys named like texts in another case or in the plural."""
 
     text: tuple[str, ...]
     rivals: tuple[str, ...]
@@ -367,7 +367,7 @@ class _Columns(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _columns(keys: tuple[str, ...], column: str | None = None) -> _Columns:
-    """The columns of rows with these keys: most rows of a file have the same, and a file may have a million."""
+    """The columns of rows with these keys; cached, because a file may have a million rows with the same keys."""
     named = {str(key).strip(): key for key in keys}
     if column is not None:
         text = tuple(named.pop(name) for name in fitting(column, list(named))[:1])
@@ -382,7 +382,7 @@ def _columns(keys: tuple[str, ...], column: str | None = None) -> _Columns:
 
 
 def singular(name: str, taken: Iterable[str]) -> str:
-    """The column of ours that a heading in another case or in the plural names; of none, the heading."""
+    """Our column name for a heading in another case or in the plural; other headings are returned unchanged."""
     ours = {"categories": "category", **{f"{key}s": key for key in (*TEXT_KEYS, *ID_KEYS)}}
     ours_by_case = ours.get(name.lower(), name.lower())
     return ours_by_case if ours_by_case in OUR_COLUMNS and ours_by_case not in taken else name
@@ -393,7 +393,7 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
     text = _text(source, row, columns)
     if not isinstance(text, str) or not text.strip():
         there = [f"columns: {', '.join(map(str, row))}"] if 0 < len(row) < 40 else []
-        which = f"--prompt-column NAME says which one, or call it {', '.join(TEXT_KEYS)}"
+        which = f"--prompt-column NAME selects a column, or rename it to {', '.join(TEXT_KEYS)}"
         hint = "; ".join([*there, *source.notes, which])
         lacking = "text" if columns.text or source.column is None else f"column '{source.column}'"
         raise SpecbenchError(f"prompt file '{path}': {where} has no {lacking}", hint)
@@ -411,16 +411,16 @@ def prompt_of(source: TableFile, where: str, row: dict) -> Prompt:
 
 
 def _text(source: TableFile, row: dict, columns: _Columns) -> object:
-    """The text of a row: of `prompt`, `text` and `caption` that differ, the first of these; of a list, its first."""
+    """The text of a row: the first of `prompt`, `text` and `caption` if they differ; the first text of a list."""
     filled, rivals = ([key for key in keys if row[key] not in (None, "")] for keys in (columns.text, columns.rivals))
     if filled and len({str(row[key]) for key in (*filled, *rivals)}) > 1:
-        # Those that are meant for generation before those that describe.
+        # Texts for generation come before descriptions.
         filled.sort(key=lambda key: ("prompt", "text", "caption").index(singular(str(key).strip(), ())))
         other = next(key for key in (*filled, *rivals) if str(row[key]) != str(row[filled[0]]))
-        source.notes[f"texts are those of '{filled[0]}', not of '{other}'; --prompt-column says which"] = None
+        source.notes[f"texts are read from '{filled[0]}', not from '{other}'; to choose: --prompt-column"] = None
     text = row[filled[0]] if filled else None
     if isinstance(text, list) and text:
-        source.notes[f"'{filled[0]}' has lists, of which the first text is taken"] = None
+        source.notes[f"'{filled[0]}' has lists; their first text is used"] = None
         return text[0]
     return text
 
@@ -432,11 +432,11 @@ def _metadata(path: Path, where: str, row: dict, columns: _Columns) -> dict:
     try:
         return meta and json.loads(json.dumps(meta, default=str, allow_nan=False))  # parquet has types unknown to JSON
     except ValueError:
-        raise SpecbenchError(f"prompt file '{path}': {where}: NaN and infinity are no metadata", "write null") from None
+        raise SpecbenchError(f"prompt file '{path}': {where}: metadata has NaN or infinity", "write null") from None
 
 
 def _single(path: Path, where: str, row: dict, keys: tuple[str, ...]) -> object:
-    """The first of these columns of one meaning, None if there is none; a row in which they differ is refused."""
+    """Value of the first of these equivalent columns, if there is any; rows in which they differ are rejected."""
     if len(keys) > 1:
         filled = [key for key in keys if row[key] not in (None, "")]
         if any(row[key] != row[filled[0]] for key in filled):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from specbench.specs.components import CHOICES, columns_fed
-from specbench.specs.options import plain
+from specbench.specs.options import SettingSource, plain
 from specbench.specs.presets import PRESETS, DecoderSpec, published, resolve
 
 PALETTE = ("#0096ff", "#874b0f", "#5a4bb4", "#d27869", "#c32d5a", "#00694b", "#788700", "#b469b4", "#645f82", "#cd8cb4")
@@ -78,7 +78,9 @@ def label(decoder: DecoderSpec, origins: Mapping[str, str] | None = None, model:
     choices = {kind: getattr(decoder, kind) for kind in CHOICES}
     if usual is None and origins is not None:
         choices = {kind: value for kind, value in choices.items() if kind in origins}
-        changed = {key: options[key] for key in options if not origins.get(key, "").startswith("default of ")}
+        changed = {
+            key: options[key] for key in options if SettingSource.of(origins.get(key)) is not SettingSource.DEFAULT
+        }
     else:
         stated = {key: value.value for key, value in published(name, model.partition("+")[0]).items()}
         defaults = {kind: getattr(usual, kind) for kind in choices} | dict(usual.options) if usual else {}

@@ -1,4 +1,4 @@
-"""What a run takes of this machine: compiled steps, number format, CPU threads. Imports no torch."""
+"""Use of this machine by a run: compiled steps, number format, CPU threads. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,28 +6,37 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import sha256
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeVar
 
-from specbench.errors import CompileError
+from specbench.errors import CompileError, SpecbenchError
 from specbench.models.facts import EIGHT_BITS
+from specbench.specs.options import SettingSource
+from specbench.specs.presets import DecoderSpec
+from specbench.specs.run_spec import RunSpec
 from specbench.store.run_folders import find_runs_like
 from specbench.system.console import counted, duration
+from specbench.system.digests import own_code, remember, remembered
 from specbench.system.limits import asked_threads, available_threads
 from specbench.system.monitor import cores_in_use
+from specbench.system.surroundings import COMPILED
 from specbench.system.torch_device import emulates_bfloat16
 
 _Result = TypeVar("_Result")
 MODES = ("auto", "on", "off")
-COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 12)}
-"""First version of torch that compiles every step, by kind of device; those before break off, each for another
-reason."""
+COMPILING_TORCH = {"cuda": (2, 11), "cpu": (2, 13)}
+"""First version of torch that compiles every step, by kind of device; earlier versions fail."""
 _CALLS_S, _SAVED = 4e-4, 0.5
 """Seconds that the calls of an eager layer cost on a CPU of 2023, and the share of AR's steps that decoders take."""
 _FIRST_S, _LAYER_S, _DECODER_S = 20.0, 2.5, 15.0
 """Seconds of compiling the forwards, each of their layers, and the functions of a decoder."""
+_LOADED_S = 1.5
+"""Seconds of loading code that is kept, for the forwards and for each decoder."""
+_KEPT = "compiled/kept.json"  # deleted together with the code
 
 
 def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
@@ -39,23 +48,39 @@ def should_compile(mode: str, device: str) -> tuple[bool, str | None]:
     return reason is None, f"--compile {mode}: {reason}; running eagerly" if reason else None
 
 
-def worth_compiling(stored: Sequence[bool], layers: int, steps: int, decoders: int) -> tuple[bool, str | None]:
-    """Whether "auto" compiles on a CPU, where compiling takes minutes, and a line if so. `stored`: whether each run of
-    the model there was compiled, with which this one may be compared: an eager one decides. `steps`: target forwards of
-    all images if each gives one token."""
+def worth_compiling(stored: Sequence[bool], layers: int, steps: int, keys: Sequence[str]) -> tuple[bool, str | None]:
+    """Whether "auto" compiles on a CPU, where compiling takes minutes, and a note if so. `stored`: for each stored run
+    of the model, whether it was compiled; one eager run decides, since runs are compared. `steps`: target forwards of
+    all images if each gives one token. `keys`: `code_key` of each decoder."""
     if stored and all(stored):
         return should_compile("on", "cpu")
-    saved, cost = steps * layers * _CALLS_S * _SAVED, _FIRST_S + layers * _LAYER_S + decoders * _DECODER_S
+    saved, cost = steps * layers * _CALLS_S * _SAVED, _FIRST_S + layers * _LAYER_S + len(keys) * _DECODER_S
+    if remembered(_KEPT).keys() >= set(keys):
+        cost = _LOADED_S * (1 + len(keys))
     if stored or saved <= cost or missing("cpu"):
         return False, None
     gain = f"saves about {duration(saved)} and costs about {duration(cost)}"
     return True, f"compiling, which {gain} (--compile off: eager)"
 
 
+def code_key(model: str, dtype: str, threads: int, batch: int, guidance: float, decoder: DecoderSpec) -> str:
+    """Digest of everything that the compiled code of a decoder depends on."""
+    versions = own_code(), metadata.version("torch"), os.environ.get(COMPILED)
+    return sha256(repr((model, dtype, threads, batch, guidance, decoder, versions)).encode()).hexdigest()[:32]
+
+
+def remember_compiled(specs: Sequence[RunSpec]) -> None:
+    """Record that the code of runs is compiled, so that "auto" counts the time of loading it."""
+    keys = [code_key(it.model, it.dtype, it.threads, it.batch, it.sampling.guidance, it.decoder) for it in specs]
+    with suppress(SpecbenchError, OSError):
+        if not set(keys) <= remembered(_KEPT).keys():
+            remember(_KEPT, dict.fromkeys(keys, True))
+
+
 def settle_precision(asked: str | None, default: str, mode: str, device: str) -> tuple[str, bool, tuple[str, ...]]:
-    """Decide number format and compilation on `device`; returns them and the notes on what cannot be had. `asked`:
-    number format that the user wants; None for the model's `default`, which all but the matrices of "int8wo" have, too.
-    """
+    """Decide number format and compilation on `device`; also return notes on requests that cannot be
+    met. `asked`: the number format that the user wants; None: the model's `default`, also of "int8wo" but for its
+    matrices."""
     asked = None if asked == EIGHT_BITS else asked
     dtype = asked or default
     if not emulates_bfloat16(device):
@@ -117,7 +142,11 @@ def free_threads(out: Path, model: str, device: str) -> tuple[int, list[str]]:
     if most == 1 or device != "cpu" or asked_threads():
         return most, []
     there = find_runs_like(out, model=model, device=device).values()
-    unnamed = [info.spec.threads for info in there if (info.origins or {}).get("threads", "").startswith("default")]
+    unnamed = [
+        info.spec.threads
+        for info in there
+        if SettingSource.of((info.origins or {}).get("threads")) is SettingSource.DEFAULT
+    ]
     if unnamed and 0 < unnamed[-1] <= most:
         threads, why = unnamed[-1], f"as the runs in {out} had"
     else:

@@ -10,6 +10,7 @@ from typing import Any
 from specbench.errors import SpecbenchError, read_name
 from specbench.runs.settings import Value, decoder_settings, plain_values, split_list
 from specbench.specs.components import CHOICES, DRAFTERS
+from specbench.specs.options import SettingSource
 from specbench.specs.presets import (
     PRESETS,
     DecoderSpec,
@@ -31,8 +32,8 @@ class PlannedDecoder:
 
     spec: DecoderSpec  # what runs; with `auto_window`, its window is still the default
     auto_window: bool  # the window is to be chosen by measuring, once the model is loaded
-    origins: Mapping[str, str]  # option or choice name to where its value came from
-    # with `auto_window`, those to choose from: no wider than an image, and with room in memory
+    origins: Mapping[str, str]  # source of each option or choice, by name
+    # with `auto_window`, the windows to measure: no wider than an image, and small enough for the memory
     windows: tuple[int, ...] = ()
     # of the baseline that a run adds: it decodes one image of each of the first so many prompts
     first: int | None = None
@@ -53,9 +54,9 @@ def with_window(decoder: DecoderSpec, window: int) -> DecoderSpec:
 
 
 def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[PlannedDecoder]:
-    """Decoders named as "gsd:G=50", "window=16", "ar", with the plain options that apply to them: to every decoder that
-    knows them, and not to `ar` as long as another decoder takes them. What is not given is as published for the decoder
-    on the model of `values`, else as in the preset."""
+    """Decoders named as "gsd:G=50", "window=16", "ar", with the plain options that apply to them: each option applies
+    to every decoder that has it, but to `ar` only if no other decoder takes it. Options that are not given have the
+    value that is published for the decoder on the model of `values`, else the preset's."""
     names = {setting.name for setting in decoder_settings()}
     plain = {name: value for name, value in values.items() if name in names and value.given}
     if not (requests := parse_decoders(pieces)):
@@ -64,7 +65,12 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
     for reference, inline in requests:
         decoder = _plan_decoder(reference, inline, plain, str(values["model"].value))
         planned.setdefault((decoder.spec, decoder.auto_window), decoder)
-    used = {name for decoder in planned.values() for name, origin in decoder.origins.items() if origin != "inline"}
+    used = {
+        name
+        for decoder in planned.values()
+        for name, origin in decoder.origins.items()
+        if origin != SettingSource.INLINE
+    }
     for name in plain:
         if name not in used and not any(name in inline for _, inline in requests):
             decoders = [decoder.spec.name for decoder in planned.values()]
@@ -78,7 +84,7 @@ def plan_decoders(pieces: Sequence[str], values: Mapping[str, Value]) -> list[Pl
 
 
 def with_ar(decoders: Sequence[PlannedDecoder], values: Mapping[str, Value]) -> list[PlannedDecoder]:
-    """The decoders of a run, and AR for their speed-ups on the first prompts, where none of them is AR."""
+    """The decoders of a run; if AR is not among them, AR is added on the first prompts for their speed-ups."""
     value = plain_values(values)
     untimed = value["batch"] != 1 or value["mode"] == "throughput" or value["workers"] or value["ray"]
     timed = value["mode"] == "latency" or not untimed
@@ -128,7 +134,10 @@ def labelled_decoders(names: Sequence[str]) -> list[tuple[str, Any]]:
 def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str, Value], model: str) -> PlannedDecoder:
     name = decoder_name(reference)
     preset, asked = PRESETS[read_name("decoder", name, PRESETS)], plain
-    plain = {setting: Value(*value) for setting, value in published(name, model).items()} | dict(asked)
+    stated = {
+        key: Value(value, SettingSource.PUBLISHED, place) for key, (value, place) in published(name, model).items()
+    }
+    plain = stated | dict(asked)
     chosen = {kind: plain[kind].value for kind in _open_choices(preset, inline, plain)} | dict(inline)
     auto_window = chosen.get("window") == "auto" and bool(chosen.pop("window"))
     valid = options_of(preset, choices_of(preset, chosen))
@@ -141,7 +150,7 @@ def _plan_decoder(reference: str, inline: Mapping[str, str], plain: Mapping[str,
         auto_window = True
     options = {option: value.value for option, value in plain_options.items() if value.value != "auto"}
     origins = {option: plain[option].origin for option in [*chosen, *plain_options] if option in plain}
-    origins |= dict.fromkeys(inline, "inline")
+    origins |= dict.fromkeys(inline, SettingSource.INLINE.value)
     return PlannedDecoder(resolve(name, chosen | options), auto_window, origins)
 
 

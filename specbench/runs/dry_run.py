@@ -1,5 +1,4 @@
-"""Dry run: every setting of some runs, what they take, and all that stands in their way. Nothing is decoded or
-written."""
+"""Dry run: the settings, cost and blocking problems of runs. Nothing is decoded or written."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ ROW = (
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """What one run would be; None where unknown yet."""
+    """Expected facts of one run; None if not known yet."""
 
     run_id: str | None = None
     model: str
@@ -62,9 +61,9 @@ class Outlook:
     # weights, head: "on disk" or what brings them
     weights: str | None = None
     head: str | None = None
-    # what must be installed or changed before it can run; downloads that it begins with are none
+    # what must be installed or changed before it can run; its own downloads do not count
     obstacles: tuple[SpecbenchError, ...]
-    spec: RunSpec | None = None  # where the run id is known; its folder is in `out`
+    spec: RunSpec | None = None  # None if the run id is not known; the folder of the run is in `out`
     out: Path = Path()
 
     @property
@@ -74,7 +73,7 @@ class Outlook:
         return {name: values[name] for name in ROW} | {"obstacles": list(map(str, self.obstacles))}
 
     def of_seed(self, seed: int) -> Outlook | None:
-        """The same run with another seed; None where one of them is stored."""
+        """The same run with another seed; None if one of the two is stored."""
         spec = self.spec and replace(self.spec, seed=seed)
         folder = spec and run_folder(self.out, spec)
         if self.done or (folder and folder.is_dir()):
@@ -108,7 +107,7 @@ def distinct_outlooks(settings: Iterable[Mapping[str, Value]], shared: Shared | 
 
 
 def obstacle(runs: Iterable[Outlook]) -> SpecbenchError | None:
-    """What stands in the way of the runs, or how many things do; None where nothing does."""
+    """The problem that blocks the runs, or the number of problems; None if there is none."""
     errors = list({str(error): error for outlook in runs for error in outlook.obstacles}.values())
     if len(errors) < 2:
         return errors[0] if errors else None
@@ -159,7 +158,7 @@ def _outlook(draft: Draft, planned: PlannedDecoder, digest: str | None, cut: str
 
 
 def _expected_images(values: Mapping[str, Value], first: int | None) -> int | None:
-    """Images (of a baseline: of the `first` prompts) of a public set that is not here yet; None where unknown."""
+    """Images (of a baseline: of the `first` prompts) of a public set that is not downloaded; None if unknown."""
     name, drawing = str(values["prompts"].value), plan_drawing(values)
     if name not in public_names() or drawing.ids or drawing.categories or drawing.per_category:
         return None
@@ -171,7 +170,7 @@ def _expected_images(values: Mapping[str, Value], first: int | None) -> int | No
 
 
 def caption_note(model: ModelFacts, captions: Sequence[str]) -> str | None:
-    """How many captions the model cuts, in words; None where it reads all of each."""
+    """Note on the number of captions that the model truncates; None if it reads all of them whole."""
     if not (cut := model.captions_cut(captions)) or cut[0] == 0:
         return None
     how_many = "how many are cut is known once its files are here"
@@ -181,7 +180,7 @@ def caption_note(model: ModelFacts, captions: Sequence[str]) -> str | None:
 
 
 def seconds_per_image(out: Path, model: str, decoder: str, device: str, run_id: str | None = None) -> float | None:
-    """Mean seconds per image from stored rows: of a run, or of all of its model, decoder and device; None without."""
+    """Mean seconds per image from stored rows: of one run, or of all runs of this model, decoder and device."""
     if not out.is_dir():
         return None
     if run_id and (pace := _pace([out / run_id])) is not None:
@@ -217,7 +216,7 @@ _SHORT_S, _LONG_S = 5.0, 3600.0
 
 
 def cost_note(plan: Plan) -> str | None:
-    """The time of an image of AR by the roofline; None where it is short, known from earlier runs, or unknown."""
+    """Roofline estimate of the time per AR image; None if it is short, unknown, or measured by earlier runs."""
     size, model = plan.model.size, plan.model
     earlier = seconds_per_image(plan.out, model.name, "ar", plan.device)
     if size is None or plan.workers.elsewhere or earlier is not None:

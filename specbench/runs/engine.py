@@ -23,13 +23,14 @@ from specbench.errors import FAILURE, SpecbenchError
 from specbench.models.families.base import FamilyModel
 from specbench.models.interface import ImageModel, TokenLayout
 from specbench.specs.run_spec import Sampling
+from specbench.system import console
 from specbench.system.downloads import DOWNLOAD_ATTEMPTS, PAUSE_S, TRANSIENT, send
 from specbench.system.json_values import parse_json
 
 _QUICK_S, _IMAGE_S = 10.0, 3600.0  # Longest silence of an engine that is asked what it is, and for images
-_SGLANG = "SGLang"
-_PROGRAMS = {"vllm": "vLLM", "sglang": _SGLANG}  # By the owner of the models that an engine lists
-_BARRED = -1e4  # Bias of the logits of ids that are not the image's, where an engine takes no list of ids
+_VLLM, _SGLANG = "vLLM", "SGLang"
+_PROGRAMS = {"vllm": _VLLM, "sglang": _SGLANG}  # By the owner of the models that an engine lists
+_BARRED = -1e4  # Logit bias of all ids outside the image, for engines that take no list of allowed ids
 _ROUNDING = 0.01  # Nats above 0 that the rounding of an engine may give
 _SGLANG_FACTS = ("dtype", "quantization", "kv_cache_dtype", "attention_backend", "weight_version")
 
@@ -59,8 +60,8 @@ class Answer:
 
 
 def find_engine(address: str, expected: Sequence[str], served: str | None = None) -> Engine:
-    """Find out what answers at an address. `expected`: names of the model's checkpoint, whose last parts count;
-    `served`: the name that the engine has for the model, if it is another one."""
+    """Identify the engine at an address. `expected`: names of the model's checkpoint, of which the last part counts;
+    `served`: the engine's name for the model, if it differs."""
     address = address.rstrip("/").removesuffix("/v1")
     try:
         cards = [dict(card) for card in ask_engine(f"{address}/v1/models", None, _QUICK_S)["data"]]
@@ -70,10 +71,14 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
         raise SpecbenchError(f"{address} lists no models at /v1/models", "vLLM and SGLang do") from None
     info: dict[str, Any] = {}
     if program == _SGLANG:
-        info = _sglang_info(address, "server_info") | _sglang_info(address, "model_info")
+        # The earlier names of both pages begin with "get_".
+        for page in ("server_info", "model_info"):
+            info |= _facts(address, page) or _facts(address, f"get_{page}")
         names = {name: {*others, str(info.get("model_path"))} for name, others in names.items()}
-    elif program == "vLLM":
-        info = ask_engine(f"{address}/version", None, _QUICK_S)
+    elif program == _VLLM:
+        info = _facts(address, "version")
+    else:
+        console.warn(f"{address} is of '{owner}', neither vLLM nor SGLang: it is asked as vLLM is")
     wanted = {_last_part(name) for name in expected}
     fitting = [name for name, others in names.items() if served == name or wanted & set(map(_last_part, others))]
     if not fitting or served not in (None, *fitting):
@@ -83,12 +88,15 @@ def find_engine(address: str, expected: Sequence[str], served: str | None = None
     return Engine(address, program, str(info.get("version", "")), served or fitting[0], facts or None)
 
 
-def _sglang_info(address: str, page: str) -> Any:
-    """A page of facts, by its earlier name if there is none."""
+def _facts(address: str, page: str) -> dict[str, Any]:
+    """A page of facts about an engine, which are named in reports alone; empty if there is none."""
     try:
-        return ask_engine(f"{address}/{page}", None, _QUICK_S)
+        facts = ask_engine(f"{address}/{page}", None, _QUICK_S)
+    except Unanswered:
+        raise
     except SpecbenchError:
-        return ask_engine(f"{address}/get_{page}", None, _QUICK_S)
+        return {}
+    return facts if isinstance(facts, dict) else {}
 
 
 def _last_part(name: str) -> str:
@@ -160,7 +168,13 @@ class EngineModel:
         try:
             answer, seen = read(content)
         except (LookupError, TypeError, ValueError, AttributeError):
+            if reason := _reason(content):
+                raise SpecbenchError(f"{address} answers an error: {reason}") from None
             raise SpecbenchError(f"{address}: no token ids in the answer", "vLLM has them from 0.10.2 on") from None
+        if len(answer.tokens) != len(prompts):
+            raise SpecbenchError(f"{address} answered {len(answer.tokens)} images for {len(prompts)} prompts")
+        if wrong_ids := [number for ids in answer.tokens for number in ids if type(number) is not int]:
+            raise SpecbenchError(f"{address} answered the id {wrong_ids[0]!r}, and ids are whole numbers")
         if seen not in (prompts, [len(prompt) for prompt in prompts]):
             raise SpecbenchError(f"{address} has read another prompt than the ids that were sent")
         if wrong := [len(ids) for ids in answer.tokens if len(ids) != count]:
@@ -236,23 +250,34 @@ def ask_engine(url: str, body: Mapping[str, object] | None, timeout: float) -> A
     try:
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
         with send(request, timeout) as response:
-            return parse_json(response.read())
+            content = response.read()
     except urllib.error.HTTPError as error:
         kind = Unanswered if error.code >= 500 or error.code == 429 else SpecbenchError
         raise kind(f"{url} answers {error.code}: {_message(error.read())}") from None
-    except (ValueError, InvalidURL) as error:  # InvalidURL is one of TRANSIENT, too
+    except (ValueError, InvalidURL) as error:  # InvalidURL is also one of TRANSIENT
         raise SpecbenchError(f"{url}: {error}") from None
     except TRANSIENT as error:
         reason = getattr(error, "reason", "") or error
         what = f"{url} does not answer: {getattr(reason, 'strerror', '') or reason}"
         raise Unanswered(what, "start the engine, or name its address", FAILURE) from None
+    try:
+        return parse_json(content)
+    except ValueError as error:
+        raise SpecbenchError(f"{url} answers no JSON: {error}", "is this the address of an engine?") from None
 
 
 def _message(body: bytes) -> str:
     """The reason in the JSON of a refusal, or its text."""
     try:
-        content: Any = parse_json(body)
-        error = content.get("error") or content.get("detail") or content.get("message")
-        return str(error["message"] if isinstance(error, dict) else error)[:300]
-    except (ValueError, LookupError, AttributeError):
-        return body.decode(errors="replace")[:300]
+        reason = _reason(parse_json(body))
+    except ValueError:
+        reason = None
+    return reason or body.decode(errors="replace")[:300]
+
+
+def _reason(content: Any) -> str | None:
+    """The message of an answer that is an error; None without an error or a message."""
+    fields = content if isinstance(content, dict) else {}
+    error = fields.get("error") or fields.get("detail") or fields.get("message")
+    reason = error.get("message") or error if isinstance(error, dict) else error
+    return str(reason)[:300] if reason else None

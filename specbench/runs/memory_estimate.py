@@ -1,7 +1,7 @@
 """Memory estimate and largest batch, computed before loading. Imports torch only to query a GPU.
 
     peak   = weights + batch x (cache + inputs + max(prefill, target, verify)), or while images are drawn
-             weights + batch x (cache + inputs) + one picture's decoding (a batch's, where they are drawn together)
+             weights + batch x (cache + inputs) + decoding of one picture (of a batch, if they are drawn together)
 
     weights  the model, image decoder and text encoder; a draft head (`HEAD_SIZES`); LANTERN's table of neighbours;
              `table_bytes`
@@ -105,7 +105,7 @@ def footprint(
 
 
 def _needs(decoder: DecoderSpec) -> Counter[str]:
-    """What its components state, summed by name."""
+    """Memory needs that its components declare, summed by name."""
     return sum((Counter(part.memory) for part in decoder.components), Counter())
 
 
@@ -133,7 +133,7 @@ def distributions_alive(decoder: DecoderSpec, sampling: Sampling, forced: bool) 
 
 
 def most_columns(decoder: DecoderSpec, model: ModelFacts) -> int:
-    """Number of columns of the widest forward: of a window, or of one in every image row."""
+    """Number of columns of the widest forward: one window, or a window in every image row."""
     (height, width), columns = model.resolution, columns_fed(dict(decoder.options))
     return columns * math.isqrt(model.tokens * height // width) if _needs(decoder)["image_rows"] else columns
 

@@ -17,8 +17,8 @@ _KILO, _UNITS = 1000, ("bytes", "kB", "MB", "GB", "TB")
 
 
 class Need(NamedTuple):
-    """Files of one origin: what they are, the repository, set or file, bytes (None: unknown here), the licence, and
-    whether the bytes are those in memory."""
+    """Files from one source: content, repository, set or file, bytes (None: unknown here), licence, and whether the
+    bytes are counted in memory."""
 
     what: str
     name: str
@@ -41,7 +41,7 @@ def in_words(size: float) -> str:
 
 
 def needs_of(model: ModelFacts, prompts: str | None) -> list[Need]:
-    """What decoding needs: the official model's files, prompts."""
+    """Files that decoding needs: the official model's, the prompts."""
     needs = _of_model(model)
     for download in missing_set(prompts) if prompts else ():
         needs.append(Need("prompts", download.name.removeprefix("prompts of "), download.size, download.licence))
@@ -49,7 +49,7 @@ def needs_of(model: ModelFacts, prompts: str | None) -> list[Need]:
 
 
 def score_needs(model: ModelFacts, prompts: str | None) -> list[Need]:
-    """What the metrics need that score the model's images by default; their networks, each once."""
+    """Files that the default metrics of the model need; each network once."""
     needs: dict[str, Need] = {}
     for name in metric_catalog.default_metrics(model.name.partition("+")[0], prompts):
         if name in metric_catalog.IMPORTED:

@@ -27,6 +27,7 @@ from specbench.runs.needs import naming_all
 from specbench.runs.problems import Problem, Problems, check_disk, check_memory, check_writable
 from specbench.runs.settings import DRAWN, RUN_ORIGINS, Value, plain_values
 from specbench.runs.shards import plan_shard, shard_folder
+from specbench.specs.options import SettingSource
 from specbench.specs.presets import DecoderSpec, decoder_code
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, without_options
@@ -48,7 +49,7 @@ MAX_IMAGES = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What the settings tell of a run, before prompts are read and memory is estimated."""
+    """Settings of a run, before prompts are read and memory is estimated."""
 
     settings: Mapping[str, Value]
     model: ModelFacts
@@ -147,7 +148,7 @@ class Plan(Asked):
         )
 
     def downloads(self) -> list[Download]:
-        """What the model and the draft heads need and this disk lacks."""
+        """Files of the model and the draft heads that are not on this disk."""
         return self.model.downloads() + self.missing_heads()
 
     def missing_heads(self) -> list[Download]:
@@ -163,15 +164,15 @@ class Plan(Asked):
 
 @dataclass(frozen=True, kw_only=True)
 class Draft(Asked):
-    """A run with all that stands in its way."""
+    """A run with all problems that block it."""
 
-    plan: Plan | None  # None where prompts are not here yet, or with problems that no run can start with
+    plan: Plan | None  # None if the prompts are not downloaded, or if a problem blocks every run
     problems: tuple[Problem, ...]
 
     def obstacles(
         self, planned: PlannedDecoder, memory: int | None, megabytes: float | None, shared: Shared
     ) -> tuple[SpecbenchError, ...]:
-        """The problems of one decoder's run, which takes so many bytes of memory and so much on disk, where known."""
+        """The problems of one decoder's run, given its bytes of memory and megabytes on disk, if known."""
         problems = Problems(each for each in self.problems if each.of is planned or isinstance(each.of, str))
         if memory is not None and "memory" not in [each.of for each in problems]:
             free = shared.once(("free", self.device), lambda: free_memory(self.device))
@@ -182,15 +183,15 @@ class Draft(Asked):
 
 
 def head_files(model: ModelFacts, decoder: DecoderSpec) -> HeadFiles | None:
-    """The decoder's draft head, the given one, the model's or its published one; None without one."""
+    """Files of the decoder's draft head: given, bundled with the model, or published; None if it uses no head."""
     if not decoder.head_kind:
         return None
-    head, bundled = dict(decoder.options)["head"], model.heads.get(decoder.head_kind)
+    head, bundled = decoder.option("head"), model.heads.get(decoder.head_kind)
     return HeadFiles(head or ("" if bundled else published_head(model.name, decoder.head_kind)), model.name, bundled)
 
 
 class Shared:
-    """What the plans of one command have in common, each part found out once; `load`: how to load prompts."""
+    """Cache of facts that the plans of one command share; `load`: how to load prompts."""
 
     def __init__(self, load: Callable[[str, str | None], PromptSet] = load_prompts):
         self.load = load
@@ -212,8 +213,8 @@ def make_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Plan
 
 
 def draft_plan(values: Mapping[str, Value], shared: Shared | None = None, ahead: bool = False) -> Draft:
-    """The plan with its problems, with `ahead` those, too, that a run meets once it has a plan; raises only what is
-    wrong with the settings themselves."""
+    """The plan with its problems; `ahead`: also the problems that occur only at run time. Raises for wrong settings
+    alone."""
     (asked, unmet, alone), shared, problems, plan = _asked(values), shared or Shared(), Problems(), None
     model, out, drawing = asked.model, asked.out, plan_drawing(values)
     named = values["prompts"].value, plain_values(values).get("prompt-column")
@@ -245,7 +246,7 @@ def draft_plan(values: Mapping[str, Value], shared: Shared | None = None, ahead:
 
 
 def _asked(values: Mapping[str, Value]) -> tuple[Asked, tuple[str, ...], str]:
-    """What the settings tell, and the notes of number format and compilation, and of the shard."""
+    """Read the settings; also return the notes on number format and compilation, and on the shard."""
     value = plain_values(values)
     model, decoders = plan_model(values), with_ar(plan_decoders(value["decoder"], values), values)
     for code in (model_code(model), *(decoder_code(planned.spec) for planned in decoders)):
@@ -284,7 +285,7 @@ def _threads(asked: Asked, shared: Shared) -> tuple[int, list[str]]:
 def _draw(
     asked: Asked, named: tuple[str, str | None], drawing: Drawing, shared: Shared
 ) -> tuple[PromptSet, tuple[Prompt, ...]]:
-    """The prompt set, and those of its prompts that are asked for, no more than a run can list."""
+    """The prompt set and the selected prompts, at most as many as a run can list."""
     prompts = shared.once(("prompts", *named), lambda: shared.load(*named))
     chosen = shared.once((*named, drawing), lambda: tuple(drawing.of(prompts)))
     samples, shards = asked.samples, asked.shard[1]
@@ -301,7 +302,7 @@ def _look_ahead(asked: Asked, problems: Problems) -> None:
     problems.check("device", require_device, asked.device)
     if asked.workers.elsewhere:
         problems.check("workers", require_ray, asked.workers.address)
-    if asked.settings["weights"].value and asked.model.ready:  # files that no one checked, as official weights are
+    if asked.settings["weights"].value and asked.model.ready:  # unlike official weights, these files were never checked
         problems.check("weights", check_model, asked.model)
 
 
@@ -309,10 +310,10 @@ def _rows_note(model: ModelFacts, values: Mapping[str, Value]) -> str | None:
     """The form of the unconditional prompt, where `run` and the papers' tables differ in it and the user chose none."""
     rows = values["guidance-rows"]
     family = model.family if isinstance(model, HubModel) else None
-    if family not in RELEASED["guidance_rows"] or rows.origin.startswith(("flag", "environment")):
+    if family not in RELEASED["guidance_rows"] or rows.source in (SettingSource.FLAG, SettingSource.ENVIRONMENT):
         return None
     if rows.value == "released":
-        return "unconditional rows are as released, not those of run (--guidance-rows official)"
+        return "unconditional rows are as released, not as in run (--guidance-rows official)"
     return "unconditional rows are official, not bench gsd-1's (--guidance-rows released)"
 
 
@@ -330,13 +331,13 @@ def plan_drawing(values: Mapping[str, Value]) -> Drawing:
 
 
 def _settle_windows(plan: Plan) -> Plan:
-    """Set the windows to choose from where the window is to be measured."""
+    """Set the windows to measure, if the window is chosen by measuring."""
     facts = plan.sampling, plan.dtype, plan.device
     return replace(
         plan,
         decoders=tuple(
             replace(planned, windows=fitting_windows(plan.model, planned.spec, *facts))
-            if planned.auto_window and "window" in dict(planned.spec.options)
+            if planned.auto_window and planned.spec.option("window") is not None
             else planned
             for planned in plan.decoders
         ),
@@ -344,7 +345,7 @@ def _settle_windows(plan: Plan) -> Plan:
 
 
 def _settle_steps(plan: Plan, shared: Shared) -> Plan:
-    """Compile on a CPU, too, where "auto" may and the images are so many that it pays."""
+    """Compile on a CPU under "auto" if the number of images makes it pay."""
     if plan.settings["compile"].value != "auto" or plan.device != "cpu" or model_code(plan.model):
         return plan
     steps = plan.model.stream * sum(len(plan.requests_of(planned)) for planned in plan.decoders)
@@ -352,7 +353,9 @@ def _settle_steps(plan: Plan, shared: Shared) -> Plan:
         ("alike", plan.out, plan.model.name), lambda: find_runs_like(plan.out, model=plan.model.name, device="cpu")
     )
     stored = [info.compiled for info in alike.values()]
-    compiled, note = compiler.worth_compiling(stored, plan.model.layers, steps, len(plan.decoders))
+    facts = plan.model.name, plan.dtype, plan.threads, plan.batch, plan.sampling.guidance
+    keys = [compiler.code_key(*facts, planned.spec) for planned in plan.decoders]
+    compiled, note = compiler.worth_compiling(stored, plan.model.layers, steps, keys)
     return replace(plan, compiled=compiled, notes=(*plan.notes, *([note] if note else ())))
 
 
@@ -387,7 +390,7 @@ def earlier_window(plan: Plan, decoder: DecoderSpec, weights_sha256: str) -> int
     fields = vars(plan.spec(decoder, weights_sha256)) | {"decoder": without_options(decoder, "window")}
     for info in find_runs_like(plan.out, **fields).values():
         if info.window_curve is not None:
-            return dict(info.spec.decoder.options)["window"]
+            return info.spec.decoder.option("window")
     return None
 
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from specbench.models.families.generation_config import GENERATION_CONFIG, logit
 from specbench.models.forward_probe import refusing
 from specbench.models.interface import CompilableModel, ImageModel, TokenLayout
 from specbench.models.loaded_model import LoadedModel, PromptIds, decoding
+from specbench.models.transformer.model import TransformerModel
 from specbench.prompts import Prompt, Request, text_id
 from specbench.runs import compiler
 from specbench.runs.decoder_args import PlannedDecoder, plan_decoders, with_window
@@ -31,6 +33,7 @@ from specbench.runs.executors.local import Executor, LocalExecutor, image_failur
 from specbench.runs.plan import SAMPLING_SETTINGS, Plan, earlier_window, plan_model, plan_sampling
 from specbench.runs.run_progress import Reporter
 from specbench.runs.settings import Value, decoder_settings, merge, run_settings
+from specbench.specs.options import SettingSource
 from specbench.specs.presets import DecoderSpec, add_plugin_decoders, decoder_code, decoder_name, resolve
 from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_folders import find_runs_like, read_infos, run_folder, same_but_for_threads
@@ -39,6 +42,7 @@ from specbench.store.schema import AR_SPANS
 from specbench.system import console, plugins
 from specbench.system.device_failures import memory_for, release_memory
 from specbench.system.device_peaks import find_peak, glimpse_peak
+from specbench.system.digests import own_code
 from specbench.system.foreign_code import Code, changed_modules, require_code
 from specbench.system.limits import available_threads
 from specbench.system.monitor import MachineMonitor, others_at_work
@@ -83,6 +87,9 @@ def load_for_run(model: ModelFacts, device: str, dtype: str | None, threads: int
         if not isinstance(loaded, CompilableModel):
             raise SpecbenchError(f"--compile: model '{model.name}' cannot be compiled", "--compile off")
         loaded.compile()
+        if isinstance(loaded, TransformerModel) and not model_code(model):
+            versions = [metadata.version(name) for name in ("torch", "transformers")]
+            loaded.made_of = " ".join([model.name, loaded.weights_sha256, str(loaded.dtype), own_code(), *versions])
     return loaded
 
 
@@ -100,12 +107,12 @@ def work_of(
     plans: Sequence[Plan], model: ImageModel | None, reporter: Reporter, tell: bool = True
 ) -> tuple[dict[RunSpec, list[Request]], dict[str, dict[str, object]]]:
     """Resolve every decoder of the plans to its run spec; return the images of each, and fields of run.json by run id.
-    `model`: the loaded model; None if workers have it; `tell`: whether stored runs are read for what new ones differ
-    in."""
+    `model`: the loaded model; None if workers have it; `tell`: whether to report how new runs differ from stored
+    ones."""
     weights_sha256 = model.weights_sha256 if model else plans[0].model.weights_sha256()
     by_run: dict[str, tuple[RunSpec, list[Request]]] = {}
     facts = {}
-    # The files that loading downloaded may tell sizes and a revision that were unknown while planning.
+    # Files downloaded while loading may give sizes and a revision that were unknown while planning.
     for plan in (replace(plan, model=plan.model.as_stored()) for plan in plans):
         memory, processors = plan.memory and dict(plan.memory), logits_processors(plan.model)
         for name, value in processors.items():
@@ -127,7 +134,7 @@ def work_of(
             codes = {"decoder": decoder_code(decoder), "model": model_code(plan.model)}
             fields |= {"code": {kind: code.to_json() for kind, code in codes.items() if code}}
             facts[spec.run_id] = {name: value for name, value in fields.items() if value}
-            if not plan.workers.elsewhere:  # those of this machine, where it decodes
+            if not plan.workers.elsewhere:  # this machine decodes, so its peaks count
                 arguments = plan.model, plan.sampling.guidance, plan.dtype, plan.device, plan.threads
                 facts[spec.run_id]["roofline"] = roofline_facts(*arguments)
     specs = [spec for spec, _ in by_run.values()]
@@ -141,13 +148,13 @@ def _twins(out: Path, specs: Sequence[RunSpec]) -> list[str]:
     new = {spec.run_id: spec.identity() for spec in specs if not run_folder(out, spec).exists()}
     try:
         stored = {info.run_id: info.spec.identity() for info in read_infos(out).values()} if new else {}
-    except SpecbenchError:  # a damaged run that is none of this call's
+    except SpecbenchError:  # a damaged run of another call
         return []
     return [text for text in same_but_for_threads(stored | new) if stored and any(name in text for name in new)]
 
 
 def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping]) -> list[str]:
-    """Stored runs from which new ones differ in the code of a plug-in alone, and where it was edited."""
+    """Notes on stored runs that differ from new ones only in the code of a plug-in, with the edited files."""
     lines = []
     for spec in specs:
         if not (spec.decoder_code or spec.model_code) or run_folder(out, spec).exists():
@@ -158,7 +165,7 @@ def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping
             names = [name for kind in code for name in changed_modules(last.get(kind) or {}, code[kind])]
             places = f" ({', '.join(names)})" if older[-1].code else ""
             lines.append(
-                f"the code of {spec.decoder.name} has changed{places}: this is another run, and the images of before "
+                f"the code of {spec.decoder.name} has changed{places}: this is another run; earlier images "
                 f"stay in {' and '.join(info.run_id for info in older)}"
             )
     return lines
@@ -167,8 +174,8 @@ def _older_code(out: Path, specs: Sequence[RunSpec], facts: Mapping[str, Mapping
 def roofline_facts(
     model: ModelFacts, guidance: float, dtype: str, device: str, threads: int
 ) -> dict[str, object] | None:
-    """Roofline inputs of a model on a device, for "floor" of `run.json`; None if the model's size is unknown, or the
-    device's peaks are and other processes keep them from being measured."""
+    """Roofline inputs of a model on a device, for "floor" of `run.json`; None if the model's size is unknown, or if the
+    device's peaks are unknown and other processes prevent a measurement."""
     size = model.size
     peak, idle = (size and find_peak(device, dtype, threads)), True
     if size and peak is None:
@@ -202,7 +209,7 @@ def _choose_window(
 def _tuned_window(
     model: ImageModel, plan: Plan, decoder: DecoderSpec, windows: Sequence[int], reporter: Reporter
 ) -> tuple[int, list[dict[str, float]]]:
-    """`tune_window` on the prompts of a plan, with its findings told."""
+    """Run `tune_window` on the prompts of a plan and report its findings."""
     monitor = MachineMonitor(plan.device)
     what, most = f"windows tried with {decoder.name}", len(windows) + 1
     try:
@@ -277,7 +284,7 @@ def decode_loaded(
         render: function that draws image tokens [B, height * width] as uint8 [B, 3, H, W].
         probe: whether to compare decoding steps of a network with its own forward before the first image, once for a
             network: seconds. The largest difference of log p is in `.facts["own_forward_gap"]`, NaN without a probe.
-        settings: `cfg`, `temperature`, `top_k`, `top_p`, ..., by default those of plain sampling, and options of the
+        settings: `cfg`, `temperature`, `top_k`, `top_p`, ..., by default plain sampling, and options of the
             decoder, for example `G=50`.
 
     Returns:
@@ -297,7 +304,7 @@ def decode_loaded(
     names = {*SAMPLING_SETTINGS.values(), "decoder", *(setting.name for setting in decoder_settings())}
     flags = {name.replace("_", "-"): value for name, value in settings.items()} | {"decoder": decoder}
     accepted = [setting for setting in run_settings() if setting.name in names]
-    values = merge(accepted, flags, env={}) | {"model": Value("", "none")}
+    values = merge(accepted, flags, env={}) | {"model": Value("", SettingSource.DEFAULT)}
     plain = SimpleNamespace(
         name=model.name, guided=True, v_image=model.layout.v_image, sampling=lambda: Sampling(guidance=1.0)
     )
@@ -350,11 +357,11 @@ def tune_window(
     windows: Sequence[int],
     tell: Callable[[int], None] = lambda tried: None,
 ) -> tuple[int, list[dict[str, float]]]:
-    """Choose the one of `windows` with the lowest latency on the pilots; also return the measured curve, see `_point`.
-    Windows are tried in growing order until two in a row are slower than the best; `tell` learns how many were tried.
-    Of a compiled model the forwards alone are compiled and counted, with an overhead of 1: all functions of every
-    window would take minutes to compile."""
-    if "window" not in dict(decoder.options):
+    """Choose the window with the lowest latency on the pilots; also return the measured curve, see `_point`.
+    Windows are tried in growing order until two in a row are slower than the best; `tell` gets the number of windows
+    tried. For a compiled model only the forwards are compiled and counted, with an overhead of 1, because compiling all
+    functions of every window would take minutes."""
+    if decoder.option("window") is None:
         raise SpecbenchError(f"decoder '{decoder.name}' has no window to choose", "omit --window")
     requests = [Request(prompts[number % len(prompts)].text, "(pilot)", number) for number in range(_PILOTS)]
     compiles = isinstance(model, CompilableModel) and model.compiles

@@ -1,4 +1,4 @@
-"""What stands in the way of a run: the list of it, and checks of this machine."""
+"""Problems that block a run, and checks of this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 class Problem(NamedTuple):
     """Something that must be installed, downloaded or changed before a run."""
 
-    of: object  # "prompts", "weights" and so on; the decoder, where it is of one alone
+    of: object  # "prompts", "weights" and so on; the decoder, if only one is affected
     error: SpecbenchError
 
 
@@ -24,7 +24,7 @@ class Problems(list[Problem]):
     """Problems that checks find."""
 
     def check(self, of: object, work: Callable[..., _T], *given: object) -> _T | None:
-        """What `work` returns; None where it raises, which is a problem."""
+        """Call `work` and return its result; record a SpecbenchError as a problem and return None."""
         try:
             return work(*given)
         except SpecbenchError as error:

@@ -110,7 +110,7 @@ class ProgressReporter:
 
 @dataclass
 class _Part:
-    """What is done of the images in work, or of a warm-up, and since when it is known."""
+    """Progress of the images in work or of a warm-up, and the time of the report."""
 
     what: str = ""
     total: int = 0

@@ -83,7 +83,7 @@ class RunSummary:
 
 
 def machine_warnings(machines: Sequence[dict]) -> list[str]:
-    """What disturbed latencies that were measured in these machine states, one sentence each."""
+    """Describe what disturbed latencies measured in these machine states, one sentence each."""
     others = [cores for state in machines if (cores := taken_cores(state)) is not None]
     busy = bool(others) and np.mean(others) > BUSY_CORES
     lines = [f"other processes took {np.mean(others):.1f} of the cores"] if busy else []

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 _AT_ONCE = 100  # Runs whose folders are open at once, with five files each
-_MOST_NAMED = 3  # Disturbances of a measurement that are told one by one
+_MOST_NAMED = 3  # Number of disturbances that are reported individually
 
 
 def run_plans(plans: Plan | Sequence[Plan], reporter: Reporter | None = None) -> RunSummary:
@@ -135,7 +135,7 @@ def run(
 
     `executor` decodes here or in other processes; this function alone writes, below `out`. `specs`: all of one model.
     `run_facts`: fields of `specbench.store.run_info.RunInfo` by run id. With `trace`, images stored without one are
-    decoded again. `fewer`: the images of specs that do not decode all.
+    decoded again. `fewer`: images of the specs that decode only some.
     """
     reporter = reporter or Reporter()
     specs = {spec.run_id: spec for spec in specs}.values()
@@ -179,7 +179,7 @@ def run(
 def _lock(
     store: RunStore, spec: RunSpec, requests: Sequence[Request], trace: bool, writing: ExitStack
 ) -> list[Request]:
-    """Lock the folder of a run that has work left, and list that work; one that ended complete is left untouched."""
+    """Lock the folder of an incomplete run and list its remaining images; leave a complete run untouched."""
     if not _pending(store, requests, trace) and not store.unfinished():
         return []
     writing.enter_context(store.lock(spec))
@@ -238,7 +238,7 @@ def balanced_order(items: Sequence[_Item], number: int) -> list[_Item]:
 
 
 def _disturbances(stores: Sequence[RunStore]) -> list[str]:
-    """What disturbed the latencies of these runs."""
+    """Describe what disturbed the latencies of these runs."""
     rows = (store.samples(["status", "machine"]) for store in stores)
     texts = [text for frame in rows for text in frame.loc[frame["status"] == "ok", "machine"].dropna()]
     return machine_warnings([json.loads(text) for text in texts])
@@ -278,7 +278,7 @@ def _stored(plan: Plan, decoder: PlannedDecoder) -> bool:
 
 
 def _time(runs: Sequence[tuple[Plan, PlannedDecoder, int]]) -> str:
-    """How long the images of runs take, where earlier runs tell."""
+    """Expected time of the images of runs, estimated from earlier runs."""
     alike = [(plan.out, plan.model.name, planned.spec.name, plan.device) for plan, planned, _ in runs]
     paces = {key: seconds_per_image(*key) for key in dict.fromkeys(alike)}
     seconds = None not in paces.values() and sum(paces[key] * run[2] for key, run in zip(alike, runs, strict=True))

@@ -19,7 +19,7 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.models.facts import DTYPES, EIGHT_BITS_GAIN
 from specbench.runs import compiler
 from specbench.specs.components import CHOICES, COMPONENT_KINDS
-from specbench.specs.options import Option, parse_size
+from specbench.specs.options import Option, SettingSource, parse_size
 from specbench.specs.presets import PRESETS, options_of
 from specbench.system.files import text_of
 from specbench.system.torch_device import AUTO, chosen_device
@@ -37,7 +37,7 @@ OTHER_VARIABLES = {
     "`--pinned-only`",
     "SPECBENCH_DEBUG": "1: show tracebacks, as `--debug`",
 }
-"""Environment variables that are read besides those of settings, and what they mean, for docs/commands.md."""
+"""Environment variables other than the settings' own, with their meaning, for docs/commands.md."""
 
 
 @dataclass(frozen=True)
@@ -78,14 +78,19 @@ class Setting(Option):
 
 @dataclass(frozen=True)
 class Value:
-    """A resolved value and its origin: flag, environment variable, file, default, or the part that supplies it."""
+    """A resolved value and its source; `detail`: which flag, variable, file, model or publication."""
 
     value: Any
-    origin: str
+    source: SettingSource
+    detail: str = ""
+
+    @property
+    def origin(self) -> str:
+        return " ".join(filter(None, (self.source, self.detail)))
 
     @property
     def given(self) -> bool:
-        return not self.origin.startswith(("default", "left to"))
+        return self.source not in (SettingSource.DEFAULT, SettingSource.LEFT)
 
 
 def plain_values(values: Mapping[str, Value]) -> dict[str, Any]:
@@ -93,7 +98,7 @@ def plain_values(values: Mapping[str, Value]) -> dict[str, Any]:
 
 
 def split_list(text: str) -> list[str]:
-    """The parts between commas; one that has commas itself stands in quotes."""
+    """Split at commas; a part that contains a comma is quoted."""
     parts = next(csv.reader([text], skipinitialspace=True)) if '"' in text and text.isprintable() else text.split(",")
     return [part.strip() for part in parts if part.strip()]
 
@@ -135,7 +140,7 @@ _WORK = (
     _what("samples", 1, "images per prompt", "N", minimum=1, maximum=10**6),
     _what("seed", 0, "random seed", "N", minimum=0, maximum=MAX_SEED),
     _what("baseline", 8,
-        "also decode AR on the first N prompts, for the speed-up, where no decoder is AR; 0: never", "N",
+        "also decode AR on the first N prompts, for the speed-up, if no decoder is AR; 0: never", "N",
         "8; none with a batch or workers, whose latencies are not measured", minimum=0),
     _what("batch", 1,
         "images decoded together, or auto: as many as fit in memory (always 1 in latency mode)", "N|auto", minimum=1,
@@ -175,7 +180,7 @@ _MODEL = (
     _model("device", AUTO, "torch device: cpu, cuda, cuda:1, or auto: CUDA where torch finds a GPU", "DEVICE"),
     _model("threads", 0, "CPU threads; 0 uses the cores that other processes leave free", "N", minimum=0, maximum=1024),
     _model("compile", "auto",
-        "compile the decode step before timing; auto: on CUDA, and on a CPU where the images are so many that it pays",
+        "compile the decode step before timing; auto: on CUDA, and on a CPU if there are enough images to pay for it",
         "WHEN", choices=compiler.MODES),
 )
 _SAMPLING = (
@@ -205,7 +210,7 @@ _OUTPUT = (
 )
 # fmt: on
 RUN_ORIGINS = (*(setting.name for setting in (*_MODEL, *_SAMPLING)), "prompts", "seed", "batch")
-"""Settings that tell one run from another, besides those of the decoder."""
+"""Settings, other than the decoder's, that distinguish runs."""
 OPEN_IN_TABLES = {
     *("model", "weights", "revision", "random-weights", "scale", "size", "prompts", "limit", "ids", "samples", "seed"),
     *("offset", "sample", "per-category", "category"),
@@ -218,9 +223,9 @@ OPEN_IN_TABLES = {
 OF_TOKENS = ({setting.name for setting in (*_MODEL, *_SAMPLING)} | {"prompts"}) - {"threads", "compile"}
 """Settings of `specbench run` that an import of tokens takes: the model, and the sampling that is claimed."""
 OF_ENGINES = OF_TOKENS | {"limit", "batch"}
-"""Those that drawing by a serving engine takes."""
+"""Settings that drawing by a serving engine takes."""
 OF_IMAGES = OF_TOKENS - {"prompts"} | {"threads", "compile", "decoder", "seed", "trace"}
-"""Settings of `specbench run` that images take which are not stored, besides the options of their decoder."""
+"""Settings of `specbench run` for images that are not stored, in addition to the options of their decoder."""
 
 
 def decoder_settings() -> tuple[Setting, ...]:
@@ -290,8 +295,8 @@ def merge(
     config: Mapping[str, object] | None = None,
     config_name: str = "config file",
 ) -> dict[str, Value]:
-    """Resolve every setting to a value and its origin; precedence: flag (None: not given), environment (None: that of
-    the process), config file (as `read_config` returns it), default."""
+    """Resolve every setting to a value and its origin; precedence: flag (None: not given), environment (None: the
+    process's), config file (as `read_config` returns it), default."""
     env = os.environ if env is None else env
     config = config or {}
     keys = [setting.name for setting in settings]
@@ -315,12 +320,12 @@ def _settled(name: str, value: Value, values: Mapping[str, Value]) -> Value:
         if (prompts := default_prompts(model)) is None:
             what = f"'{model}' is a second stage, whose prompts are the images of a first one"
             raise SpecbenchError(what, "--prompts results/RUN, a run of tar-1.5b or tar-7b")
-        return Value(prompts, f"default of {model}")
+        return Value(prompts, SettingSource.DEFAULT, f"of {model}")
     return value
 
 
 def _model_named(typed: str) -> str:
-    """Name of a model in the catalogue; of none, what was typed, which is refused where the model is needed."""
+    """Name of a model in the catalogue; an unknown name is returned as typed, and refused when the model is loaded."""
     from specbench.models.catalog import model_name, models  # not for `--help`
 
     with suppress(SpecbenchError):
@@ -338,18 +343,24 @@ def check_environment(env: Mapping[str, str] | None = None) -> None:
 
 def _pick(setting: Setting, flags: Mapping, env: Mapping, config: Mapping, config_name: str) -> Value:
     sources = (
-        (flags.get(setting.name), f"flag --{setting.name}"),
-        (env.get(setting.env) if setting.many else env.get(setting.env) or None, f"environment {setting.env}"),
-        (config.get(setting.name), f"file {config_name}"),
+        (flags.get(setting.name), SettingSource.FLAG, f"--{setting.name}"),
+        (
+            env.get(setting.env) if setting.many else env.get(setting.env) or None,
+            SettingSource.ENVIRONMENT,
+            setting.env,
+        ),
+        (config.get(setting.name), SettingSource.FILE, config_name),
     )
-    for raw, origin in sources:
+    for raw, source, detail in sources:
         if raw is not None:
             try:
-                return Value(setting.parse(raw), origin)
+                return Value(setting.parse(raw), source, detail)
             except SpecbenchError as error:
                 if setting.panel == "Decoder options" and ":" in str(flags.get("decoder")):
-                    return Value(raw, origin)  # the option of the decoder that is run decides, be it of a user's file
-                if origin.startswith("flag"):
+                    return Value(
+                        raw, source, detail
+                    )  # the option of the decoder that is run decides, be it of a user's file
+                if source is SettingSource.FLAG:
                     raise
-                raise SpecbenchError(f"{error.what} ({origin})", error.try_this, error.exit_code) from None
-    return Value(setting.value_unset, f"left to {setting.unset}" if setting.unset else "default")
+                raise SpecbenchError(f"{error.what} ({source} {detail})", error.try_this, error.exit_code) from None
+    return Value(setting.value_unset, SettingSource.LEFT if setting.unset else SettingSource.DEFAULT, setting.unset)

@@ -22,7 +22,7 @@ _FROM_1 = "number the array from 1: --array=1-N, -J 1-N or [1-N]"
 
 def plan_shard(text: str | None, env: Mapping[str, str]) -> tuple[tuple[int, int], str]:
     """Part of a process and number of parts, and a note for the user. `text`: "2/8"; "auto": by the variables of SLURM,
-    LSF, MPI and torchrun; "auto/8": also by those of arrays whose size is in no variable, as those of PBS."""
+    LSF, MPI and torchrun; "auto/8": also for job arrays whose size is in no variable, such as PBS."""
     if not text:
         return (1, 1), ""
     if text == _AUTO or text.startswith(f"{_AUTO}/"):
@@ -44,7 +44,7 @@ def _automatic(text: str, env: Mapping[str, str]) -> tuple[tuple[int, int], str]
     size = text.partition("/")[2]
     array, task = _array(text, size, env), _task(env)
     if size and array is None:
-        raise SpecbenchError(f"--shard {text}: this is no job of an array", "auto alone is for tasks of one job")
+        raise SpecbenchError(f"--shard {text}: this is not an array job", "auto alone is for tasks of one job")
     if array is None and task is None:
         return (1, 1), "--shard auto: no scheduler or launcher has set a part, so all images are decoded here"
     (job, jobs), (rank, tasks) = array or (1, 1), task or (0, 1)
@@ -57,7 +57,7 @@ def _task(env: Mapping[str, str]) -> tuple[int, int] | None:
         if rank is None or not tasks or rank >= tasks:
             continue
         if number == "SLURM_PROCID" and tasks > 1 and "SLURM_JOB_ID" in env and "SLURM_STEP_ID" not in env:
-            what = f"--shard auto: this is the batch script, none of the job's {tasks} tasks"
+            what = f"--shard auto: this is the batch script, not one of the job's {tasks} tasks"
             raise SpecbenchError(what, "start the command with srun")
         return rank, tasks
     return None
@@ -71,7 +71,7 @@ def _array(text: str, size: str, env: Mapping[str, str]) -> tuple[int, int] | No
         return None
     if size:
         jobs, first = whole_number(size), 1
-    elif name == "SLURM_ARRAY_TASK_ID":  # of a part that was submitted again, the count is not that of the whole
+    elif name == "SLURM_ARRAY_TASK_ID":  # if part of an array is submitted again, the count is smaller than the whole
         first, last = _number(env, "SLURM_ARRAY_TASK_MIN") or 0, _number(env, "SLURM_ARRAY_TASK_MAX") or 0
         jobs = _number(env, "SLURM_ARRAY_TASK_COUNT") or 0
         jobs = jobs if first in (0, 1) and last - first + 1 == jobs else 0

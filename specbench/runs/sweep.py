@@ -11,6 +11,7 @@ from specbench.errors import SpecbenchError, unknown_name
 from specbench.prompts import fetched_prompts
 from specbench.runs.plan import Plan, Shared, make_plan
 from specbench.runs.settings import RUN_ORIGINS, Value, decoder_settings, run_settings, split_list
+from specbench.specs.options import SettingSource
 from specbench.system import console
 
 _MANY = 1000  # Runs that are planned without a word; each takes a millisecond
@@ -42,7 +43,7 @@ def sweep_plans(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]
 
 
 def sweep_values(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]]) -> Iterator[dict[str, Value]]:
-    """The settings of each combination of the axes' values, without plans; says how far it is where there are many."""
+    """The settings of each combination of the axes' values, without plans; prints progress if there are many."""
     parsed = _parsed_axes(axes)
     total = math.prod(map(len, parsed.values()))
     for number, chosen in enumerate(itertools.product(*parsed.values())):
@@ -60,9 +61,11 @@ def _parsed_axes(axes: Mapping[str, Sequence[object]]) -> dict[str, list[Value]]
         if not axes[name]:
             raise SpecbenchError(f"--sweep {name}: no values", "write it as --sweep G=3,10,25")
         if name not in swept:
-            raise SpecbenchError(f"--sweep {name}: not what tells one run from another", f"set it once, with --{name}")
+            raise SpecbenchError(
+                f"--sweep {name}: this setting does not distinguish runs", f"set it once, with --{name}"
+            )
     parsed = {name: dict.fromkeys(map(settings[name].parse, values)) for name, values in axes.items()}
-    return {name: [Value(value, "sweep") for value in values] for name, values in parsed.items()}
+    return {name: [Value(value, SettingSource.SWEEP) for value in values] for name, values in parsed.items()}
 
 
 def check_effects(values: Mapping[str, Value], axes: Mapping[str, Sequence[object]], shared: Shared) -> None:

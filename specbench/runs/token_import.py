@@ -60,7 +60,7 @@ _TOGETHER = 8
 
 @dataclass(frozen=True)
 class _Image:
-    """One image; `seconds` is None if unknown, `batch` likewise."""
+    """One image; `seconds` and `batch` are None if unknown."""
 
     request: Request
     tokens: np.ndarray
@@ -229,7 +229,7 @@ def _begin(
 
 
 def _tell_copies(images: Sequence[np.ndarray]) -> None:
-    """Print which images are exact copies of others, as of a file that a second call appended to."""
+    """Warn of images that are exact copies, for example in a file to which a second call has appended."""
     if copies := copies_among(images):
         shown = [f"image {number + 1} of {first + 1}" for number, first in list(copies.items())[:3]]
         more = ", ..." * (len(copies) > len(shown))
@@ -248,7 +248,7 @@ def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path | st
     """The stream tokens [N] of images, from ids of either kind, with or without those that the grammar forces."""
     layout, tables = model.layout, _tables(model)
     if ids not in (None, *tables):
-        raise SpecbenchError(f"--ids {ids}: the ids of this model are those of its codebook", "omit it")
+        raise SpecbenchError(f"--ids {ids}: the ids of this model are its codebook's", "omit it")
     tables = tables if ids is None else {ids: tables[ids]}
     streams: dict[str, list[np.ndarray]] = {}
     problems: list[tuple[float, str]] = []
@@ -260,19 +260,19 @@ def read_stream(images: Sequence[np.ndarray], model: ImageModel, path: Path | st
             streams[kind] = read  # type: ignore[assignment]
     if len(streams) > 1:
         raise SpecbenchError(
-            f"{path}: all ids may be those of the codebook or of the model's vocabulary", "--ids codes or --ids model"
+            f"{path}: all ids fit both the codebook and the model's vocabulary", "--ids codes or --ids model"
         )
     if streams:
         return next(iter(streams.values()))
-    raise SpecbenchError(f"{path}: {max(problems)[1]}")  # the kind that fits most ids is the one that was meant
+    raise SpecbenchError(f"{path}: {max(problems)[1]}")  # the kind that fits most ids is probably meant
 
 
 def _stream(image: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str) -> np.ndarray | tuple[float, str]:
-    """Stream tokens of one image; or the share of its ids that fit, and what is wrong with it."""
+    """Stream tokens of one image, or the share of its ids that fit and the problem."""
     forced, free = np.array(layout.forced), layout.free_slots()
     if len(image) not in (layout.length, len(free)):
         whole = f", or {layout.length:,} with those that close its rows" if layout.length != len(free) else ""
-        return 0.0, f"{len(image):,} tokens, where an image of the model has {len(free):,}{whole}"
+        return 0.0, f"{len(image):,} tokens, but an image of the model has {len(free):,}{whole}"
     slots = np.arange(layout.length) if len(image) == layout.length else np.array(free)
     order = np.argsort(table, kind="stable")
     place = np.searchsorted(table[order], image).clip(max=len(table) - 1)
@@ -283,9 +283,9 @@ def _stream(image: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str
         index = int(fits.argmin())
         slot, token = slots[index], f"slot {slots[index]:,} holds {image[index]}"
         if forced[slot] >= 0:
-            why = f"where the grammar has {table[forced[slot]]} (the end of a row)"
+            why = f"but the grammar has {table[forced[slot]]} (the end of a row)"
         elif kind == "model":
-            why = "a token of text or grammar and not of the image"
+            why = "a token of text or grammar, not of the image"
         else:
             why = f"outside the image's ids {low[index]:,} to {high[index] - 1:,}"
         return float(fits.mean()), f"{token}, {why}"
@@ -295,7 +295,7 @@ def _stream(image: np.ndarray, layout: TokenLayout, table: np.ndarray, kind: str
 
 
 def _columns(path: Path) -> dict[str, list]:
-    """The columns of a file as lists of one entry an image."""
+    """Columns of a file, as lists with one entry per image."""
     readers = {".parquet": _parquet, ".npz": _npz, ".jsonl": _json_lines, ".ndjson": _json_lines}
     if (read := readers.get(path.suffix.lower())) is None:
         raise SpecbenchError(f"{path}: unknown suffix '{path.suffix}'", f"valid: {', '.join(readers)}")
@@ -349,12 +349,12 @@ def _json_lines(path: Path) -> dict[str, list]:
 def _whole(path: Path, row: int, tokens: object) -> np.ndarray:
     array = np.asarray(tokens if isinstance(tokens, list) else [])
     if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise SpecbenchError(f"{path}: image {row + 1}: tokens are no list of whole numbers")
-    return array if array.dtype == np.uint64 else array.astype(np.int64)  # ids above 2**63 are told as they are
+        raise SpecbenchError(f"{path}: image {row + 1}: tokens are not a list of whole numbers")
+    return array if array.dtype == np.uint64 else array.astype(np.int64)  # ids above 2**63 are reported unchanged
 
 
 def _requests(path: Path, columns: Mapping[str, list], asked: Value) -> tuple[PromptSet, list[Request]]:
-    """The images' prompts in the set that was asked for, else in one of their own; samples count by prompt."""
+    """The images' prompts in the requested set, else in a set made of them; samples are counted per prompt."""
     texts, named = columns["prompt"], columns.get("prompt_id") or [None] * len(columns["prompt"])
     for row, text in enumerate(texts):
         if not isinstance(text, str):
@@ -367,7 +367,7 @@ def _requests(path: Path, columns: Mapping[str, list], asked: Value) -> tuple[Pr
             before = first.setdefault(text_id(text) if name is None else str(name), row)
             if texts[before].strip() != text.strip():
                 places = f"image {before + 1} and {row + 1}"
-                raise SpecbenchError(f"{path}: prompt_id '{name}' stands for two prompts, at {places}")
+                raise SpecbenchError(f"{path}: prompt_id '{name}' names two prompts, at {places}")
         prompts = build_prompt_set(path.stem, [Prompt(name, texts[row]) for name, row in first.items()])
     by_id = {prompt.id: prompt for prompt in prompts.prompts}
     by_text = {prompt.text.strip(): prompt for prompt in prompts.prompts}
@@ -405,7 +405,7 @@ def _image(columns: Mapping[str, list], row: int, request: Request, tokens: np.n
 
 def _alone(images: Sequence[_Image]) -> list[_Image]:
     """Images with their `batch`: 1 if the file has none, unless other images have the same `seconds` and so probably
-    shared a call. A `batch` is unknown, too, that is not the number of images with the same `seconds`."""
+    shared a call. A `batch` that is not the number of images with the same `seconds` is unknown."""
     alike = Counter(image.seconds for image in images)
 
     def known(image: _Image) -> bool:

@@ -51,11 +51,11 @@ def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 BRANCHING = {"tree", "siblings", "paths"}
-"""Options of which one makes drafts branch; `eagle-paths.paths` verifies one path of several."""
+"""Options that make drafts branch; `eagle-paths.paths` does not, because only one of its paths is verified."""
 
 
 def _is_chain(option: str) -> Callable[[Mapping[str, object]], bool]:
-    """The rule that a chain's `option` is 1, or, as a tree, has first children only."""
+    """Return a test whether drafts form a chain: `option` is 1, or a tree of first children only."""
     if option == "tree":
         return lambda values: not set("".join(node_paths(str(values["tree"])))) - {"0"}
     return lambda values: values[option] == 1
@@ -88,7 +88,7 @@ DRAFTERS, VERIFIERS = CHOICES["drafter"], CHOICES["verifier"]
 
 def columns_fed(options: Mapping[str, object]) -> int:
     """Columns of a full target forward with these decoder options: the window, its siblings and further paths, or a
-    tree and the tokens skipped before it. Of decoders that fill several rows, those of one row."""
+    tree and the tokens skipped before it. For decoders of several image rows: the columns of a single row."""
     if "tree" in options:
         nodes = node_paths(str(options["tree"]))
         leaves = [len(path) for path in nodes if path + "0" not in nodes]

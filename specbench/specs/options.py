@@ -8,10 +8,25 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from specbench import names
 from specbench.errors import SpecbenchError
+
+
+class SettingSource(StrEnum):
+    """Source of a setting's value; `run.json` keeps it as the first words of the origin, such as "flag --top-k"."""
+
+    FLAG, ENVIRONMENT, FILE = "flag", "environment", "file"
+    INLINE, SWEEP = "inline", "sweep"
+    DEFAULT, LEFT = "default", "left to"
+    PUBLISHED = ""  # the origin is the place of the publication
+
+    @classmethod
+    def of(cls, origin: str | None) -> SettingSource:
+        """The source of a stored origin."""
+        return next((source for source in cls if source and f"{origin} ".startswith(f"{source} ")), cls.PUBLISHED)
 
 
 @dataclass(frozen=True)
@@ -27,9 +42,9 @@ class Option:
     maximum: float | None = None
     choices: tuple[str, ...] = ()  # the accepted values; empty if there is no list
     check: Callable[[str], object] | None = None  # raises a SpecbenchError for a value it does not accept
-    reads: Callable[[str], str] | None = None  # the value's own spelling
-    outside: str = ""  # what to do instead of a number outside the bounds; the help if empty
-    # whether runs were stored before it existed: a spec leaves it out where it has its default, so that their ids stay
+    reads: Callable[[str], str] | None = None  # normalises the spelling of a value
+    outside: str = ""  # hint for a number outside the bounds; the help if empty
+    # whether runs were stored before it existed: specs then omit it at its default value, so that run ids stay
     later: bool = False
 
     @property
@@ -68,7 +83,7 @@ class Option:
 MEMORY = frozenset(
     ("tables", "slot_distributions", "slot_features", "slot_drafts", "kept", "temporary", "neighbours", "image_rows")
 )
-"""What a component may need beside the target, see `decoders.toml`."""
+"""Kinds of memory that a component may need in addition to the target, see `decoders.toml`."""
 
 
 @dataclass(frozen=True)
@@ -82,15 +97,15 @@ class Component:
     only_with: tuple[str, ...] = ()  # components of other kinds it requires; empty if it combines with all
     ignores: tuple[str, ...] = ()  # component kinds that have no effect with it
     loop: str = "specbench.decoding.loop:Loop"  # "module:attribute" of the decode loop that runs it; of drafters only
-    head_kind: str = ""  # kind of draft head it drafts with, where that is not its own name; of drafters only
+    head_kind: str = ""  # kind of draft head that a drafter uses, if it is not the drafter's name
     # whether the drafts form a chain with these option values; of drafters only
     is_chain: Callable[[Mapping[str, object]], bool] = lambda values: True
     # whether the number of accepted drafts depends on the drafts after them; of verifiers only
     looks_ahead: bool = False
-    # whether every unverified draft is drawn anew, whatever draft and noise the slot had; of refinements only. A
-    # verifier that looks ahead is lossless beside these alone.
+    # whether every unverified draft is redrawn, independently of the slot's draft and noise; of refinements only. A
+    # verifier that looks ahead is lossless only with such a refinement.
     redraws: bool = False
-    # what it needs beside the target, see `decoders.toml`
+    # memory in addition to the target, see `decoders.toml`
     memory: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

@@ -53,9 +53,13 @@ class DecoderSpec:
     options: tuple[tuple[str, object], ...]
     lossless: bool
 
+    def option(self, name: str) -> Any:
+        """Value of an option; None for an option that the decoder lacks."""
+        return dict(self.options).get(name)
+
     @property
     def full_name(self) -> str:
-        """The preset's name, followed by the components that stand in for its own: "sjd+grouped"."""
+        """The preset's name, followed by the components that replace its components: "sjd+grouped"."""
         usual = PRESETS[self.name].choices if self.name in PRESETS else vars(self)
         kinds = [kind for kind in usual if kind in CHOICES and getattr(self, kind) != usual[kind]]
         return "+".join([self.name, *(getattr(self, kind) for kind in kinds)])
@@ -67,7 +71,7 @@ class DecoderSpec:
 
     @property
     def biased_elsewhere(self) -> bool:
-        """Whether more than its acceptance probability makes it lossy, or a plug-in's component may."""
+        """Whether it may be lossy for other reasons than its acceptance probability, as plug-in components may be."""
         if self.lossless:
             return False
         if unknown := [kind for kind in CHOICES if getattr(self, kind) not in CHOICES[kind]]:
@@ -82,7 +86,7 @@ class DecoderSpec:
 
 
 def _built_in() -> dict[str, Preset]:
-    """The presets in `decoders.toml`, whose components are those of SJD where they name no other."""
+    """Presets of `decoders.toml`; components that they do not name are SJD's."""
     sjd = {"drafter": "jacobi", "init": "uniform", "verifier": "exact", "residual": "standard", "refine": "resample"}
     return {
         name: Preset(
@@ -104,7 +108,7 @@ def resolve(name: str, overrides: Mapping[str, object] | None = None) -> Decoder
     """Resolve the preset `name` with the caller's choices and options."""
     name = read_name("decoder", name, PRESETS, _cited())
     preset = PRESETS[name]
-    # Options by their own names: "g" of GSD is "G", where that is the only one.
+    # Spell options as they are defined: "g" of GSD becomes "G", if no other option matches.
     valid = [*CHOICES, *options_of(preset)]
     overrides = {next(iter(names.fitting(given, valid)), given): value for given, value in (overrides or {}).items()}
     choices = choices_of(preset, overrides)
@@ -121,7 +125,7 @@ def resolve(name: str, overrides: Mapping[str, object] | None = None) -> Decoder
 
 
 def choices_of(preset: Preset, overrides: Mapping[str, object]) -> dict[str, str]:
-    """The preset's components with those among `overrides` in their place."""
+    """The preset's components, replaced by those among `overrides`."""
     choices = dict(preset.choices)
     for kind in CHOICES.keys() & overrides.keys():
         choices[kind] = read_name(kind, str(overrides[kind]), CHOICES[kind])
@@ -151,23 +155,23 @@ def define_decoder(
     """Decorate a component to make a decoder of it, for example in a cell of a notebook.
 
     Args:
-        name: of the decoder; decorating again, as when the cell is run again, defines it anew.
-        like: decoder whose other components and defaults it has.
-        kind: "drafter", "init", "verifier", "residual" or "refine": what the component stands for.
-        lossless: what you declare of it; `specbench.audit(name)` measures it.
+        name: of the decoder; decorating again, for example by running the cell again, replaces it.
+        like: decoder that provides all other components and defaults.
+        kind: "drafter", "init", "verifier", "residual" or "refine": kind of the component.
+        lossless: your declaration; `specbench.audit(name)` tests it.
         summary: one line about it.
-        options: arguments of the component besides the context, with their defaults, for example `power=0.5`.
+        options: arguments of the component after the context, with their defaults, for example `power=0.5`.
 
     Returns:
-        A decorator that returns the class (of a residual distribution, the function). It is known by its module and
-        name; runs carry a digest of its source, so that another source makes another run.
+        A decorator that returns the class (or the function of a residual distribution), which is identified by module
+        and name. Runs store a digest of its source, so that a changed source makes another run.
 
     Raises:
         SpecbenchError: a name that is taken, an unknown kind or decoder, or an option of another type.
     """
     usual, table = PRESETS[read_name("decoder", like, PRESETS, _cited())], CHOICES[read_name("kind", kind, CHOICES)]
     if (name in PRESETS or name in table) and name not in _defined:
-        raise SpecbenchError(f"decoder '{name}': a name already taken", "choose another name")
+        raise SpecbenchError(f"decoder '{name}': the name is already taken", "choose another name")
     for key, value in options.items():
         if not isinstance(value, int | float | str):
             what = f"decoder '{name}': option {key}={value!r} is a {type(value).__name__}"
@@ -186,7 +190,7 @@ def define_decoder(
 _Part = TypeVar("_Part", bound=Callable[..., object])
 _defined: set[str] = set()  # Names of decoders that `define_decoder` made
 _imported: dict[str, str] = {}
-"""Names of the decoders of the user's own modules, by reference; a module may be called as its decoder is."""
+"""Names of the decoders of user modules, by reference; a module and its decoder may have the same name."""
 
 
 def decoder_name(reference: str) -> str:
@@ -207,13 +211,13 @@ def decoder_name(reference: str) -> str:
         raise SpecbenchError(f"decoder '{reference}': {unfit}", "specbench list components")
     again = _imported.get(reference) == preset.name  # perhaps reloaded
     if not again and PRESETS.setdefault(preset.name, preset) is not preset:
-        raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', a name already taken")
+        raise SpecbenchError(f"decoder '{reference}' is called '{preset.name}', which is already taken")
     PRESETS[preset.name], _imported[reference] = preset, preset.name
     return preset.name
 
 
 def _unfit(preset: Preset) -> str:
-    """What of a user's preset is no combination of components, or an empty string."""
+    """Error in a user's combination of components, or an empty string."""
     missing = [f"its choices lack '{kind}'" for kind in CHOICES if kind not in preset.choices]
     unknown = (
         f"there is no {kind} '{part}'" for kind, part in preset.choices.items() if part not in CHOICES.get(kind, ())
@@ -222,7 +226,7 @@ def _unfit(preset: Preset) -> str:
 
 
 def decoder_code(decoder: DecoderSpec) -> Code | None:
-    """Code of the decoder's components and preset that is not specbench's; None where all is."""
+    """Code of the decoder's components and preset from outside specbench, if any."""
     parts = [CHOICES[kind][getattr(decoder, kind)] for kind in CHOICES]
     presets = [reference for reference, name in _imported.items() if name == decoder.name]
     return code_of([*(part.target for part in parts), DRAFTERS[decoder.drafter].loop, *presets])
@@ -269,7 +273,7 @@ def _components(choices: Mapping[str, str]) -> list[Component]:
 
 
 def _check_fit(name: str, choices: Mapping[str, str]) -> None:
-    """Reject a component without the one it requires."""
+    """Reject a component without a component that it requires."""
     for kind in _kinds(choices):
         needed = CHOICES[kind][choices[kind]].only_with
         others = {choices[other] for other in _kinds(choices) if other != kind}
@@ -280,7 +284,7 @@ def _check_fit(name: str, choices: Mapping[str, str]) -> None:
 
 
 def _check_look_ahead(name: str, choices: Mapping[str, str], values: Mapping[str, object]) -> None:
-    """Reject a verifier that looks at later drafts where one of these outlives the step, or where drafts branch."""
+    """Reject a verifier that looks ahead if a later draft outlives the step, or if drafts branch."""
     if not _looks_ahead(choices):
         return
     verifier, refine = choices["verifier"], choices["refine"]
@@ -325,7 +329,7 @@ def published(decoder: str, model: str, kind: str = "options") -> dict[str, Publ
 
 
 def printed_acceptances(head: str) -> list[tuple[float, str, str]]:
-    """Tokens per step, model and source of what papers print for exact decoders with a kind of draft head ("eagle", or
-    "vertical" for heads in two dimensions)."""
+    """Published tokens per step of exact decoders with a kind of draft head ("eagle", or "vertical" for heads in two
+    dimensions), each with its model and source."""
     entries = [entry for entry in _published_entries()["acceptance"] if entry["head"] == head]
     return [(entry["tokens_per_step"], entry["model"], entry["source"]) for entry in entries]

@@ -13,7 +13,7 @@ from specbench.specs.presets import DecoderSpec
 @dataclass(frozen=True)
 class Sampling:
     """Sampling parameters: target distribution p from logits, in this order: guidance, temperature, top-k, top-n-sigma,
-    top-p, min-p; all float32. None stands for a filter that is off.
+    top-p, min-p; all float32. A filter that is None is off.
 
     Attributes:
         guidance: classifier-free guidance scale s in u + s (c - u); 1 runs the conditional rows only.
@@ -23,8 +23,8 @@ class Sampling:
         entropy_scale: multiplies the temperature by 2.5 exp(-H/entropy_scale) + 0.6, H being the entropy in nats after
             top-k at temperature 1.
         min_p: keep the tokens of at least this share of the largest probability.
-        top_n_sigma: keep the logits within this number of standard deviations of the largest one, the deviation being
-            that of the logits that top-k keeps.
+        top_n_sigma: keep the logits within this number of standard deviations of the largest logit; the deviation is
+            computed over the logits that top-k keeps.
     """
 
     guidance: float = 3.0
@@ -38,15 +38,15 @@ class Sampling:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Full specification of a run; two runs are the same iff their `digest` agrees, which on a GPU leaves out which one
-    it is and the threads of its host.
+    """Full specification of a run; two runs are the same iff their `digest` agrees. On a GPU, the digest leaves out the
+    device index and the threads of the host.
 
     `prompts` is a set's name or a file; `prompts_sha256` its content. `head_sha256` is the digest of the draft head's
-    files, None for decoders without one; `decoder_code` and `model_code` are digests of code that is not specbench's
+    files, None for decoders without a head; `decoder_code` and `model_code` are digests of code outside specbench
     (`specbench.system.foreign_code`). `mode` is "throughput" if images decoded one at a time shared the machine with
-    other workers, so that no latency is measured, else None. `compiled` is True where the target's steps were compiled,
-    else None. `tokens_sha256` is the digest of the file that another program's tokens came from. The generated ids,
-    their order and the workers are not part of it: rows are addressed by (prompt id, sample).
+    other workers, so that no latency is measured, else None. `compiled` is True if the target's steps were compiled,
+    else None. `tokens_sha256` is the digest of the file with another program's tokens. The generated ids, their order
+    and the workers are not part of the spec: rows are addressed by (prompt id, sample).
     """
 
     model: str
@@ -77,7 +77,7 @@ class RunSpec:
         return _given(self) | {"decoder": dict(vars(self.decoder)), "sampling": _given(self.sampling)}
 
     def identity(self) -> dict[str, object]:
-        """`content` without what may differ between the invocations of a run."""
+        """`content` without settings that may differ between the invocations of a run."""
         content = self.content()
         if self.device.startswith("cuda"):
             content["device"] = "cuda"
@@ -95,8 +95,8 @@ class RunSpec:
 
     @property
     def earlier_ids(self) -> tuple[str, ...]:
-        """The ids it had while ids named the preset alone, and on a GPU while they held its name and the CPU threads;
-        its folder may have one of these names."""
+        """Ids in the formats of earlier versions (with the preset's name only; on a GPU with its name and the CPU
+        threads); the run's folder may have one of these names."""
         before = _hashed(self.content())
         return (
             _as_id(self.model, self.decoder.name, self.digest),

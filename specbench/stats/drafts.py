@@ -70,7 +70,7 @@ def stage2_ms(rows: pd.DataFrame) -> float | None:
 
 
 def both_stages_ms(rows: pd.DataFrame) -> float | None:
-    """Both stages ms: latency plus that of the second stage, without what turns tokens into pixels, mean over images
+    """Both stages ms: latency plus the latency of the second stage, without rendering of pixels, mean over images
     decoded one at a time."""
     return mean(rows["latency_ms"] + rows["stage2_ms"])
 
@@ -93,7 +93,7 @@ def draft_tv_by_depth(rows: pd.DataFrame) -> list[float | None]:
 def theorem2_bound(rows: pd.DataFrame) -> float | None:
     """Theorem 2 bound: upper bound on the total variation between the image distribution and exact sampling (Cool-SD,
     Theorem 2), assuming the optimal residual and estimated from the verified drafts; vacuous above 1; mean over
-    images. Missing where a decoder is biased in another way than by its acceptance."""
+    images. Missing for decoders with another bias than their acceptance."""
     return mean(rows["theorem2_bound"]) if "theorem2_bound" in rows else None
 
 
@@ -140,13 +140,13 @@ def _offset_totals(counts: pd.Series) -> np.ndarray:
 
 
 def _chunks(column: pd.Series) -> list[pa.ListArray]:
-    """Arrow arrays behind a column of lists, so that one is worked on at a time."""
+    """Arrow arrays behind a column of lists, to process one at a time."""
     lists = pa.array(column.array)
     return lists.chunks if isinstance(lists, pa.ChunkedArray) else [lists]
 
 
 def _sums(lists: pd.Series) -> pd.Series:
-    """Sum of each list of a column; missing where the list is."""
+    """Sum of each list of a column; missing for a missing list."""
     column = pa.array(lists.array)
     column = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     sums = np.bincount(pc.list_parent_indices(column), pc.list_flatten(column), len(column))

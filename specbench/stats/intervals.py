@@ -1,6 +1,6 @@
 """Estimates with 95 % confidence intervals, significance of paired differences between two runs, and power analysis.
 
-Clusters (prompts) are the independent units; one cluster gives none. Differences are paired by prompt and sample.
+Clusters (prompts) are the independent units; one cluster has no interval. Differences are paired by prompt and sample.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from scipy.special import bdtrik, nctdtr, ndtr, ndtri, stdtr, stdtrit  # importi
 UPPER_QUANTILE = 0.975
 BOOTSTRAP_RESAMPLES = 10_000  # With 2,000 the printed second decimal of a bound would depend on the seed
 FEW_UNITS = 8
-"""Below this number of clusters the bootstrap has too few distinct resamples for its nominal coverage, and none is
-printed."""
+"""Below this number of clusters the bootstrap has too few distinct resamples for its nominal coverage, and no interval
+is printed."""
 MOST_UNITS = 2000
 """Above this number, clusters are resampled in random groups of about equal size, which are independent as well."""
 MOST_PROMPTS = 10**7
@@ -26,16 +26,16 @@ CHANGE = 0.02  # Relative change to detect, for `prompts_needed` and `prompts_fo
 _POWER = 0.8
 SIGNIFICANT = 0.05  # Level of the tests
 RULE = (
-    f"A difference between two runs is called real where p < {SIGNIFICANT:g} in a paired t test over their common "
+    f"A difference between two runs is called real if p < {SIGNIFICANT:g} in a paired t test over their common "
     f"prompts (at least {FEW_UNITS}). The speed-up is one test; the scores are corrected together (Holm), and so are "
     "distances to reference images, and log p and entropy."
 )
-"""What `is_real` applies, in words: the one rule behind every sentence and mark."""
+"""The rule of `is_real` in words, behind every sentence and mark."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Value with its 95 % confidence interval; `low` and `high` are None if n is too small."""
+    """Value with its 95 % confidence interval; `low` and `high` are None for a small n."""
 
     value: float
     low: float | None = None
@@ -46,17 +46,17 @@ class Estimate:
 class Difference(Estimate):
     """A paired difference with its 95 % interval."""
 
-    p: float | None = None  # two-sided p-value of the t test of no difference; None if n is too small
-    # standard deviation of the difference per prompt, for `prompts_needed`; None if n is too small
+    p: float | None = None  # two-sided p-value of the t test of no difference; None for a small n
+    # standard deviation of the difference per prompt, for `prompts_needed`; None for a small n
     spread: float | None = None
-    prompts: int | None = None  # number of prompts, the independent units; None if unknown
+    prompts: int | None = None  # number of prompts, the independent units, if known
 
 
 AnEstimate = TypeVar("AnEstimate", bound=Estimate)
 
 
 def without_few(estimate: AnEstimate, clusters: float) -> AnEstimate:
-    """The estimate as tables show it: without its interval if that is of fewer than `FEW_UNITS` clusters."""
+    """The estimate for tables: without its interval for fewer than `FEW_UNITS` clusters."""
     return replace(estimate, low=None, high=None) if clusters < FEW_UNITS else estimate
 
 
@@ -78,7 +78,7 @@ def ratio_of_totals(
 
 
 def _delta_t(totals: np.ndarray) -> tuple[float | None, float | None]:
-    """Interval of the ratio of the column sums of [clusters, 2] by the delta method; none if the ratio is 0."""
+    """Interval of the ratio of the column sums of [clusters, 2] by the delta method; (None, None) for a ratio of 0."""
     n, sums = len(totals), totals.sum(axis=0)
     if not sums[0]:
         return None, None
@@ -114,8 +114,8 @@ def mean_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Esti
 
 
 def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
-    """Proportion of ones with its 95 % Wilson interval; the effective sample size accounts for correlated images of one
-    prompt."""
+    """Proportion of ones with its 95 % Wilson interval; the effective sample size accounts for correlated images of the
+    same prompt."""
     values = np.asarray(values, dtype=np.float64)
     share, error, prompts = clustered_mean(values, clusters)
     if error is None:
@@ -128,9 +128,9 @@ def proportion_interval(values: Sequence[float], clusters: Sequence[Hashable]) -
 
 
 def quantile_interval(values: pd.Series, clusters: pd.Series, share: float) -> Estimate | None:
-    """Quantile of the values that are there, with the 95 % interval between order statistics that tables show; none
-    where no value is beyond a bound. Images of one prompt are correlated: ranks are those of as many independent ones
-    as tell as much of the share below the quantile, or the median, which is steadier (Korn and Graubard 1998)."""
+    """Quantile of the non-missing values, with the 95 % interval between order statistics for tables; no interval if no
+    value is beyond a bound. Images of a prompt are correlated: ranks are computed for the effective number of images by
+    the share below the quantile, or below the median, which is more stable (Korn and Graubard 1998)."""
     values = values.dropna().astype("float64")
     if values.empty:
         return None
@@ -146,7 +146,7 @@ def quantile_interval(values: pd.Series, clusters: pd.Series, share: float) -> E
 
 
 def _independent(ones: pd.Series, clusters: pd.Series) -> float:
-    """Number of independent values of which a share has the error that it has over clusters."""
+    """Effective sample size: number of independent values whose share of ones has the same error."""
     share, error, prompts = clustered_mean(ones, clusters)
     if not error:
         return prompts
@@ -178,8 +178,7 @@ def mean_difference(gaps: Sequence[float], clusters: Sequence[Hashable], value: 
 
 
 def difference_to_show(difference: Difference) -> Difference:
-    """The difference as tables show it: without interval, p-value and spread if those are of fewer than `FEW_UNITS`
-    prompts."""
+    """The difference for tables: without interval, p-value and spread for fewer than `FEW_UNITS` prompts."""
     if difference.prompts is None or difference.prompts >= FEW_UNITS:
         return difference
     return replace(without_few(difference, difference.prompts), p=None, spread=None)
@@ -188,8 +187,8 @@ def difference_to_show(difference: Difference) -> Difference:
 def speed_difference(pairs: pd.DataFrame) -> Difference:
     """Time saved per image as a fraction of the baseline's time; `pairs` as in `speedup`.
 
-    The p-value also tests a speed-up of 1, the same null hypothesis of equal totals. The spread is that of the relative
-    error of the speed-up.
+    The p-value also tests a speed-up of 1, the same null hypothesis of equal totals. The spread is the standard
+    deviation of the speed-up's relative error.
     """
     theirs, mine = pairs["latency_ms_base"], pairs["latency_ms"]
     saved = mean_difference((theirs - mine) / theirs.mean(), pairs["prompt_id"])
@@ -212,8 +211,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def is_real(p: float | None) -> bool:
-    """Whether a difference is real by its p-value, corrected by `holm` over the tests of one pair of runs that answer
-    one question, see `RULE`: all its scores, or all its token statistics, or its speed-up alone."""
+    """Whether a difference is real by its p-value, which is corrected by `holm` over a family of tests of a pair of
+    runs, see `RULE`: all scores, or all token statistics, or the speed-up alone."""
     return p is not None and p < SIGNIFICANT
 
 
@@ -221,8 +220,8 @@ def prompts_needed(spread: float | None, change: float) -> int | None:
     """Prompts needed: smallest number of prompts for which a paired t test at the 5 % level detects a mean difference
     of `change` with 80 % power.
 
-    `spread`: standard deviation of the difference per prompt, from a pilot run. None if the pilot gives no usable
-    spread, or if `MOST_PROMPTS` are not enough.
+    `spread`: standard deviation of the difference per prompt, from a pilot run. Returns None without a usable spread,
+    or if `MOST_PROMPTS` are not enough.
     """
     if not spread or not change or not math.isfinite(spread):
         return None
@@ -239,9 +238,9 @@ def prompts_needed(spread: float | None, change: float) -> int | None:
 
 
 def prompts_for_change(estimate: Estimate, prompts: float) -> int | None:
-    """Prompts per run for which two runs of different prompts show a relative change of `CHANGE` in a score, see
-    `prompts_needed`; fewer do where the runs share their prompts. `estimate`: the score, whose interval tells its
-    spread over prompts; `prompts`: number of prompts behind it."""
+    """Prompts per run that show a relative change of `CHANGE` in a score between two runs of different prompts, see
+    `prompts_needed`; runs of the same prompts need fewer. `estimate`: the score, whose interval gives its spread over
+    prompts; `prompts`: number of prompts behind it."""
     if estimate.low is None or estimate.high is None or prompts < 2:
         return None
     error = (estimate.high - estimate.low) / 2 / float(stdtrit(prompts - 1, UPPER_QUANTILE))
@@ -254,7 +253,7 @@ def _power(effect: float, n: int) -> float:
 
 
 def clustered_mean(values: Sequence[float], clusters: Sequence[Hashable]) -> tuple[float, float | None, int]:
-    """Mean, its cluster-robust standard error (None for one cluster), and the number of clusters."""
+    """Mean, its cluster-robust standard error (None for a single cluster), and the number of clusters."""
     each = np.asarray(values, dtype=np.float64)
     mean = float(each.mean())
     sums = pd.Series(each - mean).groupby(_keys(clusters), sort=False).sum().to_numpy()

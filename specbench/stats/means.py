@@ -1,6 +1,6 @@
 """Means over images, tokens or rounds as ratios of two totals over images: intervals, and paired differences of runs.
 
-Prompts are the independent units. Errors are those of the linearised ratio, with Student's t.
+Prompts are the independent units. Errors come from the linearised ratio, with Student's t.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specbench.stats.tokens import TOKEN_NUMBERS
 
 _KEY = ["prompt_id", "sample"]
 RUN_NUMBERS = {number.name: number for number in (*SPEED_NUMBERS, *TOKEN_NUMBERS, *DRAFT_NUMBERS)}
-"""The numbers of a run, besides its comparison with others and what needs more than its rows."""
+"""Numbers of a run that need only its rows."""
 MEANS = (
     *(name for kind in ("per_image", "ratio", "totals") for name, of in RUN_NUMBERS.items() if getattr(of, kind)),
     "perplexity",
@@ -28,7 +28,7 @@ TOKEN_MEANS = ("logp_mean", "entropy_mean")
 
 
 def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
-    """One of `MEANS` with its 95 % interval; None without images that have it."""
+    """Compute one of `MEANS` with its 95 % interval; None without images that have it."""
     if name == "perplexity":
         if (logp := interval("logp_mean", rows)) is None:
             return None
@@ -44,7 +44,7 @@ def interval(name: str, rows: pd.DataFrame) -> Estimate | None:
 
 
 def difference_from(name: str, rows: pd.DataFrame, baseline: pd.DataFrame) -> Difference | None:
-    """One of `MEANS` of a run minus that of the baseline over the images that both have; None without any."""
+    """Compute a difference in one of `MEANS`, run minus baseline, over common images; None without such images."""
     common = rows[_KEY].merge(baseline[_KEY], on=_KEY)
     first, second = (_influences(name, common.merge(side, on=_KEY)) for side in (rows, baseline))
     if first is None or second is None:

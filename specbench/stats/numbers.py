@@ -1,4 +1,4 @@
-"""What reports know of the numbers of a run: what computes each, from which rows, and which have an interval."""
+"""Numbers of a run in reports: the function and rows that each is computed from, and whether it has an interval."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ ACCEPTANCE_BIAS = "bias of the acceptance alone"
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a run. It has the name of the function that defines it, and its unit in `store/schema.toml`."""
+    """A number of a run, named after the function that defines it; its unit is in `store/schema.toml`."""
 
     compute: Callable[[pd.DataFrame], object]  # function of `specbench.stats`
-    # Of a mean, which has an interval, one of three: a value per image, a ratio of two columns, or of other totals.
+    # A mean, which has an interval, is given as values per image, as a ratio of two columns, or of two other totals.
     per_image: Callable[[pd.DataFrame], pd.Series] | None = None
     ratio: tuple[str, str] | None = None
     totals: Callable[[pd.DataFrame], tuple[pd.Series, pd.Series]] | None = None
     bounded: bool = False  # whether `compute` returns an Estimate
-    # of which rows it is: all, those with measured tokens, traces, those with a second stage, or those of a decoder
-    # that is lossy by its acceptance alone
+    # required rows: all, or rows with measured tokens, with traces, with a second stage, or of a decoder with no bias
+    # except its acceptance
     of: str = IMAGES
 
     @property

@@ -1,9 +1,9 @@
-"""Tests of the Rosenblatt transform: are the u_i of a run independent and uniform, and if not, how far off?
+"""Tests of the Rosenblatt transform: whether the u_i of a run are independent and uniform, and the size of deviations.
 
-For an exact sampler every u_i is uniform given the past (see `specbench.decoding.uniforms`), so every subset chosen
-by the past must be uniform too: all tokens, those at one place of the window, those of one range of entropy, those of
-one part of the image; and u_i must not depend on the u of tokens before or of the image before. All tests of a run are
-one family, corrected by Holm's method.
+For an exact sampler every u_i is uniform given the past (see `specbench.decoding.uniforms`). So every subset chosen
+by the past must also be uniform: all tokens, or the tokens at a place of the window, in a range of entropy, or in a
+part of the image. And u_i must not depend on the u of earlier tokens or of the previous image. All tests of a run are
+a single family, corrected by Holm's method.
 """
 
 from __future__ import annotations
@@ -22,39 +22,39 @@ from specbench.stats.intervals import holm
 
 LEVEL = 0.001  # Family-wise error rate of the verdict: the share of exact runs that are flagged
 _POWER = 0.95
-FEWEST = 200  # Tokens that a group needs to be tested
+FEWEST = 200  # Minimum number of tokens for testing a group
 PLACES = (0, 1, 2, 4, 8, 16, 32, 64)
 ENTROPIES = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)
 """Lower ends of the groups by place in the window and by entropy of p in nats."""
 _PARTS = 4  # Groups of consecutive slots
-LAGS = (1, 2, 4, 8, 16, 32)  # Distances of the tokens whose values are compared; among them common windows
+LAGS = (1, 2, 4, 8, 16, 32)  # Distances between compared tokens; they include common window sizes
 _MEAN_NULL_DISTANCE = 0.8687
-"""Mean of the Kolmogorov distribution: what sqrt(n) times the distance is on average for uniform values."""
+"""Mean of the Kolmogorov distribution: average of sqrt(n) times the distance for uniform values."""
 
 
 @dataclass(frozen=True)
 class Tokens:
     """The free tokens of a run's images. K images of M tokens each, in stream order."""
 
-    u: Mapping[str, np.ndarray]  # [K, M] by order; NaN where a token has no value in that order
-    # [K, M] place in the window of the step that committed the token; None where steps are no windows
+    u: Mapping[str, np.ndarray]  # [K, M] by order; NaN for tokens without a value in that order
+    # [K, M] place in the window of the step that committed the token; None for decoders without windows
     place: np.ndarray | None
     entropy: np.ndarray  # [K, M] of p, in nats
 
 
 @dataclass(frozen=True)
 class Test:
-    """One test of the family."""
+    """A test of the family."""
 
     __test__ = False  # not a case of pytest
 
     order: str  # of the vocabulary
-    # "all", "place", "entropy" or "part" of the image (uniformity of a group), "serial" (against the token that is
-    # `group` tokens before) or "images" (against the same token of the image before)
+    # "all", "place", "entropy" or "part" of the image (uniformity of a group), "serial" (correlation with the token
+    # `group` tokens earlier) or "images" (correlation with the same token of the previous image)
     kind: str
-    group: str  # the group's bounds or the distance as text, empty if there is one group only
+    group: str  # the group's bounds or the distance as text, empty for a single group
     n: int  # tokens, or pairs of them
-    distance: float  # largest distance of the empirical distribution function from uniform; for a correlation, that
+    distance: float  # largest distance of the empirical distribution function from uniform; else the correlation
     # p, corrected: p-value, and the same corrected for all tests of the run
     p: float
     corrected: float = math.nan
@@ -64,25 +64,25 @@ class Test:
 class Deviation:
     """A lower bound on the mean total variation per token between the decoder's choices and p."""
 
-    # value, low, high: cross-fitted estimate of the bound and its 95 % interval over images; None for the ends with
-    # fewer than two images per half. The total variation is at least `low` with 97.5 % confidence; it may be larger
-    # than `high`, as an order sees a part of it only.
+    # value, low, high: cross-fitted estimate of the bound and its 95 % interval over images, None with fewer than two
+    # images per half. The total variation is at least `low` with 97.5 % confidence; it may be larger than `high`,
+    # because an order shows only a part of it.
     value: float
     low: float | None
     high: float | None
-    # order, kind: what was chosen to show it
+    # order, kind: chosen for the bound
     order: str
     kind: str
 
 
 @dataclass(frozen=True)
 class RosenblattResult:
-    """All tests of one run, sorted by p-value."""
+    """All tests of a run, sorted by p-value."""
 
     tests: tuple[Test, ...]
     level: float
     deviates: bool  # whether any corrected p-value is below the level
-    deviation: Deviation  # over all orders and groupings; None without images
+    deviation: Deviation  # over all orders and groupings
     by_order: Mapping[str, Deviation]  # the same for each order alone, over all tokens
     detectable: float  # mean deviation in one order that would have been flagged with probability `_POWER`
     images: int
@@ -111,11 +111,11 @@ def audit_tokens(tokens: Tokens, level: float = LEVEL) -> RosenblattResult:
 
 
 def all_tests(tokens: Tokens) -> Iterator[Test]:
-    """Every test that has tokens enough, not corrected yet."""
+    """Every test with enough tokens, not yet corrected."""
     for order, u in tokens.u.items():
         for kind, (labels, group) in groupings(tokens).items():
             if kind != "all" and len(np.unique(group[~np.isnan(u)])) < 2:
-                continue  # the one group is tested as "all"
+                continue  # a single group is tested as "all"
             for number, label in enumerate(labels):
                 if len(values := u[(group == number) & ~np.isnan(u)]) >= FEWEST:
                     distance = uniform_distance(values)[0]
@@ -126,7 +126,7 @@ def all_tests(tokens: Tokens) -> Iterator[Test]:
 
 
 def groupings(tokens: Tokens) -> dict[str, tuple[Sequence[str], np.ndarray]]:
-    """By kind, the groups' names and [K, M] the number of each token's group; each is a function of the past."""
+    """By kind, the groups' names and [K, M] the number of each token's group, a function of the past."""
     groups: dict[str, Any] = {"all": ([""], np.zeros(tokens.entropy.shape, int))}
     if tokens.place is not None:
         groups["place"] = (_names(PLACES, whole=True), np.searchsorted(PLACES, tokens.place, side="right") - 1)
@@ -140,24 +140,24 @@ def groupings(tokens: Tokens) -> dict[str, tuple[Sequence[str], np.ndarray]]:
 
 
 def uniform_distance(values: np.ndarray) -> tuple[float, float, int]:
-    """Kolmogorov-Smirnov distance of `values` from uniform, the point t where it is reached, and the sign of F(t) - t
+    """Kolmogorov-Smirnov distance of `values` from uniform, the point t of this distance, and the sign of F(t) - t
     there."""
     ordered, n = np.sort(values), len(values)
     above, below = np.arange(1, n + 1) / n - ordered, ordered - np.arange(n) / n
     high, low = int(above.argmax()), int(below.argmax())
     if above[high] >= below[low]:
         return float(above[high]), float(ordered[high]), 1
-    # Just below the value that the distribution function falls short of.
+    # Just below the value at which the distribution function is too low.
     return float(below[low]), float(np.nextafter(ordered[low], -1)), -1
 
 
 def deviation(tokens: Tokens, candidates: Sequence[tuple[str, str]]) -> Deviation:
     """Cross-fitted lower bound on the mean total variation per token.
 
-    P(u_i <= t | past) - t is the difference that the decoder's choice and p give to one set of tokens, so for any t its
-    mean is at most the mean total variation; in each group with a t of its own, too. One half of the images chooses the
-    (order, grouping) out of `candidates`, the points t and their signs, the other half measures; so chance is not
-    mistaken for deviation, and the estimate of an exact sampler is 0 on average. Tokens without a value count as 0.
+    P(u_i <= t | past) - t is the difference between the probabilities of a set of tokens under the decoder and under p.
+    So for any t its mean is at most the mean total variation, also with a separate t per group. One half of the images
+    selects the (order, grouping) out of `candidates`, the points t and their signs; the other half measures. So chance
+    is not mistaken for deviation: the estimate is 0 on average for an exact sampler. Tokens without a value count as 0.
     """
     half: np.ndarray = np.arange(len(tokens.entropy)) % 2
     groups = groupings(tokens)
@@ -201,11 +201,11 @@ def _measure(u: np.ndarray, group: np.ndarray, points: Mapping[int, tuple[float,
 
 
 def detectable(tokens: Tokens, level: float) -> float:
-    """Mean deviation in one order, over all tokens, that the test of all tokens misses with probability at most
-    1 - `_POWER` where it must reject at `level`.
+    """Mean deviation in a single order, over all tokens, that the test of all tokens at `level` misses with probability
+    at most 1 - `_POWER`.
 
-    Whole images are the independent units: the variance is multiplied by what it is larger between images than
-    independent tokens allow, as measured at the median.
+    Whole images are the independent units: the variance is multiplied by the ratio of the variance between images to
+    the variance for independent tokens, measured at the median.
     """
     n = tokens.entropy.size
     factor = 1.0

@@ -38,8 +38,8 @@ def tokens_per_step(rows: pd.DataFrame) -> float | None:
 
 
 def step_compression(rows: pd.DataFrame) -> float | None:
-    """Step compression: stream tokens over target forwards of each image, mean over images, as SJD and SJD++
-    define it; where all images have as many tokens, never below the tokens per step."""
+    """Step compression: stream tokens over target forwards of each image, mean over images, as defined by SJD and
+    SJD++; if all images have the same number of tokens, never below the tokens per step."""
     return mean(rows["stream_tokens"] / rows["nfe"])
 
 
@@ -111,7 +111,7 @@ def paired(rows: pd.DataFrame, baseline: pd.DataFrame) -> pd.DataFrame:
 
 
 def speed_up(rows: pd.DataFrame, baseline: pd.DataFrame) -> SpeedUp | None:
-    """Compute the speed-up of `rows` over the AR rows `baseline` and its factors; None without timed pairs."""
+    """Compute the speed-up of `rows` over the AR rows `baseline`, and its factors, if there are timed pairs."""
     timed = paired(rows, baseline).dropna(subset=["latency_ms", "latency_ms_base"])
     if timed.empty or not (timed[["target_ms", "target_ms_base"]].sum() > 0).all():
         return None
@@ -132,14 +132,14 @@ def speedup(pairs: pd.DataFrame) -> Estimate:
 
 
 def step_ratio(pairs: pd.DataFrame) -> float | None:
-    """Steps saved: target forwards of AR over those of this run, summed over the same images; tokens per step relative
-    to AR."""
+    """Steps saved: target forwards of AR over target forwards of this run, summed over the same images; tokens per step
+    relative to AR."""
     return ratio_or_none(pairs["nfe_base"].sum(skipna=False), pairs["nfe"].sum(skipna=False))
 
 
 def window_cost(pairs: pd.DataFrame) -> float:
-    """Window cost: time of a target forward of this run (a window of tokens) over that of AR (one token), on the same
-    machine."""
+    """Window cost: time of a target forward of this run (a window of tokens) over the time of an AR forward (one
+    token), on the same machine."""
     mine = pairs["target_ms"].sum() / pairs["nfe"].sum()
     return float(mine / (pairs["target_ms_base"].sum() / pairs["nfe_base"].sum()))
 
@@ -180,13 +180,13 @@ def floor_ms(rows: pd.DataFrame, floor: Mapping[str, Any]) -> pd.Series:
 
 def latency_p50_ms(rows: pd.DataFrame) -> Estimate | None:
     """Latency p50: median latency over images, milliseconds, with its distribution-free 95 % interval; far below the
-    mean where an image stalled."""
+    mean if an image stalled."""
     return quantile_interval(rows["latency_ms"], rows["prompt_id"], 0.5)
 
 
 def latency_p95_ms(rows: pd.DataFrame) -> Estimate | None:
     """Latency p95: the latency that 95 % of the images do not exceed, milliseconds, with its distribution-free 95 %
-    interval (none where the images are too few for an upper bound)."""
+    interval (omitted if the images are too few for an upper bound)."""
     return quantile_interval(rows["latency_ms"], rows["prompt_id"], 0.95)
 
 
@@ -197,19 +197,19 @@ def tokens_per_step_p50(rows: pd.DataFrame) -> Estimate | None:
 
 
 def tokens_per_step_p95(rows: pd.DataFrame) -> Estimate | None:
-    """Tokens per step p95: what 95 % of the images reach at least, with its distribution-free 95 % interval."""
+    """Tokens per step p95: tokens per step that 95 % of the images reach, with its distribution-free 95 % interval."""
     return quantile_interval(rows["stream_tokens"] / rows["nfe"], rows["prompt_id"], 0.05)
 
 
 def slowest_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
-    """Slowest category: the prompts' category with the largest mean latency, milliseconds, and its 95 % interval over
-    prompts; it was chosen for being the largest, so that the same category of another run may be faster."""
+    """Slowest category: category of prompts with the largest mean latency, milliseconds, and its 95 % interval over
+    prompts; it was selected as the largest, so the same category of another run may be faster."""
     return _least_favourable(rows, rows["latency_ms"], 1)
 
 
 def fewest_tokens_category(rows: pd.DataFrame) -> tuple[str, Estimate] | None:
-    """Slowest category by tokens per step: that with the fewest tokens per step, mean over images, and its 95 %
-    interval over prompts; chosen as for the latency."""
+    """Slowest category by tokens per step: the category with the fewest tokens per step, mean over images, and its 95 %
+    interval over prompts; selected as for the latency."""
     return _least_favourable(rows, rows["stream_tokens"] / rows["nfe"], -1)
 
 
@@ -224,18 +224,18 @@ def _least_favourable(rows: pd.DataFrame, values: pd.Series, sign: int) -> tuple
 
 
 def with_times(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows that have times; those of images decoded under other versions than most of the run have none."""
+    """Rows with times; images decoded under other versions than most of the run have no times."""
     return rows.dropna(subset=["target_ms"])
 
 
 def mean(values: pd.Series) -> float | None:
-    """Mean of the non-missing values; None if there are none."""
+    """Mean of the non-missing values, if any."""
     value = values.mean()
     return None if pd.isna(value) else float(value)
 
 
 def ratio_or_none(top: float, bottom: float) -> float | None:
-    """Quotient; None if a value is missing or `bottom` is 0."""
+    """Quotient, or None for a missing value or a `bottom` of 0."""
     return None if pd.isna(top) or pd.isna(bottom) or not bottom else float(top / bottom)
 
 

@@ -1,4 +1,4 @@
-"""Stored rows as statistics see them, with sums per image in the place of per-token lists, and log-probability
+"""Stored rows in the form of statistics, with sums per image instead of per-token lists, and log-probability
 statistics of the committed tokens under the target distribution, in nats."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def condense(rows: pa.Table) -> pd.DataFrame:
 
 
 def as_frame(rows: pa.Table) -> pd.DataFrame:
-    """Convert rows that hold their sums; lists stay Arrow lists. What `rows` alone holds is freed on the way."""
+    """Convert rows that hold their sums; lists stay Arrow lists. Memory that only `rows` holds is freed on the way."""
 
     def keep_lists(kind: pa.DataType) -> pd.ArrowDtype | None:
         return pd.ArrowDtype(kind) if pa.types.is_list(kind) else None
@@ -31,14 +31,14 @@ def as_frame(rows: pa.Table) -> pd.DataFrame:
 
 
 def copies_among(images: Iterable[np.ndarray]) -> dict[int, int]:
-    """By number of an image that is an exact copy of an earlier one, the earlier one's number."""
+    """Exact copies of earlier images: the earlier number by the number of the copy."""
     first: dict[bytes, int] = {}
     seen = [first.setdefault(np.asarray(tokens).tobytes(), number) for number, tokens in enumerate(images)]
     return {number: before for number, before in enumerate(seen) if before != number}
 
 
 def tokens_measured(rows: pd.DataFrame) -> bool:
-    """Whether there are free tokens and their p was measured, without which no number below is known."""
+    """Whether there are free tokens and their p was measured, which all numbers below need."""
     return bool(rows["free_tokens"].sum()) and not rows[["logp_sum", "entropy_sum"]].isna().any(axis=None)
 
 
@@ -70,7 +70,7 @@ def image_perplexities(rows: pd.DataFrame) -> pd.Series:
 
 def image_perplexity(rows: pd.DataFrame) -> float | None:
     """Perplexity per image: exp of minus the mean log p of an image's free tokens, mean over images; never below the
-    pooled perplexity of images of one length."""
+    pooled perplexity if all images have the same length."""
     mean = image_perplexities(rows).mean()
     return None if pd.isna(mean) else float(mean)
 

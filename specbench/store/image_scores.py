@@ -36,7 +36,7 @@ def owner_of(folder: Path) -> dict[str, str | None]:
 
 
 class ImageScores:
-    """What a metric keeps of each image in a run folder: parquet log whose rows have the metric's `columns`."""
+    """Scores per image of one metric in a run folder: a parquet log whose rows have the metric's `columns`."""
 
     def __init__(self, run: Path, metric: str, fingerprint: str, columns: Mapping[str, pa.DataType]):
         if taken := [name for name in _FIXED.names if name in columns]:

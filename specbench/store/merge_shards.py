@@ -1,6 +1,6 @@
 """Merge shards: concatenate the runs of several results folders. Rows do not depend on the worker, so they are copied;
-existing ones are kept, and repeating an interrupted merge completes it. Scores are not copied: those of all images
-differ from those of a shard. Files of older schema versions in `out` are rewritten."""
+existing rows are kept, and repeating an interrupted merge completes it. Scores are not copied, because scores of all
+images differ from the scores of a shard. Files of older schema versions in `out` are rewritten."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def merge_runs(folders: Names = (), out: str | Path = "results") -> list[Merged]
 
 
 def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
-    """What is missing among the folders of shards, in words: parts without a folder, and parts with fewer images than
-    the others of their run, whose sizes differ by one at most; of a baseline, fewer than the part was to decode."""
+    """Describe what is missing among the folders of shards: parts without a folder, and parts with too few images. The
+    parts of a run differ in size by at most one image; a part of a baseline may be smaller."""
     images: dict[int, dict[int, dict[str, tuple[int, int]]]] = {}
     for folder in map(Path, folders):
         if shard := _SHARD.search(str(folder)):
@@ -76,7 +76,7 @@ def incomplete_shards(folders: Iterable[str | Path]) -> list[str]:
             name: max(part.get(name, (0,))[0] for part in parts.values()) for part in parts.values() for name in part
         }
         absent = [part for part in range(1, of + 1) if part not in parts]
-        # A part may have none of a baseline's.
+        # A part may have no images of a baseline.
         whole = [name for name in most if most[name] >= max(1, max(most.values()) - 1)]
         behind = [
             part

@@ -1,6 +1,6 @@
-"""Packed runs: run folders in one zip file beside the SHA-256 of each member. It may come from strangers: a member is
-read only where its name is that of a file of a run folder and its size within bounds, and is stored uncompressed, so
-that a small file cannot unpack to a large one. Reading unpacks into the cache folder once per content."""
+"""Packed runs: run folders in one zip file with the SHA-256 of each member. The file may come from strangers: a member
+is read only if its name belongs to a run folder and its size is within bounds. Members are stored uncompressed, so that
+a small file cannot unpack to a large one. Reading unpacks into the cache folder once per content."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MEMBER = re.compile(
 _MOST_MEMBERS, _MOST_BYTES = 2_000_000, 2**32
 _CHUNK = 2**20
 _DAMAGED = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, struct.error)
-"""What zipfile raises on damaged files; RuntimeError also of encrypted and patched members."""
+"""Errors that zipfile raises on damaged files; RuntimeError also for encrypted and patched members."""
 
 
 def pack(folders: str | Path | Iterable[str | Path], target: str | Path, pictures: bool = True) -> int:
@@ -38,7 +38,7 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
 
     Args:
         folders: a run's folder, or several.
-        pictures: whether they are packed, too.
+        pictures: whether to pack the pictures as well.
 
     Returns:
         The number of its members.
@@ -46,7 +46,7 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
     Raises:
         SpecbenchError: two runs of one id, a run that cannot be packed, or a file that cannot be written.
     """
-    from specbench.store.run_store import RunStore  # brings pandas, which unpacking does without
+    from specbench.store.run_store import RunStore  # imports pandas, which unpacking does not need
 
     runs = [Path(folder) for folder in chosen("run", folders)]
     names = [run.name for run in runs]
@@ -73,7 +73,7 @@ def pack(folders: str | Path | Iterable[str | Path], target: str | Path, picture
                         archive.write(path, name)
                         digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
             about = {"specbench_pack": PACK_VERSION, "pictures": "png" if pictures else "none", "files": digests}
-            member = zipfile.ZipInfo(MANIFEST)  # dated as files from before 1980, which no archive can name
+            member = zipfile.ZipInfo(MANIFEST)  # dated 1980, the earliest date that an archive can hold
             member.external_attr = 0o644 << 16
             archive.writestr(member, json.dumps(about, indent=1))
     except OSError as error:
@@ -112,7 +112,7 @@ def extract(path: Path, folder: Path) -> None:
 
 
 def changed_members(path: Path) -> Iterator[str]:
-    """What of a packed file is not as it was written, in words that name the member."""
+    """Describe members of a packed file that changed since it was written."""
     with _opened(path) as archive:
         for name, expected in _manifest(path, archive)["files"].items():
             try:
@@ -121,7 +121,7 @@ def changed_members(path: Path) -> Iterator[str]:
                     while piece := member.read(_CHUNK):
                         digest.update(piece)
                 if digest.hexdigest() != expected:
-                    yield f"{name} was changed: its SHA-256 is not the one in {MANIFEST}"
+                    yield f"{name} was changed: its SHA-256 differs from the one in {MANIFEST}"
             except KeyError:
                 yield f"{name} is missing"
             except _DAMAGED:

@@ -42,11 +42,11 @@ _COMPUTED_AT_ONCE = 4096  # Rows whose derived columns are computed together: th
 
 @dataclass(frozen=True)
 class Derived:
-    """Columns computed from others of the same row. Every part keeps them beside those, under the same digest, so that
-    reading them takes no computation; they are no part of the schema, and read only by name.
+    """Columns computed from others of the same row. Every part stores them, under the same digest, so that reading them
+    takes no computation; they do not belong to the schema, and are read only by name.
     """
 
-    # of `compute`. A part whose columns are of another version, or which has none, has them computed anew.
+    # of `compute`; columns of another version, or missing ones, are computed again
     version: str
     schema: pa.Schema  # of the columns
     sources: tuple[str, ...]  # the columns that `compute` needs
@@ -54,9 +54,9 @@ class Derived:
 
 
 class ParquetLog:
-    """Parquet log in `folder`; rows have the columns of `schema`; one appended later replaces that of the same `key`.
-    The columns of `derived` can be read as well. `owner` gives columns that are the same in all rows; parts of older
-    versions lack them."""
+    """Parquet log in `folder`; rows have the columns of `schema`; a later row replaces the row with the same
+    `key`. The columns of `derived` can be read as well. `owner` returns columns that are the same in all rows; parts
+    of older versions lack them."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class ParquetLog:
                 yield table if mask.all() else table.filter(pa.array(mask))
 
     def _batches(self, part: ParquetFile, schema: pa.Schema, size: int) -> Iterator[pa.Table]:
-        """Read one part; derived columns are computed unless it keeps those of the current version."""
+        """Read one part; derived columns are computed unless it stores the current version."""
         missing = [] if self.derived is None or part.derived == self.derived.version else self.derived.schema.names
         missing = [name for name in missing if name in schema.names]
         if not missing:

@@ -18,12 +18,12 @@ from specbench.system.files import files_named
 
 SHARDS = "shard-*-of-*"
 Names = str | Path | Iterable[str | Path]
-"""Runs as people name them: run id, unique beginning of one, its decoder, or folder, or a list or column of them, or
-what `run` returns."""
+"""Runs as users name them: a run id or its unique beginning, its decoder, or its folder; or a list or column of these;
+or the result of `run`."""
 
 
 def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
-    """Run folders: those called `names` (a folder, a run id in `out`, the start of one, or its decoder), or all of
+    """Find run folders by `names` (a folder, a run id in `out`, the start of an id, or a decoder), or all folders of
     `out` for () and None."""
     out = Path(out)
     runs, called = runs_in(out), chosen("run", names)
@@ -39,9 +39,9 @@ def find_runs(out: Path | str, names: Names = ()) -> list[Path]:
 
 
 def _pack_in(folder: Path) -> str:
-    """Advice where a folder without runs holds a packed file of some."""
+    """Advice if a folder without runs contains packed runs."""
     packs = [shlex.quote(str(file)) for file in files_named(folder, "*.zip")] if os.path.isdir(folder) else []
-    return f"read those of a pack: --out {enumerated(packs[:5], 'or')}" if packs else ""
+    return f"read packed runs: --out {enumerated(packs[:5], 'or')}" if packs else ""
 
 
 def shards_in(out: str | Path) -> list[Path]:
@@ -50,7 +50,7 @@ def shards_in(out: str | Path) -> list[Path]:
 
 
 def find_run(out: Path | str, name: str | Path) -> Path:
-    """The run folder of one name; raises what `find_runs` raises, and where the name is that of several runs."""
+    """Find the run folder of a name; raises like `find_runs`, and if several runs have the name."""
     if len(folders := find_runs(out, [name])) > 1:
         raise SpecbenchError(f"{name} holds {len(folders)} runs", f"name one of them, with --out {name}")
     return folders[0]
@@ -83,18 +83,18 @@ def _is_named(folder: Path, name: str) -> bool:
     """Whether `name` is the whole id of a run but for its hash: "shapes-sjd" is not of a run of sjd-isp."""
     try:
         return folder.name.rpartition("-")[0] == name == read_info(folder).spec.run_id.rpartition("-")[0]
-    except SpecbenchError:  # damaged; whoever reads it is told
+    except SpecbenchError:  # damaged; its reader reports it
         return folder.name.rpartition("-")[0] == name
 
 
 def _decoder_of(folder: Path) -> str | None:
-    with suppress(SpecbenchError):  # damaged; whoever reads it is told
+    with suppress(SpecbenchError):  # damaged; its reader reports it
         return read_info(folder).spec.decoder.name
     return None
 
 
 def run_folder(out: Path | str, spec: RunSpec) -> Path:
-    """Folder of a run in a results folder; that of an earlier id where it is there."""
+    """Folder of a run in a results folder; an existing folder under an earlier id has precedence."""
     places = [Path(out) / name for name in (spec.run_id, *spec.earlier_ids)]
     return next((place for place in places if (place / RUN_JSON).is_file()), places[0])
 
@@ -137,8 +137,8 @@ def without_options(decoder: DecoderSpec, *names: str) -> dict[str, object]:
 
 
 def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
-    """Runs that are parts or repetitions of one, decoded with other numbers of CPU threads, a sentence for each.
-    `runs`: by run id, what makes it (`RunSpec.identity`); on a GPU there are no threads in it."""
+    """Describe runs that differ only in the number of CPU threads, one sentence for each group.
+    `runs`: by run id, its `RunSpec.identity`, which on a GPU has no threads."""
     groups: dict[str, dict[str, object]] = {}
     for name, content in runs.items():
         rest = {key: value for key, value in content.items() if key != "threads"}
@@ -153,7 +153,7 @@ def same_but_for_threads(runs: Mapping[str, Mapping[str, object]]) -> list[str]:
 
 
 def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
-    """By run, what tells it from the others, in words: options of runs of its decoder, and settings of all."""
+    """By run, a description of how it differs from the others: in options of its decoder, or in settings."""
     settings = {run: setting_texts(info.spec) for run, info in infos.items()}
     options = {run: {name: plain(value) for name, value in info.spec.decoder.options} for run, info in infos.items()}
     texts = {}
@@ -165,7 +165,7 @@ def distinctions(infos: Mapping[str, RunInfo]) -> dict[str, str]:
 
 
 def setting_texts(spec: RunSpec) -> dict[str, str]:
-    """What makes a run, but for its decoder, as text by name."""
+    """The identity of a run without its decoder, as text by name."""
     left_out = ("decoder", "sampling", "prompts_sha256", "weights_sha256", "head_sha256", "decoder_code", "model_code")
     flat = {name: value for name, value in spec.identity().items() if name not in left_out}
     flat |= {name: value for name, value in vars(spec.sampling).items() if value is not None}

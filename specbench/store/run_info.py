@@ -40,24 +40,24 @@ class Invocation:
 
     # started_at, finished_at: UTC, ISO 8601; `finished_at` is None until the call ends in order
     started_at: str | None
-    versions: Mapping[str, str | None]  # of Python and packages, None where one is not installed
+    versions: Mapping[str, str | None]  # of Python and packages; None if not installed
     git: Mapping[str, object]  # `revision` and `dirty` of the checkout
     hardware: Mapping[str, object]  # `platform, cpu, cores, memory_gib, gpus`, the last being all that torch sees
     load: float | None = None  # load average at the start
     # compile_s, compiled_forms, graph_bytes: seconds of compilation, compiled functions, bytes of captured CUDA graphs;
-    # None where nothing was to be compiled
+    # None if nothing was compiled
     compile_s: float | None = None
     compiled_forms: int | None = None
-    # Inductor's options by compiled part of a step, "forward" or "sampling"; None in files of before
+    # Inductor's options by compiled part of a step, "forward" or "sampling"; None in older files
     compile_options: Mapping[str, Mapping[str, object]] | None = None
     graph_bytes: int | None = None
-    workers: int | None = None  # number of workers; None where the calling process decoded
-    # device, threads: where it decoded; None in files of before, whose `RunSpec` tells
+    workers: int | None = None  # number of workers; None if the calling process decoded
+    # device, threads: used for decoding; None in older files, see their `RunSpec`
     device: str | None = None
     threads: int | None = None
     finished_at: str | None = None
-    drawn: str | None = None  # which prompts of the set were to be decoded, in words; None for all
-    # number of images that the run was to have at the end of the call; None in files of before
+    drawn: str | None = None  # description of the selected prompts of the set; None for all
+    # number of images of the complete run; None in older files
     wanted: int | None = None
     # the object as read from the file, with keys of other versions
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
@@ -93,14 +93,14 @@ class Invocation:
 
     @property
     def gpus(self) -> list[str]:
-        """The GPU that decoded; empty where the CPU did. Workers have one each, so that each finds it first."""
+        """The GPU that decoded; empty for the CPU. Each worker sees only its own GPU, as the first."""
         seen = list(map(str, self.hardware.get("gpus") or ()))
         kind, _, number = (self.device or "cuda").partition(":")
         return (seen[int(number or 0) :] or seen)[:1] if kind == "cuda" else []
 
     @property
     def stack(self) -> dict[str, str]:
-        """Versions that time the forward, as far as they are known, with the host's threads beside a GPU."""
+        """Known versions that determine the speed of the forward; with a GPU, also the host's threads."""
         python = str(self.versions.get("python") or "").split(".")[:2]
         parts = {"python": ".".join(python), **{name: self.versions.get(name) for name in ("torch", "transformers")}}
         if self.gpus:
@@ -121,23 +121,23 @@ class RunInfo:
     spec: RunSpec  # full specification of the run; its hash is the run id
     run_id: str = ""
     invocations: list[Invocation] = field(default_factory=list)  # the calls that wrote rows, oldest first
-    origins: Mapping[str, str] | None = None  # where each setting came from, by setting name
+    origins: Mapping[str, str] | None = None  # source of each setting, by name
     # the measurements behind `--window auto`, a dict per window tried
     window_curve: list[dict[str, float]] | None = None
-    # under the key "floor", see `specbench.runs.preparation.roofline_facts`; None where unknown
+    # under the key "floor", see `specbench.runs.preparation.roofline_facts`; None if unknown
     roofline: Mapping[str, object] | None = None
     # the memory estimate behind the batch size, see `specbench.runs.memory_estimate.settle_batch`
     memory: Mapping[str, object] | None = None
-    # weights, revision, layout and sha256 of a checkpoint that is not the official one; None for the official one
+    # weights, revision, layout and sha256 of an unofficial checkpoint; None for the official one
     source: Mapping[str, object] | None = None
-    # commit of every hub repository that the model's files were read from; None where there is none
+    # commit of every hub repository that the model's files were read from; None without a repository
     commits: Mapping[str, str] | None = None
     # SHA-256 of every file of the model, by folder and name; None for bundled models
     file_digests: Mapping[str, str] | None = None
     # logits processors of the checkpoint's `generation_config.json` that are part of the target distribution, for
     # example {"repetition_penalty": 1.1}; None without any
     processors: Mapping[str, object] | None = None
-    # values that the user gave, by name of a setting of `specbench run`, but for the decoder's
+    # values given by the user, by setting of `specbench run`, without the decoder's
     asked: Mapping[str, object] | None = None
     # code of the decoder and of the model that is not specbench's, `specbench.system.foreign_code.Code.to_json` by
     # "decoder" and "model"; None without any
@@ -147,7 +147,7 @@ class RunInfo:
     schema: int = SCHEMA_VERSION  # version of the files in the folder
     # the object as read from the file, with keys of other versions
     stored: Mapping[str, object] = field(default_factory=dict, repr=False, compare=False)
-    # of those of the invocations, the one whose times count; not in the file
+    # of the invocations' stacks, the stack whose times count; not in the file
     stack: str = field(default="", repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -168,7 +168,7 @@ class RunInfo:
         return cls(**fields, stored=content)
 
     def command(self, decoder: str, out: Path) -> str:
-        """What to type to decode the same images with another decoder into the results folder `out`."""
+        """The command that decodes the same images with another decoder into the results folder `out`."""
         asked = {"model": self.spec.model.partition("+")[0], **(self.asked or {"prompts": self.spec.prompts})}
         asked.pop("out", None)  # the folder may have been moved since
         asked |= {} if out == Path("results") else {"out": str(out)}
@@ -192,7 +192,7 @@ class RunInfo:
 
     @property
     def source_text(self) -> str | None:
-        """Checkpoint that is not the official one, as one line: where from, revision, layout, start of the digest."""
+        """Unofficial checkpoint as one line: source, revision, layout, start of the digest."""
         if not self.source:
             return None
         names = (("revision", 12), ("layout", None), ("sha256", 12))
@@ -202,7 +202,7 @@ class RunInfo:
 
     @property
     def compiled(self) -> bool:
-        """Whether an invocation compiled anything; where none noted it, whether it was to."""
+        """Whether an invocation compiled anything; if no invocation recorded it, whether it was requested."""
         forms = [call.compiled_forms for call in self.invocations if call.compiled_forms is not None]
         return any(forms) if forms else bool(self.spec.compiled)
 
@@ -241,7 +241,7 @@ class RunInfo:
 
     @property
     def drawn(self) -> list[str]:
-        """Which prompts of the set the invocations were to decode, in words; empty where all."""
+        """Descriptions of the prompts that the invocations selected; empty if all."""
         return list(dict.fromkeys(call.drawn for call in self.invocations if call.drawn))
 
 
@@ -349,7 +349,7 @@ _PLAIN = {
 
 
 def _build(kind: type, content: Mapping):
-    """An instance of a spec's dataclass, or an error where a field is missing, unknown or of another type."""
+    """Build a spec's dataclass; an error if a field is missing, unknown or of another type."""
     for name, expected, optional, number in _types(kind):
         if optional and name not in content:
             continue

@@ -81,7 +81,7 @@ class RunStore:
         return self
 
     def _check_place(self) -> None:
-        """Refuse to go on where the folder is not the one that was locked: its rows would be parted from the others."""
+        """Refuse to go on if the locked folder was replaced: new rows would land in another folder."""
         for folder in (self.folder, *(self.folder / name for name in ("samples", "images", "traces"))):
             if folder not in self._held:
                 with suppress(FileNotFoundError):
@@ -144,7 +144,7 @@ class RunStore:
             self._write_info(replace(info, invocations=[*before, other, call]))
 
     def adopt(self, infos: Sequence[RunInfo]) -> RunStore:
-        """Lock the folder to receive rows of other folders of one run, described by `infos`."""
+        """Lock the folder to receive rows of other folders of the same run, described by `infos`."""
         self._take_lock()
         with self.undone_on_error():
             self._clean()
@@ -193,8 +193,8 @@ class RunStore:
         return (self.folder / RUN_JSON).exists() and self.info().invocations[-1].finished_at is None
 
     def completed(self, traced: bool = False) -> set[Key]:
-        """Keys of the images that are done, with `traced` those that have a trace. What failed or whose picture is gone
-        is tried again; a folder without any pictures counts as one that was kept for its numbers."""
+        """Keys of the images that are done, with `traced` those with a trace. Failed images and images whose picture is
+        missing are decoded again; in a folder without any pictures, only numbers were kept, so none is missing."""
         rows = self._checked(self._samples.read(["status", "image"]))
         done = pc.equal(rows["status"], "ok")
         if (self.folder / "images").is_dir():
@@ -239,7 +239,7 @@ class RunStore:
         return map(self._checked, self._samples.batches(SAMPLES.names if columns is None else columns, size))
 
     def batches_with_facts(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """`batches` of these columns, and of the numbers in `facts` as columns of their own; one batch at least."""
+        """`batches` of these columns, with each number in `facts` as a column; at least one batch."""
         columns = [*columns, "facts"]
         for rows in chain([self._samples.no_rows(columns)], self._samples.batches(columns)):
             try:
@@ -290,7 +290,7 @@ class RunStore:
         return self._traces.read().to_pylist()
 
     def traces(self, columns: Sequence[str] | None = None) -> pd.DataFrame:
-        """The traces of the stored images, one row per (prompt id, sample); none where `run --trace` kept none."""
+        """The traces of the stored images, one row per (prompt id, sample); empty without `run --trace`."""
         names = [*KEY, "started_at"]
         kept = self._traces.read(None if columns is None else [*names, *columns]).to_pandas()
         if kept.empty:
@@ -298,7 +298,7 @@ class RunStore:
         return kept.merge(self.samples(["started_at"]), on=names).drop(columns="started_at")
 
     def with_traces(self) -> pd.DataFrame:
-        """`samples` of all columns, with those of the traces, where there are any, beside them."""
+        """`samples` of all columns, joined with the columns of the traces if there are traces."""
         samples, traces = self.samples(), self.traces()
         return samples if traces.empty else samples.merge(traces, on=[*KEY, *OWNER], how="left")
 
@@ -362,7 +362,7 @@ class RunStore:
 
 
 def _uneven(rows: pa.Table) -> list[str]:
-    """A list column with gaps, or whose lists are longer or shorter than those of a column that they go with."""
+    """List columns with gaps, or with other lengths than the columns of their group."""
     for group in LENGTHS:
         there = [name for name in group if name in rows.column_names]
         lengths = {name: pc.list_value_length(rows[name]) for name in there}
@@ -399,7 +399,7 @@ def images_fingerprint(rows: pd.DataFrame) -> str:
 
 
 def write_audit(folder: Path, result: Mapping[str, object]) -> None:
-    """Keep the result of one audit beside the run's images, in the place of an earlier one."""
+    """Store the result of an audit in the run folder, replacing an earlier result."""
     try:
         text = json.dumps(nonfinite_as_null(dict(result)), indent=2, allow_nan=False)
         write_atomically(Path(folder) / AUDIT_JSON, text.encode())
@@ -408,7 +408,7 @@ def write_audit(folder: Path, result: Mapping[str, object]) -> None:
 
 
 def read_audit(folder: Path) -> dict | None:
-    """The stored result; None where the run was not audited."""
+    """The stored result; None if the run was not audited."""
     path = Path(folder) / AUDIT_JSON
     if not path.is_file():
         return None

@@ -77,14 +77,14 @@ _OWNER = _TABLES.pop("OWNER")
 
 IMAGE_TABLE = _declared(**_TABLES.pop("samples"))
 FILE_KINDS = {place: _declared(**table) for place, table in _TABLES.items()}
-"""Every kind of parquet file by where it is; no glob of the one matches files of another."""
+"""Every kind of parquet file, by its place; a glob matches files of one kind only."""
 TABLES = {kind.metadata[b"specbench.kind"].decode(): kind for kind in (*FILE_KINDS.values(), IMAGE_TABLE)}
 """Declared tables by name, whether they are files or not."""
 SAMPLES, TRACES, IMAGE_SCORES = (TABLES[name] for name in ("images", "traces", "image scores"))
 RUN_SCORES, REPORT, LONG_REPORT = (TABLES[name] for name in ("run scores", "report", "numbers"))
 """In `SAMPLES` all but `schema`, the key, `prompt`, `seed`, `status`, `started_at` and `OWNER` may be null. The store
-itself fills in `OWNER`. For what older versions lack see `run_info.SCHEMA_VERSION`. `TRACES` are what `run --trace`
-keeps; an image's row is the one with the `started_at` of its sample row."""
+itself fills in `OWNER`. `run_info.SCHEMA_VERSION` lists what older versions lack. `run --trace` writes
+`TRACES`; an image's trace has the `started_at` of its sample row."""
 
 
 def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) -> dict[str, object]:
@@ -110,7 +110,7 @@ def sample_row(base: Mapping[str, object], generation: Generation, timed: bool) 
 
 
 def trace_row(base: Mapping[str, object], generation: Generation) -> dict[str, object]:
-    """What a traced image has beside its row."""
+    """Trace columns of an image."""
     arrays = {name: getattr(generation, name).tolist() for name in ("draft_tv", "draft_top1")}
     return {name: base[name] for name in (*KEY, "started_at")} | arrays
 
@@ -121,7 +121,7 @@ def failed_row(base: Mapping[str, object], error: str) -> dict[str, object]:
 
 
 def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """The numbers in the column `facts`, a float64 column each, null where an image has none; else a ValueError."""
+    """The numbers in the column `facts`, each as a float64 column, null for images without it; else a ValueError."""
     if not len(texts):
         return pa.table({})
     texts = pc.fill_null(texts, "{}")
@@ -134,7 +134,7 @@ def read_facts(texts: pa.Array | pa.ChunkedArray) -> pa.Table:
 
 
 def read_meta(text: object) -> dict[str, object]:
-    """The object in the column `meta`, empty where it is null; a ValueError where it is none."""
+    """The object in the column `meta`, empty if null; a ValueError if it is not an object."""
     meta = parse_json(text) if isinstance(text, str) else {}
     if not isinstance(meta, dict):
         raise ValueError("not a JSON object")
@@ -190,7 +190,7 @@ def base_row(
 
 
 def image_name(prompt_id: str, sample: int) -> str:
-    """File name of an image: the id itself where it is short and plain, else a slug and a hash of it."""
+    """File name of an image: a short plain id unchanged, else a slug and a hash of the id."""
     if re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,59}", prompt_id):
         return f"{prompt_id}-{sample}.png"
     slug = re.sub(r"[^a-z0-9]+", "-", prompt_id.lower())[:40].strip("-")

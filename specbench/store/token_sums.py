@@ -1,5 +1,5 @@
-"""Sums over the per-token lists of a sample row, which every part keeps beside them: a report of many images then reads
-a few numbers per image instead of its tokens."""
+"""Sums over the per-token lists of a sample row. Every part stores them, so that a report of many images reads a few
+numbers per image instead of its tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SUMS = pa.schema(
 )
 """Columns of `token_sums`, none of them ever null."""
 VERSION = "token sums 1"
-"""Raise it with every change of what `token_sums` returns; sums kept by another version are computed again."""
+"""Increase it with every change of `token_sums`; sums of another version are computed again."""
 
 
 def token_sums(rows: pa.Table) -> pa.Table:

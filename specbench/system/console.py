@@ -49,7 +49,7 @@ def prepare_streams() -> None:
             warn(f"{name} is closed: what belongs there is not printed")
         elif isinstance(stream, io.TextIOWrapper) and stream.errors in instead:
             stream.reconfigure(errors=instead[stream.errors])
-    if (raw := sys.stderr) is sys.__stderr__ and isinstance(raw, io.TextIOWrapper):  # not that of a test
+    if (raw := sys.stderr) is sys.__stderr__ and isinstance(raw, io.TextIOWrapper):  # not the stream of a test
         sys.stderr = _LossyStream(raw.buffer, raw.encoding, raw.errors, line_buffering=True)
 
 
@@ -94,7 +94,7 @@ def has_bars(screen: Console) -> bool:
 @contextmanager
 def transfer(what: str) -> Iterator[Callable[[int, int | None], None]]:
     """Show the progress of downloads: a bar on a terminal, a line every few seconds elsewhere. Yields a function of
-    bytes received and bytes in all, None if unknown."""
+    the bytes received and the total bytes, None if unknown."""
     terminal = stderr()
     if not has_bars(terminal):
         yield _transfer_lines(what)
@@ -131,7 +131,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def say(text: str, screen: Console | None = None) -> None:
-    """Print one line for the user; on `screen` where a progress bar is shown there."""
+    """Print one line for the user; on `screen` if a progress bar is shown there."""
     _print_line(screen or stderr(), one_line(text))
 
 

@@ -164,7 +164,7 @@ def _measure(device: str, dtype, seconds: float = _SECONDS) -> tuple[dict[int, f
 
 def measure_products(device: str, dtype, columns: Sequence[int] = COLUMNS, side: int = SIDE) -> dict[int, float]:
     """FLOP/s of products of each number of columns with square matrices, together as large as the largest copy, read
-    one after the other as a model reads its weights; few columns as those of the rows of AR."""
+    in sequence as a model reads its weights; few columns, like the rows of AR."""
     import torch
 
     from specbench.system.matrix_products import product  # imports torch

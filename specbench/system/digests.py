@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -50,6 +51,15 @@ def sha256_of(path: Path) -> str:
     return digest
 
 
+@functools.cache
+def own_code() -> str:
+    """Digest of specbench's own files."""
+    digest, folder = hashlib.sha256(), Path(__file__).parents[1]
+    for path in sorted(path for kind in ("py", "toml", "json") for path in folder.rglob(f"*.{kind}")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
 def _file_state(path: Path) -> str:
     status = path.stat()
     return f"{status.st_dev} {status.st_ino} {status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
@@ -67,7 +77,7 @@ def cache_folder() -> Path:
 
 
 def remembered(name: str) -> dict[str, Any]:
-    """What this machine keeps in the file `name` of the cache folder; empty where it is none of ours."""
+    """Content of the file `name` in this machine's cache folder; empty if the file is not ours."""
     try:
         content = json.loads((cache_folder() / name).read_text())
     except (OSError, ValueError):
@@ -76,7 +86,7 @@ def remembered(name: str) -> dict[str, Any]:
 
 
 def remember(name: str, entries: Mapping[str, object]) -> None:
-    """Add `entries` to what `remembered` returns; a SpecbenchError where the cache cannot be written."""
+    """Add `entries` to what `remembered` returns; a SpecbenchError if the cache cannot be written."""
     from specbench.system.files import write_atomically
 
     write_atomically(cache_folder() / name, json.dumps(remembered(name) | entries, indent=1).encode())

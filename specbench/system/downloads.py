@@ -39,7 +39,7 @@ DOWNLOAD_ATTEMPTS = 4
 """Tries in a row that gain no bytes before a download is given up."""
 PAUSE_S = 1.0
 PATIENCE_S = 10
-"""Longest wait that a server may ask for without the user being told at once."""
+"""Longest wait at a server's request before the user gets a message."""
 HUB = "https://huggingface.co"
 OFFLINE_VARIABLES = ("SPECBENCH_OFFLINE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 _CHUNK = 1 << 20
@@ -55,7 +55,7 @@ class Remote:
     """A published file.
 
     Attributes:
-        url: where it is published.
+        url: address of the publication.
         digest: "sha256:...", "md5:..." or "git:..." (id of a file in a git repository), as recorded by the publisher or
             this project; empty if unknown.
         size: bytes, where known.
@@ -76,8 +76,8 @@ class Remote:
 
 @dataclass(frozen=True)
 class Download:
-    """Published files that are not on this disk yet, of one repository (at a `commit`), prompt set or address, which
-    `get` stores in `folder`; `size` is the number of bytes to receive, None where the publisher states none."""
+    """Published files of a repository (at a `commit`), prompt set or address that are not on this disk yet; `get`
+    stores them in `folder`; `size` is the number of bytes to receive, None if the publisher does not state it."""
 
     name: str
     files: tuple[str, ...]
@@ -139,7 +139,7 @@ def fetch_what_can_be_had(
 
 
 def _that_fit(downloads: Iterable[Download], failed: dict[Download, SpecbenchError] | None) -> list[Download]:
-    """The downloads for which their disk has room; the others are `failed`, or refused where that is None."""
+    """The downloads for which their disk has room; the others are added to `failed`, or refused if it is None."""
     from rich.filesize import decimal
 
     needed: dict[int, int] = {}
@@ -212,7 +212,7 @@ def _digest(path: Path, remote: Remote) -> str:
 
 
 def size_of(remote: Remote) -> int | None:
-    """Bytes of a published file, asked of its server where they are not known here; None where nobody says."""
+    """Bytes of a published file, by request to its server if not known here; None if unknown."""
     if remote.size is not None or offline():
         return remote.size
     with suppress(*TRANSIENT, ValueError), _open_url(remote.url, {}, "HEAD") as response:
@@ -305,7 +305,7 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
             start = 0
         if not remote.digest and response.headers.get_content_type() == "text/html":
             raise _altered(f"{remote.place}: a web page came instead, perhaps to log in to this network")
-        length = response.length  # None where it is no number
+        length = response.length  # None if it is not a number
         total = remote.size or (start + length if length else None)
         with part.open("ab" if start else "wb") as file:
             done = start
@@ -322,7 +322,7 @@ def _stream(remote: Remote, part: Path, progress: Progress | None) -> None:
 
 
 def _open_url(url: str, headers: Mapping[str, str], method: str = "GET") -> http.client.HTTPResponse:
-    """Send one request, over TLS unless the server is on this machine; an error of urllib where it is refused."""
+    """Send one request, over TLS unless the server is on this machine; an error of urllib if it is refused."""
     _require_tls(url)
     return send(urllib.request.Request(url, method=method, headers=dict(headers)), TIMEOUT_S)
 
@@ -349,7 +349,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
 
 @functools.cache
 def _opener(direct: bool = False) -> urllib.request.OpenerDirector:
-    """Opener that trusts certifi's certificates, too, unless SSL_CERT_FILE names others: some Pythons know none."""
+    """Opener that also trusts certifi's certificates, unless SSL_CERT_FILE names others: some Pythons have none."""
     import certifi
 
     require_certificates()

@@ -51,7 +51,7 @@ def versions() -> dict[str, str | None]:
 
 
 def requirements() -> list[str]:
-    """Declared requirements of the installed package, extras too; none where it is not installed."""
+    """Declared requirements of the installed package with its extras; empty if it is not installed."""
     for name in (DISTRIBUTION, "specbench"):  # checkouts that were installed before 0.4.0
         try:
             return metadata.requires(name) or []
@@ -61,9 +61,9 @@ def requirements() -> list[str]:
 
 
 def git_state() -> dict[str, object]:
-    """Git revision of the running checkout, or else of the one that the installed package was built from.
+    """Git revision of the running checkout, or of the checkout from which the installed package was built.
 
-    `dirty`: whether tracked files were modified. Both are null where nothing is known.
+    `dirty`: whether tracked files were modified. Both are null if unknown.
     """
     if state := checkout_state():
         return state
@@ -75,7 +75,7 @@ def git_state() -> dict[str, object]:
 
 
 def checkout_state() -> dict[str, object] | None:
-    """Git revision of the checkout that this file is tracked in, None outside of one."""
+    """Git revision of the checkout that tracks this file; None outside of a checkout."""
     here = Path(__file__).parent
     revision = _output("git", "-C", str(here), "rev-parse", "HEAD")
     tracked = _output("git", "-C", str(here), "ls-files", "--error-unmatch", Path(__file__).name)
@@ -86,8 +86,8 @@ def checkout_state() -> dict[str, object] | None:
 
 
 def hardware() -> dict[str, object]:
-    """CPU model, cores available to this process, memory, GPUs, and where there are any, CUDA, driver, and whether they
-    use TF32."""
+    """CPU model, cores available to this process, memory, GPUs, and with a GPU, CUDA, driver, and whether TF32 is
+    used."""
     torch, memory = sys.modules.get("torch"), pages_bytes("SC_PHYS_PAGES")
     gpus = torch.cuda.device_count() if torch and torch.cuda.is_available() else 0
     return {
@@ -157,7 +157,7 @@ def _output(*command: str) -> str | None:
 
 
 def _cpu_model() -> str | None:
-    """Name of the processor. Linux on ARM tells it through lscpu alone; Python on a Mac knows "arm" for all of them."""
+    """Name of the processor. On ARM, Linux reports it only through lscpu, and Python on a Mac only as "arm"."""
     try:
         name = _model_name(Path("/proc/cpuinfo").read_text())
     except OSError:
@@ -168,7 +168,7 @@ def _cpu_model() -> str | None:
 
 @cache
 def cpu_features() -> str:
-    """What compiled code may use of this processor, as text: its name, and on Linux the instructions it knows."""
+    """Features of this processor for compiled code, as text: its name, and on Linux its instructions."""
     try:
         table = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -25,7 +25,7 @@ from specbench.system.console import one_line, say, warn
 
 PACKAGE = Path(__file__).parents[1]
 _LACKING = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
-"""What a file system answers that does not know a call; everything else is a failure of the call."""
+"""Errors of a file system that does not support a call; every other error is a failure of the call."""
 FULL = {errno.ENOSPC, errno.EDQUOT}  # Errors of a full disk, or of a quota that is used up
 MAX_NAME_BYTES = 255  # Of a file or folder, by the file systems of Linux
 STDOUT = ("-", "/dev/stdout")  # Paths of output that mean stdout
@@ -68,9 +68,8 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write `data` where the user said: atomically to a file, through a symbolic link to the file behind it, as it is
-    into a device, a pipe or a file that is mounted by itself, and for "-" to stdout. A SpecbenchError if it cannot be
-    written."""
+    """Write `data` to the user's path: atomically to a file, also through a symbolic link; directly into a device, a
+    pipe or a mounted file; for "-" to stdout. A SpecbenchError if it cannot be written."""
     if str(path) in STDOUT:  # opened by its name, a redirected stdout would be cut and overwritten
         sys.stdout.flush()
         sys.stdout.buffer.write(data)
@@ -128,8 +127,8 @@ def take_lock(path: Path, busy: str, advice: str = "wait until it is done") -> i
 
 @contextmanager
 def replacing(place: Path, busy: str) -> Iterator[Path]:
-    """A path that becomes `place` at the end, of one writer at a time; others are told `busy`. It has one name, so that
-    what a killed process left there, be it a file or a folder, is found and removed."""
+    """A path that becomes `place` at the end, for one writer at a time; other writers get the error `busy`. Its name is
+    fixed, so that a file or folder left by a killed process is found and removed."""
     aside, lock_path = _hidden(place, "tmp"), _hidden(place, "lock")
     lock = take_lock(lock_path, busy)
     try:
@@ -143,7 +142,7 @@ def replacing(place: Path, busy: str) -> Iterator[Path]:
 
 
 def _hidden(path: Path, ending: str) -> Path:
-    """The path of a file beside `path` while that is written; its name fits where that of `path` does."""
+    """The path of a file next to `path` while `path` is written; its name is short enough if `path`'s name is."""
     name = path.name.encode(errors="ignore")[:160].decode(errors="ignore")
     return path.with_name(f".{name}.{ending}")
 
@@ -169,7 +168,7 @@ def lock_when_free(path: Path, name: str) -> int:
 
 def read_regular(path: Path, limit: int, inside: Path | None = None) -> bytes:
     """All bytes of a regular file of at most `limit` bytes; a pipe or a device is refused instead of waited for.
-    `inside`: folder that no symbolic link may lead out of; None where links may lead anywhere."""
+    `inside`: folder that no symbolic link may leave; None allows links anywhere."""
     # realpath and not Path.resolve, which raises a RuntimeError at links that lead in a circle.
     place = Path(os.path.realpath(path)) if inside is not None else path
     if inside is not None and not place.is_relative_to(os.path.realpath(inside)):
@@ -182,7 +181,7 @@ def read_regular(path: Path, limit: int, inside: Path | None = None) -> bytes:
 
 
 def check_regular(path: Path) -> None:
-    """Refuse a pipe or a device, which would be waited for; an OSError for what cannot be looked at."""
+    """Refuse a pipe or a device, which would be waited for; an OSError if it cannot be examined."""
     if not stat.S_ISREG(os.stat(path).st_mode):
         raise SpecbenchError(f"{path} is not a regular file")
 
@@ -195,7 +194,7 @@ def text_of(data: bytes) -> str:
 
 
 def files_named(folder: Path, pattern: str) -> list[Path]:
-    """Paths in `folder` whose names match `pattern`, sorted; none where there is no such folder.
+    """Paths in `folder` whose names match `pattern`, sorted; empty if there is no such folder.
 
     `Path.glob` would do, but since Python 3.12 it takes a folder that the operating system refuses for an empty one.
     """
@@ -211,7 +210,7 @@ def files_named(folder: Path, pattern: str) -> list[Path]:
 @contextmanager
 def blaming(path: Path, damaged: str, try_this: str = "", exit_code: int = BAD_INPUT) -> Iterator[None]:
     """Name `path` in whatever the block raises while it reads that file, a SpecbenchError for every error, see
-    `read_error`; "{}" in `damaged` stands for the reader's own words."""
+    `read_error`; "{}" in `damaged` is replaced by the reader's message."""
     try:
         yield
     except SpecbenchError:
@@ -234,9 +233,9 @@ def is_lfs_pointer(path: Path) -> bool:
 def read_error(
     path: Path, error: BaseException, damaged: str, try_this: str = "", exit_code: int = BAD_INPUT
 ) -> SpecbenchError:
-    """What the failed read of `path` means: a refusal of the operating system says nothing about the content, so only
-    content is called `damaged` ("is damaged: not readable as scores") and only then `try_this` is advised. Raises
-    `error` itself where no content is the cause of it."""
+    """The error of a failed read of `path`. A refusal by the operating system says nothing about the content, so only
+    content is called `damaged` ("is damaged: not readable as scores"), and only then `try_this` is advised. Raises
+    `error` itself if no content can be its cause."""
     if isinstance(error, ImportError | NameError):
         raise error
     if (reason := refusal(path, error)) is not None:
@@ -245,7 +244,7 @@ def read_error(
 
 
 def refusal(path: Path, error: BaseException) -> str | None:
-    """The operating system's reason behind `error`, None where it is about the content of `path`.
+    """The operating system's reason behind `error`; None if the error is about the content of `path`.
 
     Libraries drop error numbers, so an error without one is settled by reading the file's first byte.
     """

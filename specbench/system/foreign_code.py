@@ -1,7 +1,7 @@
 """Identity of code that is not specbench's: the syntax trees of a plug-in's module and of all modules of the user's
 that it imports, and the versions of the packages that it imports.
 
-Two texts are the same code where they differ in comments, white space and docstrings alone. Imports are found in the
+Two texts are the same code if they differ only in comments, white space and docstrings. Imports are found in the
 syntax trees, so that it does not matter what else a process has loaded; what runs is the text that was imported.
 """
 
@@ -40,8 +40,8 @@ class Code:
 
     Attributes:
         modules: digest of each module by name, and of each further file.
-        packages: versions of the installed packages among them, and of those that they import besides specbench's own.
-        edited: when the newest of the files was changed, UTC; None where there is no file.
+        packages: versions of the installed packages among them, and of the packages that they import, without
+        specbench's own. edited: when the newest of the files was changed, UTC; None without a file.
     """
 
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -70,8 +70,8 @@ _seen: dict[str, tuple[object, _Source]] = {}
 
 
 def code_of(targets: Iterable[str | None], files: Iterable[Path] = ()) -> Code | None:
-    """Code behind references "package.module:NAME"; None where all of them are specbench's. Nothing is imported, so
-    that a reference from a results folder of others can be compared first. `files`: data files whose content counts as
+    """Code behind references "package.module:NAME"; None if all of them are specbench's. Nothing is imported, so that
+    a reference from a results folder of others can be compared first. `files`: data files whose content counts as
     code."""
     if not (foreign := sorted({target for target in targets if target and _top(target) != _OURS})):
         return None
@@ -105,9 +105,9 @@ def refuse_edited(code: Code | None) -> None:
 
 
 def require_code(who: str, planned: str | None, here: Code | None) -> None:
-    """Refuse a process whose code of a plug-in is not that of the plan, as a worker on another machine may have."""
+    """Refuse a process whose code of a plug-in differs from the plan's, as on a worker on another machine."""
     if planned != (here and here.digest):
-        what = f"{who}: its code on this worker is not that of the command"
+        what = f"{who}: its code on this worker differs from the command's"
         raise SpecbenchError(what, "give all machines the same files and packages")
 
 
@@ -131,7 +131,7 @@ def _installed(path: str) -> bool:
 
 
 def _locate(name: str) -> str | None:
-    """File of a module, imported or not; None where it has none."""
+    """File of a module, imported or not; None if it has no file."""
     if (module := sys.modules.get(name)) is not None:
         return os.path.abspath(path) if isinstance(path := getattr(module, "__file__", None), str) else None
     if name in sys.builtin_module_names or _top(name) in sys.stdlib_module_names:
@@ -227,7 +227,7 @@ def _versions(tops: frozenset[str]) -> dict[str, str]:
 
 
 def _in_memory(target: str) -> str:
-    """Digest of an object without a file, as of a notebook's cell: its source or instructions, and what they name."""
+    """Digest of an object without a file, such as a notebook's cell: its source or instructions, and what they name."""
     module, _, names = target.partition(":")
     value = sys.modules.get(module)
     for name in names.split("."):

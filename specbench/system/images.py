@@ -52,8 +52,8 @@ def read_picture(path: Path, try_this: str = "", sha256: str | None = None, insi
 
 
 def picture_bytes(path: Path, try_this: str = "", sha256: str | None = None, inside: Path | None = None) -> bytes:
-    """The bytes of an image file, not decoded. `sha256`: hexadecimal digest that the file must have; None where none is
-    known. `inside`: folder that no symbolic link may lead out of, for folders that may come from others."""
+    """The bytes of an image file, not decoded. `sha256`: hexadecimal digest that the file must have; None if
+    unknown. `inside`: folder that no symbolic link may leave, for folders that may come from others."""
     try:
         data = read_regular(path, _MAX_BYTES, inside)
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def picture_bytes(path: Path, try_this: str = "", sha256: str | None = None, ins
     except (OSError, ValueError, MemoryError) as error:
         raise read_error(path, error, "cannot be a file name") from error
     if sha256 is not None and hashlib.sha256(data).hexdigest() != sha256:
-        raise SpecbenchError(f"{path} is damaged or replaced: its SHA-256 is not the one stored with it", try_this)
+        raise SpecbenchError(f"{path} is damaged or replaced: its SHA-256 differs from the stored one", try_this)
     return data
 
 
@@ -73,8 +73,8 @@ def png_bytes(pixels: np.ndarray) -> bytes:
 
 
 def members(folder: Path, beside: Sequence[str] = ()) -> list[Path]:
-    """List files and folders directly inside a folder, sorted, without hidden ones and those that systems and packers
-    leave behind; `beside` are patterns of other names to leave out."""
+    """List files and folders directly inside a folder, sorted, without hidden files and files that systems and packers
+    create; `beside` are patterns of other names to leave out."""
     return [path for path in files_named(folder, "*") if not any(map(path.match, (*_LEFT_BEHIND, *beside)))]
 
 

@@ -37,8 +37,8 @@ def available_threads() -> int:
 
 
 def asked_threads() -> int | None:
-    """Threads that MKL_NUM_THREADS, else OMP_NUM_THREADS, asks for, as torch reads them: of a list (OpenMP's, for
-    nested regions) the first. Not above OMP_THREAD_LIMIT. None if neither does."""
+    """Threads that MKL_NUM_THREADS, else OMP_NUM_THREADS, requests, as torch reads them: the first of a list
+    (OpenMP's, for nested regions). At most OMP_THREAD_LIMIT. None if neither is set."""
     most = _threads_of("OMP_THREAD_LIMIT")
     asked = _threads_of("MKL_NUM_THREADS") or _threads_of("OMP_NUM_THREADS") or most
     return asked and min(asked, most or asked)
@@ -63,7 +63,7 @@ def _warn_ignored(text: str) -> None:
 
 
 def available_memory() -> int | None:
-    """Bytes of main memory that this process can still have, the page cache counted as free; None if unknown."""
+    """Bytes of main memory available to this process, with the page cache counted as free; None if unknown."""
     free = [_table(_PROCESS / "meminfo").get("MemAvailable:", 0) * 1024 or pages_bytes("SC_AVPHYS_PAGES")]
     for group in _groups("memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
@@ -95,7 +95,7 @@ def _groups(controller: str) -> Iterator[Path]:
 
 
 def _table(path: Path) -> dict[str, int]:
-    """Names and numbers of a file of one pair a line."""
+    """Names and numbers of a file with one pair per line."""
     pairs = (line.split()[:2] for line in _text(path).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 

@@ -1,5 +1,5 @@
-"""Products of weight matrices with few hidden states, as in AR: by the fastest way that a CPU has for them, and linear
-layers with the same input as one product: queries, keys and values, and the inner matrices of a gated MLP.
+"""Products of weight matrices with few hidden states, as in AR: by the fastest method of a CPU; and linear layers with
+the same input as one product: queries, keys and values, and the inner matrices of a gated MLP.
 
 On a GPU a matrix of 4,096 rows is too small to occupy it with one or two hidden states. The layers of every family call
 these matrices by name, so each is replaced by a module that returns its part of the product.
@@ -17,9 +17,9 @@ of the states with the weights."""
 LARGE = 2**18  # Elements of a weight matrix from which this is so: smaller ones stay in a processor's cache
 
 SUMMED_STATES = (1, 2)
-"""Numbers of hidden states, those of AR without and with guidance, whose products are compiled to sums."""
+"""Numbers of hidden states (AR without and with guidance) whose products are compiled to sums."""
 
-SUMMED_ON = {"cpu"}  # Kinds of devices on which they are; a part of `make gpu` tries a GPU
+SUMMED_ON = {"cpu"}  # Kinds of devices that compile sums; a part of `make gpu` tries a GPU
 
 _TOGETHER = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _READ_AS_FLOAT = (torch.float32, torch.bfloat16)
@@ -27,7 +27,7 @@ _READ_AS_FLOAT = (torch.float32, torch.bfloat16)
 
 def linear_output(layer: nn.Linear, hidden: Tensor) -> Tensor:
     """Output [R, T, o] of a linear layer for hidden states [R, T, d]."""
-    # None in eight bits; a tracer has tensors of its own kind in their place.
+    # Not in eight bits; a tracer replaces tensors by its own kind.
     plain = type(layer) is nn.Linear and (type(layer.weight) in (Tensor, nn.Parameter) or torch.compiler.is_exporting())
     return product(hidden, layer.weight, layer.bias) if plain else layer(hidden)
 
@@ -59,8 +59,8 @@ def weights_times_states(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 def _are_few(rows: int, columns: int) -> bool:
-    # Compiled, only a lone column is looked at, which is a form of its own anyway: a test of rows times columns would
-    # make one of narrow windows, too.
+    # Compiled, only a lone column is tested, which is a separate form anyway: a test of rows times columns would also
+    # make a form of narrow windows.
     if columns == 1:
         return 1 < rows <= FEW_STATES
     return not torch.compiler.is_compiling() and 1 < rows * columns <= FEW_STATES
@@ -70,8 +70,8 @@ def sums_by_state(hidden: Tensor, weight: Tensor) -> Tensor:
     """`product` of one column as sums, one per state and row of the matrix, which compiled code reads once for all."""
     import torch._inductor.inductor_prims  # registers the operation below
 
-    # Without this Inductor computes the states anew for every row of the matrix. `as_strided` would store them too, but
-    # of a view it reads the wrong elements. Expanded rows, which share their memory, cannot be stored as they are.
+    # Otherwise Inductor recomputes the states for every row of the matrix. `as_strided` would also store them, but
+    # reads the wrong elements of a view. Expanded rows, which share their memory, cannot be stored as they are.
     hidden = hidden.contiguous()
     stored = torch.ops.prims.inductor_force_stride_order(hidden, hidden.stride())
     read = weight.float()

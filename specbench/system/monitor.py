@@ -44,27 +44,28 @@ class MachineMonitor:
 
 @functools.cache
 def cores_in_use() -> float:
-    """Cores, of those that this process may use, that others use now; 0 where the system does not tell."""
+    """Number of cores available to this process that others use now; 0 if the system does not report it."""
     monitor = MachineMonitor()
     time.sleep(0.2)
     return float(monitor.read().get("other_cores", 0.0))
 
 
 def others_at_work(machine: Mapping[str, object]) -> str | None:
-    """Other users of the machine in one reading of `MachineMonitor`, in words; None if it was idle otherwise."""
+    """Describe other users of the machine in a reading of `MachineMonitor`; None if it was idle otherwise."""
     if (cores := taken_cores(machine) or 0) > BUSY_CORES:
         return f"other processes took {cores:.1f} of the cores needed"
     return next(iter(gpu_disturbances([machine])), None)
 
 
 def taken_cores(machine: Mapping[str, object]) -> float | None:
-    """Needed cores that others used during a reading of `MachineMonitor`; older readings tell all that others used."""
+    """Needed cores that others used during a reading of `MachineMonitor`; older readings have all cores that others
+    used."""
     cores = machine.get("taken_cores", machine.get("other_cores"))
     return None if cores is None else float(cores)
 
 
 def gpu_disturbances(machines: Sequence[Mapping[str, object]]) -> list[str]:
-    """What disturbed a GPU during readings of `MachineMonitor`, one sentence each."""
+    """Describe what disturbed a GPU during readings of `MachineMonitor`, one sentence each."""
     lines = []
     if sharing := max((int(machine.get("gpu_others") or 0) for machine in machines), default=0):
         lines.append(f"{sharing} other process{'es' * (sharing > 1)} computed on the GPU")
@@ -79,7 +80,7 @@ def _cores() -> set[int]:
 
 
 def gpu_users(device: str) -> str:
-    """Other processes on a CUDA device and their memory, in words; empty if there are none, or NVML does not tell."""
+    """Other processes on a CUDA device and their memory, in words; empty without such processes or without NVML."""
     if (handle := gpu_of(device)) is None:
         return ""
     import pynvml as nvml  # an extra
@@ -92,7 +93,8 @@ def gpu_users(device: str) -> str:
 
 
 def _other_processes(processes: Sequence) -> list:
-    """NVML's processes of a GPU without this one: in a container, where none has its number, without the largest."""
+    """NVML's processes of a GPU without this one: in a container, which hides its number, without the largest
+    process."""
     others = [process for process in processes if process.pid != os.getpid()]
     torch = sys.modules.get("torch")
     if len(others) == len(processes) and torch is not None and torch.cuda.is_initialized():

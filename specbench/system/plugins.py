@@ -49,7 +49,7 @@ class PluginError(SpecbenchError):
 
 
 def foreign_place(error: BaseException) -> str | None:
-    """The last line of a plug-in's code on the way to an error, "mine.py:12"; None where there is none."""
+    """The last line of a plug-in's code on the way to an error, "mine.py:12"; None without such a line."""
     place = None
     for frame, line in traceback.walk_tb(error.__traceback__):
         if str(frame.f_globals.get("__name__")).partition(".")[0] in _loaded:
@@ -132,7 +132,7 @@ def search_current_folder() -> None:
 
 
 def path_component(name: object) -> bool:
-    """Whether a plug-in's name can be that of a file: a single one, on every system."""
+    """Whether a plug-in's name can be a file name on every system."""
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 

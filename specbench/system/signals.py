@@ -1,4 +1,4 @@
-"""Signals that ask a command to stop: Ctrl-C, SIGTERM, and those of closed terminals and batch schedulers.
+"""Signals that ask a command to stop: Ctrl-C, SIGTERM, and the signals of closed terminals and batch schedulers.
 
 Python raises KeyboardInterrupt wherever the main thread is, also in a destructor, which swallows it. `install` keeps
 the signal's number, so that phases can `look`, and raises again every second until the command has answered.
@@ -34,7 +34,7 @@ _state = _State()
 
 
 class Stop(threading.Event):
-    """Set once the images in work are to be the last ones. `number`: the signal that set it."""
+    """Set when the images in work are the last to decode. `number`: the signal that set it."""
 
     number = 0
 
@@ -50,7 +50,7 @@ def install() -> None:
 
 
 def take_back() -> None:
-    """Handle the signals of a command again after a library, such as Ray, has set handlers of its own."""
+    """Handle the signals of a command again after a library, such as Ray, has set its own handlers."""
     if _state.process == os.getpid() and threading.current_thread() is threading.main_thread():
         for number in _free(NUMBERS):
             signal.signal(number, _on_signal)
@@ -87,7 +87,7 @@ def answered() -> None:
 
 def stopped(done: str = "", number: int = 0) -> SpecbenchError:
     """The error of a command that was stopped, with exit code 128 + the signal's number. `done`: how far it is, as in "
-    with 3 of 8 images done". `number`: the signal; by default the one that came, or Ctrl-C."""
+    with 3 of 8 images done". `number`: the signal; by default the received signal, or Ctrl-C."""
     number = number or _state.asked or signal.SIGINT
     what = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
     kept = "" if done else "what is finished is kept; "
@@ -167,7 +167,7 @@ def _raise_again(_number, _frame):
 
 
 def _without_interrupts(hook: Callable) -> Callable:
-    """A hook of `sys` that is not told of interrupts, which are raised again."""
+    """A hook of `sys` that gets no interrupts, which are raised again."""
 
     def guarded(what, *rest):
         if not issubclass(getattr(what, "exc_type", what), KeyboardInterrupt):

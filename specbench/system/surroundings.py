@@ -1,5 +1,5 @@
-"""What the process gets from the machine and its user: home folder and user name, working folder, width of the
-terminal. `settle` corrects what libraries cannot use, before they are imported."""
+"""Surroundings of the process: home folder and user name, working folder, width of the terminal. `settle` corrects
+whatever libraries cannot use, before they are imported."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_working_folder() -> None:
 
 
 def settle_home() -> None:
-    """Give a process without home folder or user name (containers, batch systems) those of this user, or private ones:
+    """Give a process without home folder or user name (containers, batch systems) the user's or private ones, because
     libraries put their caches there."""
     try:
         user = pwd.getpwuid(os.getuid())

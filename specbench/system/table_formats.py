@@ -25,7 +25,7 @@ their seeds (`report --over`)."""
 
 @dataclass(frozen=True)
 class Format:
-    """What a format is for."""
+    """Uses of a format."""
 
     endings: tuple[str, ...]  # of files; the first is also a name of the format
     outputs: tuple[str, ...]  # keys of `_MODULES`; every other kind of output refuses the format

@@ -54,14 +54,14 @@ class TextTable:
 def plain_table(
     headings: Sequence[str], rows: Iterable[Iterable[str | TextCell]], title: str = "", notes: Sequence[str] = ()
 ) -> TextTable:
-    """A table of one group."""
+    """A table with a single group."""
     cells = [[cell if isinstance(cell, TextCell) else TextCell(cell) for cell in row] for row in rows]
     return TextTable(headings, [(None, cells)], title=title, notes=notes)
 
 
 def distinct_columns(table: TextTable, kept: Container[str]) -> TextTable:
-    """A table of one group without the columns that are empty; what all of several rows share is said in its first
-    note. `kept`: headings of columns that stay if they are constant."""
+    """A table with a single group, without empty columns; values that all of several rows share are in its first note.
+    `kept`: headings of columns that stay if they are constant."""
     rows, used, shared = table.rows, [], []
     if not rows:
         return table
@@ -82,8 +82,8 @@ def distinct_columns(table: TextTable, kept: Container[str]) -> TextTable:
 
 
 def markdown_table(table: TextTable, aligned: bool = False) -> str:
-    """The rows as markdown: labels left, the others right, names of groups bold. `aligned`: columns of one width, to be
-    read as text."""
+    """The rows as markdown: labels left, the others right, names of groups bold. `aligned`: columns are
+    padded, for reading as text."""
     write = (lambda text: one_line(text).replace("|", "\\|")) if aligned else escape
     rows = [list(map(write, table.headings))]
     for group, lines in table.groups:
@@ -115,8 +115,7 @@ _COLUMN, _PAGE, _CHARACTER, _POINTS = 229, 469, 4.5, 8
 
 def latex_table(table: TextTable, label: str, wide: bool = False) -> str:
     """A float with a booktabs `tabular` and the title as caption: labels left, the others right. Its environment and
-    the size of its letters are those in which it fits a two-column page; the environment is that of two columns if
-    `wide`."""
+    font size make it fit a two-column page; `wide` selects the environment for two columns."""
     texts = [table.headings, *([cell.text for cell in row] for row in table.rows)]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     points = sum(widths) * _CHARACTER + (len(widths) - 1) * _POINTS

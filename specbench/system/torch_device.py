@@ -17,7 +17,7 @@ _NAME = re.compile(r"(?P<kind>cpu|mps|cuda)(:(?P<index>\d{1,3}))?")
 def check_device_name(device: str) -> None:
     """Raise a SpecbenchError for a name that no machine has."""
     if "," in device:
-        advice = "--dtype int8wo halves its weights; --workers and --ray give each GPU a model of its own"
+        advice = "--dtype int8wo halves its weights; --workers and --ray load a model on each GPU"
         raise SpecbenchError(f"--device {device:.40}: a model decodes on one device", advice)
     named = _NAME.fullmatch(device)
     if not named or (named["index"] and named["kind"] != "cuda"):
@@ -73,7 +73,7 @@ def use_device(device: str) -> None:
     """Require a device, make a CUDA device the current one ("cuda" is "cuda:0"), and keep float32 free of TF32.
 
     Events, streams and allocations that name no device go to the current one. TF32 is on for convolutions unless it is
-    turned off, and for matrix products where the environment says so.
+    turned off, and for matrix products if the environment says so.
     """
     require_device(device)
     if not device.startswith("cuda"):

@@ -1,4 +1,4 @@
-"""State of torch, which a program or a plug-in may have set for work of its own."""
+"""State of torch, which a program or a plug-in may have changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _attribute(of: object, name: str, pinned: object) -> _State:
 
 
 def _precision(unit: Any) -> _State:
-    """Precision of float32 in one unit: "none" where it is that of all units, which stays so."""
+    """Precision of float32 in one unit: "none" if it follows the setting of all units."""
 
     def write(value: str) -> None:
         unit.fp32_precision = "none"
@@ -56,10 +56,10 @@ _STATES = (*_OF_THREAD, *_OF_PROCESS)
 
 
 class PinnedTorch(torch.inference_mode):
-    """Context or decorator in which numbers are those of the dtype and device that a run names: no autocast, no TF32 or
+    """Context or decorator that computes in the dtype and on the device that a run names: no autocast, no TF32 or
     bfloat16 in the products of float32, new tensors in float32 on the CPU. `mode`: whether in inference mode, else with
-    gradients. What was before is there again afterwards, and so is the number of threads: of the whole process after
-    the last of the threads that decode."""
+    gradients. The earlier state is restored afterwards, also the number of threads; for the whole process, after the
+    last thread that decodes."""
 
     _lock, _open = Lock(), 0  # contexts of all threads, and what their process had before the first
     _shared: Iterable = ()
@@ -75,7 +75,7 @@ class PinnedTorch(torch.inference_mode):
                 PinnedTorch._shared = [(state, _read(state)) for state in _OF_PROCESS]
             PinnedTorch._open += 1
             _set((state, state.pinned) for state in _STATES)
-        # Every call is slower in such a context, so there is none unless another one must be hidden.
+        # Every call is slower in such a context, so it is entered only to hide another device.
         self._device = None if torch.get_default_device().type == "cpu" else torch.device("cpu")
         if self._device:
             self._device.__enter__()
@@ -96,7 +96,7 @@ def _set(values: Iterable[tuple[_State, Any]]) -> None:
 
 
 def _read(state: _State) -> Any:
-    """The value of a state; None if it was set by other functions of torch, which refuses to tell it."""
+    """The value of a state; None if other functions of torch have set it, in which case torch refuses to read it."""
     try:
         return state.read()
     except RuntimeError:

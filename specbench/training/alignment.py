@@ -28,8 +28,8 @@ def alignment(
     Returns:
         Per depth `depth`, `tv` (mean over images, positions and true continuations), `tv_low`, `tv_high` (95 %, images
         being the sample; None for one image), `acceptance` = 1 - tv, the acceptance rate of `exact` given that all
-        earlier drafts are accepted. Then one row with `depth` "1, x_t" for the pairing (f_t, x_t): a lower `tv` there
-        shows a head trained on the wrong pairs.
+        earlier drafts are accepted. Then a row with `depth` "1, x_t" for the pairing (f_t, x_t): if its `tv` is lower,
+        the head was trained on the wrong pairs.
     """
     tokens = images.tokens.to(model.device)
     rows, length = tokens.shape
@@ -73,7 +73,7 @@ def alignment(
 def vertical_alignment(
     model: TransformerModel, head: VerticalHead, images: Corpus, sampling: Sampling, depths: int = 5, starts: int = 8
 ) -> list[dict[str, object]]:
-    """Total variation between target and vertical head, as `alignment` has it, without the row of wrong pairs.
+    """Total variation between target and vertical head in the form of `alignment`, without the row of wrong pairs.
 
     Depth k is the k-th draft after the committed tokens, drawn after true tokens.
     """

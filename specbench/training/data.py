@@ -20,7 +20,7 @@ _CHUNK = 16
 
 
 def check_counts(**counts: int) -> None:
-    """Reject numbers below 1, given by the name of their flag."""
+    """Reject numbers below 1; the keywords are the names of the flags."""
     for name, value in counts.items():
         if value < 1:
             raise SpecbenchError(f"--{name} {value}: must be at least 1")
@@ -40,11 +40,11 @@ def corpus(model: TransformerModel, count: int, seed: int, folder: Path | None) 
         images = model.draft_data(count, seed)
         if images is None:
             raise SpecbenchError(
-                f"model '{model.name}' comes without training images for a draft head",
+                f"model '{model.name}' has no training images for a draft head",
                 f"pass a run folder with --data, made by: specbench run --model {model.name} --decoder ar",
             )
         return Corpus(*images)
-    from specbench.store.run_store import RunStore  # brings pyarrow: not for heads that exist
+    from specbench.store.run_store import RunStore  # imports pyarrow, not needed for existing heads
 
     store = RunStore(find_run(folder.parent, str(folder)))
     rows = store.samples(["prompt", "tokens", "status"])
@@ -100,7 +100,7 @@ class FeatureStore:
         self._loaded: dict[int, Examples] = {}
 
     def compute(self, model: TransformerModel, images: Corpus, null: float, seed: int, tell: Callable) -> None:
-        """Compute the missing chunks; call `tell(done)` after each. A share `null` of the images has no caption."""
+        """Compute the missing chunks, with a callback after each. A share `null` of the images has no caption."""
         self._folder.mkdir(parents=True, exist_ok=True)
         draw = torch.Generator().manual_seed(seed)
         unconditional = torch.rand(len(images.texts), generator=draw) < null

@@ -75,8 +75,7 @@ def train(
     model: TransformerModel, out: Path, plan: HeadPlan, data: Path | None = None, tell: Callable | None = None
 ) -> nn.Module:
     """Train a head for `model` and store it in `out`; an interrupted training in `out` is resumed. `data`: run folder
-    with the target's images; the model's training data if None. `tell` is called as `tell(stage, done, total,
-    note)`."""
+    with the target's images; the model's training data if None. For the callback see `train_head`."""
     tell = tell or (lambda *_: None)
     work = out / "training"
     record = {"model": model.weights_sha256, "data": str(data or ""), **asdict(plan)}
@@ -171,7 +170,7 @@ def train_head(
         images, epochs, batch, lr, seed: see `HeadPlan`.
         device, threads: as for `run`.
         tell: called as `tell(stage, done, total, note)`.
-        kind: "eagle" for an EAGLE-1 head, "vertical" for one that looks at the image row above.
+        kind: "eagle" for an EAGLE-1 head, "vertical" for a head that looks at the image row above.
 
     Returns:
         The folder, for `head=` of the EAGLE decoders, or of `vertical`.
@@ -231,7 +230,7 @@ def load_trainable(name: str, device: str = "cpu", threads: int = 0) -> Transfor
 
 
 class HeadKind(NamedTuple):
-    """How one kind of head is trained, kept and measured."""
+    """Functions to train, store and measure a kind of head."""
 
     untrained: Callable[[TransformerModel, int], nn.Module]  # `untrained(model, seed)` makes a new head
     # `losses(model, head, batch, draw)` is the loss of a batch, with its parts, by name
@@ -275,10 +274,10 @@ def eagle_losses(model: TransformerModel, head: EagleHead, batch: Examples, draw
 def _vertical_losses(
     model: TransformerModel, head: VerticalHead, batch: Examples, draw: torch.Generator
 ) -> dict[str, Tensor]:
-    """Loss of one batch: cross-entropy between the target's distribution of a slot and the head's, without guidance.
+    """Loss of a batch: cross-entropy between the distributions of target and head for each slot, without guidance.
 
-    Every image is cut at random, by `draw`, into runs of consecutive slots, as long as the drafts of a step; within a
-    run the head knows the features of the slots before it, and all earlier tokens."""
+    `draw` cuts every image at random into runs of consecutive slots, as long as the drafts of a step; within a run the
+    head knows the features of the slots before the run, and all earlier tokens."""
     place = batch.prompt[:, None] + torch.arange(model.layout.length)
     before = (place - 1)[..., None].expand(-1, -1, batch.features.shape[-1])
     ids = batch.ids.gather(1, place).to(model.device)

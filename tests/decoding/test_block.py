@@ -33,7 +33,7 @@ SETTINGS = (
 
 
 def chains(seed=0):
-    """Target distributions [B, D + 1, V] near and far from q, drafts drawn from q, and windows that pass the end."""
+    """Target distributions [B, D + 1, V] near and far from q, drafts drawn from q, and windows beyond the end."""
     draw = torch.Generator().manual_seed(seed)
     p = torch.randn(ROWS, DRAFTS + 1, VOCAB, generator=draw).mul(1.5).softmax(-1)
     near = torch.rand(ROWS, 1, 1, generator=draw)
@@ -48,7 +48,7 @@ def chains(seed=0):
 
 
 def verified(name, options=None):
-    """Outcome of one step, with the coins [B, D] it used."""
+    """Outcome of a step, with the coins [B, D] that it used."""
     p, proposal = chains()
     model = EnumerableModel(TokenLayout.plain(1, LENGTH, VOCAB))
     method = build(resolve(name, options or {}), model)
@@ -97,7 +97,7 @@ def test_block_verification_is_the_papers_algorithm():
 
 
 def test_a_residual_without_the_joint_ratio_is_noticed(monkeypatch):
-    """It changes the joint distribution too little for 20,000 images, so it is planted here and not for the audit."""
+    """The bug changes the joint distribution too little for the audit's 20,000 images, so it is planted here."""
     plant(monkeypatch, Verdict.failed, lambda plain, self, *args: plain(self._replace(scale=None), *args))
     with pytest.raises(AssertionError):
         test_block_verification_is_the_papers_algorithm()
@@ -133,7 +133,7 @@ def test_the_exact_ones_keep_the_joint_distribution_of_long_images(name):
 
 @pytest.mark.slow
 def test_a_block_beside_a_coupled_tail_does_not():
-    """What the plan refuses; the bias is small, so the model is one of those that show it, with 25 times the images."""
+    """The combination that plans reject. Its bias is small; the model is chosen to show it, with 25x the images."""
     setting = AuditSetting("12 w3", TokenLayout.plain(3, 4, 2), window=3)
     counts = {
         refine: observe(setting, resolve("sjd", {"verifier": "block", "refine": refine, "any-tail": True}), 500_000, 0)

@@ -1,5 +1,5 @@
-"""A chain is verified as its paper's algorithm says, and as the tree machinery verifies a tree of only children; what a
-proposal holds where there is no draft reaches nobody."""
+"""Chain verification agrees with the paper's algorithm, and with tree verification of a tree of only children; values
+of a proposal in slots without a draft have no effect."""
 
 import numpy as np
 import pytest
@@ -36,8 +36,8 @@ CHAINS = [
 
 
 def inputs(seed: int, impossible: int):
-    """Target distributions and a proposal of a chain. Some q leave tokens out; the drafts of the last `impossible` rows
-    may be tokens that their q leaves out, which no draft of a decoder is."""
+    """Target distributions and a proposal of a chain. Some q are 0 for some tokens; the drafts of the last `impossible`
+    rows may be such tokens, unlike any draft of a decoder."""
     draw = torch.Generator().manual_seed(seed)
     p = torch.randn(ROWS, WIDTH, VOCAB, generator=draw).mul(2).softmax(-1)
     q = torch.randn(ROWS, WIDTH - 1, VOCAB, generator=draw).mul(2)
@@ -75,7 +75,7 @@ def test_a_chain_is_verified_as_a_tree_of_only_children(name, options):
 
 
 def test_a_chain_follows_the_algorithm_box():
-    """Row by row in plain Python: first rejection, residual distribution or bonus token, by the statistics of both."""
+    """Row by row in plain Python: first rejection, residual distribution or bonus token, compared by statistics."""
     p, q = torch.tensor([0.5, 0.3, 0.2]), torch.tensor([0.2, 0.2, 0.6])
     rows, generator = 60_000, torch.Generator().manual_seed(0)
     drafts = torch.multinomial(q.expand(rows, 3), 2, replacement=True, generator=generator)
@@ -88,7 +88,7 @@ def test_a_chain_follows_the_algorithm_box():
     expected = np.array([1 - accepts, accepts * (1 - accepts), accepts**2])
     shares = np.bincount(verified.first, minlength=3) / rows
     np.testing.assert_allclose(shares, expected, atol=0.008)
-    for slot in range(3):  # whatever was accepted or replaced, every committed token follows p
+    for slot in range(3):  # every committed token follows p, whether accepted or replaced
         committed = verified.tokens[verified.first >= slot, slot]
         np.testing.assert_allclose(np.bincount(committed, minlength=3) / len(committed), p, atol=0.012)
 

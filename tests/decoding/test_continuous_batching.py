@@ -1,4 +1,4 @@
-"""Whatever the batch, the order and the neighbours, an image decoded in a refilled row is the one decoded alone."""
+"""An image decoded in a refilled row equals the image decoded alone, for any batch, order and neighbours."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_every_decoder_in_any_order(name):
             assert facts(image)[0] == facts(expected[request])[0], (name, rows, request)
             if name not in WHOLE_BATCHES:
                 assert facts(image)[:-1] == facts(expected[request])[:-1]
-                # A head's products are rounded as the size of the batch has it.
+                # The rounding of a head's products depends on the batch size.
                 assert image.facts == pytest.approx(expected[request].facts, rel=1e-5, nan_ok=True)
                 assert np.array_equal(image.image, expected[request].image)
 
@@ -94,7 +94,7 @@ def test_drafts_from_neighbours_forget_the_row_s_last_image(init):
 
 
 def test_a_free_row_does_not_wait_for_its_neighbours():
-    """Rows take on new images while others are at work, which is what saves the time."""
+    """Rows start new images while others continue, which saves the time."""
     taken, at_work, refilled = iter(REQUESTS), set(), 0
 
     def requests():

@@ -1,4 +1,4 @@
-"""Every decoder turns into a simpler one where its knob has no effect, token for token under the same
+"""Every decoder equals a simpler decoder if its option has no effect, token for token under the same
 seed.
 
 It concerns several modules: every drafter and verification.

@@ -68,7 +68,7 @@ DRAFTERS = st.one_of(
 
 @st.composite
 def layouts(draw) -> TokenLayout:
-    """Free slots of a small grid with special tokens strewn anywhere between them."""
+    """Free slots of a small grid with special tokens at random places between them."""
     height, width, v_image = draw(st.sampled_from([(1, 2, 4), (2, 2, 3), (1, 3, 3), (3, 1, 2), (2, 1, 4)]))
     forced = [-1] * (height * width)
     for special in draw(st.lists(st.integers(0, 1), max_size=6 - len(forced))):

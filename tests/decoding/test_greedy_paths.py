@@ -1,4 +1,4 @@
-"""The best of several independent paths: its choice and its distribution beside an enumeration of all paths."""
+"""The best of several independent paths: its choice and its distribution against an enumeration of all paths."""
 
 import itertools
 from functools import cmp_to_key, partial

@@ -1,4 +1,4 @@
-"""Where options switch off what a decoder adds, it returns the tokens of the decoder it extends, one by one.
+"""If options switch off a decoder's extension, it returns the same tokens as the decoder that it extends.
 
 It concerns several modules: every drafter and verification.
 """
@@ -55,7 +55,7 @@ def model(request, tmp_path_factory):
     return load_model(models()[name].configured(ModelChoice(weights=str(folder), tiny=True)), "cpu", "float32")
 
 
-@cache  # the plain decoders are those of several others
+@cache  # several decoders extend the same plain decoder
 def _decoded(model, decoder, sampling, images):
     texts = ("a red circle", "two squares") if model.name == "shapes" else ("a", "bb")
     requests = [Request(texts[number % 2], "prompt", number) for number in range(images)]
@@ -74,7 +74,7 @@ def test_the_extended_decoder_returns_the_tokens_of_the_plain_one(model, name, o
 
 
 def test_sjd_with_a_one_hot_q_of_fresh_tokens_differs_from_sjd_with_a_uniform_one():
-    """Both are exact (see the audit), so they are two decoders, not one."""
+    """Both are exact (see the audit), so they are two different decoders."""
     model = ENUMERABLE["tables"]()
     one_hot, uniform = (resolve("sjd", {"fresh-q": q, "window": 5}) for q in ("onehot", "uniform"))
     assert (_decoded(model, one_hot, SAMPLINGS[1], 50) != _decoded(model, uniform, SAMPLINGS[1], 50)).any()

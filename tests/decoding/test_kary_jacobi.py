@@ -1,4 +1,4 @@
-"""SJD-PAC as released: the tree, where its images leave the model's distribution, and the authors' own sampler.
+"""SJD-PAC as released: the tree, deviations of its images from the model's distribution, and the authors' sampler.
 
 SJD_PAC_FOLDER names a checkout of KangJialiang/SJD-PAC at 4fbc099; its sampler and tree are read from there.
 """
@@ -47,8 +47,8 @@ def counted(tokens: np.ndarray, length: int, vocab: int) -> np.ndarray:
 
 
 def p_values(tokens: np.ndarray, model: EnumerableModel) -> list[float]:
-    """Of the first token, the first two and the first three against the exact joint distribution; cells expected less
-    than five times are one."""
+    """P-values of the first one, two and three tokens against the exact joint distribution; cells expected less than
+    five times are merged."""
     values, vocab, exact = [], model.layout.v_image, joint(model, EIGHT.sampling)
     for length in range(1, 4):
         seen, expected = counted(tokens, length, vocab), len(tokens) * exact.reshape(vocab**length, -1).sum(1)
@@ -84,8 +84,8 @@ def test_in_images_longer_than_the_window_even_the_chain_is_biased_by_its_unifor
 
 @pytest.mark.parametrize("order", ["ab", "ba"])
 def test_the_longest_path_makes_a_token_of_probability_0_6_certain(order):
-    """p is (.6, .4, 0), the siblings a and b come from q (.5, .5, 0). After a both drafts of the next slot pass, after
-    b none does, so a is committed even where b, tested first, has passed."""
+    """p is (.6, .4, 0), the siblings a and b come from q (.5, .5, 0). Both drafts of the next slot pass after a, none
+    after b. So a is committed even if b, which is tested first, has passed."""
     model = EnumerableModel(TokenLayout.plain(1, 8, 3))
     drafter = build(resolve("sjd-pac-released", {"window": 3, "siblings": 2}), model).drafter
     tree, rows = drafter.tree, 500
@@ -137,7 +137,7 @@ def authors_sampler(levels: int, siblings: int):
 
 
 def authors_images(model: EnumerableModel, levels: int, siblings: int, nodes: int, count: int) -> np.ndarray:
-    """Images of the authors' sampler, in a loop as theirs: `nodes` per forward, ids from 0, no grammar."""
+    """Images of the authors' sampler, in a loop like theirs: `nodes` per forward, ids from 0, no grammar."""
     code, vocab, length = authors(), model.layout.v_image, model.layout.length
     _, paths, from_tree = code["generate_tree_mask_and_retrieve"](nodes, siblings, levels)
     sampler = authors_sampler(levels, siblings)
@@ -176,7 +176,7 @@ needs_authors = pytest.mark.skipif(
 @needs_authors
 @pytest.mark.parametrize("drafts", [(0, 1), (1, 0)])
 def test_the_authors_sampler_makes_a_token_of_probability_0_6_certain(drafts):
-    """The example above, and the draft of the chain that its code needs. Rows are paths, -1 where one has ended."""
+    """The example above, and the draft of the chain that its code needs. Rows are paths, padded with -1."""
     sampler, third = authors_sampler(3, 2), torch.full((4, 2, 3), 1 / 3)
     after = torch.tensor([[0.5, 0.5, 0.0], [0.0, 0.0, 1.0]])
     paths = torch.tensor([[first, second] for first in drafts for second in drafts])
@@ -198,7 +198,7 @@ def test_the_authors_sampler_deviates_from_the_model_as_the_preset_does(levels, 
         f"{levels} levels, K = {siblings}: p of 1 to 3 tokens {p_values(theirs, model)}, ours {p_values(ours, model)}"
     )
     assert expected is None or deviate(theirs, model) == expected
-    # With K = 3 of four ids residual distributions often have fewer ids than are drawn, and its code takes any others.
+    # With K = 3 of four ids, residual distributions often have too few ids to draw; its code then takes any others.
     for length in (1, 2, 3) if siblings == 2 else ():
         both = np.stack([counted(tokens, length, 8) for tokens in (ours, theirs)])
         assert chi2_contingency(both[:, both.sum(0) > 30]).pvalue > AUDIT_LEVEL, length

@@ -1,4 +1,4 @@
-"""Looked-up drafts: the slots found beside a slow search of the image, and the q recorded for them."""
+"""Looked-up drafts: the slots found, against a slow search of the image, and the q recorded for them."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def test_neighbours_are_those_of_the_grid(layout):
 
 
 def slow_find(layout, tokens, fed, committed, slot, refined):
-    """The slot to look up a draft in, None if it keeps the one it has."""
+    """The slot to look up a draft in, if any."""
 
     def at(stream, slots):
         return [-1 if slot < 0 else int(stream[slot]) for slot in slots]
@@ -102,7 +102,7 @@ def test_drafts_are_looked_up_where_a_slow_search_finds_them(layout, monkeypatch
 
 
 def test_lookups_stop_where_they_are_worse_than_the_drafts_they_replace():
-    """`_gain` is the sum, over tested slots with a match, of the difference of the overlaps, less the margin."""
+    """`_gain` is the sum, over tested slots with a match, of the difference of the overlaps minus the margin."""
     layout = TokenLayout.plain(4, 4, 2)
     model = EnumerableTransformer(layout, ("a", "bb"))
     requests = [Request("a", "a", sample) for sample in range(4)]

@@ -19,7 +19,7 @@ def column(number: int, rows: int) -> torch.Tensor:
 
 
 def walk():
-    """(draw, first slot) of a decode: in small steps, over the end of what is hashed ahead, back, and far ahead."""
+    """(draw, first slot) of a decode: in small steps, over the end of the numbers hashed ahead, back, and far ahead."""
     slot = 0
     for draw in range(1, 2 * AHEAD):
         yield draw, slot

@@ -68,7 +68,7 @@ def tiny():
 
 
 def started(model, name, trace=False, requests=REQUESTS):
-    """A loop of two images after two steps, which make what is kept."""
+    """A loop of two images after two steps, which create all persistent tensors."""
     loop = begin(Decoding(model, resolve(name), SAMPLING, 0, trace), requests, Spans(torch.device("cpu")))
     for _ in range(2):
         step(loop)
@@ -78,7 +78,7 @@ def started(model, name, trace=False, requests=REQUESTS):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_step_stays_on_its_device_reads_nothing_and_sends_nothing(name, tiny, monkeypatch):
     loop = started(tiny, name)
-    if hasattr(loop, "step"):  # the others ask once a step for the rows at work, and send them
+    if hasattr(loop, "step"):  # the others read and send the active rows once per step
         refuse_host_numbers(monkeypatch)
     with OneDevice(META):
         for _ in range(2):
@@ -93,7 +93,7 @@ def test_every_family_decodes_on_one_device(family):
         with OneDevice(META):
             step(loop)
     tokens = torch.zeros(1, model.layout.length, dtype=torch.long, device=META)
-    if getattr(model, "draws", True):  # GLM-Image and Tar have others that draw
+    if getattr(model, "draws", True):  # GLM-Image and Tar draw with other models
         assert model.render(model.layout.image_tokens(tokens), ["a cat"], [0]).device.type == META
 
 
@@ -157,7 +157,7 @@ def test_a_planted_bug_is_caught(planted, error, tiny, monkeypatch):
 )
 @pytest.mark.slow
 def test_steps_keep_to_a_fake_cuda_device(tmp_path):
-    """Fake tensors say `cuda` and refuse to be mixed with a CPU's as true ones do; in a process of their own."""
+    """Fake tensors report `cuda` and cannot be mixed with CPU tensors, as on a GPU; in a separate process."""
     program = Path(__file__).parents[1] / "support" / "fake_cuda.py"
     done = subprocess.run([sys.executable, program, tmp_path], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

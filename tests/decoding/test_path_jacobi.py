@@ -1,4 +1,4 @@
-"""Several Jacobi windows, the longest accepted one committed: the rule's distribution, the tree's paths, the cache."""
+"""Several Jacobi windows, committing the longest accepted: the rule's distribution, the tree's paths, the cache."""
 
 import itertools
 
@@ -32,8 +32,8 @@ def first_accepted(p: np.ndarray, q: np.ndarray) -> np.ndarray:
 
 def two_token_distribution(p: np.ndarray, paths: int) -> np.ndarray:
     """Joint distribution [V, V] of an image of two tokens, p [V, V], with one uniform draft of the first, q one-hot, on
-    each path. Where a path accepts, its second token is drawn from p; where none does, each has refined a draft of
-    the second token as if its own first one were final.
+    each path. If a path accepts, its second token is drawn from p; if none does, each path has refined a draft of
+    the second token as if its first token were final.
     """
     first, second = p.sum(1), p / p.sum(1, keepdims=True)
     exact = np.zeros_like(p)

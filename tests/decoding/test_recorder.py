@@ -1,4 +1,4 @@
-"""`run --trace`: the recorded distances are those of the distributions, cost no measured time and change no image."""
+"""`run --trace`: the recorded distances are correct, take no measured time and change no image."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_the_command_line_traces_and_reports(cli, tmp_path):
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("decoder", ["ar", "sjd"])
 def test_the_time_of_recording_counts_as_verification_whenever_steps_are_recorded(monkeypatch, decoder, rows):
-    """Eager steps on a CPU are recorded together, the last ones when the image is complete."""
+    """Eager steps on a CPU are recorded together, the last steps when the image is complete."""
     honest, slept = StepRecorder._record, []
 
     def slow(recorder, *arguments):

@@ -175,7 +175,7 @@ def test_optimal_is_standard_where_acceptance_is_no_stricter_than_exact(seed):
 
 
 LINE = torch.tensor([[9.0], [1.6], [2.0], [2.9], [3.0]]) / 10
-"""Five codes on a line: those nearest to code 4 are 3, then 2, then 1."""
+"""Five codes on a line: the nearest to code 4 are 3, then 2, then 1."""
 
 
 def lantern_rule(residual, rule=LanternPlusPlus, codebook=LINE, k=3, **limit):
@@ -338,7 +338,7 @@ def test_the_bound_holds_on_trees_of_a_draft_head(name, options):
 
 
 def mean_bound(setting, spec, images) -> float:
-    """Mean of the recorded bound over images of the very model `observe` decodes."""
+    """Mean of the recorded bound over images of the same model that `observe` decodes."""
     model = EnumerableModel(setting.layout, ("table 0",), seed=zlib.crc32(setting.name.encode()) + 1)
     requests = [Request("table 0", "p", sample) for sample in range(images)]
     rows = decode(model, requests, spec, setting.sampling, 5, render=False)
@@ -402,7 +402,7 @@ def with_stricter_acceptance(tree, seed, residual, samples, monkeypatch) -> str:
         return share[place.expand(x.shape), x] * ratio(p, q, x).clamp(max=1)
 
     monkeypatch.setattr(Exact, "acceptance", damped)
-    monkeypatch.setattr(Exact, "of_drafts", RatioTest.of_drafts)  # Exact's own is p/q
+    monkeypatch.setattr(Exact, "of_drafts", RatioTest.of_drafts)  # Exact overrides it with p/q
     decoder = resolve("eagle", {"tree": tree, "verifier": "exact", "residual": residual})
     return audit_decoders([decoder], samples=samples, seed=seed)[0]["verdict"]
 

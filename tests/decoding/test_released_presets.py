@@ -30,7 +30,7 @@ RELEASED = [name for name in PRESETS if name.endswith("-released")]
 
 
 class Embedded:
-    """A model with an input embedding of its own."""
+    """A model with a separate input embedding."""
 
     def __init__(self, table: torch.Tensor):
         self._table = table
@@ -55,8 +55,8 @@ def drawn(seed: int, kept: int) -> np.ndarray:
 
 
 def slow_ratio(p, q, x, d, delta, rows) -> float:
-    """The released acceptance ratio of one draft: a cluster sliced out of the ascending order, members filtered, sums
-    over p and q; without a slice, the draft's own ratio.
+    """The released acceptance ratio of a draft: a cluster sliced out of the ascending order, members filtered, sums
+    over p and q; without a slice, the ratio of the draft.
     """
     order = sorted(range(V), key=lambda v: (p[v], v))
     at = order.index(x)
@@ -163,7 +163,7 @@ def _enumerable():
 
 
 def test_released_horizontal_sampling_takes_the_most_probable_token_of_the_left_neighbour():
-    """Slot by slot: the left neighbour's last distribution, that of its own source where it is fresh too; no draw."""
+    """Slot by slot: the last distribution of the left neighbour, or of its source if it is also fresh; no draw."""
     height, width, start = 3, 4, 5
     history = torch.from_numpy(np.stack([drawn(seed, V) for seed in range(height * width)])).float()[None]
     positions = torch.arange(start, start + 6)[None]

@@ -66,7 +66,7 @@ class SlowRows:
         return [self.committed[slot] for slot in range(self.layout.length)]
 
     def context(self, row, before, fixed, first):
-        """Committed tokens that a row's columns see, and a stand-in for its first one."""
+        """Committed tokens that a row's columns see, and the substitute before its first token."""
         start = self.slots[row][0]
         seen = {}
         for slot, token in fixed.items():
@@ -88,7 +88,7 @@ class SlowRows:
                 self.drafts[slot] = (token, np.eye(self.layout.vocab)[token])
         targets, context = [], self.context(row, before, fixed, slots[0])
         for place, slot in enumerate(slots):
-            # Only the first column sees a stand-in.
+            # Only the first column sees a substitute.
             seen = {at: token for at, token in context.items() if place == 0 or at >= slots[0] or at in fixed}
             targets.append(self.p(slot, seen))
             context = context | {slot: self.drafts[slot][0]} if place < room - 1 else context

@@ -49,7 +49,7 @@ def test_only_tokens_of_positive_weight_run_the_race():
 
 
 def test_a_draw_reaches_any_of_many_tokens():
-    # Numbers of 16 bits would leave most of them out, which tests of uniformity do not show.
+    # 16-bit numbers would miss most of them, which tests of uniformity do not show.
     tokens = torch.arange(0, 8192, 15)
     weights = torch.full((1, 8192), 2.0**-13).expand(len(tokens), -1)
     assert torch.equal(sampling.draw(weights, (tokens.double() + 0.5) / 8192), tokens)
@@ -59,7 +59,7 @@ def test_the_kth_largest_of_many_is_that_of_a_sort():
     draws = torch.Generator().manual_seed(0)
     values = torch.randn(2, 5, 8192, generator=draws)
     values[0, 0] = 1.5
-    values[0, 1, ::8] = values[0, 1, ::8] + 9  # a sample of every eighth promises more large ones than there are
+    values[0, 1, ::8] = values[0, 1, ::8] + 9  # a sample of every eighth value overestimates the number of large values
     values[0, 2, 100:] = -torch.inf
     values[0, 3] = values[0, 3].round()
     values[0, 4] = torch.arange(8192)
@@ -88,7 +88,7 @@ def test_p_of_a_wide_vocabulary_is_to_the_bit_that_of_every_filter_in_turn(setti
 def test_the_tokens_around_one_are_those_of_the_whole_ranking(wide, descending, monkeypatch):
     monkeypatch.setattr(sampling, "WIDE", wide)
     draws = torch.Generator().manual_seed(0)
-    # Few different values, so that most are tied; many are 0, and some rows keep all tokens, others one.
+    # Few different values, so that most are tied; many are 0; some rows keep all tokens, others a single token.
     p = torch.randint(1, 4, (60, 12), generator=draws) / 4
     p *= torch.rand(60, 12, generator=draws) < torch.linspace(0, 1, 60)[:, None]
     x = torch.randint(12, (60, 1), generator=draws)

@@ -25,7 +25,7 @@ from specbench.specs.run_spec import Sampling
 
 PREVIEWED = TokenLayout.plain(2, 3, 3, before=((1, 2),))
 OWN_IDS = TokenLayout(2, 2, 4, (-1, -1, 4, -1, -1, 5, -1, -1, 5), before=((1, 2),), ranges=((0, 2), (1, 4)))
-"""Two grids with ids and ends of rows of their own."""
+"""Two grids with separate ids and row ends."""
 
 
 def test_neighbours_stay_in_their_grid():
@@ -115,7 +115,7 @@ def test_drafts_come_from_the_preview_with_the_q_that_is_recorded():
 
 
 def test_the_deviation_is_that_of_the_logits_that_top_k_keeps():
-    """The authors of Lumina-mGPT 2.0 mask after top-k, by the population's deviation of what is left."""
+    """The authors of Lumina-mGPT 2.0 mask after top-k, by the population's deviation of the remaining logits."""
     logits = np.random.default_rng(3).normal(0, 2, (20, 30))
     truncated = truncate(torch.from_numpy(logits).float(), Sampling(1.0, 1.0, 8, top_n_sigma=1.0)).numpy()
     for row, kept in zip(logits, truncated, strict=True):

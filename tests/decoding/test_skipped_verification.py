@@ -1,4 +1,4 @@
-"""VVS: whole images beside a slow decoder with full forwards and no cache, and its limit of no skips."""
+"""VVS: whole images against a slow decoder with full forwards and no cache, and the limit without skips."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ class Slow:
         self.prompt = [(len(embeds), ids) for embeds, (ids, _) in zip(self.prefix.embeds, self.states([]), strict=True)]
 
     def states(self, tokens):
-        """Of the caption's row and the other one, hidden states of the prompt, then those that predict each slot."""
+        """For the conditional and unconditional row: hidden states of the prompt, then of each slot's prediction."""
         embed, states = self.model.backbone.embed_tokens, []
         for start in self.prefix.embeds:
             fed = torch.cat([start, embed(torch.tensor(tokens).long())])[None]
@@ -80,7 +80,7 @@ class Slow:
         return guesses
 
     def tree(self, committed, fed, step):
-        """Drafted tokens by path, and the q of the children of each inner one."""
+        """Drafted tokens by path, and the q of the children of each inner node."""
         tokens, proposed = {"": committed[-1]}, {}
         for column, path in enumerate(self.paths):
             children = [child for child in self.paths if child[:-1] == path and child]

@@ -1,4 +1,4 @@
-"""The u_i recorded while decoding: right, uniform for lossless decoders, not uniform where a bug was planted."""
+"""The u_i recorded while decoding: right, uniform for lossless decoders, not uniform with a planted bug."""
 
 import numpy as np
 import pytest
@@ -163,7 +163,7 @@ def test_a_coupled_slot_drawn_from_the_residual_of_a_stale_q_is_flagged(monkeypa
     def refine(self, p, tests, noise, positions, step):
         last = tests.draft.shape[1] - 1
         keep = tests.coin < tests.ratio
-        stale = torch.cat([tests.q, tests.q[:, last:]], dim=1)  # the slot without a draft has the q of the slot before
+        stale = torch.cat([tests.q, tests.q[:, last:]], dim=1)  # a slot without a draft has the q of the previous slot
         sparse = kept(p)
         weights = standard(sparse.mass, sparse.weights(stale))
         other = sparse.token(draw(weights, noise.uniform(positions, Stream.REDRAW, step)))
@@ -184,7 +184,7 @@ def test_a_q_of_the_next_column_is_flagged(monkeypatch):
 
 
 def test_recording_in_an_order_that_knows_the_outcome_is_flagged(monkeypatch):
-    """Ranks by p over the empirical distribution of the draft itself: such an order is no function of the past."""
+    """Ranks by p over the empirical distribution of the draft itself: such an order is not a function of the past."""
     plain = uniforms.UniformsRecorder.note
 
     def note(self, seen):

@@ -1,4 +1,4 @@
-"""The rules a decoder is made of agree with their formulas, computed slowly in float64.
+"""The components of a decoder agree with their formulas, computed slowly in float64.
 
 It concerns several modules: sampling, verification.grouped, ratio_tests and residuals.
 """
@@ -152,7 +152,7 @@ def test_gsd_cluster_is_the_one_read_off_token_by_token(seed, G, d, delta, rank_
     rule = Grouped(context(codebook), G, d, delta, rank_by, order, bounds, cluster_q)
     accepted, size = rule._of_candidates(p, q, every_token(p))
     for x in range(V):
-        # One candidate at a time goes by the ranks of the kept tokens alone, in float32.
+        # A single candidate uses only the ranks of the kept tokens, in float32.
         alone, alone_size = rule._of_draft(p.float(), q.float(), every_token(p)[:, x : x + 1])
         torch.testing.assert_close(alone, accepted[:, x].float(), equal_nan=True)
         assert torch.equal(alone_size, size[:, x])
@@ -205,7 +205,7 @@ def test_inversion_gives_each_token_its_share_and_never_one_without_weight():
 
 
 def fit(counts: np.ndarray, shares: np.ndarray | None = None) -> float:
-    """P-value of `counts` under cell `shares`, equal ones by default."""
+    """P-value of `counts` under cell `shares`, equal by default."""
     shares = np.ones(len(counts)) if shares is None else shares.astype(float)
     expected = counts.sum() * shares / shares.sum()
     return float(chi2.sf(((counts - expected) ** 2 / expected).sum(), len(counts) - 1))

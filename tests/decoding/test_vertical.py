@@ -1,4 +1,4 @@
-"""Drafts of a vertical head: every q beside a slow computation from a full forward without a cache."""
+"""Drafts of a vertical head: every q against a slow computation from a full forward without a cache."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ GUIDED = Sampling(2.0)
 
 
 def grid_above(layout, slot):
-    """Slot of the image token above, found on the grid; None if there is none."""
+    """Slot of the image token above, if any, found on the grid."""
     free = layout.free_slots()
     if slot not in free or free.index(slot) < layout.width:
         return None
@@ -67,7 +67,7 @@ def slow_q(model, head, tokens, row, committed, slot):
 )
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_every_draft_is_drawn_from_the_distribution_written_out(layout, name, refine, monkeypatch):
-    """A draft whose neighbours are those of the last forward keeps the target's q; all others have the head's."""
+    """A draft with the same neighbours as in the last forward keeps the target's q; all others have the head's q."""
     seen = {"drawn": 0, "kept": 0}
     honest = Vertical._draft
 
@@ -81,7 +81,7 @@ def test_every_draft_is_drawn_from_the_distribution_written_out(layout, name, re
                     continue
                 above = grid_above(layout, slot)
                 looked_at = [slot - 1, *([] if above is None else [above, above + 1])]
-                # In one column what is above to the right is the slot itself, which must not matter.
+                # With a single column the slot above right is the slot itself, which must not matter.
                 same = all(tokens[at] == int(fed[row, at]) for at in looked_at if 0 <= at < slot)
                 if slot < int(self._drafted_to[row]) and same:
                     seen["kept"] += 1

@@ -1,5 +1,5 @@
-"""Warm-up: a few steps meet every shape of the steps of an image, so that none is compiled or captured while an image
-is timed; it says how far it is. It concerns several modules: loop, row_loop, and the compiled steps of a model."""
+"""Warm-up: a few steps cover every input shape of an image's steps, so that nothing compiles while an image is timed;
+it reports its progress. It concerns several modules: loop, row_loop, and the compiled steps of a model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def shapes(monkeypatch) -> set:
             tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)]
             if function.__name__ == "prefill":  # one form serves every length
                 tensors = []
-            # One form serves every length of an index of slots, but for those that the target reads.
+            # A single form serves every length of an index of slots, except slots that the target reads.
             read = args[1].index.shape if function.__name__ == "step" else None
             seen.add((function.__name__, read, *(x.shape if x.ndim > 1 else x.ndim for x in tensors)))
             return function(*args)

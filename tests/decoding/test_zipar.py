@@ -1,4 +1,4 @@
-"""ZipAR: how many forwards, what each column sees, and when it is AR after all."""
+"""ZipAR: number of forwards, slots that each column sees, and equality with AR for wide windows."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_forwards_are_one_row_and_a_window_for_each_other(layout, window):
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_the_released_count_includes_the_row_end_or_lets_row_1_wait(layout, window):
-    """With row ends a released window is one less here; without, the first row is decoded alone."""
+    """With row ends a released window is smaller by one here; without, the first row is decoded alone."""
     released = rows_of(layout, "zipar-released", **{"rows-window": window})
     if layout.with_row_ends(layout.height, layout.width, layout.v_image) == layout:
         ours = rows_of(layout, "zipar", **{"rows-window": max(window - 1, 1)})
@@ -97,7 +97,7 @@ def test_a_grammar_it_cannot_read_is_refused():
 @torch.inference_mode()
 @pytest.mark.parametrize("kept", [False, True])
 def test_released_stand_ins_stay_in_the_cache_until_the_true_token_comes(monkeypatch, kept):
-    """In an image of 3 x 3 with window 1, slot 3 (6) is predicted in forward 2 (3) from a stand-in for token 2 (5)."""
+    """In a 3 x 3 image with window 1, slot 3 (6) is predicted in forward 2 (3) from a substitute for token 2 (5)."""
     calls, plain = [], TransformerSession.forward_scattered
 
     def forward(session, tokens, positions, fed, aside):
@@ -133,7 +133,7 @@ def test_columns_attend_to_what_was_fed_before_them_in_raster_order():
     draw = torch.Generator().manual_seed(0)
     prefix = Prefix([torch.randn(n, 16, generator=draw) for n in lengths], (torch.randn(2, 16, generator=draw),))
     session = model.begin(prefix.take([0, 1, 0, 1]), 1.0, columns=4)
-    forwards = [([0, 1], []), ([2, 8], [8]), ([5, 3, 9], [5]), ([4, 10], [])]  # positions; which are stand-ins
+    forwards = [([0, 1], []), ([2, 8], [8]), ([5, 3, 9], [5]), ([4, 10], [])]  # positions, and those of substitutes
     fed = torch.zeros(2, model.layout.length + 1, dtype=torch.bool)
     elements = []
     for number, (places, stand_ins) in enumerate(forwards):
@@ -149,7 +149,7 @@ def test_columns_attend_to_what_was_fed_before_them_in_raster_order():
 
 
 def uncached(model, prefix, row, length, elements):
-    """Logits of all elements (place, forward, stand-in, token) in one forward with the mask written out."""
+    """Logits of all elements (place, forward, substitute, token) in one forward with an explicit mask."""
     state = (prefix.state[0][row : row + 1],)
     embeds = [
         prefix.embeds[row][-1:] if place == 0 else model.embed(token[row].view(1, 1), None, state)[0]

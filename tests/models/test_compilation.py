@@ -20,7 +20,7 @@ from specbench.decoding.continuous_batching import decode_each
 from specbench.decoding.loop import decode
 from specbench.errors import CompileError, SpecbenchError
 from specbench.models.network_sizes import whole_blocks
-from specbench.models.transformer import compilation
+from specbench.models.transformer import compilation, packaged_forward
 from specbench.models.transformer import forward as forward_module
 from specbench.models.transformer.compilation import call_eager, graph_bytes
 from specbench.models.transformer.compiled_forward import CompiledStep, nest_layers, padded_columns, unnest_layers
@@ -34,7 +34,7 @@ from specbench.runs import compiler, plan
 from specbench.runs.preparation import generate_images
 from specbench.runs.settings import merge, run_settings
 from specbench.specs.presets import resolve
-from specbench.specs.run_spec import Sampling
+from specbench.specs.run_spec import RunSpec, Sampling
 from specbench.store.run_info import RunInfo
 
 SAMPLING = Sampling(guidance=2.0, temperature=0.9, top_k=4)
@@ -467,3 +467,42 @@ def test_the_cause_of_a_failed_compilation_is_the_compilers_first_error():
     )
     told = compilation.compile_error(OSError(text)).what
     assert told.endswith("here: CppCompileError: C++ compile error: /usr/bin/ld: cannot find a.cpp")
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_network_that_is_made_again_of_the_same_files_is_not_exported_again(monkeypatch, tmp_path):
+    monkeypatch.setattr(packaged_forward, "compiled_folder", lambda: tmp_path)
+    exported = []
+    export = packaged_forward._export
+    monkeypatch.setattr(packaged_forward, "_export", lambda *given: exported.append(given) or export(*given))
+
+    def made(files, model):
+        model.made_of = files
+        model.compile()
+        return tokens(model, DECODERS[0], REQUESTS[:1]), len(exported)
+
+    expected = tokens(Steeper(), DECODERS[0], REQUESTS[:1])
+    for files, exports in (("a", 1), ("a", 1), ("b", 2), (None, 3), ("a", 3)):
+        found, count = made(files, Steeper())
+        np.testing.assert_array_equal(found, expected)
+        assert count == exports, files
+    wider = Steeper()
+    wider.matrix = wider.matrix.double()
+    assert made("a", wider)[1] == 4, "other number formats are other code"
+    for note in tmp_path.glob("*.txt"):
+        note.write_text("../elsewhere.so")
+    assert made("a", Steeper())[1] == 5
+
+
+def test_auto_pays_for_few_images_once_the_code_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
+    monkeypatch.setattr(compiler, "missing", lambda device: None)
+    spec = RunSpec("shapes", "", resolve("ar"), SAMPLING, "shapes", "", 0, 1, "float32", "cpu", 1)
+    key = compiler.code_key("shapes", "float32", 1, 1, SAMPLING.guidance, resolve("ar"))
+    of_eight = [], 6, 8 * 2 * 256
+    assert compiler.worth_compiling(*of_eight, [key]) == (False, None)
+    compiler.remember_compiled([spec])
+    worth, note = compiler.worth_compiling(*of_eight, [key])
+    assert worth and "saves about 4.9 s and costs about 3.0 s" in note
+    assert compiler.worth_compiling(*of_eight, [key, "another"]) == (False, None)

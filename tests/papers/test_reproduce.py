@@ -200,7 +200,7 @@ def test_a_sweep_decodes_every_combination_once(two, tmp_path, cli):
         ("G", "no values"),
         ("H=3", "unknown setting to sweep 'H'"),
         ("G=3,-1", "--G -1"),
-        ("limit=3,4", "not what tells one run from another"),
+        ("limit=3,4", "this setting does not distinguish runs"),
         ("tau=0.1,0.2", "--tau"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Drawing prompts: the same for everybody, nested, and told in words."""
+"""Drawing prompts: the same for every decoder, nested, and described in words."""
 
 from collections import Counter
 
@@ -65,4 +65,4 @@ def test_a_set_without_categories_is_not_drawn_by_category():
 def test_captions_that_stand_under_several_ids_are_told(tmp_path, capsys):
     (tmp_path / "twice.csv").write_text("id,prompt\na,a red circle\nb,a red circle\nc,a green cross\n")
     assert len(load_prompts(tmp_path / "twice.csv").prompts) == 3
-    assert "twice.csv: 1 prompt with the caption of another" in capsys.readouterr().err
+    assert "twice.csv: 1 prompt with the same caption as another" in capsys.readouterr().err

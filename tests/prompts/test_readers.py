@@ -258,7 +258,7 @@ def test_many_ids_of_many_prompts_are_found_at_once():
 
 
 def test_the_digest_is_that_of_sorted_lines_of_json():
-    """Runs are named after it, so it never changes."""
+    """Run ids depend on it, so it never changes."""
     prompts = [Prompt(f"{number * 7919 % 2503}", f"a \u00e9 {number}", None, {}) for number in range(2503)]
     lines = sorted(
         (prompt.id, json.dumps([prompt.id, prompt.text, None, {}], separators=(",", ":"))) for prompt in prompts
@@ -281,10 +281,10 @@ PUBLISHED = [
     ("p.csv", "Prompts,Categories\na,x\nb,y\n", [("a", "x"), ("b", "y")], ""),
     ("p.json", '{"first": "a", "second": {"prompt": "b", "category": "y"}}', [("a", None), ("b", "y")], ""),
     ("p.json", '{"version": 1, "prompts": ["a", "b"]}', [("a", None), ("b", None)], "the list 'prompts'"),
-    ("p.csv", "text,prompt\na,b\n", [("b", None)], "texts are those of 'prompt', not of 'text'"),
-    ("p.csv", "Prompt,prompts\na,b\n", [("a", None)], "texts are those of 'prompt', not of 'prompts'"),
-    ("p.csv", "caption,Captions\na,b\n", [("a", None)], "texts are those of 'caption', not of 'Captions'"),
-    ("p.json", '[{"Text": "a", "texts": "b"}]', [("a", None)], "texts are those of 'Text', not of 'texts'"),
+    ("p.csv", "text,prompt\na,b\n", [("b", None)], "texts are read from 'prompt', not from 'text'"),
+    ("p.csv", "Prompt,prompts\na,b\n", [("a", None)], "texts are read from 'prompt', not from 'prompts'"),
+    ("p.csv", "caption,Captions\na,b\n", [("a", None)], "texts are read from 'caption', not from 'Captions'"),
+    ("p.json", '[{"Text": "a", "texts": "b"}]', [("a", None)], "texts are read from 'Text', not from 'texts'"),
     ("p.json", '[{"Text": "a", "texts": "a"}]', [("a", None)], ""),
     ("p.csv", "text,category\na,\nb,NA\nc, \n", [("a", None), ("b", "NA"), ("c", None)], ""),
     ("p.csv", "Prompts;Category\na, c;x\n", [("a, c", "x")], ""),
@@ -301,7 +301,7 @@ PUBLISHED = [
     ("p.txt", "\ufeffa red circle\n\ufeffb\r\n\x1a", [("a red circle", None), ("b", None)], ""),  # joined; DOS
     ("p.json", '[{"text": ["a", "b"]}]', [("a", None)], "'text' has lists"),
     ("p.csv", "id,text,question\n1,a,Is it?\n1,a,red?\n2,b,Is it?\n", [("a", None), ("b", None)], "3 rows"),
-    ("p.csv", f"{DPG}p0,a,,1,0,entity,,Is it?\np0,a,,2,1,entity,,red?\n", [("a", None)], "a row a question"),
+    ("p.csv", f"{DPG}p0,a,,1,0,entity,,Is it?\np0,a,,2,1,entity,,red?\n", [("a", None)], "one row per question"),
 ]
 
 
@@ -332,13 +332,13 @@ def test_binary_columns_of_parquet_files_are_left_out_with_a_note(tmp_path, caps
     pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
     (prompt,) = load_prompts(tmp_path / "p.parquet").prompts
     assert (prompt.text, prompt.meta) == ("a", {"binary": {"binary": 3}})
-    assert "p.parquet: not read, because they are binary: image, raw, deep, fixed, large" in capsys.readouterr().err
+    assert "p.parquet: binary columns are not read: image, raw, deep, fixed, large" in capsys.readouterr().err
     pyarrow.parquet.write_table(
         table.drop_columns(["prompt", "binary"]).rename_columns([*"abcd", "text"]), tmp_path / "p.parquet"
     )
     with pytest.raises(SpecbenchError, match="row 1 has no text") as refused:
         load_prompts(tmp_path / "p.parquet")
-    assert "binary: a, b, c, d, text;" in refused.value.try_this
+    assert "not read: a, b, c, d, text;" in refused.value.try_this
     with pytest.raises(SpecbenchError, match="column 'text' is binary"):
         load_prompts(tmp_path / "p.parquet", "text")
 

@@ -399,7 +399,7 @@ def test_files_have_the_format_of_their_ending_and_the_columns_that_were_asked_f
     assert compared.code == 0 and r"speed-up $\uparrow$ & " in (tmp_path / "c.tex").read_text()
     assert json.loads(cli("compare", runs[0], runs[1], "--json").out)[0]["name"] == "speedup"
     other = cli("compare", runs[0], runs[1], "--json", "--to", tmp_path / "c.csv")
-    assert other.code == 0 and "c.csv holds json, as asked for, and not what its ending says" in other.err
+    assert other.code == 0 and "c.csv holds json, as asked for, and does not match its ending" in other.err
     refused = cli("report", "--out", tmp_path, "--columns", "steps,sped", "--format", "latex")
     assert refused.code == 2 and "unknown column 'sped'" in refused.err
     paper = ("report", "gsd-1", "--out", tmp_path, "--format", "latex", "--columns")

@@ -29,7 +29,7 @@ def test_a_complete_machine_lacks_nothing(complete):
 @pytest.mark.parametrize(
     ("attribute", "value", "reason"),
     [
-        ("metadata.version", lambda name: "2.11.0", "torch before 2.12 cannot compile the steps on cpu"),
+        ("metadata.version", lambda name: "2.12.1", "torch before 2.13 cannot compile the steps on cpu"),
         ("shutil.which", lambda name: None, "no compiler (g++, clang++) is installed"),
         ("sysconfig.get_path", lambda name: "/nowhere", "header files are not installed"),
         (

@@ -14,6 +14,7 @@ from specbench.runs.dry_run import ROW, distinct_outlooks, outlooks
 from specbench.runs.plan import Shared
 from specbench.runs.settings import Value, merge, run_settings
 from specbench.runs.sweep import check_effects, sweep_plans, sweep_values
+from specbench.specs.options import SettingSource
 from specbench.specs.presets import PRESETS, resolve
 
 
@@ -119,7 +120,7 @@ def test_many_runs_are_planned_at_once_with_their_progress(tmp_path, cli, monkey
     check_effects(values, {"seed": range(3)}, shared := Shared())
     assert len(distinct_outlooks(sweep_values(values, {"seed": range(3)}), shared)) == 3
     assert len(calls) == 4 + 1 + 1
-    (tmp_path / outlooks({**values, "seed": Value(1, "flag")}, shared)[0].row["run_id"]).mkdir()
+    (tmp_path / outlooks({**values, "seed": Value(1, SettingSource.FLAG)}, shared)[0].row["run_id"]).mkdir()
     slow = [outlook.row for each in sweep_values(values, {"seed": range(3)}) for outlook in outlooks(each, shared)]
     assert [outlook.row for outlook in distinct_outlooks(sweep_values(values, {"seed": range(3)}), shared)] == slow
     monkeypatch.setattr("specbench.runs.sweep._MANY", 2)

@@ -130,6 +130,8 @@ def test_rows_that_the_grammar_closes_are_a_request_each(tmp_path, cli):
     [
         (lambda choice: choice.pop("token_ids"), "no token ids in the answer"),
         (lambda choice: choice["token_ids"].pop(), "tokens, and 4 were asked for"),
+        (lambda choice: choice["token_ids"].__setitem__(2, "5"), "answered the id '5', and ids are whole numbers"),
+        (lambda choice: choice["token_ids"].__setitem__(2, 5.0), "answered the id 5.0, and ids are whole numbers"),
         (lambda choice: choice["token_ids"].__setitem__(2, 5), "image 1: slot 2 holds 5, a token of text"),
         (lambda choice: choice["logprobs"]["token_logprobs"].pop(), "answered 3 log p for 4 tokens"),
         (lambda choice: choice["logprobs"]["token_logprobs"].__setitem__(1, 3.0), "answered log p 3, above 0"),
@@ -147,6 +149,35 @@ def test_answers_that_are_no_image_are_refused_in_a_line(change, problem, folder
         outcome = drawn(cli, folder, address, tmp_path)
     assert outcome.code == BAD_INPUT and problem in outcome.err
     assert outcome.err.count("error: ") == 1 and outcome.err.splitlines()[-1].startswith("error: http://127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("page", "content", "problem"),
+    [
+        ("/v1/completions", {"error": {"message": "out of memory"}}, "answers an error: out of memory"),
+        ("/v1/completions", {"object": "error", "message": "too long"}, "answers an error: too long"),
+        ("/v1/completions", {"choices": [], "usage": {"prompt_tokens": 9}}, "answered 0 images for 1 prompts"),
+        ("/v1/completions", b"<html>", "answers no JSON: Expecting value"),
+        ("/v1/completions", (400, {"error": None, "code": None}), 'answers 400: {"error": null, "code": null}'),
+        ("/v1/models", b"<html>", "is this the address of an engine?"),
+        ("/v1/models", {"error": "no"}, "lists no models at /v1/models"),
+    ],
+)
+def test_pages_that_are_no_answer_are_refused_in_a_line(page, content, problem, folder, tmp_path, cli):
+    with engine(vllm, lambda path, body, usual: content if path == page else usual) as (address, _):
+        outcome = drawn(cli, folder, address, tmp_path)
+    assert outcome.code == BAD_INPUT and problem in outcome.err and outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("version", [404, ["0.32"], {"commit": "a"}])
+def test_an_engine_without_a_version_and_one_of_another_name_draw(version, folder, tmp_path, cli):
+    pages = {"/version": version, "/v1/models": {"data": [{"id": "tar", "owned_by": "llamacpp"}]}}
+    for page in pages:
+        with engine(vllm, lambda path, body, usual, page=page: pages[page] if path == page else usual) as (address, _):
+            outcome = drawn(cli, folder, address, tmp_path / page.replace("/", ""), "--limit", 1)
+        assert outcome.code == 0, outcome.err
+        warned = "is of 'llamacpp', neither vLLM nor SGLang: it is asked as vLLM is" in outcome.err
+        assert warned == (page == "/v1/models")
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_the_part_of_a_task(text, env, part):
         ("auto", {"PBS_ARRAY_INDEX": "3"}, "give the size as --shard auto/N"),
         ("auto/2", {"PBS_ARRAY_INDEX": "3"}, "number the array from 1"),
         ("auto/2", {"PBS_ARRAY_INDEX": "0"}, "number the array from 1"),
-        ("auto/2", {"RANK": "0", "WORLD_SIZE": "2"}, "no job of an array"),
+        ("auto/2", {"RANK": "0", "WORLD_SIZE": "2"}, "not an array job"),
         ("auto/x", {"PBS_ARRAY_INDEX": "1"}, "--shard auto/x"),
         ("automatic", {}, "or auto"),
         *(

@@ -181,15 +181,17 @@ def test_what_log_p_is_is_found_and_a_kind_that_it_is_not_is_refused(kind, asked
     assert audit["logp_kind"] == (None if verdict == OTHERS else kind)
     assert (audit["verdict"] == OTHERS) == (verdict == OTHERS)
     assert any("log p is the model's" in line for line in notes(audit)) == (audit["logp_kind"] not in (None, "sampled"))
+    assert audit["logp_fits"] == (None if kind == "none" else kind)
 
 
 def test_wrong_log_p_of_tokens_that_fit_is_not_said_of_the_tokens(ours, tmp_path, cli, monkeypatch):
     monkeypatch.setattr("specbench.checks.likely_causes.likely_causes", lambda *_: ([], []))
-    rows = [row | {"logp": [-3.0] * 256} for row in as_rows(ours)]
-    folder = imported(cli, written(tmp_path / "t.jsonl", rows), "--out", tmp_path).out.strip()
-    audit = audit_run(folder, keep=False)
-    assert audit["verdict"] == OTHERS and audit["failed"] and not audit["deviates"]
-    assert audit["sentence"].startswith("the tokens fit samples of") and audit["cause"] is None
+    for name, logp, asked, said in (("none", None, None, "of no kind that was tried"), ("ours", 0, "raw", "sampling")):
+        rows = [row | {"logp": [-3.0] * 256} if logp is None else row for row in as_rows(ours)]
+        folder = imported(cli, written(tmp_path / f"{name}.jsonl", rows), "--out", tmp_path).out.strip()
+        audit = audit_run(folder, keep=False, logp=asked)
+        assert audit["verdict"] == OTHERS and audit["failed"] and not audit["deviates"] and audit["cause"] is None
+        assert audit["sentence"].startswith("the tokens fit samples of") and said in audit["sentence"]
 
 
 @pytest.mark.parametrize(
@@ -199,10 +201,10 @@ def test_wrong_log_p_of_tokens_that_fit_is_not_said_of_the_tokens(ours, tmp_path
         ({"seed": 1.5}, "(seed 1.5, which must be a whole number from 0 to "),
         ({"seconds": 0}, "(seconds 0, which must be above 0)"),
         ({"batch": 0}, "(batch 0, which must be a whole number from 1)"),
-        ({"tokens": [1] * 255}, "image 1: 255 tokens, where an image of the model has 256"),
+        ({"tokens": [1] * 255}, "image 1: 255 tokens, but an image of the model has 256"),
         ({"tokens": [1] * 255 + [9999]}, "image 1: slot 255 holds 9999, outside the image's ids 0 to 511"),
-        ({"tokens": ["a"] * 256}, "image 1: tokens are no list of whole numbers"),
-        ({"tokens": None}, "image 1: tokens are no list of whole numbers"),
+        ({"tokens": ["a"] * 256}, "image 1: tokens are not a list of whole numbers"),
+        ({"tokens": None}, "image 1: tokens are not a list of whole numbers"),
         ({"prompt": "a red dog"}, "image 1: 'a red dog' is no prompt of 'shapes'"),
         ({"prompt": 5}, "image 1: its prompt is no text"),
         ({"logp": [0.1] * 256}, "image 1 has a seed, log p, seconds or batch that cannot be one"),
@@ -232,7 +234,7 @@ def test_what_is_no_image_is_told_in_one_line(change, problem, ours, tmp_path, c
         (f'{{"prompt": "a red dog", "tokens": {[1] * 256}}}', "t.jsonl: image 1: prompt '"),
         (
             "".join(f'{{"prompt": "{text}", "prompt_id": 0, "tokens": [1]}}\n' for text in "xxy"),
-            "prompt_id '0' stands for two prompts, at image 1 and 3",
+            "prompt_id '0' names two prompts, at image 1 and 3",
         ),
         ('{"prompt": "x"}\n', "has no column 'tokens'"),
         ("[1]\n", "an image is one object a line"),
@@ -282,9 +284,9 @@ def test_ids_of_the_vocabulary_are_read_with_and_without_row_ends(tmp_path):
 @pytest.mark.parametrize(
     ("stream", "problem"),
     [
-        ([101, 102, 103, 104, 101, 7], "slot 2 holds 103, where the grammar has 7 (the end of a row)"),
-        ([101, 102, 103, 50], "slot 4 holds 50, a token of text or grammar and not of the image"),
-        ([101, 102, 103], "3 tokens, where an image of the model has 4, or 6 with those that close its rows"),
+        ([101, 102, 103, 104, 101, 7], "slot 2 holds 103, but the grammar has 7 (the end of a row)"),
+        ([101, 102, 103, 50], "slot 4 holds 50, a token of text or grammar, not of the image"),
+        ([101, 102, 103], "3 tokens, but an image of the model has 4, or 6 with those that close its rows"),
     ],
 )
 def test_tokens_of_text_and_missing_row_ends_are_told_with_their_slot(stream, problem, tmp_path):
@@ -304,7 +306,7 @@ def test_tokens_of_our_own_are_consistent_in_a_sentence_and_those_of_another_cla
     assert outcome.code == 0 and json.loads(outcome.out)[0]["sentence"].startswith("consistent with samples of shapes")
     with monkeypatch.context() as patch:
         patch.setattr("specbench.checks.likely_causes.likely_causes", None)  # verify seeks none
-        assert "audit --run seeks likely causes, too" in cli("verify", true).out
+        assert "audit --run also seeks likely causes" in cli("verify", true).out
     lie = cli("audit", "--run", false)
     last = lie.err.splitlines()[-1]
     assert lie.code == GATE and "likely cause: guidance 1." in last and "they are consistent (p = " in last
@@ -369,7 +371,7 @@ def test_raw_log_p_over_all_words_as_vllm_returns_it_is_found(tmp_path, cli):
 @pytest.mark.skipif(
     "AUTHORS_CODE" not in os.environ, reason="AUTHORS_CODE does not name the folder of ZipAR's repository"
 )
-@pytest.mark.parametrize(("loop", "verdict"), [("generate", "consistent with"), ("generate_zipar", "no samples of")])
+@pytest.mark.parametrize(("loop", "verdict"), [("generate", "consistent with"), ("generate_zipar", "not samples of")])
 def test_released_loops_of_llamagen_come_out_as_they_should(loop, verdict, tmp_path, cli, monkeypatch):
     """LlamaGen's own draws samples of the model, that of ZipAR does not: its rows see no whole row above."""
     tiny = checkpoints.llamagen

@@ -20,7 +20,7 @@ from specbench.store.schema import with_facts
 
 
 def free_tokens(logp, entropy=None) -> pd.DataFrame:
-    """Images [n, N] of free tokens, as statistics see them."""
+    """Images [n, N] of free tokens in the form of statistics."""
     nothing = np.zeros_like(logp)
     lists = {"logp": logp, "entropy": logp if entropy is None else entropy, "top1": logp}
     lists |= {name: nothing for name in ("forced", "committed_step", "drafted")}
@@ -102,7 +102,7 @@ def test_no_rows_at_all_give_missing_numbers():
 
 
 def test_the_bootstrap_resamples_prompts_not_images():
-    """Ten copies of an image per prompt carry no more information than one."""
+    """Ten copies of an image per prompt carry no more information than a single image."""
     top, bottom = pd.Series([1.0, 2.0, 3.0, 5.0]), pd.Series([1.0, 1.0, 1.5, 1.0])
     prompts = pd.Series(list("abcd"))
     once = stats.ratio_of_totals(top, bottom, prompts)
@@ -134,7 +134,7 @@ def test_the_perplexity_is_pooled_or_a_mean_over_images():
 
 
 def test_statistics_of_tokens_are_those_of_all_tokens_laid_end_to_end():
-    """Images of no, one and several free tokens; two tokens, and two images, are the fewest that have a spread."""
+    """Images with no, one and several free tokens; a spread needs at least two tokens, and two images."""
     images = [[], [-1.0], [-2.0, -5.0, -0.5], [-3.0, -1.5]]
     for kept in (images, images[:1] + images[-1:], [[-1.0], [-3.0]]):
         rows = pd.DataFrame({

@@ -84,7 +84,7 @@ def test_the_proportion_interval_covers_with_several_images_a_prompt():
 
 @pytest.mark.parametrize(("prompts", "images", "within"), [(20, 10, 0.05), (20, 10, 5.0), (100, 1, 0.0), (8, 10, 0.5)])
 def test_the_median_and_p95_cover_with_several_images_a_prompt(prompts, images, within):
-    """`within`: deviation of the images of a prompt, relative to that of the prompts."""
+    """`within`: deviation between images of a prompt, relative to the deviation between prompts."""
     draw, runs = np.random.default_rng(prompts), 100
     clusters = pd.Series(np.repeat(np.arange(prompts), images))
     values = draw.normal(size=(runs, prompts, 1)) + within * draw.normal(size=(runs, prompts, images))
@@ -118,7 +118,7 @@ def test_p_values_of_no_difference_are_small_as_often_as_they_say():
 
 
 def test_holm_is_the_closed_bonferroni_test():
-    """By definition: a hypothesis is rejected if every set of hypotheses with it is, each by Bonferroni."""
+    """By definition: a hypothesis is rejected if every set that contains it is rejected by Bonferroni."""
     p = [0.011, 0.3, 0.02, 0.0004, 0.02]
     sets = [s for n in range(1, 6) for s in itertools.combinations(range(5), n)]
     closed = [max(min(1.0, len(s) * min(p[j] for j in s)) for s in sets if i in s) for i in range(5)]
@@ -192,7 +192,7 @@ def test_prompts_that_show_a_change_of_two_percent_follow_from_the_spread_over_p
 
 
 def test_condensed_rows_are_the_rows():
-    """Sums by image against plain loops, whatever the lengths and with failed images between."""
+    """Sums by image against plain loops, for any lengths and with failed images in between."""
     items = [synthetic.generation(4, 1.0), None, synthetic.generation(4, 1.0, logp=(-math.inf, -2.0, 0.0, -3.0))]
     rows = stats.condense(pa.Table.from_pylist(synthetic.stored_rows(items), schema=SAMPLES))
     assert rows["stream_tokens"].tolist() == [4, 0, 4] and rows["free_tokens"].tolist() == [3, 0, 3]

@@ -16,7 +16,7 @@ def lists(values: list) -> pd.Series:
 
 
 def images(seed: int = 0, prompts: int = 32, shift: float = 0.0) -> pd.DataFrame:
-    """Two images a prompt, whose mean log p varies from prompt to prompt by 1.0 and from run to run by 0.1."""
+    """Two images per prompt, whose mean log p varies from prompt to prompt by 1.0 and from run to run by 0.1."""
     free = np.random.default_rng(1).integers(200, 260, 2 * prompts).astype(float)
     level = np.repeat(np.random.default_rng(2).normal(-1.0, 1.0, prompts), 2)
     noise = np.random.default_rng(seed).normal(shift, 0.1, 2 * prompts)

@@ -89,7 +89,7 @@ def test_each_kind_of_test_sees_what_it_is_for():
 
 
 def test_whole_images_are_the_units_of_the_interval():
-    """Tokens of an image that all deviate together must not count as many."""
+    """Tokens of an image that deviate together must not count as independent tokens."""
     draw = np.random.default_rng(4)
     sharp = draw.random((60, 1)) < 0.5
     u = draw.random((60, 200))

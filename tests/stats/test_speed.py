@@ -39,7 +39,7 @@ def test_a_llama_by_counting_its_tensors_and_its_operations(kind):
     assert size.kv == sum(layer.keys[0, :, 0].numel() * 2 for layer in output.past_key_values.layers)
     norms = sum(count for name, count in tensors.items() if "norm" in name)
     products = size.operations(tokens, rows, tokens * tokens) - 2 * norms * tokens * rows
-    # The rotation of queries and keys is a product too: two numbers times one angle, once per forward.
+    # The rotation of queries and keys is also a product: two numbers times an angle, once per forward.
     rotary = 2 * tokens * network.rotary_emb.inv_freq.numel()
     assert counter.get_total_flops() - products in (0, rotary, rows * rotary)
 
@@ -92,7 +92,7 @@ def test_known_devices_need_no_measurement(monkeypatch):
 
 @pytest.fixture
 def quick(tmp_path, monkeypatch):
-    """Short measurements, kept in `tmp_path`, of a machine whose other users are `quick(cores)`."""
+    """Short measurements, stored in `tmp_path`, of a machine with other users `quick(cores)`."""
     monkeypatch.setenv("SPECBENCH_CACHE", str(tmp_path))
     monkeypatch.setattr(device_peaks, "COPIES_MIB", (1, 4))
     monkeypatch.setattr(device_peaks, "_SECONDS", 0.02)

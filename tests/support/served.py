@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Respond = Callable[[str, dict | None], object]
-"""The content that is answered, by path and body (None of GET); an int is the status of a refusal."""
+"""The answer by path and body (None of GET); an int is the status of a refusal, alone or beside its content."""
 
 
 @contextmanager
@@ -24,9 +24,11 @@ def served(respond: Respond) -> Iterator[str]:
 
         def _answer(self, body: dict | None) -> None:
             content = respond(self.path, body)
-            refused = isinstance(content, int)
-            data = json.dumps({"error": {"message": f"refused: {self.path}"}} if refused else content).encode()
-            self.send_response(content if refused else 200)
+            if isinstance(content, int):
+                content = content, {"error": {"message": f"refused: {self.path}"}}
+            status, content = content if isinstance(content, tuple) else (200, content)
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)

@@ -217,7 +217,7 @@ def test_a_decoder_of_a_cell_runs_without_a_file_and_its_source_is_part_of_the_r
     assert other.samples()["path"].map(os.path.isfile).all() and dict(other.report()["options"])[0].count(
         '"power": 1.0'
     )
-    with pytest.raises(SpecbenchError, match="'sjd': a name already taken"):
+    with pytest.raises(SpecbenchError, match="'sjd': the name is already taken"):
         specbench.decoder("sjd")
     with pytest.raises(SpecbenchError, match="unknown kind 'verifyer'"):
         specbench.decoder("mine", kind="verifyer")

@@ -173,8 +173,8 @@ def test_a_reference_that_is_no_decoder_is_refused(tmp_path):
         (tmp_path / f"{name}.py").write_text(POWER.replace('"power"', '"one"'))
     (tmp_path / "lacks.py").write_text("from specbench.specs.presets import Preset\n" + PARTIAL)
     for decoder, problem in [
-        ("one:DECODER,two:DECODER", "decoder 'two:DECODER' is called 'one', a name already taken"),
-        ("two:DECODER,one:DECODER", "decoder 'one:DECODER' is called 'one', a name already taken"),
+        ("one:DECODER,two:DECODER", "decoder 'two:DECODER' is called 'one', which is already taken"),
+        ("two:DECODER,one:DECODER", "decoder 'one:DECODER' is called 'one', which is already taken"),
         ("lacks:PARTIAL", "decoder 'lacks:PARTIAL': its choices lack 'init'"),
     ]:
         done = specbench(tmp_path, "run", "--decoder", decoder)

@@ -26,10 +26,10 @@ from specbench.models.transformer.kv_cache import CacheExtent, PositionCache
 
 
 class TreeLevel(NamedTuple):
-    """The n columns of one depth that have children. `Inner columns` are those of all depths, in order of depth."""
+    """The n columns of one depth that have children. `Inner columns`: all columns with children, in order of depth."""
 
-    place: slice  # these among the inner columns
-    columns: Tensor  # [n] these among all columns
+    place: slice  # places among the inner columns
+    columns: Tensor  # [n] places among all columns
     parents: Tensor  # [n] index of each parent among the previous level's columns
     children: Tensor  # [m] columns of the children
     drawn: Tensor  # [m] per child, its index among the tokens drawn for this level, `most` per column
@@ -40,7 +40,7 @@ class TreeLevels(NamedTuple):
     """A tree for drafting, one level after the other."""
 
     inner: Tensor  # [k] inner columns
-    ancestors: Tensor  # [k, C] bool, whether the second column is the inner one or an ancestor of it
+    ancestors: Tensor  # [k, C] bool, whether the second column is the inner column or its ancestor
     levels: tuple[TreeLevel, ...]  # by depth
 
 
@@ -78,10 +78,10 @@ class Eagle:
         tokens = torch.zeros_like(positions)
         tokens[:, :1] = self._batch.tokens.gather(1, (committed[:, None] - 1).clamp(min=0))
         q = torch.zeros(*tokens.shape, self._batch.target.vocab, device=tokens.device)
-        # Once a tree has no drafts no later one has any, so that the head need not learn what was committed.
+        # After a tree without drafts, later trees have none either, so the head can skip the committed tokens.
         if len(tree.parents) > 1:
             readable, call = self._cache.readable(news.positions), call_eager
-            # Compiled code is for one size of the tree and of the path; near an image's ends both are smaller.
+            # Compiled code is for one size of tree and path; near an image's ends both are smaller.
             if tree == whole and news.tokens.shape[1] == max(whole.depth) + 1:
                 call = self._batch.call
                 self._cache.mark_lengths(readable)
@@ -134,11 +134,11 @@ class Eagle:
 
 
 class AdjacentEagle(Eagle):
-    """EAGLE-1 drafter whose tree follows what was accepted in the slots before (ADT-Tree).
+    """EAGLE-1 drafter whose tree adapts to the acceptance in earlier slots (ADT-Tree).
 
-    The tree is a chain of first children, each with siblings that have no children. Where half of the chain was
-    accepted the next tree is one draft deeper and one sibling narrower, elsewhere the reverse. Each row has a shape of
-    its own: of a batch's tree, which holds all of them, it leaves out the rest. A shape depends on earlier steps only.
+    The tree is a chain of first children, each with siblings that have no children. If half of the chain was accepted,
+    the next tree is one draft deeper and one sibling narrower, else the reverse. Each row has a separate shape: the
+    batch's tree holds all shapes, and a row leaves out the rest. A shape depends on earlier steps only.
     """
 
     def __init__(self, context: Context, init: Init | None, window: int, siblings: int, head: str):
@@ -186,7 +186,7 @@ def comb(depth: int, siblings: int) -> Tree:
 
 
 class Branches(NamedTuple):
-    """Where the head's cache holds the drafts of a tree's k inner columns."""
+    """Places of the drafts of a tree's k inner columns in the head's cache."""
 
     slots: Tensor  # [R, k] slots that are written
     # cosine, sine: [R, 1, k, d'] of the rotary positions
@@ -217,7 +217,7 @@ class HeadCache:
             self._run(prompt.ids[:, 1:], prompt.features, slots, head.rotary(slots), mask, longest)
 
     def mark_lengths(self, readable: Tensor) -> None:
-        """Mark the lengths of `readable` and of the cache dynamic, so that one compiled form serves all."""
+        """Mark the lengths of `readable` and of the cache dynamic, so that a single compiled form serves all."""
         torch._dynamo.mark_dynamic(readable, 0)
         torch._dynamo.mark_dynamic(self._index, 0)
         for buffers in self._cache.buffers():
@@ -243,7 +243,7 @@ class HeadCache:
     def branches(self, tree: TreeLevels, positions: Tensor, root: Tensor) -> Branches:
         """Places of the tree's inner columns, which predict stream slots `positions` [B, k]; the root predicts `root`
         [B, 1]."""
-        # Counted from the end, so that code compiled for one prompt length is valid for another.
+        # Counted from the end, so that compiled code is valid for every prompt length.
         scratch = len(self._index) - tree.ancestors.shape[1]
         slots = (scratch + tree.inner).expand(len(self._last), -1)
         before = self._last + self._repeat(root)
@@ -254,7 +254,7 @@ class HeadCache:
         return Branches(slots, *rotary, mask[:, None])
 
     def branch(self, branches: Branches, level: slice, ids: Tensor, features: Tensor) -> Tensor:
-        """Run the head on the drafts [B, n] of some inner columns, after those of their ancestors."""
+        """Run the head on the drafts [B, n] of some inner columns; their ancestors must have run before."""
         cosine, sine, mask = (places[:, :, level] for places in branches[1:])
         return self._run(self._repeat(ids), features, branches.slots[:, level], (cosine, sine), mask, len(self._index))
 
@@ -272,8 +272,8 @@ class HeadCache:
 def tree_levels(tree: Tree, vocab: int, device: torch.device) -> TreeLevels:
     """Group the columns with children by depth.
 
-    With more siblings than the `vocab` has tokens, extra siblings repeat an earlier one: q is 0 there, and they are
-    skipped.
+    With more siblings than the `vocab` has tokens, extra siblings repeat earlier siblings: their q is 0, and they
+    are skipped.
     """
     inner: list[int] = []
     levels, before = [], [0]

@@ -66,7 +66,7 @@ class Jacobi:
     def _trunk(self, committed: Tensor, width: int, step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens and positions [B, width] of a chain, and q [B, width - 1, V] of its drafts."""
         positions = committed[:, None] + self._slots[:width]
-        # What a step reads at every slot of its window.
+        # A step reads these at every slot of its window.
         self._batch.noise.hash_together(positions, (Stream.FRESH, Stream.COIN, Stream.REDRAW), step)
         q = self._fill(committed, positions[:, :-1], step)
         return self._batch.tokens.gather(1, (positions - 1).clamp(min=0)), positions, q
@@ -85,7 +85,7 @@ class Jacobi:
         tokens.scatter_(1, positions, torch.where(fresh, drawn, tokens.gather(1, positions)))
         if self._p is None:
             return q.contiguous()  # as in later steps, so that compiled verification has one form
-        # One table of all distributions: a choice between whole rows is much faster than one between their entries.
+        # One table of all distributions: choosing whole rows is much faster than choosing single entries.
         slot, columns = self._slots[:drafts], self._p.shape[1]
         kept = (slot + self._shift[:, None]).clamp(max=columns - 1)
         return rows_at(torch.cat([self._p, q], dim=1), torch.where(fresh, slot + columns, kept))
@@ -137,7 +137,7 @@ class JacobiTree(Jacobi):
             tokens += [earlier[:, None], drafts[:, 1:depth]]
             positions.append(trunk.positions[:, 1 : depth + 1])
         tree = _branches(drafts.shape[1], self._siblings, depth)
-        # The chain's last column, as deep as there are drafts, has none after it.
+        # The chain's last column has no draft after it.
         by_column = routes(tree, earlier.device).depth.clamp(max=drafts.shape[1] - 1)
         q = trunk.q[:, by_column]
         return Proposal(torch.cat(tokens, 1), torch.cat(positions, 1), q, tree, self.columns, trunk.earlier)

@@ -1,11 +1,11 @@
-"""Jacobi drafts that are looked up in the image wherever the tokens around a slot have changed.
+"""Jacobi drafts that are looked up in the image if the tokens around a slot have changed.
 
-Where the neighbours of a refined draft's slot are still those that the last forward was fed, p is a good guess of the
-next p. Elsewhere the draft is drawn anew, from the target's distribution at an earlier slot with the same neighbours,
-which is its q: lossless, whatever is looked up. The idea is that of retrieval drafts for text (REST, arXiv 2311.08252).
+If the neighbours of a refined draft's slot are the same as in the last forward, p is a good guess of the next p.
+Otherwise the draft is redrawn from the target's distribution at an earlier slot with the same neighbours, which is
+its q; this is lossless for any lookup. The idea comes from retrieval drafts for text (REST, arXiv 2311.08252).
 
-Slots are looked up from the left, as long as what was looked up in this image overlapped with p clearly more than the
-Jacobi drafts did. Neither whether a slot is looked up nor what is found depends on the draft it has.
+Slots are looked up from the left, as long as earlier lookups in this image overlapped with p clearly more than the
+Jacobi drafts did. Neither the decision to look up a slot nor the result depends on the slot's draft.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from specbench.models.interface import TokenLayout
 MATCHES = 4  # Qualities of a match: which of the neighbours above and above to the right agree
 
 WORTH_A_LOOKUP = 0.25
-"""Overlap with p by which looked-up drafts must be better, as each disturbs the refined drafts after it."""
+"""Required gain of overlap with p by a looked-up draft, because it disturbs the refined drafts after it."""
 
 
 class LookupJacobi(JacobiTree):
     """The Jacobi chain, or tree, with at most the first `lookups` drafts of the chain looked up.
 
-    A sibling branch repeats the chain's next drafts. Where these were looked up, their q depends on the chain's first
+    A sibling branch repeats the chain's next drafts. If these were looked up, their q depends on the chain's first
     draft, which is known once a sibling is tested.
     """
 
@@ -40,15 +40,15 @@ class LookupJacobi(JacobiTree):
         self._needs_history = True
         self._lookups = lookups
         self._neighbours = neighbour_slots(context.layout).to(context.device)
-        """[N, K] neighbours of each slot, -1 where there is none."""
+        """[N, K] neighbours of each slot, -1 for missing neighbours."""
         slots, count = self._neighbours.shape
-        # Of two slots the one where more agrees ranks higher (agreeing neighbours count 2^(K - 1), ..., 2, 1), then
-        # the later one: its rank is N times what agrees, plus its number.
+        # Slots rank by the weight of their agreeing neighbours (2^(K - 1), ..., 2, 1), then by their number: the rank
+        # is N times that weight, plus the number.
         self._slots_in_order = torch.arange(slots, device=context.device)
         self._weights = slots * 2 ** torch.arange(count - 1, -1, -1, device=context.device)
         agreeing, left = torch.arange(2**count, device=context.device), 2 ** (count - 1)
         self._is_match = agreeing >= left
-        """[2^K] whether slots that agree so far match: the left neighbour has to agree."""
+        """[2^K] whether slots of that weight match: the left neighbour has to agree."""
         self._match = (agreeing - left).clamp(min=0) * MATCHES // left  # [2^K] quality of the match
         self._free = torch.tensor(context.layout.forced, device=context.device) < 0
 
@@ -84,7 +84,7 @@ class LookupJacobi(JacobiTree):
         return self._look_up(committed, positions, step, super()._fill(committed, positions, step))
 
     def _look_up(self, committed: Tensor, positions: Tensor, step: Tensor, q: Tensor) -> Tensor:
-        """Look up drafts of the slots `positions` [B, D]; q [B, D, V] of all drafts, given that of the Jacobi ones."""
+        """Look up drafts of the slots `positions` [B, D]; q [B, D, V] of all drafts, given q of the Jacobi drafts."""
         self._candidates, drafts = None, min(self._lookups, positions.shape[1])
         if drafts == 0:
             return q
@@ -94,7 +94,7 @@ class LookupJacobi(JacobiTree):
         places = self._neighbours[inside]
         # A slot without a refined draft is always looked up: no token is -2.
         fed = torch.where((slots < self._drafted_to[:, None])[..., None], around(self._fed, places), -2)
-        # Only committed slots are searched, so that what their neighbours hold does not change meanwhile.
+        # Only committed slots are searched, so that their neighbours do not change meanwhile.
         seen = around(tokens, self._neighbours.expand(len(tokens), -1, -1))
         past = (self._slots_in_order < committed[:, None]) & self._free
         order = torch.where(past, self._slots_in_order, -2 * self._weights[0])
@@ -133,17 +133,17 @@ def common_mass(p: Tensor, q: Tensor) -> Tensor:
 
 
 def neighbour_slots(layout: TokenLayout) -> Tensor:
-    """[N, K] earlier slots around each stream slot, in the order of their weight: left (the slot before), above, above
-    to the right, above to the left, and the one before the left; -1 where there is none."""
+    """[N, K] earlier slots around each stream slot, by descending weight: left (the previous slot), above, above right,
+    above left, and the slot before the left slot; -1 for missing slots."""
     slot = torch.arange(layout.length)
     above, left = torch.tensor(layout.neighbour(1, 0)), torch.tensor(layout.neighbour(0, 1))
-    # What is above to the right is above the slot to the right, in the same row.
+    # The slot above right is above the slot to the right, in the same row.
     right = torch.where(left.roll(-1) == slot, above.roll(-1), -1)
     slots = torch.stack([slot - 1, above, right, torch.tensor(layout.neighbour(1, 1)), slot - 2], dim=1)
     return slots.clamp(min=-1)
 
 
 def around(tokens: Tensor, slots: Tensor) -> Tensor:
-    """Tokens [B, ..., K] of `tokens` [B, L] at `slots` [B, ..., K]; -1 at slot -1, where there is none."""
+    """Tokens [B, ..., K] of `tokens` [B, L] at `slots` [B, ..., K]; -1 at the missing slot -1."""
     padded = torch.nn.functional.pad(tokens, (1, 0), value=-1)
     return padded.gather(1, slots.flatten(1) + 1).view(slots.shape)

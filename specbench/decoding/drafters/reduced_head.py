@@ -1,8 +1,8 @@
-"""Draft heads with a reduced vocabulary (FR-Spec, EAGLE-3): logits only of the image ids that p has kept of late.
+"""Draft heads with a reduced vocabulary (FR-Spec, EAGLE-3): logits only for image ids that were probable recently.
 
-A draft reads the whole output matrix otherwise, for 65,536 ids as long as half of a step. The ids are those with most
-probability in the slots that the last step committed, so that they depend on committed tokens alone. q is 0 elsewhere;
-verification draws what is missing from the residual distribution.
+Otherwise a draft reads the whole output matrix, which takes half as long as a step for 65,536 ids. The kept ids are the
+most probable ids in the slots that the last step committed, so that they depend on committed tokens only. q is 0 for
+other ids; verification draws these from the residual distribution.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Token initialisation: tokens for fresh window slots, each with the proposal distribution q it was drawn from.
 
 A fresh slot either copies a neighbour in the image grid (q one-hot), or draws from the distribution its neighbour was
-drawn from (q that distribution), or copies a preview with some probability, or is uniformly random. Where the neighbour
-is fresh too, its own source is used; a slot without a source is uniformly random.
+drawn from (q that distribution), or copies a preview with some probability, or is uniformly random. If the neighbour is
+also fresh, the neighbour's source is used; a slot without a source is uniformly random.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from specbench.decoding.sampling import draw, one_hot
 
 
 class Slots(NamedTuple):
-    """Draft slots of one step, D per row."""
+    """Draft slots of a step, D per row."""
 
-    start: Tensor  # [B] stream slot of the first one: tokens committed so far
+    start: Tensor  # [B] stream slot of the first draft: tokens committed so far
     positions: Tensor  # [B, D] stream slots
     fresh: Tensor  # [B, D] bool, which of them need a token
     tokens: Tensor  # [B, L] stream tokens so far: committed ones and drafts, indexed by stream slot
@@ -84,7 +84,7 @@ class Spatial:
                 tokens = draw(distribution, noise.uniform(slots.positions, Stream.FRESH, slots.step))
             q = torch.where(has_source[..., None], distribution, uniform)
             return torch.where(has_source, tokens, random_tokens), q
-        # Where the chain of neighbours ends at a random fresh slot, that slot's own token is copied.
+        # If the chain of neighbours ends at a random fresh slot, the token of that slot is copied.
         tokens = torch.where(has_source, slots.tokens.gather(1, source.clamp(min=0)), random_tokens.gather(1, root))
         copied = has_source | (root != torch.arange(root.shape[1], device=root.device))
         return tokens, torch.where(copied[..., None], one_hot(tokens, self._vocab), uniform)
@@ -118,7 +118,7 @@ class Preview:
         weight = torch.where((source >= 0) & (source < slots.start[:, None]), self._weight, 0.0)
         seen = slots.tokens.gather(1, source.clamp(min=0))
         uniform = noise.uniform(slots.positions, Stream.FRESH, slots.step)
-        # What is left of the uniform number once it has decided against the preview is uniform, too.
+        # Given a decision against the preview, the rescaled remainder of the number is also uniform.
         rest = ((uniform - weight) / (1 - weight).clamp(min=1e-6)).clamp(0, 1 - 2.0**-24)
         q = one_hot(seen, self._vocab) * weight[..., None]
         q[..., : self._v_image] += (1 - weight[..., None]) / self._v_image
@@ -128,6 +128,6 @@ class Preview:
 left_repeat = partial(Spatial, rows=0, columns=1, sample=False)
 left_sample = partial(Spatial, rows=0, columns=1, sample=True)
 left_top1 = partial(Spatial, rows=0, columns=1, sample=True, top1=True)
-"""Horizontal "sample" as SJD's released code has it."""
+"""Horizontal "sample" of SJD's released code."""
 above_repeat = partial(Spatial, rows=1, columns=0, sample=False)
 above_sample = partial(Spatial, rows=1, columns=0, sample=True)

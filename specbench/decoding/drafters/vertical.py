@@ -1,12 +1,12 @@
-"""Drafts of a vertical head: each is drawn from the row above, whose features are known, and from the draft before it.
+"""Drafts of a vertical head, each drawn given the row above, whose features are known, and the previous draft.
 
-The distribution that the head gives is recorded as q, so that verification makes the result exact. A draft that a
-refinement made in the step before is kept where the tokens that the head looks at are those that the last forward was
-fed, which depends on earlier slots alone: there the target's own distribution is the better guess.
+The head's distribution is recorded as q, so that verification makes the result exact. A refined draft of the previous
+step is kept if the tokens that the head looks at are the same as in the last forward, which depends on earlier slots
+only: in this case the target's distribution is the better guess.
 
-One by one, the drafts of a row read the head's output matrix once each. In `passes` each pass draws all at once, given
-the tokens of the pass before, with the same random numbers: q of a slot is then given by earlier slots' random numbers,
-so that verification stays exact, and as many passes as drafts give the drafts one by one.
+One by one, the drafts of a row read the head's output matrix once each. With `passes`, each pass draws all drafts at
+once, given the tokens of the previous pass, with the same random numbers. q of a slot then depends on earlier slots'
+random numbers only, so verification stays exact; as many passes as drafts give the drafts of drawing one by one.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from specbench.models.interface import TokenLayout
 from specbench.models.transformer.compilation import in_turn
 from specbench.models.vertical_head import embedded, known_features, places_before, slots_above, vertical_head_for
 
-_LEAST_SHARE = 0.02  # Of the largest probability, below which the coupled head's q has none
+_LEAST_SHARE = 0.02  # Share of the largest probability below which the coupled head's q is 0
 
 
 class Vertical(JacobiTree):
-    """A chain of `window` - 1 drafts, or a tree with siblings of the first one, as `JacobiTree` has them.
+    """A chain of `window` - 1 drafts, or a tree with siblings of the first draft, as in `JacobiTree`.
 
     A sibling branch repeats the chain's next drafts, whose q was made for the chain's first draft, which is known once
     a sibling is tested.
     """
 
-    _couples = False  # Whether a refined draft that is drawn anew is coupled with the draw
+    _couples = False  # Whether a redrawn draft is coupled with the refined draft
 
     def __init__(
         self, context: Context, init: Init, window: int, siblings: int, depth: int, head: str, passes: int = 0
@@ -51,7 +51,7 @@ class Vertical(JacobiTree):
         self._table = context.model.token_table()
         places, exists = places_before(self._above, torch.arange(len(self._above), device=context.device)[None])
         self._places = torch.where(exists, places, -1)[0]
-        """[N + 1, 3] earlier slots whose tokens the head looks at, -1 where there is none."""
+        """[N + 1, 3] earlier slots whose tokens the head looks at, -1 for missing slots."""
         self._reach = reach(context.layout)  # Largest number of drafts that can be prepared at once
 
     def begin(self, batch: Batch) -> None:
@@ -61,7 +61,7 @@ class Vertical(JacobiTree):
         self._features = torch.zeros(shape, dtype=self._model.dtype, device=batch.tokens.device)
         """[R, L, d] of the target by slot."""
         self._fed = torch.full_like(batch.tokens, -1)  # [B, L] stream tokens that the last forward was fed
-        self._known_before: Tensor | None = None  # [ids, h] `mixed_before` of every token, where it is prepared
+        self._known_before: Tensor | None = None  # [ids, h] `mixed_before` of every token, if prepared
         self._draft_target = batch.target
         self._news: tuple[Tensor, Tensor, Tensor] | None = None
         """Features [R, C, d] of the last step, and columns and stream slots [B, T] of its verified path."""
@@ -83,7 +83,7 @@ class Vertical(JacobiTree):
         return self._draft(committed, positions, step, super()._fill(committed, positions, step))
 
     def _draft(self, committed: Tensor, positions: Tensor, step: Tensor, q: Tensor) -> Tensor:
-        """Draw the drafts of `positions` [B, D] that are not kept; q [B, D, V] of all, given that of refined ones."""
+        """Draw the drafts of `positions` [B, D] that are not kept; q [B, D, V] of all, given q of refined drafts."""
         if positions.shape[1] == 0:
             return q
         self._learn()
@@ -99,7 +99,7 @@ class Vertical(JacobiTree):
         return torch.where(torch.cat(keeps, 1)[..., None], q, torch.cat(recorded, 1))
 
     def _learn(self) -> None:
-        """Store the features of the last step; here and not in `observe`, so that it is compiled with the drafting."""
+        """Store the features of the last step; not in `observe`, so that this is compiled together with drafting."""
         if self._news is None:  # only before the first compiled step
             return
         features, columns, positions = self._news
@@ -109,12 +109,12 @@ class Vertical(JacobiTree):
     def _draft_run(
         self, committed: Tensor, positions: Tensor, refined: Tensor, uniform: Tensor, step: Tensor, q: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Draft slots `positions` [B, k], k at most `_reach`, from left to right: of each, whether its refined draft,
-        drawn from `q` [B, k, V], keeps that q, [B, k], and the head's distribution [B, k, V]. What is known of all of
-        them, so all but the token before each, is computed at once."""
+        """Draft slots `positions` [B, k], k at most `_reach`, from left to right. Returns whether the refined draft of
+        each slot, drawn from `q` [B, k, V], keeps that q, [B, k], and the head's distributions [B, k, V]. All inputs
+        except the preceding token of each slot are known before, and processed at once."""
         tokens = self._batch.tokens
         slots = self._twice(positions)
-        # Slots past the image's end share the last entry; what is drafted there is never used.
+        # Slots past the image's end share the last entry; their drafts are never used.
         places = self._places[positions.clamp(max=len(self._places) - 1)]
         mixed = self._mixed(slots, self._twice(committed[:, None]))
         is_fed = around(tokens, places[..., 1:]) == around(self._fed, places[..., 1:])
@@ -137,7 +137,7 @@ class Vertical(JacobiTree):
             shared: Tensor | None = None,
         ) -> tuple[Tensor, Tensor, Tensor]:
             """Tokens [B, n], whether they keep their q, and the head's distributions [B, n, V] for n drafts, given the
-            `token` [B, n] before each and what it adds to the first layer."""
+            `token` [B, n] before each and its term of the first layer."""
             proposed = self._draft_target(self._head_logits(self._head.features(mixed + before)), positions)
             kept = same_above & (token == fed_before)
             stays, weights = kept, proposed
@@ -189,11 +189,11 @@ class Vertical(JacobiTree):
 
 
 class CoupledVertical(Vertical):
-    """The same, but a refined draft x of distribution p that the head would draw anew from q is kept with probability
-    min(1, q(x)/p(x)), else drawn from [q - p]+. Fewer tokens change, so that more of the drafts after them keep p.
+    """`Vertical` that keeps a refined draft x of distribution p with probability min(1, q(x)/p(x)) instead of redrawing
+    it from q, and else draws from [q - p]+. Fewer tokens change, so that more of the drafts after them keep p.
 
-    Where the target has top-p, which needs sorting, q is cut off at a share of its largest probability instead; and the
-    first layer's products with small token tables are made once for a batch.
+    If the target has top-p, which needs sorting, q is cut off at a share of its largest probability instead. The first
+    layer's products with small token tables are computed once per batch.
     """
 
     _couples = True
@@ -212,15 +212,15 @@ class CoupledVertical(Vertical):
         self, positions: Tensor, refined: Tensor, tokens: Tensor, step: Tensor, q: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Probabilities [B, k] above which refined `tokens` [B, k] are kept, and their q [B, k, V]; inf, 0 if none."""
-        # Slots without a refined draft are the only ones that have used this number in this step.
+        # Only slots without a refined draft have used this number in this step.
         coin = self._batch.noise.uniform(positions, Stream.FRESH, step)
         least = torch.where(refined, coin * at(q, tokens), torch.inf)
         return least, torch.where(refined[..., None], q, 0.0)
 
 
 def reach(layout: TokenLayout) -> int:
-    """Number of consecutive slots of which none is above another one, or next to that on the right: besides the token
-    before it, a draft does not depend on such a run of drafts."""
+    """Number of consecutive slots in which no slot is above, or above right, of another slot: within such a run a draft
+    depends on the previous token only."""
     above = layout.neighbour(1, 0)
-    # In an image of one column the slot above is the one before.
+    # In an image of one column the slot above is the previous slot.
     return min((max(slot - up - 1, 1) for slot, up in enumerate(above) if up >= 0), default=layout.length)

@@ -8,8 +8,8 @@ With D drafts x_0 .. x_{D-1}, drawn from q_0 .. q_{D-1}, and the target distribu
     n = D:  draw the token of slot n from p_D (bonus token)
     slots after n: refined for the next window
 
-All slots are computed in parallel, without a host sync. The verifier `block` decides n with the later
-drafts in view, and accepts the first n drafts; the rest is the same.
+All slots are computed in parallel, without a host sync. The verifier `block` chooses n depending on later drafts, and
+accepts the first n drafts; the rest is the same.
 """
 
 from __future__ import annotations

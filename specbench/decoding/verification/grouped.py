@@ -1,8 +1,8 @@
 """Grouped speculative decoding (So et al., ICCV 2025, algorithm 3): accept a draft x with min(1, p(C)/q(C)).
 
 The cluster C(x) is a slice of G tokens around x in rank order, filtered by probability and codebook distance. Clusters
-overlap, so the result is lossy. q(C) sums over the whole cluster, as the paper has it; with `cluster_q` "support"
-without members outside the target's top-k, which accepts more drafts near its edge.
+overlap, so the result is lossy. q(C) sums over the whole cluster, as in the paper, or with `cluster_q` "support" over
+its members within the target's top-k, which accepts more drafts near the top-k cut-off.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Grouped(RatioTest):
         return self._judge(x[..., None], p.gather(-1, x)[..., None], ids, exists, p_member, q_member)
 
     def _of_draft(self, p: Tensor, q: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`_of_candidates` [...] of one candidate x [..., 1], with fewer and smaller operations."""
+        """`_of_candidates` [...] of a single candidate x [..., 1], with fewer and smaller operations."""
         if self._rank_by != "target":
             a, size = self._of_candidates(p, q, x)
             return a.squeeze(-1), size.squeeze(-1)
@@ -67,8 +67,8 @@ class Grouped(RatioTest):
     def _judge(
         self, x: Tensor, p_x: Tensor, ids: Tensor, exists: Tensor, p_member: Tensor, q_member: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Acceptance and cluster size [...] of x [..., 1], given the slice of `ids` [..., m] around it, which of these
-        exist, and their p and q; x with p(x) = 0 is alone."""
+        """Acceptance and cluster size [...] of x [..., 1], given the slice of `ids` [..., m] around it, the mask of
+        existing ids, and their p and q; the cluster of an x with p(x) = 0 is x only."""
         member = exists & ((p_member - p_x).abs_() <= self._delta)
         if self._d != float("inf"):
             last = len(self._codebook) - 1
@@ -97,14 +97,14 @@ class Grouped(RatioTest):
 
 
 class ReleasedGrouped(RatioTest):
-    """The acceptance of the released code (junhyukso/GSD, commit 4216c7c): clusters of 14 tokens, whatever G.
+    """The acceptance of the released code (junhyukso/GSD, commit 4216c7c): clusters of 14 tokens for any G.
 
-    Seven less likely tokens, the draft and six more likely ones; where there are no seven less likely ones, the draft
-    is tested alone. Distances are between rows of the target's input embedding. Drafts with p(x) = 0 may be accepted
-    for their neighbours, and so commit tokens outside top-k.
+    A cluster has seven less likely tokens, the draft, and six more likely tokens. With fewer than seven less likely
+    tokens, the draft is tested alone. Distances are between rows of the target's input embedding. Drafts with p(x) = 0
+    may be accepted because of their neighbours, which commits tokens outside top-k.
 
-    The release ranks the words of text too, all of p = 0, and leaves the order of ties to the sort; here image tokens
-    alone are ranked, ties by id.
+    The release also ranks text tokens, all with p = 0, and the sort decides ties; here only image tokens are ranked,
+    ties by id.
     """
 
     HALF = 7

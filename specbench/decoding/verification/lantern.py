@@ -23,7 +23,7 @@ from specbench.errors import SpecbenchError
 from specbench.system.digests import cache_folder
 
 _TIE = 1 + 1e-6
-MOST_NEIGHBOURS = 1001  # Neighbours per token in the cached table: LANTERN's k, and the one more of its release
+MOST_NEIGHBOURS = 1001  # Neighbours per token in the cached table: LANTERN's k, and one more for its release
 _ROWS = 1024  # Rows of the distance matrix computed at a time: a full one takes 15 GiB at V = 64,000
 
 
@@ -39,7 +39,7 @@ class Lantern(RatioTest):
         self._table = table[:, : k + 1].to(context.device)
         self._k = k
         if self._residual is release:
-            # The release's code differs by family: its Lumina model is the one whose rows end with a token.
+            # The released code differs by family: only its Lumina model has rows that end with a token.
             self._residual = release_p if any(token >= 0 for token in context.layout.forced) else release_q
         if self._residual is optimal:
             # p(A(x)) >= p(x), so a >= min(1, p/q), and [p - a q]+ is [p - q]+ (Cool-SD, proposition 1).
@@ -106,7 +106,7 @@ def release_p(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
 
 
 def release(p: Tensor, q: Tensor, around: Neighbourhood) -> Tensor:
-    """The released code's residual for the family at hand, one of the two above."""
+    """The released code's residual for the model's family: `release_q` or `release_p`."""
     raise NotImplementedError("chosen when the verifier is built")
 
 
@@ -152,7 +152,7 @@ def nearest(codebook: Tensor, count: int) -> Tensor:
 def _write(path: Path, table: np.ndarray) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{uuid.uuid4().hex}.tmp")  # readable as the umask has it: caches are shared
+        part = path.with_name(f".{uuid.uuid4().hex}.tmp")  # readable according to the umask: caches are shared
         with open(part, "xb") as file:
             np.save(file, table)
         os.replace(part, path)

@@ -2,7 +2,7 @@
 
 A `RatioTest` accepts a draft x with probability a(x; p, q); after a rejection the residual distribution is sampled.
 `Match` compares the draft with a fresh draw from p and needs neither. Residual distributions are unnormalised weights
-[..., V]; that of a lossless decoder is proportional to p - a q. Where there is no draft, q is all zero and all give p.
+[..., V], proportional to p - a q for a lossless decoder. In slots without a draft q is 0, so that all residuals are p.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class DraftTests(NamedTuple):
     # [B, K, V] target distribution of the draft's slot; for a later sibling, the normalised residual distribution after
     # the rejected ones
     p: Tensor
-    q: Tensor  # [B, K, V] distribution the draft was drawn from; 0 where there is no draft
+    q: Tensor  # [B, K, V] distribution the draft was drawn from; 0 without a draft
     draft: Tensor  # [B, K] draft tokens
-    drafted: Tensor  # [B, K] bool, False where there is no draft to test
+    drafted: Tensor  # [B, K] bool, False without a draft to test
     coin: Tensor  # [B, K] float64 uniforms in (0, 1), fresh in every step
     position: Tensor  # [B, K] stream slot of the draft
     depth: Tensor  # [K] number of drafts of this step on the path to the draft, itself included
@@ -46,9 +46,9 @@ class DraftTests(NamedTuple):
         depth: Tensor,
         exists: Tensor | None = None,
     ) -> DraftTests:
-        """Build the tests of `draft`; `exists` [K] is False for entries without a draft, None if all have one.
+        """Build the tests of `draft`; `exists` [K] is False for entries without a draft; None means all True.
 
-        Without a draft q is undefined (NaN, or left from an earlier step) and is replaced by 0.
+        Without a draft, q is undefined (NaN, or from an earlier step) and is replaced by 0.
         """
         x = draft[..., None]
         q_draft = q.gather(-1, x)
@@ -66,7 +66,7 @@ class DraftTests(NamedTuple):
 
 
 class FailedTest(NamedTuple):
-    """What of K tests per row, mostly one, the residual distributions depend on; fields as in `DraftTests`."""
+    """Inputs of the residual distributions: K tests per row, mostly one; fields as in `DraftTests`."""
 
     # p, q: [B, K, V]
     p: Tensor
@@ -86,7 +86,7 @@ class Verdict(NamedTuple):
     scale: Tensor | None = None
 
     def failed(self, tests: DraftTests, entry: Tensor) -> FailedTest:
-        """Test [B, 1] of the rejected draft `entry` [B, 1], its p as the residual distribution takes it."""
+        """Test [B, 1] of the rejected draft `entry` [B, 1], with p scaled for the residual distribution."""
         chosen = tests.at(entry)
         if self.scale is None:
             return chosen
@@ -94,7 +94,7 @@ class Verdict(NamedTuple):
 
 
 class Verifier(Protocol):
-    compares: bool  # Whether drafts are compared with the slot's refined token, which then replaces a rejected draft
+    compares: bool  # Whether drafts are compared with the slot's refined token, which replaces a rejected draft
 
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
         """Judge every draft; `refined` [B, K]: refined token of the draft's slot."""
@@ -135,7 +135,7 @@ class RatioTest:
         return Verdict(tests.coin < a, self.facts(tests, a))
 
     def facts(self, tests: DraftTests, a: Tensor) -> dict[str, Tensor]:
-        """Acceptance probabilities a [B, K] of the drafts x, and p(x)/q(x); the record makes `distances` of them."""
+        """Acceptance probabilities a [B, K] of the drafts x, and p(x)/q(x), for `distances`."""
         return {"acceptance": a, "ratio": tests.ratio}
 
     def residual_weights(self, tests: DraftTests | FailedTest) -> Tensor:
@@ -143,8 +143,8 @@ class RatioTest:
 
 
 def distances(acceptance: Tensor, ratio: Tensor) -> dict[str, Tensor]:
-    """Unbiased estimates of distances between p and q, each from one draft x ~ q with its acceptance probability a and
-    ratio p(x)/q(x), all of one shape.
+    """Unbiased estimates of distances between p and q, each from a draft x ~ q with its acceptance probability a and
+    ratio p(x)/q(x), all of the same shape.
 
     `distance`: 1 - min(1, p/q), with mean TV(p, q) over x. `excess`: [a - p/q]+, with mean sum_y [q a - p]+ over x, the
     slot's term of Cool-SD's theorem 2 under the optimal residual.
@@ -163,7 +163,7 @@ def _ratio(px: Tensor, qx: Tensor) -> Tensor:
 
 
 def residual_weights(verifier: Verifier, tests: DraftTests | FailedTest) -> Tensor:
-    """Unnormalised residual distribution [B, K, V]; p itself where there is no draft to reject."""
+    """Unnormalised residual distribution [B, K, V]; p for entries without a draft."""
     return torch.where(tests.drafted[..., None], verifier.residual_weights(tests), tests.p)
 
 
@@ -177,8 +177,8 @@ def draw_after_drafts(
     position: Tensor,
     step: Tensor,
 ) -> Tensor:
-    """Draw the token [B, 1] after the accepted drafts: where one was `rejected`, a replacement, else the bonus token
-    from p [B, 1, V]. `failed`, the last failed test, is not used where none failed.
+    """Draw the token [B, 1] after the accepted drafts: a replacement if a draft was `rejected`, else the bonus token
+    from p [B, 1, V]. `failed` is the last failed test, which is not used for rows without a rejection.
 
     The bonus token uses the slot's noise, as autoregressive sampling does; a replacement the step's noise.
     """
@@ -196,7 +196,7 @@ class Exact(RatioTest):
         return ratio(p, q, x)
 
     def of_drafts(self, tests: DraftTests) -> Tensor:
-        # A subclass may have an acceptance of its own.
+        # A subclass may override the acceptance.
         return tests.ratio if type(self).acceptance is Exact.acceptance else super().of_drafts(tests)
 
 
@@ -266,28 +266,28 @@ class DepthWeighted(RatioTest):
 
 class Block(Exact):
     """Block verification (Sun et al., ICLR 2025, arXiv 2403.10444, algorithm 2): accept the drafts of a chain up to the
-    last one whose coin falls below its h.
+    last draft whose coin falls below its h.
 
     With r_i = p_i(x_i)/q_i(x_i) of draft i = 1 .. L:
 
         P_0 = 1,  P_i = min(1, P_{i-1} r_i)
         S_i = sum_v [P_i p_{i+1}(v) - q_{i+1}(v)]+,  h_i = S_i / (S_i + 1 - P_i) for i < L,  h_L = P_L
-        accept the first n drafts, n the largest i whose own coin falls below h_i, or 0
+        accept the first n drafts, n being the largest i whose coin falls below h_i, or 0
         n < L:  draw the next token from [P_n p_{n+1} - q_{n+1}]+
         n = L:  draw it from p_{L+1}
 
-    Where all P_i are 1 this is the usual test of one draft after another; it never accepts fewer drafts on average.
-    The number of accepted drafts depends on drafts after them, so those must be thrown away: the rule is lossless only
-    where every draft of the next step is drawn anew.
+    If all P_i are 1 this is the usual test of each draft in turn; it never accepts fewer drafts on average. The number
+    of accepted drafts depends on the drafts after them, so these must be discarded: the rule is lossless only if every
+    draft of the next step is redrawn.
     """
 
     def __init__(self, context: Context, any_tail: bool = False):
-        """`any_tail` is read where decoders are planned: it lifts the restriction to redrawn drafts."""
+        """`any_tail` lifts the restriction to redrawn drafts; it is read when decoders are resolved."""
         super().__init__(context)
         self._length = context.layout.length
 
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
-        # Slots past the end hold no drafts: an image must not depend on how far other rows of its batch are.
+        # Slots past the end hold no drafts: an image must not depend on the progress of other rows of its batch.
         exists = tests.drafted & (tests.position < self._length)
         reach = joint_ratio(torch.where(exists, tests.ratio, 0.0))
         following = torch.nn.functional.pad(exists[:, 1:], (0, 1))
@@ -303,7 +303,7 @@ class Block(Exact):
 
 def joint_ratio(r: Tensor) -> Tensor:
     """P_i = min(1, P_{i-1} r_i) [B, K] of ratios r [B, K], P_0 being 1; float64."""
-    # log P_i is the sum of all logarithms less the largest sum so far, where that is positive.
+    # log P_i is the sum of all logarithms minus the largest sum so far, if that is positive.
     total = r.double().log().cumsum(1)
     return (total - total.cummax(1).values.clamp(min=0)).exp()
 
@@ -327,7 +327,7 @@ class Match:
 
 
 def or_target(weights: Tensor, p: Tensor) -> Tensor:
-    """`weights`, or p where all are zero: there p equals q, and the rejection is a rounding error."""
+    """`weights`, or p if all are zero: p then equals q, and the rejection is a rounding error."""
     return torch.where(weights.sum(-1, keepdim=True) > 0, weights, p)
 
 

@@ -1,7 +1,7 @@
 """Refinement: the next draft of each slot of the window, drawn as if every earlier slot were final.
 
-Given the prefix, every rule but `Reuse` fills the slot with a sample of its `distribution`, so that this is q of the
-next step whether or not the token has changed. For every rule but `StaleReuse` it is p.
+Given the prefix, every rule except `Reuse` fills the slot with a sample from its `distribution`, which is q of the next
+step whether or not the token has changed. It is p for every rule except `StaleReuse`.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ class Refinement(Protocol):
 
 
 def refined_from(refinement: Refinement, p: Tensor, tests: DraftTests) -> Tensor | None:
-    """Distributions [B, T, V] that the refined tokens are drawn from; None where they are p.
+    """Distributions [B, T, V] that the refined tokens are drawn from; None means p.
 
-    A refinement that draws from another distribution has a method `distribution`, as `StaleReuse` has.
+    A refinement that draws from another distribution, such as `StaleReuse`, has a method `distribution`.
     """
     distribution = getattr(refinement, "distribution", None)
     return distribution(p, tests) if distribution else None
 
 
 class KeptTail:
-    """What refinements have in common that keep the tail and need no facts of the model."""
+    """Base of refinements that keep the tail and need no facts of the model."""
 
     keeps_tail = True
 
@@ -64,7 +64,7 @@ class Restart(Resample):
 
 
 class Reuse(Resample):
-    """Keep the draft where p/q > tau, else resample (SJD++). Lossy: a kept draft follows a truncated q, not p."""
+    """Keep the draft if p/q > tau, else resample (SJD++). Lossy: a kept draft follows a truncated q, not p."""
 
     def __init__(self, context: Context, tau: float):
         super().__init__(context)
@@ -94,7 +94,7 @@ class Couple(KeptTail):
 
     def refine(self, p: Tensor, tests: DraftTests, noise: Noise, positions: Tensor, step: Tensor) -> Tensor:
         sparse, drafts = kept(p), tests.draft.shape[1]
-        # q is 0 where there is no draft, and [p - 0]+ is p.
+        # q is 0 for slots without a draft, and [p - 0]+ is p.
         residual = standard(sparse.mass[:, :drafts], sparse.weights(tests.q, slice(drafts)))
         weights = torch.cat([residual, sparse.mass[:, drafts:]], dim=1)
         other = sparse.token(draw(weights, noise.uniform(positions, Stream.REDRAW, step)))
@@ -110,6 +110,6 @@ class Gumbel(KeptTail):
 
 
 def _keep(draft: Tensor, keep: Tensor, other: Tensor) -> Tensor:
-    """`draft` [B, K] where `keep` [B, K], else `other` [B, T], whose slots from K on have no draft."""
+    """`draft` [B, K] where `keep` [B, K], else `other` [B, T]; slots from K on have no draft."""
     drafts = draft.shape[1]
     return torch.cat([torch.where(keep, draft, other[:, :drafts]), other[:, drafts:]], dim=1)

@@ -1,16 +1,16 @@
 """SJD-SV (arXiv 2609.13245), as far as a note on the paper says: drafts accepted by runs of rising target probability.
 
-With t_i = p_i(x_i), the window is cut into maximal runs b..e in which t does not fall. Tested is the shortest end g..e
-of a run that has `alpha` of its sum of t:
+With t_i = p_i(x_i), the window is cut into maximal runs b..e in which t does not fall. The shortest end g..e of a run
+that holds the share `alpha` of its sum of t is tested:
 
     accept the run with probability min(1, r_g .. r_e), r_i the acceptance ratio of a draft
     else test g..e-1, g..e-2 and so on; with `retest` off none
-    redraw the token after the longest end that passed from the residual distribution, slot g if none did
+    redraw the token after the longest end that passed, or slot g, from the residual distribution
 
-No code was found, the paper was not read, and the note does not settle what happens to b..g-1 (`before`: accepted
-without a test, or tested one by one), which number a shortened run is tested with (`coins`), and what the failure of g
-alone means (here: slot g is redrawn). The next run counts after one was accepted whole. A draft with p = 0 is rejected.
-Lossy: the run looks ahead, and part of it may not be tested.
+No code was found, the paper was not read, and the note leaves open the treatment of b..g-1 (`before`: accepted without
+a test, or tested one by one), the random number for a shortened run (`coins`), and the failure of g alone (here: slot g
+is redrawn). A run is tested only if the previous run was accepted completely. A draft with p = 0 is rejected. Lossy:
+the run looks ahead, and part of it may not be tested.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from specbench.decoding.verification.grouped import Grouped
 from specbench.decoding.verification.lantern import Lantern
 from specbench.decoding.verification.ratio_tests import DraftTests, Exact, RatioTest, Verdict
 
-_TIE = 1 - 1e-9  # A run's own sum reaches alpha = 1 of it whatever rounding does
+_TIE = 1 - 1e-9  # A run's sum reaches alpha = 1 of it despite rounding
 
 
 class RunTest(RatioTest):
@@ -42,7 +42,7 @@ class RunTest(RatioTest):
         return self._ratio.acceptance(p, q, x, depth)
 
     def verify(self, tests: DraftTests, refined: Tensor) -> Verdict:
-        # Slots past the end hold no drafts: an image must not depend on how far other rows of its batch are.
+        # Slots past the end hold no drafts: an image must not depend on the progress of other rows of its batch.
         exists = tests.drafted & (tests.position < self._length)
         t = torch.where(exists, tests.p.gather(-1, tests.draft[..., None]).squeeze(-1), 0.0).double()
         rises = torch.nn.functional.pad((t[:, 1:] >= t[:, :-1]) & exists[:, 1:] & exists[:, :-1], (1, 0))
@@ -50,13 +50,13 @@ class RunTest(RatioTest):
         place = torch.arange(t.shape[1], device=t.device).expand_as(run)
         end = _last_of_run(place, torch.ones_like(rises), run)
         sums = t.cumsum(1)
-        rest = sums.gather(1, end) - sums + t  # of the run's tokens from this one on
+        rest = sums.gather(1, end) - sums + t  # of the run's tokens from this token on
         start = torch.full_like(run, t.shape[1]).scatter_reduce(1, run, place, "amin").gather(1, run)
         enough = rest >= self._alpha * rest.gather(1, start) * _TIE
         if self._last:
             enough = end - place >= self._last - 1
         tested = _last_of_run(place, enough | (place == start), run)
-        # Products from the first tested token of the run on, as sums of logarithms; after a ratio of 0 all fail.
+        # Products from the first tested token of the run, as sums of logarithms; after a ratio of 0 all fail.
         ratio = torch.where(exists, self._ratio.of_drafts(tests).double(), 1.0)
         logs = ratio.clamp(1e-300, 1e300).log().cumsum(1)
         before = torch.nn.functional.pad(logs, (1, 0)).gather(1, tested)
@@ -89,6 +89,6 @@ class GroupedRuns(RunTest):
 
 
 class LanternRuns(RunTest):
-    """Runs of LANTERN's p(A)/q; a rejected token comes from the residual distribution that is chosen, not LANTERN's."""
+    """Runs of LANTERN's p(A)/q; a rejected token is redrawn from the chosen residual distribution, not LANTERN's."""
 
     ratios = Lantern

@@ -1,6 +1,6 @@
 """Tree verification: the longest accepted path from the root.
 
-Siblings are tested in sampling order, each against the residual distribution after the rejected ones (recursive
+Siblings are tested in sampling order, each against the residual distribution after rejected siblings (recursive
 rejection sampling of SpecInfer and EAGLE). All drafts are tested in parallel and the path is selected afterwards,
 without a host sync. Chains have a simpler module, `chain_verification`.
 """
@@ -39,7 +39,7 @@ def verify_tree(
 
 
 class _TreeVerifier:
-    """Verification of one forward: B rows, C columns."""
+    """Verification of a forward: B rows, C columns."""
 
     def __init__(self, p: Tensor, proposal: Proposal, tables: Routes, verifier: Verifier, noise: Noise, step: Tensor):
         self._p, self._proposal, self._verifier, self._noise, self._step = p, proposal, verifier, noise, step
@@ -82,7 +82,7 @@ class _TreeVerifier:
         return Verification(first, columns, tokens, self._p[path], tested, accepted, facts, refined_p)
 
     def _tests(self, coin: Tensor) -> DraftTests:
-        """The tests of all drafts, siblings against what the ones before leave if they are rejected."""
+        """Tests of all drafts; siblings are tested against the residual after earlier siblings."""
         tables, proposal = self._tables, self._proposal
         p, q = self._p[:, tables.first_parents], proposal.q[:, tables.first_parents]
         pairs = [(p, q)]
@@ -98,7 +98,7 @@ class _TreeVerifier:
 
     def _after_the_drafts(self, stop: Tensor, tests: DraftTests) -> Tensor:
         """Draw the token [B, 1] of the slot predicted by column `stop` [B], after the test of its last child failed. A
-        column without q has no drafts, although another row of the batch may have some there."""
+        column without q has no drafts, although it may have drafts in another row of the batch."""
         row, column = self._rows[:, None], stop[:, None]
         has_drafts = self._tables.has_children[column] & (self._proposal.q[row, column] > 0).any(-1)
         return draw_after_drafts(

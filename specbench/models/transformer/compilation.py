@@ -49,11 +49,10 @@ def in_turn(step: Callable, carry: tuple[Tensor, ...], given: Sequence[Tensor]) 
             carry, outputs = step(carry, [tensor.unsqueeze(1) for tensor in columns])
             return carry, tuple(output.squeeze(1).clone() for output in outputs)  # apart from the carry
 
-        # With the strides of the eager result, so that what reads it has one form.
-        return [
-            joined.clone(memory_format=torch.contiguous_format)
-            for joined in scan(column, carry, tuple(given), dim=1)[1]
-        ]
+        # Over dimension 0: of another dimension, versions of torch place the outputs differently. The result has the
+        # strides of the eager result, so that its reader has one form.
+        outputs = scan(column, carry, tuple(tensor.movedim(1, 0) for tensor in given), dim=0)[1]
+        return [joined.movedim(0, 1).clone(memory_format=torch.contiguous_format) for joined in outputs]
     made = []
     for number in range(given[0].shape[1]):
         carry, outputs = step(carry, [tensor[:, number : number + 1] for tensor in given])

@@ -1,14 +1,16 @@
-"""The target's forward on a CPU as a shared library of AOTInductor, which no guard and no Python code runs before.
+"""The target's forward on a CPU as a shared library of AOTInductor, which runs without guards and Python code.
 
-A library is kept under the digest of the graph that it was compiled from. Each process exports its graph, which takes
-seconds, so that changed code or another configuration never meets the library of an earlier one. Weights are arguments:
-values that change in place need no other library.
+A library is kept under the digest of the graph that it was compiled from, so that changed code or another configuration
+never meets the library of an earlier one. Exporting the graph takes seconds: of a model that is as its files and this
+code make it, a note under the digest of both names the library. Weights are arguments: values that change in place
+need no other library.
 """
 
 from __future__ import annotations
 
 import copy
 import os
+import re
 import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,26 +92,43 @@ class PackagedStep(CompiledForms):
 
     def _runner(self, buffers: _Buffers, inputs: ForwardInputs) -> _Runner:
         """Load the library for such arguments, after compiling it if it is not kept."""
-        from torch._dynamo.callback import CallbackTrigger, callback_handler  # seconds of imports
-
-        start = time.perf_counter()
+        start, note = time.perf_counter(), self._note(buffers, inputs)
         try:
-            with (
-                torch.inference_mode(False),
-                torch.no_grad(),
-                warnings.catch_warnings(action="ignore"),
-                callback_handler.install_callbacks(CallbackTrigger.DYNAMO, self.part),
-                sizes_apart_floats_fixed(),
-            ):
-                exported, arguments = _export(_Step(self._model, self._guidance), buffers, inputs)
-                library = compiled_folder() / f"forward-{_digest(exported)}.so"
-                runner = _load(library) or _compile_once(exported, arguments, library)
+            runner = _load(_noted(note)) or self._compile(buffers, inputs, note)
         except SpecbenchError:
             raise
         except Exception as error:  # whatever the compiler raises
             raise compile_error(error) from error
         self._compiled.seconds += time.perf_counter() - start
         self._compiled.forms += 1
+        return runner
+
+    def _note(self, buffers: _Buffers, inputs: ForwardInputs) -> Path | None:
+        """The file that names the library for such arguments; None if the model's identity is unknown."""
+        if (made_of := getattr(self._model, "made_of", None)) is None:
+            return None
+        shapes = [(str(tensor.dtype), tensor.shape[:2], tensor.shape[3:]) for pair in buffers for tensor in pair]
+        fed = [tensor if tensor is None else (str(tensor.dtype), tensor.shape[:1]) for tensor in inputs[:-1]]
+        state = [(str(tensor.dtype), tensor.shape) for tensor in inputs.state]
+        facts = made_of, self._kind, self._guidance, inputs.tokens.shape[1] == 1, shapes, fed, state
+        return compiled_folder() / f"forward-{_digest_of(repr(facts))}.txt"
+
+    def _compile(self, buffers: _Buffers, inputs: ForwardInputs, note: Path | None) -> _Runner:
+        from torch._dynamo.callback import CallbackTrigger, callback_handler  # seconds of imports
+
+        with (
+            torch.inference_mode(False),
+            torch.no_grad(),
+            warnings.catch_warnings(action="ignore"),
+            callback_handler.install_callbacks(CallbackTrigger.DYNAMO, self.part),
+            sizes_apart_floats_fixed(),
+        ):
+            exported, arguments = _export(_Step(self._model, self._guidance), buffers, inputs)
+            library = compiled_folder() / f"forward-{_digest(exported)}.so"
+            runner = _load(library) or _compile_once(exported, arguments, library)
+        if note:
+            with suppress(SpecbenchError):
+                write_atomically(note, library.name.encode())
         return runner
 
 
@@ -147,7 +166,7 @@ class _Step(nn.Module):
 
 
 class _OfWeights(nn.Module):
-    """A step as a function of its weights, too."""
+    """A step as a function that also takes its weights."""
 
     def __init__(self, step: _Step):
         super().__init__()
@@ -203,18 +222,30 @@ def _blank(tensor: Tensor, sizes: Mapping[int, int] | None, device: str) -> Tens
 
 
 def _digest(exported: ExportedProgram) -> str:
-    """Digest of all that a library depends on besides torch's version: graph, shapes, strides, threads, processor and
-    the instructions that torch may use of it."""
+    """Digest of everything that a library depends on, except torch's version."""
     text = exported.graph_module.print_readable(print_output=False, include_stride=True, include_device=True)
-    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]  # places in files
+    return _digest_of("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))  # places
+
+
+def _digest_of(text: str) -> str:
+    """Digest of a graph or what it is made of, and of threads, processor and the instructions that torch may use."""
     machine = str(torch.get_num_threads()), torch.backends.cpu.get_cpu_capability(), cpu_features()
-    return sha256("\n".join([*lines, *machine]).encode()).hexdigest()[:32]
+    return sha256("\n".join([text, *machine]).encode()).hexdigest()[:32]
 
 
-def _load(library: Path) -> _Runner | None:
-    """The library's entry; None if it does not exist or is damaged."""
+def _noted(note: Path | None) -> Path | None:
+    """The library that a note names."""
     try:
-        return _Runner(str(library), 1) if library.exists() else None
+        name = note.read_text() if note else ""
+    except (OSError, ValueError):
+        return None
+    return compiled_folder() / name if re.fullmatch(r"forward-\w+\.so", name) else None
+
+
+def _load(library: Path | None) -> _Runner | None:
+    """The library's entry; None if there is none or it is damaged."""
+    try:
+        return _Runner(str(library), 1) if library and library.exists() else None
     except RuntimeError:
         return None
 

@@ -1,5 +1,5 @@
-"""Compilation of several decoders side by side on a CPU: processes of their own fill the cache of compiled code. Each
-is this module run as a program, because a process of `multiprocessing` would run the user's script again."""
+"""Parallel compilation of several decoders on a CPU: separate processes fill the cache of compiled code. Each runs this
+module as a program, because a process of `multiprocessing` would run the user's script again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ModelLoader = Callable[[], ImageModel]
 Warm = Callable[[ImageModel, Sequence[RunSpec], Sequence[str]], object]  # Runs some steps of the runs, compiling them
 
 _USUAL_FORMS = 3  # Compiled forms of a decoder of `shapes` on a CPU
-_MOST_BYTES = 2**30  # Weights of a model above which no other process loads them, too
+_MOST_BYTES = 2**30  # Largest weights that a second process loads as well
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def _claim(claims: str, spec: RunSpec) -> bool:
 
 
 def _mark(spec: RunSpec) -> Path:
-    """A file beside the code of a decoder that was compiled under these settings."""
+    """A file that marks the decoder's code as compiled under these settings."""
     compiled = spec.model, spec.dtype, spec.threads, spec.batch, spec.sampling, spec.decoder
     return compiled_folder() / f"specbench-{sha256(repr(compiled).encode()).hexdigest()[:16]}"
 

@@ -21,6 +21,7 @@ from specbench.models.interface import CompilableModel, CuttingModel, ImageModel
 from specbench.models.transformer.compilation import compile_facts
 from specbench.models.transformer.host_sync import AsyncHostCopy
 from specbench.prompts import Request
+from specbench.runs.compiler import remember_compiled
 from specbench.runs.executors.compile_ahead import compiled_ahead, told_forms
 from specbench.runs.run_progress import Reporter
 from specbench.specs.presets import decoder_code
@@ -61,7 +62,7 @@ class DecodedChunk:
     images: dict[str, np.ndarray] = field(default_factory=dict)
     # with the columns of `specbench.store.schema.TRACES`, if traces are recorded
     traces: list[dict[str, object]] = field(default_factory=list)
-    hardware: Mapping[str, object] | None = None  # of the worker, if it is not that of the worker which was ready first
+    hardware: Mapping[str, object] | None = None  # of the worker, if it differs from the hardware of the first worker
 
 
 class Executor(Protocol):
@@ -86,12 +87,12 @@ def warm_up(
     tell: Tell = _SILENT.part,
     wait: Callable[[RunSpec], None] = lambda spec: None,
 ) -> dict[str, object]:
-    """Run some steps of each spec, once `wait` returns for it. Errors of an image show again in its row; wrong settings
-    are raised. Returns what `compile_facts` tells."""
+    """Run some steps of each spec, once `wait` returns for it. Errors of an image appear again in its row; wrong
+    settings are raised. Returns `compile_facts`."""
     for spec in specs:
         require_code(f"decoder '{spec.decoder.name}'", spec.decoder_code, decoder_code(spec.decoder))
     compiles = isinstance(model, CompilableModel) and model.compiles
-    # A GPU's compiled steps have other shapes where a prompt fills more blocks of the cache.
+    # A GPU's compiled steps have other shapes if a prompt fills more blocks of the cache.
     with told_forms(model, specs, tell) if compiles else nullcontext() as keep:
         for spec, text in ((spec, text) for spec in specs for text in (texts if compiles else texts[:1])):
             what = f"steps of the warm-up of {spec.decoder.name} ({specs.index(spec) + 1} of {len(specs)})"
@@ -109,6 +110,8 @@ def warm_up(
                 check_alive(model.device, error)
             if keep is not None and text == texts[-1]:
                 keep(spec)
+    if compiles:
+        remember_compiled(specs)
     return compile_facts(model.compiled if isinstance(model, CompilableModel) else (), model.device)
 
 
@@ -140,7 +143,7 @@ def decode_chunk(model: ImageModel, chunk: Chunk, reporter: Reporter = _SILENT) 
 
 
 def decode_refilled(model: ImageModel, chunks: Iterator[Chunk], reporter: Reporter = _SILENT) -> Iterator[DecodedChunk]:
-    """Decode chunks of one image each, all of one run, with continuous batching; each is yielded when complete."""
+    """Decode the one-image chunks of a run with continuous batching; yield each chunk when it is complete."""
     begun: dict[tuple[str, int], tuple[Chunk, str, MachineMonitor]] = {}
 
     def requests(chunks: Iterator[Chunk]) -> Iterator[Request]:
@@ -230,7 +233,7 @@ class LocalExecutor:
     """`Executor` in this process: images one by one, or continuous batches."""
 
     def __init__(self, model: ImageModel, load: Callable[[], ImageModel] | None = None):
-        """`load`: loads the model in another process, where its steps are to be compiled side by side."""
+        """`load`: loads the model in another process, which compiles steps in parallel."""
         self.model, self._load = model, load
 
     def portion(self, spec: RunSpec) -> int:

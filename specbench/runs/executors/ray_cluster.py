@@ -1,4 +1,4 @@
-"""Workers of a run, Ray itself, and whether a cluster answers; for dry runs, too, which load no model."""
+"""Workers of a run, Ray itself, and whether a cluster answers; also for dry runs, which load no model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run_mode(mode: str | None, batch: int | str, workers: Workers, device: str) 
 
 
 def import_ray():
-    """Import Ray with logging and usage reports off; a SpecbenchError with exit code 5 where it is not installed."""
+    """Import Ray with logging and usage reports off; a SpecbenchError with exit code 5 if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
@@ -71,8 +71,8 @@ def import_ray():
 
 
 def require_ray(address: str | None) -> None:
-    """Require Ray, and the cluster at an address if one is given. Ray's own program asks it, in a process of its own:
-    that can be stopped, and keeps its log to itself."""
+    """Require Ray, and the cluster at `address` if given. Ray's own program asks the cluster, in a separate process
+    that can be stopped and keeps its log."""
     import_ray()
     if not address or "://" in address:
         return
