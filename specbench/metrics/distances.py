@@ -214,7 +214,9 @@ def _drawing_apart() -> Iterator[None]:
     """Context of torchmetrics' sums with drawn subsets or splits: a fixed seed, and the user's random numbers stay."""
     import torch
 
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+    from specbench.system.torch_state import PinnedTorch
+
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]), PinnedTorch(False):
         warnings.simplefilter("ignore")  # features being kept in memory is what is wanted here
         torch.manual_seed(KID_SEED)
         yield
