@@ -270,7 +270,7 @@ class NearestNeighbours(NamedTuple):
 
 
 def neighbourhood(images: np.ndarray, reference: np.ndarray, k: int = K_NEAREST) -> NearestNeighbours | None:
-    """Compare features [n, d] with those of the reference, [m, d], in float64; None if a set has at most k."""
+    """Compare features [n, d] with the reference's, [m, d], in float64; None if a set has at most k."""
     if min(len(images), len(reference)) <= k:
         return None
     images, reference = images.astype(np.float64), reference.astype(np.float64)

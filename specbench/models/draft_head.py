@@ -157,8 +157,8 @@ class HeadLoading(NamedTuple, Generic[Head]):
         """Check that `head` is of this model, and move it to the model's device and dtype."""
         if self.width(head) != model.feature_size:
             raise SpecbenchError(
-                f"--head {path}: made for features of size {self.width(head)}, those of '{model.name}' "
-                f"have {model.feature_size}",
+                f"--head {path}: made for features of size {self.width(head)}, but '{model.name}' "
+                f"has {model.feature_size}",
                 "is it a head of another model?",
             )
         return self.adopt(head, model, path).to(model.device, model.dtype).eval().requires_grad_(False)

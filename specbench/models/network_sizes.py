@@ -157,7 +157,7 @@ def _vertical_weights(size: NetworkSize) -> int:
 
 
 class HeadSize(NamedTuple):
-    """What a draft head takes beside a target of a size; it may not be on this disk yet."""
+    """Memory of a draft head for a target of a size; the head may not be on this disk yet."""
 
     weights: Callable[[NetworkSize], int]
     cached_layers: int = 0  # with a KV cache as wide as the target's

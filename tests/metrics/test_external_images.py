@@ -412,7 +412,7 @@ def test_a_dataset_of_hugging_face_names_its_own_prompts(tmp_path, name):
     named = build_prompt_set("own", [Prompt("x", "a dog"), Prompt("y", "a cat")])
     assert set(external_images(tmp_path / "images", named, tmp_path / "out").rows["prompt_id"]) == {"x", "y"}
     (tmp_path / "images" / name).write_text(DATASETS[name].replace("c/d.png", "../d.png"))
-    with pytest.raises(SpecbenchError, match=r"'\.\./d\.png' is no file_name"):
+    with pytest.raises(SpecbenchError, match=r"'\.\./d\.png' is not the file_name"):
         external_images(tmp_path / "images", named, tmp_path / "out")
 
 
