@@ -48,9 +48,9 @@ class Setting(Option):
     metavar: str = ""  # placeholder of its value in help screens; empty for switches
     unset: str = ""  # source of the value when it is not set, for example "the model"; empty when `default` applies
     many: bool = False  # may be repeated, and accepts lists separated by commas
-    words: tuple[str, ...] = ()  # extra words accepted in addition to the option's type, for example "auto" for a
-    number  # options with the same name of other decoders; the value stays text until a decoder parses it others:
-    tuple[Option, ...] = ()
+    words: tuple[str, ...] = ()  # extra words accepted in addition to the type, for example "auto" for a number
+    # options with the same name of other decoders; the value stays text until a decoder parses it
+    others: tuple[Option, ...] = ()
 
     @property
     def env(self) -> str:
