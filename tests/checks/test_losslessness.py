@@ -99,6 +99,7 @@ LOSSY = [
     ("sjd-sv", {"alpha": 1.0, "coins": "fresh"}),
     ("sjd-sv", {"verifier": "runs-grouped"}),
     ("sjd-sv", {"verifier": "runs-lantern"}),
+    ("cascade", {"tree": "0 1 00 01 10 11 000 001"}),
     ("vvs", {"tree": "0 1", "interval": 2, "after": 1}),
 ]
 # Clusters of 14 tokens need a larger vocabulary than the audit's: tests/decoding/test_released_presets.py.
