@@ -30,7 +30,7 @@ from specbench.system.device_peaks import Peak
 
 FORECAST = "forecast"  # The `kind` of every row
 PROMPT_TOKENS = 128  # Assumed elements of a prompt
-HEADS = ("eagle", "eagle-cascade", "eagle-paths", "eagle-skips", "vertical", "vertical-coupled")
+HEADS = ("eagle", "eagle-cascade", "eagle-paths", "eagle-skips", "eagle3", "vertical", "vertical-coupled")
 """Drafters with a head, whose drafting is modelled and not part of a run's overhead."""
 Range = tuple[float, float]
 
