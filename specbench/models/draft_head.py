@@ -30,7 +30,7 @@ from specbench.errors import SpecbenchError
 from specbench.models.checkpoint_files import MAX_JSON_BYTES, CheckpointFiles
 from specbench.models.checkpoint_loading import renew_rotary
 from specbench.models.draft_head_files import HeadFiles, no_head, published_head
-from specbench.models.interface import DraftHeadModel, ImageModel, TappedModel
+from specbench.models.interface import DraftHeadModel, DraftPrompt, ImageModel, TappedModel
 from specbench.models.transformer.kv_cache import PositionCache
 from specbench.models.transformer.llama_layer import rotary_of, run_layer, runs_directly
 from specbench.system.files import blaming, read_regular
@@ -57,6 +57,10 @@ class EagleHead(LlamaModel):
         self.norm = nn.Identity()
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size)
         self.embed_tokens.requires_grad_(False)
+
+    def seen_prompt(self, prompt: DraftPrompt) -> DraftPrompt:
+        """The prompt as the head was trained to see it."""
+        return prompt
 
     def fused(self, features: Tensor) -> Tensor:
         """The head's features [..., d] of the target's."""
@@ -114,6 +118,45 @@ class Eagle3Head(EagleHead):
 
     def read(self, features: Tensor) -> Tensor:
         return self.norm(features)
+
+
+class JanusHead(EagleHead):
+    """The head that CASCADE's authors publish for Janus-Pro-7B, as their loading code implies it (selinyldrm/
+    Deepseek-JanusPro-EAGLE, commit 09cf7d2): a Janus-Pro of one layer behind a joint projection, SiLU after that, the
+    normalised state fed back. It knows image tokens alone, and sees those of the image, as in training; when the
+    authors decode it sees the newest one only."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__(config, input_norm=True)
+        self.fc = _SiluLinear(2 * config.hidden_size, config.hidden_size)
+        self.norm = LlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def seen_prompt(self, prompt: DraftPrompt) -> DraftPrompt:
+        return DraftPrompt(torch.ones_like(prompt.lengths), None, None)
+
+    def extrapolate(self, *inputs: Any, **cached: Any) -> Tensor:
+        return self.norm(super().extrapolate(*inputs, **cached))
+
+
+class _SiluLinear(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return nn.functional.silu(super().forward(inputs))
+
+
+_NOT_READ = ("vision_model.", "aligner.", "gen_vision_model.", "gen_head.", "language_model.lm_head.")
+"""Parts of a published Janus head that are the target's."""
+
+
+def _of_janus(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of a `JanusHead`, by the names of EAGLE-1's, of those of the published layout."""
+    named = {name.removeprefix("language_model.model."): tensor for name, tensor in tensors.items()}
+    fusion, codes = named.pop("fusion.weight"), named.pop("gen_embed.weight")
+    named["fc.weight"], named["fc.bias"] = torch.cat(fusion.chunk(2, 1)[::-1], 1), named.pop("fusion.bias")
+    layers = sorted({name.rpartition(".")[0] for name in named if name.startswith("gen_aligner.")})
+    for layer in layers:
+        codes = codes if layer == layers[0] else nn.functional.gelu(codes)
+        codes = nn.functional.linear(codes, named.pop(f"{layer}.weight"), named.pop(f"{layer}.bias"))
+    return named | {"embed_tokens.weight": torch.cat([named["embed_tokens.weight"], codes])}
 
 
 class _QueryNormed(ChameleonDecoderLayer):
@@ -221,15 +264,25 @@ def load_head(files: CheckpointFiles, tapped: bool = False) -> EagleHead:
     with blaming(weights, *NO_HEAD):
         safe = weights.suffix == ".safetensors"
         read = load_file if safe else partial(torch.load, map_location="cpu", weights_only=True)
-        tensors = {name.removeprefix("model."): tensor.float() for name, tensor in read(weights).items()}
+        tensors = {
+            name.removeprefix("model."): tensor.float()
+            for name, tensor in read(weights).items()
+            if not name.startswith(_NOT_READ)
+        }
+        janus = "fusion.weight" in tensors
+        tensors = _of_janus(tensors) if janus else tensors
     with blaming(config_file, *NO_HEAD):
         stored = parse_json(read_regular(config_file, MAX_JSON_BYTES))
-        settings = {name: stored[name] for name in LlamaConfig().to_dict() if name in stored}
+        sizes = stored["language_config"] if janus else stored
+        settings = {name: sizes[name] for name in LlamaConfig().to_dict() if name in sizes}
+        settings |= {"vocab_size": len(tensors["embed_tokens.weight"])} if janus else {}
         settings |= {"num_hidden_layers": 1, "model_type": "llama", "pad_token_id": None}
         config = LlamaConfig(**settings, attn_implementation="sdpa")
         _spread_norms(tensors, config)
         with torch.device("meta"):  # sizes are only as credible as the tensors
-            if tapped:
+            if janus:
+                head = JanusHead(config)
+            elif tapped:
                 head = Eagle3Head(config, tuple(int(tap) for tap in stored["taps"]))
             else:
                 head = EagleHead(config, _INPUT_NORM in tensors, _QUERY_NORM in tensors)

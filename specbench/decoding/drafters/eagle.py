@@ -222,7 +222,7 @@ class HeadCache:
     def __init__(self, head: EagleHead, session, slots: int, columns: int):
         """`session`: the target's; `slots`: maximum stream slots; `columns`: maximum tree size."""
         self._head = head
-        prompt = session.draft_prompt()
+        prompt = head.seen_prompt(session.draft_prompt())
         self._last = prompt.lengths[:, None] - 1
         longest = max(to_host(self._last[:, 0]))
         self._scratch = longest + slots + 1
