@@ -82,7 +82,7 @@ def last_hidden_state(
     taps: tuple[int, ...] = (),
 ) -> Tensor:
     """Last hidden states [R, T, d] of input embeddings [R, T, d], followed by those after each number of layers of
-    `taps`, [R, T, d (1 + taps)]; mask [R, 1, T, S] bool.
+    `taps`, normalised by the same norm, [R, T, d (1 + taps)]; mask [R, 1, T, S] bool.
 
     The layers of a Llama are called directly, because the checks and wrappers of its forward take a quarter of a
     small model's step.
@@ -97,14 +97,14 @@ def last_hidden_state(
             output_hidden_states=bool(taps),
         )
         last = seen.last_hidden_state
-        return torch.cat([last, *(seen.hidden_states[tap] for tap in taps)], -1) if taps else last
+        return torch.cat([last, *(backbone.norm(seen.hidden_states[tap]) for tap in taps)], -1) if taps else last
     rotary = rotary_of(backbone.rotary_emb, embeds, position_ids)
     run = getattr(backbone, "run_layer", run_layer)  # set where layers are compiled once for all
     hidden = [embeds]
     for layer in backbone.layers:
         hidden.append(run(layer, hidden[-1], mask, rotary, cache))
     last = backbone.norm(hidden[-1])
-    return torch.cat([last, *(hidden[tap] for tap in taps)], -1) if taps else last
+    return torch.cat([last, *(backbone.norm(hidden[tap]) for tap in taps)], -1) if taps else last
 
 
 def guide(logits: Tensor, guidance: float | Tensor) -> Tensor:
