@@ -256,7 +256,7 @@ def untrained_eagle(model: TransformerModel, seed: int, taps: tuple[int, ...] | 
     return new_head(LlamaConfig(**sizes, attn_implementation="sdpa"), table, seed, taps)
 
 
-def _untrained_eagle3(model: TransformerModel, seed: int) -> EagleHead:
+def untrained_eagle3(model: TransformerModel, seed: int) -> EagleHead:
     """A head that reads the states after a quarter, half and three quarters of the target's layers, and begins as one
     that reads the last state alone and writes states of the target's size."""
     layers = model.backbone.config.num_hidden_layers
@@ -349,7 +349,7 @@ def _vertical_losses(
 
 KINDS = {
     "eagle": HeadKind(untrained_eagle, eagle_losses, save_head, head_for, alignment),
-    "eagle3": HeadKind(_untrained_eagle3, _eagle3_losses, save_head, eagle3_head_for, alignment),
+    "eagle3": HeadKind(untrained_eagle3, _eagle3_losses, save_head, eagle3_head_for, alignment),
     "vertical": HeadKind(
         lambda model, seed: new_vertical_head(model.feature_size, vertical_hidden(model.feature_size), seed),
         _vertical_losses,

@@ -58,6 +58,7 @@ LOSSLESS = [
     ("eagle", {}),
     ("eagle", {"tree": "chain"}),
     ("eagle", {"tree": "0 1 2 3 10 11 12 20 100", "verifier": "match", "refine": "resample"}),
+    ("eagle3", {}),
     ("sjd-block", {}),
     ("eagle-block", {}),
     ("eagle-gbv", {}),
