@@ -356,6 +356,7 @@ CHECK_HEAD = ("check-head", "--model", "shapes", "--depths", "2")
     ("kind", "depths"),
     [
         ("eagle", ["1", "2", "1, x_t"]),
+        ("eagle3", ["1", "2", "1, x_t"]),
         ("vertical", ["1", "2"]),
     ],
 )
