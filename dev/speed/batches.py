@@ -17,6 +17,7 @@ from specbench.reporting.figures import chart_figure, figure_csv, saved
 from specbench.reporting.marks import label
 from specbench.stats.intervals import Estimate, ratio_of_totals
 from specbench.store.run_store import RunStore
+from specbench.store.schema import AR_SPANS
 
 REFERENCE = Path(__file__).parents[2] / "results" / "reference" / "images.parquet"
 BY_ENTROPY = ("sjd", "scd-mc", "pjd", "eagle", "best-lossless", "vertical", "vertical-coupled")
@@ -24,20 +25,21 @@ GROUPS = 6
 
 
 def kept(runs: Path) -> pd.DataFrame:
-    """Images of all runs: decoder, batch, prompt, steps, and milliseconds of the batch that they were in."""
+    """Images of all runs: decoder, batch, prompt, steps, and its share of the milliseconds of its batch."""
     parts = []
     for folder in sorted(path.parent for path in runs.glob("*/run.json")):
         store = RunStore(folder)
-        spec, rows = store.info().spec, store.samples(["nfe", "latency_ms"])
-        columns = ["prompt_id", "sample", "nfe", "latency_ms"]
-        parts.append(rows[columns].assign(decoder=label(spec.decoder), batch=spec.batch))
+        spans = [f"{span}_ms" for span in AR_SPANS]
+        spec, rows = store.info().spec, store.samples(["nfe", "batch", *spans])
+        rows = rows.assign(decoder=label(spec.decoder), ms=rows[spans].sum(axis=1) / rows["batch"])
+        parts.append(rows[["decoder", "batch", "prompt_id", "sample", "nfe", "ms"]])
     return pd.concat(parts)
 
 
 def batch_curves(images: pd.DataFrame) -> list[Curve]:
-    """Latency of AR's images over those of each decoder at the same batch size, paired by prompt."""
+    """Time of AR's images over that of each decoder's at the same batch size, paired by prompt."""
     key = ["batch", "prompt_id", "sample"]
-    ar = images[images["decoder"] == "ar"].set_index(key)["latency_ms"]
+    ar = images[images["decoder"] == "ar"].set_index(key)["ms"]
     curves = []
     for decoder, rows in images[images["decoder"] != "ar"].groupby("decoder", sort=False):
         points = []
@@ -45,7 +47,7 @@ def batch_curves(images: pd.DataFrame) -> list[Curve]:
             base = ar.loc[list(same[key].itertuples(index=False, name=None))]
             # Images of one batch share their time, so batches are the units.
             unit = np.arange(len(same)) // batch if batch > 1 else same["prompt_id"]
-            points.append((Estimate(batch), ratio_of_totals(base.to_numpy(), same["latency_ms"].to_numpy(), unit)))
+            points.append((Estimate(batch), ratio_of_totals(base.to_numpy(), same["ms"].to_numpy(), unit)))
         curves.append(Curve(str(decoder), True, points))
     return curves
 
