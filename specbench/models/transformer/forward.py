@@ -94,7 +94,7 @@ def last_hidden_state(
             attention_mask=mask,
             past_key_values=cache,
             use_cache=True,
-            output_hidden_states=bool(taps),
+            **({"output_hidden_states": True} if taps else {}),
         )
         last = seen.last_hidden_state
         return torch.cat([last, *(backbone.norm(seen.hidden_states[tap]) for tap in taps)], -1) if taps else last
