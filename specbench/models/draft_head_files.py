@@ -25,9 +25,11 @@ PUBLISHED_HEADS: Mapping[str, Source] = {
     "anole": _source("jadohu/anole_drafter", _CARDS_UNREAD),
     "llamagen": _source("jadohu/llamagen_drafter", _CARDS_UNREAD),
     "llamagen-512": _source("jadohu/llamagen2_drafter", _CARDS_UNREAD),
+    "janus-7b": _source("seliny2/JanusPro-Eagle-Drafter", "not stated where it was found"),
 }
-"""EAGLE heads that LANTERN's authors publish, by model (README of jadohu/LANTERN at 3a56e45, and its issue 1). No
-commit is stated; the commit of the first use is pinned."""
+"""EAGLE heads that LANTERN's authors publish, by model (README of jadohu/LANTERN at 3a56e45, and its issue 1), and
+CASCADE's (README of selinyldrm/Deepseek-JanusPro-EAGLE at 09cf7d2). No commit is stated; the commit of the first use is
+pinned."""
 
 
 def published_head(model: str, kind: str = "eagle") -> str:

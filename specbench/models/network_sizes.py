@@ -166,6 +166,8 @@ class HeadSize(NamedTuple):
 HEAD_SIZES = {
     # a layer of the target, a projection of 2d x d, a token table
     "eagle": HeadSize(lambda size: size.layer_weights + 2 * size.width**2 + size.table * size.width, cached_layers=1),
+    # that, and a projection of four hidden states
+    "eagle3": HeadSize(lambda size: size.layer_weights + 6 * size.width**2 + size.table * size.width, cached_layers=1),
     "vertical": HeadSize(_vertical_weights),
 }
 """By kind of draft head."""
