@@ -254,7 +254,7 @@ def _remarks(used: Sequence[Measured], lines: Sequence[Line]) -> list[str]:
 
 def with_baseline(joined: PaperTable, name: str) -> PaperTable:
     """The joined table with a column of speed-ups over a row of each group, and with marks on scores and speed-ups that
-    differ from the values of that row. `name`: the row's label, the name of its decoder, or the start of its run's id."""
+    differ from the values of that row. `name`: the row's label, its decoder, or the start of its run's id."""
     if SEEDS in joined.remarks:
         what = f"--baseline {name}: {joined.table.name} has rows of several seeds"
         raise SpecbenchError(what, f"choose one: specbench bench {joined.table.name} --seed N")

@@ -212,8 +212,8 @@ def with_model(table: Table, cells: Sequence[PlannedCell], model: str) -> Table:
     note = (
         f"With {model} instead of {models or 'the model as printed'}, no value of the paper is comparable, so its rows "
         f"have no paper values; {len(printed) - added} rows of the paper are "
-        f"{len(rows) - sum(row.own for row in rows)} rows here" + (f", and {left_out} rows that cannot be run are left
-        out." if left_out else ".")
+        f"{len(rows) - sum(row.own for row in rows)} rows here"
+        + (f", and {left_out} rows that cannot be run are left out." if left_out else ".")
     )
     return replace(table, rows=tuple(rows), notes=(note,), hardware=None, whole=False)
 

@@ -54,8 +54,9 @@ _OPTIONS = {*CHOICES, *(name for preset in PRESETS.values() for name in options_
 _CHOOSABLE = sorted({*_OPTIONS, *_SAMPLING, *_CASE, "protocol"} - {"options", "sampling"})
 _OPEN = "the model's own"
 _PAPERS, _CONVENTIONS = "papers.toml", "conventions"
-_NOUNS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table", list: "an
-array"} _NOUNS[int | list] = "a whole number or an array of seeds"
+_NOUNS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table"}
+_NOUNS[list] = "an array"
+_NOUNS[int | list] = "a whole number or an array of seeds"
 
 
 def table_names() -> list[str]:
