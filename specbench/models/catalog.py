@@ -243,7 +243,7 @@ def _users_model(reference: str) -> ModelFacts:
         raise SpecbenchError(f"model '{reference}' is called {model.name!r}", "letters, digits and .+-[] make a name")
     again = _references.get(model.name) == reference  # perhaps reloaded
     if not again and models().setdefault(model.name, model) is not model:
-        raise SpecbenchError(f"model '{reference}' is called '{model.name}', a name already taken")
+        raise SpecbenchError(f"model '{reference}' is called '{model.name}', which is already taken")
     _references[model.name] = reference
     models()[model.name] = model
     return model
@@ -261,7 +261,7 @@ def model_code(model: ModelFacts) -> Code | None:
 
 
 def recorded_model(name: str, weights: str | None = None, revision: str | None = None) -> ModelFacts:
-    """The model of a run by its recorded name, whose endings tell how it was configured ("janus+random+tiny")."""
+    """The model of a run by its recorded name, whose endings encode its configuration ("janus+random+tiny")."""
     model, choice = ModelChoice.of_name(name, weights, revision)
     return find_model(model).configured(choice)
 

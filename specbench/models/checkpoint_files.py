@@ -41,17 +41,17 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.(?:safetensors|bin))")
 
 @dataclass(frozen=True)
 class Source:
-    """Some files of one hub repository."""
+    """Files of a hub repository."""
 
     what: str  # what they are, for messages: "the language model"
     repo: str  # hub id, "owner/name"
-    files: tuple[str, ...]  # glob patterns that must each match; "a|b" takes b where nothing matches a
-    licence: str  # under which they may be used
-    beside: tuple[str, ...] = ()  # files in a `--weights` folder that serve instead, relative paths
-    note: str = ""  # what else to know before getting them
-    # folders of a `--weights` folder that hold its files, besides the folder named like the repository
+    files: tuple[str, ...]  # glob patterns that must each match; "a|b" takes b if nothing matches a
+    licence: str  # licence of their use
+    beside: tuple[str, ...] = ()  # files in a `--weights` folder that replace them, relative paths
+    note: str = ""  # further conditions of the download
+    # further folders of a `--weights` folder that may hold its files
     folders: tuple[str, ...] = ()
-    optional: tuple[str, ...] = ()  # files that are read where they exist
+    optional: tuple[str, ...] = ()  # files that are read if they exist
 
     @property
     def folder_name(self) -> str:
@@ -59,7 +59,7 @@ class Source:
         return self.repo.rpartition("/")[2]
 
     def how_to_get(self, repo: str | None = None, revision: str | None = None) -> str:
-        """What to type to have its files, or those of another repository."""
+        """The command that downloads its files, or the files of another repository."""
         if repo in (None, self.repo) and not revision:
             return f"specbench fetch {self.repo}"
         return f"hf download {repo or self.repo}" + (f" --revision {revision}" if revision else "")
@@ -118,7 +118,7 @@ class CheckpointFiles:
         return {f"{place[1]}/{place[2]}": place[3] for place in places if place}
 
     def refusal(self, problem: str, path: Path | None = None) -> SpecbenchError:
-        """What its weights, or the file `path`, say or lack cannot be used."""
+        """The error for unusable weights, or for an unusable file `path`."""
         return SpecbenchError(
             f"{path or self.where}{problem}", f"is this {self.source.what}? the official: {self.source.how_to_get()}"
         )
@@ -139,9 +139,9 @@ class WantedFiles:
     """The files of a source as a user asks for them."""
 
     source: Source
-    weights: str | None = None  # a folder, or a hub id that takes the place of the source's; None for the source's
+    weights: str | None = None  # a folder or hub id that replaces the source's; None for the source's
     revision: str | None = None  # of the hub repository
-    beside: Path | None = None  # folder of a language model, in which and beside which a companion is looked for first
+    beside: Path | None = None  # folder of a language model; a companion is first searched in and next to it
 
     @property
     def repo(self) -> str:
@@ -150,7 +150,7 @@ class WantedFiles:
 
     def folder(self, download: bool = False) -> Path | None:
         """The folder `weights`, or the repository's snapshot in the hub's cache, with `download` after fetching the
-        small files that tell its layout; None where it is not on this disk."""
+        small files that identify its layout; None if it is not on this disk."""
         if folder := local_folder(self.weights):
             return folder
         snapshot = cached_snapshot(self.repo, self.revision)
@@ -185,7 +185,8 @@ class WantedFiles:
         return files
 
     def missing(self) -> Download | None:
-        """What `fetch` downloads, None where all is on this disk; a SpecbenchError if it cannot be had."""
+        """The files that `fetch` downloads, None if all are on this disk; a SpecbenchError if they are not
+        available."""
         try:
             self.find()
         except SpecbenchError:
@@ -241,7 +242,7 @@ def read_json(source: Source, path: Path) -> dict[str, object]:
 
 
 def _companion_folder(source: Source, folder: Path) -> Path | None:
-    """Where a companion's files lie in or beside a `--weights` folder."""
+    """Folder of a companion's files in or next to a `--weights` folder."""
     inside = (folder / name for name in (source.folder_name, *source.folders))
     return next((place for place in (*inside, folder.resolve().parent / source.folder_name) if place.is_dir()), None)
 

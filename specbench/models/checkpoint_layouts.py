@@ -25,20 +25,20 @@ class Layout:
     """One way in which a model's files are published."""
 
     name: str  # a key of `LAYOUTS`
-    sources: tuple[Source, ...]  # the language model's files, then what it needs besides
+    sources: tuple[Source, ...]  # the language model's files, then other required files
 
 
 @dataclass(frozen=True)
 class LayoutMark:
-    """What identifies a folder of a layout."""
+    """Test that identifies a folder of a layout."""
 
     family: str  # module of `specbench.models.families` that reads it
     models: str  # names for `--model`
     what: str  # for messages
     test: Callable[[Path], bool]  # whether a folder is of this layout
-    # other families that pass the test where a copy lacks their mark: there the user knows better
+    # other families that pass the test if a copy lacks their mark: the user's choice counts
     shared: tuple[str, ...] = ()
-    unless: tuple[str, ...] = ()  # layouts whose folders pass the test, too
+    unless: tuple[str, ...] = ()  # layouts whose folders also pass the test
 
 
 def _model_type(*names: str) -> Callable[[Path], bool]:
@@ -53,7 +53,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    """`config.json`, or nothing where it cannot be read: whoever loads it says why."""
+    """`config.json`, or nothing if it cannot be read: its loader reports the reason."""
     try:
         return _json_object(folder / "config.json")
     except (OSError, ValueError, SpecbenchError):
@@ -76,7 +76,7 @@ def _chameleon(decodes: bool | None) -> Callable[[Path], bool]:
 
 
 def _holds(folder: Path, prefix: str) -> bool | None:
-    """Whether a stored tensor's name starts so; None where the files do not tell."""
+    """Whether a stored tensor's name starts with `prefix`; None if unknown."""
     try:
         if (folder / INDEX).is_file():
             names = parse_json(read_regular(folder / INDEX, MAX_JSON_BYTES))["weight_map"]
@@ -169,13 +169,13 @@ LAYOUTS = {
 
 
 def recognise(folder: Path) -> str | None:
-    """Name of the layout that a folder's files are in, None if it is none of the known ones."""
+    """Name of the layout of a folder's files; None if unknown."""
     held = [name for name, mark in LAYOUTS.items() if mark.test(folder)]
     return next((name for name in held if not set(held) & set(LAYOUTS[name].unless)), None)
 
 
 def _refuse_unread(folder: Path, weights: str, family: str) -> None:
-    """Refuse what other programs keep in folders beside whole checkpoints: adapters, and formats that are not read."""
+    """Refuse folders of adapters and of formats that are not read."""
     holds = _any("*.safetensors", "*.bin", "*.pt", "*.pth")(folder)
     if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
         what = "is a LoRA adapter, not a model"
@@ -204,7 +204,7 @@ class ModelFiles:
         return self.choice.weights in (None, self._main.source.repo) and not self.choice.revision
 
     def folder(self, download: bool = False) -> Path | None:
-        """Folder of a checkpoint that is not the official one, with its small files at least; None without one."""
+        """Folder of an unofficial checkpoint, with at least its small files; None for the official checkpoint."""
         return None if self.official else self._main.folder(download)
 
     def find(self) -> tuple[CheckpointFiles, ...]:
@@ -231,7 +231,7 @@ class ModelFiles:
         return [part for part in self._parts() if not here(part)]
 
     def require_known(self) -> None:
-        """Check that every file is on this disk or may be downloaded; errors as of `fetch`."""
+        """Check that every file is on this disk or may be downloaded; raises like `fetch`."""
         try:
             self.find()
         except SpecbenchError:
@@ -288,7 +288,7 @@ class ModelFiles:
                     return layout
         folder = self._main.folder(download and len(self.layouts) > 1)
         if folder is None or all((folder / name).is_file() for name in usual.sources[0].files):
-            return usual  # its files by name, though others' may lie beside them
+            return usual  # its files by name, even if other files are next to them
         family = usual.name
         _refuse_unread(folder, weights, family)
         if (name := recognise(folder)) and family not in (LAYOUTS[name].family, *LAYOUTS[name].shared):
@@ -298,8 +298,8 @@ class ModelFiles:
 
 
 def stored_size(family: str, official: NetworkSize, folder: Path, source: Source | None = None) -> NetworkSize | None:
-    """The size of the checkpoint in `folder`; None where its files do not tell: whoever loads it says why. `source`: of
-    LlamaGen, whose first file alone is this model's, in a folder that may hold several models."""
+    """The size of the checkpoint in `folder`; None if its files do not show it: its loader reports the reason.
+    `source`: of LlamaGen, in whose folder only the first file belongs to this model."""
     try:
         if source and family.startswith("llamagen"):
             return _llamagen_size(CheckpointFiles(source, (folder / source.files[0],)), official)
@@ -342,7 +342,7 @@ def _meta_size(content: Mapping) -> NetworkSize:
 
 
 def _llamagen_size(files: CheckpointFiles, named: NetworkSize) -> NetworkSize:
-    """LlamaGen has no configuration: the shapes of its tensors tell, which are mapped into memory rather than read."""
+    """Size from the shapes of LlamaGen's tensors, as it has no configuration; the tensors are mapped, not read."""
     from specbench.models.checkpoint_loading import read_tensors  # imports torch
 
     tensors = read_tensors(files)

@@ -55,13 +55,13 @@ def _read_file(source: Source, path: Path) -> dict[str, Tensor]:
 
 
 def _unpickled(source: Source, path: Path) -> object:
-    # Training scripts like to store their parsed arguments beside the weights.
+    # Training scripts often store their parsed arguments with the weights.
     with source.blaming(path), torch.serialization.safe_globals([argparse.Namespace]):
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
 
 
 def read_arguments(files: CheckpointFiles) -> dict[str, object]:
-    """What a pickled file says of its network: the "args" of its "model"."""
+    """Arguments of the network in a pickled file: the "args" of its "model"."""
     [path] = files.paths
     content = _unpickled(files.source, path)
     with files.source.blaming(path):
@@ -77,7 +77,7 @@ def read_model_config(files: CheckpointFiles, kind: type):
 
 
 def read_tokenizer(files: CheckpointFiles, name: str = "tokenizer.json") -> Tokenizer:
-    """A tokenizers file exactly as it describes itself, which no tokenizer class can then reinterpret."""
+    """A tokenizers file exactly as described by itself, without reinterpretation by a tokenizer class."""
     path = files.named(name)
     with files.source.blaming(path):
         return Tokenizer.from_file(str(path))
@@ -138,8 +138,8 @@ def rotary_halves(matrix: Tensor, head: int) -> Tensor:
 def build_network(
     kind: Callable[..., nn.Module], *arguments: object, files: CheckpointFiles | None = None
 ) -> nn.Module:
-    """A network without memory: its parameters are to be assigned by `fill` or drawn by `randomise`. `files`: where its
-    configuration was read; what makes no network is then a damaged file."""
+    """A network without memory, whose parameters are assigned by `fill` or drawn by `randomise`. `files`: source of the
+    configuration; a configuration that makes no network is then a damaged file."""
     try:
         with torch.device("meta"):
             return kind(*arguments)
@@ -242,7 +242,7 @@ def _unaccounted(files: CheckpointFiles, verb: str, names: Sequence[str]) -> Spe
 def quantise(module: nn.Module, name: str) -> None:
     """Store the weight of one module in eight bits, with a scale per row, if it is a matrix of a layer by its `name`.
 
-    One at a time, so that no device has to hold all of them in sixteen bits.
+    Weights are converted individually, so that no device has to hold all of them in sixteen bits.
     """
     if not _in_layer(module, name):
         return

@@ -1,7 +1,7 @@
 """EAGLE-1's draft head (Li et al., ICML 2024, arXiv 2401.15077): one layer that extrapolates a target's features.
 
 A feature f_t is the target's last hidden state, which its output matrix reads. Element t pairs it with the token that
-followed, and the layer's output stands for the next feature:
+followed, and the layer's output predicts the next feature:
 
     input_t = W [e(x_{t+1}); f_t] + b        f^_{t+1} = layer(input_1 .. input_t)        logits = target.head(f^_{t+1})
 
@@ -125,10 +125,10 @@ def head_for(model: ImageModel, path: str) -> EagleHead:
 
 
 class HeadLoading(NamedTuple, Generic[Head]):
-    """What loading differs in between kinds of heads."""
+    """Loading functions of a kind of heads."""
 
-    able: type  # protocol of the models that such a head can draft for
-    bundled: Callable[[Any], Head | None]  # the head that comes with a model, None if none does
+    able: type  # protocol of models that support such a head
+    bundled: Callable[[Any], Head | None]  # the head bundled with a model, or None
     load: Callable[[CheckpointFiles], Head]  # reads a head's files
     width: Callable[[Head], int]  # size of the features that a head reads
     # checks a head against a model, and suits it to the model

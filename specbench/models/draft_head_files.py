@@ -27,12 +27,12 @@ PUBLISHED_HEADS: Mapping[str, Source] = {
     "llamagen-512": _source("jadohu/llamagen2_drafter", _CARDS_UNREAD),
 }
 """EAGLE heads that LANTERN's authors publish, by model (README of jadohu/LANTERN at 3a56e45, and its issue 1). No
-commit is stated; that of the first use is kept."""
+commit is stated; the commit of the first use is pinned."""
 
 
 def published_head(model: str, kind: str = "eagle") -> str:
-    """Hub id of the head that the authors of a method publish for a model; empty where none is known, and for random
-    weights. `model` may carry what was added to its name."""
+    """Hub id of the head that the authors of a method publish for a model; empty if unknown, and for random weights.
+    `model` may have endings of its configuration."""
     source = PUBLISHED_HEADS.get(model.partition("+")[0]) if kind == "eagle" and RANDOM not in model else None
     return source.repo if source else ""
 
@@ -46,8 +46,8 @@ class HeadFiles:
     bundled: Path | None = None  # folder of the head that comes with the model
 
     def find(self, download: bool = False) -> CheckpointFiles:
-        """The files on this disk, with `download` after fetching those of a hub repository; a SpecbenchError with exit
-        code 5 where they are not."""
+        """The files on this disk, with `download` after fetching the files of a hub repository; a SpecbenchError with
+        exit code 5 if they are missing."""
         if self._on_hub:
             files = self._wanted.fetch() if download else self._wanted.find()
             return head_in(files.named(CONFIG).parent)
@@ -87,7 +87,7 @@ def no_head(model: str) -> SpecbenchError:
     """The error for a model without a draft head; `model` may carry what was added to its name."""
     name = model.partition("+")[0]
     return SpecbenchError(
-        f"model '{model}' has no draft head of its own, and none is published that fits",
+        f"model '{model}' has no bundled draft head, and no published head fits",
         f"pass one with --head FOLDER, or train one with 'specbench train-head --model {name}'",
         MISSING_PREREQUISITE,
     )

@@ -21,7 +21,7 @@ BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # Bytes of one number by dt
 EIGHT_BITS = "int8wo"
 """Value of `--dtype` for matrices in eight bits; activations and all other weights keep the model's dtype."""
 EIGHT_BITS_GAIN = "saves memory, not time"
-"""What eight bits do: torchao's product writes the matrix in the model's dtype before it is read."""
+"""Effect of eight bits: torchao's product writes the matrix in the model's dtype before reading it."""
 DTYPES = (*BYTES, EIGHT_BITS)  # Values of `--dtype`
 
 
@@ -39,9 +39,9 @@ def require_torchao() -> None:
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """What a user may choose about a model: its checkpoint, its size, and the prompts of released decoders."""
+    """User's choices for a model: its checkpoint, its size, and the prompts of released decoders."""
 
-    weights: str | None = None  # folder or hub id that takes the place of the official checkpoint
+    weights: str | None = None  # folder or hub id that replaces the official checkpoint
     revision: str | None = None  # of the hub repository
     _: KW_ONLY
     random: bool = False  # the true architecture with random weights
@@ -54,7 +54,7 @@ class ModelChoice:
     # "official" for a constant scale, or "released" for what the family's code makes of it
     guidance_schedule: str = "official"
     size: str | None = None  # WIDTHxHEIGHT in pixels; the model's if None
-    # matrices of the layers in eight bits: another target, whose logits are not those of 16 bits
+    # matrices of the layers in eight bits: another target, with other logits than in 16 bits
     eight_bits: bool = False
 
     def __post_init__(self) -> None:
@@ -141,7 +141,7 @@ class ModelFacts(_InAnyForm):
 
     @property
     def size(self) -> Size | None:
-        """What a forward reads and computes; None if not counted."""
+        """Memory traffic and computation of a forward; None if not counted."""
         return self.network and self.network.size(self.v_image, self.eight_bits)
 
     @property
@@ -154,13 +154,13 @@ class ModelFacts(_InAnyForm):
         return True
 
     def configured(self, choice: ModelChoice, download: bool = False) -> ModelFacts:
-        """This model as chosen; a SpecbenchError if it cannot be. `download` permits fetching the small files that tell
+        """This model as chosen; a SpecbenchError if it cannot be. `download` permits fetching the small files that show
         the size of other weights."""
         raise NotImplementedError
 
     @property
     def size_note(self) -> str | None:
-        """Why this model's size may not be that of its weights, in words; None where it is."""
+        """Reason why this model's size may differ from its weights' size; None if it is known to be equal."""
         return None
 
     def as_stored(self, download: bool = False) -> ModelFacts:
@@ -176,8 +176,8 @@ class ModelFacts(_InAnyForm):
         raise NotImplementedError
 
     def captions_cut(self, captions: Iterable[str]) -> tuple[int | None, int] | None:
-        """Count the captions longer than what it reads (None before its files are here), and give that number of
-        tokens; None where it reads all of each."""
+        """Count the captions longer than what it reads (None before its files are here), and return that number of
+        tokens; None if it reads all captions whole."""
         return None
 
     def fixed_bytes(self, dtype: str | None = None) -> int:
@@ -190,7 +190,7 @@ class ModelFacts(_InAnyForm):
         return {"source": None, "commits": {}, "file_digests": {}}
 
     def downloads(self) -> list[Download]:
-        """What of its files this disk lacks and the hub has; a SpecbenchError if something cannot be had."""
+        """Downloads of its files that are missing on this disk; a SpecbenchError if a file is not available."""
         return []
 
     def require_weights(self) -> None:
@@ -198,7 +198,7 @@ class ModelFacts(_InAnyForm):
         raise NotImplementedError
 
     def files(self) -> tuple[Path, ...]:
-        """The files on this disk; a SpecbenchError with exit code 5 where one is missing."""
+        """The files on this disk; a SpecbenchError with exit code 5 if a file is missing."""
         raise NotImplementedError
 
     def weights_sha256(self) -> str:

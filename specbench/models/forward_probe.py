@@ -127,7 +127,7 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
         raise SpecbenchError(what, "the network draws random numbers, even in eval mode")
     if not math.isfinite(rounding.largest):
         what = f"{model.name}: rounding decides which log p of its own forward are infinite"
-        raise SpecbenchError(what, "let specbench truncate (top_k, top_p), and not the network")
+        raise SpecbenchError(what, "let specbench truncate (top_k, top_p) instead of the network")
     return Reference(prefix.take([*range(len(tokens))] * 2), tokens, logp, rounding.maximum(shapes))
 
 
@@ -202,8 +202,8 @@ def own_logp(model: TransformerModel, prefix: Prefix, tokens: Tensor) -> Tensor:
 
 @contextmanager
 def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
-    """Change every output of a module with a matrix by up to a rounding error: that of its number format, and what the
-    output of its first column differs by if that is computed alone."""
+    """Change every output of a module with a matrix by up to a rounding error: of its number format, and of computing
+    its first column alone."""
     generators: dict[torch.device, torch.Generator] = {}
 
     def change(module: nn.Module, inputs: tuple[object, ...], output: object) -> object:
@@ -215,7 +215,7 @@ def _products_rounded(network: nn.Module, seed: int) -> Iterator[None]:
         noise = torch.rand(output.shape, generator=generators[output.device], device=output.device) - 0.5
         computed = (kind for kind in (torch.bfloat16, torch.float16) if torch.equal(output.to(kind).to(output), output))
         size = torch.finfo(next(computed, output.dtype)).eps  # a quantised layer may compute in fewer bits
-        with suppress(Exception):  # and a product of one column round otherwise
+        with suppress(Exception):  # and a product of one column may round differently
             apart = module.forward(inputs[0][:, :1]) - output[:, :1]
             size = max(size, float(2 * apart.abs().max() / output.abs().max()))
         return output + (size * noise * output).to(output.dtype)

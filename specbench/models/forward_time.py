@@ -1,6 +1,6 @@
-"""Roofline model of one target forward: what it moves and computes, and the time that a device needs for it.
+"""Roofline model of a target forward: its memory traffic and computation, and the time that a device needs for it.
 
-A forward is four parts that run one after the other, each bound by memory or by arithmetic:
+A forward has four parts that run in sequence, each bound by memory or by arithmetic:
 
     weights    all matrix products with weights; the weights are read once, however many columns they meet
     attention  the KV cache of every row is read once, its new entries are written; two products per query
@@ -26,14 +26,14 @@ class Forward:
     """One forward of a batch."""
 
     size: Size  # of the model
-    moved: float  # numbers per column that its layers read and write besides their products
+    moved: float  # numbers per column that its layers read and write outside their products
     v_image: int  # image vocabulary
     itemsize: int  # bytes per number of weights and cache
     # columns, images: tokens per row (the window), images of the batch
     columns: float
     images: int
-    guided: bool  # whether each image has an unconditional row too
-    context: float  # cached tokens that a row attends to besides the columns
+    guided: bool  # whether each image also has an unconditional row
+    context: float  # cached tokens that a row attends to in addition to the columns
 
     @property
     def rows(self) -> int:

@@ -88,7 +88,7 @@ def _chosen(repo: str) -> str | None:
 
 
 def cached_snapshot(repo: str, revision: str | None) -> Path | None:
-    """Folder of a repository's commit in the hub's cache, with those of its files that are here; None if absent."""
+    """Folder of a repository's commit in the hub's cache, with the files that are here; None if absent."""
     commit = _commit_here(repo, revision or _chosen(repo) or REVISIONS.get(repo, "main"))
     folder = _storage(repo) / "snapshots" / commit
     return folder if _COMMIT.fullmatch(commit) and folder.is_dir() else None
@@ -113,12 +113,12 @@ def _commit_here(repo: str, revision: str) -> str:
 def repository_download(
     repo: str, revision: str | None, groups: Iterable[str], licence: str, optional: Sequence[str] = ()
 ) -> Download:
-    """What is to be received of a repository, at the commit and of the sizes and digests that the hub states now.
+    """Files to receive of a repository, with the commit, sizes and digests that the hub states now.
 
-    `revision`: named by the user; None for that of SPECBENCH_REVISIONS, else the pinned one, else `main`. A commit that
-    the user has not named and the hub does not know gives way to `main`. `groups`: glob patterns, each of which must
-    match a file; "a|b" takes b where nothing matches a. Files of `optional` are received where they exist. An error has
-    exit code 1 where there is no answer, else 5.
+    `revision`: named by the user; None: from SPECBENCH_REVISIONS, else the pinned revision, else `main`. A commit that
+    the user has not named and the hub does not have is replaced by `main`. `groups`: glob patterns, each of which must
+    match a file; "a|b" takes b if nothing matches a. Files of `optional` are received if they exist. An error has exit
+    code 1 without an answer, else 5.
     """
     require_permission(repo, revision)
     named = revision or _chosen(repo)
@@ -157,8 +157,8 @@ def repository_download(
 
 
 def _ask_hub(repo: str, revision: str, required: bool) -> tuple[str, dict[str, Remote], str]:
-    """The commit of a revision now, its files, and a note where it is that of `main`, since the hub does not know a
-    revision that is not `required`."""
+    """The current commit of a revision, its files, and a note if `main` replaces a revision that the hub does not have
+    and that is not `required`."""
     from huggingface_hub import HfApi, errors
 
     ask = partial(HfApi().model_info, repo, files_metadata=True)
@@ -262,7 +262,7 @@ def _explained(repo: str, revision: str) -> Iterator[None]:
 
 
 def _refuse_long_waits(response: Any) -> None:
-    """Raise where a hub asks to wait for long, which the client would do without a word."""
+    """Raise if a hub asks for a long wait, which the client would do silently."""
     if response.status_code in (429, 503) and asked_wait(response.headers)[1]:
         from huggingface_hub import errors
 
@@ -270,7 +270,7 @@ def _refuse_long_waits(response: Any) -> None:
 
 
 def _explanation(error: BaseException, repo: str, revision: str, place: str) -> tuple[str, str, int]:
-    """What a failure of the client means, what to do, and the exit code."""
+    """Message, advice and exit code for a failure of the client."""
     from huggingface_hub import constants, errors
 
     causes = _behind(error)
@@ -285,7 +285,7 @@ def _explanation(error: BaseException, repo: str, revision: str, place: str) -> 
     if of_kind(errors.GatedRepoError):
         return f"{repo} is gated: accept its terms on {place}/{repo}, then log in", login, MISSING_PREREQUISITE
     if of_kind(errors.RevisionNotFoundError):
-        return f"{repo} has no revision '{revision}'", "name another one", MISSING_PREREQUISITE
+        return f"{repo} has no revision '{revision}'", "name another revision", MISSING_PREREQUISITE
     if answers and (status := answers[0].status_code) in (401, 403, 404):
         what = f"{repo} is not on {place}, or not for you ({status})"
         return what, f"check the name, or: {login}", MISSING_PREREQUISITE
@@ -316,7 +316,7 @@ def _behind(error: BaseException) -> list[BaseException]:
 
 
 def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[], str]) -> str:
-    """Call `receive` in a thread, so that Ctrl-C does not wait, and tell how many bytes a repository's folder has."""
+    """Call `receive` in a thread, so that Ctrl-C does not wait, and report the bytes in a repository's folder."""
     from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     def received() -> int:
@@ -331,7 +331,7 @@ def _watched(storage: Path, size: int, progress: Progress, receive: Callable[[],
     def work() -> None:
         try:
             done.set_result(receive())
-        except BaseException as error:  # raised where the result is asked for
+        except BaseException as error:  # raised again with the result
             done.set_exception(error)
 
     disable_progress_bars()

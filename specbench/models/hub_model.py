@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from specbench.prompts import Prompt
 
 RELEASED = {"guidance_rows": ("lumina", "anole"), "prompt_form": ("anole",), "guidance_schedule": ("lumina2",)}
-"""Families whose released code, or that of SJD and GSD, differs from the official form, by the choice of that form."""
+"""Families whose released code, or SJD's or GSD's code, differs from the official form, by setting."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,11 @@ class HubModel(ModelFacts):
     also: tuple[Layout, ...] = ()  # the other layouts that `weights` may have
     patch: int = 16  # pixels per image token, each way
     row_ends: bool = False  # whether the grammar closes every row with a forced token
-    sizes: Sizes | None = None  # image sizes besides that of `grid`; None if there are none
-    # tokens of a caption that it reads; 0 where all. Its module then has a `caption_tokenizer` and `tokens_cut`.
+    sizes: Sizes | None = None  # image sizes in addition to that of `grid`, or None
+    # number of tokens of a caption that it reads; 0 for all. Its module then has a `caption_tokenizer` and
+    # `tokens_cut`.
     caption_tokens: int = 0
-    classes: int = 0  # number of class labels, which are the prompts; 0 where these are texts
+    classes: int = 0  # number of class labels, which are the prompts; 0 if these are texts
     # models of the second stage, which draw the pictures; the first is the chosen one
     second: tuple[HubModel, ...] = ()
     # size of the vocabulary of which prompts are read for codes ("<I5>"); 0 if they are not. A model without a second
@@ -84,7 +85,7 @@ class HubModel(ModelFacts):
     codes: int = 0
     # gives the grids before the last one in the stream from its height and width
     before: Callable[[int, int], tuple[tuple[int, int], ...]] | None = None
-    # False for another checkpoint none of whose files here tells its size, which `network` then is not
+    # False for another checkpoint whose size is unknown; `network` then has the official size
     size_known: bool = True
 
     renders_together = False
@@ -92,8 +93,8 @@ class HubModel(ModelFacts):
     def configured(self, choice: ModelChoice, download: bool = False) -> HubModel:
         """Copy with other weights or size; the name states any deviation from the official model.
 
-        Sizes are those of the checkpoint in a `weights` folder or hub repository, so that memory, windows and roofline
-        are planned for it. Of a repository that is not on this disk, `download` fetches the small files that tell.
+        Sizes are read from the checkpoint in a `weights` folder or hub repository, for the plans of memory, windows and
+        roofline. `download` fetches the small files with the sizes of a repository that is not on this disk.
         """
         if choice.random and (choice.weights or choice.revision):
             raise SpecbenchError("--random-weights excludes --weights and --revision")
@@ -162,12 +163,12 @@ class HubModel(ModelFacts):
 
     @property
     def tokens(self) -> int:
-        """Image tokens of one image, those of all its grids."""
+        """Image tokens of an image, over all its grids."""
         return sum(rows * columns for rows, columns in (*self.grids_before, self.grid))
 
     @property
     def grids_before(self) -> tuple[tuple[int, int], ...]:
-        """Height and width of the grids that stand before the image's own in the stream."""
+        """Height and width of the grids that precede the image's own grid in the stream."""
         if self.before is None:
             return ()
         return (TINY_BEFORE,) if self.choice.tiny else self.before(*self.grid)
@@ -190,8 +191,8 @@ class HubModel(ModelFacts):
         return self.checkpoint.missing()
 
     def check_prompts(self, prompts: Iterable[Prompt]) -> None:
-        """Accepts any text; of a model by class, the number of a class; of a second stage, codes, which no other model
-        accepts from a run."""
+        """Accept any text; for a model by class, the number of a class; for a second stage, only codes, which other
+        models refuse from a run."""
         for prompt in prompts:
             if (codes := codes_in(prompt.text)) and "codes" in prompt.meta and (self.second or not self.codes):
                 what = f"prompt '{prompt.id:.40}': '{self.name}' reads no codes of a run, which are for a second stage"
@@ -219,8 +220,8 @@ class HubModel(ModelFacts):
         return sum(family.tokens_cut(tokenizer, text) > 0 for text in long), self.caption_tokens
 
     def sampling(self) -> Sampling:
-        """The sampling the model is meant to be used with; where the authors leave it to a file of generation
-        settings, that of the file, once it is here."""
+        """The recommended sampling of the model; if the authors give it in a file of generation settings, the file's,
+        once it is downloaded."""
         if self.guided or self.second or self.choice.random or not self.ready:
             return self.defaults
         return read_sampling(self.checkpoint.find()[0], self.defaults)
@@ -260,8 +261,7 @@ def codes_in(text: str) -> list[int]:
 
 
 def read_sampling(files: CheckpointFiles, defaults: Sampling) -> Sampling:
-    """What `generate` of transformers samples by with these files: their generation settings, and where those say
-    nothing, those of transformers."""
+    """Sampling of transformers' `generate` with these files: their generation settings, else transformers' defaults."""
     if not files.holds("generation_config.json"):
         return defaults
     path, usual = files.named("generation_config.json"), {"temperature": 1.0, "top_k": 50, "top_p": 1.0}
@@ -280,7 +280,7 @@ def digest(parts: tuple[CheckpointFiles, ...]) -> str:
 
 
 _PLAIN = ("summary", "patch", "row_ends", "v_image", "caption_tokens", "classes", "codes", "guided", "pixel_numbers")
-"""Entries that are the model's fields as they stand."""
+"""Entries that are the model's fields without conversion."""
 
 
 def _tuples(value: Any) -> Any:

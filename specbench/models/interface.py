@@ -1,7 +1,7 @@
 """The interface between decoders and text-to-image models: token layout, draft tree, session, model.
 
 Coordinates are *stream* coordinates: slot 0 is the first token after the prompt. A column of a forward names the slot
-it predicts; the token it consumes is that of the slot before (for slot 0, the prompt's last element).
+it predicts; it consumes the token of the previous slot (for slot 0, the prompt's last element).
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Call = Callable[..., Any]  # `call(fn, *args)` returns fn(*args), computed eager
 class TokenLayout:
     """Grammar of one image's token stream."""
 
-    # height, width: the grid of free image tokens; of several grids, the last one
+    # height, width: the grid of free image tokens; the last of several grids
     height: int
     width: int
     v_image: int  # image vocabulary; free slots hold ids 0 .. v_image-1.
-    # per stream slot, -1 where the model chooses, else the special id (>= v_image) that the grammar forces
+    # per stream slot, -1 if the model chooses, else the special id (>= v_image) that the grammar forces
     forced: tuple[int, ...]
-    # height and width of the grids that stand before the last one in the stream, such as a preview
+    # height and width of the grids before the last grid in the stream, such as a preview
     before: tuple[tuple[int, int], ...] = ()
-    ranges: tuple[tuple[int, int], ...] = ()  # the ids of each grid, first and past the last; all of them where empty
+    ranges: tuple[tuple[int, int], ...] = ()  # the ids of each grid, first and past the last; all ids if empty
 
     @classmethod
     def plain(cls, height: int, width: int, v_image: int, before: tuple[tuple[int, int], ...] = ()) -> TokenLayout:
@@ -122,7 +122,7 @@ class Tree:
         if not self.parents or self.parents[0] != -1:
             raise ValueError("column 0 is the root: its parent must be -1")
         if any(not 0 <= parent < column for column, parent in enumerate(self.parents) if column):
-            raise ValueError("a column's parent must stand before it")
+            raise ValueError("a column's parent must precede it")
 
     @cached_property
     def depth(self) -> tuple[int, ...]:
@@ -148,7 +148,7 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> Tensor:
-        """[T, T] bool, True where the second column is the first or an ancestor of it."""
+        """[T, T] bool, True if the second column is the first column or its ancestor."""
         sees = torch.eye(len(self.parents), dtype=torch.bool, device="cpu")
         for column, parent in enumerate(self.parents[1:], start=1):
             sees[column] |= sees[parent]
@@ -165,7 +165,7 @@ class Session(Protocol):
         """Compute guided logits over the image vocabulary.
 
         Args:
-            tokens: [B, T] stream token each column consumes: that of slot `positions - 1`.
+            tokens: [B, T] stream token each column consumes, of slot `positions - 1`.
             positions: [B, T] stream slot each column predicts, per row consecutive (plus the depth, for a tree); slot
                 0 consumes the prompt's last element and ignores its entry of `tokens`. Rows near their end may name
                 slots past the last one: their logits are never read.
@@ -231,9 +231,9 @@ class ScatteredSession(Protocol):
             tokens, positions: [B, T] as in `Session.forward`, in any order; position N (past the end) is a column
                 whose logits are not read and whose keys and values are not kept.
             fed: [B, N + 1] bool by position: columns that were fed so far, this forward's included. A column attends
-                to the prompt and to those at its own and earlier positions. Or [B, T, N + 1]: those that each column
+                to the prompt and to its own and earlier positions. Or [B, T, N + 1]: the positions that each column
                 of this forward may attend to.
-            aside: [B, T] bool, columns whose token is a stand-in: no other column attends to them, now or later.
+            aside: [B, T] bool, columns whose token is a placeholder: no other column attends to them, now or later.
 
         Returns:
             [B, T, v_image] float32.
@@ -295,7 +295,7 @@ class FallibleModel(Protocol):
     draws: bool  # whether pictures can be drawn at all; models without it always can
 
     def problem(self, tokens: np.ndarray) -> str | None:
-        """Why no picture can be made of stream tokens [N]; None if one can."""
+        """Reason why stream tokens [N] make no picture; None if they do."""
         ...
 
 
@@ -311,7 +311,7 @@ class CompilableModel(Protocol):
         ...
 
     def call_for(self, key: Hashable, rows: int) -> Call:
-        """What calls the functions of a decoder and sampling, `key`, on batches of `rows` images; eager if the model
+        """The caller of functions of a decoder and sampling, `key`, on batches of `rows` images; eager if the model
         does not compile."""
         ...
 

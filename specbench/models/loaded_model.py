@@ -28,7 +28,7 @@ from specbench.models.transformer.model import Prefix, TransformerModel, Transfo
 from specbench.system.torch_state import PinnedTorch
 
 PromptIds = Callable[[str], tuple[Sequence[int], Sequence[int]]]
-"""Vocabulary ids of a text's prompt up to the first image token, and those of the unconditional prompt."""
+"""Vocabulary ids of a text's prompt up to the first image token, and of the unconditional prompt."""
 
 
 class LoadedModel(TransformerModel):
@@ -102,9 +102,9 @@ class LoadedModel(TransformerModel):
         try:
             numbers = [operator.index(number) for number in (given.tolist() if hasattr(given, "tolist") else given)]
         except TypeError:
-            raise SpecbenchError(f"{what}: {given!r:.60} is no list of whole numbers") from None
+            raise SpecbenchError(f"{what}: {given!r:.60} is not a list of whole numbers") from None
         if wrong := [number for number in numbers if not 0 <= number < self._words]:
-            raise SpecbenchError(f"{what}: {wrong[0]} is none of the {self._words} words of {self.name}")
+            raise SpecbenchError(f"{what}: {wrong[0]} is not one of the {self._words} words of {self.name}")
         return numbers
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
@@ -296,9 +296,9 @@ _KNOWN: WeakKeyDictionary[nn.Module, dict[object, _Known]] = WeakKeyDictionary()
 @contextmanager
 def decoding(model: LoadedModel, texts: Sequence[str], guided: bool, check: bool) -> Iterator[Probe | None]:
     """Set the network to eval mode, and to an attention implementation with which decoding steps give what its own
-    forward gives; both are as before afterwards.
+    forward gives; both are restored afterwards.
 
-    Yields the comparison, None without `check`. It is made once for a network and a kind of stream, and again if the
+    Yields the comparison, None without `check`. It runs once for a network and a kind of stream, and again if the
     network has changed or a longer prompt passes a length that its configuration names.
     """
     network = unwrapped(model.network)

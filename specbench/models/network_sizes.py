@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 _BLOCK = 256  # Slots of a block of a KV cache
 _LARGEST_VERTICAL_LAYER = 1024
-"""Most hidden units of a vertical draft head: each draft reads most layers again, so that they have to stay small
-beside the target."""
-_VERTICAL_INPUTS = 6  # Features and embeddings that a vertical draft head looks at
+"""Largest number of hidden units of a vertical draft head: each draft reads most layers again, so they must be small
+compared with the target."""
+_VERTICAL_INPUTS = 6  # Features and embeddings that a vertical draft head reads
 
 
 SIZES = (
@@ -36,7 +36,7 @@ class Size:
 
     def read(self, forwards: float, rows: int, visible: float, itemsize: int) -> float:
         """Bytes read by `forwards` that attend to `visible` cached tokens in each row, summed over forwards; `itemsize`
-        is that of a number not stored in eight bits."""
+        is the size of a number not stored in eight bits."""
         weights = itemsize * self.weights - (itemsize - 1) * self.eight_bits
         return forwards * weights + itemsize * rows * visible * self.kv
 
@@ -59,14 +59,14 @@ class NetworkSize:
     # heads, kv_heads: attention heads of queries, and of keys and values
     heads: int
     kv_heads: int
-    head_width: int = 0  # of one head; width / heads if 0
+    head_width: int = 0  # of a head; width / heads if 0
     head_norms: int = 0  # norms of a layer that are as wide as a head
-    layer_extra: int = 0  # parameters of a layer besides its six or seven matrices and two norms
-    # extra, step_extra: parameters beside the layers, the token table and the head: all, and those read in a step
+    layer_extra: int = 0  # parameters of a layer other than its six or seven matrices and two norms
+    # extra, step_extra: parameters outside the layers, the token table and the head: all, and the part read in a step
     extra: int = 0
     step_extra: int = 0
-    head_rows: int = 0  # rows of the output matrix that are stored; 0 where it shares the token table
-    image_rows: int = 0  # image tokens with a second table, beside that of `words`
+    head_rows: int = 0  # stored rows of the output matrix; 0 if it shares the token table
+    image_rows: int = 0  # image tokens with a second table, in addition to the table of `words`
 
     @property
     def table(self) -> int:
@@ -99,7 +99,7 @@ class NetworkSize:
 
     @property
     def moved(self) -> int:
-        """Numbers that eager layers read and write per column besides their products: two norms of six passes each,
+        """Numbers that eager layers read and write per column outside their products: two norms of six passes each,
         the rotation of queries and keys, two residual sums, the gate and what it multiplies."""
         return self.layers * (40 * self.width + 5 * self.inner)
 
@@ -113,7 +113,7 @@ class NetworkSize:
         return (self.words + self.head_rows) * self.width + self.trunk + self.extra
 
     def step_parameters(self, codes: int) -> int:
-        """What one forward reads: no token table, and the rows of the head that stand for `codes` image tokens."""
+        """Parameters that a forward reads: without the token table, with the head's rows for `codes` image tokens."""
         return self.trunk + codes * self.width + self.step_extra
 
     @property
@@ -122,14 +122,14 @@ class NetworkSize:
         return 2 * self.layers * self.key_width
 
     def size(self, codes: int, eight_bits: bool = False) -> Size:
-        """What a forward reads and computes; with eight bits all of the trunk counts, norms (one in a thousand) too."""
+        """Memory traffic and computation of a forward; with eight bits all of the trunk counts, also the few norms."""
         weights, queries = self.step_parameters(codes), self.layers * self.query_width
         return Size(weights, self.kv_numbers, queries, self.trunk * eight_bits)
 
 
 def whole_blocks(slots: int) -> int:
-    """Round the slots of a KV cache up to whole blocks, as on a GPU, where prompts of many lengths are to give few
-    shapes to compile."""
+    """Round the slots of a KV cache up to whole blocks, as on a GPU, so that prompts of many lengths give few shapes
+    to compile."""
     return -(-slots // _BLOCK) * _BLOCK
 
 

@@ -53,8 +53,8 @@ class VerticalHead(nn.Module):
         return linear_output(self.mix, around) + self.depth(depth.clamp(max=DEPTHS - 1))
 
     def mixed_before(self, word: Tensor) -> Tensor:
-        """What the embedding [R, K, d] of the token before a slot adds to `mixed`; it is the first after the features
-        in `surroundings`."""
+        """Contribution to `mixed` of the embedding [R, K, d] of the token before a slot, which follows the features in
+        `surroundings`."""
         return product(word, self.mix.weight[:, _FEATURES * self.width : (_FEATURES + 1) * self.width])
 
     def features(self, mixed: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class VerticalHead(nn.Module):
 
 
 def slots_above(layout: TokenLayout) -> Tensor:
-    """[N + 1] slot above each stream slot, -1 where there is none; the last entry stands for slots past the end."""
+    """[N + 1] slot above each stream slot, -1 without a slot above; the last entry is for slots past the end."""
     return torch.tensor([*layout.neighbour(1, 0), -1])
 
 
@@ -79,7 +79,7 @@ def surroundings(
 
 def known_features(features: Tensor, above: Tensor, committed: Tensor, slots: Tensor) -> Tensor:
     """The first half [R, K, 3d] of `surroundings`: features above, above to the right, and after the last committed
-    token; 0 where there is none."""
+    token; 0 without such a slot."""
     over = above[slots.clamp(max=len(above) - 1)]
     places = torch.stack([over + 1, over + 2, (committed - 1).expand_as(slots)], -1)
     exists = torch.stack([(over >= 0) & (over + 1 < committed), (over >= 0) & (over + 2 < committed)], -1)

@@ -16,7 +16,7 @@ from specbench.errors import SpecbenchError
 
 
 class SettingSource(StrEnum):
-    """SettingSource of a setting's value; `run.json` keeps it as the first words of the origin, such as "flag --top-k"."""
+    """Source of a setting's value; `run.json` keeps it as the first words of the origin, such as "flag --top-k"."""
 
     FLAG, ENVIRONMENT, FILE = "flag", "environment", "file"
     INLINE, SWEEP = "inline", "sweep"

@@ -93,7 +93,7 @@ def test_a_pinned_commit_that_the_hub_does_not_know_gives_way_to_main(hub, tmp_p
     refused = fetch(hub, tmp_path, pinned, SPECBENCH_PINNED_ONLY="1")
     _refused(refused, f"does not know commit {NEW[:12]}", f"SPECBENCH_REVISIONS={REPO}@COMMIT")
     chosen = fetch(hub, tmp_path, pinned, SPECBENCH_REVISIONS=f"{REPO}@{NEW}")
-    _refused(chosen, f"has no revision '{NEW}'", "name another one")
+    _refused(chosen, f"has no revision '{NEW}'", "name another revision")
     taken = fetch(hub, tmp_path, pinned)
     assert taken.stdout == f"{OLD}\n"
     assert taken.stderr.count(f"the hub does not know commit {NEW[:12]}; main is used, at {OLD[:12]}\n") == 1
@@ -113,7 +113,7 @@ def test_a_file_that_stands_for_another_one_of_the_hub_is_enough(hub, tmp_path):
         (403, {"X-Error-Code": "GatedRepo"}, "is gated: accept its terms", "hf auth login"),
         (401, {}, "or not for you (401)", "hf auth login"),
         (404, {"X-Error-Code": "RepoNotFound"}, "is not on", "hf auth login"),
-        (404, {"X-Error-Code": "RevisionNotFound"}, "has no revision 'main'", "name another one"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "has no revision 'main'", "name another revision"),
         (429, {"RateLimit": '"api";r=0;t=300'}, "it asks to wait 300 s", "run the same command again"),
         (503, {}, "answers 503", "run the same command again"),
         (200, {}, "no answer of a hub", "HF_ENDPOINT"),

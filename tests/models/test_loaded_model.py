@@ -84,16 +84,16 @@ def test_what_does_not_fit_is_one_line(network):
         specbench.decode(network, "a cup", layout=LAYOUT, image_ids=range(23), prompt_ids=prompt_ids)
     given = {"layout": (3, 3), "image_ids": range(4, 13), "prompt_ids": prompt_ids}
     for wrong, line in (
-        ({"image_ids": range(10**6, 10**6 + 9)}, "image_ids: 1000000 is none of the 64 words of Chameleon"),
+        ({"image_ids": range(10**6, 10**6 + 9)}, "image_ids: 1000000 is not one of the 64 words of Chameleon"),
         ({"image_ids": torch.tensor([4] * 9)}, "image_ids names a word twice"),
-        ({"image_ids": [[4]]}, "is no list of whole numbers"),
+        ({"image_ids": [[4]]}, "is not a list of whole numbers"),
         ({"image_ids": ()}, "image_ids is empty|layout of 0"),
         ({"layout": 5}, "layout 5"),
         ({"layout": (0, 3)}, "layout .0, 3."),
         ({"prompt_ids": lambda text: ([], [0])}, "a prompt without ids"),
         ({"prompt_ids": lambda text: [1, 2, 3]}, "must return two lists of ids"),
-        ({"prompt_ids": lambda text: (torch.tensor([[1]]), [0])}, "prompt_ids: .* is no list of whole numbers"),
-        ({"prompt_ids": lambda text: ([64], [0])}, "prompt_ids: 64 is none of the 64 words"),
+        ({"prompt_ids": lambda text: (torch.tensor([[1]]), [0])}, "prompt_ids: .* is not a list of whole numbers"),
+        ({"prompt_ids": lambda text: ([64], [0])}, "prompt_ids: 64 is not one of the 64 words"),
     ):
         with pytest.raises(SpecbenchError, match=line):
             specbench.decode(network, "a cup", **given | wrong)

@@ -1,5 +1,5 @@
-"""What the families with official checkpoints share on top of the transformer core: prompts of token ids, image tokens
-that are words of the language model's vocabulary, a sliced head, and how a family is loaded.
+"""Common parts of the families with official checkpoints, on top of the transformer core: prompts of token ids, image
+tokens that are words of the language model's vocabulary, a sliced head, and loading of a family.
 
 transformers' classes are the networks. Written by hand, because it has nothing that fits, are image heads and decoders
 that it hides or lacks, the way from authors' tensors into its classes, rotations over grids, and all prompts, since the
@@ -62,7 +62,7 @@ class LoadRequest:
         return {**full, **tiny} if self.info.choice.tiny else dict(full)
 
     def sized_network(self, full: Mapping[str, object], tiny: Mapping[str, object]) -> dict[str, object]:
-        """The same for the language model, whose sizes are those of `info.network`."""
+        """`sized` for the language model, with the sizes of `info.network`."""
         return self.sized({**self.info.network.config(), **full}, tiny)
 
 
@@ -90,9 +90,9 @@ class FamilyModel(TransformerModel):
     """A family whose prompts are token ids and whose image tokens are words of its vocabulary. `backbone`:
     transformers' network without head; `head`: [v_image, d] rows of the output matrix; `stream_ids`: [layout.vocab]
     vocabulary id of each stream id: image tokens, then the forced special; `vocabulary`: [words, d] output matrix of
-    all words, None where they are the image tokens."""
+    all words, None if they are the image tokens."""
 
-    # special tokens that its prompts are written with; a tokenizer without them would spell them in letters.
+    # special tokens of its prompts; a tokenizer without them would spell them in letters.
     marks: tuple[str, ...] = ()
 
     def __init__(

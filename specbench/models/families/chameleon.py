@@ -53,9 +53,9 @@ class Trunk(NamedTuple):
 
 
 def load_trunk(request: LoadRequest, image_ids: range | None = None, specials: Mapping[str, int] = SPECIALS_1) -> Trunk:
-    """The language model; its tokenizer is that of the last source with a tokenizer. `image_ids`: vocabulary ids of the
-    image tokens, where a checkpoint's `vocabulary_map` does not list them; `specials`: special tokens of the stand-in
-    tokenizer of random weights."""
+    """The language model; its tokenizer comes from the last source with a tokenizer. `image_ids`: vocabulary ids of the
+    image tokens, if a checkpoint's `vocabulary_map` does not list them; `specials`: special tokens of the tokenizer of
+    random weights."""
     if not request.files:
         ids = image_ids or range(FIRST_IMAGE_ID, FIRST_IMAGE_ID + request.info.v_image)
         # Larger models than 7B have their norms after attention and feed-forward layers.
@@ -151,7 +151,7 @@ class Lumina(FamilyModel):
     positions from 0; in SJD's and GSD's released code it keeps the last token of the conditional prompt before it.
 
     Differences from the official script: the begin-of-image token and the two size tokens, which the official script
-    lets the model sample without guidance, stand in the prompt, so that every image has the asked size. Its bfloat16
+    lets the model sample without guidance, are in the prompt, so that every image has the requested size. Its bfloat16
     autocast is a plain bfloat16 network here.
 
     Attributes:
@@ -184,9 +184,9 @@ def load_lumina(request: LoadRequest) -> Lumina:
 class Lumina2(Lumina):
     """Chameleon's architecture trained from scratch on another vocabulary, with MoVQGAN's image decoder.
 
-    The first token is the tokenizer's begin-of-text, or its end-of-text where it has none. The official code raises
-    every guidance scale below 4 to 4, and lets larger ones fall to 4; `--guidance-schedule released` does the same.
-    At 4, the readme's scale, both are constant.
+    The first token is the tokenizer's begin-of-text, or its end-of-text if it has no begin-of-text. The official code
+    raises every guidance scale below 4 to 4, and lets larger ones fall to 4; `--guidance-schedule released` does the
+    same. At 4, the readme's scale, both are constant.
     """
 
     patch = 8
@@ -208,8 +208,8 @@ class Lumina2(Lumina):
 
 def released_scales(scale: float, tokens: int, slots: int) -> list[float]:
     """Guidance scale of each slot in the official code, for an image of `tokens` tokens: it shrinks by the share of a
-    quarter of them that stands before the slot, two size tokens included, never below 4, and each slot starts from the
-    scale of the last."""
+    quarter of them before the slot, two size tokens included, but not below 4; each slot starts from the scale of the
+    previous slot."""
     scales = []
     for slot in range(slots):
         scale = max(LEAST_GUIDANCE, scale * (1 - (slot + 2) / (tokens // 4)))

@@ -1,9 +1,9 @@
 """Image decoder of SimpleAR: NVIDIA's discrete video tokenizer Cosmos DV8x16x16 (arXiv:2501.03575) on a single frame.
 
 Published as a TorchScript archive of a network over time, height and width. A clip of one frame is padded with copies
-of it, so the taps of every convolution over time act on the same values and are added up; attention over time has one
-value to attend to; of the frames that the inverse wavelet transform makes, the last is kept. What remains is a
-network of images with the published tensors.
+of it, so the taps of every convolution over time act on the same values and are added up; attention over time attends
+to a single value; of the frames of the inverse wavelet transform, the last is kept. The result is a network of images
+with the published tensors.
 """
 
 from __future__ import annotations

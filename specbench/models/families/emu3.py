@@ -41,7 +41,7 @@ SPECIALS = {LINE_END: 151_846, START: 151_849, IMAGE_TOKENS: 151_851, BEGIN_IMAG
 _QWEN_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Words of a text, from Qwen's tokenizer: one leading space or mark stays with a word, and every digit stands alone."""
+"""Words of a text, from Qwen's tokenizer: a leading space or mark stays with its word, and every digit is separate."""
 _IMAGE_SETTINGS = {
     "codebook_size": "codebook_size",
     "embed_dim": "embed_dim",
@@ -59,7 +59,7 @@ _IMAGE_SETTINGS = {
 END_IMAGE, ANSWER = "<|image end|>", "<|extra_100|>"
 _SPECIALS_35 = {**SPECIALS, END_IMAGE: 151_853, ANSWER: 151_746}
 _CONFIG_35 = default_sizes("emu35") | {"rms_norm_eps": 1e-5, "rope_theta": 1_000_000.0}
-"""What the authors' configuration takes for an entry that is left out, where transformers' takes something else."""
+"""Defaults of the authors' configuration that differ from transformers'."""
 _TINY_35 = TINY | {"num_key_value_heads": 2, "head_dim": 16}
 _VQ_35 = vq_decoder.CHAMELEON_VQ | {"num_embeddings": 131_072, "num_res_blocks": 4}
 
@@ -231,8 +231,8 @@ class Emu35(FamilyModel):
     """Emu3's vocabulary with 131,072 image tokens, on transformers' `Qwen3ForCausalLM`, whose queries and keys are
     normalised head by head, and an image decoder of the taming VQGAN's kind (IBQ), 16 pixels a token.
 
-    The unconditional prompt has no request, and says nothing of a task. The begin-of-image token, which the official
-    script samples, and the grid's size, which it forces, stand in the prompt here.
+    The unconditional prompt has no request and names no task. The begin-of-image token, which the official script
+    samples, and the grid's size, which it forces, are in the prompt here.
     """
 
     marks = START, BEGIN_IMAGE, IMAGE_TOKENS, ANSWER

@@ -31,7 +31,7 @@ def logits_processors(info: ModelFacts) -> dict[str, float]:
 
 
 def read_repetition_penalty(files: CheckpointFiles) -> float:
-    """The repetition penalty in force, 1 where there is none."""
+    """The repetition penalty, 1 without one."""
     if not files.holds(GENERATION_CONFIG):
         return 1.0
     path = files.named(GENERATION_CONFIG)

@@ -1,9 +1,9 @@
 """GLM-Image (AR of 9B): transformers' `GlmImageTextModel`, which writes a preview and then the large grid, both of the
 same codes, without guidance. A diffusion model of 7B, run by diffusers, turns the large grid into pixels.
 
-Nothing masks the stream: the end of the image and other ids that are no codes can be drawn, and the authors' pipeline
-fails on such an image, unless they are no ends and stand in the preview. Here such an image is decoded to its last slot
-and recorded as failed. What follows the last slot is not drawn, because the pipeline does not read it.
+Nothing masks the stream: the end of the image and other ids outside the codes can be drawn. The authors' pipeline fails
+on such an image, except for ids in the preview that are not ends. Here such an image is decoded to its last slot and
+recorded as failed. Tokens after the last slot are not drawn, because the pipeline does not read them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _TINY = TINY | {"num_key_value_heads": 2}
 
 class GridsRotary(nn.Module):
     """Rotation by temporal place, row and column: a grid's tokens share the temporal place at which it begins, and the
-    next grid begins after its longer side. Positions count from the first image token; those of words are negative and
-    the same three times. `rotary`: the network's, which takes positions [3, R, T]."""
+    next grid begins after its longer side. Positions count from the first image token; positions of words are negative
+    and three times the same. `rotary`: the network's, which takes positions [3, R, T]."""
 
     def __init__(self, rotary: nn.Module, layout: TokenLayout):
         super().__init__()
@@ -98,7 +98,7 @@ class GlmImage(FamilyModel):
         return Prefix(prefix.embeds, prefix.state, shift, prefix.ids)
 
     def problem(self, tokens: np.ndarray) -> str | None:
-        """Why the authors' pipeline makes no picture of stream tokens [N]; None if it does."""
+        """Reason why the authors' pipeline makes no picture of stream tokens [N]; None if it makes one."""
         if self._is_random:
             return None
         if len(ends := np.flatnonzero(np.isin(tokens, self._ends))):
@@ -109,7 +109,7 @@ class GlmImage(FamilyModel):
         return None
 
     def add_diffusion(self, files: CheckpointFiles) -> None:
-        """Load the diffusion model from beside the language model; without it, warn that no pictures are drawn."""
+        """Load the diffusion model next to the language model; without it, warn that no pictures are drawn."""
         folder = files.named("config.json").parent.parent
         if lacking := [part for part in PIPELINE_PARTS if not (folder / part).is_dir()]:
             warn(f"{self.name} draws no pictures: {folder} has no {lacking[0]} of its diffusion model")
@@ -127,7 +127,7 @@ class GlmImage(FamilyModel):
             self.draws = True
 
     def render(self, image_tokens: Tensor, prompts: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tensor:
-        """Every code stands for two by two places of the diffusion model; its seed is the image's."""
+        """Every code covers two by two places of the diffusion model; its seed is the image's."""
         height, width = self.layout.height, self.layout.width
         grids = image_tokens[:, -height * width :].clamp(max=self._codes - 1).view(-1, height, width)
         pictures = []

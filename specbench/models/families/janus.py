@@ -1,6 +1,6 @@
-"""Janus-Pro 1B and 7B (384 px): transformers' `JanusModel`, whose image tokens have layers beside those of words.
+"""Janus-Pro 1B and 7B (384 px): transformers' `JanusModel`, whose image tokens have separate layers.
 
-Two layouts are read: deepseek-ai's, and that converted for transformers. The vision tower, the text head and the
+Two layouts are read: deepseek-ai's, and the layout converted for transformers. The vision tower, the text head and the
 encoding half of the image tokenizer serve image understanding only and are not loaded.
 
 Difference from the official script: guidance and softmax are computed in float32 instead of bfloat16.

@@ -70,9 +70,9 @@ class LlamaGen(FamilyModel):
         return tokens_cut(self.tokenizer, caption)
 
     def encode(self, prompts: Sequence[str]) -> Prefix:
-        """Captions without their padding: it is masked everywhere, so only the positions have to count it.
+        """Captions without their padding, which is masked everywhere: only the positions count it.
 
-        The unconditional rows take the learned vectors at the places where the caption's stand.
+        The unconditional rows have the learned vectors at the places of the caption's elements.
         """
         captions = []
         for text in prompts:
@@ -85,10 +85,10 @@ class LlamaGen(FamilyModel):
         return Prefix([self._network.project(vectors) for vectors in captions + nothing], (captioned,), shift=shift)
 
     def draft_prompt(self, prompt: DraftPrompt, state: tuple[Tensor, ...]) -> DraftPrompt:
-        """All positions, as the published heads were trained: padding counts, and token 0 stands for every caption.
+        """All positions, as the published heads were trained: padding counts, and token 0 represents every caption.
 
-        The padding of a caption is zeros, which the network leaves at zero; that of an unconditional row is its learned
-        vectors, each attending to itself.
+        The padding of a caption is zeros, which the network leaves at zero; the padding of an unconditional row is its
+        learned vectors, each attending to itself.
         """
         rows = []
         for length, features, captioned in zip(prompt.lengths.tolist(), prompt.features, *state, strict=True):
@@ -194,10 +194,10 @@ def _random(request: LoadRequest) -> LlamaGen:
 
 
 class LlamaGenClass(FamilyModel):
-    """By class (ImageNet), B to 3B: one learned vector per class in the place of the caption, and one for none.
+    """By class (ImageNet), B to 3B: a learned vector per class replaces the caption, and another is unconditional.
 
-    Prompts are class labels. A label takes one position, whose queries and keys vanish as those of a caption do.
-    Guidance holds for every slot; the official `cfg_interval` is off by default, too.
+    Prompts are class labels. A label takes one position, whose queries and keys vanish as for a caption. Guidance
+    applies to every slot; the official `cfg_interval` is also off by default.
     """
 
     def __init__(self, request: LoadRequest, network: ClassNetwork, decoder: vq_decoder.ImageDecoder):
@@ -244,7 +244,7 @@ def load_by_class(request: LoadRequest) -> LlamaGenClass:
 
 
 def caption_tokenizer(files: Sequence[CheckpointFiles]) -> Tokenizer:
-    """The tokenizer of the model's files, a stand-in for random weights; it cuts captions to `CAPTION` tokens."""
+    """The tokenizer of the model's files, or of random weights; it cuts captions to `CAPTION` tokens."""
     if files:
         tokenizer = stored.read_tokenizer(files[1])
     else:
@@ -276,7 +276,7 @@ _NAMES = stored.META_NAMES | {"cls_embedding.cap_proj.": "", "cls_embedding.": "
 
 
 def converted(request: LoadRequest, files: CheckpointFiles, condition: str) -> tuple[dict[str, Tensor], LlamaConfig]:
-    """The tensors of a file as of `convert`, and the architecture that they were made with."""
+    """The tensors of a file, converted by `convert`, and their architecture."""
     tensors = stored.read_tensors(files)
     try:
         codes, width, inner, layers, head = llamagen_shape(tensors, request.info.network)

@@ -81,9 +81,9 @@ def load_qwen(request: LoadRequest, files: CheckpointFiles, *unused: str) -> tup
 class PenalisedSession(TransformerSession):
     """A session whose target has a repetition penalty (Keskar et al., CTRL, arXiv 1909.05858), of chains of drafts.
 
-    Conditional logits of image tokens that the image already holds are divided by the penalty where they are positive,
+    Conditional logits of image tokens that the image already holds are divided by the penalty if they are positive,
     else multiplied, before guidance: the order in which `generate` of transformers applies both. Every column of a
-    window is penalised for the drafts to its left too, so that lossless decoders stay lossless.
+    window is also penalised for the drafts to its left, so that lossless decoders stay lossless.
     """
 
     def __init__(self, model: TransformerModel, prefix: Prefix, guidance: float, columns: int, penalty: float):

@@ -1,9 +1,9 @@
 """Tar 1.5B and 7B: transformers' `Qwen2ForCausalLM` whose vocabulary ends with TA-Tok's 65536 codes. They are the
 prompt of a second language model, the de-tokenizer, which draws the picture.
 
-The official script lets the first stage write text and an end between codes, leaves those out and fills up with code 0;
-here only codes can be sampled. A repetition penalty in `generation_config.json`, which its `generate` applies beside
-the script's temperature, top-k and top-p, is part of the target. There is no guidance.
+The official script lets the first stage write text and an end between codes, drops them and pads with code 0; here only
+codes can be sampled. A repetition penalty in `generation_config.json`, which its `generate` applies in addition to the
+script's temperature, top-k and top-p, is part of the target. There is no guidance.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Tar(SimpleAR):
         return ids, ids
 
     def second_text(self, text: str, tokens: Sequence[int]) -> str:
-        """The official script reads codes from all it has, so that those in a prompt count, too."""
+        """The official script reads codes from the whole text, so that codes in a prompt also count."""
         return text + "".join(f"<I{code}>" for code in tokens)
 
     def compile(self) -> None:
@@ -140,7 +140,7 @@ class NoRotation(nn.Module):
 
 
 class PositionedNetwork(nn.Module):
-    """The network of `width` features, and the vectors of `positions`, those of the features first."""
+    """The network of `width` features, and the vectors of `positions`, first for the features."""
 
     def __init__(self, config: LlamaConfig, width: int, positions: int):
         super().__init__()
@@ -208,7 +208,7 @@ def load_detokenizer(request: LoadRequest) -> TarDetokenizer:
 
 
 def _stored_features(files: CheckpointFiles, request: LoadRequest) -> CodeFeatures:
-    """TA-Tok's decoder; that codes are normalised is told by the file's arguments alone."""
+    """TA-Tok's decoder; only the file's arguments say whether codes are normalised."""
     tensors = stored.rename(stored.drop(stored.read_tensors(files), _UNUSED), lambda name: _LEVELS.sub("", name))
     path = files.paths[0]
     with files.source.blaming(path):

@@ -24,7 +24,7 @@ from specbench.models.checkpoint_loading import build_network, drop, fill, rando
 
 
 class ImageDecoder(Protocol):
-    """Attributes: codebook: [V, d] float32, as the decoder sees it (normalised where it normalises)."""
+    """Attributes: codebook: [V, d] float32, as the decoder reads it (normalised if it normalises)."""
 
     codebook: Tensor
 
@@ -147,8 +147,8 @@ def llamagen_name(name: str) -> str:
 
 
 def movq_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A MoVQ under its authors' names, as BAAI keeps them, under those of `Emu3VQVAE`, whose 1 x 1 convolutions of
-    attention are matrices."""
+    """Rename a MoVQ's tensors from its authors' names, as BAAI stores them, to `Emu3VQVAE`'s, whose 1 x 1 convolutions
+    of attention are matrices."""
     renamed = rename(tensors, _movq_name)
     return {name: tensor.flatten(1) if "_proj.weight" in name else tensor for name, tensor in renamed.items()}
 
@@ -171,7 +171,8 @@ _SLICE = 64  # Channels of a slice of `spatial_norm`
 
 
 class MovqDecoder:
-    """The decoder of MoVQGAN: that of Emu3's video tokenizer without its layers over time, see `movq_network`."""
+    """The decoder of MoVQGAN: the decoder of Emu3's video tokenizer without its layers over time, see
+    `movq_network`."""
 
     def __init__(self, network: nn.Module):
         self._network = network

@@ -1,7 +1,7 @@
 """Captions: from words to a fixed-length row of ids, and from words to the `SceneRequest` they mean.
 
 Articles and the like carry no meaning and take no slot, plurals read as their singular. Thus the second object of
-"a red circle left of a blue square" and of "a red circle and a blue square" stands in the same slots. Of a relation and
+"a red circle left of a blue square" and of "a red circle and a blue square" is in the same slots. Of a relation and
 its opposite the network sees one wording only, in which objects are named as a picture in raster order meets them.
 """
 
@@ -69,7 +69,7 @@ def in_normal_form(caption: list[str]) -> list[str]:
     related = list(zip(names, clauses, strict=True))
     earlier = [(clause, OPPOSITE[name]) for name, clause in related if name in ("right", "below")]
     later = [(name, clause) for name, clause in related if name in ("left", "above")]
-    # raster order: what stands above the subject, what stands beside it, what stands below it
+    # raster order: objects above the subject, next to it, below it
     before = [[*clause, name] for clause, name in sorted(earlier, key=lambda pair: pair[1] != "above")]
     after = [[name, *clause] for name, clause in sorted(later, key=lambda pair: pair[0] != "left")]
     return [*_joined(before), *subject, *_joined(after), *caption[end:]]

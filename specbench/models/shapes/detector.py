@@ -1,4 +1,4 @@
-"""Finds the objects of a `shapes` image and judges them against a request: a pure function of pixels.
+"""Find the objects of a `shapes` image and judge them against a request: a pure function of pixels.
 
 A pixel belongs to the nearest object color, if any is near enough; every connected patch of one color is compared
 with the outline of each shape. The judgement follows GenEval: clauses must be found, and only a request for several
@@ -39,7 +39,7 @@ class Detection:
 
 @dataclass(frozen=True)
 class Judgement:
-    """GenEval-like verdict. Each tag is None where the request says nothing about it."""
+    """GenEval-like verdict. Each tag is None if the request does not mention it."""
 
     correct: bool  # the image satisfies the whole request
     shape: bool  # every named shape is there

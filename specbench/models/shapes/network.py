@@ -87,13 +87,13 @@ class ShapesNetwork(nn.Module):
         return torch.cat([embeds[:, :-1], embeds[:, -1:] + self.slot_embeds(ids)[:, :1]], dim=1)
 
     def slot_embeds(self, ids: Tensor) -> Tensor:
-        """What the input that predicts each image token gets besides the token before it: [R, 16] to [R, 256, d]."""
+        """The input that predicts each image token, without the previous token: [R, 16] to [R, 256, d]."""
         slots = torch.arange(TOKENS, device=ids.device)
         return self.row(slots // GRID) + self.column(slots % GRID) + self.pooled(ids)[:, None]
 
     def token_embeds(self, tokens: Tensor, slots: Tensor, slot_embeds: Tensor) -> Tensor:
         """Inputs [R, W, d] of image tokens [R, W]. `slots`: [R, W] the image token that each input predicts, one past
-        its place; past the end, where nothing is left to predict, the last place's embedding is used."""
+        its place; past the end the last place's embedding is used."""
         index = slots.clamp(max=TOKENS - 1)[..., None].expand(-1, -1, slot_embeds.shape[-1])
         return self.llama.embed_tokens(tokens) + slot_embeds.gather(1, index)
 
@@ -113,15 +113,15 @@ class ShapesNetwork(nn.Module):
 
 
 def objects_before(ids: Tensor) -> Tensor:
-    """How many objects a caption has named before each of its words, int [R, 16]: 0 for those of the first object."""
+    """Number of objects that a caption names before each word, int [R, 16]: 0 for the words of the first object."""
     named = _is(ids, SHAPES)
     return (named.cumsum(1) - named.long()).clamp(max=MAX_COUNT)
 
 
 def roles(ids: Tensor) -> Tensor:
-    """What each word of a caption is for, int [R, 16], below 16.
+    """Role of each word of a caption, int [R, 16], below 16.
 
-    Joiner, color and shape of object k are 3k - 1, 3k and 3k + 1, wherever in the caption they stand; numbers are 11
+    Joiner, color and shape of object k are 3k - 1, 3k and 3k + 1, at any place in the caption; numbers are 11
     and above, the texture is 14. Padding and what follows it keep their slots.
     """
     before = objects_before(ids)

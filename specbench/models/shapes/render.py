@@ -1,7 +1,7 @@
 """Pixels from a scene: anti-aliased objects on dark cards, on six kinds of muted background.
 
-Object colors are saturated (or white); backgrounds are muted and never bright, so the detector can tell them apart.
-Four backgrounds are drawn in whole 4 x 4-pixel tokens and have no noise. The other two are noisy in a part of the
+Object colors are saturated (or white); backgrounds are muted and never bright, so that the detector can distinguish
+them. Four backgrounds are drawn in whole 4 x 4-pixel tokens and have no noise. The other two are noisy in a part of the
 picture: clouds in the upper part, grain in the lower part.
 """
 

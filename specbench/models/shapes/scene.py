@@ -54,7 +54,7 @@ class Clause:
 
 @dataclass(frozen=True)
 class SceneRequest:
-    """What a caption asks for. A relation `(name, i, j)` reads: clause i is `name` of clause j."""
+    """Content of a caption. A relation `(name, i, j)` means: clause i is `name` of clause j."""
 
     clauses: tuple[Clause, ...]
     relations: tuple[tuple[str, int, int], ...] = ()
@@ -75,7 +75,7 @@ class SceneRequest:
         return "colors" if first.color else "single_object"
 
     def key(self) -> str:
-        """The same string for every wording of one meaning (order of the clauses, left/right swapped)."""
+        """The same string for every wording of a meaning (order of the clauses, left/right swapped)."""
         names = [f"{c.count} {c.color or 'any'} {c.shape}" for c in self.clauses]
         facts = []
         for name, i, j in self.relations:
@@ -130,7 +130,7 @@ class Scene:
 
 
 def holds(relation: str, ax: float, ay: float, bx: float, by: float, margin: float = 6.0) -> bool:
-    """Whether centre a stands in `relation` to centre b, by more than `margin` pixels."""
+    """Whether centre a is in `relation` to centre b, by more than `margin` pixels."""
     return {"left": bx - ax, "right": ax - bx, "above": by - ay, "below": ay - by}[relation] > margin
 
 
@@ -222,8 +222,8 @@ def _distinct(rng: np.random.Generator, count: int) -> tuple[Clause, ...]:
 
 
 def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
-    """Draw a scene that satisfies `request` and is in reading order; without a relation the objects stand in the order
-    of the clauses."""
+    """Draw a scene that satisfies `request` and is in reading order; without a relation the objects are in the order of
+    the clauses."""
     for _ in range(TRIES):
         drawn = realize(request, rng)
         if (ordered := in_reading_order(drawn)) and request.relations:
@@ -236,7 +236,7 @@ def realize_in_order(request: SceneRequest, rng: np.random.Generator) -> Scene:
 
 
 def in_reading_order(scene: Scene) -> Scene | None:
-    """`scene` with its objects in reading order; None if an object stands left of an earlier object."""
+    """`scene` with its objects in reading order; None if an object is left of an earlier object."""
     items = sorted(scene.items, key=lambda item: (item.card[1], item.card[0]))
     if any(_clearly("left", later, items[i]) for j, later in enumerate(items) for i in range(j)):
         return None

@@ -96,7 +96,7 @@ def to_float(images: Tensor) -> Tensor:
 
 
 class FeatureNetwork(nn.Sequential):
-    """Pictures to the numbers behind `shapes-frechet`, which tell objects, colors, counts and backgrounds apart: four
+    """Pictures to the features of `shapes-frechet`, which distinguish objects, colors, counts and backgrounds: four
     convolutions down to 8 x 8 places, averaged: uint8 [B, 3, 64, 64] to [B, 64]."""
 
     def __init__(self):

@@ -30,7 +30,7 @@ class CompiledStep(CompiledForms):
     its prefill: one form for all lengths, no graph."""
 
     part = "forward"
-    prefills = True  # whether `prefill` is to be used
+    prefills = True  # whether to use `prefill`
 
     def __init__(self, model: StepModel, guidance: float, options: dict[str, object]):
         """`options` of Inductor."""
@@ -98,7 +98,7 @@ def placed(buffers: Sequence[tuple[Tensor, Tensor]], slots: Tensor, visible: int
     """A cache of these buffers, for compiled code, that writes `slots` and reads `visible` ones."""
     rows, capacity = slots.shape[0], buffers[0][0].shape[2]
     for buffer in chain.from_iterable(buffers):
-        # Every symbol is an argument of the compiled code, and converted anew in every call.
+        # Every symbol is an argument of the compiled code, converted in every call.
         torch._check(buffer.shape[0] == rows)
         torch._check(buffer.shape[2] == capacity)
     cache = PositionCache(len(buffers), capacity, buffers)
@@ -138,7 +138,7 @@ def padded_columns(columns: int) -> int:
 
 
 def kind_of(model: StepModel) -> list[object]:
-    """What compiled code assumes of a model's modules and tensors; their values are read in every call."""
+    """Properties of a model's modules and tensors that compiled code assumes; their values are read in every call."""
     values = vars(model).values()
     modules = [part for value in values if isinstance(value, nn.Module) for part in value.modules()]
     tensors = [value for value in values if isinstance(value, Tensor)]

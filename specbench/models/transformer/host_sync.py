@@ -47,7 +47,7 @@ class LaggingHostCopy:
         self._pending: _Copy | None = None
 
     def take(self, numbers: Tensor, when: int) -> tuple[list[int], int] | None:
-        """Start a copy of `numbers` [n]; returns that of the call before and its `when`, None in the first call."""
+        """Start a copy of `numbers` [n]; return the previous call's numbers and its `when`; None in the first call."""
         if not numbers.is_cuda:
             return to_host(numbers), when
         before, self._pending = self._pending, _started(numbers, when)

@@ -102,7 +102,7 @@ class PositionLayer(CacheLayerMixin):
     def get_max_length(self) -> int:
         return self._capacity
 
-    get_max_cache_shape = get_max_length  # Its name in transformers before 5.13, which makes no layer without it
+    get_max_cache_shape = get_max_length  # Its name in transformers before 5.13, which requires it
 
 
 class CacheExtent:
@@ -162,8 +162,8 @@ class PositionCache(Cache):
         return [(layer.keys, layer.values) for layer in self.layers]
 
     def hold(self, name: str, value: Tensor) -> Tensor:
-        """Copy a tensor of the session to where an earlier tensor of its shape was, if any: what moves is copied
-        anew for each replay of a graph."""
+        """Copy a tensor of the session to where an earlier tensor of its shape was, if any: moving tensors would be
+        copied again for each replay of a graph."""
         buffer = self._held.get(name)
         if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (value.shape, value.dtype, value.device):
             buffer = self._held[name] = value.clone()

@@ -1,8 +1,8 @@
 """One decoder layer of a Llama with fewer calls than transformers' layer, and the same results: bit for bit, but for
 the products with few hidden states on a CPU (`specbench.system.matrix_products`).
 
-A small model's forward takes as long as its calls, many of which are no arithmetic: keyword arguments, checks and
-wrappers of modules, a norm in six operations, a rotary embedding that every layer unpacks anew.
+A small model's forward takes as long as its calls, many of which are not arithmetic: keyword arguments, checks and
+wrappers of modules, a norm in six operations, a rotary embedding that every layer unpacks again.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class TransformerModel:
     weights_sha256: str
     backbone: nn.Module  # transformers model that maps `inputs_embeds` to `last_hidden_state`
     made_of: str | None = None
-    """What the network was made of, so that another process makes the same; None if that is not known."""
+    """Identity of the network's files and code, which make the same network in another process; None if unknown."""
     _compiled_steps: dict[float, CompiledStep | PackagedStep] | None = None
     _compiled_functions: dict[Hashable, CompiledFunctions]
     _spare_cache: PositionCache | None = None
@@ -92,7 +92,7 @@ class TransformerModel:
         raise NotImplementedError
 
     def before_output(self, hidden: Tensor) -> Tensor:
-        """What the output matrix is multiplied with, of the hidden states that `head` reads."""
+        """The factor of the output matrix, from the hidden states that `head` reads."""
         return hidden
 
     def output_matrix(self) -> tuple[Tensor, Tensor | None]:
@@ -162,7 +162,7 @@ class TransformerModel:
 
     def compiled_step(self, guidance: float) -> CompiledStep | PackagedStep | None:
         """The compiled step for a guidance scale; None without `compile`."""
-        from specbench.models.transformer.packaged_forward import PackagedStep  # brings torch.export
+        from specbench.models.transformer.packaged_forward import PackagedStep  # imports torch.export
 
         if not self.compiles:
             return None
@@ -230,7 +230,7 @@ class TransformerSession:
         shift = self._prefix.shift
         self._shift = torch.zeros_like(self._last) if shift is None else shift.to(model.device)[:, None]
         self._start = torch.stack([embeds[-1] for embeds in self._prefix.embeds])[:, None]
-        # Past the last stream slot: scratch slots for a window that extends past it, then for stand-in columns.
+        # Past the last stream slot: scratch slots for a window that extends past it, then for placeholder columns.
         self._scratch = self._room(max(lengths)) + (model.layout.length if length is None else length) + columns
         self._columns = columns
         slots = self._capacity()
@@ -297,12 +297,12 @@ class TransformerSession:
 
     def _readable(self, end: int) -> int:
         """Number of slots to read, at least `end`. A GPU reads whole parts, for few different shapes; a CPU at least
-        two slots, since a symbol of a form stands for no 1."""
+        two slots, since a symbol of a form is never 1."""
         return max(end, 2) if self._index.device.type == "cpu" else whole_parts(end, len(self._index))
 
     def part_starts(self) -> list[int]:
-        """Stream slots from which the widest forward reads one more part of the cache; none where it reads any number.
-        In a batch, rows that are ahead of the slowest may read a part earlier."""
+        """Stream slots from which the widest forward reads one more part of the cache; empty if it reads any number.
+        In a batch, rows ahead of the slowest row may read a part earlier."""
         if self._readable(2) == 2:
             return []
         last, part = max(to_host(self._last[:, 0])), len(self._index) // PARTS
@@ -321,7 +321,7 @@ class TransformerSession:
         start: int | None = None,
     ) -> Tensor:
         """Logits of columns [R, T] at cache slots [R, T]. `start` is the first slot of a chain if all rows agree on it:
-        such rows are written as one run, and a single column of theirs needs no mask."""
+        such rows are written as one run, and a single column needs no mask."""
         first, self._fed = self._fed is None, slots
         # Only a session's first forward predicts slot 0, whose input is the prompt's last element.
         opening = self._start if first or self._compiled else None

@@ -1,4 +1,4 @@
-"""The target's forward on a CPU as a shared library of AOTInductor, which no guard and no Python code runs before.
+"""The target's forward on a CPU as a shared library of AOTInductor, which runs without guards and Python code.
 
 A library is kept under the digest of the graph that it was compiled from, so that changed code or another configuration
 never meets the library of an earlier one. Exporting the graph takes seconds: of a model that is as its files and this
@@ -104,7 +104,7 @@ class PackagedStep(CompiledForms):
         return runner
 
     def _note(self, buffers: _Buffers, inputs: ForwardInputs) -> Path | None:
-        """The file that names the library for such arguments; None if it is not known what the model was made of."""
+        """The file that names the library for such arguments; None if the model's identity is unknown."""
         if (made_of := getattr(self._model, "made_of", None)) is None:
             return None
         shapes = [(str(tensor.dtype), tensor.shape[:2], tensor.shape[3:]) for pair in buffers for tensor in pair]
@@ -166,7 +166,7 @@ class _Step(nn.Module):
 
 
 class _OfWeights(nn.Module):
-    """A step as a function of its weights, too."""
+    """A step as a function that also takes its weights."""
 
     def __init__(self, step: _Step):
         super().__init__()
@@ -222,7 +222,7 @@ def _blank(tensor: Tensor, sizes: Mapping[int, int] | None, device: str) -> Tens
 
 
 def _digest(exported: ExportedProgram) -> str:
-    """Digest of all that a library depends on besides torch's version."""
+    """Digest of everything that a library depends on, except torch's version."""
     text = exported.graph_module.print_readable(print_output=False, include_stride=True, include_device=True)
     return _digest_of("\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))  # places
 
