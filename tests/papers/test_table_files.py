@@ -83,7 +83,7 @@ def test_the_tables_run_what_the_papers_ran():
     [
         ({"source": None}, "source: missing"),
         ({"colums": "[]"}, "colums: unknown field 'colums'"),
-        ({"name": '"other"'}, "name: 'other' is not the file's name"),
+        ({"name": '"other"'}, "name: 'other' differs from the name of the file"),
         ({"paper": '"gds"'}, "paper: unknown paper 'gds' (did you mean 'gsd'?"),
         ({"title": "3"}, "title: 3 is not text"),
         ({"rows": "[]"}, "rows: empty"),
