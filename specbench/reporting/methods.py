@@ -42,7 +42,7 @@ def paragraph_and_entries(folders: Sequence[Path]) -> tuple[str, str]:
     sentences = [
         *_each("Images were decoded with {}.", map(_model, infos)),
         *_each("Sampling used {}.", _samplings(infos)),
-        *_each("The prompts were {}.", map(_prompts, infos)),
+        *_each("The prompts were from {}.", map(_prompts, infos)),
         f"The decoders were {enumerated(_decoders(infos, papers))}.",
         *([f"The tokens of {enumerated(theirs)} were drawn by these programs on other machines."] if theirs else []),
         *_metrics(folders),
@@ -97,7 +97,7 @@ def _sampling(info: RunInfo) -> str:
 
 def _prompts(info: RunInfo) -> str:
     drawn = f"; drawn: {', '.join(info.drawn)}" if info.drawn else ""
-    return tex(f"those of {info.spec.prompts} (SHA-256 {info.spec.prompts_sha256[:12]}{drawn})")
+    return tex(f"{info.spec.prompts} (SHA-256 {info.spec.prompts_sha256[:12]}{drawn})")
 
 
 def _decoders(infos: Sequence[RunInfo], papers: Mapping[str, str | None]) -> Iterator[str]:
