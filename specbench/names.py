@@ -45,7 +45,7 @@ def composed(name: str) -> str:
 
 
 def encodable(name: str) -> str:
-    """Escape bytes of a name that are not UTF-8, which archives of older systems have: "\\udcff"."""
+    r"""Escape bytes of a name that are not UTF-8, which archives of older systems have: "\udcff"."""
     return name.encode("utf-8", "backslashreplace").decode()
 
 

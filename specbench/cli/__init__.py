@@ -152,17 +152,16 @@ def _code_of(error: BaseException, arguments: Sequence[str], debug: bool) -> int
     if isinstance(error, SpecbenchError):
         return _fail(error, debug)
     if isinstance(error, _UsageError):
-        told = type(error).__name__ == "NoArgsIsHelpError"
-        return BAD_INPUT if told else _fail(_usage_problem(error, arguments), debug)
+        has_help = type(error).__name__ == "NoArgsIsHelpError"
+        return BAD_INPUT if has_help else _fail(_usage_problem(error, arguments), debug)
     if signals.asked() or isinstance(error, KeyboardInterrupt | typer.Abort):
         return _stopped(debug)
-    # rich exits if the reader of its output has left
     ended = isinstance(error, SystemExit)
     if ended and COMPLETION in os.environ:
         raise error
     if ended and arguments[0].partition("=")[0] in _OF_COMPLETION:
         return BAD_INPUT if error.code else 0  # typer has printed the name of the unknown shell
-    if ended and isinstance(error.__context__, BrokenPipeError):
+    if ended and isinstance(error.__context__, BrokenPipeError):  # rich exits if its reader has left
         return 0
     if isinstance(error, BrokenPipeError):
         return 0 if _reader_left() else _fail(_bug(error), debug)

@@ -79,10 +79,18 @@ class RecordedStep(NamedTuple):
     def outcome(self) -> StepOutcome:
         verified, proposal = self.verified, self.proposal
         return StepOutcome(
-            **{name: getattr(verified, name) for name in ("first", "columns", "tokens", "tested", "accepted", "facts")},
-            **{name: getattr(self, name) for name in ("positions", "steps", "tables", "by_depth")},
+            first=verified.first,
+            columns=verified.columns,
+            tokens=verified.tokens,
+            tested=verified.tested,
+            accepted=verified.accepted,
             predicted=proposal.positions,
+            positions=self.positions,
+            steps=self.steps,
+            facts=verified.facts,
             drafts=proposal.q.shape[1],
+            tables=self.tables,
+            by_depth=self.by_depth,
         )
 
     def every_slot(self) -> Committed:

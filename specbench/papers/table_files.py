@@ -248,7 +248,7 @@ def _column(entry: object, protocol: str | None, file: str, place: str) -> Colum
 
 
 def _score(text: str, protocol: str | None, file: str, place: str) -> str:
-    """ "fid" by the protocol's variant, "geneval[hf-m2f]/counting" as the stored "geneval[hf-m2f]:counting"."""
+    """The stored name of a score: "fid" by the protocol's variant, "geneval[hf-m2f]/counting" with a colon."""
     metric, _, part = text.partition("/")
     try:
         if is_reference(metric):

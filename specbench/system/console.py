@@ -39,7 +39,7 @@ class _LossyStream(io.TextIOWrapper):
 
 
 def prepare_streams() -> None:
-    """Let stdout and stderr take every text, and be closed: what an encoding lacks is written as in JSON, \\uXXXX."""
+    r"""Let stdout and stderr take every text, also when closed: characters outside the encoding become \uXXXX."""
     codecs.register_error("specbench", _escaped)
     codecs.register_error("specbench+bytes", _as_given)
     instead = {"strict": "specbench", "backslashreplace": "specbench", "surrogateescape": "specbench+bytes"}

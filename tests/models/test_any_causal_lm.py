@@ -43,7 +43,7 @@ def furthest(network, image, prompts=PROMPTS) -> float:
 
 
 def outcome(network) -> str:
-    """ "equal" for all decoders, or the line that refuses the network."""
+    """The word "equal" if all decoders agree, or the line that refuses the network."""
     for decoder in DECODERS:
         try:
             image = decoded(network, decoder)

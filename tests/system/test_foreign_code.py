@@ -273,7 +273,7 @@ def test_an_edited_decoder_and_an_edited_model_are_other_runs(place, cli):
     errors, second = run("--limit", 2)
     assert len(first) == 2 and len(second) == 3 and set(first) < set(second), "AR goes on in its own run"
     old = next(name for name in first if "power" in name)
-    assert "the code of power has changed (power)" in errors and f"of before stay in {old}" in " ".join(errors.split())
+    assert "the code of power has changed (power)" in errors and f"images stay in {old}" in " ".join(errors.split())
     rows = report_rows(find_runs("o"))
     assert [row.n for row in rows if row.decoder == "ar"] == [2]
     labels = [row.label for row in rows if row.decoder == "power"]

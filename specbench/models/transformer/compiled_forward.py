@@ -150,7 +150,7 @@ def kind_of(model: StepModel) -> list[object]:
 @contextmanager
 def sizes_apart_floats_fixed() -> Iterator[None]:
     """While compiling: sizes that are equal by chance get different symbols, and a module's floats, such as the scale
-    of attention, are constants. (`config.patch` would take longer than the guards.)"""
+    of attention, are constants. `config.patch` would take longer than the guards."""
     shapes, dynamo = torch.fx.experimental._config, torch._dynamo.config
     before = shapes.use_duck_shape, dynamo.specialize_float
     shapes.use_duck_shape, dynamo.specialize_float = False, True
