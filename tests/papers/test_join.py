@@ -225,7 +225,7 @@ def test_other_prompts_than_the_table_asks_for_show_no_difference(tmp_path):
 
 @pytest.mark.parametrize(
     ("images", "note"),
-    [([0, 1, 2], None), ([0, 1], "several runs over different images: 2 to 3 images"), ([0, 1, 4], "3 images each, but different")],
+    [([0, 1, 2], None), ([0, 1], "runs over different images: 2 to 3"), ([0, 1, 4], "3 images each")],
 )
 def test_a_row_whose_cells_are_of_different_images_says_so(tmp_path, images, note):
     nfe = next(column for column in TABLE.columns if column.name == "nfe")
