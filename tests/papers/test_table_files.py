@@ -89,7 +89,7 @@ def test_the_tables_run_what_the_papers_ran():
         ({"rows": "[]"}, "rows: empty"),
         ({"columns": "[]", "rows": '[{ label = "AR", decoder = "ar" }]'}, "columns: empty"),
         ({"notes": "[1]"}, "notes: not text"),
-        ({"axes": '{ x = "nfe" }'}, "axes: x and y"),
+        ({"axes": '{ x = "nfe" }'}, "axes: exactly x and y"),
         ({"maps": '["top2"]'}, "maps: unknown map 'top2' (valid: "),
         ({"axes": '{ x = "nfe", y = "nef" }'}, "axes.y: unknown column 'nef'"),
         ({"axes": '{ x = "setting:K", y = "nfe" }'}, "axes.x: unknown axis 'setting:K'"),
