@@ -297,7 +297,7 @@ class EnumerableTransformer(TransformerModel):
         return self.matrix.T, None
 
     def own_eagle3_head(self) -> EagleHead:
-        """An untrained EAGLE-3 head that reads the first layer, too."""
+        """An untrained EAGLE-3 head that also reads the first layer."""
         return self.own_head((1,))
 
     def own_head(self, taps: tuple[int, ...] | None = None) -> EagleHead:

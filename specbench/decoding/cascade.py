@@ -9,9 +9,9 @@ that make up `mass` of the distribution. It is the sum of
        that predict x and x's parent
     p(y) of the nodes y whose drafts the head predicts alike, by a cosine of its distributions above `pair-cosine`
 
-The code takes the n-th and m-th nodes of a level for alike if the n-th and m-th ones with children of the level below
-are (`pairs = released`); with `level`, nodes of one level are compared. Lossy: acceptance depends on other drafts. The
-paper's text was not read, so whether it has this rule is unknown.
+The code treats the n-th and m-th nodes of a level as alike if the n-th and m-th nodes with children of the level below
+are alike (`pairs = released`); with `level`, nodes of the same level are compared. Lossy: acceptance depends on other
+drafts. The paper's text was not read, so whether it has this rule is unknown.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CascadeEagle(Eagle):
 class Boosts(NamedTuple):
     """Boosts of a step's drafts, in the order of their tests. K tests, n other nodes at most."""
 
-    parent: Tensor  # [B, K] cosine of the states, 0 where it counts nothing
+    parent: Tensor  # [B, K] cosine of the states, 0 if it does not count
     others: Tensor  # [B, K, n] tokens of the nodes of the draft's level
     alike: Tensor  # [B, K, n] bool
 

@@ -238,7 +238,7 @@ def _by_start(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
 
 
 def _by_folder(folder: Path, prompts: Sequence[Prompt]) -> _Pairs:
-    """GenEval's `<line>/samples/<sample>.png`, with the caption of the line beside it."""
+    """GenEval's `<line>/samples/<sample>.png`, with the caption of the line in the same folder."""
     for place in members(folder):
         if not (place / "samples").is_dir() or not place.name.isdecimal() or int(place.name) >= len(prompts):
             raise _no_prompt(place)

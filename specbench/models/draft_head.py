@@ -46,7 +46,7 @@ class EagleHead(LlamaModel):
     Chameleon does; `published_as`: the `input_type` of LlamaGen's published heads, empty for all others."""
 
     published_as = ""
-    taps: tuple[int, ...] = ()  # numbers of the target's layers after which it reads hidden states, too
+    taps: tuple[int, ...] = ()  # numbers of the target's layers whose hidden states it also reads
 
     def __init__(self, config: LlamaConfig, input_norm: bool = False, query_norm: bool = False):
         super().__init__(config)
@@ -67,7 +67,7 @@ class EagleHead(LlamaModel):
         return features
 
     def read(self, features: Tensor) -> Tensor:
-        """What the target's output matrix reads, of the head's features [..., d]."""
+        """The input of the target's output matrix, from the head's features [..., d]."""
         return features
 
     def extrapolate(
@@ -121,10 +121,10 @@ class Eagle3Head(EagleHead):
 
 
 class JanusHead(EagleHead):
-    """The head that CASCADE's authors publish for Janus-Pro-7B, as their loading code implies it (selinyldrm/
-    Deepseek-JanusPro-EAGLE, commit 09cf7d2): a Janus-Pro of one layer behind a joint projection, SiLU after that, the
-    normalised state fed back. It knows image tokens alone, and sees those of the image, as in training; when the
-    authors decode it sees the newest one only."""
+    """The head that CASCADE's authors publish for Janus-Pro-7B, as implied by their loading code (selinyldrm/
+    Deepseek-JanusPro-EAGLE, commit 09cf7d2): a Janus-Pro with one layer after a joint projection and SiLU; the
+    normalised state is fed back. It has embeddings of image tokens alone, and sees all tokens of the image, as in
+    training; in the authors' decoding it sees only the newest token."""
 
     def __init__(self, config: LlamaConfig):
         super().__init__(config, input_norm=True)
@@ -148,7 +148,7 @@ _NOT_READ = ("vision_model.", "aligner.", "gen_vision_model.", "gen_head.", "lan
 
 
 def _of_janus(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of a `JanusHead`, by the names of EAGLE-1's, of those of the published layout."""
+    """Rename the tensors of the published layout to a `JanusHead`'s, with EAGLE-1's names."""
     named = {name.removeprefix("language_model.model."): tensor for name, tensor in tensors.items()}
     fusion, codes = named.pop("fusion.weight"), named.pop("gen_embed.weight")
     named["fc.weight"], named["fc.bias"] = torch.cat(fusion.chunk(2, 1)[::-1], 1), named.pop("fusion.bias")

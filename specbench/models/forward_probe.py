@@ -126,7 +126,7 @@ def own_forward(model: TransformerModel, prefix: Prefix, seed: int = 0) -> Refer
         what = f"{model.name}: log p of the same tokens differs by {again.largest:.2g} nats between two forwards"
         raise SpecbenchError(what, "the network draws random numbers, even in eval mode")
     if not math.isfinite(rounding.largest):
-        what = f"{model.name}: rounding decides which log p of its own forward are infinite"
+        what = f"{model.name}: rounding decides which log p of the network's forward are infinite"
         raise SpecbenchError(what, "let specbench truncate (top_k, top_p) instead of the network")
     return Reference(prefix.take([*range(len(tokens))] * 2), tokens, logp, rounding.maximum(shapes))
 

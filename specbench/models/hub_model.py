@@ -73,7 +73,7 @@ class HubModel(ModelFacts):
     also: tuple[Layout, ...] = ()  # the other layouts that `weights` may have
     patch: int = 16  # pixels per image token, each way
     row_ends: bool = False  # whether the grammar closes every row with a forced token
-    sizes: Sizes | None = None  # image sizes in addition to that of `grid`, or None
+    sizes: Sizes | None = None  # further image sizes, or None
     # number of tokens of a caption that it reads; 0 for all. Its module then has a `caption_tokenizer` and
     # `tokens_cut`.
     caption_tokens: int = 0

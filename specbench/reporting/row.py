@@ -82,7 +82,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Against:
-    """Numbers of a run compared with those of a baseline that the reader chose, by name."""
+    """Numbers of a run compared with a baseline that the reader chose, by name."""
 
     baseline: str  # label of the baseline
     numbers: Mapping[str, Compared]

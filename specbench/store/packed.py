@@ -121,7 +121,7 @@ def changed_members(path: Path) -> Iterator[str]:
                     while piece := member.read(_CHUNK):
                         digest.update(piece)
                 if digest.hexdigest() != expected:
-                    yield f"{name} was changed: its SHA-256 differs from the one in {MANIFEST}"
+                    yield f"{name} was changed: its SHA-256 differs from {MANIFEST}"
             except KeyError:
                 yield f"{name} is missing"
             except _DAMAGED:

@@ -294,10 +294,10 @@ def _eagle3_losses(
     model: TransformerModel, head: EagleHead, batch: Examples, draw: torch.Generator
 ) -> dict[str, Tensor]:
     """Mean cross-entropy between the target's distributions and the head's at `_TEST_DEPTH` draft depths, without
-    guidance; a depth weighs 0.8 of the one before.
+    guidance; each depth weighs 0.8 of the previous depth.
 
-    Drafts of depth 2 and more continue those of `_STARTS` random elements: they are fed the head's own outputs, and see
-    target features up to that element, then such outputs (EAGLE-3's training-time test)."""
+    Drafts of depth 2 and more continue the drafts of `_STARTS` random elements: their inputs are the head's own
+    outputs, and they see target features up to that element, then such outputs (EAGLE-3's training-time test)."""
     features = batch.features.float().to(model.device)
     count, width = features.shape[1] - 1, model.feature_size
     ids = batch.ids[:, 1 : count + 1].to(model.device)

@@ -58,7 +58,7 @@ def in_normal_form(caption: list[str]) -> list[str]:
     """Words of a caption with its objects in reading order: those left of the subject or above it come first.
 
     `b right a` becomes `a left b`, `b right a and above c` becomes `a left b above c`, and `b right a and below c`
-    becomes `c above and a left b`: of two that come first the one above does. Words without relations, or with an
+    becomes `c above and a left b`: of two that come first, the object above does. Words without relations, or with an
     unrelated object, stay unchanged.
     """
     end = next((i for i, word in enumerate(caption) if word == "on" or word in TEXTURES), len(caption))

@@ -18,7 +18,7 @@ class StepModel(Protocol):
 
     backbone: nn.Module
     device: torch.device
-    taps: tuple[int, ...]  # numbers of layers after which hidden states are features, too
+    taps: tuple[int, ...]  # numbers of layers whose hidden states are also features
 
     def embed(self, tokens: Tensor, positions: Tensor, state: tuple[Tensor, ...]) -> Tensor:
         """Input embeddings [R, T, d] of `tokens` [R, T] consumed by the columns that predict `positions` [R, T]."""

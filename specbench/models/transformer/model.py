@@ -107,7 +107,7 @@ class TransformerModel:
         return guide(logits, guidance)
 
     def own_logits(self, prompt: Prefix, tokens: Tensor) -> Tensor:
-        """Logits [N + 1, v_image] of the slots after the one prompt, for stream tokens [N], by one forward of
+        """Logits [N + 1, v_image] of the slots after a single prompt, for stream tokens [N], by one forward of
         transformers' network without cache, mask and compiled steps."""
         positions = torch.arange(1, len(tokens) + 1, device=self.device)
         embeds = torch.cat([prompt.embeds[0][None], self.embed(tokens[None], positions[None], prompt.state)], 1)
@@ -232,7 +232,7 @@ class TransformerSession:
 
     A column that predicts stream slot i consumes the element at cache slot P - 1 + i, so the prompt's last element is
     fed by the first forward and prefill stops before it. `features`: [R, T, d] last hidden states of the latest
-    forward, and those of tapped layers, conditional rows first.
+    forward, and hidden states of tapped layers, conditional rows first.
     """
 
     def __init__(
