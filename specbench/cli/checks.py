@@ -30,7 +30,7 @@ _All = opt.switch("--all", "Print every check, also packages, models and peaks t
 _Samples = opt.option("--samples", "N", "Images per decoder.", int, min=1000)
 _Seed = opt.option("--seed", "N", "Random seed of the models and of the decoding noise.", int, min=0)
 _Compile = opt.switch("--compile", "Also audit compiled steps (a minute or more per decoder).")
-_Thorough = opt.switch("--thorough", "Decode ten times the images in the settings that would show least.")
+_Thorough = opt.switch("--thorough", "Decode ten times as many images in the least sensitive settings.")
 _StoredRuns = opt.option(
     "--run", "RUN", "Audit stored runs instead: run ids, prefixes of these, decoders, or folders.", list[str] | None
 )

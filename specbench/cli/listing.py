@@ -51,7 +51,7 @@ _From = option(
     "--from", "PATH", "Import this local copy of a prompt set, or with --images, of its images.", Path | None
 )
 _Images = switch("--images", "Also download the reference images of a prompt set.")
-_Scores = switch("--scores", "With a model: the networks of the metrics of its images too.")
+_Scores = switch("--scores", "With a model: also download the networks of its metrics.")
 
 
 def add_to(app: typer.Typer) -> None:

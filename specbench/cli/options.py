@@ -128,7 +128,7 @@ Columns = option("--columns", "NAME,...", "Markdown and LaTeX: only these column
 OwnRows = option(
     "--with",
     "DECODER|RUN,...",
-    "Add rows to a table: of decoders, with the settings of its SJD, and of stored runs; may be repeated.",
+    "Add rows to a table: decoders (with the settings of the table's SJD row) or stored runs; may be repeated.",
     list[str] | None,
 )
 Baseline = option("--baseline", "ROW", "Add speed-ups over this row, and mark differences from it.")

@@ -42,7 +42,7 @@ _Config = option("--config", "FILE", "Read settings from a TOML file.", rich_hel
 _Sweep = option(
     "--sweep",
     "NAME=VALUE,...",
-    "Run with each of these values of a setting; may be repeated for every combination.",
+    "Run once with each of these values of a setting. Several --sweep run every combination.",
     list[str] | None,
     rich_help_panel="What to run",
 )

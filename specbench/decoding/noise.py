@@ -226,7 +226,7 @@ class Noise:
         return bits.double().add_(0.5).mul_(2.0**-53)
 
     def tie_break(self, positions: Tensor) -> Tensor:
-        """[B, T] uniforms v of the Rosenblatt transform; no draw of decoding has a negative number."""
+        """[B, T] uniforms v of the Rosenblatt transform, at negative indices, which decoding never draws."""
         return self.uniform(positions, Stream.TOKEN, -1)
 
     def race(self, positions: Tensor, stream: Stream | Tensor, draw: int | Tensor = 0) -> Tensor:

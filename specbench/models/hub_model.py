@@ -196,7 +196,7 @@ class HubModel(ModelFacts):
         for prompt in prompts:
             if (codes := codes_in(prompt.text)) and "codes" in prompt.meta and (self.second or not self.codes):
                 what = f"prompt '{prompt.id:.40}': '{self.name}' reads no codes of a run, which are for a second stage"
-                raise SpecbenchError(what, "--prompts SET or FILE, as that run has them")
+                raise SpecbenchError(what, "--prompts SET or FILE with the prompts of that run")
             if self.codes and max(codes, default=0 if self.second else self.codes) >= self.codes:
                 raise SpecbenchError(
                     f"prompt '{prompt.id:.40}': {prompt.text!r:.40} has no codes, or one above {self.codes - 1}",

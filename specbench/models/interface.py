@@ -316,7 +316,7 @@ class CompilableModel(Protocol):
         ...
 
     def forwards_alone(self) -> AbstractContextManager[None]:
-        """Within it only the target's forwards run compiled, and the functions of a decoder eagerly."""
+        """Context in which only the target's forwards run compiled; functions of decoders run eagerly."""
         ...
 
 

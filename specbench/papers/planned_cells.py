@@ -241,7 +241,7 @@ def _labels(runs: Sequence[PlannedCell]) -> list[str]:
 
 
 def with_bundled_scores(table: Table, folders: Iterable[Path]) -> Table:
-    """The table with a column for each bundled metric that scored any of the runs: for a substituted model. If columns
+    """For a substituted model: the table with a column for each bundled metric that scored any of the runs. If columns
     sweep a setting, a metric has a column for each value; a figure also has panels with these columns."""
     scored = {score["metric"]: score["better"] for folder in folders for score in read_scores(folder)}
     names = [name for name in metric_catalog.bundled_metrics() if name in scored and name not in table.metrics()]

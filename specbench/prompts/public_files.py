@@ -82,7 +82,7 @@ def _clauses(row: dict) -> dict:
 
 
 def read_t2i_compbench(folder: Path) -> list[Prompt]:
-    """Read the prompts of T2I-CompBench++: 300 validation prompts for each of `COMPBENCH_CATEGORIES`, in that order.
+    """Read the prompts of T2I-CompBench++: 300 validation prompts per category, in the order of `COMPBENCH_CATEGORIES`.
     `meta` has `line`, the prompt's number in its file, for complex prompts `kind`, which selects the parts of their
     score, and for numeracy prompts `counts`, the requested number of each object."""
     return [prompt for category in COMPBENCH_CATEGORIES for prompt in _compbench_prompts(folder, category)]

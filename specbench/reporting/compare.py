@@ -65,7 +65,7 @@ def compare_runs(a: Path, b: Path, settings: Settings | None = None, may_be_one:
     that cannot be compared are None, with the reason in `note`.
     """
     if a.resolve() == b.resolve() and not may_be_one:
-        raise SpecbenchError(f"'{a.name}' is both runs", "name two runs: specbench list runs")
+        raise SpecbenchError(f"both names mean the run '{a.name}'", "name two runs: specbench list runs")
     runs = Run(a), Run(b)
     latencies = (row for name, run in zip("ab", runs, strict=True) for row in _latency_rows(name, run))
     return corrected([*_speed_rows(*runs), *latencies, *quality_rows(a, b, settings)])

@@ -213,8 +213,7 @@ def make_plan(values: Mapping[str, Value], shared: Shared | None = None) -> Plan
 
 
 def draft_plan(values: Mapping[str, Value], shared: Shared | None = None, ahead: bool = False) -> Draft:
-    """The plan with its problems; `ahead`: also the problems that occur only at run time. Raises for wrong settings
-    alone."""
+    """The plan with its problems; `ahead`: also the problems that occur only at run time. Only wrong settings raise."""
     (asked, unmet, alone), shared, problems, plan = _asked(values), shared or Shared(), Problems(), None
     model, out, drawing = asked.model, asked.out, plan_drawing(values)
     named = values["prompts"].value, plain_values(values).get("prompt-column")

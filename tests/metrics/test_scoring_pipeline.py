@@ -106,7 +106,7 @@ def test_scores_of_unlike_fingerprints_are_never_subtracted(checkpoints, tmp_pat
     with pytest.raises(SpecbenchError, match=f"{runs[1].name} is not scored by 'imagereward' of fingerprint"):
         api.differences(runs[1].name, [runs[0].name], ["imagereward"], tmp_path / "out", settings)
     compared = api.compare(runs[1].name, runs[0].name, tmp_path / "out", settings).set_index("name").T
-    with pytest.raises(SpecbenchError, match="is both runs"):
+    with pytest.raises(SpecbenchError, match="both names mean the run"):
         api.compare(runs[0].name, runs[0].name, tmp_path / "out", settings)
     assert pd.isna(compared["imagereward"]["value"]) and "different torch" in compared["imagereward"]["note"]
     api.score(metrics=["imagereward"], out=tmp_path / "out", settings=settings)

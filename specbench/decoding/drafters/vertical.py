@@ -211,7 +211,7 @@ class CoupledVertical(Vertical):
     def _coupled(
         self, positions: Tensor, refined: Tensor, tokens: Tensor, step: Tensor, q: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Probabilities [B, k] above which refined `tokens` [B, k] are kept, and their q [B, k, V]; inf, 0 if none."""
+        """Thresholds [B, k] (refined `tokens` [B, k] with a larger probability are kept; inf: none) and q [B, k, V]."""
         # Only slots without a refined draft have used this number in this step.
         coin = self._batch.noise.uniform(positions, Stream.FRESH, step)
         least = torch.where(refined, coin * at(q, tokens), torch.inf)
